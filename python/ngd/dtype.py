@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The element types: NumPy dtypes, with ml_dtypes' bfloat16 among them."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from .errors import DTypeError
+
+bool_: Final = np.dtype(np.bool_)
+int8: Final = np.dtype(np.int8)
+int16: Final = np.dtype(np.int16)
+int32: Final = np.dtype(np.int32)
+int64: Final = np.dtype(np.int64)
+uint8: Final = np.dtype(np.uint8)
+uint16: Final = np.dtype(np.uint16)
+uint32: Final = np.dtype(np.uint32)
+uint64: Final = np.dtype(np.uint64)
+float16: Final = np.dtype(np.float16)
+bfloat16: Final = np.dtype(ml_dtypes.bfloat16)
+float32: Final = np.dtype(np.float32)
+float64: Final = np.dtype(np.float64)
+
+SHORT_NAMES: Final[dict[np.dtype[Any], str]] = {
+    bool_: "bool",
+    int8: "i8",
+    int16: "i16",
+    int32: "i32",
+    int64: "i64",
+    uint8: "u8",
+    uint16: "u16",
+    uint32: "u32",
+    uint64: "u64",
+    float16: "f16",
+    bfloat16: "bf16",
+    float32: "f32",
+    float64: "f64",
+}
+"""Every dtype that ngd knows, with the name that graphs and programs print."""
+
+SIGNED: Final = (int8, int16, int32, int64)
+UNSIGNED: Final = (uint8, uint16, uint32, uint64)
+INTEGERS: Final = SIGNED + UNSIGNED
+FLOATS: Final = (float16, bfloat16, float32, float64)
+NUMBERS: Final = INTEGERS + FLOATS
+ALL: Final = (bool_, *NUMBERS)
+
+
+def as_dtype(value: Any, where: str) -> np.dtype[Any]:
+    """Return `value` as one of the dtypes above; `where` is the public call, for the message."""
+    try:
+        dtype = bfloat16 if value == "bfloat16" else np.dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype is None or dtype not in SHORT_NAMES:
+        names = ", ".join(d.name for d in SHORT_NAMES)
+        raise DTypeError(f"{where}: expected a dtype among {names}; got {value!r}")
+    return dtype
+
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Whether gradients flow through a tensor of this dtype."""
+    return dtype in FLOATS
+
+
+def promote(*operands: Any) -> np.dtype[Any]:
+    """The dtype of an operation on dtypes and Python scalars, by NumPy 2's rules.
+
+    Python scalars are weak: they take the dtype of the others where their kind allows. Where NumPy
+    knows no common type (float16 with bfloat16) the answer is float32.
+    """
+    try:
+        dtype = np.result_type(*operands)
+    except TypeError:
+        dtype = float32
+    if dtype not in SHORT_NAMES:
+        raise DTypeError(f"no common dtype among {', '.join(map(str, operands))}")
+    return dtype

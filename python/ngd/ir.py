@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The intermediate representation: types, ops, nodes and graphs.
+
+A graph is pure: a `Node` is an op applied to nodes, and never changes. What an op means stands in
+its block (`ngd.ops`), a subclass of `Op`; this module knows no op by name but the leaves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .dtype import NUMBERS, SHORT_NAMES
+from .errors import CompileError, GradientError, ShapeError
+
+Array: TypeAlias = NDArray[Any]
+DType: TypeAlias = np.dtype[Any]
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A dtype and a static shape."""
+
+    dtype: DType
+    shape: Shape
+
+    @property
+    def count(self) -> int:
+        """The number of elements."""
+        product = 1
+        for n in self.shape:
+            product *= n
+        return product
+
+    @property
+    def bytes(self) -> int:
+        """The size of a dense tensor of this type, in bytes."""
+        return self.count * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{SHORT_NAMES[self.dtype]}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How to draw one input of a sample: uniform in [low, high], of the dtype under test.
+
+    `dtype` fixes the dtype instead. `distinct` draws values that differ from one another by enough
+    for finite differences to pass a maximum; `away_from_zero` keeps |x| >= 0.1 for kinks at 0.
+    """
+
+    shape: Shape
+    low: float = -2.0
+    high: float = 2.0
+    dtype: DType | None = None
+    distinct: bool = False
+    away_from_zero: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One case of an op: every generated test, on every device, runs all cases of all blocks."""
+
+    operands: tuple[Operand, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Op:
+    """One op: what it means, in one block. A subclass has one instance, which `register` returns.
+
+    The instance is the public function: `__call__` normalizes what the user gives and calls
+    `self.node(inputs, attrs)`. Attributes are hashable. Exactly one of a native kernel of the same
+    name, `elementwise`, and `expand` must exist; where `expand` stands beside a kernel, tests hold
+    the two together.
+    """
+
+    name: ClassVar[str]
+    elementwise: ClassVar[bool] = False
+    """Computed by the elementwise kernel, under this name (kernels/fused/elementwise.inc)."""
+    collective: ClassVar[bool] = False
+    """Talks to other ranks: never duplicated, merged or dropped, and run in one order."""
+    smooth: ClassVar[bool] = True
+    """Whether second derivatives are checked against finite differences."""
+    dtypes: ClassVar[tuple[DType, ...]] = NUMBERS
+    """What the op takes where a sample's operand fixes no dtype."""
+
+    def infer(self, *inputs: Type, **attrs: Any) -> Type:
+        """The type of the result; raises ShapeError or DTypeError that begins with the name."""
+        raise NotImplementedError(self.name)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        """The adjoint of each input, given that of the result; None where none can exist."""
+        raise GradientError(f"{self.name}: this op has no gradient (used at {node.site})")
+
+    def expand(self, *inputs: Node, **attrs: Any) -> Node:
+        """The same result in terms of other ops."""
+        raise NotImplementedError(self.name)
+
+    def reference(self, *inputs: Array, **attrs: Any) -> Array:
+        """The same result in NumPy: the slow, sure one. Its dtype is that of `infer`."""
+        raise NotImplementedError(self.name)
+
+    def samples(self) -> Iterable[Sample]:
+        """The cases that tests run."""
+        raise NotImplementedError(self.name)
+
+    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+        """Whether the result is proved equal on all ranks."""
+        return all(node.uniform for node in inputs)
+
+    @property
+    def expands(self) -> bool:
+        """Whether this block has an `expand`."""
+        return type(self).expand is not Op.expand
+
+    def node(self, inputs: Sequence[Node], attrs: Mapping[str, Any] | None = None) -> Node:
+        """Apply the op: infer the type and make the node."""
+        attrs = attrs or {}
+        return Node(self, tuple(inputs), attrs, self.infer(*(n.type for n in inputs), **attrs))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Node:
+        raise NotImplementedError(self.name)
+
+    def __repr__(self) -> str:
+        return f"<ngd op {self.name}>"
+
+
+REGISTRY: Final[dict[str, Op]] = {}
+"""Every op by its name, in the order of definition."""
+
+
+def register(op: Op) -> Any:
+    """Enter an op's one instance into the registry and return it."""
+    if op.name in REGISTRY:
+        raise ValueError(f"two ops are called {op.name}")
+    REGISTRY[op.name] = op
+    op.__doc__ = type(op).__doc__
+    return op
+
+
+_PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_site_override: list[str] = []
+
+
+def call_site() -> str:
+    """`file:line` of the nearest caller outside this package."""
+    if _site_override:
+        return _site_override[-1]
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+@contextmanager
+def at_site(site: str) -> Iterator[None]:
+    """Nodes made inside carry `site`: passes keep the user's line on what they rewrite."""
+    _site_override.append(site)
+    try:
+        yield
+    finally:
+        _site_override.pop()
+
+
+_next_id = itertools.count()
+
+
+class Node:
+    """An op applied to nodes: a value that some step will compute.
+
+    Operators are NumPy's: `+ - * / ** @ < <= > >=`, `-x`, `abs(x)`, `x[...]`, `x.T`. `==` and `!=`
+    compare identity, as dictionaries need it; elementwise they are ngd.ops.equal and not_equal.
+    """
+
+    __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform")
+    __array_ufunc__ = None  # NumPy arrays defer to the node's reflected operators
+
+    def __init__(
+        self, op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], type: Type
+    ) -> None:
+        self.op = op
+        self.inputs = inputs
+        self.attrs = dict(attrs)
+        self.type = type
+        self.site = call_site()
+        self.uniform = op.uniform(inputs, attrs)
+        self.id = next(_next_id)
+
+    @property
+    def dtype(self) -> DType:
+        """The element type."""
+        return self.type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """The static shape."""
+        return self.type.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.type.shape)
+
+    def __repr__(self) -> str:
+        name = self.attrs.get("name")
+        return f"<ngd.Node {self.op.name}{f' {name!r}' if name else ''} {self.type}>"
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"a Node has no truth value: it is computed later (made at {self.site}); "
+            "use ngd.ops.where to choose inside the graph"
+        )
+
+    def __iter__(self) -> Iterator[Node]:
+        raise TypeError(f"a Node cannot be iterated over (made at {self.site}); slice it: x[i]")
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a scalar Node")
+        return self.shape[0]
+
+    def _apply(self, op: str, *args: Any) -> Node:
+        return REGISTRY[op](*args)  # type: ignore[no-any-return]
+
+    def __add__(self, other: Any) -> Node:
+        return self._apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Node:
+        return self._apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return self._apply("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return self._apply("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return self._apply("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Node:
+        return self._apply("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Node:
+        return self._apply("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return self._apply("divide", other, self)
+
+    def __pow__(self, other: Any) -> Node:
+        return self._apply("power", self, other)
+
+    def __rpow__(self, other: Any) -> Node:
+        return self._apply("power", other, self)
+
+    def __matmul__(self, other: Any) -> Node:
+        return self._apply("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return self._apply("matmul", other, self)
+
+    def __neg__(self) -> Node:
+        return self._apply("negative", self)
+
+    def __abs__(self) -> Node:
+        return self._apply("abs", self)
+
+    def __lt__(self, other: Any) -> Node:
+        return self._apply("less", self, other)
+
+    def __le__(self, other: Any) -> Node:
+        return self._apply("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Node:
+        return self._apply("greater", self, other)
+
+    def __ge__(self, other: Any) -> Node:
+        return self._apply("greater_equal", self, other)
+
+    def __getitem__(self, index: Any) -> Node:
+        return self._apply("slice", self, index)
+
+    @property
+    def T(self) -> Node:
+        """The axes in reverse order."""
+        return self._apply("transpose", self)
+
+
+class Leaf(Op):
+    """A value that comes from outside the graph."""
+
+    dtypes = ()
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        """A leaf has no inputs."""
+        return ()
+
+    def samples(self) -> Iterable[Sample]:
+        """A leaf computes nothing."""
+        return ()
+
+
+class Placeholder(Leaf):
+    """A value given at every call."""
+
+    name = "placeholder"
+
+    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+        """Each rank is given its own value, unless the caller promised otherwise."""
+        return bool(attrs["uniform"])
+
+
+class Constant(Leaf):
+    """A value known when the graph is built; attrs: value (a read-only array)."""
+
+    name = "constant"
+
+
+class VariableLeaf(Leaf):
+    """The value of a variable before the step; attrs: name. See ngd.variable."""
+
+    name = "variable"
+
+
+PLACEHOLDER: Final[Placeholder] = register(Placeholder())
+CONSTANT: Final[Constant] = register(Constant())
+VARIABLE: Final[VariableLeaf] = register(VariableLeaf())
+
+
+def constant_node(value: Array) -> Node:
+    """A constant of exactly this array's dtype and shape."""
+    array = np.array(value, order="C", copy=True)
+    array.flags.writeable = False
+    return Node(CONSTANT, (), {"value": array}, Type(array.dtype, array.shape))
+
+
+def topological(roots: Iterable[Node]) -> list[Node]:
+    """Every node that the roots need, each after its inputs: depth first, inputs left to right.
+
+    The order depends on the structure alone, not on the order in which nodes were made.
+    """
+    order: list[Node] = []
+    seen: set[Node] = set()
+    for root in roots:
+        stack: list[tuple[Node, Iterator[Node]]] = []
+        if root not in seen:
+            seen.add(root)
+            stack.append((root, iter(root.inputs)))
+        while stack:
+            node, rest = stack[-1]
+            for child in rest:
+                if child not in seen:
+                    seen.add(child)
+                    stack.append((child, iter(child.inputs)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
+    return order
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What is compiled: inputs by position, outputs, and the variables' next values.
+
+    `updates` is kept in the order of the variables' names, so that every rank, whatever the order
+    in which its script made things, walks the same graph in the same order.
+    """
+
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    updates: tuple[tuple[Node, Node], ...] = ()
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        """Outputs, then next values."""
+        return (*self.outputs, *(value for _, value in self.updates))
+
+    @property
+    def nodes(self) -> list[Node]:
+        """All nodes that are computed, each after its inputs."""
+        return topological(self.roots)
+
+    @property
+    def variables(self) -> list[Node]:
+        """The variables that are read or written, by name."""
+        found = {n for n in self.nodes if n.op is VARIABLE} | {v for v, _ in self.updates}
+        return sorted(found, key=lambda n: str(n.attrs["name"]))
+
+    def rewrite(self, change: Callable[[Node, tuple[Node, ...]], Node]) -> Graph:
+        """The graph with every node replaced by change(node, its replaced inputs), bottom up."""
+        new: dict[Node, Node] = {}
+        for node in self.nodes:
+            with at_site(node.site):
+                new[node] = change(node, tuple(new[i] for i in node.inputs))
+        return Graph(
+            tuple(new.get(n, n) for n in self.inputs),
+            tuple(new[n] for n in self.outputs),
+            tuple((v, new[value]) for v, value in self.updates),
+        )
+
+    def verify(self) -> None:
+        """Check what every pass must keep; raises CompileError that names the node."""
+        if len(set(self.inputs)) != len(self.inputs):
+            raise CompileError("a placeholder stands twice among the inputs")
+        names: dict[str, Node] = {}
+        for variable in self.variables:
+            other = names.setdefault(str(variable.attrs["name"]), variable)
+            if other is not variable:
+                raise CompileError(
+                    f"two variables are called {variable.attrs['name']!r}: "
+                    f"one made at {other.site}, one at {variable.site}"
+                )
+        for node in self.nodes:
+            if node.op is PLACEHOLDER and node not in self.inputs:
+                raise CompileError(
+                    f"placeholder {node.attrs['name']!r} (made at {node.site}) is needed "
+                    "but is not among the inputs"
+                )
+            if node.inputs:
+                inferred = node.op.infer(*(n.type for n in node.inputs), **node.attrs)
+                if inferred != node.type:
+                    raise CompileError(
+                        f"{node.op.name} at {node.site} is typed {node.type}, "
+                        f"but its inputs make {inferred}"
+                    )
+        for variable, value in self.updates:
+            if variable.type != value.type:
+                raise CompileError(
+                    f"updates: variable {variable.attrs['name']!r} is {variable.type}, "
+                    f"its next value (made at {value.site}) is {value.type}"
+                )
+
+    def __str__(self) -> str:
+        numbers = {node: f"%{i}" for i, node in enumerate(self.nodes)}
+        given = ", ".join(f'"{n.attrs["name"]}": {n.type}' for n in self.inputs)
+        lines = [f"graph({given})"]
+        for node, number in numbers.items():
+            operands = ", ".join(numbers[i] for i in node.inputs)
+            attrs = "".join(
+                f" {key}={print_attr(value)}" for key, value in sorted(node.attrs.items())
+            )
+            mark = "=" if node.uniform else "~"
+            lines.append(f"  {number} {mark} {node.op.name}({operands}){attrs} : {node.type}")
+        lines.append(f"  return {', '.join(numbers[n] for n in self.outputs)}")
+        for variable, value in self.updates:
+            lines.append(f'  update "{variable.attrs["name"]}" <- {numbers[value]}')
+        return "\n".join(lines)
+
+
+def print_attr(value: Any) -> str:
+    """An attribute as graphs and programs print it; a large constant by shape only."""
+    if isinstance(value, np.ndarray):
+        if value.size > 4:
+            return f"<{value.size} values>"
+        return str(value.tolist())
+    if isinstance(value, np.dtype):
+        return SHORT_NAMES[value]
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple):
+        return f"({','.join(map(str, value))})"
+    return str(value)
+
+
+def broadcast_shapes(where: str, *shapes: Shape) -> Shape:
+    """NumPy's broadcasting; `where` names the public call in the message."""
+    try:
+        return tuple(int(n) for n in np.broadcast_shapes(*shapes))
+    except ValueError:
+        got = " with ".join(str(s) for s in shapes)
+        raise ShapeError(f"{where}: shapes do not broadcast: {got}") from None

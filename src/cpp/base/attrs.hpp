@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The attributes of an instruction: few, named, read once when a kernel is constructed.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace ngd {
+
+using Attr = std::variant<std::int64_t, double, std::string, std::vector<std::int64_t>>;
+
+class Attrs {
+ public:
+  void set(const std::string& name, Attr value) { values_[name] = std::move(value); }
+  bool has(const std::string& name) const { return values_.contains(name); }
+  std::int64_t integer(const std::string& name) const;                   // throws Internal if absent
+  std::int64_t integer(const std::string& name, std::int64_t fallback) const;
+  double number(const std::string& name) const;
+  const std::string& text(const std::string& name) const;
+  const std::vector<std::int64_t>& integers(const std::string& name) const;
+  const std::map<std::string, Attr>& all() const noexcept { return values_; }
+
+ private:
+  std::map<std::string, Attr> values_;
+};
+
+}  // namespace ngd

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/config.hpp"
+
+#include <cstdlib>
+
+#include "base/error.hpp"
+
+namespace ngd::config {
+
+std::string text(const char* name, const char* fallback) {
+  const char* value = std::getenv(name);
+  return value == nullptr || *value == '\0' ? fallback : value;
+}
+
+double number(const char* name, double fallback) {
+  const std::string value = text(name, "");
+  if (value.empty()) return fallback;
+  char* end = nullptr;
+  const double parsed = std::strtod(value.c_str(), &end);
+  if (*end != '\0' || !(parsed >= 0))
+    fail(ErrorKind::InvalidArgument, name, ": expected a number >= 0; got ", value);
+  return parsed;
+}
+
+}  // namespace ngd::config

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the core throws. Cython turns each kind into the class of the same name in ngd.errors.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace ngd {
+
+enum class ErrorKind {
+  Internal,             // a broken invariant of ngd itself
+  InvalidArgument,      // ValueError
+  Unsupported,          // NotImplementedError
+  OutOfMemory,          // MemoryError
+  Init,                 // ngd.errors.InitError: a group cannot be made
+  CollectiveMismatch,   // ngd.errors.CollectiveMismatchError
+  CollectiveTimeout,    // ngd.errors.CollectiveTimeoutError
+  RankLost,             // ngd.errors.RankLostError
+  RemoteRank,           // ngd.errors.RemoteRankError
+  GroupClosed,          // ngd.errors.GroupClosedError: an earlier failure or shutdown ended the group
+  Interrupted,          // KeyboardInterrupt
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  ErrorKind kind() const noexcept { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+template <class... Parts>
+std::string concat(Parts&&... parts) {
+  std::ostringstream out;
+  (out << ... << std::forward<Parts>(parts));
+  return out.str();
+}
+
+template <class... Parts>
+[[noreturn]] void fail(ErrorKind kind, Parts&&... parts) {
+  throw Error(kind, concat(std::forward<Parts>(parts)...));
+}
+
+// check(condition, "what was expected, and what came ", value): a broken invariant of ngd itself.
+template <class... Parts>
+void check(bool condition, Parts&&... parts) {
+  if (!condition) [[unlikely]]
+    fail(ErrorKind::Internal, std::forward<Parts>(parts)...);
+}
+
+}  // namespace ngd

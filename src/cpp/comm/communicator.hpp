@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group of ranks and ONE way to make it work: submit a Collective, wait for its Work.
+//
+// A communicator holds no global state and is driven by one thread at a time; a process may hold
+// many. All ranks submit the same sequence. Every blocking call progresses all outstanding works,
+// checks its deadline, and watches its peers; whatever goes wrong closes the communicator, and every
+// later call throws GroupClosed with the first failure's message.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/collective.hpp"
+
+namespace ngd::comm {
+
+// The handle of a submitted collective: its place in the sequence of its communicator.
+struct Work {
+  std::uint64_t sequence = 0;
+};
+
+// Memory from which collectives need no staging (in shm: memory that the peers map).
+struct SharedBlock {
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+
+  virtual std::string_view name() const noexcept = 0;  // "self", "shm", "mpi"
+  virtual int rank() const noexcept = 0;
+  virtual int size() const noexcept = 0;
+  virtual int local_rank() const noexcept = 0;         // among the ranks of my host
+  virtual int local_size() const noexcept = 0;
+
+  // Starts a collective. From here until its wait returns, source and destination are the
+  // communicator's. Never blocks for long; throws InvalidArgument before anything is published.
+  virtual Work submit(const Collective& collective) = 0;
+  // Returns when destination holds the result. timeout_seconds: 0 = no deadline.
+  virtual void wait(Work work, double timeout_seconds) = 0;
+  // Progresses what can be progressed without blocking; throws what wait would throw.
+  virtual bool done(Work work) = 0;
+
+  // 64-byte aligned. Returned memory is mine alone outside of submit..wait. Throws OutOfMemory.
+  virtual SharedBlock allocate(std::size_t bytes) = 0;
+  virtual void release(SharedBlock block) noexcept = 0;
+
+  // Tells the peers that this rank has failed, with its traceback (cut to what fits), and closes.
+  virtual void abort(const std::string& traceback) noexcept = 0;
+  // Leaves in good order: peers that still wait for this rank are told that it left. Idempotent.
+  virtual void close() noexcept = 0;
+
+  // Called about ten times a second while a call blocks; returns true to interrupt it.
+  void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
+
+ protected:
+  bool interrupted() const { return interrupt_ && interrupt_(); }
+
+ private:
+  std::function<bool()> interrupt_;
+};
+
+// Size 1: every collective is the identity.
+std::unique_ptr<Communicator> make_self_communicator();
+
+// The ranks of one host over shared memory. Rendezvous by `job_key`, equal on all ranks of a job
+// and on no other; see shm/bootstrap.hpp. Throws Init, CollectiveTimeout, Unsupported (not built).
+std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, int rank, int size,
+                                                    double timeout_seconds);
+
+// MPI point-to-point under our own deadlines, over a duplicate of MPI_COMM_WORLD or of the
+// communicator whose MPI_Fint handle is given (-1 = world). Throws Init, Unsupported (not built).
+std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds);
+std::string mpi_library_version();  // "" where MPI is not built in
+
+}  // namespace ngd::comm

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many threads kernels may use, and the one guarded way into OpenMP.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ngd::device {
+
+// The cores in this process's affinity mask and cgroup quota, divided by the local ranks that share
+// them, at least 1; or NGD_THREADS. In a forked child 1 (libgomp hangs there with more).
+int thread_count() noexcept;
+int available_cores() noexcept;                 // affinity mask and cgroup quota; not divided
+void set_local_ranks(int ranks) noexcept;       // how many ranks share my cores
+
+// Calls body(begin, end) over [0, count) in pieces of at least `grain`, on up to thread_count()
+// threads. The pieces depend on count, grain and thread_count() alone.
+template <class Body>
+void parallel_for(std::int64_t count, std::int64_t grain, Body&& body) {
+  const std::int64_t pieces_wanted = grain > 0 ? (count + grain - 1) / grain : 1;
+  const int threads = thread_count();
+  const int pieces = static_cast<int>(pieces_wanted < threads ? pieces_wanted : threads);
+  if (pieces <= 1) {
+    if (count > 0) body(std::int64_t{0}, count);
+    return;
+  }
+#pragma omp parallel for num_threads(pieces) schedule(static, 1)
+  for (int i = 0; i < pieces; ++i) {
+    const std::int64_t begin = count * i / pieces, end = count * (i + 1) / pieces;
+    if (begin < end) body(begin, end);
+  }
+}
+
+}  // namespace ngd::device
