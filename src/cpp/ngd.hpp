@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// The only header that Cython includes.
+#pragma once
+
+#include "base/config.hpp"
+#include "base/dtype.hpp"
+#include "base/error.hpp"
+#include "base/simd.hpp"
+#include "comm/communicator.hpp"
+#include "device/device.hpp"
+#include "device/threads.hpp"
+#include "kernels/kernel.hpp"
+#include "runtime/executor.hpp"

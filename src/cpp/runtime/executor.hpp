@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a program: kernels are constructed and operands bound once; a call computes.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "device/device.hpp"
+#include "kernels/kernel.hpp"
+#include "runtime/program.hpp"
+
+namespace ngd::runtime {
+
+class Executor {
+ public:
+  // `variables` are device pointers, numbered as in the program, that outlive the executor.
+  // `communicator` may be null where the program has no collective; it outlives the executor too.
+  Executor(Program program, device::Device& device, kernels::KernelTable table,
+           comm::Communicator* communicator, std::vector<void*> variables);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  // Host pointers in, host pointers out; allocates nothing. Throws what a kernel or a collective
+  // throws, and InvalidArgument for a second call while one runs.
+  void run(const void* const* inputs, void* const* outputs);
+
+  // Whether the last run() threw after the first instruction that writes a variable had begun.
+  bool variables_touched() const noexcept { return variables_touched_; }
+  const Program& program() const noexcept { return program_; }
+
+ private:
+  struct Step;
+
+  void bind_step(const Instruction& instruction, kernels::KernelTable table);
+  void* static_pointer(const Value& value) const;
+  void execute(Step& step);
+  void start(Step& step);
+  void finish(Step& step);
+
+  Program program_;
+  device::Device& device_;
+  comm::Communicator* communicator_;
+  std::vector<void*> variables_;
+  std::vector<device::Buffer> constants_;
+  std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // where the host cannot address
+  device::Buffer arena_, scratch_;
+  comm::SharedBlock shared_;
+  comm::ProgramIdentity identity_;
+  std::vector<Step> steps_;
+  double timeout_seconds_;
+  std::atomic<bool> running_{false};
+  bool variables_touched_ = false;
+};
+
+}  // namespace ngd::runtime

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/program.hpp"
+
+#include <sstream>
+
+#include "base/error.hpp"
+
+namespace ngd::runtime {
+
+namespace {
+
+constexpr std::string_view kLaneNames[] = {"input", "output", "variable",
+                                           "constant", "private", "shared"};
+
+std::string place_of(const Value& value) {
+  const std::string place = std::to_string(value.place);
+  const std::string lane{kLaneNames[static_cast<int>(value.lane)]};
+  const bool arena = value.lane == Lane::Private || value.lane == Lane::Shared;
+  return arena ? lane + "+" + place : lane + " " + place;
+}
+
+void print(std::ostream& out, const Attr& attr) {
+  if (const auto* integer = std::get_if<std::int64_t>(&attr)) {
+    out << *integer;
+  } else if (const auto* number = std::get_if<double>(&attr)) {
+    out << *number;
+  } else if (const auto* text = std::get_if<std::string>(&attr)) {
+    out << '"' << *text << '"';
+  } else {
+    out << '(';
+    bool first = true;
+    for (const std::int64_t i : std::get<std::vector<std::int64_t>>(attr)) {
+      out << (first ? "" : ",") << i;
+      first = false;
+    }
+    out << ')';
+  }
+}
+
+void print_operands(std::ostream& out, const std::vector<int>& operands) {
+  for (std::size_t i = 0; i < operands.size(); ++i) out << (i > 0 ? ", %" : "%") << operands[i];
+}
+
+constexpr std::string_view kActionNames[] = {"", "start ", "wait "};
+
+}  // namespace
+
+std::string to_string(const Program& program) {
+  std::ostringstream out;
+  out << "program(" << program.inputs << " inputs, " << program.outputs << " outputs, "
+      << program.variables << " variables, private " << program.private_bytes << " bytes, shared "
+      << program.shared_bytes << " bytes)\n";
+  for (std::size_t i = 0; i < program.values.size(); ++i)
+    out << "  %" << i << " : " << ngd::to_string(program.values[i].type) << " @ "
+        << place_of(program.values[i]) << '\n';
+  for (std::size_t i = 0; i < program.instructions.size(); ++i) {
+    const Instruction& instruction = program.instructions[i];
+    out << "  " << i << ": ";
+    print_operands(out, instruction.outputs);
+    out << (instruction.outputs.empty() ? "" : " = ")
+        << kActionNames[static_cast<int>(instruction.action)] << instruction.op;
+    if (instruction.action == Action::Wait) {
+      out << '(' << instruction.start << ')';
+    } else {
+      out << '(';
+      print_operands(out, instruction.inputs);
+      out << ')';
+    }
+    for (const auto& [name, attr] : instruction.attrs.all()) {
+      out << ' ' << name << '=';
+      print(out, attr);
+    }
+    out << '\n';
+  }
+  return out.str();
+}
+
+void verify(const Program& program) {
+  const auto places = [&](Lane lane) -> std::size_t {
+    switch (lane) {
+      case Lane::Input: return program.inputs;
+      case Lane::Output: return program.outputs;
+      case Lane::Variable: return program.variables;
+      case Lane::Constant: return program.constants.size();
+      case Lane::Private: return program.private_bytes;
+      case Lane::Shared: break;
+    }
+    return program.shared_bytes;
+  };
+  for (const Value& value : program.values) {
+    const bool arena = value.lane == Lane::Private || value.lane == Lane::Shared;
+    const std::size_t end = arena ? value.place + value.type.bytes() : value.place + 1;
+    check(end <= places(value.lane), "program: a value lies outside its lane: ", place_of(value));
+  }
+  const int values = static_cast<int>(program.values.size());
+  for (std::size_t i = 0; i < program.instructions.size(); ++i) {
+    const Instruction& instruction = program.instructions[i];
+    for (const auto* operands : {&instruction.inputs, &instruction.outputs})
+      for (const int v : *operands)
+        check(v >= 0 && v < values, "program: instruction ", i, " names no value: ", v);
+    if (instruction.action != Action::Wait) continue;
+    check(instruction.start >= 0 && instruction.start < static_cast<int>(i) &&
+              program.instructions[instruction.start].action == Action::Start,
+          "program: instruction ", i, " waits for no earlier start");
+  }
+}
+
+}  // namespace ngd::runtime

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// A compiled step as plain data: what Python's compiler hands over and the executor runs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/attrs.hpp"
+#include "base/shape.hpp"
+
+namespace ngd::runtime {
+
+// Where a value lives. Input, Output, Variable and Constant are numbered; Private and Shared are
+// arenas, in which values whose lives do not overlap share bytes. Shared is memory from which the
+// ranks of a host reduce without staging.
+enum class Lane : std::uint8_t { Input, Output, Variable, Constant, Private, Shared };
+
+struct Value {
+  TensorType type;
+  Lane lane = Lane::Private;
+  std::size_t place = 0;  // the number, or the byte offset in the arena
+};
+
+// Run: a kernel. Start: hand a collective to the communicator. Wait: have its result.
+enum class Action : std::uint8_t { Run, Start, Wait };
+
+struct Instruction {
+  Action action = Action::Run;
+  std::string op;              // a kernel's op, or a collective's kind
+  std::vector<int> inputs;     // values; of a Wait: none
+  std::vector<int> outputs;
+  Attrs attrs;
+  int start = -1;              // of a Wait: the instruction that it waits for
+  std::string site;            // the user's "file:line"
+};
+
+struct Program {
+  std::vector<Value> values;
+  std::vector<Instruction> instructions;
+  std::vector<std::vector<std::byte>> constants;
+  std::size_t inputs = 0, outputs = 0, variables = 0;
+  std::size_t private_bytes = 0, shared_bytes = 0;
+  std::string collectives;     // one line a collective, in order, with its call site
+  std::uint64_t collectives_hash = 0;  // of the same lines without the call sites; 0 = no collective
+};
+
+// The stable text form that golden tests compare.
+std::string to_string(const Program& program);
+
+// Throws Internal where an operand, a place or a Wait points outside the program.
+void verify(const Program& program);
+
+}  // namespace ngd::runtime
