@@ -72,6 +72,8 @@ def promote(*operands: Any) -> np.dtype[Any]:
     Python scalars are weak: they take the dtype of the others where their kind allows. Where NumPy
     knows no common type (float16 with bfloat16) the answer is float32.
     """
+    if bfloat16 in operands:  # NumPy does not know it for a float that takes in Python's scalars
+        operands = tuple(o for o in operands if not isinstance(o, (bool, int, float)))
     try:
         dtype = np.result_type(*operands)
     except TypeError:

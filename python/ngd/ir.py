@@ -93,7 +93,7 @@ class Op:
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS
     """What the op takes where a sample's operand fixes no dtype."""
 
-    def infer(self, *inputs: Type, **attrs: Any) -> Type:
+    def infer(self, *inputs: Any, **attrs: Any) -> Type:
         """The type of the result; raises ShapeError or DTypeError that begins with the name."""
         raise NotImplementedError(self.name)
 
@@ -101,11 +101,11 @@ class Op:
         """The adjoint of each input, given that of the result; None where none can exist."""
         raise GradientError(f"{self.name}: this op has no gradient (used at {node.site})")
 
-    def expand(self, *inputs: Node, **attrs: Any) -> Node:
+    def expand(self, *inputs: Any, **attrs: Any) -> Node:
         """The same result in terms of other ops."""
         raise NotImplementedError(self.name)
 
-    def reference(self, *inputs: Array, **attrs: Any) -> Array:
+    def reference(self, *inputs: Any, **attrs: Any) -> Array:
         """The same result in NumPy: the slow, sure one. Its dtype is that of `infer`."""
         raise NotImplementedError(self.name)
 
