@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the launcher left in the environment: who am I, of how many, and of which job.
+
+docs/launchers.md is the table of this module. Nothing is imported from, or asked of, any launcher.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from .errors import InitError
+
+Environ: TypeAlias = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One rank's place in its job, as its launcher tells it."""
+
+    launcher: str
+    """"ngd", "openmpi", "pmi", "pmix", "torchrun", "plain", "slurm" or "alone"."""
+    rank: int
+    size: int
+    local_rank: int
+    """My number among the ranks of my host. Where the launcher is silent, one host is assumed."""
+    local_size: int
+    job_key: str | None
+    """Equal on all ranks of the job and on no rank of another; None where a rank is alone."""
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all ranks are on this host, by the launcher's account."""
+        return self.local_size == self.size
+
+
+def detect(environ: Environ | None = None) -> Launch:
+    """Find this process's place, by the first launcher whose variables are set; alone if none is.
+
+    Raises InitError that names the variable where one is missing, no number, or out of range.
+    """
+    environ = os.environ if environ is None else environ
+    for launcher in _LAUNCHERS:
+        found = launcher(environ)
+        if found is not None:
+            return found
+    return Launch("alone", 0, 1, 0, 1, None)
+
+
+def _ngd(environ: Environ) -> Launch | None:
+    if "NGD_JOB" not in environ:
+        return None
+    return _world(environ, "ngd", f"ngd:{environ['NGD_JOB']}")
+
+
+def _openmpi(environ: Environ) -> Launch | None:
+    rank_name = "OMPI_COMM_WORLD_RANK"
+    if rank_name not in environ:
+        return None
+    namespace = environ.get("PMIX_NAMESPACE")
+    return _launch(
+        environ,
+        "openmpi",
+        f"pmix:{namespace}" if namespace else _launcher_process(environ, rank_name),
+        rank_name,
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    )
+
+
+def _pmi(environ: Environ) -> Launch | None:
+    """Hydra (MPICH, Intel MPI) and srun --mpi=pmi2.
+
+    The job's name could be asked for over PMI_FD, but there is no way back from the first request:
+    Hydra kills the other ranks, with exit code 0, when a rank that has spoken PMI exits without
+    `finalize`; and after `finalize` it has closed the channel, so that a later MPI_Init of the same
+    process aborts (seen with MPICH 5.0.2). Every rank of a host descends from one launcher process,
+    though, and in mode MLSL a job is on one host.
+    """
+    if "PMI_RANK" not in environ:
+        return None
+    return _launch(
+        environ,
+        "pmi",
+        _launcher_process(environ, "PMI_RANK"),
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+    )
+
+
+def _pmix(environ: Environ) -> Launch | None:
+    """PMIx without Open MPI's variables: srun --mpi=pmix, whose step tells the size."""
+    if "PMIX_RANK" not in environ:
+        return None
+    namespace = environ.get("PMIX_NAMESPACE")
+    return _launch(
+        environ,
+        "pmix",
+        f"pmix:{namespace}" if namespace else _launcher_process(environ, "PMIX_RANK"),
+        "PMIX_RANK",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        _slurm_local_size(environ),
+    )
+
+
+def _torchrun(environ: Environ) -> Launch | None:
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        return None
+    if "MASTER_ADDR" not in environ and "MASTER_PORT" not in environ:
+        return _world(environ, "plain", _launcher_process(environ, "RANK"))
+    meeting_point = ("MASTER_ADDR", "MASTER_PORT")
+    for name in meeting_point:
+        if name not in environ:
+            other = meeting_point[name == "MASTER_ADDR"]
+            raise InitError(f"ngd.init: {other} is set but {name} is not; set both or neither")
+    parts = (*meeting_point, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    return _world(environ, "torchrun", ":".join(["torch", *(environ.get(p, "") for p in parts)]))
+
+
+def _slurm(environ: Environ) -> Launch | None:
+    """A task of srun. A shell of salloc or a batch script is none, whatever SLURM_NTASKS says."""
+    step = environ.get("SLURM_STEP_ID", "")
+    # Slurm numbers the interactive, the batch and the external step from the top of 32 bits.
+    is_task = step.isdecimal() and int(step) < 0xFFFF_FFF0 and "SLURM_PROCID" in environ
+    if not is_task:
+        return None
+    size_name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+    return _launch(
+        environ,
+        "slurm",
+        f"slurm:{environ.get('SLURM_JOB_ID', '')}:{step}",
+        "SLURM_PROCID",
+        size_name,
+        "SLURM_LOCALID",
+        _slurm_local_size(environ),
+    )
+
+
+# The most specific first: Open MPI's ranks see PMIx's and, inside a job of Slurm, srun's as well.
+_LAUNCHERS: Final[tuple[Callable[[Environ], Launch | None], ...]] = (
+    _ngd,
+    _openmpi,
+    _pmi,
+    _pmix,
+    _torchrun,
+    _slurm,
+)
+
+
+def _world(environ: Environ, launcher: str, job_key: str) -> Launch:
+    """A launch by RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return _launch(environ, launcher, job_key, *names)
+
+
+def _launch(
+    environ: Environ,
+    launcher: str,
+    job_key: str,
+    rank_name: str,
+    size_name: str,
+    local_rank_name: str,
+    local_size: str | int | None,
+) -> Launch:
+    """Read four variables; the local ones may be absent. A local size may be known already."""
+    size = _number(environ, size_name, least=1, because=rank_name)
+    rank = _number(environ, rank_name, least=0, because=size_name)
+    if rank >= size:
+        raise InitError(
+            f"ngd.init: {rank_name}={rank} is not below {size_name}={size}: ranks count from 0"
+        )
+    if isinstance(local_size, str):
+        known = local_size in environ
+        local_size = _number(environ, local_size, least=1) if known else None
+    if local_size is None:
+        return Launch(launcher, rank, size, rank, size, job_key)
+    if local_size > size:
+        raise InitError(
+            f"ngd.init: {local_size} ranks on this host are more than {size_name}={size} in all"
+        )
+    local_rank = _number(environ, local_rank_name, least=0) if local_size > 1 else 0
+    if local_rank >= local_size:
+        raise InitError(
+            f"ngd.init: {local_rank_name}={local_rank} is not below the {local_size} ranks that "
+            f"{launcher} says are on this host"
+        )
+    return Launch(launcher, rank, size, local_rank, local_size, job_key)
+
+
+def _number(environ: Environ, name: str, least: int, because: str | None = None) -> int:
+    text = environ.get(name)
+    if text is None:
+        hint = f" although {because} is" if because in environ else ""
+        raise InitError(
+            f"ngd.init: {name} is not set{hint}; start the ranks with a launcher, or set both"
+        )
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+        raise InitError(f"ngd.init: {name}={text!r} is not a whole number of at least {least}")
+    return int(text)
+
+
+def _slurm_local_size(environ: Environ) -> int | None:
+    """The tasks on this node, from a list such as "4(x2),3": two nodes with 4 tasks, one with 3."""
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE"))
+    if tasks is None:
+        return None
+    counts: list[int] = []
+    try:
+        for item in tasks.split(","):
+            count, _, times = item.partition("(x")
+            counts += [int(count)] * int(times.removesuffix(")") or 1)
+        return counts[int(environ.get("SLURM_NODEID", "0"))]
+    except (ValueError, IndexError):
+        raise InitError(
+            f"ngd.init: SLURM_STEP_TASKS_PER_NODE={tasks!r} with SLURM_NODEID="
+            f"{environ.get('SLURM_NODEID')!r} does not tell how many tasks are on this node"
+        ) from None
+
+
+def _launcher_process(environ: Environ, rank_name: str) -> str:
+    """A job key for ranks of one host: the nearest ancestor that is none of this rank's wrappers.
+
+    A wrapper (a shell, numactl, a profiler) was started with the rank in its environment as this
+    process was; the launcher was not. A pid may be used again, but not with the same start time.
+    """
+    pid = os.getppid()
+    while pid > 1 and _started_with(pid, rank_name) == environ.get(rank_name):
+        pid = _parent(pid)
+    namespace = os.readlink("/proc/self/ns/pid")
+    return f"process:{namespace}:{pid}:{_start_time(pid)}"
+
+
+def _started_with(pid: int, name: str) -> str | None:
+    """The value of a variable in the environment that a process was started with, if we may see."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return None
+    prefix = name.encode() + b"="
+    return next((e[len(prefix) :].decode() for e in entries if e.startswith(prefix)), None)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the command's name (proc(5): the third one is first)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return ["?", "0", *["0"] * 18]
+
+
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _start_time(pid: int) -> str:
+    return _stat(pid)[19]

