@@ -38,7 +38,7 @@ struct Instruction {
 struct Program {
   std::vector<Value> values;
   std::vector<Instruction> instructions;
-  std::vector<std::vector<std::byte>> constants;
+  std::vector<std::vector<char>> constants;
   std::size_t inputs = 0, outputs = 0, variables = 0;
   std::size_t private_bytes = 0, shared_bytes = 0;
   std::string collectives;     // one line a collective, in order, with its call site

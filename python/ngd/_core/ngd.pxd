@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+# C++ declarations only: what _core.pyx uses of src/cpp/ngd.hpp.
+
+from libc.stdint cimport int64_t, uint64_t
+from libcpp cimport bool as cbool
+from libcpp.memory cimport unique_ptr
+from libcpp.string cimport string
+from libcpp.string_view cimport string_view
+from libcpp.vector cimport vector
+
+cdef extern from "errors.hpp" nogil:
+    void ngd_set_error_module(object errors)
+    void ngd_raise_python_error()
+
+cdef extern from "ngd.hpp" namespace "ngd" nogil:
+    cdef enum class DType:
+        pass
+    DType dtype_named(string_view name) except +ngd_raise_python_error
+    string_view name_of "ngd::name_of"(DType dtype)
+
+    cppclass TensorType:
+        DType dtype
+        vector[int64_t] shape
+
+    cppclass Attr:
+        pass
+
+    cppclass Attrs:
+        void set_integer "set"(const string& name, int64_t value)
+        void set_number "set"(const string& name, double value)
+        void set_text "set"(const string& name, string value)
+        void set_integers "set"(const string& name, vector[int64_t] value)
+
+    cdef enum class SimdLevel:
+        pass
+    SimdLevel simd_level()
+    string_view simd_name "ngd::name_of"(SimdLevel level)
+
+cdef extern from "ngd.hpp" namespace "ngd::config" nogil:
+    double timeout_seconds() except +ngd_raise_python_error
+
+cdef extern from "ngd.hpp" namespace "ngd::device" nogil:
+    cppclass CppDevice "ngd::device::Device":
+        void copy_from_host(void* destination, const void* source, size_t bytes) \
+            except +ngd_raise_python_error
+        void copy_to_host(void* destination, const void* source, size_t bytes) \
+            except +ngd_raise_python_error
+    cppclass CppBuffer "ngd::device::Buffer":
+        CppBuffer() except +ngd_raise_python_error
+        CppBuffer(CppDevice& device, size_t bytes) except +ngd_raise_python_error
+        void* data()
+        size_t bytes()
+    CppDevice& cpu()
+    int cpp_thread_count "ngd::device::thread_count"()
+    int cpp_available_cores "ngd::device::available_cores"()
+    void cpp_set_local_ranks "ngd::device::set_local_ranks"(int ranks)
+
+cdef extern from "ngd.hpp" namespace "ngd::kernels" nogil:
+    cppclass KernelQuery:
+        string_view op
+        vector[TensorType] inputs
+        vector[TensorType] outputs
+        Attrs attrs
+    cppclass Verdict:
+        cbool accepted
+        size_t scratch_bytes
+        uint64_t in_place
+    cppclass KernelRow:
+        string_view op
+        string_view implementation
+    cppclass KernelTable:
+        size_t size()
+        const KernelRow& operator[](size_t i)
+    KernelTable cpu_table()
+    const KernelRow* find(KernelTable table, const KernelQuery& query, Verdict* verdict,
+                          string* reasons) except +ngd_raise_python_error
+    string onednn_version() except +ngd_raise_python_error
+
+cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
+    cdef enum class Kind:
+        pass
+    cdef enum class ReduceOp:
+        pass
+    cdef enum class Algorithm:
+        pass
+    Kind kind_named(string_view name) except +ngd_raise_python_error
+    ReduceOp reduce_op_named(string_view name) except +ngd_raise_python_error
+    Algorithm algorithm_named(string_view name) except +ngd_raise_python_error
+    cppclass Collective:
+        Kind kind
+        ReduceOp op
+        DType dtype
+        uint64_t count
+        int root
+        const void* source
+        void* destination
+        Algorithm algorithm
+        const char* site
+    void validate(const Collective& collective, int size) except +ngd_raise_python_error
+    cppclass CppWork "ngd::comm::Work":
+        uint64_t sequence
+    cppclass CppCommunicator "ngd::comm::Communicator":
+        string_view name()
+        int rank()
+        int size()
+        int local_rank()
+        int local_size()
+        CppWork submit(const Collective& collective) except +ngd_raise_python_error
+        void wait(CppWork work, double timeout_seconds) except +ngd_raise_python_error
+        cbool done(CppWork work) except +ngd_raise_python_error
+        void abort(const string& traceback)
+        void close()
+        void set_interrupt(cbool (*interrupt)() noexcept nogil)
+    unique_ptr[CppCommunicator] make_self_communicator() except +ngd_raise_python_error
+    unique_ptr[CppCommunicator] make_shm_communicator(
+        const string& job_key, int rank, int size, double timeout_seconds
+    ) except +ngd_raise_python_error
+    unique_ptr[CppCommunicator] make_mpi_communicator(
+        int fortran_handle, double timeout_seconds
+    ) except +ngd_raise_python_error
+    string cpp_mpi_library_version "ngd::comm::mpi_library_version"() \
+        except +ngd_raise_python_error
+
+cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
+    cdef enum class Lane:
+        pass
+    cdef enum class Action:
+        pass
+    cppclass Value:
+        TensorType type
+        Lane lane
+        size_t place
+    cppclass CppInstruction "ngd::runtime::Instruction":
+        Action action
+        string op
+        vector[int] inputs
+        vector[int] outputs
+        Attrs attrs
+        int start
+        string site
+    cppclass CppProgram "ngd::runtime::Program":
+        vector[Value] values
+        vector[CppInstruction] instructions
+        vector[vector[char]] constants
+        size_t inputs
+        size_t outputs
+        size_t variables
+        size_t private_bytes
+        size_t shared_bytes
+        string collectives
+        uint64_t collectives_hash
+    string program_text "ngd::runtime::to_string"(const CppProgram& program) \
+        except +ngd_raise_python_error
+    cppclass Executor:
+        Executor(CppProgram program, CppDevice& device, KernelTable table,
+                 CppCommunicator* communicator, vector[void*] variables) \
+            except +ngd_raise_python_error
+        void run(const void* const* inputs, void* const* outputs) \
+            except +ngd_raise_python_error
+        cbool variables_touched()
