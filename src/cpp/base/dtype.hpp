@@ -22,17 +22,18 @@ inline bool is_half(DType d) noexcept { return d == DType::F16 || d == DType::BF
 inline bool is_integer(DType d) noexcept { return d >= DType::I8 && d <= DType::U64; }
 inline bool is_signed_integer(DType d) noexcept { return d >= DType::I8 && d <= DType::I64; }
 
+// Always inline: *.simd.cpp files convert, too, and must leave no copy for the linker to pick.
 // bfloat16: the upper half of a float32, rounded to nearest even; a NaN stays a (quiet) NaN.
 struct BFloat16 {
   std::uint16_t bits;
   BFloat16() = default;
-  explicit BFloat16(float value) noexcept {
+  [[gnu::always_inline]] explicit BFloat16(float value) noexcept {
     const auto u = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     const std::uint32_t quiet_nan = (u >> 16) | 0x0040u;
     bits = static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
   }
-  explicit operator float() const noexcept {
+  [[gnu::always_inline]] explicit operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
 };
@@ -41,7 +42,7 @@ struct BFloat16 {
 struct Float16 {
   std::uint16_t bits;
   Float16() = default;
-  explicit Float16(float value) noexcept {
+  [[gnu::always_inline]] explicit Float16(float value) noexcept {
     const auto u = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t sign = (u >> 16) & 0x8000u;
     const std::uint32_t magnitude = u & 0x7fffffffu;
@@ -55,7 +56,7 @@ struct Float16 {
     const std::uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
     bits = static_cast<std::uint16_t>(sign | (magnitude >= 0x47800000u ? special : finite));
   }
-  explicit operator float() const noexcept {
+  [[gnu::always_inline]] explicit operator float() const noexcept {
     const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
     const std::uint32_t exponent = (bits >> 10) & 0x1fu;
     const std::uint32_t mantissa = bits & 0x3ffu;

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/reduce.hpp"
+
+#include "base/simd.hpp"
+
+namespace ngd {
+
+#define NGD_DECLARE_LEVEL(level)                                                               \
+  namespace level {                                                                            \
+  void reduce_to_many(Combine, DType, const void* const*, int, void* const*, int, std::size_t, \
+                      double);                                                                 \
+  void widen(DType, const void*, float*, std::size_t);                                         \
+  void narrow(DType, const float*, void*, std::size_t);                                        \
+  }
+NGD_DECLARE_LEVEL(baseline)
+#if defined(NGD_HAVE_X86_LEVELS)
+NGD_DECLARE_LEVEL(avx2)
+NGD_DECLARE_LEVEL(avx512)
+#endif
+#undef NGD_DECLARE_LEVEL
+
+void reduce(Combine combine, DType dtype, const void* const* sources, int n, void* destination,
+            std::size_t count, double divisor) {
+  reduce_to_many(combine, dtype, sources, n, &destination, 1, count, divisor);
+}
+
+void reduce_to_many(Combine combine, DType dtype, const void* const* sources, int n,
+                    void* const* destinations, int m, std::size_t count, double divisor) {
+  static const auto function = NGD_SIMD_SELECT(reduce_to_many);
+  function(combine, dtype, sources, n, destinations, m, count, divisor);
+}
+
+void widen(DType half, const void* source, float* destination, std::size_t count) {
+  static const auto function = NGD_SIMD_SELECT(widen);
+  function(half, source, destination, count);
+}
+
+void narrow(DType half, const float* source, void* destination, std::size_t count) {
+  static const auto function = NGD_SIMD_SELECT(narrow);
+  function(half, source, destination, count);
+}
+
+}  // namespace ngd

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group of one: every collective is the identity, done when it is submitted.
+#include <cstring>
+
+#include "base/error.hpp"
+#include "comm/communicator.hpp"
+#include "device/device.hpp"
+
+namespace ngd::comm {
+
+namespace {
+
+class SelfCommunicator final : public Communicator {
+ public:
+  std::string_view name() const noexcept override { return "self"; }
+  int rank() const noexcept override { return 0; }
+  int size() const noexcept override { return 1; }
+  int local_rank() const noexcept override { return 0; }
+  int local_size() const noexcept override { return 1; }
+
+  Work submit(const Collective& collective) override {
+    check_open();
+    validate(collective, 1);
+    if (collective.destination != collective.source && collective.count > 0 &&
+        collective.destination != nullptr && collective.source != nullptr)
+      std::memcpy(collective.destination, collective.source,
+                  collective.count * size_of(collective.dtype));
+    return Work{++submitted_};
+  }
+
+  void wait(Work, double) override { check_open(); }
+
+  bool done(Work) override {
+    check_open();
+    return true;
+  }
+
+  SharedBlock allocate(std::size_t bytes) override {
+    return {device::cpu().allocate(bytes), bytes};
+  }
+  void release(SharedBlock block) noexcept override { device::cpu().release(block.data); }
+
+  void abort(const std::string& traceback) noexcept override { close_with(traceback.c_str()); }
+  void close() noexcept override { close_with("it was shut down"); }
+
+ private:
+  void check_open() const {
+    if (closed_) fail(ErrorKind::GroupClosed, "this group is closed: ", why_);
+  }
+  void close_with(const char* why) noexcept {
+    if (!closed_) std::strncpy(why_, why, sizeof why_ - 1);
+    closed_ = true;
+  }
+
+  std::uint64_t submitted_ = 0;
+  bool closed_ = false;
+  char why_[256] = {};
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_self_communicator() {
+  return std::make_unique<SelfCommunicator>();
+}
+
+}  // namespace ngd::comm
