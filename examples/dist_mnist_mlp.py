@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train a two-layer network to read digits, data-parallel, on any number of ranks.
+
+    mpirun -np 2 python examples/dist_mnist_mlp.py --data DIR
+
+Every rank holds the whole network and computes the gradients of its part of each batch. An
+all-reduce in the graph averages them, each rank weighing as much as it has images, so that any
+number of ranks takes the steps that one would take alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mnist_idx
+import numpy as np
+
+import ngd
+from ngd import ops
+
+HIDDEN = 600
+
+
+def logits_of(pixels: Any, W0: Any, b0: Any, W1: Any, b1: Any) -> Any:
+    """Build the network: one score a class."""
+    return ops.relu(pixels @ W0 + b0) @ W1 + b1
+
+
+def compile_step(images: int, network: Sequence[Any], args: argparse.Namespace) -> Any:
+    """Build the training step of a rank that has this many images of the batch."""
+    pixels = ngd.placeholder("pixels", (images, network[0].shape[0]), args.dtype)
+    labels = ngd.placeholder("labels", (images,), "int64")
+    weight = ngd.placeholder("weight", (), args.dtype)
+
+    loss = ops.mean(ops.softmax_cross_entropy(logits_of(pixels, *network), labels))
+    gradients = ngd.grad(loss, network)
+    averaged = [ops.all_reduce(g, op="mean", weight=weight) for g in gradients]
+    updates = {v: v - args.lr * g for v, g in zip(network, averaged, strict=True)}
+    global_loss = ops.all_reduce(loss, op="mean", weight=weight)
+
+    inputs = [pixels, labels, weight]
+    return ngd.compile(inputs, [global_loss], updates=updates, device=args.device)
+
+
+def compile_prediction(images: int, network: Sequence[Any], args: argparse.Namespace) -> Any:
+    """Build the most likely class of each of this many images."""
+    pixels = ngd.placeholder("pixels", (images, network[0].shape[0]), args.dtype)
+    classes = ops.argmax(logits_of(pixels, *network), axis=1)
+    return ngd.compile([pixels], [classes], device=args.device)
+
+
+def make_network(features: int, classes: int, args: argparse.Namespace) -> list[Any]:
+    """Make the variables; the same seed gives every rank the same values (He et al., 2015)."""
+    random = np.random.default_rng(args.seed)
+    network = []
+    for layer, (rows, columns) in enumerate([(features, HIDDEN), (HIDDEN, classes)]):
+        initial = random.standard_normal((rows, columns)) * math.sqrt(2 / rows)
+        network.append(ngd.variable(f"W{layer}", initial.astype(args.dtype)))
+        network.append(ngd.variable(f"b{layer}", np.zeros(columns, args.dtype)))
+    return network
+
+
+def my_parts(images: int, epoch: int, world: Any, args: argparse.Namespace) -> list[Any]:
+    """Deal out an epoch: of every global batch, the near-equal part that is mine, and my weight.
+
+    A last batch that is shorter than the number of ranks leaves some without an image: they
+    compute on one of the others', and it weighs nothing.
+    """
+    order = np.random.default_rng((args.seed, epoch)).permutation(images)
+    batches = [order[start : start + args.batch] for start in range(0, images, args.batch)]
+    parts = [np.array_split(batch, world.size)[world.rank] for batch in batches]
+    return [
+        (part if len(part) else batch[:1], len(part), len(batch))
+        for part, batch in zip(parts, batches, strict=True)
+    ]
+
+
+def train(
+    data: mnist_idx.Images, network: Sequence[Any], world: Any, args: argparse.Namespace
+) -> tuple[int, float | None, float | None]:
+    """Run all epochs; return the number of steps, the last epoch's loss, and images a second."""
+    from tqdm import tqdm
+
+    step = functools.cache(lambda images: compile_step(images, network, args))
+    for part, _, _ in my_parts(len(data.labels), 0, world, args):
+        step(len(part))
+    writer = None
+    if args.log_dir and world.rank == 0:
+        from tensorboardX import SummaryWriter
+
+        writer = SummaryWriter(str(args.log_dir))
+    steps, loss = 0, None
+    ngd.barrier()
+    start = time.perf_counter()
+    for epoch in range(args.epochs):
+        total = 0.0
+        parts = my_parts(len(data.labels), epoch, world, args)
+        with tqdm(parts, f"epoch {epoch + 1}", disable=world.rank != 0) as bar:
+            for mine, weight, images in bar:
+                inputs = data.pixels[mine], data.labels[mine], np.array(weight, args.dtype)
+                (step_loss,) = step(len(mine))(*inputs)
+                total += float(step_loss) * images
+                steps += 1
+                if writer:
+                    writer.add_scalar("loss", float(step_loss), steps)
+        loss = total / len(data.labels)
+    seconds = time.perf_counter() - start
+    if writer:
+        writer.close()
+    return steps, loss, args.epochs * len(data.labels) / seconds if steps else None
+
+
+def evaluate(
+    data: mnist_idx.Images, network: Sequence[Any], world: Any, args: argparse.Namespace
+) -> float:
+    """Return the accuracy; the ranks take turns at blocks that do not depend on their number."""
+    predict = functools.cache(lambda images: compile_prediction(images, network, args))
+    correct = 0
+    for start in range(world.rank * args.batch, len(data.labels), world.size * args.batch):
+        block = slice(start, start + args.batch)
+        (classes,) = predict(len(data.labels[block]))(data.pixels[block])
+        correct += int(np.sum(classes == data.labels[block]))
+    return float(ngd.all_reduce(np.array(correct), op="sum")) / len(data.labels)
+
+
+def check(args: argparse.Namespace, world: Any) -> None:
+    """Refuse what cannot work, before anything is loaded."""
+    if args.epochs < 0:
+        raise ValueError(f"--epochs {args.epochs} is negative")
+    if args.batch < world.size:
+        raise ValueError(f"--batch {args.batch} is smaller than the number of ranks, {world.size}")
+    if not 0 < args.lr < math.inf:
+        raise ValueError(f"--lr {args.lr} is not a positive number")
+    if args.seed < 0:
+        raise ValueError(f"--seed {args.seed} is negative")
+    if args.save and not args.save.parent.is_dir():
+        raise ValueError(f"--save: {args.save.parent} is not a directory")
+
+
+def load_checkpoint(path: Path, network: Sequence[Any]) -> None:
+    """Assign to the variables what an earlier run has saved."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        saved: Mapping[str, Any] = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"--load: {path} is not a safetensors file ({error})") from error
+    for variable in network:
+        found = saved.get(variable.name)
+        if found is None or found.shape != variable.shape:
+            has = "nothing" if found is None else f"shape {found.shape}"
+            raise ValueError(
+                f"--load: {path} holds {has} for {variable.name}, needed is {variable.shape}"
+            )
+    for variable in network:
+        variable.assign(saved[variable.name].astype(variable.dtype))
+
+
+@contextmanager
+def all_or_none(world: Any) -> Iterator[None]:
+    """Go on only if the block went well on every rank; else the first that failed says why."""
+    problem = ""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    first = int(ngd.all_reduce(np.array(world.rank if problem else world.size), op="min"))
+    if first == world.rank:
+        print(f"{Path(__file__).name}: {problem}", file=sys.stderr, flush=True)
+    if first < world.size:
+        ngd.barrier()  # the line is out before the launcher sees a rank exit
+        sys.exit(1)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--data", type=Path, metavar="DIR", help="MNIST's four IDX files (default: sklearn's)")
+    add("--epochs", type=int, default=10)
+    add("--batch", type=int, default=128, help="images a step, of all ranks together")
+    add("--lr", type=float, default=0.5)
+    add("--seed", type=int, default=0)
+    add("--dtype", choices=["float32", "float64"], default="float32")
+    add("--device", choices=["CPU", "INTERPRETER"], default="CPU")
+    add("--save", type=Path, metavar="FILE", help="where rank 0 writes the weights (safetensors)")
+    add("--load", type=Path, metavar="FILE", help="weights to begin with (safetensors)")
+    add("--log-dir", type=Path, metavar="DIR", help="every step's loss, for TensorBoard")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, evaluate, and report as one line of JSON."""
+    args = parse_arguments()
+    world = ngd.init()
+    with all_or_none(world):
+        check(args, world)
+        training, test = mnist_idx.load(args.data, args.dtype)
+        if len(training.labels) < world.size:
+            raise ValueError(f"{len(training.labels)} training images for {world.size} ranks")
+        classes = int(max(training.labels.max(), test.labels.max())) + 1
+        network = make_network(training.pixels.shape[1], classes, args)
+        if args.load and world.rank == 0:
+            load_checkpoint(args.load, network)
+    ngd.broadcast_variables(network, root=0)
+
+    steps, loss, images_per_s = train(training, network, world, args)
+    accuracy = evaluate(test, network, world, args)
+    if world.rank == 0:
+        if args.save:
+            from safetensors.numpy import save_file
+
+            save_file({v.name: v.numpy() for v in network}, args.save)
+        report = {
+            "ranks": world.size,
+            "device": args.device,
+            "mode": ngd.build_info()["mode"],
+            "steps": steps,
+            "loss": loss,
+            "test_accuracy": accuracy,
+            "images_per_s": images_per_s,
+        }
+        print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()
