@@ -51,6 +51,7 @@ ALL: Final = (bool_, *NUMBERS)
 
 def as_dtype(value: Any, where: str) -> np.dtype[Any]:
     """Return `value` as one of the dtypes above; `where` is the public call, for the message."""
+    dtype: np.dtype[Any] | None
     try:
         dtype = bfloat16 if value == "bfloat16" else np.dtype(value)
     except TypeError:

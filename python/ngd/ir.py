@@ -113,6 +113,10 @@ class Op:
         """The cases that tests run."""
         raise NotImplementedError(self.name)
 
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        """The name of the native kernel and its attributes."""
+        return self.name, attrs
+
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Whether the result is proved equal on all ranks."""
         return all(node.uniform for node in inputs)
@@ -229,7 +233,7 @@ class Node:
         return self.shape[0]
 
     def _apply(self, op: str, *args: Any) -> Node:
-        return REGISTRY[op](*args)  # type: ignore[no-any-return]
+        return REGISTRY[op](*args)
 
     def __add__(self, other: Any) -> Node:
         return self._apply("add", self, other)
