@@ -78,4 +78,8 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds);
 std::string mpi_library_version();  // "" where MPI is not built in
 
+// To be called once at the process's exit, after every communicator was closed. Where ngd initialised
+// MPI and nobody has finalized it: MPI_Finalize, or after a failure MPI_Abort, which does not return.
+void finalize_mpi() noexcept;
+
 }  // namespace ngd::comm

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// How to wait for MPI, which only moves while it is asked: spin, then yield, then short naps.
+#pragma once
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+namespace ngd::comm::mpi {
+
+class Backoff {
+ public:
+  // Where ranks outnumber cores, spinning takes the core from whoever is waited for.
+  explicit Backoff(int local_size)
+      : spins_(local_size <= ::sysconf(_SC_NPROCESSORS_ONLN) ? kSpins : 0) {}
+
+  void reset() { pauses_ = 0; }
+
+  void pause() {
+    ++pauses_;
+    if (pauses_ <= spins_) return;
+    if (pauses_ <= spins_ + kYields) {
+      ::sched_yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+
+ private:
+  static constexpr int kSpins = 200;     // each asks MPI once: about 20 us
+  static constexpr int kYields = 20000;  // some 10 ms: longer than any step of a transfer
+  int spins_;
+  int pauses_ = 0;
+};
+
+}  // namespace ngd::comm::mpi

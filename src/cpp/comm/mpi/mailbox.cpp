@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/mailbox.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include "base/error.hpp"
+#include "comm/mpi/process.hpp"
+
+namespace ngd::comm::mpi {
+namespace {
+
+constexpr int kMailTag = 0;
+constexpr std::size_t kMailBytes = sizeof(Header) + kMaxPayloadBytes;
+
+}  // namespace
+
+Mailbox::Mailbox(MPI_Comm comm, int rank, int size)
+    : comm_(comm),
+      rank_(rank),
+      peers_(index(size)),
+      receives_(index(size), MPI_REQUEST_NULL),
+      completed_(index(size)),
+      statuses_(index(size)) {
+  for (int peer = 0; peer < size; ++peer)
+    if (peer != rank) listen(peer);
+}
+
+Mailbox::~Mailbox() { close(); }
+
+void Mailbox::listen(int peer) {
+  std::vector<std::byte>& buffer = peers_[index(peer)].buffer;
+  buffer.resize(kMailBytes);
+  const int code = MPI_Irecv(buffer.data(), static_cast<int>(kMailBytes), MPI_BYTE, peer, kMailTag,
+                             comm_, &receives_[index(peer)]);
+  if (code != MPI_SUCCESS) throw Unreachable(concat("rank ", peer), code);
+}
+
+void Mailbox::post(Header header, const void* payload, std::size_t payload_bytes) {
+  reap();
+  header.payload_bytes = static_cast<std::uint32_t>(payload_bytes);
+  Outgoing mail{std::vector<std::byte>(sizeof(Header) + payload_bytes), Requests(comm_)};
+  std::memcpy(mail.buffer.data(), &header, sizeof(Header));
+  if (payload_bytes != 0)
+    std::memcpy(mail.buffer.data() + sizeof(Header), payload, payload_bytes);
+  for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer)
+    if (peer != rank_ && !has_left(peer))
+      mail.requests.send(mail.buffer.data(), mail.buffer.size(), peer, kMailTag);
+  outgoing_.push_back(std::move(mail));
+}
+
+void Mailbox::progress() {
+  reap();
+  int count = 0;
+  const int code = MPI_Testsome(static_cast<int>(receives_.size()), receives_.data(), &count,
+                                completed_.data(), statuses_.data());
+  if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS)
+    throw Unreachable("a rank", code);
+  if (count == MPI_UNDEFINED) return;
+  for (int i = 0; i < count; ++i) {
+    const int peer = completed_[index(i)];
+    if (code == MPI_ERR_IN_STATUS && statuses_[index(i)].MPI_ERROR != MPI_SUCCESS)
+      throw Unreachable(concat("rank ", peer), statuses_[index(i)].MPI_ERROR);
+    int bytes = 0;
+    MPI_Get_count(&statuses_[index(i)], MPI_BYTE, &bytes);
+    sort_in(peer, static_cast<std::size_t>(bytes));
+    if (!has_left(peer)) listen(peer);
+  }
+}
+
+void Mailbox::sort_in(int rank, std::size_t bytes) {
+  Peer& peer = peers_[index(rank)];
+  Message message;
+  const std::byte* text = peer.buffer.data() + sizeof(Header);
+  if (bytes >= sizeof(Header)) std::memcpy(&message.header, peer.buffer.data(), sizeof(Header));
+  if (bytes < sizeof(Header) || message.header.magic != Header::kMagic ||
+      bytes != sizeof(Header) + message.header.payload_bytes)
+    fail(ErrorKind::Init, "rank ", rank, " runs another version of ngd than this rank");
+  message.payload.assign(text, text + message.header.payload_bytes);
+  if (message.header.topic == Topic::Submitted) {
+    peer.arrived.push_back(std::move(message));
+    return;
+  }
+  if (message.header.topic == Topic::Program) {
+    peer.program_text.emplace(reinterpret_cast<const char*>(text), message.header.payload_bytes);
+    return;
+  }
+  peer.left = message.header.topic == Topic::Left;
+  if (!peer.ended) peer.ended = std::move(message);
+}
+
+Message Mailbox::take(int peer) {
+  std::deque<Message>& arrived = peers_[index(peer)].arrived;
+  Message message = std::move(arrived.front());
+  arrived.pop_front();
+  return message;
+}
+
+bool Mailbox::reap() {
+  while (!outgoing_.empty() && outgoing_.front().requests.test()) outgoing_.pop_front();
+  return outgoing_.empty();
+}
+
+bool Mailbox::close() noexcept {
+  bool clean = outgoing_.empty();
+  for (MPI_Request& request : receives_) {
+    clean = clean && request == MPI_REQUEST_NULL;
+    give_up(request);
+  }
+  if (!clean) {
+    // MPI may still read or write these: they live as long as the process.
+    static_cast<void>(new std::deque<Outgoing>(std::move(outgoing_)));
+    static_cast<void>(new std::vector<Peer>(std::move(peers_)));
+    outgoing_.clear();
+    receives_.clear();
+    peers_.clear();
+  }
+  return clean;
+}
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stream of messages from every rank to every other, in order and ahead of the data.
+//
+// One receive per peer is always posted, so a peer's failure is seen whatever this rank is doing; what
+// has arrived and was not taken yet stays in the peer's queue.
+#pragma once
+
+#include <mpi.h>
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/mpi/requests.hpp"
+#include "comm/mpi/wire.hpp"
+
+namespace ngd::comm::mpi {
+
+class Mailbox {
+ public:
+  Mailbox(MPI_Comm comm, int rank, int size);
+  ~Mailbox();
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  void post(Header header, const void* payload, std::size_t payload_bytes);
+  // Moves what has arrived into the queues. Throws Unreachable, Init (a peer runs another ngd).
+  void progress();
+
+  const std::deque<Message>& from(int peer) const { return peers_[index(peer)].arrived; }
+  Message take(int peer);
+  // Set once a peer has said Failed or Left: no Submitted comes after it.
+  const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
+  const std::optional<std::string>& program_text(int peer) const {
+    return peers_[index(peer)].program_text;
+  }
+  bool has_left(int peer) const { return peers_[index(peer)].left; }
+  bool everything_sent() { return reap(); }
+
+  // Stops receiving. False when messages are left that MPI still owns: their memory is abandoned.
+  bool close() noexcept;
+
+ private:
+  struct Peer {
+    std::vector<std::byte> buffer;
+    std::deque<Message> arrived;
+    std::optional<Message> ended;
+    std::optional<std::string> program_text;
+    bool left = false;
+  };
+  struct Outgoing {
+    std::vector<std::byte> buffer;
+    Requests requests;
+  };
+  static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
+  void listen(int peer);
+  void sort_in(int peer, std::size_t bytes);
+  bool reap();
+
+  MPI_Comm comm_;
+  int rank_;
+  std::vector<Peer> peers_;
+  std::vector<MPI_Request> receives_;  // by rank; null where nothing more will come
+  std::vector<int> completed_;
+  std::vector<MPI_Status> statuses_;
+  std::deque<Outgoing> outgoing_;
+};
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// MPI in this process: who initialised it, how it ends, and communicators of our own.
+#pragma once
+
+#include <mpi.h>
+
+namespace ngd::comm::mpi {
+
+struct Endpoint {
+  MPI_Comm comm = MPI_COMM_NULL;  // ours alone; errors are returned, not fatal
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+};
+
+// Initialises MPI if nobody has, and duplicates the world (-1) or the communicator with that Fortran
+// handle. Collective over its ranks. Throws Init, CollectiveTimeout.
+Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
+
+// From here until the next endpoint MPI must not be finalized: its peers may never answer.
+void mark_failed() noexcept;
+
+std::string error_text(int code);
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// A set of nonblocking messages, each with its peer, that is polled as one.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+
+namespace ngd::comm::mpi {
+
+class Requests {
+ public:
+  explicit Requests(MPI_Comm comm) : comm_(comm) {}
+  Requests(Requests&&) = default;
+  ~Requests() { cancel(); }
+
+  // At most kMaxMessageBytes; nothing is posted for 0 bytes.
+  void send(const void* data, std::size_t bytes, int peer, int tag);
+  void receive(void* data, std::size_t bytes, int peer, int tag);
+
+  // True when every message posted has completed. Throws Unreachable.
+  bool test();
+  // The peers whose messages have not completed, ascending, each once.
+  std::vector<int> pending_peers() const;
+  // Gives up what has not completed. False when MPI still holds a buffer, which must then outlive it.
+  bool cancel() noexcept;
+
+ private:
+  MPI_Comm comm_;
+  std::vector<MPI_Request> requests_;
+  std::vector<int> peers_;
+  std::vector<int> completed_;
+  std::vector<MPI_Status> statuses_;
+};
+
+inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20;
+
+// Cancels a message and waits for MPI to agree, 50 ms at the most; false when it has not.
+bool give_up(MPI_Request& request) noexcept;
+
+// MPI has given up messages to or from a rank.
+class Unreachable final : public Error {
+ public:
+  Unreachable(const std::string& who, int code);
+};
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks say to one another before any data moves: one fixed-size header, then a payload.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/error.hpp"
+#include "comm/collective.hpp"
+
+namespace ngd::comm::mpi {
+
+// A collective of at most this many bytes travels with its header: one exchange and no more. With the
+// header it stays under 4 KiB, which Open MPI sends eagerly between processes and over TCP.
+inline constexpr std::size_t kInlineBytes = 3840;
+// A traceback is cut to this (the end of it says the most and is what stays); so is a program's text.
+inline constexpr std::size_t kMaxPayloadBytes = std::size_t{64} << 10;
+
+enum class Topic : std::uint8_t {
+  Submitted,  // this rank has submitted the collective that the header describes
+  Program,    // the payload is the text of this rank's program, because it differs from another's
+  Failed,     // this rank goes no further: `error` is why, the payload says it in words
+  Left        // this rank closed its communicator in good order, or after it said Failed
+};
+
+struct Header {
+  static constexpr std::uint32_t kMagic = 0x6e676431;  // "ngd1"
+  std::uint32_t magic = kMagic;
+  Topic topic = Topic::Submitted;
+  ErrorKind error = ErrorKind::Internal;
+  Kind kind = Kind::Barrier;
+  ReduceOp op = ReduceOp::None;
+  DType dtype = DType::U8;
+  Algorithm algorithm = Algorithm::Auto;
+  std::uint8_t has_program_text = 0;
+  std::int32_t root = 0;
+  std::uint32_t payload_bytes = 0;
+  std::uint64_t sequence = 0;  // Failed, Left: the first collective that this rank will not complete
+  std::uint64_t count = 0;
+  std::uint64_t program_hash = 0;
+  char site[56] = {};
+};
+static_assert(std::is_trivially_copyable_v<Header>);
+
+struct Message {
+  Header header;
+  std::vector<std::byte> payload;
+};
+
+inline Header header_of(const Collective& collective, std::uint64_t sequence) {
+  Header header;
+  header.kind = collective.kind;
+  header.op = collective.op;
+  header.dtype = collective.dtype;
+  header.algorithm = collective.algorithm;
+  header.root = collective.root;
+  header.sequence = sequence;
+  header.count = collective.count;
+  if (collective.program != nullptr) {
+    header.program_hash = collective.program->hash;
+    header.has_program_text = collective.program->text != nullptr;
+  }
+  // Of a long site the end is kept: the file's name and the line.
+  const std::size_t length = std::strlen(collective.site);
+  const std::size_t kept = std::min(length, sizeof(header.site) - 1);
+  std::memcpy(header.site, collective.site + (length - kept), kept);
+  return header;
+}
+
+// Whether two ranks mean the same collective. The site and the sequence are not part of it.
+inline bool agree(const Header& a, const Header& b) {
+  return a.kind == b.kind && a.op == b.op && a.dtype == b.dtype && a.algorithm == b.algorithm &&
+         a.root == b.root && a.count == b.count && a.program_hash == b.program_hash;
+}
+
+inline std::string describe(const Header& header) {
+  Collective collective;
+  collective.kind = header.kind;
+  collective.op = header.op;
+  collective.dtype = header.dtype;
+  collective.count = header.count;
+  collective.root = header.root;
+  collective.algorithm = header.algorithm;
+  collective.site = header.site;
+  return comm::describe(collective);
+}
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stands in for mpi/ where the build mode leaves MPI out.
+#include "base/error.hpp"
+#include "comm/communicator.hpp"
+
+namespace ngd::comm {
+
+std::unique_ptr<Communicator> make_mpi_communicator(int, double) {
+  fail(ErrorKind::Unsupported,
+       "ngd.init: MPI was asked for, and this build of ngd has none; build it with "
+       "NGD_DISTRIBUTED_ENABLE=OMPI");
+}
+
+void finalize_mpi() noexcept {}
+
+std::string mpi_library_version() { return ""; }
+
+}  // namespace ngd::comm
