@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compilation: a graph becomes something that can be called."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from . import _core, config, distributed, passes, reference
+from .distributed import Group
+from .errors import CompileError, ShapeError
+from .ir import PLACEHOLDER, Array, Graph, Node, Type
+from .passes.plan_memory import Plan
+from .variable import Variable
+
+
+class Executable(Protocol):
+    """A compiled step: call it with arrays by position."""
+
+    graph: Graph
+    """The graph as it was given."""
+
+    def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
+        """Run once; see ngd.compile."""
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: what is planned, and what it would be without sharing."""
+        ...
+
+
+class CpuStorage:
+    """A variable's value in the CPU device's memory."""
+
+    def __init__(self, type: Type, initial: Array) -> None:
+        self.type = type
+        self.buffer = _core.Buffer(type.bytes)
+        self.write(initial)
+
+    def read(self) -> Array:
+        """A copy of the value."""
+        value: Array = np.empty(self.type.shape, self.type.dtype)
+        self.buffer.read(value.reshape(-1).view(np.uint8))
+        return value
+
+    def write(self, value: Array) -> None:
+        """Replace the value."""
+        self.buffer.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+
+
+class HostStorage:
+    """A variable's value as a NumPy array: the INTERPRETER's."""
+
+    def __init__(self, type: Type, initial: Array) -> None:
+        self.value = initial.copy()
+
+    def read(self) -> Array:
+        """A copy of the value."""
+        return self.value.copy()
+
+    def write(self, value: Array) -> None:
+        """Replace the value."""
+        self.value = value.copy()
+
+
+class CpuTarget:
+    """What the passes may ask of the CPU device and the group."""
+
+    def __init__(self, group: Group) -> None:
+        self.rank, self.size = group.rank, group.size
+
+    def query(
+        self, op: str, inputs: Sequence[Type], output: Type, attrs: Mapping[str, Any]
+    ) -> passes.Verdict:
+        """Ask the kernel table."""
+        name, reasons, _, in_place = _core.query_kernel(
+            op, [spec(t) for t in inputs], [spec(output)], native_attrs(attrs)
+        )
+        return passes.Verdict(name is not None, name or reasons, in_place)
+
+
+def spec(type: Type) -> tuple[str, tuple[int, ...]]:
+    """A type as the compiled part takes it."""
+    return type.dtype.name, type.shape
+
+
+def native_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes as the compiled part takes them: dtypes by name, None left out."""
+    return {
+        key: value.name if isinstance(value, np.dtype) else value
+        for key, value in attrs.items()
+        if value is not None
+    }
+
+
+class _Base:
+    """What all executables share: the signature and its checks."""
+
+    device: str
+
+    def __init__(self, graph: Graph, group: Group) -> None:
+        self.graph, self.group = graph, group
+        self.input_types = [n.type for n in graph.inputs]
+        self.output_types = [n.type for n in graph.outputs]
+        self.variables = [v for v in graph.variables if isinstance(v, Variable)]
+        self.written = [v for v, _ in graph.updates if isinstance(v, Variable)]
+
+    def prepare(self, arrays: tuple[Any, ...]) -> list[Array]:
+        """The arguments as contiguous arrays of exactly the inputs' types."""
+        if len(arrays) != len(self.input_types):
+            names = ", ".join(str(n.attrs["name"]) for n in self.graph.inputs)
+            raise TypeError(
+                f"Executable: expected {len(self.input_types)} arrays ({names}); got {len(arrays)}"
+            )
+        return [
+            a
+            if type(a) is np.ndarray
+            and a.dtype == t.dtype
+            and a.shape == t.shape
+            and a.flags.c_contiguous
+            else self.convert(i, a)
+            for i, (a, t) in enumerate(zip(arrays, self.input_types, strict=True))
+        ]
+
+    def convert(self, number: int, value: Any) -> Array:
+        """One argument made to fit; what would lose values is an error that names the input."""
+        wanted = self.input_types[number]
+        where = f"Executable: input {number} ({self.graph.inputs[number].attrs['name']!r})"
+        array = np.asarray(value)
+        if array.shape != wanted.shape:
+            raise ShapeError(f"{where}: expected shape {wanted.shape}; got {array.shape}")
+        if array.dtype != wanted.dtype:
+            scalar = isinstance(value, (bool, int, float))
+            if not np.can_cast(array.dtype, wanted.dtype, "same_kind" if scalar else "safe"):
+                raise TypeError(f"{where}: expected dtype {wanted.dtype}; got {array.dtype}")
+        return np.ascontiguousarray(array, wanted.dtype).reshape(wanted.shape)
+
+    def results(self, out: Sequence[Array] | None) -> list[Array]:
+        """Fresh arrays for the outputs, or the caller's, checked."""
+        if out is None:
+            return [np.empty(t.shape, t.dtype) for t in self.output_types]
+        if len(out) != len(self.output_types):
+            raise TypeError(
+                f"Executable: expected {len(self.output_types)} arrays in out; got {len(out)}"
+            )
+        for i, (array, wanted) in enumerate(zip(out, self.output_types, strict=True)):
+            good = (
+                isinstance(array, np.ndarray)
+                and array.dtype == wanted.dtype
+                and array.shape == wanted.shape
+                and array.flags.c_contiguous
+                and array.flags.writeable
+            )
+            if not good:
+                raise ShapeError(
+                    f"Executable: out[{i}]: expected a contiguous, writable array {wanted}"
+                )
+        return list(out)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the variables; a device with a planner adds its arenas."""
+        return {"variables": sum(v.type.bytes for v in self.variables)}
+
+
+class CpuExecutable(_Base):
+    """A step on the CPU device: one call into C++, without the GIL."""
+
+    device = "CPU"
+
+    def __init__(self, graph: Graph, group: Group) -> None:
+        super().__init__(graph, group)
+        self.plan = passes.run(graph, CpuTarget(group))
+        builder = emit(self.plan, len(graph.inputs), len(graph.outputs))
+        buffers = []
+        for variable in self.variables:
+            storage = variable.storage(self.device, CpuStorage)
+            assert isinstance(storage, CpuStorage)
+            buffers.append(storage.buffer)
+        group.check_open()
+        self.program = str(builder)
+        self.native = _core.Executable(builder, group.communicator, buffers)
+
+    def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
+        """Run once."""
+        inputs, outputs = self.prepare(arrays), self.results(out)
+        for variable in self.variables:
+            variable.check_readable()
+        try:
+            self.native.run(
+                tuple([a.ctypes.data for a in inputs]), tuple([a.ctypes.data for a in outputs])
+            )
+        except BaseException:
+            if self.native.variables_touched:
+                for variable in self.written:
+                    variable.poison()
+            raise
+        for variable in self.written:
+            variable.written(self.device)
+        return outputs
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: variables; the arenas private and shared; unshared, what they would be apart."""
+        return super().memory() | {
+            "private": self.plan.private_bytes,
+            "shared": self.plan.shared_bytes,
+            "unshared": self.plan.unshared_bytes,
+        }
+
+    def __str__(self) -> str:
+        return self.program
+
+
+class InterpreterExecutable(_Base):
+    """A step by the ops' NumPy references."""
+
+    device = "INTERPRETER"
+
+    def __init__(self, graph: Graph, group: Group) -> None:
+        super().__init__(graph, group)
+        graph.verify()
+        for variable in self.variables:
+            variable.storage(self.device, HostStorage)
+
+    def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
+        """Run once."""
+        inputs, outputs = self.prepare(arrays), self.results(out)
+        values: dict[Node, Array] = {}
+        for variable in self.variables:
+            variable.check_readable()
+            values[variable] = variable.storage(self.device, HostStorage).read()
+        results, updates = reference.evaluate(self.graph, inputs, values, self.group)
+        for destination, result in zip(outputs, results, strict=True):
+            destination[...] = result
+        for variable, value in zip(self.written, updates, strict=True):
+            variable.storage(self.device, HostStorage).write(value)
+            variable.written(self.device)
+        return outputs
+
+    def __str__(self) -> str:
+        return str(self.graph)
+
+
+class NullExecutable(_Base):
+    """A step that was compiled for the CPU's kernels and cannot be called: the compiler alone."""
+
+    device = "NULL"
+
+    def __init__(self, graph: Graph, group: Group) -> None:
+        super().__init__(graph, group)
+        self.plan = passes.run(graph, CpuTarget(group))
+        self.program = str(emit(self.plan, len(graph.inputs), len(graph.outputs)))
+
+    def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
+        """Refuse."""
+        raise CompileError("Executable: the NULL device compiles only; use CPU or INTERPRETER")
+
+    def __str__(self) -> str:
+        return self.program
+
+
+DEVICES: Final[dict[str, type[CpuExecutable | InterpreterExecutable | NullExecutable]]] = {
+    "CPU": CpuExecutable,
+    "INTERPRETER": InterpreterExecutable,
+    "NULL": NullExecutable,
+}
+
+
+def emit(plan: Plan, inputs: int, outputs: int) -> _core.ProgramBuilder:
+    """Write a plan down as a Program."""
+    builder = _core.ProgramBuilder()
+    builder.set_sizes(inputs, outputs, len(plan.variables))
+    builder.set_arenas(plan.private_bytes, plan.shared_bytes)
+    for constant in plan.constants:
+        builder.add_constant(constant.tobytes())
+    numbers: dict[tuple[Type, str, int], int] = {}
+    sequence: list[tuple[str, str]] = []
+
+    def value(typed: tuple[Type, Any]) -> int:
+        type_, storage = typed
+        key = (type_, storage.lane, storage.place)
+        if key not in numbers:
+            numbers[key] = builder.add_value(*spec(type_), storage.lane, storage.place)
+        return numbers[key]
+
+    for step in plan.steps:
+        if step.action == "start":
+            shown = "".join(f" {k}={v}" for k, v in sorted(step.attrs.items()) if k != "algorithm")
+            sequence.append((f"{step.op}{shown} {step.output[0]}", step.site))
+        builder.add_instruction(
+            step.action,
+            step.op,
+            [value(i) for i in step.inputs],
+            [value(step.output)],
+            native_attrs(step.attrs),
+            step.start,
+            step.site,
+        )
+    if sequence:
+        text = "\n".join(f"{what} at {site}" for what, site in sequence)
+        digest = hashlib.sha256("\n".join(what for what, _ in sequence).encode()).digest()
+        builder.set_collectives(text, int.from_bytes(digest[:8], "little") or 1)
+    return builder
+
+
+_cache: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
+
+
+def compile(
+    inputs: Sequence[Node],
+    outputs: Sequence[Node],
+    updates: Mapping[Variable, Node] | None = None,
+    *,
+    device: str | None = None,
+    group: Group | None = None,
+) -> Executable:
+    """Compile a step.
+
+    Parameters
+    ----------
+    inputs
+        Placeholders, in the order in which the step is called with arrays.
+    outputs
+        Nodes whose values a call returns, as a list of fresh arrays (or in `out=`).
+    updates
+        Variable -> the node of its next value. All reads of a step see the values before it.
+    device
+        "CPU" (C++ kernels), "INTERPRETER" (NumPy references) or "NULL" (compiles only); by default
+        NGD_DEVICE, or CPU.
+    group
+        The ranks that the graph's collectives run over; by default the world, which a graph with a
+        collective initializes.
+
+    Returns
+    -------
+    Executable
+        Shapes are static: compile again for other ones. The same nodes, device and group give the
+        same executable as long as it is alive.
+
+    Raises
+    ------
+    CompileError
+        The graph needs a placeholder that is not among the inputs, names two variables alike, or
+        holds an op that the device cannot compute; the message has the node's file and line.
+    """
+    name = device or config.device()
+    if name not in DEVICES:
+        raise CompileError(f"compile: expected a device among {', '.join(DEVICES)}; got {name!r}")
+    graph = Graph(tuple(inputs), tuple(outputs), sorted_updates(updates or {}))
+    check_signature(graph)
+    if group is None:
+        needs = any(n.op.collective or n.op.name == "is_rank" for n in graph.nodes)
+        group = distributed.init() if needs else distributed.alone()
+    key = (graph.inputs, graph.outputs, graph.updates, name, group)
+    executable = _cache.get(key)
+    if executable is None:
+        executable = _cache[key] = DEVICES[name](graph, group)
+    return executable  # type: ignore[no-any-return]
+
+
+def sorted_updates(updates: Mapping[Variable, Node]) -> tuple[tuple[Node, Node], ...]:
+    """By name, so that the graph's order does not depend on the dictionary's."""
+    for variable, value in updates.items():
+        if not isinstance(variable, Variable) or not isinstance(value, Node):
+            raise TypeError(
+                f"compile: updates: expected {{variable: node}}; got {variable!r}: {value!r}"
+            )
+    return tuple(sorted(updates.items(), key=lambda item: item[0].name))
+
+
+def check_signature(graph: Graph) -> None:
+    """Inputs must be placeholders and outputs nodes."""
+    for node in graph.inputs:
+        if not isinstance(node, Node) or node.op is not PLACEHOLDER:
+            raise TypeError(f"compile: inputs: expected placeholders; got {node!r}")
+    for node in graph.outputs:
+        if not isinstance(node, Node):
+            raise TypeError(f"compile: outputs: expected nodes; got {node!r}")

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment switches that Python reads, one function each; src/cpp/base/config.hpp has the rest."""
+
+from __future__ import annotations
+
+import os
+
+from .errors import InitError
+
+COMMUNICATORS = ("auto", "self", "shm", "mpi")
+
+
+def device() -> str:
+    """NGD_DEVICE: the default device of ngd.compile."""
+    return os.environ.get("NGD_DEVICE", "") or "CPU"
+
+
+def communicator() -> str:
+    """NGD_COMM: which of the built communicators a run uses."""
+    name = os.environ.get("NGD_COMM", "") or "auto"
+    if name not in COMMUNICATORS:
+        raise InitError(f"NGD_COMM: expected one of {', '.join(COMMUNICATORS)}; got {name!r}")
+    return name
+
+
+def timeout_seconds() -> float:
+    """NGD_TIMEOUT: the deadline of everything that waits for a rank, in seconds; 0 = none."""
+    text = os.environ.get("NGD_TIMEOUT", "") or "300"
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not value >= 0:
+        raise InitError(f"NGD_TIMEOUT: expected seconds >= 0; got {text!r}")
+    return value
+
+
+def check() -> bool:
+    """NGD_CHECK: verify the graph after every pass."""
+    return os.environ.get("NGD_CHECK", "0") not in ("", "0")

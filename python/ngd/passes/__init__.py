@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the user's graph to a scheduled, planned list of instructions: the pipeline, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from .. import config
+from ..ir import Graph
+from .collectives import order_collectives, split_collectives
+from .expand import expand
+from .fuse import fuse_elementwise, fuse_matmul
+from .plan_memory import Plan, plan_memory
+from .schedule import Schedule, schedule
+from .simplify import simplify
+from .target import Target, Verdict
+
+PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
+    order_collectives,
+    expand,
+    simplify,
+    fuse_matmul,
+    fuse_elementwise,
+    split_collectives,
+)
+"""Graph to graph; `schedule` and `plan_memory` follow."""
+
+
+def run(graph: Graph, target: Target) -> Plan:
+    """Run the whole pipeline; with NGD_CHECK=1 the graph is verified after every pass."""
+    check = config.check()
+    graph.verify()
+    for step in PIPELINE:
+        graph = step(graph, target)
+        if check:
+            graph.verify()
+    plan = plan_memory(schedule(graph, target), target)
+    if check:
+        plan.verify()
+    return plan
+
+
+__all__ = ["PIPELINE", "Plan", "Schedule", "Target", "Verdict", "plan_memory", "run", "schedule"]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives: one order for all ranks, then a start and a wait for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..ir import Array, Graph, Node, Op, Type, constant_node
+from .target import Target
+
+
+def order_collectives(graph: Graph, target: Target) -> Graph:
+    """Number the collectives (attr `order`), and settle what depends on the group alone.
+
+    The order is that of depth, the longest path from a leaf, so that the gradients that backward
+    computes first are sent first; equals keep the order of the structural walk. Both depend on the
+    structure alone, never on the order in which a rank's script made its nodes, and both respect
+    dependence: what needs another's result is deeper. In a group of one a collective is its input.
+    """
+    depth: dict[Node, int] = {}
+    for node in graph.nodes:
+        depth[node] = 1 + max((depth[i] for i in node.inputs), default=0)
+    collectives = sorted((n for n in graph.nodes if n.op.collective), key=depth.__getitem__)
+    number = {node: i for i, node in enumerate(collectives)}
+
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+        if node.op.name == "is_rank":
+            return constant_node(node.op.reference(rank=target.rank, **node.attrs))
+        if node not in number:
+            return node if inputs == node.inputs else node.op.node(inputs, node.attrs)
+        if target.size == 1:
+            return inputs[0]
+        return Ordered(node.op, number[node]).node(inputs, node.attrs)
+
+    return graph.rewrite(change)
+
+
+class Ordered(Op):
+    """A collective that knows its place in the sequence."""
+
+    collective = True
+
+    def __init__(self, op: Op, order: int) -> None:
+        self.name = op.name  # type: ignore[misc]
+        self.kind = op
+        self.order = order
+
+    def infer(self, *inputs: Type, **attrs: Any) -> Type:
+        """As the collective."""
+        return self.kind.infer(*inputs, **attrs)
+
+    def uniform(self, inputs: Sequence[Node], attrs: Any) -> bool:
+        """As the collective."""
+        return self.kind.uniform(inputs, attrs)
+
+
+class Start(Op):
+    """Hands the operand over; the result is the buffer in flight, not to be read."""
+
+    name = "start"
+
+    def __init__(self, op: Ordered) -> None:
+        self.kind = op
+
+    def infer(self, *inputs: Type, **attrs: Any) -> Type:
+        """The type of the collective's result."""
+        return self.kind.infer(*inputs, **attrs)
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        """The kind of collective and its attributes."""
+        return self.kind.name, attrs
+
+
+class Wait(Op):
+    """Its one input is a start; the result is the collective's, in the same buffer."""
+
+    name = "wait"
+
+    def infer(self, *inputs: Type, **attrs: Any) -> Type:
+        """The type of the buffer in flight."""
+        return inputs[0]
+
+    def reference(self, *inputs: Array, **attrs: Any) -> Array:
+        """The buffer."""
+        return inputs[0]
+
+
+WAIT: Final = Wait()
+
+
+def split_collectives(graph: Graph, target: Target) -> Graph:
+    """Replace each collective by a start and a wait joined by an edge."""
+
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+        if isinstance(node.op, Ordered):
+            start = Start(node.op).node(inputs, node.attrs)
+            wait = WAIT.node((start,))
+            wait.uniform = node.uniform
+            return wait
+        return node if inputs == node.inputs else node.op.node(inputs, node.attrs)
+
+    return graph.rewrite(change)

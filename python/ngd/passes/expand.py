@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replace an op that the device has no kernel for by its expansion into others."""
+
+from __future__ import annotations
+
+from ..errors import CompileError
+from ..ir import Graph, Leaf, Node, topological
+from .target import Target, query_node
+
+VIEWS = ("reshape", "stop_gradient")
+"""Ops that change no byte: they never reach a device."""
+
+
+def needs_kernel(node: Node) -> bool:
+    """Whether this node will be asked of the device under its own name."""
+    op = node.op
+    free = isinstance(op, Leaf) or op.elementwise or op.collective
+    return not free and op.name not in VIEWS and op.name != "broadcast_to"
+
+
+def expand(graph: Graph, target: Target) -> Graph:
+    """Expand until the device accepts everything; an op that it cannot do is a CompileError."""
+
+    def settle(node: Node) -> Node:
+        if not needs_kernel(node):
+            return node
+        verdict = query_node(target, node)
+        if verdict.accepted:
+            return node
+        if not node.op.expands:
+            raise CompileError(
+                f"{node.op.name} (made at {node.site}): the device has no kernel for "
+                f"{', '.join(str(i.type) for i in node.inputs)}: {verdict.implementation}"
+            )
+        return settle_all(node.op.expand(*node.inputs, **node.attrs), stop=set(node.inputs))
+
+    def settle_all(root: Node, stop: set[Node]) -> Node:
+        new: dict[Node, Node] = {node: node for node in stop}
+        for node in topological([root]):
+            if node not in new:
+                inputs = tuple(new.get(i, i) for i in node.inputs)
+                same = inputs == node.inputs
+                new[node] = settle(node if same else node.op.node(inputs, node.attrs))
+        return new[root]
+
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+        return settle(node if inputs == node.inputs else node.op.node(inputs, node.attrs))
+
+    return graph.rewrite(change)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fusion: bias and relu into the matrix product, chains of elementwise ops into one kernel.
+
+An elementwise kernel runs a little program over tiles that stay in L1 (see
+src/cpp/kernels/fused): `op:dtype operand operand;...`, where iN is input N, tN the result of
+instruction N, and #value an immediate.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from ..dtype import SHORT_NAMES, float32, float64
+from ..ir import Graph, Node, Op, Shape, Type, topological
+from .simplify import scalar_value
+from .target import Target, query_node
+
+MAX_INSTRUCTIONS: Final = 24
+MAX_INPUTS: Final = 12
+
+
+class FusedElementwise(Op):
+    """A chain of elementwise ops as one kernel; attrs: program, results, input_strides."""
+
+    name = "elementwise"
+
+    def __init__(self, result: Type) -> None:
+        self.result = result
+
+    def infer(self, *inputs: Type, **attrs: Any) -> Type:
+        """The type of the chain's last op."""
+        return self.result
+
+
+def uses(graph: Graph) -> Counter[Node]:
+    """How often each node is read, the graph's own outputs and updates counted."""
+    counts: Counter[Node] = Counter(graph.roots)
+    for node in graph.nodes:
+        counts.update(node.inputs)
+    return counts
+
+
+def fuse_matmul(graph: Graph, target: Target) -> Graph:
+    """relu(a @ b + bias) becomes one product with a bias and a post-operation."""
+    counts = uses(graph)
+    readers: dict[Node, int] = {}
+
+    def only_reader(node: Node) -> bool:
+        return readers.get(node, 0) == 1
+
+    def with_bias(node: Node) -> Node | None:
+        if node.op.name != "add" or node.dtype not in (float32, float64):
+            return None
+        for product, bias in (node.inputs, node.inputs[::-1]):
+            if (
+                product.op.name == "matmul"
+                and len(product.inputs) == 2
+                and only_reader(product)
+                and product.type == node.type
+                and bias.shape == product.shape[-1:]
+            ):
+                return product.op.node((*product.inputs, bias), product.attrs)
+        return None
+
+    def with_relu(node: Node) -> Node | None:
+        if node.op.name != "relu" or node.inputs[0].op.name != "matmul":
+            return None
+        product = node.inputs[0]
+        if not only_reader(product) or product.attrs["post"] or product.type != node.type:
+            return None
+        if node.dtype not in (float32, float64):
+            return None
+        return product.op.node(product.inputs, {**product.attrs, "post": "relu"})
+
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+        new = node if inputs == node.inputs else node.op.node(inputs, node.attrs)
+        for rule in (with_bias, with_relu):
+            fused = rule(new)
+            if fused is not None and query_node(target, fused).accepted:
+                new = fused
+        readers[new] = counts[node]
+        return new
+
+    return graph.rewrite(change)
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether the elementwise kernel computes this node."""
+    return node.op.elementwise or node.op.name == "broadcast_to"
+
+
+def fuse_elementwise(graph: Graph, target: Target) -> Graph:
+    """Group every elementwise op with the ones that feed it alone, and emit one kernel a group."""
+    counts = uses(graph)
+    absorbed: set[Node] = set()
+    groups: dict[Node, list[Node]] = {}
+    for root in reversed(graph.nodes):
+        if is_elementwise(root) and root not in absorbed:
+            groups[root] = members = grow(root, counts)
+            absorbed.update(members)
+
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+        new[node] = fused = rebuilt(node, inputs)
+        return fused
+
+    def rebuilt(node: Node, inputs: tuple[Node, ...]) -> Node:
+        if node in groups:
+            return emit(node, groups[node], new)
+        if node in absorbed:  # never read again: its group's root stands for it
+            return node
+        return node if inputs == node.inputs else node.op.node(inputs, node.attrs)
+
+    new: dict[Node, Node] = {}
+    return graph.rewrite(change)
+
+
+def grow(root: Node, counts: Counter[Node]) -> list[Node]:
+    """The root and every elementwise producer of its shape that nobody outside reads."""
+    members, read_inside = [root], Counter(root.inputs)
+    changed = True
+    while changed and len(members) < MAX_INSTRUCTIONS:
+        changed = False
+        for node in list(read_inside):
+            fits = (
+                node not in members
+                and is_elementwise(node)
+                and node.op.name != "broadcast_to"
+                and node.shape == root.shape
+                and read_inside[node] == counts[node]
+                and len(members) < MAX_INSTRUCTIONS
+                and len(external(members + [node])) <= MAX_INPUTS
+            )
+            if fits:
+                members.append(node)
+                read_inside.update(node.inputs)
+                changed = True
+    return members
+
+
+def external(members: list[Node]) -> list[Node]:
+    """What a group reads from outside, immediates left out, broadcasts seen through."""
+    inside, found = set(members), dict[Node, None]()
+    for node in members:
+        for operand in node.inputs:
+            if operand not in inside and immediate(operand) is None:
+                found[see_through(operand)] = None
+    return list(found)
+
+
+def see_through(node: Node) -> Node:
+    """What a broadcast reads: the kernel reads it with stride 0."""
+    while node.op.name == "broadcast_to":
+        node = node.inputs[0]
+    return node
+
+
+def immediate(node: Node) -> str | None:
+    """A one-valued constant as the kernel's text."""
+    value = scalar_value(node)
+    if value is None:
+        return None
+    if node.dtype.kind in "iub":
+        return f"#{int(value)}"
+    return f"#{float(value)!r}"
+
+
+class Emitter:
+    """Writes the program of one group."""
+
+    OPCODES: ClassVar[dict[str, str]] = {"broadcast_to": "copy"}
+
+    def __init__(self, root: Node, members: list[Node], new: dict[Node, Node]) -> None:
+        self.shape = root.shape
+        self.inside = set(members)
+        self.new = new
+        self.names: dict[Node, str] = {}
+        self.inputs: list[tuple[Node, tuple[int, ...]]] = []
+        self.lines: list[str] = []
+
+    def operand(self, node: Node) -> str:
+        """The text by which an instruction names this operand."""
+        if node in self.inside:
+            return self.names[node]
+        literal = immediate(node)
+        if literal is not None:
+            return literal
+        source = see_through(node)
+        entry = (self.new[source], broadcast_strides(node, self.shape))
+        if entry not in self.inputs:
+            self.inputs.append(entry)
+        return f"i{self.inputs.index(entry)}"
+
+    def instruction(self, node: Node) -> None:
+        """Append one node's instruction."""
+        opcode = self.OPCODES.get(node.op.name, node.op.name)
+        domain = SHORT_NAMES[node.inputs[-1].dtype]
+        if node.op.name == "cast":
+            domain += ">" + SHORT_NAMES[node.dtype]
+        operands = " ".join(self.operand(i) for i in node.inputs)
+        self.names[node] = f"t{len(self.lines)}"
+        self.lines.append(f"{opcode}:{domain} {operands}")
+
+
+def emit(root: Node, members: list[Node], new: dict[Node, Node]) -> Node:
+    """The fused node of a group; `new` maps what it reads to the rewritten graph."""
+    inside = set(members)
+    emitter = Emitter(root, members, new)
+    for node in topological([root]):
+        if node in inside:
+            emitter.instruction(node)
+    inputs = tuple(node for node, _ in emitter.inputs)
+    attrs = {
+        "program": ";".join(emitter.lines),
+        "results": (len(emitter.lines) - 1,),
+        "input_strides": tuple(s for _, strides in emitter.inputs for s in strides),
+    }
+    return FusedElementwise(root.type).node(inputs, attrs)
+
+
+def broadcast_strides(node: Node, shape: Shape) -> tuple[int, ...]:
+    """The element strides with which a kernel over `shape` reads what `node` broadcasts."""
+    chain = [node]
+    while chain[-1].op.name == "broadcast_to":
+        chain.append(chain[-1].inputs[0])
+    view = np.lib.stride_tricks.as_strided(
+        np.empty(1, np.int8), chain[-1].shape, dense_strides(chain[-1].shape)
+    )
+    for outer in reversed(chain[:-1]):
+        view = np.broadcast_to(view, outer.shape)
+    return tuple(np.broadcast_to(view, shape).strides)
+
+
+def dense_strides(shape: Shape) -> tuple[int, ...]:
+    """Row-major strides in elements; 0 along axes of size 1, as broadcasting has it."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(0 if size == 1 else step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+__all__ = ["FusedElementwise", "fuse_elementwise", "fuse_matmul"]

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where every value lives.
+
+A *storage* is a run of bytes that one or more nodes share: a view lies in its source's storage, a
+kernel's result may lie over an operand that dies there, and a collective works in place where its
+operand dies there. A storage lives from the first instruction that writes it to the last that reads
+it; what a collective touches lives until its wait. Storages of one lane whose lives do not overlap
+share bytes. What feeds a collective goes to the shared lane, so that nothing is staged.
+
+Offsets: storages are placed largest first, each at the lowest offset that is free throughout its
+life (greedy by size; Pisarchyk and Lee 2020, arXiv:2001.03288, section 5.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ..errors import CompileError
+from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Array, Leaf, Node, Type
+from .collectives import Start, Wait
+from .schedule import Schedule, is_view, source_of
+from .target import Target, query_node
+
+ALIGNMENT: Final = 64
+"""Of every offset, in bytes."""
+
+
+@dataclass
+class Storage:
+    """A run of bytes in a lane, alive from instruction `first` to instruction `last`."""
+
+    lane: str
+    place: int = 0
+    """The number in a numbered lane, the byte offset in an arena."""
+    bytes: int = 0
+    first: int = 0
+    last: int = 0
+
+    @property
+    def planned(self) -> bool:
+        """Whether the planner chooses the offset."""
+        return self.lane in ("private", "shared")
+
+
+@dataclass
+class Step:
+    """One instruction: a kernel, the start or the wait of a collective, or a copy."""
+
+    action: str
+    op: str
+    inputs: list[tuple[Type, Storage]]
+    output: tuple[Type, Storage]
+    attrs: dict[str, Any]
+    site: str
+    start: int = -1
+
+
+@dataclass
+class Plan:
+    """What the compiler turns into a Program."""
+
+    steps: list[Step] = field(default_factory=list)
+    storages: list[Storage] = field(default_factory=list)
+    variables: list[Node] = field(default_factory=list)
+    constants: list[Array] = field(default_factory=list)
+    private_bytes: int = 0
+    shared_bytes: int = 0
+    unshared_bytes: int = 0
+    """What the arenas would take if every value had bytes of its own."""
+
+    def verify(self) -> None:
+        """Prove that no two storages that are alive at once share a byte."""
+        for lane in ("private", "shared"):
+            alive = [s for s in self.storages if s.lane == lane and s.bytes]
+            for i, a in enumerate(alive):
+                for b in alive[i + 1 :]:
+                    apart_in_time = a.last < b.first or b.last < a.first
+                    apart_in_space = (
+                        a.place + a.bytes <= b.place or b.place + b.bytes <= a.place
+                    )
+                    if not (apart_in_time or apart_in_space):
+                        raise CompileError(f"plan_memory: {a} and {b} are alive in one place")
+
+
+def plan_memory(schedule: Schedule, target: Target) -> Plan:
+    """Give every value a storage, and every storage a place."""
+    planner = Planner(schedule, target)
+    planner.run()
+    return planner.plan
+
+
+class Planner:
+    """Walks the schedule once, emitting steps and extending lives, then places the storages."""
+
+    def __init__(self, schedule: Schedule, target: Target) -> None:
+        self.schedule, self.target = schedule, target
+        self.plan = Plan(variables=schedule.graph.variables)
+        self.storage: dict[Node, Storage] = {}
+        self.last_reader = self.last_readers()
+        self.sent = {
+            source_of(n.inputs[0]) for n in schedule.order if isinstance(n.op, Start)
+        }
+        self.output_place = {n: i for i, n in reversed(list(enumerate(schedule.graph.outputs)))}
+        self.started: dict[Node, int] = {}
+
+    def last_readers(self) -> dict[Node, Node | None]:
+        """For every source, the last node that reads it; None where an output or a store does."""
+        last: dict[Node, Node | None] = {}
+        for node in self.schedule.order:
+            for operand in node.inputs:
+                last[source_of(operand)] = node
+        for root in self.schedule.graph.roots:
+            if root not in self.schedule.direct:
+                last[source_of(root)] = None
+        return last
+
+    def run(self) -> None:
+        """Emit everything in order; old values that are still wanted are copied before `direct`."""
+        order, direct = self.schedule.order, self.schedule.direct
+        head = next((i for i, n in enumerate(order) if n in direct), len(order))
+        for node in order[:head]:
+            self.emit(node)
+        kept = self.keep_old_values()
+        for node in order[head:]:
+            self.emit(node)
+        for variable, value in self.schedule.stores:
+            self.copy(kept.get(value) or self.read(value), self.leaf(variable), value)
+        for number, output in enumerate(self.schedule.graph.outputs):
+            if source_of(output).op is not VARIABLE:
+                self.deliver(number, output)
+        self.place()
+
+    def keep_old_values(self) -> dict[Node, Storage]:
+        """Copy what outputs and other variables want of the variables' old values."""
+        for number, output in enumerate(self.schedule.graph.outputs):
+            if source_of(output).op is VARIABLE:
+                self.deliver(number, output)
+        kept: dict[Node, Storage] = {}
+        for _, value in self.schedule.stores:
+            if source_of(value).op is VARIABLE and value not in kept:
+                source = self.read(value)
+                kept[value] = self.new_storage("private", value.type.bytes)
+                self.copy(source, kept[value], value)
+        return kept
+
+    def deliver(self, number: int, output: Node) -> None:
+        """Copy an output that was not computed in its place."""
+        source = self.read(output)
+        if (source.lane, source.place) != ("output", number):
+            self.copy(source, Storage("output", number), output)
+
+    def new_storage(self, lane: str, size: int) -> Storage:
+        """A storage of its own, alive from the next step on."""
+        now = len(self.plan.steps)
+        storage = Storage(lane, 0, size, now, now)
+        self.plan.storages.append(storage)
+        return storage
+
+    def leaf(self, node: Node) -> Storage:
+        """The storage of what comes from outside."""
+        if node not in self.storage:
+            if node.op is PLACEHOLDER:
+                place = self.schedule.graph.inputs.index(node)
+                self.storage[node] = Storage("input", place)
+            elif node.op is CONSTANT:
+                self.plan.constants.append(node.attrs["value"])
+                self.storage[node] = Storage("constant", len(self.plan.constants) - 1)
+            else:
+                self.storage[node] = Storage("variable", self.plan.variables.index(node))
+        return self.storage[node]
+
+    def read(self, node: Node) -> Storage:
+        """The storage in which a node's value is found; it lives until the next step at least."""
+        source = source_of(node)
+        storage = self.leaf(source) if isinstance(source.op, Leaf) else self.storage[source]
+        storage.last = max(storage.last, len(self.plan.steps))
+        return storage
+
+    def emit(self, node: Node) -> None:
+        """Emit one node of the schedule."""
+        if isinstance(node.op, Wait):
+            start = node.inputs[0]
+            storage = self.read(start)
+            self.read(start.inputs[0])  # the communicator's until here
+            self.plan.steps.append(
+                Step("wait", start.op.lower()[0], [], (node.type, storage), {}, node.site,
+                     self.started[start])
+            )
+        elif isinstance(node.op, Start):
+            self.emit_start(node)
+        elif not is_view(node):
+            inputs = [(i.type, self.read(i)) for i in node.inputs]
+            output = self.choose(node, inputs)
+            name, attrs = node.op.lower(**node.attrs)
+            self.append(Step("run", name, inputs, (node.type, output), attrs, node.site))
+
+    def append(self, step: Step) -> None:
+        """Append a step; what it writes is alive there."""
+        storage = step.output[1]
+        storage.last = max(storage.last, len(self.plan.steps))
+        self.plan.steps.append(step)
+
+    def emit_start(self, node: Node) -> None:
+        """A collective, in place where its operand is read by nobody else any more."""
+        operand = node.inputs[0]
+        source = self.read(operand)
+        dies = self.last_reader.get(source_of(operand)) is node
+        in_place = dies and source.lane == "shared"
+        result = source if in_place else self.new_storage("shared", node.type.bytes)
+        self.storage[node] = result
+        self.started[node] = len(self.plan.steps)
+        name, attrs = node.op.lower(**node.attrs)
+        self.append(
+            Step("start", name, [(operand.type, source)], (node.type, result), attrs, node.site)
+        )
+
+    def choose(self, node: Node, inputs: list[tuple[Type, Storage]]) -> Storage:
+        """The storage of a kernel's result."""
+        variable = self.schedule.direct.get(node)
+        if variable is not None:
+            self.storage[node] = self.leaf(variable)
+        elif node in self.output_place and node not in self.sent:
+            self.storage[node] = Storage("output", self.output_place[node])
+        else:
+            lane = "shared" if node in self.sent else "private"
+            self.storage[node] = self.over_operand(node, inputs, lane) or self.new_storage(
+                lane, node.type.bytes
+            )
+        return self.storage[node]
+
+    def over_operand(
+        self, node: Node, inputs: list[tuple[Type, Storage]], lane: str
+    ) -> Storage | None:
+        """An operand that dies here, of this size and lane, that the kernel may write over."""
+        in_place = query_node(self.target, node).in_place
+        for i, (type_, storage) in enumerate(inputs):
+            source = source_of(node.inputs[i])
+            dies = self.last_reader.get(source) is node and source not in self.sent
+            if in_place >> i & 1 and dies and storage.lane == lane:
+                if storage.bytes == node.type.bytes and type_.bytes == node.type.bytes:
+                    return storage
+        return None
+
+    def copy(self, source: Storage, destination: Storage, node: Node) -> None:
+        """Append a copy of a value of the node's type."""
+        source.last = max(source.last, len(self.plan.steps))
+        types = (node.type, source), (node.type, destination)
+        self.append(Step("run", "copy", [types[0]], types[1], {}, node.site))
+
+    def place(self) -> None:
+        """Give offsets, largest first."""
+        for lane in ("private", "shared"):
+            placed: list[Storage] = []
+            mine = [s for s in self.plan.storages if s.lane == lane and s.bytes > 0]
+            for storage in sorted(mine, key=lambda s: (-s.bytes, s.first)):
+                rivals = sorted(
+                    (s for s in placed if not (s.last < storage.first or storage.last < s.first)),
+                    key=lambda s: s.place,
+                )
+                offset = 0
+                for rival in rivals:
+                    if offset + storage.bytes <= rival.place:
+                        break
+                    offset = max(offset, aligned(rival.place + rival.bytes))
+                storage.place = offset
+                placed.append(storage)
+            total = max((aligned(s.place + s.bytes) for s in placed), default=0)
+            setattr(self.plan, f"{lane}_bytes", total)
+        self.plan.unshared_bytes = sum(
+            aligned(n.type.bytes)
+            for n in self.schedule.order
+            if not is_view(n) and n not in self.schedule.direct
+        )
+
+
+def aligned(size: int) -> int:
+    """Round up to ALIGNMENT."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+__all__ = ["ALIGNMENT", "Plan", "Step", "Storage", "plan_memory"]

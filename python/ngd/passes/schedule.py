@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of execution.
+
+Collectives start in the order of their numbers, each as soon as its operand is there, and are
+waited for where their result is first read. The variables' new values come last, after every wait,
+so that a step that a peer's failure ends has changed no variable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir import Graph, Leaf, Node, topological
+from .collectives import Start, Wait
+from .expand import VIEWS
+from .target import Target, query_node
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Nodes in the order of execution, and how the variables get their new values."""
+
+    graph: Graph
+    order: tuple[Node, ...]
+    """Everything but the leaves, each after what it reads."""
+    direct: dict[Node, Node]
+    """Node -> the variable in whose memory it is computed; all of them stand at the end of `order`."""
+    stores: tuple[tuple[Node, Node], ...]
+    """(variable, value): copied after everything else."""
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node's value lies where its input's lies."""
+    return node.op.name in VIEWS or isinstance(node.op, Wait)
+
+
+def source_of(node: Node) -> Node:
+    """The node whose memory a view shows."""
+    while is_view(node):
+        node = node.inputs[0]
+    return node
+
+
+def schedule(graph: Graph, target: Target) -> Schedule:
+    """Order the graph's nodes; see the head of this file."""
+    starts = [n for n in graph.nodes if isinstance(n.op, Start)]
+    starts.sort(key=lambda n: n.op.kind.order)  # type: ignore[attr-defined]
+    order = [n for n in topological([*starts, *graph.roots]) if not isinstance(n.op, Leaf)]
+    candidates = direct_candidates(graph, starts)
+    tail: set[Node] = set()
+    for node in order:
+        if node in candidates or any(i in tail for i in node.inputs):
+            tail.add(node)
+    if any(isinstance(n.op, (Start, Wait)) for n in tail):
+        candidates, tail = {}, set()
+    order = [n for n in order if n not in tail] + [n for n in order if n in tail]
+    direct = keep_safe(candidates, order, graph, target)
+    stores = tuple((v, value) for v, value in graph.updates if value not in direct and value is not v)
+    return Schedule(graph, tuple(order), direct, stores)
+
+
+def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
+    """Values that could be computed in their variable's memory: one variable's, nobody's output."""
+    values = [value for _, value in graph.updates]
+    sent = set(topological(starts))
+    return {
+        value: variable
+        for variable, value in graph.updates
+        if values.count(value) == 1
+        and value not in graph.outputs
+        and value not in sent
+        and not isinstance(value.op, Leaf)
+        and not is_view(value)
+    }
+
+
+def keep_safe(
+    candidates: dict[Node, Node], order: list[Node], graph: Graph, target: Target
+) -> dict[Node, Node]:
+    """Drop every candidate that would overwrite what is still to be read.
+
+    A kernel may write over an operand only where the device says so; a store that copies another
+    variable's old value reads it before any candidate writes (plan_memory sees to that).
+    """
+    position = {node: i for i, node in enumerate(order)}
+    last_read: dict[Node, int] = {}
+    for i, node in enumerate(order):
+        for operand in node.inputs:
+            last_read[source_of(operand)] = i
+    for output in graph.outputs:
+        last_read[source_of(output)] = len(order)
+
+    def safe(value: Node, variable: Node) -> bool:
+        last = last_read.get(variable, -1)
+        if last != position[value]:
+            return last < position[value]
+        in_place = query_node(target, value).in_place
+        return all(
+            in_place >> i & 1
+            for i, operand in enumerate(value.inputs)
+            if source_of(operand) is variable
+        )
+
+    return {value: v for value, v in candidates.items() if safe(value, v)}

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the passes may ask about the device that they compile for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..ir import Node, Type
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A device's answer to "can you compute this op?"."""
+
+    accepted: bool
+    implementation: str
+    """Which kernel would run it; where refused, every refusal with its reason."""
+    in_place: int
+    """Bit i: the result may overwrite input i."""
+
+
+class Target(Protocol):
+    """A device and a group, as far as compilation depends on them."""
+
+    rank: int
+    size: int
+
+    def query(
+        self, op: str, inputs: Sequence[Type], output: Type, attrs: Mapping[str, Any]
+    ) -> Verdict:
+        """Whether a native kernel computes this."""
+        ...
+
+
+def query_node(target: Target, node: Node) -> Verdict:
+    """Ask for the kernel of a node as it stands."""
+    name, attrs = node.op.lower(**node.attrs)
+    return target.query(name, [i.type for i in node.inputs], node.type, attrs)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables: named values that outlive a step, one value per device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from .dtype import as_dtype
+from .errors import PoisonedVariableError, ShapeError
+from .ir import PLACEHOLDER, VARIABLE, Array, DType, Node, Shape, Type, constant_node
+
+
+class Storage(Protocol):
+    """A variable's value on one device."""
+
+    def read(self) -> Array:
+        """A copy of the value."""
+        ...
+
+    def write(self, value: Array) -> None:
+        """Replace the value by a contiguous array of the variable's type."""
+        ...
+
+
+class Variable(Node):
+    """A value that a step may read and, through `updates`, replace.
+
+    It is a handle: every executable of a device that uses the variable shares the one value there.
+    Its name is its key in a checkpoint, and unique in a graph. Make one with ngd.variable.
+    """
+
+    __slots__ = ("_initial", "_latest", "_poisoned", "_storages", "version")
+
+    def __init__(self, name: str, initial: Array) -> None:
+        super().__init__(VARIABLE, (), {"name": name}, Type(initial.dtype, initial.shape))
+        self.uniform = True
+        self._initial = initial
+        self._storages: dict[str, Storage] = {}
+        self._latest: str | None = None
+        self._poisoned = False
+        self.version = 0
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        return str(self.attrs["name"])
+
+    def numpy(self, device: str | None = None) -> Array:
+        """Return a copy of the value on `device`; by default on the device that wrote it last."""
+        self.check_readable()
+        storage = self._storages.get(device or self._latest or "")
+        return storage.read() if storage is not None else self._initial.copy()
+
+    def assign(self, value: Any) -> None:
+        """Replace the value on every device; shape must be equal, the dtype is cast to."""
+        array = np.asarray(value)
+        if array.shape != self.shape:
+            raise ShapeError(
+                f"variable {self.name!r}: assign() expected shape {self.shape}; got {array.shape}"
+            )
+        array = np.ascontiguousarray(array.astype(self.dtype)).reshape(self.shape)
+        self._initial = array.copy()
+        for storage in self._storages.values():
+            storage.write(array)
+        self._poisoned = False
+        self.version += 1
+
+    def storage(self, device: str, make: Callable[[Type, Array], Storage]) -> Storage:
+        """Return the value on `device`, made from the newest value where there is none yet."""
+        if device not in self._storages:
+            self._storages[device] = make(self.type, self.numpy())
+            self._latest = self._latest or device
+        return self._storages[device]
+
+    def written(self, device: str) -> None:
+        """Note that a step has replaced the value on `device`."""
+        self._latest = device
+        self.version += 1
+
+    def check_readable(self) -> None:
+        """Raise PoisonedVariableError where a step failed half-way through an update."""
+        if self._poisoned:
+            raise PoisonedVariableError(
+                f"variable {self.name!r}: a step failed while it was updated, so its value is "
+                "unknown; assign() a value, or load a checkpoint"
+            )
+
+    def poison(self) -> None:
+        """Refuse reads until the next assign(): a step failed half-way through the update."""
+        self._poisoned = True
+
+
+def variable(name: str, initial: Any) -> Variable:
+    """Make a variable from an array-like initial value, which is copied.
+
+    Python floats make float32, so that a literal does not turn a model into float64; arrays keep
+    their dtype. Ranks that give the same value start equal; ngd.broadcast_variables makes them so.
+    """
+    where = f"variable {name!r}"
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"variable: expected a non-empty name; got {name!r}")
+    array = np.asarray(initial)
+    typed = hasattr(initial, "dtype")
+    if not typed and array.dtype == np.float64:
+        array = array.astype(np.float32)
+    as_dtype(array.dtype, where)
+    return Variable(name, np.array(array, order="C", copy=True))
+
+
+def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bool = False) -> Node:
+    """Make an input of a compiled step: given at every call, by position.
+
+    `uniform` promises that all ranks give the same value (a learning rate, a step number).
+    """
+    where = f"placeholder {name!r}"
+    sizes = tuple(int(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+    if any(n < 0 for n in sizes):
+        raise ShapeError(f"{where}: expected sizes >= 0; got {shape}")
+    attrs = {"name": str(name), "uniform": bool(uniform)}
+    return Node(PLACEHOLDER, (), attrs, Type(as_dtype(dtype, where), sizes))
+
+
+def constant(value: Any, dtype: Any = None) -> Node:
+    """Make a constant from an array-like value, which is copied.
+
+    Without `dtype`, Python floats make float32 and Python integers int64; arrays keep theirs.
+    """
+    target: DType | None = None if dtype is None else as_dtype(dtype, "constant")
+    array = np.asarray(value)
+    if target is None and not hasattr(value, "dtype") and array.dtype == np.float64:
+        target = np.dtype(np.float32)
+    array = array.astype(target) if target is not None else array
+    as_dtype(array.dtype, "constant")
+    return constant_node(array)
+
+
+__all__ = ["Storage", "Variable", "constant", "placeholder", "variable"]
