@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may import whom, and how long things may be: the house rules that a program can check."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "python" / "ngd"
+CORE = ROOT / "src" / "cpp"
+
+MAX_FILE_LINES = 800
+MAX_FUNCTION_LINES = 60
+LONG_FOR_A_REASON = "long because"
+"""A comment with these words, in a function or a file's first ten lines, argues its length."""
+
+# Each row may import the rows above it, and within itself.
+LAYERS = (
+    {"errors"},
+    {"dtype", "config", "environment"},
+    {"ir"},
+    {"ops"},
+    {"autodiff", "reference", "variable", "passes"},
+    {"compiler", "distributed"},
+    {"__init__", "launch"},
+    {"cli", "nn", "optim", "data"},
+)
+USERS_OF_THE_CORE = {"compiler", "distributed"}
+
+INCLUDES = {
+    "base": {"base"},
+    "device": {"base", "device"},
+    "kernels": {"base", "device", "kernels"},
+    "comm": {"base", "device", "comm"},
+    "runtime": {"base", "device", "kernels", "comm", "runtime"},
+}
+
+PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))
+CPP_FILES = sorted(p for p in CORE.rglob("*") if p.suffix in (".cpp", ".hpp", ".inc"))
+ALL_FILES = sorted(
+    path
+    for folder in ("python", "src", "tests", "examples", "benchmarks", "cmake")
+    for path in (ROOT / folder).rglob("*")
+    if path.suffix in (".py", ".pyx", ".pxd", ".pyi", ".cpp", ".hpp", ".inc", ".cmake")
+    or path.name == "CMakeLists.txt"
+)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def module_of(path: Path) -> str:
+    """The part of the package that a file belongs to: the first name below ngd."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_modules(path: Path, source: str) -> set[str]:
+    """The parts of the package that this file imports."""
+    inside = path.relative_to(PACKAGE).parts
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            here = ["ngd", *inside[:-1]]
+            base = here[: len(here) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # `from . import x` names a part of the package; `from .x import y` has named it.
+            names = [f"{module}.{a.name}" for a in node.names] if module == "ngd" else [module]
+        found |= {name.split(".")[1] for name in names if name.startswith("ngd.")}
+    return found
+
+
+def faults_of_imports(path: Path, source: str) -> list[str]:
+    """What this file of the package imports although it may not."""
+    mine = module_of(path)
+    level = next((i for i, layer in enumerate(LAYERS) if mine in layer), None)
+    if level is None:
+        return [] if mine == "_core" else [f"{mine} stands in no layer"]
+    below = set().union(*LAYERS[: level + 1])
+    faults = []
+    for module in sorted(imported_modules(path, source) - {mine}):
+        if module == "_core":
+            if mine not in USERS_OF_THE_CORE:
+                faults.append(f"{mine} imports _core")
+        elif module not in below and any(module in layer for layer in LAYERS):
+            faults.append(f"{mine} imports {module}")
+    return faults
+
+
+def faults_of_includes(folder: str, source: str) -> list[str]:
+    """What a file of this folder of the core includes although it may not."""
+    included = re.findall(r'^\s*#include "([^"]+)"', source, re.MULTILINE)
+    folders = {path.split("/")[0] for path in included if "/" in path}
+    return [f"{folder} includes {f}" for f in sorted(folders - INCLUDES[folder])]
+
+
+def long_python_functions(source: str) -> list[str]:
+    """Functions of more lines than allowed that do not say why."""
+    lines = source.splitlines()
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            assert node.end_lineno is not None
+            body = lines[node.lineno - 1 : node.end_lineno]
+            if len(body) > MAX_FUNCTION_LINES and LONG_FOR_A_REASON not in "\n".join(body):
+                found.append(f"{node.name}: {len(body)} lines")
+    return found
+
+
+def long_cpp_functions(source: str) -> list[str]:
+    """As above. clang-format has put a body's closing brace below its first line's beginning."""
+    lines = source.splitlines()
+    found = []
+    for number, line in enumerate(lines):
+        opening = re.match(r"( *)\S.*\) ?(?:const|noexcept|override|final|mutable| )*\{$", line)
+        statement = re.match(r" *(?:if|for|while|switch|else|\} else|do|return)\b", line)
+        if not opening or statement:
+            continue
+        closing = re.compile(re.escape(opening.group(1)) + r"\}")
+        end = next((i for i in range(number + 1, len(lines)) if closing.match(lines[i])), number)
+        body = lines[number : end + 1]
+        if len(body) > MAX_FUNCTION_LINES and LONG_FOR_A_REASON not in "\n".join(body):
+            found.append(f"{line.strip()}: {len(body)} lines")
+    return found
+
+
+@pytest.mark.parametrize("path", PYTHON_FILES, ids=name_of)
+def test_python_imports_only_what_stands_below(path: Path) -> None:
+    assert faults_of_imports(path, path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", CPP_FILES, ids=name_of)
+def test_cpp_includes_only_what_its_folder_links(path: Path) -> None:
+    folder = path.relative_to(CORE).parts[0]
+    if path.parent != CORE:
+        assert faults_of_includes(folder, path.read_text()) == []
+
+
+def test_cython_includes_only_the_one_header() -> None:
+    sources = "".join(p.read_text() for p in (PACKAGE / "_core").glob("*.p[yx][xd]"))
+    headers = set(re.findall(r'cdef extern from "([^"]+)"', sources))
+    assert "ngd.hpp" in headers
+    own = {p.name for p in (PACKAGE / "_core").glob("*.hpp")}
+    assert headers - own == {"ngd.hpp"}
+
+
+@pytest.mark.parametrize("path", ALL_FILES, ids=name_of)
+def test_files_are_short_and_say_their_license(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert lines[:1] != []
+    assert "SPDX-License-Identifier: Apache-2.0" in lines[0]
+    assert len(lines) <= MAX_FILE_LINES or LONG_FOR_A_REASON in "\n".join(lines[:10])
+
+
+@pytest.mark.parametrize("path", [p for p in ALL_FILES if p.suffix == ".py"], ids=name_of)
+def test_python_functions_are_short(path: Path) -> None:
+    assert long_python_functions(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", CPP_FILES, ids=name_of)
+def test_cpp_functions_are_short(path: Path) -> None:
+    assert long_cpp_functions(path.read_text()) == []
+
+
+def test_the_rules_find_what_breaks_them() -> None:
+    assert faults_of_imports(PACKAGE / "ir.py", "from . import ops") == ["ir imports ops"]
+    assert faults_of_imports(PACKAGE / "ops" / "norm.py", "from ..compiler import x") == [
+        "ops imports compiler"
+    ]
+    assert faults_of_imports(PACKAGE / "autodiff.py", "import ngd._core") == [
+        "autodiff imports _core"
+    ]
+    assert faults_of_imports(PACKAGE / "nn" / "layers.py", "from .. import _core") == [
+        "nn imports _core"
+    ]
+    assert faults_of_imports(PACKAGE / "new.py", "") == ["new stands in no layer"]
+    assert faults_of_imports(PACKAGE / "ops" / "a.py", "from ..ir import Node, ops") == []
+    assert faults_of_includes("comm", '#include "kernels/a.hpp"\n#include "base/a.hpp"') == [
+        "comm includes kernels"
+    ]
+    long_body = "\n".join(["  x();"] * MAX_FUNCTION_LINES)
+    assert long_cpp_functions(f"void f(int a) {{\n{long_body}\n}}\n") != []
+    assert long_cpp_functions(f"void f(int a) {{\n  // long because\n{long_body}\n}}\n") == []
+    assert long_python_functions("def f():\n" + "    x()\n" * MAX_FUNCTION_LINES) != []
