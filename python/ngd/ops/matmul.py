@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from ..dtype import NUMBERS
+from ..errors import ShapeError
+from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, register
+from .elementwise import align, where
+from .operands import Value, expect_dtype, got, narrow, widen
+from .shape import reshape
+
+
+def _read(x: Shape, transposed: bool) -> Shape:
+    return (*x[:-2], x[-1], x[-2]) if transposed else x
+
+
+class MatMul(Op):
+    """matmul(a, b): numpy.matmul, 1-D operands and broadcast batches included.
+
+    A node has operands of two axes or more. Attrs: transpose_a, transpose_b read the last two axes
+    of that operand in reverse. Passes may add a third operand, a bias of the result's last axis,
+    and post="relu", applied last. Two-byte floats are accumulated in float32 and rounded once.
+    """
+
+    name = "matmul"
+    dtypes = NUMBERS
+
+    def __call__(self, a: Value, b: Value) -> Node:
+        a, b = align(self.name, a, b)
+        if not a.ndim or not b.ndim:
+            raise ShapeError(f"matmul: expected tensors, not scalars; got {got(a.type, b.type)}")
+        row = reshape(a, (1, *a.shape)) if a.ndim == 1 else a
+        column = reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
+        product = self._product(row, column)
+        shape = list(product.shape)
+        if b.ndim == 1:
+            del shape[-1]
+        if a.ndim == 1:
+            del shape[-1 if b.ndim == 1 else -2]
+        return reshape(product, shape)
+
+    def _product(self, a: Node, b: Node) -> Node:
+        attrs = {"transpose_a": False, "transpose_b": False}
+        if a.ndim > 2 and b.ndim == 2:  # one large product, and so is the gradient of b
+            rows = reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
+            return reshape(self.node((rows, b), attrs), (*a.shape[:-1], b.shape[-1]))
+        return self.node((a, b), attrs)
+
+    def infer(
+        self, *inputs: Type, transpose_a: bool = False, transpose_b: bool = False, post: str = ""
+    ) -> Type:
+        dtype = expect_dtype(self.name, inputs, self.dtypes)
+        a, b = (_read(x.shape, t) for x, t in zip(inputs, (transpose_a, transpose_b), strict=False))
+        if a[-1] != b[-2]:
+            read = " (read transposed)" if transpose_a or transpose_b else ""
+            raise ShapeError(
+                f"matmul: expected the last axis of a to equal the second to last of b; "
+                f"got {got(*inputs)}{read}"
+            )
+        if len(inputs) > 2 and inputs[2].shape != b[-1:]:
+            raise ShapeError(f"matmul: expected a bias of shape {b[-1:]}; got {inputs[2]}")
+        if post not in ("", "relu"):
+            raise ValueError(f'matmul: expected post "" or "relu"; got {post!r}')
+        return Type(dtype, (*broadcast_shapes(self.name, a[:-2], b[:-2]), a[-2], b[-1]))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        a, b, *bias = node.inputs
+        ta, tb = node.attrs["transpose_a"], node.attrs["transpose_b"]
+        if node.attrs.get("post") == "relu":
+            dy = where(node > 0, dy, 0)
+
+        def product(x: Node, y: Node, transpose_x: bool, transpose_y: bool) -> Node:
+            return self.node((x, y), {"transpose_a": transpose_x, "transpose_b": transpose_y})
+
+        # With A and B as they are read, dA = dy Bᵀ and dB = Aᵀ dy; each is made in its own layout.
+        da = product(b, dy, tb, True) if ta else product(dy, b, False, not tb)
+        db = product(dy, a, True, ta) if tb else product(a, dy, not ta, False)
+        return (da, db, *(dy for _ in bias))
+
+    def reference(
+        self, *inputs: Array, transpose_a: bool = False, transpose_b: bool = False, post: str = ""
+    ) -> Array:
+        a, b, *bias = map(widen, inputs)
+        result = np.matmul(
+            a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b
+        )
+        for addend in bias:
+            result = result + addend
+        return narrow(np.maximum(result, 0) if post == "relu" else result, inputs[0].dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for ta in (False, True):
+            for tb in (False, True):
+                for a, b, n in (((2, 3), (3, 4), 4), ((17, 33), (33, 9), 9)):
+                    attrs = {"transpose_a": ta, "transpose_b": tb}
+                    left, right = Operand(_read(a, ta)), Operand(_read(b, tb))
+                    yield Sample((left, right), attrs)
+                    yield Sample((left, right, Operand((n,))), attrs | {"post": ""})
+        plain = {"transpose_a": False, "transpose_b": False}
+        batches: tuple[tuple[Shape, Shape], ...] = (
+            ((5, 2, 3), (5, 3, 4)),
+            ((2, 3), (5, 3, 4)),
+            ((2, 1, 2, 3), (5, 3, 1)),
+            ((0, 3), (3, 4)),
+            ((2, 0), (0, 4)),
+        )
+        for left_shape, right_shape in batches:
+            yield Sample((Operand(left_shape), Operand(right_shape)), plain)
+        yield Sample((Operand((4, 2)), Operand((3, 2)), Operand((3,))), _RELU)
+        yield Sample((Operand((4, 2)), Operand((3, 2))), _RELU)
+
+
+_RELU: Final = {"transpose_a": False, "transpose_b": True, "post": "relu"}
+
+matmul: Final[MatMul] = register(MatMul())

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all families of ops share: operands become nodes, dtypes are checked, halves are widened."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ..dtype import (
+    ALL,
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    SHORT_NAMES,
+    as_dtype,
+    bfloat16,
+    float16,
+    float32,
+    float64,
+)
+from ..errors import DTypeError, ShapeError
+from ..ir import Array, DType, Node, Shape, Type, constant_node
+
+Value: TypeAlias = Node | ArrayLike
+"""What an op takes for an operand: a node, an array, or a Python scalar, whose dtype is weak."""
+
+HALVES: Final = (float16, bfloat16)
+INDICES: Final = (np.dtype(np.int32), np.dtype(np.int64))
+"""The dtypes in which kernels take indices and labels; the public calls cast the others."""
+
+_FAMILIES: Final = {ALL: "any dtype", NUMBERS: "numbers", INTEGERS: "integers", FLOATS: "floats"}
+
+
+def got(*types: Type) -> str:
+    """Operands as error messages show them."""
+    return " and ".join(map(str, types)) if types else "nothing"
+
+
+def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]) -> DType:
+    """Return the one dtype of all operands, checked."""
+    family = _FAMILIES.get(allowed) or " or ".join(SHORT_NAMES[d] for d in allowed)
+    if any(t.dtype not in allowed for t in types):
+        raise DTypeError(f"{where}: expected {family}; got {got(*types)}")
+    if any(t.dtype != types[0].dtype for t in types):
+        raise DTypeError(f"{where}: expected operands of one dtype; got {got(*types)}")
+    return types[0].dtype
+
+
+def is_weak(value: Any) -> bool:
+    """Whether this is a Python scalar, which takes the dtype of what it meets."""
+    return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
+
+
+def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> Node:
+    """Return a node as it is, anything else as a constant.
+
+    A Python scalar takes the dtype of `like`, or else NumPy's default: bool, int64, float64.
+    """
+    if isinstance(value, Node):
+        return value
+    if is_weak(value) and like is not None:
+        return scalar(value, like.dtype, where)
+    if value is None or isinstance(value, (str, bytes)):
+        raise DTypeError(f"{where}: expected a node, an array or a number; got {value!r}")
+    array = np.asarray(value)
+    as_dtype(array.dtype, where)
+    return constant_node(array)
+
+
+def scalar(value: Any, dtype: DType, where: str) -> Node:
+    """Make a constant of shape () from a Python scalar that must fit the dtype."""
+    try:
+        with np.errstate(over="ignore"):
+            return constant_node(np.array(value, dtype))
+    except OverflowError:
+        raise DTypeError(f"{where}: {value} does not fit in {SHORT_NAMES[dtype]}") from None
+
+
+def float_of(dtype: DType) -> DType:
+    """Return the floating dtype in which NumPy computes exp, log and their kin for this dtype."""
+    if dtype in FLOATS:
+        return dtype
+    return np.exp.resolve_dtypes((dtype, None))[1]
+
+
+def widen(x: Array) -> Array:
+    """Return two-byte floats as float32, in which everything on them is computed."""
+    return x.astype(float32) if x.dtype in HALVES else x
+
+
+def narrow(x: Any, dtype: DType) -> Array:
+    """Round a result to its dtype; float64 reaches a two-byte float by way of float32."""
+    array = np.asarray(x)
+    if dtype in HALVES and array.dtype == float64:
+        array = array.astype(float32)
+    return array.astype(dtype, copy=False)
+
+
+def as_shape(shape: Any) -> Shape:
+    """Make a shape from an int or a sequence of them."""
+    extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    return tuple(int(n) for n in extents)
+
+
+def as_axis(where: str, axis: Any, ndim: int, of: Any) -> int:
+    """Make an axis non-negative; `of` is what it is an axis of, for the message."""
+    index = int(axis)
+    if not -ndim <= index < ndim:
+        raise ShapeError(f"{where}: expected an axis in [{-ndim}, {ndim}) of {of}; got {axis}")
+    return index % ndim

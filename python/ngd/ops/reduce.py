@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions over axes of one tensor.
+
+All are called as NumPy's: (x, axis=None | int | tuple, keepdims=False). Nodes carry `axes`, sorted
+and non-negative, and `keepdims`. Sums of bools and small integers are int64 or uint64, means of
+integers float64. Two-byte floats are accumulated in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final, TypeAlias
+
+import numpy as np
+
+from ..dtype import FLOATS, NUMBERS, float64, int64, is_float, uint64
+from ..errors import ShapeError
+from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, register
+from .elementwise import abs, cast, equal, exp, log, square, where
+from .operands import Value, as_axis, as_node, expect_dtype, float_of, narrow, widen
+from .shape import broadcast_to, concat, full, reshape, transpose
+
+Axis: TypeAlias = int | Sequence[int] | None
+
+
+def normalize_axes(name: str, axis: Axis, x: Type) -> Shape:
+    """Make the axes non-negative and sorted; None is all of them."""
+    if axis is None:
+        return tuple(range(len(x.shape)))
+    given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    axes = sorted(as_axis(name, a, len(x.shape), x) for a in given)
+    if len(set(axes)) != len(axes):
+        raise ShapeError(f"{name}: expected axes that differ; got {axis} of {x}")
+    return tuple(axes)
+
+
+def reduced_shape(shape: Shape, axes: Shape, keepdims: bool) -> Shape:
+    """Return the shape after a reduction."""
+    if keepdims:
+        return tuple(1 if i in axes else n for i, n in enumerate(shape))
+    return tuple(n for i, n in enumerate(shape) if i not in axes)
+
+
+def restore(reduced: Node, x: Node, axes: Shape) -> Node:
+    """Give a result of reducing x its reduced axes back, with extent 1."""
+    return reshape(reduced, reduced_shape(x.shape, axes, True))
+
+
+def broadcast_back(dy: Node, x: Node, axes: Shape) -> Node:
+    """Give every element of x the value at the result that it went into."""
+    return broadcast_to(restore(dy, x, axes), x.shape)
+
+
+def extent(shape: Shape, axes: Shape) -> int:
+    """Count the elements that each result is made of."""
+    return math.prod(shape[a] for a in axes)
+
+
+class Reduction(Op):
+    """One result for all elements along the axes; attrs: axes, keepdims."""
+
+    compute: ClassVar[Callable[..., Any]]
+    has_identity: ClassVar[bool] = True
+    """Whether there is a result for no elements at all."""
+    distinct: ClassVar[bool] = False
+
+    def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
+        x = self.prepare(as_node(x, where=self.name))
+        axes = normalize_axes(self.name, axis, x.type)
+        return self.node((x,), {"axes": axes, "keepdims": bool(keepdims)})
+
+    def prepare(self, x: Node) -> Node:
+        """Cast the operand to the dtype in which NumPy accumulates."""
+        return x
+
+    def infer(self, x: Type, *, axes: Shape, keepdims: bool) -> Type:
+        dtype = expect_dtype(self.name, (x,), self.dtypes)
+        if not self.has_identity and extent(x.shape, axes) == 0:
+            raise ShapeError(f"{self.name}: expected at least one element along {axes}; got {x}")
+        return Type(dtype, reduced_shape(x.shape, axes, keepdims))
+
+    def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
+        return narrow(type(self).compute(widen(x), axis=axes, keepdims=keepdims), x.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, axes, keepdims in (
+            ((), (), False),
+            ((7,), (0,), False),
+            ((2, 3, 4), (0, 1, 2), False),
+            ((2, 3, 4), (1,), True),
+            ((2, 3, 4), (0, 2), False),
+            ((5, 33), (1,), False),
+            ((33, 5), (0,), True),
+            ((0, 3), (1,), False),
+        ):
+            operand = Operand(shape, distinct=self.distinct)
+            yield Sample((operand,), {"axes": axes, "keepdims": keepdims})
+        if self.has_identity:
+            yield Sample((Operand((2, 0)),), {"axes": (1,), "keepdims": False})
+
+
+def _accumulator(dtype: DType) -> DType:
+    if is_float(dtype):
+        return dtype
+    return uint64 if dtype.kind == "u" else int64
+
+
+class Sum(Reduction):
+    """The sum of the elements; 0 of none."""
+
+    name = "sum"
+    dtypes = (int64, uint64, *FLOATS)
+    compute = np.sum
+
+    def prepare(self, x: Node) -> Node:
+        return cast(x, _accumulator(x.dtype))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        return (broadcast_back(dy, x, node.attrs["axes"]),)
+
+
+sum: Final[Sum] = register(Sum())
+
+
+class Mean(Reduction):
+    """The sum of the elements divided by their number; NaN of none."""
+
+    name = "mean"
+    dtypes = FLOATS
+
+    def prepare(self, x: Node) -> Node:
+        return x if is_float(x.dtype) else cast(x, float64)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        axes = node.attrs["axes"]
+        return (broadcast_back(dy / (extent(x.shape, axes) or 1), x, axes),)
+
+    def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
+        total = np.sum(widen(x), axis=axes, keepdims=keepdims)
+        return narrow(np.divide(total, total.dtype.type(extent(x.shape, axes))), x.dtype)
+
+
+mean: Final[Mean] = register(Mean())
+
+
+class Prod(Reduction):
+    """The product of the elements; 1 of none."""
+
+    name = "prod"
+    dtypes = (int64, uint64, *FLOATS)
+    compute = np.prod
+
+    def prepare(self, x: Node) -> Node:
+        return cast(x, _accumulator(x.dtype))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        # The product of the others, without division, so that zeros are no special case: what
+        # precedes an element, times what follows it, along one axis that holds all reduced ones.
+        (x,) = node.inputs
+        axes = node.attrs["axes"]
+        kept = tuple(i for i in range(x.ndim) if i not in axes)
+        order = (*kept, *axes)
+        moved = transpose(x, order)
+        line = reshape(moved, (*(x.shape[i] for i in kept), extent(x.shape, axes)))
+        backwards = (..., builtins.slice(None, None, -1))
+        others = _before(line) * _before(line[backwards])[backwards]
+        undone = sorted(range(x.ndim), key=order.__getitem__)
+        back = transpose(reshape(others, moved.shape), undone)
+        return (restore(dy, x, axes) * back,)
+
+
+def _before(line: Node) -> Node:
+    """Multiply all that precedes each element of the last axis: a scan by doubling distances."""
+    size = line.shape[-1]
+    product = _shifted(line, builtins.min(1, size))
+    distance = 1
+    while distance < size:
+        product = product * _shifted(product, distance)
+        distance *= 2
+    return product
+
+
+def _shifted(line: Node, distance: int) -> Node:
+    ones = full((*line.shape[:-1], distance), 1, line.dtype)
+    return concat([ones, line[..., : line.shape[-1] - distance]], axis=-1)
+
+
+prod: Final[Prod] = register(Prod())
+
+
+class Extremum(Reduction):
+    """An element that none exceeds; NaN propagates. Equal ones share the gradient equally."""
+
+    dtypes = NUMBERS
+    has_identity = False
+    distinct = True
+    smooth = False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        axes = node.attrs["axes"]
+        chosen = equal(x, restore(node, x, axes))
+        count = sum(cast(chosen, x.dtype), axes, keepdims=True)
+        return (where(chosen, restore(dy, x, axes) / count, 0),)
+
+
+class Max(Extremum):
+    """The largest element; NaN propagates. Equal ones share the gradient equally."""
+
+    name = "max"
+    compute = np.max
+
+
+max: Final[Max] = register(Max())
+
+
+class Min(Extremum):
+    """The smallest element; NaN propagates. Equal ones share the gradient equally."""
+
+    name = "min"
+    compute = np.min
+
+
+min: Final[Min] = register(Min())
+
+
+class ArgExtremum(Op):
+    """The place of an extremum, int64; attrs: axis."""
+
+    compute: ClassVar[Callable[..., Any]]
+
+    def __call__(self, x: Value, axis: int | None = None, keepdims: bool = False) -> Node:
+        x = as_node(x, where=self.name)
+        line = reshape(x, (x.type.count,)) if axis is None else x
+        along = as_axis(self.name, 0 if axis is None else axis, line.ndim, x.type)
+        found = self.node((line,), {"axis": along})
+        axes = range(x.ndim) if axis is None else (along,)
+        return reshape(found, reduced_shape(x.shape, tuple(axes), keepdims))
+
+    def infer(self, x: Type, *, axis: int) -> Type:
+        expect_dtype(self.name, (x,), self.dtypes)
+        if x.shape[axis] == 0:
+            raise ShapeError(f"{self.name}: expected at least one element along {axis}; got {x}")
+        return Type(int64, reduced_shape(x.shape, (axis,), False))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (None,)
+
+    def reference(self, x: Array, *, axis: int) -> Array:
+        return narrow(type(self).compute(widen(x), axis=axis), int64)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, axis in (((7,), 0), ((2, 3, 4), 1), ((5, 33), 1), ((33, 5), 0), ((0, 3), 1)):
+            yield Sample((Operand(shape),), {"axis": axis})
+
+
+class ArgMax(ArgExtremum):
+    """The index of the largest element, int64: the first of equals, or the first NaN.
+
+    axis=None counts along the flattened tensor.
+    """
+
+    name = "argmax"
+    compute = np.argmax
+
+
+argmax: Final[ArgMax] = register(ArgMax())
+
+
+class ArgMin(ArgExtremum):
+    """The index of the smallest element, int64: the first of equals, or the first NaN.
+
+    axis=None counts along the flattened tensor.
+    """
+
+    name = "argmin"
+    compute = np.argmin
+
+
+argmin: Final[ArgMin] = register(ArgMin())
+
+
+class LogSumExp(Reduction):
+    """log(sum(exp(x))), without overflow; integers become floats first."""
+
+    name = "logsumexp"
+    dtypes = FLOATS
+    has_identity = False
+
+    def prepare(self, x: Node) -> Node:
+        return cast(x, float_of(x.dtype))
+
+    def expand(self, x: Node, *, axes: Shape, keepdims: bool) -> Node:
+        largest = max(x, axes, keepdims=True)
+        shift = where(abs(largest) < math.inf, largest, 0)
+        result = log(sum(exp(x - shift), axes, keepdims=True)) + shift
+        return reshape(result, reduced_shape(x.shape, axes, keepdims))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        axes = node.attrs["axes"]
+        return (restore(dy, x, axes) * exp(x - restore(node, x, axes)),)
+
+    def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
+        wide = widen(x)
+        largest = np.max(wide, axis=axes, keepdims=True)
+        shift = np.where(np.isfinite(largest), largest, wide.dtype.type(0))
+        result = np.log(np.sum(np.exp(wide - shift), axis=axes, keepdims=True)) + shift
+        return narrow(result, x.dtype).reshape(reduced_shape(x.shape, axes, keepdims))
+
+
+logsumexp: Final[LogSumExp] = register(LogSumExp())
+
+
+class Var(Reduction):
+    """The mean of the squared distances from the mean (NumPy's ddof=0); integers become float64."""
+
+    name = "var"
+    dtypes = FLOATS
+
+    def prepare(self, x: Node) -> Node:
+        return x if is_float(x.dtype) else cast(x, float64)
+
+    def expand(self, x: Node, *, axes: Shape, keepdims: bool) -> Node:
+        return mean(square(x - mean(x, axes, keepdims=True)), axes, keepdims)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        axes = node.attrs["axes"]
+        slope = (x - mean(x, axes, keepdims=True)) * (2 / (extent(x.shape, axes) or 1))
+        return (restore(dy, x, axes) * slope,)
+
+    def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
+        wide = widen(x)
+        distance = wide - mean.reference(wide, axes=axes, keepdims=True)
+        return narrow(mean.reference(distance * distance, axes=axes, keepdims=keepdims), x.dtype)
+
+
+var: Final[Var] = register(Var())

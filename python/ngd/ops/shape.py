@@ -1,0 +1,598 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops that move elements and compute none: shapes, slices, indices, and constants."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtype import ALL, INTEGERS, NUMBERS, as_dtype, bool_, float32, int32, int64
+from ..errors import DTypeError, ShapeError
+from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, constant_node, register
+from .elementwise import align, cast, equal
+from .operands import (
+    INDICES,
+    Value,
+    as_axis,
+    as_node,
+    as_shape,
+    expect_dtype,
+    got,
+    narrow,
+    scalar,
+    widen,
+)
+
+
+class Reshape(Op):
+    """reshape(x, shape): the same elements in row-major order; one extent may be -1."""
+
+    name = "reshape"
+    dtypes = ALL
+
+    def __call__(self, x: Value, shape: int | Sequence[int]) -> Node:
+        x = as_node(x, where=self.name)
+        extents = as_shape(shape)
+        if -1 in extents:
+            i = extents.index(-1)
+            known = math.prod(extents[:i] + extents[i + 1 :])
+            rest = x.type.count // known if known > 0 else 0
+            extents = (*extents[:i], rest, *extents[i + 1 :])
+        return x if extents == x.shape else self.node((x,), {"shape": extents})
+
+    def infer(self, x: Type, *, shape: Shape) -> Type:
+        if any(n < 0 for n in shape) or math.prod(shape) != x.count:
+            raise ShapeError(f"reshape: expected {x.count} elements as in {x}; got {shape}")
+        return Type(x.dtype, shape)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (self(dy, node.inputs[0].shape),)
+
+    def reference(self, x: Array, *, shape: Shape) -> Array:
+        return x.reshape(shape)
+
+    def samples(self) -> Iterable[Sample]:
+        for old, new in (((2, 6), (3, 4)), ((), (1, 1)), ((4,), (2, 1, 2)), ((0, 3), (3, 0, 2))):
+            yield Sample((Operand(old),), {"shape": new})
+
+
+reshape: Final[Reshape] = register(Reshape())
+
+
+class Transpose(Op):
+    """transpose(x, axes=None): the axes in another order, reversed by default; attrs: axes."""
+
+    name = "transpose"
+    dtypes = ALL
+
+    def __call__(self, x: Value, axes: Sequence[int] | None = None) -> Node:
+        x = as_node(x, where=self.name)
+        if axes is None:
+            order = tuple(reversed(range(x.ndim)))
+        else:
+            order = tuple(as_axis(self.name, a, x.ndim, x.type) for a in axes)
+        return x if order == tuple(range(x.ndim)) else self.node((x,), {"axes": order})
+
+    def infer(self, x: Type, *, axes: Shape) -> Type:
+        if sorted(axes) != list(range(len(x.shape))):
+            raise ShapeError(f"transpose: expected each axis of {x} once; got {axes}")
+        return Type(x.dtype, tuple(x.shape[a] for a in axes))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        axes = node.attrs["axes"]
+        return (self(dy, sorted(range(len(axes)), key=axes.__getitem__)),)
+
+    def reference(self, x: Array, *, axes: Shape) -> Array:
+        return np.transpose(x, axes)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, axes in (
+            ((2, 3), (1, 0)),
+            ((2, 3, 4), (2, 0, 1)),
+            ((33, 18), (1, 0)),
+            ((2, 3, 4, 5), (0, 2, 1, 3)),
+            ((0, 3), (1, 0)),
+        ):
+            yield Sample((Operand(shape),), {"axes": axes})
+
+
+transpose: Final[Transpose] = register(Transpose())
+
+
+class BroadcastTo(Op):
+    """broadcast_to(x, shape): repeated along new axes and axes of extent 1, as NumPy."""
+
+    name = "broadcast_to"
+    dtypes = ALL
+
+    def __call__(self, x: Value, shape: int | Sequence[int]) -> Node:
+        x = as_node(x, where=self.name)
+        extents = as_shape(shape)
+        return x if extents == x.shape else self.node((x,), {"shape": extents})
+
+    def infer(self, x: Type, *, shape: Shape) -> Type:
+        pairs = zip(reversed(x.shape), reversed(shape), strict=False)
+        fits = len(x.shape) <= len(shape) and all(a in (1, b) for a, b in pairs)
+        if not fits or any(n < 0 for n in shape):
+            raise ShapeError(f"broadcast_to: expected a shape that {x} broadcasts to; got {shape}")
+        return Type(x.dtype, shape)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy,)
+
+    def reference(self, x: Array, *, shape: Shape) -> Array:
+        return np.broadcast_to(x, shape)
+
+    def samples(self) -> Iterable[Sample]:
+        for old, new in (((), (2, 3)), ((3,), (2, 3)), ((2, 1), (2, 4)), ((1, 3), (0, 3))):
+            yield Sample((Operand(old),), {"shape": new})
+
+
+broadcast_to: Final[BroadcastTo] = register(BroadcastTo())
+
+
+class Concat(Op):
+    """concat(values, axis=0): joined along an axis, promoted to one dtype; attrs: axis."""
+
+    name = "concat"
+    dtypes = ALL
+
+    def __call__(self, values: Sequence[Value], axis: int = 0) -> Node:
+        if not values:
+            raise ShapeError("concat: expected at least one tensor; got none")
+        nodes = align(self.name, *values)
+        along = as_axis(self.name, axis, nodes[0].ndim, nodes[0].type)
+        return nodes[0] if len(nodes) == 1 else self.node(nodes, {"axis": along})
+
+    def infer(self, *inputs: Type, axis: int) -> Type:
+        dtype = expect_dtype(self.name, inputs, self.dtypes)
+        others = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in inputs}
+        if len(others) != 1 or len({len(t.shape) for t in inputs}) != 1:
+            raise ShapeError(
+                f"concat: expected shapes that differ along axis {axis} alone; got {got(*inputs)}"
+            )
+        shape = list(inputs[0].shape)
+        shape[axis] = builtins.sum(t.shape[axis] for t in inputs)
+        return Type(dtype, tuple(shape))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        axis = node.attrs["axis"]
+        ends = np.cumsum([x.shape[axis] for x in node.inputs])
+        return split(dy, [int(n) for n in ends[:-1]], axis)
+
+    def reference(self, *inputs: Array, axis: int) -> Array:
+        return np.concatenate(inputs, axis)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((Operand((2,)), Operand((3,))), {"axis": 0})
+        yield Sample((Operand((2, 3)), Operand((2, 1)), Operand((2, 0))), {"axis": 1})
+        yield Sample((Operand((2, 3, 4)), Operand((5, 3, 4))), {"axis": 0})
+
+
+concat: Final[Concat] = register(Concat())
+
+
+class Slice(Op):
+    """x[index]: ints, slices of any step, None and ..., as NumPy's basic indexing.
+
+    Attrs: an axis of the result holds `sizes` elements, from `starts` on, `steps` apart. Axes that
+    an int removes and None inserts are left to a reshape behind it.
+    """
+
+    name = "slice"
+    dtypes = ALL
+
+    def __call__(self, x: Value, index: Any) -> Node:
+        x = as_node(x, where=self.name)
+        ranges, shape = _basic_index(x.type, index if isinstance(index, tuple) else (index,))
+        attrs = {
+            "starts": tuple(r.start for r in ranges),
+            "sizes": tuple(len(r) for r in ranges),
+            "steps": tuple(r.step for r in ranges),
+        }
+        whole = all(r == range(n) for r, n in zip(ranges, x.shape, strict=True))
+        return reshape(x if whole else self.node((x,), attrs), shape)
+
+    def infer(self, x: Type, *, starts: Shape, sizes: Shape, steps: Shape) -> Type:
+        for n, start, size, step in zip(x.shape, starts, sizes, steps, strict=True):
+            if size and not (0 <= start < n and 0 <= start + (size - 1) * step < n):
+                raise ShapeError(
+                    f"slice: expected a part of {x}; got starts {starts}, sizes {sizes}, "
+                    f"steps {steps}"
+                )
+        return Type(x.dtype, sizes)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        attrs = node.attrs
+        return (pad_slice(dy, node.inputs[0].shape, attrs["starts"], attrs["steps"]),)
+
+    def reference(self, x: Array, *, starts: Shape, sizes: Shape, steps: Shape) -> Array:
+        return x[places(starts, sizes, steps)]
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, starts, sizes, steps in (
+            ((7,), (2,), (3,), (1,)),
+            ((7,), (6,), (4,), (-2,)),
+            ((4, 5), (1, 4), (3, 5), (1, -1)),
+            ((3, 4, 5), (0, 1, 0), (2, 1, 3), (2, 1, 2)),
+            ((3, 4), (0, 0), (0, 4), (1, 1)),
+        ):
+            yield Sample((Operand(shape),), {"starts": starts, "sizes": sizes, "steps": steps})
+
+
+def _basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
+    """Resolve an index: the elements taken along each axis, and the shape of the result."""
+    consuming = builtins.sum(i is not None and i is not Ellipsis for i in index)
+    if consuming > len(x.shape):
+        raise ShapeError(f"slice: expected at most {len(x.shape)} indices for {x}; got {consuming}")
+    if builtins.sum(i is Ellipsis for i in index) > 1:
+        raise ShapeError("slice: expected one ... at most")
+    if all(i is not Ellipsis for i in index):
+        index = (*index, Ellipsis)
+    ranges: list[range] = []
+    shape: list[int] = []
+    for item in index:
+        if item is None:
+            shape.append(1)
+        elif item is Ellipsis:
+            skipped = x.shape[len(ranges) : len(ranges) + len(x.shape) - consuming]
+            ranges += map(range, skipped)
+            shape += skipped
+        elif isinstance(item, builtins.slice):
+            ranges.append(range(x.shape[len(ranges)])[item])
+            shape.append(len(ranges[-1]))
+        else:
+            ranges.append(_one_place(x, len(ranges), item))
+    return ranges, tuple(shape)
+
+
+def _one_place(x: Type, axis: int, item: Any) -> range:
+    try:
+        if isinstance(item, (bool, np.bool_, Node)):
+            raise TypeError
+        place = operator.index(item)
+    except TypeError:
+        raise DTypeError(
+            f"slice: expected ints, slices, None or ... as an index; got {item!r} "
+            "(ngd.ops.gather takes indices from a tensor)"
+        ) from None
+    n = x.shape[axis]
+    if not -n <= place < n:
+        raise ShapeError(
+            f"slice: expected an index in [{-n}, {n}) for axis {axis} of {x}; got {place}"
+        )
+    return range(place % n, place % n + 1)
+
+
+def places(starts: Shape, sizes: Shape, steps: Shape) -> tuple[builtins.slice, ...]:
+    """Spell a slice node's attributes as an index of NumPy's."""
+    index = []
+    for start, size, step in zip(starts, sizes, steps, strict=True):
+        stop = start + size * step
+        index.append(builtins.slice(start, stop if stop >= 0 else None, step))
+        if size == 0:
+            index[-1] = builtins.slice(0, 0)
+    return tuple(index)
+
+
+slice: Final[Slice] = register(Slice())
+
+
+class PadSlice(Op):
+    """pad_slice(x, shape, starts, steps): zeros, with x written where slice would read it."""
+
+    name = "pad_slice"
+    dtypes = ALL
+
+    def __call__(self, x: Value, shape: Shape, starts: Shape, steps: Shape) -> Node:
+        attrs = {"shape": as_shape(shape), "starts": as_shape(starts), "steps": as_shape(steps)}
+        return self.node((as_node(x, where=self.name),), attrs)
+
+    def infer(self, x: Type, *, shape: Shape, starts: Shape, steps: Shape) -> Type:
+        for n, start, size, step in zip(shape, starts, x.shape, steps, strict=True):
+            if size and not (0 <= start < n and 0 <= start + (size - 1) * step < n):
+                raise ShapeError(
+                    f"pad_slice: expected places inside {shape}; got {x} at starts {starts}, "
+                    f"steps {steps}"
+                )
+        return Type(x.dtype, shape)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        attrs = {
+            "starts": node.attrs["starts"],
+            "sizes": node.inputs[0].shape,
+            "steps": node.attrs["steps"],
+        }
+        return (slice.node((dy,), attrs),)
+
+    def reference(self, x: Array, *, shape: Shape, starts: Shape, steps: Shape) -> Array:
+        result = np.zeros(shape, x.dtype)
+        result[places(starts, x.shape, steps)] = x
+        return result
+
+    def samples(self) -> Iterable[Sample]:
+        for part, shape, starts, steps in (
+            ((3,), (7,), (2,), (1,)),
+            ((4,), (7,), (6,), (-2,)),
+            ((3, 5), (4, 5), (1, 4), (1, -1)),
+            ((2, 1, 3), (3, 4, 5), (0, 1, 0), (2, 1, 2)),
+            ((0, 4), (3, 4), (0, 0), (1, 1)),
+        ):
+            yield Sample((Operand(part),), {"shape": shape, "starts": starts, "steps": steps})
+
+
+pad_slice: Final[PadSlice] = register(PadSlice())
+
+
+def as_indices(indices: Value, where: str) -> Node:
+    """Make indices or labels int32 or int64; anything but integers is an error."""
+    node = as_node(indices, where=where)
+    if node.dtype not in INTEGERS:
+        raise DTypeError(f"{where}: expected integer indices; got {node.type}")
+    return node if node.dtype in INDICES else cast(node, int64)
+
+
+def check_indices(where: str, indices: Array, size: int, lowest: int) -> Array:
+    """Raise ValueError that names the first index outside [lowest, size)."""
+    bad = np.flatnonzero((indices < lowest) | (indices >= size))
+    if bad.size:
+        value = indices.reshape(-1)[bad[0]]
+        raise ValueError(
+            f"{where}: expected an index in [{lowest}, {size}); got {value} at place {bad[0]}"
+        )
+    return indices
+
+
+class Gather(Op):
+    """gather(x, indices, axis=0): numpy.take. Negative indices count from the end; attrs: axis.
+
+    An index out of range is a ValueError when the step runs.
+    """
+
+    name = "gather"
+    dtypes = ALL
+
+    def __call__(self, x: Value, indices: Value, axis: int = 0) -> Node:
+        x = as_node(x, where=self.name)
+        along = as_axis(self.name, axis, x.ndim, x.type)
+        return self.node((x, as_indices(indices, self.name)), {"axis": along})
+
+    def infer(self, x: Type, indices: Type, *, axis: int) -> Type:
+        expect_dtype(self.name, (indices,), INDICES)
+        return Type(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        x, indices = node.inputs
+        axis = node.attrs["axis"]
+        return scatter_add(dy, indices, axis, x.shape[axis]), None
+
+    def reference(self, x: Array, indices: Array, *, axis: int) -> Array:
+        size = x.shape[axis]
+        return np.take(x, check_indices(self.name, indices, size, -size), axis=axis)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((Operand((5,)), Operand((3,), -5, 4, dtype=int64)), {"axis": 0})
+        yield Sample((Operand((4, 3)), Operand((), 0, 3, dtype=int32)), {"axis": 0})
+        yield Sample((Operand((4, 3)), Operand((2, 2), -3, 2, dtype=int64)), {"axis": 1})
+        yield Sample((Operand((2, 3, 4)), Operand((5,), 0, 2, dtype=int32)), {"axis": 1})
+        yield Sample((Operand((2, 3)), Operand((0,), 0, 1, dtype=int64)), {"axis": 0})
+
+
+gather: Final[Gather] = register(Gather())
+
+
+class ScatterAdd(Op):
+    """scatter_add(updates, indices, axis, size): zeros, with the updates added where gather reads.
+
+    Two-byte floats are accumulated in float32 and rounded once. Attrs: axis, size. An index out of
+    range is a ValueError when the step runs.
+    """
+
+    name = "scatter_add"
+    dtypes = NUMBERS
+
+    def __call__(self, updates: Value, indices: Value, axis: int, size: int) -> Node:
+        updates = as_node(updates, where=self.name)
+        chosen = as_indices(indices, self.name)
+        ndim = updates.ndim - chosen.ndim + 1
+        along = as_axis(self.name, axis, ndim, updates.type)
+        return self.node((updates, chosen), {"axis": along, "size": int(size)})
+
+    def infer(self, updates: Type, indices: Type, *, axis: int, size: int) -> Type:
+        expect_dtype(self.name, (updates,), self.dtypes)
+        expect_dtype(self.name, (indices,), INDICES)
+        end = axis + len(indices.shape)
+        if updates.shape[axis:end] != indices.shape:
+            raise ShapeError(
+                f"scatter_add: expected the updates' axes from {axis} on to be those of the "
+                f"indices; got {updates} and {indices}"
+            )
+        return Type(updates.dtype, (*updates.shape[:axis], size, *updates.shape[end:]))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return gather(dy, node.inputs[1], node.attrs["axis"]), None
+
+    def reference(self, updates: Array, indices: Array, *, axis: int, size: int) -> Array:
+        before, after = updates.shape[:axis], updates.shape[axis + indices.ndim :]
+        total = np.zeros((*before, size, *after), widen(updates).dtype)
+        chosen = check_indices(self.name, indices, size, -size)
+        index: Any = (*(builtins.slice(None),) * axis, chosen)
+        np.add.at(total, index, widen(updates))
+        return narrow(total, updates.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for updates, indices, axis, size in (
+            ((3,), Operand((3,), -5, 4, dtype=int64), 0, 5),
+            ((3,), Operand((), 0, 3, dtype=int32), 0, 4),
+            ((4, 2, 2), Operand((2, 2), -3, 2, dtype=int64), 1, 3),
+            ((2, 9, 4), Operand((9,), 0, 2, dtype=int32), 1, 3),
+            ((0, 3), Operand((0,), 0, 1, dtype=int64), 0, 2),
+        ):
+            yield Sample((Operand(updates), indices), {"axis": axis, "size": size})
+
+
+scatter_add: Final[ScatterAdd] = register(ScatterAdd())
+
+
+class Iota(Op):
+    """iota(size, dtype=int64): 0, 1, 2, ... as numpy.arange; attrs: size, dtype."""
+
+    name = "iota"
+    dtypes = ()
+
+    def __call__(self, size: int, dtype: Any = int64) -> Node:
+        return self.node((), {"size": int(size), "dtype": as_dtype(dtype, self.name)})
+
+    def infer(self, *, size: int, dtype: DType) -> Type:
+        if size < 0 or dtype == bool_:
+            raise ShapeError(f"iota: expected a size >= 0 and not bool; got {size}, {dtype}")
+        return Type(dtype, (size,))
+
+    def expand(self, *, size: int, dtype: DType) -> Node:
+        return constant_node(self.reference(size=size, dtype=dtype))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return ()
+
+    def reference(self, *, size: int, dtype: DType) -> Array:
+        return narrow(np.arange(size), dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for dtype in NUMBERS:
+            yield Sample((), {"size": 5, "dtype": dtype})
+        yield Sample((), {"size": 0, "dtype": int64})
+
+
+iota: Final[Iota] = register(Iota())
+
+
+class OneHot(Op):
+    """one_hot(indices, depth, dtype=float32): 1 at the index along a new last axis, else 0.
+
+    An index outside [0, depth) makes a row of zeros. Attrs: depth, dtype.
+    """
+
+    name = "one_hot"
+    dtypes = INDICES
+
+    def __call__(self, indices: Value, depth: int, dtype: Any = float32) -> Node:
+        chosen = as_indices(indices, self.name)
+        return self.node((chosen,), {"depth": int(depth), "dtype": as_dtype(dtype, self.name)})
+
+    def infer(self, indices: Type, *, depth: int, dtype: DType) -> Type:
+        expect_dtype(self.name, (indices,), self.dtypes)
+        if depth < 0:
+            raise ShapeError(f"one_hot: expected a depth >= 0; got {depth}")
+        return Type(dtype, (*indices.shape, depth))
+
+    def expand(self, indices: Node, *, depth: int, dtype: DType) -> Node:
+        return cast(equal(expand_dims(indices, -1), iota(depth, indices.dtype)), dtype)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (None,)
+
+    def reference(self, indices: Array, *, depth: int, dtype: DType) -> Array:
+        return narrow(indices[..., None] == np.arange(depth), dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((Operand((4,), -1, 3),), {"depth": 3, "dtype": float32})
+        yield Sample((Operand((2, 2), 0, 4),), {"depth": 5, "dtype": int32})
+        yield Sample((Operand((), 0, 1),), {"depth": 2, "dtype": bool_})
+
+
+one_hot: Final[OneHot] = register(OneHot())
+
+
+class StopGradient(Op):
+    """stop_gradient(x): x, through which no gradient flows."""
+
+    name = "stop_gradient"
+    dtypes = ALL
+    smooth = False
+
+    def __call__(self, x: Value) -> Node:
+        return self.node((as_node(x, where=self.name),))
+
+    def infer(self, x: Type) -> Type:
+        return x
+
+    def expand(self, x: Node) -> Node:
+        return x
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (None,)
+
+    def reference(self, x: Array) -> Array:
+        return x
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((Operand((2, 3)),))
+
+
+stop_gradient: Final[StopGradient] = register(StopGradient())
+
+
+def expand_dims(x: Value, axis: int) -> Node:
+    """Insert an axis of extent 1 at this place of the result."""
+    x = as_node(x, where="expand_dims")
+    at = as_axis("expand_dims", axis, x.ndim + 1, x.type)
+    return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
+
+
+def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Node:
+    """Remove axes of extent 1: the given ones, or all."""
+    x = as_node(x, where="squeeze")
+    if axis is None:
+        gone = {i for i, n in enumerate(x.shape) if n == 1}
+    else:
+        gone = {as_axis("squeeze", a, x.ndim, x.type) for a in as_shape(axis)}
+    if any(x.shape[i] != 1 for i in gone):
+        raise ShapeError(f"squeeze: expected axes of extent 1; got {sorted(gone)} of {x.type}")
+    return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
+
+
+def stack(values: Sequence[Value], axis: int = 0) -> Node:
+    """Join tensors of one shape along a new axis."""
+    nodes = align("stack", *values)
+    if len({n.shape for n in nodes}) != 1:
+        types = got(*(n.type for n in nodes))
+        raise ShapeError(f"stack: expected tensors of one shape; got {types}")
+    return concat([expand_dims(n, axis) for n in nodes], axis)
+
+
+def split(x: Value, sections: int | Sequence[int], axis: int = 0) -> list[Node]:
+    """Cut along an axis into equal parts, or at the given places, as numpy.split."""
+    x = as_node(x, where="split")
+    along = as_axis("split", axis, x.ndim, x.type)
+    n = x.shape[along]
+    if isinstance(sections, int):
+        if sections < 1 or n % sections:
+            raise ShapeError(
+                f"split: expected a number that divides axis {axis} of {x.type}; got {sections}"
+            )
+        cuts = [n // sections * i for i in range(1, sections)]
+    else:
+        cuts = list(sections)
+    before = (builtins.slice(None),) * along
+    bounds = zip([0, *cuts], [*cuts, n], strict=True)
+    return [slice(x, (*before, builtins.slice(a, b))) for a, b in bounds]
+
+
+def full(shape: int | Sequence[int], value: Any, dtype: Any = float32) -> Node:
+    """Make a tensor of one value."""
+    return broadcast_to(scalar(value, as_dtype(dtype, "full"), "full"), shape)
+
+
+def zeros(shape: int | Sequence[int], dtype: Any = float32) -> Node:
+    """Make a tensor of zeros."""
+    return full(shape, 0, dtype)
+
+
+def ones(shape: int | Sequence[int], dtype: Any = float32) -> Node:
+    """Make a tensor of ones."""
+    return full(shape, 1, dtype)
