@@ -58,6 +58,8 @@ using KernelTable = std::span<const KernelRow>;
 
 KernelTable cpu_table();
 
+std::string onednn_version();  // "" where oneDNN is not built in
+
 // The first row that accepts; or nullptr, with every refusal in *reasons.
 const KernelRow* find(KernelTable table, const KernelQuery& query, Verdict* verdict,
                       std::string* reasons);

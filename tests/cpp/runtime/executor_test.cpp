@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// The executor on the CPU and on a device whose memory the host cannot address: one case list.
+#include "runtime/executor.hpp"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/error.hpp"
+#include "remote_device.hpp"
+
+namespace ngd {
+namespace {
+
+using runtime::Action;
+using runtime::Executor;
+using runtime::Instruction;
+using runtime::Lane;
+using runtime::Program;
+
+const TensorType kVector{DType::F32, {3}};
+
+Instruction run(const char* op, std::vector<int> inputs, std::vector<int> outputs) {
+  return {Action::Run, op, std::move(inputs), std::move(outputs), {}, -1, "model.py:7"};
+}
+
+// output = all_reduce(input + variable) + constant; then variable <- output.
+Program training_step() {
+  Program program;
+  program.values = {{kVector, Lane::Input, 0},     {kVector, Lane::Variable, 0},
+                    {kVector, Lane::Constant, 0},  {kVector, Lane::Shared, 0},
+                    {kVector, Lane::Output, 0},    {kVector, Lane::Private, 0}};
+  program.inputs = program.outputs = program.variables = 1;
+  program.private_bytes = program.shared_bytes = 64;
+  const float ten[] = {10, 20, 30};
+  program.constants.emplace_back(reinterpret_cast<const char*>(ten),
+                                 reinterpret_cast<const char*>(ten) + sizeof ten);
+  Instruction start{Action::Start, "all_reduce", {3}, {3}, {}, -1, "model.py:9"};
+  start.attrs.set("reduce_op", std::string("sum"));
+  Instruction wait{Action::Wait, "all_reduce", {}, {3}, {}, 1, "model.py:9"};
+  program.instructions = {run("add", {0, 1}, {3}), start, wait, run("add", {3, 2}, {5}),
+                          run("copy", {5}, {4}), run("copy", {5}, {1})};
+  program.collectives = "all_reduce f32[3] at model.py:9";
+  program.collectives_hash = 77;
+  return program;
+}
+
+TEST(Executor, RunsOnADeviceWhoseMemoryTheHostCannotAddress) {
+  testing::RemoteDevice device;
+  const auto group = comm::make_self_communicator();
+  {
+    device::Buffer variable(device, 12);
+    const float initial[] = {1, 1, 1};
+    device.copy_from_host(variable.data(), initial, 12);
+    Executor executor(training_step(), device, testing::remote_table(), group.get(),
+                      {variable.data()});
+    const float input[] = {1, 2, 3};
+    float output[3];
+    const void* inputs[] = {input};
+    void* outputs[] = {output};
+    executor.run(inputs, outputs);
+    EXPECT_EQ(output[0], 12);
+    EXPECT_EQ(output[2], 34);
+    executor.run(inputs, outputs);  // the variable was updated: 1 + 12 + 10
+    EXPECT_EQ(output[0], 23);
+    float kept[3];
+    device.copy_to_host(kept, variable.data(), 12);
+    EXPECT_EQ(kept[0], 23);
+    EXPECT_EQ(kept[2], 3 + 34 + 30);
+  }
+  EXPECT_EQ(device.live_allocations(), 0u);
+}
+
+TEST(Executor, TellsWhetherVariablesWereTouchedWhenAStepFails) {
+  testing::RemoteDevice device;
+  const auto group = comm::make_self_communicator();
+  device::Buffer variable(device, 12);
+  const float input[] = {1, 2, 3};
+  float output[3];
+  const void* inputs[] = {input};
+  void* outputs[] = {output};
+  for (const bool before : {true, false}) {
+    Program program = training_step();
+    program.instructions.insert(
+        before ? program.instructions.begin() + 3 : program.instructions.end(),
+        run("fails", {3}, {5}));
+    Executor executor(program, device, testing::remote_table(), group.get(), {variable.data()});
+    try {
+      executor.run(inputs, outputs);
+      FAIL() << "expected an error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::InvalidArgument);
+      EXPECT_STREQ(error.what(), "index 7 is out of range (in fails, made at model.py:7)");
+    }
+    EXPECT_EQ(executor.variables_touched(), !before);
+  }
+}
+
+TEST(Executor, NamesTheOpThatNoKernelTakes) {
+  testing::RemoteDevice device;
+  Program program = training_step();
+  program.instructions = {run("erfinv", {0}, {4})};
+  device::Buffer variable(device, 12);
+  const auto group = comm::make_self_communicator();
+  try {
+    Executor executor(program, device, testing::remote_table(), group.get(), {variable.data()});
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::Unsupported);
+    EXPECT_NE(std::string(error.what()).find("no kernel for erfinv (made at model.py:7)"),
+              std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace ngd

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/program.hpp"
+
+#include <gtest/gtest.h>
+
+#include "base/error.hpp"
+
+namespace ngd::runtime {
+namespace {
+
+Program small() {
+  Program program;
+  program.values = {{{DType::F32, {2, 3}}, Lane::Input, 0}, {{DType::F32, {2, 3}}, Lane::Shared, 64}};
+  program.inputs = 1;
+  program.shared_bytes = 128;
+  Instruction copy{Action::Run, "copy", {0}, {1}, {}, -1, "a.py:1"};
+  Instruction start{Action::Start, "all_reduce", {1}, {1}, {}, -1, "a.py:2"};
+  start.attrs.set("reduce_op", std::string("mean"));
+  Instruction wait{Action::Wait, "all_reduce", {}, {1}, {}, 1, "a.py:2"};
+  program.instructions = {copy, start, wait};
+  return program;
+}
+
+TEST(Program, PrintsAStableText) {
+  EXPECT_EQ(to_string(small()),
+            "program(1 inputs, 0 outputs, 0 variables, private 0 bytes, shared 128 bytes)\n"
+            "  %0 : f32[2,3] @ input 0\n"
+            "  %1 : f32[2,3] @ shared+64\n"
+            "  0: %1 = copy(%0)\n"
+            "  1: %1 = start all_reduce(%1) reduce_op=\"mean\"\n"
+            "  2: %1 = wait all_reduce(1)\n");
+}
+
+TEST(Program, RefusesWhatPointsOutside) {
+  EXPECT_NO_THROW(verify(small()));
+  Program program = small();
+  program.shared_bytes = 64;
+  EXPECT_THROW(verify(program), Error);
+  program = small();
+  program.instructions[0].inputs = {2};
+  EXPECT_THROW(verify(program), Error);
+  program = small();
+  program.instructions[2].start = 0;
+  EXPECT_THROW(verify(program), Error);
+}
+
+}  // namespace
+}  // namespace ngd::runtime
