@@ -137,6 +137,7 @@ def as_contiguous(array: Any) -> Array:
 
 _world: Group | None = None
 _alone: Group | None = None
+_hooked = False
 
 
 def alone() -> Group:
@@ -222,9 +223,10 @@ def shutdown() -> None:
 
 def install_hooks() -> None:
     """Tell the peers when this rank raises, and leave in order when it ends."""
-    if install_hooks in _installed:
+    global _hooked
+    if _hooked:
         return
-    _installed.add(install_hooks)
+    _hooked = True
     atexit.register(shutdown)
     previous = sys.excepthook
 
@@ -236,9 +238,6 @@ def install_hooks() -> None:
         previous(kind, error, trace)
 
     sys.excepthook = tell_peers
-
-
-_installed: set[Any] = set()
 
 
 def all_reduce(

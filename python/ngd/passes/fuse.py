@@ -69,7 +69,7 @@ def fuse_matmul(graph: Graph, target: Target) -> Graph:
         if node.op.name != "relu" or node.inputs[0].op.name != "matmul":
             return None
         product = node.inputs[0]
-        if not only_reader(product) or product.attrs["post"] or product.type != node.type:
+        if not only_reader(product) or product.attrs.get("post") or product.type != node.type:
             return None
         if node.dtype not in (float32, float64):
             return None
