@@ -41,8 +41,7 @@ void Mailbox::post(Header header, const void* payload, std::size_t payload_bytes
   header.payload_bytes = static_cast<std::uint32_t>(payload_bytes);
   Outgoing mail{std::vector<std::byte>(sizeof(Header) + payload_bytes), Requests(comm_)};
   std::memcpy(mail.buffer.data(), &header, sizeof(Header));
-  if (payload_bytes != 0)
-    std::memcpy(mail.buffer.data() + sizeof(Header), payload, payload_bytes);
+  if (payload_bytes != 0) std::memcpy(mail.buffer.data() + sizeof(Header), payload, payload_bytes);
   for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer)
     if (peer != rank_ && !has_left(peer))
       mail.requests.send(mail.buffer.data(), mail.buffer.size(), peer, kMailTag);
@@ -54,8 +53,7 @@ void Mailbox::progress() {
   int count = 0;
   const int code = MPI_Testsome(static_cast<int>(receives_.size()), receives_.data(), &count,
                                 completed_.data(), statuses_.data());
-  if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS)
-    throw Unreachable("a rank", code);
+  if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) throw Unreachable("a rank", code);
   if (count == MPI_UNDEFINED) return;
   for (int i = 0; i < count; ++i) {
     const int peer = completed_[index(i)];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stream of messages from every rank to every other, in order and ahead of the data.
 //
-// One receive per peer is always posted, so a peer's failure is seen whatever this rank is doing; what
-// has arrived and was not taken yet stays in the peer's queue.
+// One receive per peer is always posted, so a peer's failure is seen whatever this rank is doing;
+// what has arrived and was not taken yet stays in the peer's queue.
 #pragma once
 
 #include <mpi.h>

@@ -198,9 +198,9 @@ void MpiCommunicator::check_not_ended(const Pending& oldest, bool headers_are_he
 
 void MpiCommunicator::begin(Pending& oldest) {
   const Collective& collective = oldest.collective;
-  const auto make = collective.kind == Kind::Broadcast            ? make_chain_broadcast
+  const auto make = collective.kind == Kind::Broadcast                      ? make_chain_broadcast
                     : collective.algorithm == Algorithm::Ring && size() > 1 ? make_ring_all_reduce
-                                                                  : make_flat_all_reduce;
+                                                                            : make_flat_all_reduce;
   oldest.transfer = make(endpoint_.comm, rank(), size(), collective);
 }
 
@@ -220,14 +220,13 @@ void MpiCommunicator::finish_inline(Pending& oldest) {
     return;
   }
   const Arithmetic arithmetic = arithmetic_of(collective.op, size());
-  reduce(arithmetic.combine, collective.dtype, contributions.data(), size(),
-         collective.destination, collective.count, arithmetic.divisor);
+  reduce(arithmetic.combine, collective.dtype, contributions.data(), size(), collective.destination,
+         collective.count, arithmetic.divisor);
 }
 
 void MpiCommunicator::fail_mismatch(const Pending& mine, int peer, const Header& theirs) {
-  std::string message =
-      concat("the ranks' collectives differ: rank ", rank(), " calls ", describe(mine.header),
-             "; rank ", peer, " calls ", describe(theirs));
+  std::string message = concat("the ranks' collectives differ: rank ", rank(), " calls ",
+                               describe(mine.header), "; rank ", peer, " calls ", describe(theirs));
   if (mine.header.program_hash != theirs.program_hash) {
     message += concat("; rank ", rank(), " runs ", describe_program(mine.header), ", rank ", peer,
                       " runs ", describe_program(theirs));
@@ -263,10 +262,9 @@ void MpiCommunicator::fail_timeout(double timeout_seconds) {
     for (int peer = 0; peer < size(); ++peer)
       if (peer != rank() && mailbox_.from(peer).empty()) missing.push_back(peer);
   }
-  const std::string message =
-      concat(describe(oldest.header), ": ", list_ranks(missing),
-             oldest.transfer ? " stopped half-way" : " did not come", " within ", timeout_seconds,
-             " s (NGD_TIMEOUT)");
+  const std::string message = concat(describe(oldest.header), ": ", list_ranks(missing),
+                                     oldest.transfer ? " stopped half-way" : " did not come",
+                                     " within ", timeout_seconds, " s (NGD_TIMEOUT)");
   close_failed(ErrorKind::CollectiveTimeout, message);
   throw Error(ErrorKind::CollectiveTimeout, message);
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives over MPI's nonblocking point-to-point messages.
 //
-// Every collective begins with an exchange of headers, all to all: no data moves before all ranks are
-// known to mean the same. A small collective's data travels with them. Works are carried out in the
-// order submitted; a work's headers are sent at submit, its data moves in whatever call progresses.
-// MPI's own collectives are not used: with a cut link they are silent for ever.
+// Every collective begins with an exchange of headers, all to all: no data moves before all ranks
+// are known to mean the same. A small collective's data travels with them. Works are carried out in
+// the order submitted; a work's headers are sent at submit, its data moves in whatever call
+// progresses. MPI's own collectives are not used: with a cut link they are silent for ever.
 #pragma once
 
 #include <sys/types.h>

@@ -20,7 +20,7 @@ namespace {
 struct Process {
   std::atomic<pid_t> initialised_by{0};  // the process in which ngd called MPI_Init_thread
   std::atomic<bool> failed{false};
-  std::atomic<bool> stuck{false};        // a thread of ours was left inside MPI
+  std::atomic<bool> stuck{false};  // a thread of ours was left inside MPI
 };
 Process process;
 
@@ -31,8 +31,7 @@ void check_mpi(int code, const char* call) {
 Endpoint duplicate(int fortran_handle) {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (finalized)
-    fail(ErrorKind::Init, "ngd.init: MPI has already been finalized in this process");
+  if (finalized) fail(ErrorKind::Init, "ngd.init: MPI has already been finalized in this process");
   int initialised = 0;
   MPI_Initialized(&initialised);
   if (!initialised) {
@@ -51,9 +50,9 @@ Endpoint duplicate(int fortran_handle) {
   MPI_Comm_rank(endpoint.comm, &endpoint.rank);
   MPI_Comm_size(endpoint.comm, &endpoint.size);
   MPI_Comm host = MPI_COMM_NULL;
-  check_mpi(MPI_Comm_split_type(endpoint.comm, MPI_COMM_TYPE_SHARED, endpoint.rank, MPI_INFO_NULL,
-                                &host),
-            "MPI_Comm_split_type");
+  check_mpi(
+      MPI_Comm_split_type(endpoint.comm, MPI_COMM_TYPE_SHARED, endpoint.rank, MPI_INFO_NULL, &host),
+      "MPI_Comm_split_type");
   MPI_Comm_rank(host, &endpoint.local_rank);
   MPI_Comm_size(host, &endpoint.local_size);
   MPI_Comm_free(&host);

@@ -4,6 +4,8 @@
 
 #include <mpi.h>
 
+#include <string>
+
 namespace ngd::comm::mpi {
 
 struct Endpoint {
@@ -14,8 +16,8 @@ struct Endpoint {
   int local_size = 1;
 };
 
-// Initialises MPI if nobody has, and duplicates the world (-1) or the communicator with that Fortran
-// handle. Collective over its ranks. Throws Init, CollectiveTimeout.
+// Initialises MPI if nobody has, and duplicates the world (-1) or the communicator with that
+// Fortran handle. Collective over its ranks. Throws Init, CollectiveTimeout.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
 
 // From here until the next endpoint MPI must not be finalized: its peers may never answer.

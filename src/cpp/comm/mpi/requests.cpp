@@ -18,8 +18,7 @@ void Requests::send(const void* data, std::size_t bytes, int peer, int tag) {
   if (bytes == 0) return;
   check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
   MPI_Request request = MPI_REQUEST_NULL;
-  const int code =
-      MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request);
+  const int code = MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request);
   if (code != MPI_SUCCESS) throw Unreachable(concat("rank ", peer), code);
   requests_.push_back(request);
   peers_.push_back(peer);
@@ -29,8 +28,7 @@ void Requests::receive(void* data, std::size_t bytes, int peer, int tag) {
   if (bytes == 0) return;
   check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
   MPI_Request request = MPI_REQUEST_NULL;
-  const int code =
-      MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request);
+  const int code = MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request);
   if (code != MPI_SUCCESS) throw Unreachable(concat("rank ", peer), code);
   requests_.push_back(request);
   peers_.push_back(peer);
@@ -42,8 +40,7 @@ bool Requests::test() {
   completed_.resize(requests_.size());
   statuses_.resize(requests_.size());
   int count = 0;
-  const int code =
-      MPI_Testsome(n, requests_.data(), &count, completed_.data(), statuses_.data());
+  const int code = MPI_Testsome(n, requests_.data(), &count, completed_.data(), statuses_.data());
   if (code == MPI_ERR_IN_STATUS) {
     for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
       const int error = statuses_[i].MPI_ERROR;

@@ -26,7 +26,8 @@ class Requests {
   bool test();
   // The peers whose messages have not completed, ascending, each once.
   std::vector<int> pending_peers() const;
-  // Gives up what has not completed. False when MPI still holds a buffer, which must then outlive it.
+  // Gives up what has not completed. False when MPI still holds a buffer, which must then outlive
+  // it.
   bool cancel() noexcept;
 
  private:

@@ -12,8 +12,8 @@ constexpr int kFirstDataTag = 1;
 constexpr int kReduceLanes = 2;
 constexpr int kBroadcastLanes = 4;
 constexpr std::size_t kBroadcastWindowBytes = std::size_t{256} << 10;
-// A lane's scratch is a window, so all of it stays near 16 MiB whatever the number of ranks; a slice
-// never exceeds a quarter of kMaxMessageBytes, for partial sums may be twice as wide.
+// A lane's scratch is a window, so all of it stays near 16 MiB whatever the number of ranks; a
+// slice never exceeds a quarter of kMaxMessageBytes, for partial sums may be twice as wide.
 constexpr std::size_t kMaxWindowBytes = std::size_t{8} << 20;
 constexpr std::size_t kMaxSliceBytes = kMaxMessageBytes / 4;
 
@@ -112,7 +112,8 @@ class RingAllReduce final : public Transfer {
   std::byte* partial(Lane& lane, int which) const {
     const std::size_t largest = lane.count / static_cast<std::size_t>(size_) + 1;
     lane.scratch.resize(3 * largest * size_of(partial_dtype_));
-    return lane.scratch.data() + static_cast<std::size_t>(which) * largest * size_of(partial_dtype_);
+    return lane.scratch.data() +
+           static_cast<std::size_t>(which) * largest * size_of(partial_dtype_);
   }
 
   void exchange_partials(Lane& lane, int k) {
@@ -256,12 +257,17 @@ std::unique_ptr<Transfer> make_chain_broadcast(MPI_Comm comm, int rank, int size
 
 Arithmetic arithmetic_of(ReduceOp op, int size) {
   switch (op) {
-    case ReduceOp::Min: return {Combine::Min, 1.0};
-    case ReduceOp::Max: return {Combine::Max, 1.0};
-    case ReduceOp::Prod: return {Combine::Prod, 1.0};
-    case ReduceOp::Mean: return {Combine::Sum, static_cast<double>(size)};
+    case ReduceOp::Min:
+      return {Combine::Min, 1.0};
+    case ReduceOp::Max:
+      return {Combine::Max, 1.0};
+    case ReduceOp::Prod:
+      return {Combine::Prod, 1.0};
+    case ReduceOp::Mean:
+      return {Combine::Sum, static_cast<double>(size)};
     case ReduceOp::Sum:
-    case ReduceOp::None: break;
+    case ReduceOp::None:
+      break;
   }
   return {Combine::Sum, 1.0};
 }

@@ -4,7 +4,8 @@
 // The range is cut into windows, and a few lanes work on one window each, so that one window's sum
 // overlaps another's messages and scratch stays bounded. In a lane a window goes through steps: a
 // step does what its predecessor's messages allow, and posts its own. Every rank visits windows and
-// steps in the same order, and a lane has its own tag: messages of a pair match in the order posted.
+// steps in the same order, and a lane has its own tag: messages of a pair match in the order
+// posted.
 #pragma once
 
 #include <mpi.h>
@@ -35,7 +36,7 @@ class Transfer {
       // Where MPI does not let go of a message, it keeps the scratch for good.
       if (!requests.cancel()) static_cast<void>(new std::vector<std::byte>(std::move(scratch)));
     }
-    std::size_t next = 0;   // where this lane's next window begins: every rank cuts alike
+    std::size_t next = 0;  // where this lane's next window begins: every rank cuts alike
     bool active = false;
     std::size_t begin = 0;  // of the window, in elements
     std::size_t count = 0;
@@ -70,8 +71,8 @@ class Transfer {
   std::deque<Lane> lanes_;
 };
 
-// Every rank's slice r goes to rank r, which sums them in the canonical order and sends the result to
-// all: 2 S (n - 1) / n bytes a rank, and the bits of every other flat all-reduce.
+// Every rank's slice r goes to rank r, which sums them in the canonical order and sends the result
+// to all: 2 S (n - 1) / n bytes a rank, and the bits of every other flat all-reduce.
 std::unique_ptr<Transfer> make_flat_all_reduce(MPI_Comm comm, int rank, int size,
                                                const Collective& collective);
 

@@ -15,10 +15,11 @@
 
 namespace ngd::comm::mpi {
 
-// A collective of at most this many bytes travels with its header: one exchange and no more. With the
-// header it stays under 4 KiB, which Open MPI sends eagerly between processes and over TCP.
+// A collective of at most this many bytes travels with its header: one exchange and no more. With
+// the header it stays under 4 KiB, which Open MPI sends eagerly between processes and over TCP.
 inline constexpr std::size_t kInlineBytes = 3840;
-// A traceback is cut to this (the end of it says the most and is what stays); so is a program's text.
+// A traceback is cut to this (the end of it says the most and is what stays); so is a program's
+// text.
 inline constexpr std::size_t kMaxPayloadBytes = std::size_t{64} << 10;
 
 enum class Topic : std::uint8_t {
@@ -40,7 +41,8 @@ struct Header {
   std::uint8_t has_program_text = 0;
   std::int32_t root = 0;
   std::uint32_t payload_bytes = 0;
-  std::uint64_t sequence = 0;  // Failed, Left: the first collective that this rank will not complete
+  std::uint64_t sequence =
+      0;  // Failed, Left: the first collective that this rank will not complete
   std::uint64_t count = 0;
   std::uint64_t program_hash = 0;
   char site[56] = {};
