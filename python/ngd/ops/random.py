@@ -73,18 +73,18 @@ def random_uniforms(seed: Array, count: int, dtype: DType) -> Array:
 
 def seed_tensor(where: str, seed: Any, offset: Any) -> Node:
     """Make the int64 [2] operand (seed, offset) of Python ints or integer scalar nodes."""
-    parts: list[Array | Node] = []
-    for value in (seed, offset):
-        if not isinstance(value, Node):
-            wrapped = int(value) & 0xFFFFFFFFFFFFFFFF
-            parts.append(np.array(wrapped, np.uint64).astype(int64))
-        elif value.dtype in INTEGERS and not value.shape:
-            parts.append(value)
-        else:
-            raise DTypeError(f"{where}: expected an integer scalar for a seed; got {value.type}")
-    if not any(isinstance(p, Node) for p in parts):
-        return constant_node(np.stack(parts))
-    return stack([cast(as_node(p), int64) for p in parts])
+    parts = [
+        value
+        if isinstance(value, Node)
+        else constant_node(np.array(int(value) & 0xFFFFFFFFFFFFFFFF, np.uint64).astype(int64))
+        for value in (seed, offset)
+    ]
+    for part in parts:
+        if part.dtype not in INTEGERS or part.shape:
+            raise DTypeError(f"{where}: expected an integer scalar for a seed; got {part.type}")
+    if not any(isinstance(value, Node) for value in (seed, offset)):
+        return constant_node(np.stack([part.attrs["value"] for part in parts]))
+    return stack([cast(part, int64) for part in parts])
 
 
 def expect_seed(where: str, seed: Type) -> None:

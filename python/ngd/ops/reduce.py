@@ -84,8 +84,8 @@ class Reduction(Op):
     def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
         return narrow(type(self).compute(widen(x), axis=axes, keepdims=keepdims), x.dtype)
 
-    def lower(self, *, axes: Shape, keepdims: bool) -> tuple[str, dict[str, Any]]:
-        return "reduce", {"op": self.name, "axes": axes}
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return "reduce", {"op": self.name, "axes": attrs["axes"]}
 
     def samples(self) -> Iterable[Sample]:
         for shape, axes, keepdims in (

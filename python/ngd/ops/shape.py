@@ -83,8 +83,8 @@ class Transpose(Op):
             raise ShapeError(f"transpose: expected each axis of {x} once; got {axes}")
         return Type(x.dtype, tuple(x.shape[a] for a in axes))
 
-    def lower(self, *, axes: Shape) -> tuple[str, dict[str, Any]]:
-        return self.name, {"permutation": axes}
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return self.name, {"permutation": attrs["axes"]}
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         axes = node.attrs["axes"]

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reverse-mode differentiation: one walk back through the graph, which adds nodes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, overload
+
+import numpy as np
+
+from .dtype import is_float
+from .errors import Error, GradientError
+from .ir import Node, Op, Shape, at_site, constant_node, topological
+from .ops.elementwise import add
+from .ops.reduce import sum
+from .ops.shape import reshape, zeros
+
+UNUSED: Final = ("error", "zero")
+
+
+@overload
+def grad(loss: Node, wrt: Node, *, unused: str = "error") -> Node: ...
+@overload
+def grad(loss: Node, wrt: Sequence[Node], *, unused: str = "error") -> list[Node]: ...
+def grad(loss: Node, wrt: Node | Sequence[Node], *, unused: str = "error") -> Node | list[Node]:
+    """Differentiate the sum of all ranks' losses with respect to one node, or each of several.
+
+    `loss` is a floating scalar; the result is one node, or a list, as `wrt` is. Each rank gets the
+    derivative with respect to its own value of `wrt`. Where the loss reaches no collective that is
+    the derivative of the rank's own loss, for the user to all_reduce; the adjoint of all_reduce
+    "sum" is all_reduce "sum", that of "mean" is "mean".
+
+    Every op on a path from `wrt` to the loss must have a gradient, else GradientError names it and
+    its file and line. Integers, bools and stop_gradient end a path. A node that the loss does not
+    depend on is a GradientError; with unused="zero" its gradient is zeros.
+    """
+    targets = [wrt] if isinstance(wrt, Node) else list(wrt)
+    if unused not in UNUSED:
+        raise ValueError(f'grad: expected unused "error" or "zero"; got {unused!r}')
+    if loss.shape or not is_float(loss.dtype):
+        raise GradientError(
+            f"grad: expected a floating scalar to differentiate; got {loss.type} "
+            f"(made at {loss.site}); reduce it first, by ngd.ops.mean or ngd.ops.sum"
+        )
+    for target in targets:
+        if not is_float(target.dtype):
+            raise GradientError(f"grad: expected floats to differentiate by; got {_name(target)}")
+    with at_site(loss.site):
+        seed = constant_node(np.ones((), loss.dtype))
+    adjoints = _walk_back(loss, seed, targets)
+    results = []
+    for target in targets:
+        adjoint = adjoints.get(target)
+        if adjoint is None:
+            if unused == "error":
+                raise GradientError(
+                    f"grad: the loss (made at {loss.site}) does not depend on {_name(target)} "
+                    'through anything differentiable; unused="zero" would give zeros'
+                )
+            adjoint = zeros(target.shape, target.dtype)
+        results.append(adjoint)
+    return results[0] if isinstance(wrt, Node) else results
+
+
+def _name(node: Node) -> str:
+    name = node.attrs.get("name")
+    return f"{node.op.name}{f' {name!r}' if name else ''} {node.type} (made at {node.site})"
+
+
+def _walk_back(
+    root: Node, seed: Node, targets: Iterable[Node], beyond: bool = True
+) -> Mapping[Node, Node]:
+    """Carry the adjoint of the root to all that lies between it and the targets.
+
+    A node is active when floats lead from a target to it; each active node, after all its users,
+    hands its adjoint to its active inputs. Without `beyond` the walk ends at each target, even
+    where that depends on another one.
+    """
+    order = topological([root])
+    ends = frozenset() if beyond else frozenset(targets)
+    active = set(targets)
+    for node in order:
+        if is_float(node.dtype) and any(i in active for i in node.inputs):
+            active.add(node)
+    adjoints = {root: seed} if root in active else {}
+    for node in reversed(order):
+        dy = adjoints.get(node)
+        if dy is None or node in ends or not any(i in active for i in node.inputs):
+            continue
+        with at_site(node.site):
+            for operand, part in zip(node.inputs, _input_adjoints(node, dy), strict=True):
+                if part is None or operand not in active:
+                    continue
+                part = _unbroadcast(part, operand.shape)
+                if part.type != operand.type:
+                    raise Error(
+                        f"internal error: {node.op.name} made a gradient {part.type} "
+                        f"for an operand {operand.type}"
+                    )
+                sofar = adjoints.get(operand)
+                adjoints[operand] = part if sofar is None else add(sofar, part)
+    return adjoints
+
+
+def _input_adjoints(node: Node, dy: Node) -> Sequence[Node | None]:
+    """Ask the op's rule, or, of an op that only has an expansion, differentiate that."""
+    op = node.op
+    if type(op).grad is not Op.grad or not op.expands:
+        return op.grad(node, dy)
+    root = op.expand(*node.inputs, **node.attrs)
+    adjoints = _walk_back(root, dy, node.inputs, beyond=False)
+    first = {operand: place for place, operand in reversed(list(enumerate(node.inputs)))}
+    return [adjoints.get(x) if first[x] == i else None for i, x in enumerate(node.inputs)]
+
+
+def _unbroadcast(part: Node, shape: Shape) -> Node:
+    """Sum over the axes along which an operand of this shape was broadcast."""
+    if part.shape == shape:
+        return part
+    added = part.ndim - len(shape)
+    repeated = (i for i, n in enumerate(shape) if n == 1 and part.shape[added + i] != 1)
+    axes = (*range(added), *(added + i for i in repeated))
+    return reshape(sum(part, axes), shape)
