@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every program of a comparison does alike: its cores, its case, its clock, its report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+FEATURES, CLASSES, LEARNING_RATE = 784, 10, 0.01
+WARM_UP_STEPS, SAMPLES = 20, 5
+
+
+def cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def read_case() -> argparse.Namespace:
+    """Read the command line, and take the cores of this rank; call it before any framework."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hidden", type=int, nargs="+", required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--ranks", type=int, default=1, help="whose work one process does")
+    case = parser.parse_args()
+    rank = int(os.environ.get("RANK", "0"))
+    mine = case.threads * case.ranks
+    cores = sorted(os.sched_getaffinity(0))[rank * mine : (rank + 1) * mine]
+    os.sched_setaffinity(0, cores)
+    case.batch *= case.ranks
+    case.sizes = [FEATURES, *case.hidden, CLASSES]
+    return case
+
+
+def report(name: str, case: argparse.Namespace, steps: Callable[[int], None]) -> None:
+    """Time `steps(n)`, which takes n training steps and waits for the last; rank 0 prints."""
+    steps(WARM_UP_STEPS)
+    samples = []
+    for _ in range(SAMPLES):
+        start = time.perf_counter()
+        steps(case.steps)
+        samples.append((time.perf_counter() - start) / case.steps)
+    if os.environ.get("RANK", "0") == "0":
+        seconds = statistics.median(samples)
+        line = {
+            "program": name,
+            "hidden": case.hidden,
+            "batch": case.batch,
+            "world": int(os.environ.get("WORLD_SIZE", "1")),
+            "cores": len(os.sched_getaffinity(0)),
+            "us_per_step": round(seconds * 1e6, 1),
+        }
+        print(json.dumps(line), flush=True)
