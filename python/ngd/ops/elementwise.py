@@ -570,7 +570,7 @@ class Relu(Unary):
     smooth = False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return (where(node.inputs[0] > 0, dy, 0),)
+        return (where(node > 0, dy, 0),)  # of the result: the operand need not be kept
 
 
 relu: Final[Relu] = register(Relu())
