@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled steps: what a call returns, how variables change, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+
+import ngd
+import numpy as np
+import pytest
+from ngd import ops
+from ngd.errors import CompileError, PoisonedVariableError, ShapeError
+
+DEVICES = ("CPU", "INTERPRETER")
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_a_call_returns_fresh_arrays(device: str) -> None:
+    x = ngd.placeholder("x", (2, 3))
+    step = ngd.compile([x], [x * 2, ops.reshape(x, (3, 2)), x], device=device)
+    a = np.arange(6, dtype=np.float32).reshape(2, 3)
+    first = step(a)
+    second = step(a + 1)
+    np.testing.assert_array_equal(first[0], a * 2)
+    np.testing.assert_array_equal(first[1], a.reshape(3, 2))
+    np.testing.assert_array_equal(first[2], a)
+    np.testing.assert_array_equal(second[0], (a + 1) * 2)
+    assert not any(np.shares_memory(r, a) for r in first)
+
+
+def test_one_node_twice_among_the_outputs(device: str) -> None:
+    x = ngd.placeholder("x", (3,))
+    y = x + 1
+    step = ngd.compile([x], [y, y, ops.exp(y)], device=device)
+    first, again, third = step(np.zeros(3, np.float32))
+    np.testing.assert_array_equal(first, [1, 1, 1])
+    np.testing.assert_array_equal(again, [1, 1, 1])
+    np.testing.assert_allclose(third, np.exp([1, 1, 1]), rtol=1e-6)
+    assert not np.shares_memory(first, again)
+
+
+def test_out_takes_the_results(device: str) -> None:
+    x = ngd.placeholder("x", (2,))
+    step = ngd.compile([x], [x + 1], device=device)
+    given = np.empty(2, np.float32)
+    (result,) = step(np.zeros(2, np.float32), out=[given])
+    assert result is given
+    np.testing.assert_array_equal(given, [1, 1])
+    with pytest.raises(ShapeError, match=r"out\[0\]"):
+        step(np.zeros(2, np.float32), out=[np.empty(3, np.float32)])
+
+
+def test_updates_happen_after_all_reads(device: str) -> None:
+    a = ngd.variable("a", np.array([1.0, 2.0]))
+    b = ngd.variable("b", np.array([10.0, 20.0]))
+    step = ngd.compile([], [a + b, a], updates={a: b, b: a}, device=device)
+    total, old = step()
+    np.testing.assert_array_equal(total, [11, 22])
+    np.testing.assert_array_equal(old, [1, 2])
+    np.testing.assert_array_equal(a.numpy(), [10, 20])
+    np.testing.assert_array_equal(b.numpy(), [1, 2])
+    step()
+    np.testing.assert_array_equal(a.numpy(), [1, 2])
+
+
+def test_an_update_that_reads_what_another_overwrites(device: str) -> None:
+    # Momentum: both new values are made of both old ones, by hand for one step.
+    w = ngd.variable("w", np.array([1.0, 1.0]))
+    v = ngd.variable("v", np.array([0.5, 0.5]))
+    x = ngd.placeholder("x", (2,), "float64")
+    v_next = v * 0.9 + x
+    step = ngd.compile([x], [], updates={w: w - v_next * 0.1 + v, v: v_next}, device=device)
+    step(np.array([1.0, 2.0]))
+    np.testing.assert_allclose(v.numpy(), [1.45, 2.45], rtol=1e-15)
+    np.testing.assert_allclose(w.numpy(), [1 - 0.145 + 0.5, 1 - 0.245 + 0.5], rtol=1e-15)
+
+
+def test_an_update_through_another_variable_and_a_transpose(device: str) -> None:
+    a = ngd.variable("a", np.arange(4.0).reshape(2, 2))
+    b = ngd.variable("b", np.ones((2, 2)))
+    step = ngd.compile([], [], updates={a: ops.transpose(a) + b, b: a @ a}, device=device)
+    step()
+    old = np.arange(4.0).reshape(2, 2)
+    np.testing.assert_array_equal(a.numpy(), old.T + 1)
+    np.testing.assert_array_equal(b.numpy(), old @ old)
+
+
+def test_executables_of_a_device_share_a_variable(device: str) -> None:
+    v = ngd.variable("v", np.zeros(2, np.float32))
+    add = ngd.compile([], [], updates={v: v + 1}, device=device)
+    read = ngd.compile([], [v * 1], device=device)
+    add()
+    add()
+    np.testing.assert_array_equal(read()[0], [2, 2])
+    v.assign([5, 6])
+    np.testing.assert_array_equal(read()[0], [5, 6])
+
+
+def test_a_device_that_comes_later_starts_from_the_newest_value() -> None:
+    v = ngd.variable("v", np.zeros(2, np.float32))
+    ngd.compile([], [], updates={v: v + 3}, device="CPU")()
+    (seen,) = ngd.compile([], [v + 0.5], device="INTERPRETER")()
+    np.testing.assert_array_equal(seen, [3.5, 3.5])
+
+
+def test_the_same_nodes_give_the_same_executable() -> None:
+    x = ngd.placeholder("x", (2,))
+    y = x + 1
+    assert ngd.compile([x], [y]) is ngd.compile([x], [y])
+    assert ngd.compile([x], [y]) is not ngd.compile([x], [y], device="INTERPRETER")
+
+
+def test_bad_arguments_are_named() -> None:
+    x = ngd.placeholder("images", (2, 3))
+    step = ngd.compile([x], [x + 1])
+    with pytest.raises(TypeError, match=r"expected 1 arrays \(images\); got 0"):
+        step()
+    with pytest.raises(ShapeError, match=r"input 0 \('images'\): expected shape \(2, 3\)"):
+        step(np.zeros((3, 2), np.float32))
+    with pytest.raises(TypeError, match="expected dtype float32; got float64"):
+        step(np.zeros((2, 3)))
+    strided = np.zeros((3, 2), np.float32).T
+    np.testing.assert_array_equal(step(strided)[0], np.ones((2, 3)))
+
+
+def test_bad_graphs_are_refused_with_their_line() -> None:
+    x, y = ngd.placeholder("x", (2,)), ngd.placeholder("y", (2,))
+    with pytest.raises(CompileError, match=r"'y' \(made at .*test_compiler.py:\d+\) is needed"):
+        ngd.compile([x], [x + y])
+    a, b = ngd.variable("w", np.zeros(2, np.float32)), ngd.variable("w", np.ones(2, np.float32))
+    with pytest.raises(CompileError, match="two variables are called 'w'"):
+        ngd.compile([], [a + b])
+    with pytest.raises(CompileError, match=r"variable 'w' is f32\[2\]"):
+        ngd.compile([x], [], updates={a: ops.reshape(x, (2, 1))})
+    with pytest.raises(CompileError, match="expected a device among CPU, INTERPRETER, NULL"):
+        ngd.compile([x], [x], device="TPU")
+    with pytest.raises(TypeError, match="inputs: expected placeholders"):
+        ngd.compile([x + 1], [x])
+
+
+def test_the_null_device_compiles_only() -> None:
+    x = ngd.placeholder("x", (2,))
+    step = ngd.compile([x], [ops.exp(x)], device="NULL")
+    assert "elementwise" in str(step)
+    with pytest.raises(CompileError, match="compiles only"):
+        step(np.zeros(2, np.float32))
+
+
+def test_the_planner_shares_memory() -> None:
+    x = ngd.placeholder("x", (64, 64))
+    y = x
+    for _ in range(6):
+        y = ops.relu(y @ y)
+    step = ngd.compile([x], [ops.sum(y)], device="CPU")
+    memory = step.memory()
+    assert memory["private"] <= 3 * 64 * 64 * 4
+    assert memory["unshared"] >= 6 * 64 * 64 * 4
+    a = np.eye(64, dtype=np.float32)
+    assert step(a)[0] == 64
+
+
+def test_a_step_that_fails_in_its_updates_poisons_them() -> None:
+    table = ngd.variable("table", np.zeros((3, 2), np.float32))
+    other = ngd.variable("other", np.zeros(2, np.float32))
+    i = ngd.placeholder("i", (2,), "int64")
+    rows = ops.gather(ops.exp(table), i)
+    step = ngd.compile(
+        [i], [], updates={other: other + 1, table: table + ops.sum(rows, axis=0)}, device="CPU"
+    )
+    with pytest.raises(ValueError, match=r"9.*test_compiler.py"):
+        step(np.array([0, 9]))
+    try:
+        unchanged = table.numpy()
+    except PoisonedVariableError as error:
+        assert "'table'" in str(error)
+        table.assign(np.ones((3, 2)))
+        other.assign(np.ones(2))
+    else:
+        np.testing.assert_array_equal(unchanged, 0)
+        np.testing.assert_array_equal(other.numpy(), 0)
+    step(np.array([0, 1]))
+    assert np.isfinite(table.numpy()).all()
+
+
+def test_a_second_concurrent_call_raises() -> None:
+    x = ngd.placeholder("x", (700, 700), "float64")
+    y = x
+    for _ in range(4):
+        y = y @ x
+    step = ngd.compile([x], [y])
+    a = np.eye(700)
+    errors: list[str] = []
+
+    def call() -> None:
+        for _ in range(5):
+            try:
+                step(a)
+            except ValueError as error:
+                errors.append(str(error))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors
+    assert all("a second call while one runs" in e for e in errors)
+
+
+def test_zero_sizes(device: str) -> None:
+    x = ngd.placeholder("x", (0, 3))
+    w = ngd.variable("w", np.ones((3, 2), np.float32))
+    step = ngd.compile([x], [ops.sum(x @ w), x @ w, ops.relu(x)], device=device)
+    total, product, same = step(np.zeros((0, 3), np.float32))
+    assert total == 0
+    assert product.shape == (0, 2)
+    assert same.shape == (0, 3)
+
+
+def test_a_learning_rate_can_be_a_placeholder(device: str) -> None:
+    w = ngd.variable("w", np.array([2.0, 3.0], np.float32))
+    lr = ngd.placeholder("lr", (), uniform=True)
+    (g,) = ngd.grad(ops.sum(w * w), [w])
+    step = ngd.compile([lr], [], updates={w: w - lr * g}, device=device)
+    step(0.25)
+    np.testing.assert_array_equal(w.numpy(), [1, 1.5])
+
+
+def test_fused_is_unfused_bit_for_bit() -> None:
+    rng = np.random.default_rng(0)
+    for dtype in ("float32", "float64", "bfloat16", "float16"):
+        x = ngd.placeholder("x", (7, 33), dtype)
+        a = rng.normal(size=(7, 33)).astype(x.dtype)
+        chain = [x * 3 + 1]
+        for f in (ops.tanh, ops.square, lambda v: v - x, ops.sigmoid):
+            chain.append(f(chain[-1]))
+        fused = ngd.compile([x], [chain[-1]])(a)[0]
+        apart = ngd.compile([x], list(reversed(chain)))(a)[0]
+        assert fused.tobytes() == apart.tobytes()
