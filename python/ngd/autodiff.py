@@ -13,7 +13,7 @@ from .errors import Error, GradientError
 from .ir import Node, Op, Shape, at_site, constant_node, topological
 from .ops.elementwise import add
 from .ops.reduce import sum
-from .ops.shape import reshape, zeros
+from .ops.shape import broadcast_to, reshape, zeros
 
 UNUSED: Final = ("error", "zero")
 
@@ -114,9 +114,12 @@ def _input_adjoints(node: Node, dy: Node) -> Sequence[Node | None]:
 
 
 def _unbroadcast(part: Node, shape: Shape) -> Node:
-    """Sum over the axes along which an operand of this shape was broadcast."""
-    if part.shape == shape:
-        return part
+    """Sum over the axes along which an operand of this shape was broadcast.
+
+    A rule may also hand out a scalar for all elements.
+    """
+    if part.shape == shape or not part.shape:
+        return broadcast_to(part, shape)
     added = part.ndim - len(shape)
     repeated = (i for i, n in enumerate(shape) if n == 1 and part.shape[added + i] != 1)
     axes = (*range(added), *(added + i for i in repeated))

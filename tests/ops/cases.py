@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the op blocks' samples become: one list of cases, for all the tests that run them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.testing as npt
+
+import ngd.ops  # noqa: F401  (fills the registry)
+from ngd.dtype import (
+    SHORT_NAMES,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    is_float,
+)
+from ngd.ir import (
+    PLACEHOLDER,
+    REGISTRY,
+    Array,
+    DType,
+    Graph,
+    Leaf,
+    Node,
+    Op,
+    Operand,
+    Sample,
+    Type,
+)
+from ngd.reference import evaluate
+
+TOLERANCES = {
+    float64: (1e-12, 1e-13),
+    float32: (1e-5, 2e-6),
+    float16: (2e-3, 1e-3),
+    bfloat16: (1.6e-2, 8e-3),
+}
+"""Relative and absolute difference to the reference that a device may show, by dtype.
+
+For the two-byte floats that is one unit in the last place, two below a power of two: both sides
+compute in float32 and round once, and may fall on the two sides of a rounding. All else is exact.
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One sample of one op in one dtype."""
+
+    op: Op
+    number: int
+    sample: Sample
+    dtype: DType | None
+    """The dtype under test; None where the sample fixes all dtypes."""
+
+    def __str__(self) -> str:
+        dtype = SHORT_NAMES[self.dtype] if self.dtype is not None else "fixed"
+        return f"{self.op.name}-{self.number}-{dtype}"
+
+    @property
+    def types(self) -> list[Type]:
+        """The types of the operands."""
+        return [Type(operand_dtype(o, self.dtype), o.shape) for o in self.sample.operands]
+
+    @property
+    def result(self) -> Type:
+        """The type that the op infers."""
+        return self.op.infer(*self.types, **self.sample.attrs)
+
+    def arrays(self) -> list[Array]:
+        """The operands' values: always the same ones."""
+        rng = np.random.default_rng(zlib.crc32(str(self).encode()))
+        return [
+            draw(operand, type.dtype, rng)
+            for operand, type in zip(self.sample.operands, self.types, strict=True)
+        ]
+
+    def reference(self, arrays: Sequence[Array]) -> Array:
+        """The reference's result, without NumPy's warnings."""
+        with np.errstate(all="ignore"):
+            return self.op.reference(*arrays, **self.sample.attrs)
+
+
+def operand_dtype(operand: Operand, dtype: DType | None) -> DType:
+    """The dtype of an operand under test of `dtype`."""
+    chosen = operand.dtype or dtype
+    assert chosen is not None
+    return chosen
+
+
+def draw(operand: Operand, dtype: DType, rng: np.random.Generator) -> Array:
+    """Values as the operand asks for."""
+    shape, low, high = operand.shape, operand.low, operand.high
+    if dtype == bool_:
+        return rng.integers(0, 2, shape).astype(bool)
+    if not is_float(dtype):
+        limits = np.iinfo(dtype)
+        first = max(int(np.ceil(low)), int(limits.min))
+        values = np.array(rng.integers(first, min(int(high), int(limits.max)) + 1, shape))
+        if operand.away_from_zero:
+            values[values == 0] = 1
+        return values.astype(dtype)
+    count = int(np.prod(shape))
+    if operand.distinct:
+        values = rng.permutation(np.linspace(low, high, count)).reshape(shape)
+    else:
+        values = np.array(rng.uniform(low, high, shape))
+    if operand.away_from_zero:
+        values = np.where(values < 0, np.minimum(values, -0.1), np.maximum(values, 0.1))
+    return np.asarray(values.astype(np.float32 if dtype == bfloat16 else dtype).astype(dtype))
+
+
+def computing_ops() -> list[Op]:
+    """Every op but the leaves."""
+    return [op for op in REGISTRY.values() if not isinstance(op, Leaf)]
+
+
+def all_cases() -> list[Case]:
+    """Every sample of every op in every dtype that the op declares."""
+    found = []
+    for op in computing_ops():
+        for number, sample in enumerate(op.samples()):
+            free = any(operand.dtype is None for operand in sample.operands)
+            dtypes: Sequence[DType | None] = op.dtypes if free else (None,)
+            found += [Case(op, number, sample, dtype) for dtype in dtypes]
+    return found
+
+
+def placeholders(types: Sequence[Type]) -> list[Node]:
+    """A placeholder of each type."""
+    return [
+        Node(PLACEHOLDER, (), {"name": f"x{i}", "uniform": False}, type)
+        for i, type in enumerate(types)
+    ]
+
+
+def run_reference(inputs: Sequence[Node], outputs: Sequence[Node], arrays: Sequence[Array]) -> Any:
+    """Evaluate nodes by their references."""
+    graph = Graph(tuple(inputs), tuple(outputs))
+    graph.verify()
+    return evaluate(graph, arrays, {})[0]
+
+
+def assert_close(actual: Array, expected: Array, slack: float = 1) -> None:
+    """Compare by the table of tolerances; dtype and shape must be equal."""
+    assert Type(actual.dtype, actual.shape) == Type(expected.dtype, expected.shape)
+    if not is_float(expected.dtype):
+        npt.assert_array_equal(actual, expected)
+        return
+    relative, absolute = TOLERANCES[expected.dtype]
+    npt.assert_allclose(
+        actual.astype(np.float64),
+        expected.astype(np.float64),
+        rtol=relative * slack,
+        atol=absolute * slack,
+    )

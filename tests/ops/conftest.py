@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices to run on, and the report of what was covered: reports/op_coverage.md."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ngd.dtype import SHORT_NAMES
+from ngd.ir import Array, DType, Node
+
+from tests.ops.cases import all_cases, computing_ops
+
+DEVICES = ("INTERPRETER", "CPU")
+ASPECTS = (*DEVICES, "gradient", "second gradient", "expansion")
+
+Runner = Callable[[Sequence[Node], Sequence[Node], Sequence[Array]], list[Array]]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Each device by its name."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def run(device: str) -> Runner:
+    """Compile and call on the device, by the public API."""
+    ngd: Any = pytest.importorskip("ngd")
+    if not hasattr(ngd, "compile"):
+        pytest.skip("ngd.compile is not importable: the compiled part is not built")
+
+    def compile_and_call(
+        inputs: Sequence[Node], outputs: Sequence[Node], arrays: Sequence[Array]
+    ) -> list[Array]:
+        results: list[Array] = ngd.compile(inputs, outputs, device=device)(*arrays)
+        return results
+
+    return compile_and_call
+
+
+class Coverage:
+    """What has passed: aspect -> op -> dtypes."""
+
+    def __init__(self) -> None:
+        self.passed: dict[str, dict[str, set[str]]] = {a: defaultdict(set) for a in ASPECTS}
+        self.cases_run: set[str] = set()
+
+    def note(self, aspect: str, op: str, dtype: DType) -> None:
+        """Record that this aspect of an op holds in a dtype."""
+        self.passed[aspect][op].add(SHORT_NAMES[dtype])
+
+    def table(self) -> str:
+        """The report, in Markdown."""
+        order = list(SHORT_NAMES.values())
+        lines = [
+            "# Ops: what the tests covered",
+            "",
+            "Made by the tests from the op blocks' samples: the dtypes in which each op's result on"
+            " a device agreed with its reference, its gradients with finite differences, and its"
+            " expansion with its reference.",
+            "",
+            f"| op | {' | '.join(ASPECTS)} |",
+            f"| --- |{' --- |' * len(ASPECTS)}",
+        ]
+        for op in computing_ops():
+            cells = [" ".join(sorted(self.passed[a][op.name], key=order.index)) for a in ASPECTS]
+            lines.append(f"| {op.name} | {' | '.join(cells)} |")
+        return "\n".join(lines) + "\n"
+
+    def missing(self) -> list[str]:
+        """Ops without a passed case, by device; declared dtypes that no case of it covered."""
+        found = []
+        for device in DEVICES:
+            for op in computing_ops():
+                passed = self.passed[device][op.name]
+                lacking = [SHORT_NAMES[d] for d in op.dtypes if SHORT_NAMES[d] not in passed]
+                if lacking or not passed:
+                    found.append(f"{op.name} on {device}: {' '.join(lacking) or 'nothing passed'}")
+        return found
+
+
+_COVERAGE = pytest.StashKey[Coverage]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_COVERAGE] = Coverage()
+
+
+@pytest.fixture
+def coverage(request: pytest.FixtureRequest) -> Coverage:
+    """Where tests note what passed."""
+    return request.config.stash[_COVERAGE]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the report; a complete run that left an op out fails."""
+    coverage = session.config.stash[_COVERAGE]
+    if not coverage.cases_run:
+        return
+    report = Path(session.config.rootpath, "reports", "op_coverage.md")
+    report.parent.mkdir(exist_ok=True)
+    report.write_text(coverage.table())
+    wanted = {f"{case} on {device}" for case in all_cases() for device in DEVICES}
+    missing = coverage.missing() if coverage.cases_run >= wanted else []
+    if missing:
+        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            terminal.write_line("\nops left out of the coverage:\n  " + "\n  ".join(missing))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
