@@ -138,14 +138,14 @@ cdef class Buffer:
 
     def write(self, const unsigned char[::1] data) -> None:
         """Copy host bytes in; as many as the buffer has."""
-        if data.shape[0] != self.buffer.bytes():
+        if <size_t> data.shape[0] != self.buffer.bytes():
             raise ValueError(f"Buffer.write: {data.shape[0]} bytes into {self.buffer.bytes()}")
         if data.shape[0] > 0:
             cpu().copy_from_host(self.buffer.data(), &data[0], data.shape[0])
 
     def read(self, unsigned char[::1] data) -> None:
         """Copy the bytes out to the host."""
-        if data.shape[0] != self.buffer.bytes():
+        if <size_t> data.shape[0] != self.buffer.bytes():
             raise ValueError(f"Buffer.read: {self.buffer.bytes()} bytes into {data.shape[0]}")
         if data.shape[0] > 0:
             cpu().copy_to_host(&data[0], self.buffer.data(), data.shape[0])
@@ -330,7 +330,7 @@ cdef class Executable:
         """Run once on the addresses of contiguous host arrays of the program's types."""
         cdef vector[const void*] sources
         cdef vector[void*] destinations
-        if len(inputs) != self.n_inputs or len(outputs) != self.n_outputs:
+        if <size_t> len(inputs) != self.n_inputs or <size_t> len(outputs) != self.n_outputs:
             raise ValueError("Executable.run: wrong number of inputs or outputs")
         sources.reserve(self.n_inputs + 1)
         destinations.reserve(self.n_outputs + 1)

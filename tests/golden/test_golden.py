@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Printed graphs and programs, compared with files: a change of the compiler shows what it changed.
+
+After a change that is meant, run with NGD_UPDATE_GOLDEN=1 and read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ngd
+import numpy as np
+import pytest
+from ngd import ops
+
+HERE = Path(__file__).parent
+
+
+class Ranks:
+    """A group as far as compilation looks at it."""
+
+    def __init__(self, size: int) -> None:
+        self.rank, self.size = 0, size
+
+
+def mlp() -> Any:
+    x, t = ngd.placeholder("x", (4, 6)), ngd.placeholder("t", (4,), "int64")
+    sizes = [6, 5, 3]
+    variables = []
+    for i, (m, n) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        variables.append(ngd.variable(f"W{i}", np.zeros((m, n), np.float32)))
+        variables.append(ngd.variable(f"b{i}", np.zeros(n, np.float32)))
+    w0, b0, w1, b1 = variables
+    logits = ops.relu(x @ w0 + b0) @ w1 + b1
+    loss = ops.mean(ops.softmax_cross_entropy(logits, t))
+    grads = [ops.all_reduce(g, op="mean") for g in ngd.grad(loss, variables)]
+    updates = {v: v - 0.1 * g for v, g in zip(variables, grads, strict=True)}
+    return [x, t], [ops.all_reduce(loss, op="mean")], updates
+
+
+def swap() -> Any:
+    a, b = (ngd.variable(n, np.zeros(3, np.float32)) for n in "ab")
+    return [], [a + b], {a: b, b: a}
+
+
+def weighted() -> Any:
+    x, w = ngd.placeholder("x", (3,)), ngd.placeholder("w", ())
+    y = ops.all_reduce(x, op="mean", weight=w)
+    z = ops.all_reduce(x * 2, op="mean", weight=w)
+    return [x, w], [y, z], {}
+
+
+def chain() -> Any:
+    x = ngd.placeholder("x", (2, 3))
+    row = ngd.placeholder("row", (3,))
+    y = ops.tanh(x * row + 1.0)
+    return [x, row], [ops.transpose(y) @ y, ops.sum(y * y, axis=0)], {}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("case", [mlp, swap, weighted, chain])
+def test_golden(case: Callable[[], Any], ranks: int) -> None:
+    inputs, outputs, updates = case()
+    group: Any = Ranks(ranks)
+    step = ngd.compile(inputs, outputs, updates, device="NULL", group=group)
+    text = f"{step.graph}\n\n{step}"
+    path = HERE / f"{case.__name__}_{ranks}.txt"
+    if os.environ.get("NGD_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_the_order_of_creation_does_not_change_the_collectives() -> None:
+    def programs(reverse: bool) -> str:
+        x = ngd.placeholder("x", (3,))
+        variables = [ngd.variable(f"v{i}", np.zeros(3, np.float32)) for i in range(3)]
+        indices = range(2, -1, -1) if reverse else range(3)
+        reduced = {i: ops.all_reduce(x * (i + 2.0), op="sum") for i in indices}
+        updates = {variables[i]: reduced[i] for i in indices}
+        group: Any = Ranks(2)
+        return str(ngd.compile([x], [], updates, device="NULL", group=group))
+
+    assert programs(False) == programs(True)
