@@ -7,7 +7,11 @@ if(NOT NGD_DISTRIBUTED_ENABLE MATCHES "^(MLSL|OMPI|OFF)$")
     "shared memory, no MPI needed), OMPI (and Open MPI between hosts) and OFF (one rank).")
 endif()
 
-find_package(Python 3.10 COMPONENTS Interpreter Development.Module REQUIRED)
+set(ngd_python_components Interpreter)
+if(NGD_BUILD_PYTHON)
+  list(APPEND ngd_python_components Development.Module NumPy)
+endif()
+find_package(Python 3.10 COMPONENTS ${ngd_python_components} REQUIRED)
 execute_process(COMMAND ${Python_EXECUTABLE} -c "import sys; print(sys.prefix)"
   OUTPUT_VARIABLE ngd_python_prefix OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 

@@ -44,12 +44,12 @@ class CpuStorage:
     def read(self) -> Array:
         """A copy of the value."""
         value: Array = np.empty(self.type.shape, self.type.dtype)
-        self.buffer.read(value.reshape(-1).view(np.uint8))
+        self.buffer.read(value)
         return value
 
     def write(self, value: Array) -> None:
         """Replace the value."""
-        self.buffer.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+        self.buffer.write(value)
 
 
 class HostStorage:
@@ -190,9 +190,7 @@ class CpuExecutable(_Base):
         for variable in self.variables:
             variable.check_readable()
         try:
-            self.native.run(
-                tuple([a.ctypes.data for a in inputs]), tuple([a.ctypes.data for a in outputs])
-            )
+            self.native.run(inputs, outputs)
         except BaseException:
             if self.native.variables_touched:
                 for variable in self.written:

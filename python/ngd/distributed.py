@@ -87,10 +87,9 @@ class Group:
             kind,
             op,
             source.dtype.name,
-            source.size,
             root,
-            source.ctypes.data,
-            destination.ctypes.data,
+            source,
+            destination,
             algorithm,
             site,
         )

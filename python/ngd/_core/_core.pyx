@@ -14,12 +14,15 @@ from libcpp.string_view cimport string_view
 from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
+from numpy cimport PyArray_DATA, import_array, ndarray
+
 from ngd cimport *
 
 import threading
 
 from ngd import errors as _errors
 
+import_array()
 ngd_set_error_module(_errors)
 
 cdef extern from *:
@@ -136,19 +139,17 @@ cdef class Buffer:
     def __init__(self, size_t nbytes):
         self.buffer = CppBuffer(cpu(), nbytes)
 
-    def write(self, const unsigned char[::1] data) -> None:
-        """Copy host bytes in; as many as the buffer has."""
-        if <size_t> data.shape[0] != self.buffer.bytes():
-            raise ValueError(f"Buffer.write: {data.shape[0]} bytes into {self.buffer.bytes()}")
-        if data.shape[0] > 0:
-            cpu().copy_from_host(self.buffer.data(), &data[0], data.shape[0])
+    def write(self, ndarray array) -> None:
+        """Copy a contiguous array in; as many bytes as the buffer has."""
+        if <size_t> array.nbytes != self.buffer.bytes():
+            raise ValueError(f"Buffer.write: {array.nbytes} bytes into {self.buffer.bytes()}")
+        cpu().copy_from_host(self.buffer.data(), PyArray_DATA(array), self.buffer.bytes())
 
-    def read(self, unsigned char[::1] data) -> None:
-        """Copy the bytes out to the host."""
-        if <size_t> data.shape[0] != self.buffer.bytes():
-            raise ValueError(f"Buffer.read: {self.buffer.bytes()} bytes into {data.shape[0]}")
-        if data.shape[0] > 0:
-            cpu().copy_to_host(&data[0], self.buffer.data(), data.shape[0])
+    def read(self, ndarray array) -> None:
+        """Copy the bytes out to a contiguous array."""
+        if <size_t> array.nbytes != self.buffer.bytes():
+            raise ValueError(f"Buffer.read: {self.buffer.bytes()} bytes into {array.nbytes}")
+        cpu().copy_to_host(PyArray_DATA(array), self.buffer.data(), self.buffer.bytes())
 
 
 cdef class ProgramBuilder:
@@ -264,10 +265,10 @@ cdef class Communicator:
         return self.communicator.get().local_size()
 
     def submit(
-        self, str kind, str op, str dtype, uint64_t count, int root,
-        size_t source, size_t destination, str algorithm, str site,
+        self, str kind, str op, str dtype, int root, ndarray source, ndarray destination,
+        str algorithm, str site,
     ) -> int:
-        """Start a collective on host addresses; the caller keeps both alive until wait returns."""
+        """Start a collective on contiguous arrays, which the caller keeps until wait returns."""
         cdef Collective collective
         cdef string text = _bytes(kind), site_bytes = _bytes(site)
         cdef CppWork work
@@ -277,10 +278,10 @@ cdef class Communicator:
         text = _bytes(algorithm)
         collective.algorithm = algorithm_named(string_view(text.data(), text.size()))
         collective.dtype = _dtype(dtype)
-        collective.count = count
+        collective.count = source.size
         collective.root = root
-        collective.source = <const void*> source
-        collective.destination = <void*> destination
+        collective.source = PyArray_DATA(source)
+        collective.destination = PyArray_DATA(destination)
         collective.site = site_bytes.c_str()
         with nogil:
             validate(collective, self.communicator.get().size())
@@ -326,18 +327,18 @@ cdef class Executable:
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
         self.executor.reset(new Executor(builder.program, cpu(), cpu_table(), group, pointers))
 
-    def run(self, tuple inputs, tuple outputs) -> None:
-        """Run once on the addresses of contiguous host arrays of the program's types."""
+    def run(self, list inputs, list outputs) -> None:
+        """Run once on contiguous arrays of the program's types."""
         cdef vector[const void*] sources
         cdef vector[void*] destinations
         if <size_t> len(inputs) != self.n_inputs or <size_t> len(outputs) != self.n_outputs:
             raise ValueError("Executable.run: wrong number of inputs or outputs")
         sources.reserve(self.n_inputs + 1)
         destinations.reserve(self.n_outputs + 1)
-        for address in inputs:
-            sources.push_back(<const void*> <size_t> address)
-        for address in outputs:
-            destinations.push_back(<void*> <size_t> address)
+        for array in inputs:
+            sources.push_back(PyArray_DATA(<ndarray?> array))
+        for array in outputs:
+            destinations.push_back(PyArray_DATA(<ndarray?> array))
         with nogil:
             dereference(self.executor).run(sources.data(), destinations.data())
 
