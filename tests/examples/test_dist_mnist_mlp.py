@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main example, as its users start it: the same steps for any number of ranks, and clear words
+for bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import ngd
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "dist_mnist_mlp.py"
+DEADLINE = 120
+ONE_RANK_ONLY = ngd.build_info()["mode"] == "OFF"
+RANKS = [1] if ONE_RANK_ONLY else [1, 2, 3, 4]
+SOME = RANKS[min(1, len(RANKS) - 1)]
+
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
+def launcher(ranks: int) -> list[str]:
+    return [sys.executable, "-m", "ngd.launch", "-n", str(ranks), "--no-prefix", "--"]
+
+
+def start(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environ = {
+        **os.environ,
+        "NGD_TIMEOUT": "60",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environ)
+
+
+def train(ranks: int, *options: str | Path) -> dict[str, Any]:
+    """Run the example; what it reports in its last line."""
+    done = start([*launcher(ranks), str(EXAMPLE), *map(str, options)])
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+def write_idx(path: Path, array: NDArray[Any], zipped: bool = False) -> None:
+    """An array of bytes in IDX format."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    data = header + array.astype(np.uint8).tobytes()
+    if zipped:
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(data))
+    else:
+        path.write_bytes(data)
+
+
+def write_images(directory: Path, train_images: int, zipped: bool = False) -> Path:
+    """Four files of 6 x 6 images in three classes: a bright third each, and noise."""
+    random = np.random.default_rng(5)
+    directory.mkdir()
+    for name, count in (("train", train_images), ("t10k", 150)):
+        labels = random.integers(0, 3, count)
+        images = random.integers(0, 90, (count, 6, 6))
+        for image, label in zip(images, labels, strict=True):
+            image[2 * label : 2 * label + 2] += 120
+        write_idx(directory / f"{name}-images-idx3-ubyte", images, zipped)
+        write_idx(directory / f"{name}-labels-idx1-ubyte", labels, zipped)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """641 training images: batches of 16 leave a last one of a single image."""
+    return write_images(tmp_path_factory.mktemp("images") / "plain", 641)
+
+
+def logged_losses(directory: Path) -> dict[int, float]:
+    """The loss of every step, from TensorBoard's file: records of length, crc, data, crc."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    (file,) = directory.glob("events*")
+    data = file.read_bytes()
+
+    def events() -> Iterator[Any]:
+        at = 0
+        while at < len(data):
+            (length,) = struct.unpack_from("<Q", data, at)
+            yield Event.FromString(data[at + 12 : at + 12 + length])
+            at += 16 + length
+
+    return {e.step: v.simple_value for e in events() for v in e.summary.value if v.tag == "loss"}
+
+
+def relative_difference(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """The largest difference over the largest value."""
+    return float(np.max(np.abs(a - b)) / np.max(np.abs(a)))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-3)])
+def test_any_number_of_ranks_takes_the_same_steps(
+    images: Path, tmp_path: Path, dtype: str, tolerance: float
+) -> None:
+    from safetensors.numpy import load_file
+
+    options = ["--data", images, "--dtype", dtype, "--batch", "16", "--epochs", "3"]
+    losses, weights = {}, {}
+    for ranks in RANKS:
+        saved, log = tmp_path / f"{ranks}.safetensors", tmp_path / f"log{ranks}"
+        report = train(ranks, *options, "--save", saved, "--log-dir", log)
+        assert report["ranks"] == ranks
+        assert report["steps"] == 3 * 41
+        losses[ranks] = np.array([logged_losses(log)[step] for step in range(1, 124)])
+        weights[ranks] = load_file(saved)
+        assert {w.dtype for w in weights[ranks].values()} == {np.dtype(dtype)}
+    # TensorBoard's file holds float32: no finer than that can losses be compared.
+    loss_tolerance = max(tolerance, 1e-7)
+    for ranks in RANKS[1:]:
+        assert relative_difference(losses[1][:100], losses[ranks][:100]) <= loss_tolerance
+        for name, value in weights[1].items():
+            assert relative_difference(value, weights[ranks][name]) <= tolerance, name
+
+
+def test_the_first_loss_is_that_of_numpy(images: Path, tmp_path: Path) -> None:
+    """The first step's global loss from the initial weights, by another program."""
+    options = ["--data", images, "--dtype", "float64", "--batch", "16", "--epochs", "1"]
+    train(SOME, *options, "--log-dir", tmp_path, "--seed", "3")
+    pixels = np.frombuffer((images / "train-images-idx3-ubyte").read_bytes()[16:], np.uint8)
+    labels = np.frombuffer((images / "train-labels-idx1-ubyte").read_bytes()[8:], np.uint8)
+    batch = np.random.default_rng((3, 0)).permutation(641)[:16]
+    x, t = pixels.reshape(641, 36)[batch] / 255, labels[batch]
+    random = np.random.default_rng(3)
+    W0 = random.standard_normal((36, 600)) * np.sqrt(2 / 36)
+    W1 = random.standard_normal((600, 3)) * np.sqrt(2 / 600)
+    scores = np.maximum(x @ W0, 0) @ W1
+    losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(16), t]
+    assert logged_losses(tmp_path)[1] == pytest.approx(losses.mean(), rel=1e-6)
+
+
+def test_it_learns_reports_and_goes_on_from_a_checkpoint(images: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "weights.safetensors"
+    report = train(SOME, "--data", images, "--epochs", "2", "--save", saved)
+    names = ["ranks", "device", "mode", "steps", "loss", "test_accuracy", "images_per_s"]
+    assert list(report) == names
+    assert report["mode"] == ngd.build_info()["mode"]
+    assert (report["ranks"], report["device"], report["steps"]) == (SOME, "CPU", 12)
+    assert report["test_accuracy"] > 0.95
+    assert report["loss"] < 1.1  # ln 3: what guessing has
+    assert report["images_per_s"] > 0
+    for ranks in RANKS:
+        again = train(ranks, "--data", images, "--epochs", "0", "--load", saved)
+        assert again["test_accuracy"] == report["test_accuracy"]
+        assert (again["steps"], again["loss"], again["images_per_s"]) == (0, None, None)
+
+
+def test_the_interpreter_learns_the_same(images: Path) -> None:
+    options = ["--data", images, "--epochs", "2", "--dtype", "float64"]
+    cpu, slow = (train(SOME, *options, "--device", d) for d in ("CPU", "INTERPRETER"))
+    assert slow["device"] == "INTERPRETER"
+    assert slow["loss"] == pytest.approx(cpu["loss"], rel=1e-9)
+    assert slow["test_accuracy"] == cpu["test_accuracy"]
+
+
+def test_gzipped_files_and_plain_ones_are_the_same(images: Path, tmp_path: Path) -> None:
+    zipped = write_images(tmp_path / "zipped", 641, zipped=True)
+    options = ["--epochs", "1", "--batch", "64"]
+    reports = [train(1, "--data", d, *options) for d in (images, zipped)]
+    assert reports[0]["loss"] == reports[1]["loss"]
+
+
+def test_the_bundled_digits_are_the_default() -> None:
+    assert train(SOME, "--epochs", "3")["test_accuracy"] > 0.85
+
+
+@pytest.mark.skipif(MPIRUN is None or ONE_RANK_ONLY, reason="no mpirun here, or mode OFF")
+def test_under_mpirun(images: Path) -> None:
+    assert MPIRUN is not None
+    options = ["--data", str(images), "--epochs", "1"]
+    done = start([MPIRUN, "--oversubscribe", "-np", "2", sys.executable, str(EXAMPLE), *options])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["ranks"] == 2
+
+
+def cut(path: Path, count: int = 10) -> None:
+    path.write_bytes(path.read_bytes()[:-count])
+
+
+def relabel(directory: Path) -> None:
+    write_idx(directory / "train-labels-idx1-ubyte", np.zeros(7))
+
+
+def swap(directory: Path) -> None:
+    (directory / "train-images-idx3-ubyte").rename(directory / "x")
+    (directory / "train-labels-idx1-ubyte").rename(directory / "train-images-idx3-ubyte")
+    (directory / "x").rename(directory / "train-labels-idx1-ubyte")
+
+
+def cut_zipped(directory: Path) -> None:
+    path = directory / "t10k-images-idx3-ubyte"
+    write_idx(path, np.zeros((150, 6, 6)), zipped=True)
+    path.unlink()
+    cut(path.with_name(path.name + ".gz"))
+
+
+Damage = Callable[[Path], object]
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "missing": (lambda d: (d / "t10k-labels-idx1-ubyte").unlink(), "t10k-labels-idx1-ubyte"),
+    "truncated": (lambda d: cut(d / "train-images-idx3-ubyte"), "truncated"),
+    "headless": (lambda d: (d / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03"), "header"),
+    "empty": (lambda d: (d / "train-images-idx3-ubyte").write_bytes(b""), "not an IDX file"),
+    "wrong": (lambda d: (d / "t10k-images-idx3-ubyte").write_text("hello"), "not an IDX file"),
+    "swapped": (swap, "expected grey images"),
+    "unequal": (relabel, "7 labels"),
+    "half a gzip": (cut_zipped, "gzip"),
+    "no directory": (shutil.rmtree, "is not a directory"),
+}
+
+
+def check_refused(ranks: int, words: str, *options: str | Path) -> None:
+    """One clear line, from one rank; all fail; in time."""
+    done = start([*launcher(ranks), str(EXAMPLE), *map(str, options)])
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if not line.startswith("ngd run:")]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith("dist_mnist_mlp.py: ")
+    assert words in said[0]
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_bad_data_is_refused_in_one_line(images: Path, tmp_path: Path, damage: str) -> None:
+    directory = shutil.copytree(images, tmp_path / "damaged")
+    harm, words = DAMAGES[damage]
+    harm(directory)
+    check_refused(SOME, words, "--data", directory)
+
+
+def test_bad_arguments_are_refused_in_one_line(images: Path, tmp_path: Path) -> None:
+    check_refused(SOME, "--epochs -1", "--epochs", "-1")
+    check_refused(SOME, "--lr 0.0", "--lr", "0")
+    check_refused(SOME, "--lr nan", "--lr", "nan")
+    check_refused(SOME, "--seed -2", "--seed", "-2")
+    check_refused(SOME, "is not a directory", "--save", tmp_path / "none" / "weights")
+    check_refused(RANKS[-1], "smaller than the number of ranks", "--batch", str(RANKS[-1] - 1))
+
+
+@pytest.mark.skipif(ONE_RANK_ONLY, reason="one rank has always enough images")
+def test_fewer_images_than_ranks_are_refused_in_one_line(tmp_path: Path) -> None:
+    few = write_images(tmp_path / "few", 2)
+    check_refused(3, "2 training images for 3 ranks", "--data", few)
+
+
+def test_a_bad_checkpoint_is_refused_in_one_line(images: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "digits"
+    train(1, "--epochs", "0", "--save", saved)
+    check_refused(SOME, "holds shape (64, 600) for W0", "--data", images, "--load", saved)
+    cut(saved)
+    check_refused(SOME, "is not a safetensors file", "--load", saved)
+    check_refused(SOME, "No such file", "--load", tmp_path / "nothing")
