@@ -70,8 +70,10 @@ std::unique_ptr<Communicator> make_self_communicator();
 
 // The ranks of one host over shared memory. Rendezvous by `job_key`, equal on all ranks of a job
 // and on no other; see shm/bootstrap.hpp. Throws Init, CollectiveTimeout, Unsupported (not built).
+// `interrupt` is asked about ten times a second; true ends the rendezvous with Interrupted.
 std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, int rank, int size,
-                                                    double timeout_seconds);
+                                                    double timeout_seconds,
+                                                    const std::function<bool()>& interrupt = {});
 
 // MPI point-to-point under our own deadlines, over a duplicate of MPI_COMM_WORLD or of the
 // communicator whose MPI_Fint handle is given (-1 = world). Throws Init, Unsupported (not built).

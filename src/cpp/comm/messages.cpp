@@ -13,6 +13,9 @@ std::string_view take_line(std::string_view& text) {
   return line;
 }
 
+// Call sites are carried for messages, never compared.
+std::string_view without_site(std::string_view line) { return line.substr(0, line.rfind(" at ")); }
+
 }  // namespace
 
 std::string list_ranks(const std::vector<int>& ranks) {
@@ -27,7 +30,7 @@ std::string first_difference(int rank, std::string_view mine, int peer, std::str
     const bool theirs_ended = theirs.empty();
     const std::string_view my_line = take_line(mine);
     const std::string_view their_line = take_line(theirs);
-    if (my_line == their_line && mine_ended == theirs_ended) continue;
+    if (without_site(my_line) == without_site(their_line) && mine_ended == theirs_ended) continue;
     return concat("the first difference is in line ", number, ":\n  rank ", rank, ": ",
                   mine_ended ? "(the end)" : my_line, "\n  rank ", peer, ": ",
                   theirs_ended ? "(the end)" : their_line);

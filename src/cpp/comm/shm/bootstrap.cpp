@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/bootstrap.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "comm/communicator.hpp"
+#include "comm/messages.hpp"
+#include "comm/shm/channel.hpp"
+#include "comm/shm/shm_communicator.hpp"
+#include "device/threads.hpp"
+
+namespace ngd::comm::shm {
+
+namespace {
+
+constexpr int kConnectRetryMs = 5;
+
+struct Address {
+  sockaddr_un address{};
+  socklen_t length = 0;
+};
+
+std::uint64_t hash_of(const std::string& text, std::uint64_t seed) {
+  std::uint64_t hash = seed;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
+  return hash;
+}
+
+Address address_of(const std::string& job_key) {
+  char name[64];
+  const int length = std::snprintf(
+      name, sizeof name, "ngd-%u-%016llx%016llx", static_cast<unsigned>(::geteuid()),
+      static_cast<unsigned long long>(hash_of(job_key, 0xcbf29ce484222325ull)),
+      static_cast<unsigned long long>(hash_of(job_key, 0x9ae16a3b2f90404full)));
+  Address result;
+  result.address.sun_family = AF_UNIX;
+  std::memcpy(result.address.sun_path + 1, name, static_cast<std::size_t>(length));
+  result.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
+                                         static_cast<std::size_t>(length));
+  return result;
+}
+
+Descriptor open_socket() {
+  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket.valid()) fail(ErrorKind::Init, "ngd.init(): no socket: ", error_text(errno));
+  return socket;
+}
+
+// What all ranks must hear of a failure of one.
+ErrorKind kind_for_all(ErrorKind kind) {
+  return kind == ErrorKind::CollectiveTimeout || kind == ErrorKind::RankLost ? kind
+                                                                             : ErrorKind::Init;
+}
+
+// What one rank has to do, be it rank 0 or another.
+class Rendezvous {
+ public:
+  Rendezvous(const std::string& job_key, int rank, int size, const Clock& clock)
+      : address_(address_of(job_key)), rank_(rank), size_(size), clock_(clock) {
+    parcels_.resize(static_cast<std::size_t>(size));
+    Parcel& mine = parcel(rank);
+    mine.message = make_message(Topic::Hello, rank, size);
+    mine.message.pid = ::getpid();
+    mine.message.start_time = start_time_of(::getpid());
+    mine.message.set_text(boot_id());
+    if (::sched_getaffinity(0, sizeof mine.message.cores, &mine.message.cores) != 0)
+      CPU_ZERO(&mine.message.cores);
+    mine.segment = create_segment(size);
+    mine.pidfd = open_own_pidfd();
+  }
+  virtual ~Rendezvous() = default;
+
+  Assembly run() {
+    try {
+      exchange();
+      Assembly assembly = assemble_parts();
+      confirm();
+      return assembly;
+    } catch (const Error& error) {
+      Message failure = make_message(Topic::Failure, rank_, size_);
+      failure.error_kind = kind_for_all(error.kind());
+      const bool told_so = failure.error_kind == error.kind();
+      failure.set_text(told_so ? error.what()
+                               : concat("rank ", rank_, " failed in ngd.init(): ", error.what()));
+      tell(failure);
+      throw;
+    }
+  }
+
+ protected:
+  virtual void exchange() = 0;                       // fills parcels_
+  virtual void confirm() = 0;                        // returns when all ranks have mapped all
+  virtual void tell(const Message& failure) noexcept = 0;
+
+  Parcel& parcel(int rank) { return parcels_[static_cast<std::size_t>(rank)]; }
+  bool here(int rank) { return parcel(rank).segment.valid(); }
+  std::vector<int> missing() {
+    std::vector<int> ranks;
+    for (int r = 0; r < size_; ++r)
+      if (!here(r)) ranks.push_back(r);
+    return ranks;
+  }
+  [[noreturn]] void late(const std::string& who) const {
+    fail(ErrorKind::CollectiveTimeout, who, " did not come to ngd.init() within ",
+         clock_.seconds(), " s");
+  }
+  [[noreturn]] static void lost(int rank) {
+    fail(ErrorKind::RankLost, "rank ", rank, " was lost in ngd.init()");
+  }
+  [[noreturn]] static void relay(const Message& failure) {
+    fail(failure.error_kind, failure.text);
+  }
+
+  Address address_;
+  int rank_;
+  int size_;
+  const Clock& clock_;
+  std::vector<Parcel> parcels_;
+
+ private:
+  Assembly assemble_parts() {
+    std::vector<Mapping> mappings;
+    std::vector<PeerProcess> peers;
+    cpu_set_t all;
+    CPU_ZERO(&all);
+    Assembly assembly;
+    Descriptor own;
+    for (int r = 0; r < size_; ++r) {
+      Parcel& each = parcel(r);
+      mappings.push_back(map_segment(each.segment));
+      if (r == rank_) own = std::move(each.segment);
+      each.segment = Descriptor();
+      peers.push_back({std::move(each.pidfd), each.message.pid, each.message.start_time});
+      CPU_OR(&all, &all, &each.message.cores);
+    }
+    // A quota below my own mask binds; else the ranks may have been bound to cores of their own.
+    const int available = device::available_cores();
+    const bool quota = available < CPU_COUNT(&parcel(rank_).message.cores);
+    assembly.cores = quota ? available : std::max(available, CPU_COUNT(&all));
+    assembly.memory = make_process_memory(std::move(mappings), std::move(own));
+    assembly.liveness = make_process_liveness(std::move(peers));
+    found(*assembly.memory, rank_, size_);
+    return assembly;
+  }
+};
+
+class Host final : public Rendezvous {
+ public:
+  using Rendezvous::Rendezvous;
+
+ private:
+  void exchange() override {
+    channels_.resize(static_cast<std::size_t>(size_));
+    listener_ = open_socket();
+    const auto* address = reinterpret_cast<const sockaddr*>(&address_.address);
+    if (::bind(listener_.get(), address, address_.length) != 0) {
+      if (errno == EADDRINUSE)
+        fail(ErrorKind::Init, "ngd.init(): another running job of this user has the same job key, "
+             "or this job has two ranks 0: give each job a key of its own");
+      fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
+    }
+    if (::listen(listener_.get(), std::max(size_, 16)) != 0)
+      fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
+    while (!missing().empty()) {
+      if (clock_.expired()) late(list_ranks(missing()));
+      poll_once();
+    }
+    listener_ = Descriptor();
+    strangers_.clear();
+    distribute();
+  }
+
+  void confirm() override {
+    ready_ = 1;
+    while (ready_ < size_) {
+      if (clock_.expired()) fail(ErrorKind::CollectiveTimeout, "ngd.init() did not end within ",
+                                 clock_.seconds(), " s");
+      poll_once();
+    }
+    const Message go = make_message(Topic::Go, rank_, size_);
+    for (int r = 1; r < size_; ++r)
+      if (!channel(r).send(go)) lost(r);
+  }
+
+  void tell(const Message& failure) noexcept override {
+    for (Channel& each : channels_)
+      if (each.open()) each.send(failure);
+  }
+
+  Channel& channel(int rank) { return channels_[static_cast<std::size_t>(rank)]; }
+
+  void distribute() {
+    for (int to = 1; to < size_; ++to)
+      for (int r = 0; r < size_; ++r) {
+        if (r == to) continue;
+        Parcel& each = parcel(r);
+        each.message.topic = Topic::Peer;
+        if (!channel(to).send(each.message, each.segment.get(), each.pidfd.get())) lost(to);
+      }
+  }
+
+  // Waits for any of: a new connection, a Hello from one, anything from a rank that is here.
+  void poll_once() {
+    std::vector<pollfd> fds{{listener_.get(), POLLIN, 0}};  // a negative one is ignored
+    for (const Channel& each : channels_) fds.push_back({each.fd(), POLLIN, 0});
+    for (const Channel& each : strangers_) fds.push_back({each.fd(), POLLIN, 0});
+    if (::poll(fds.data(), fds.size(), clock_.next_poll_ms()) <= 0) return;
+    for (int r = 1; r < size_; ++r)
+      if (fds[1 + static_cast<std::size_t>(r)].revents != 0) hear(r);
+    // From the back: greet() may remove the one that it is given.
+    for (std::size_t i = strangers_.size(); i-- > 0;)
+      if (fds[1 + channels_.size() + i].revents != 0) greet(i);
+    if (fds[0].revents != 0) accept_stranger();
+  }
+
+  void hear(int rank) {
+    Parcel got;
+    switch (channel(rank).receive(got)) {
+      case Channel::Got::Nothing: return;
+      case Channel::Got::End: channel(rank).close(); lost(rank);
+      case Channel::Got::Parcel: break;
+    }
+    if (got.message.topic == Topic::Failure) {
+      channel(rank).close();  // it knows
+      relay(got.message);
+    }
+    if (got.message.topic == Topic::Ready) ++ready_;
+  }
+
+  void accept_stranger() {
+    Channel stranger(
+        Descriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
+    if (stranger.open() && stranger.same_user()) strangers_.push_back(std::move(stranger));
+  }
+
+  void greet(std::size_t index) {
+    Parcel got;
+    const Channel::Got what = strangers_[index].receive(got);
+    if (what == Channel::Got::Nothing) return;
+    Channel stranger = std::move(strangers_[index]);
+    strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(index));
+    if (what == Channel::Got::End) return;
+    if (const std::string refusal = refuse(got); !refusal.empty()) {
+      Message failure = make_message(Topic::Failure, rank_, size_);
+      failure.set_text(refusal);
+      stranger.send(failure);
+      // Of a job of another size, no more ranks will come than have come.
+      if (got.message.magic == kMagic && got.message.size != size_) fail(ErrorKind::Init, refusal);
+      return;
+    }
+    const int rank = got.message.rank;
+    channel(rank) = std::move(stranger);
+    parcel(rank) = std::move(got);
+    Message waiting = make_message(Topic::Waiting, rank_, size_);
+    waiting.set_text(list_ranks(missing()));
+    for (int r = 1; r < size_; ++r)
+      if (here(r)) channel(r).send(waiting);
+  }
+
+  // Why the sender of a Hello is none of this job's missing ranks; empty where it is one.
+  std::string refuse(Parcel& hello) {
+    const Message& message = hello.message;
+    if (message.magic != kMagic || message.version != kLayoutVersion ||
+        message.topic != Topic::Hello || !hello.segment.valid())
+      return "ngd.init(): rank 0 runs another version of ngd";
+    if (parcel(0).message.text != std::string(message.text))
+      return "ngd.init(): rank 0 runs under another kernel";
+    if (message.size != size_)
+      return concat("ngd.init(): rank 0 was told that the job has ", size_, " ranks, rank ",
+                    message.rank, " that it has ", message.size);
+    if (message.rank <= 0 || message.rank >= size_)
+      return concat("ngd.init(): rank ", message.rank, " is none of a job of ", size_, " ranks");
+    if (here(message.rank))
+      return concat("ngd.init(): rank ", message.rank, " is there already: another running job of ",
+                    "this user has the same job key, or two ranks have the same number");
+    return {};
+  }
+
+  Descriptor listener_;
+  std::vector<Channel> channels_;   // by rank
+  std::vector<Channel> strangers_;  // connected, not yet introduced
+  int ready_ = 0;
+};
+
+class Guest final : public Rendezvous {
+ public:
+  using Rendezvous::Rendezvous;
+
+ private:
+  void exchange() override {
+    connect();
+    Parcel& mine = parcel(rank_);
+    if (!host_.send(mine.message, mine.segment.get(), mine.pidfd.get())) lost(0);
+    std::string waited_for;
+    while (!missing().empty()) {
+      Parcel got = next(waited_for);
+      if (got.message.topic == Topic::Waiting) waited_for = got.message.text;
+      if (got.message.topic == Topic::Peer && got.message.rank >= 0 && got.message.rank < size_ &&
+          got.segment.valid())
+        parcel(got.message.rank) = std::move(got);
+    }
+  }
+
+  void confirm() override {
+    if (!host_.send(make_message(Topic::Ready, rank_, size_))) lost(0);
+    while (next("rank 0").message.topic != Topic::Go) continue;
+  }
+
+  void tell(const Message& failure) noexcept override {
+    if (host_.open()) host_.send(failure);
+  }
+
+  void connect() {
+    const auto* address = reinterpret_cast<const sockaddr*>(&address_.address);
+    for (;;) {
+      Descriptor socket = open_socket();
+      if (::connect(socket.get(), address, address_.length) == 0) {
+        host_ = Channel(std::move(socket));
+        break;
+      }
+      if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR)
+        fail(ErrorKind::Init, "ngd.init(): no way to rank 0: ", error_text(errno));
+      if (clock_.expired()) late("rank 0");
+      ::poll(nullptr, 0, std::min(kConnectRetryMs, clock_.next_poll_ms()));
+    }
+    if (!host_.same_user())
+      fail(ErrorKind::Init, "ngd.init(): another user has taken this job's rendezvous");
+  }
+
+  Parcel next(const std::string& waited_for) {
+    for (;;) {
+      Parcel got;
+      switch (host_.receive(got)) {
+        case Channel::Got::Parcel:
+          if (got.message.magic != kMagic || got.message.version != kLayoutVersion)
+            fail(ErrorKind::Init, "ngd.init(): rank 0 runs another version of ngd");
+          if (got.message.topic == Topic::Failure) {
+            host_.close();  // it knows
+            relay(got.message);
+          }
+          return got;
+        case Channel::Got::End: host_.close(); lost(0);
+        case Channel::Got::Nothing: break;
+      }
+      if (clock_.expired()) late(waited_for.empty() ? "rank 0" : waited_for);
+      pollfd readable{host_.fd(), POLLIN, 0};
+      ::poll(&readable, 1, clock_.next_poll_ms());
+    }
+  }
+
+  Channel host_;
+};
+
+}  // namespace
+
+Assembly assemble(const std::string& job_key, int rank, int size, double timeout_seconds,
+                  const std::function<bool()>& interrupt) {
+  const Clock clock(timeout_seconds, interrupt);
+  if (rank == 0) return Host(job_key, rank, size, clock).run();
+  return Guest(job_key, rank, size, clock).run();
+}
+
+}  // namespace ngd::comm::shm
+
+namespace ngd::comm {
+
+std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, int rank, int size,
+                                                    double timeout_seconds,
+                                                    const std::function<bool()>& interrupt) {
+  if (rank < 0 || rank >= size)
+    fail(ErrorKind::Init, "ngd.init(): rank ", rank, " is none of a job of ", size, " ranks");
+  shm::Assembly assembly = shm::assemble(job_key, rank, size, timeout_seconds, interrupt);
+  return std::make_unique<shm::ShmCommunicator>(
+      std::move(assembly.memory), std::move(assembly.liveness),
+      shm::Place{rank, size, size > assembly.cores});
+}
+
+}  // namespace ngd::comm

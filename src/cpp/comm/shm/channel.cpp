@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/channel.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "comm/shm/segment.hpp"
+
+namespace ngd::comm::shm {
+
+void Message::set_text(const std::string& value) noexcept {
+  const std::size_t length = std::min(value.size(), sizeof text - 1);
+  std::memcpy(text, value.data(), length);
+  text[length] = '\0';
+}
+
+Message make_message(Topic topic, int rank, int size) {
+  Message message;
+  std::memset(&message.cores, 0, sizeof message.cores);
+  std::memset(message.text, 0, sizeof message.text);
+  message.magic = kMagic;
+  message.version = kLayoutVersion;
+  message.topic = topic;
+  message.rank = rank;
+  message.size = size;
+  return message;
+}
+
+Clock::Clock(double timeout_seconds, const std::function<bool()>& interrupt)
+    : seconds_(timeout_seconds),
+      end_ns_(now_ns() + static_cast<std::uint64_t>(timeout_seconds * 1e9)),
+      interrupt_(interrupt) {}
+
+bool Clock::expired() const noexcept { return seconds_ > 0 && now_ns() >= end_ns_; }
+
+int Clock::next_poll_ms() const {
+  if (interrupt_ && interrupt_()) fail(ErrorKind::Interrupted, "interrupted in ngd.init()");
+  if (seconds_ <= 0) return 100;
+  const std::uint64_t now = now_ns();
+  const std::uint64_t left_ms = end_ns_ > now ? (end_ns_ - now) / 1'000'000 + 1 : 0;
+  return static_cast<int>(std::min<std::uint64_t>(left_ms, 100));
+}
+
+bool Channel::same_user() const noexcept {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  return ::getsockopt(fd(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+         credentials.uid == ::geteuid();
+}
+
+bool Channel::send(const Message& message, int segment_fd, int pidfd) noexcept {
+  iovec data{const_cast<Message*>(&message), sizeof message};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  if (segment_fd >= 0) {
+    const int fds[2] = {segment_fd, pidfd};
+    const std::size_t bytes = (pidfd >= 0 ? 2 : 1) * sizeof(int);
+    header.msg_control = control;
+    header.msg_controllen = CMSG_SPACE(bytes);
+    cmsghdr* rights = CMSG_FIRSTHDR(&header);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(bytes);
+    std::memcpy(CMSG_DATA(rights), fds, bytes);
+  }
+  for (int attempt = 0; attempt < 50;) {  // five seconds for a peer that does not read
+    if (::sendmsg(fd(), &header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message)) return true;
+    if (errno == EINTR) continue;
+    // Too many descriptors under way, or a full socket: the other end is reading.
+    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS && errno != ENOBUFS)
+      return false;
+    pollfd writable{fd(), POLLOUT, 0};
+    ::poll(&writable, 1, 100);
+    ++attempt;
+  }
+  return false;
+}
+
+Channel::Got Channel::receive(Parcel& parcel) noexcept {
+  iovec data{&parcel.message, sizeof parcel.message};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &data;
+  header.msg_iovlen = 1;
+  header.msg_control = control;
+  header.msg_controllen = sizeof control;
+  ssize_t length = 0;
+  do {
+    length = ::recvmsg(fd(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  } while (length < 0 && errno == EINTR);
+  if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Got::Nothing;
+  if (length <= 0) return Got::End;
+  for (cmsghdr* each = CMSG_FIRSTHDR(&header); each != nullptr; each = CMSG_NXTHDR(&header, each)) {
+    if (each->cmsg_level != SOL_SOCKET || each->cmsg_type != SCM_RIGHTS) continue;
+    int fds[2] = {-1, -1};
+    std::memcpy(fds, CMSG_DATA(each), std::min(each->cmsg_len - CMSG_LEN(0), sizeof fds));
+    parcel.segment = Descriptor(fds[0]);
+    parcel.pidfd = Descriptor(fds[1]);
+  }
+  // Another layout of messages, or another program altogether.
+  if (length != static_cast<ssize_t>(sizeof parcel.message)) parcel.message.magic = 0;
+  return Got::Parcel;
+}
+
+}  // namespace ngd::comm::shm

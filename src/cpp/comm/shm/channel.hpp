@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bootstrap's messages, with the descriptors that travel with them.
+#pragma once
+
+#include <sched.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/error.hpp"
+#include "comm/shm/system.hpp"
+
+namespace ngd::comm::shm {
+
+enum class Topic : std::uint32_t { Hello, Waiting, Peer, Ready, Go, Failure };
+
+struct Message {
+  std::uint64_t magic = 0;
+  std::uint32_t version = 0;
+  Topic topic = Topic::Hello;
+  std::int32_t rank = 0;
+  std::int32_t size = 0;
+  std::int32_t pid = 0;
+  ErrorKind error_kind = ErrorKind::Init;
+  std::uint64_t start_time = 0;
+  cpu_set_t cores;     // where the rank may run
+  char text[2048];     // boot id; who is missing; what went wrong
+
+  void set_text(const std::string& value) noexcept;
+};
+
+struct Parcel {
+  Message message;
+  Descriptor segment;
+  Descriptor pidfd;
+};
+
+Message make_message(Topic topic, int rank, int size);
+
+// A deadline and an interrupt, for everything that blocks here.
+class Clock {
+ public:
+  Clock(double timeout_seconds, const std::function<bool()>& interrupt);
+  bool expired() const noexcept;
+  double seconds() const noexcept { return seconds_; }
+  // Milliseconds for the next poll(), at most 100. Throws Interrupted.
+  int next_poll_ms() const;
+
+ private:
+  double seconds_;
+  std::uint64_t end_ns_;
+  const std::function<bool()>& interrupt_;
+};
+
+// One connection between rank 0 and another rank: packets, each whole.
+class Channel {
+ public:
+  Channel() = default;
+  explicit Channel(Descriptor socket) noexcept : socket_(std::move(socket)) {}
+  int fd() const noexcept { return socket_.get(); }
+  bool open() const noexcept { return socket_.valid(); }
+  void close() { socket_ = Descriptor(); }
+  bool same_user() const noexcept;  // whether the other end has my user id
+
+  // False where the other end is gone.
+  bool send(const Message& message, int segment_fd = -1, int pidfd = -1) noexcept;
+  enum class Got { Parcel, Nothing, End };
+  Got receive(Parcel& parcel) noexcept;
+
+ private:
+  Descriptor socket_;
+};
+
+}  // namespace ngd::comm::shm

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/system.hpp"
+
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <new>
+#include <system_error>
+
+namespace ngd::comm::shm {
+
+Descriptor::~Descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+Mapping::~Mapping() {
+  if (base_ != nullptr) ::munmap(base_, bytes_);
+}
+
+std::uint64_t now_ns() noexcept {
+  timespec time;
+  ::clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u +
+         static_cast<std::uint64_t>(time.tv_nsec);
+}
+
+std::string error_text(int error) { return std::system_category().message(error); }
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id;
+}
+
+ForkGuard::ForkGuard() {
+  const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  void* page = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) throw std::bad_alloc();
+  page_ = Mapping(page, bytes);
+  *page_.base() = std::byte{1};
+  if (::madvise(page, bytes, MADV_WIPEONFORK) != 0) pid_ = ::getpid();
+}
+
+bool ForkGuard::in_child() const noexcept {
+  return *page_.base() == std::byte{0} || (pid_ != 0 && pid_ != ::getpid());
+}
+
+}  // namespace ngd::comm::shm

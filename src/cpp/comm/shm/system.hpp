@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel gives, owned.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace ngd::comm::shm {
+
+// Owns a file descriptor.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) noexcept : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor();
+  int get() const noexcept { return fd_; }
+  bool valid() const noexcept { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// Owns a mapping.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(void* base, std::size_t bytes) noexcept : base_(base), bytes_(bytes) {}
+  Mapping(Mapping&& other) noexcept
+      : base_(std::exchange(other.base_, nullptr)), bytes_(other.bytes_) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(base_, other.base_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping();
+  std::byte* base() const noexcept { return static_cast<std::byte*>(base_); }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+ private:
+  void* base_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+std::uint64_t now_ns() noexcept;         // CLOCK_MONOTONIC
+std::string error_text(int error);       // strerror, for messages
+std::string boot_id();                   // of the running kernel; "" where it does not say
+
+// Tells whether this process is the one that made the object, or a forked child of it. Costs a
+// load: the kernel zeroes the page behind it in a child (MADV_WIPEONFORK).
+class ForkGuard {
+ public:
+  ForkGuard();
+  bool in_child() const noexcept;
+
+ private:
+  Mapping page_;
+  std::int64_t pid_ = 0;  // compared where the kernel cannot wipe (before Linux 4.14)
+};
+
+}  // namespace ngd::comm::shm
