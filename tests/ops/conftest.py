@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ops.cases import all_cases, computing_ops
 
 from ngd.dtype import SHORT_NAMES
 from ngd.ir import Array, DType, Node
-
-from tests.ops.cases import all_cases, computing_ops
 
 DEVICES = ("INTERPRETER", "CPU")
 ASPECTS = (*DEVICES, "gradient", "second gradient", "expansion")

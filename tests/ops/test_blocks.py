@@ -8,14 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.testing as npt
 import pytest
-
-from ngd.autodiff import grad
-from ngd.dtype import FLOATS, bool_, float64, is_float
-from ngd.errors import DTypeError, GradientError
-from ngd.ir import Array, Graph, Node, Op, Type
-from ngd.ops import multiply, sum
-from ngd.reference import evaluate
-
 from tests.ops.cases import (
     Case,
     all_cases,
@@ -25,6 +17,13 @@ from tests.ops.cases import (
     run_reference,
 )
 from tests.ops.conftest import Coverage, Runner
+
+from ngd.autodiff import grad
+from ngd.dtype import FLOATS, bool_, float64, is_float
+from ngd.errors import DTypeError, GradientError
+from ngd.ir import Array, Graph, Node, Op, Type
+from ngd.ops import multiply, sum
+from ngd.reference import evaluate
 
 CASES = all_cases()
 NO_GRADIENT = {("all_reduce", "min"), ("all_reduce", "max"), ("all_reduce", "prod")}
@@ -62,9 +61,7 @@ def test_reference_has_the_inferred_type(case: Case) -> None:
 
 
 @named(CASES)
-def test_device_matches_reference(
-    case: Case, device: str, run: Runner, coverage: Coverage
-) -> None:
+def test_device_matches_reference(case: Case, device: str, run: Runner, coverage: Coverage) -> None:
     coverage.cases_run.add(f"{case} on {device}")
     inputs, arrays = placeholders(case.types), case.arrays()
     (value,) = run(inputs, [case.op.node(inputs, case.sample.attrs)], arrays)

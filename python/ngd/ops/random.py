@@ -42,9 +42,7 @@ def philox_4x32_10(counter: Array, key: tuple[int, int]) -> Array:
     """Map counters uint32 [4, n] to random words uint32 [4, n]."""
     c0, c1, c2, c3 = counter.astype(np.uint64)
     for round in range(10):
-        k0, k1 = (
-            np.uint64((k + round * w) & 0xFFFFFFFF) for k, w in zip(key, _WEYL, strict=True)
-        )
+        k0, k1 = (np.uint64((k + round * w) & 0xFFFFFFFF) for k, w in zip(key, _WEYL, strict=True))
         p0, p1 = c0 * np.uint64(_MULTIPLIERS[0]), c2 * np.uint64(_MULTIPLIERS[1])
         c0, c1, c2, c3 = (p1 >> _HIGH) ^ c1 ^ k0, p1 & _LOW, (p0 >> _HIGH) ^ c3 ^ k1, p0 & _LOW
     return np.stack([c0, c1, c2, c3]).astype(np.uint32)
@@ -198,9 +196,7 @@ class Dropout(Op):
     name = "dropout"
     dtypes = FLOATS
 
-    def __call__(
-        self, x: Value, rate: float, *, seed: int | Node, offset: int | Node = 0
-    ) -> Node:
+    def __call__(self, x: Value, rate: float, *, seed: int | Node, offset: int | Node = 0) -> Node:
         x = as_node(x, where=self.name)
         return self.node((x, seed_tensor(self.name, seed, offset)), {"rate": float(rate)})
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
-from ..dtype import FLOATS, NUMBERS, float64, int64, is_float, uint64
+from ..dtype import FLOATS, NUMBERS, bool_, float64, int64, is_float, uint8, uint64
 from ..errors import ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, register
 from .elementwise import abs, cast, equal, exp, log, square, where
@@ -238,6 +238,7 @@ class ArgExtremum(Op):
 
     def __call__(self, x: Value, axis: int | None = None, keepdims: bool = False) -> Node:
         x = as_node(x, where=self.name)
+        x = cast(x, uint8) if x.dtype == bool_ else x
         line = reshape(x, (x.type.count,)) if axis is None else x
         along = as_axis(self.name, 0 if axis is None else axis, line.ndim, x.type)
         found = self.node((line,), {"axis": along})

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes and graphs: what they know, how they print, what verify() refuses."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ngd import ops
+from ngd.dtype import bool_, float32, float64, int64
+from ngd.errors import CompileError, ShapeError
+from ngd.ir import (
+    PLACEHOLDER,
+    REGISTRY,
+    VARIABLE,
+    Graph,
+    Leaf,
+    Node,
+    Type,
+    at_site,
+    broadcast_shapes,
+    constant_node,
+    register,
+    topological,
+)
+
+
+def placeholder(
+    name: str, *shape: int, dtype: np.dtype[Any] = float32, uniform: bool = False
+) -> Node:
+    return Node(PLACEHOLDER, (), {"name": name, "uniform": uniform}, Type(dtype, shape))
+
+
+def variable(name: str, *shape: int) -> Node:
+    return Node(VARIABLE, (), {"name": name}, Type(float32, shape))
+
+
+def line() -> int:
+    """The caller's line."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+def test_type() -> None:
+    assert str(Type(float32, (2, 3))) == "f32[2,3]"
+    assert str(Type(bool_, ())) == "bool[]"
+    assert Type(float64, (2, 3)).bytes == 48
+    assert Type(float64, (2, 0)).count == 0
+
+
+@pytest.mark.parametrize(
+    ("apply", "op"),
+    [
+        (operator.add, "add"),
+        (operator.sub, "subtract"),
+        (operator.mul, "multiply"),
+        (operator.truediv, "divide"),
+        (operator.pow, "power"),
+        (operator.lt, "less"),
+        (operator.le, "less_equal"),
+        (operator.gt, "greater"),
+        (operator.ge, "greater_equal"),
+    ],
+)
+def test_operators(apply: Callable[[Any, Any], Node], op: str) -> None:
+    x, y = placeholder("x", 3), placeholder("y", 3)
+    assert apply(x, y).op is REGISTRY[op]
+    assert apply(x, y).inputs == (x, y)
+    assert apply(x, np.ones(3, "f")).inputs[0] is x
+    assert apply(x, 3.5).type.dtype in (float32, bool_)
+    if op not in ("less", "less_equal", "greater", "greater_equal"):
+        reflected = apply(np.ones(3, "f"), x)  # NumPy defers to the node
+        assert reflected.op is REGISTRY[op]
+        assert reflected.inputs[1] is x
+
+
+def test_more_operators() -> None:
+    x = placeholder("x", 2, 3)
+    assert (-x).op is ops.negative
+    assert abs(x).op is ops.abs
+    assert (x @ np.ones((3, 2), "f")).shape == (2, 2)
+    assert (np.ones((2, 2), "f") @ x).shape == (2, 3)
+    assert x.T.shape == (3, 2)
+    assert x[0, 1:].shape == (2,)
+    assert (x**2).op is ops.square
+    assert (x.ndim, x.dtype, x.shape, len(x)) == (2, float32, (2, 3), 2)
+    assert repr(x) == "<ngd.Node placeholder 'x' f32[2,3]>"
+    assert repr(-x) == "<ngd.Node negative f32[2,3]>"
+
+
+def test_equality_is_identity() -> None:
+    x, y = placeholder("x"), placeholder("x")
+    assert x == x
+    assert x != y
+    assert {x: 1, y: 2}[x] == 1
+
+
+def test_what_a_node_is_not() -> None:
+    x = placeholder("x", 3)
+    with pytest.raises(TypeError, match=r"no truth value.*test_ir\.py:\d+"):
+        bool(x > 0)
+    with pytest.raises(TypeError, match=r"cannot be iterated over.*test_ir\.py:\d+"):
+        list(x)
+    with pytest.raises(TypeError, match="scalar"):
+        len(placeholder("s"))
+
+
+def test_site_is_the_users_line() -> None:
+    x = placeholder("x", 3)
+    y, here = ops.mean(x * 2 + 1), line()
+    for node in topological([y]):
+        if node is not x:
+            assert node.site == f"{__file__}:{here}"
+    with at_site("elsewhere:1"):
+        assert (x + 1).site == "elsewhere:1"
+    assert (x + 1).site != "elsewhere:1"
+
+
+def test_constants_are_copies() -> None:
+    array = np.ones(2)
+    node = constant_node(array)
+    array[0] = 7
+    assert node.attrs["value"].tolist() == [1, 1]
+    with pytest.raises(ValueError, match="read-only"):
+        node.attrs["value"][0] = 2
+
+
+def test_uniform() -> None:
+    mine, same = placeholder("x", 2), placeholder("s", uniform=True)
+    weight = constant_node(np.ones(2))
+    assert not (mine * same).uniform
+    assert (same * weight).uniform
+    assert ops.all_reduce(mine, op="sum").uniform
+    assert ops.broadcast(mine).uniform
+    assert ops.random_uniform(3, seed=1).uniform
+    assert not ops.random_uniform(3, seed=ops.cast(ops.sum(mine), int64)).uniform
+    assert not REGISTRY["is_rank"](0).uniform
+
+
+def test_topological_order_depends_on_structure_alone() -> None:
+    x = placeholder("x")
+    late, early = ops.sin(x), ops.cos(x)
+    root = early + late
+    assert topological([root]) == [x, early, late, root]
+    assert topological([late, root]) == [x, late, early, root]
+    assert topological([root, root]) == [x, early, late, root]
+
+
+def test_topological_order_of_a_deep_graph() -> None:
+    node = placeholder("x")
+    for _ in range(20_000):  # deeper than Python's stack
+        node = ops.negative(node)
+    order = topological([node])
+    assert len(order) == 20_001
+    assert order[-1] is node
+
+
+def test_printing() -> None:
+    x, w = placeholder("x", 2), variable("w", 2)
+    total = ops.all_reduce(ops.sum(x * w), op="sum")
+    graph = Graph((x,), (total,), ((w, w + total),))
+    assert str(graph).splitlines() == [
+        'graph("x": f32[2])',
+        '  %0 ~ placeholder() name="x" uniform=False : f32[2]',
+        '  %1 ~ variable() name="w" : f32[2]'.replace("~", "="),
+        "  %2 ~ multiply(%0, %1) : f32[2]",
+        "  %3 ~ sum(%2) axes=(0) keepdims=False : f32[]",
+        '  %4 = all_reduce(%3) algorithm="auto" reduce_op="sum" : f32[]',
+        "  %5 = add(%1, %4) : f32[2]",
+        "  return %4",
+        '  update "w" <- %5',
+    ]
+    big = constant_node(np.ones(9))
+    assert "value=<9 values>" in str(Graph((), (big,)))
+    assert "dtype=f32" in str(Graph((), (ops.cast(big, float32),)))
+
+
+def test_rewrite_keeps_sites_and_shares_nodes() -> None:
+    x = placeholder("x", 2)
+    y = ops.exp(x)
+    graph = Graph((x,), (y + y, y))
+
+    def sines(node: Node, inputs: tuple[Node, ...]) -> Node:
+        if isinstance(node.op, Leaf):
+            return node
+        return (ops.sin if node.op is ops.exp else node.op).node(inputs, node.attrs)
+
+    new = graph.rewrite(sines)
+    assert [n.op.name for n in new.nodes] == ["placeholder", "sin", "add"]
+    assert new.outputs[1].site == y.site
+    assert new.outputs[0].inputs == (new.outputs[1],) * 2
+    new.verify()
+
+
+def test_variables_are_those_read_or_written() -> None:
+    a, b, c = variable("a"), variable("b"), variable("c")
+    graph = Graph((), (c + a,), ((b, a),))
+    assert graph.variables == [a, b, c]
+
+
+def broken_graphs() -> list[tuple[Graph, str]]:
+    x, y = placeholder("x", 2), placeholder("y", 2)
+    w, other = variable("w", 2), variable("w", 2)
+    lying = Node(ops.exp, (x,), {}, Type(float64, (2,)))
+    return [
+        (Graph((x, x), (x,)), "a placeholder stands twice"),
+        (Graph((x,), (x + y,)), r"placeholder 'y' \(made at .*test_ir\.py:\d+\) is needed"),
+        (Graph((), (w + other,)), r"two variables are called 'w': one made at .*, one at .*\.py"),
+        (Graph((x,), (lying,)), r"exp at .*\.py:\d+ is typed f64\[2\], .* make f32\[2\]"),
+        (Graph((), (), ((w, ops.sum(w)),)), r"variable 'w' is f32\[2\], its next value .* f32\[\]"),
+    ]
+
+
+@pytest.mark.parametrize(("graph", "message"), broken_graphs(), ids=lambda v: str(v)[:20])
+def test_verify_refuses(graph: Graph, message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        graph.verify()
+
+
+def test_two_ops_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="two ops are called exp"):
+        register(type(ops.exp)())
+
+
+def test_broadcast_shapes() -> None:
+    assert broadcast_shapes("call", (2, 1), (3,)) == (2, 3)
+    with pytest.raises(ShapeError, match=r"^call: shapes do not broadcast: \(2,\) with \(3,\)"):
+        broadcast_shapes("call", (2,), (3,))
