@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/fused/elementwise_plan.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "base/error.hpp"
+
+namespace ngd::kernels::fused {
+
+namespace {
+
+// Elements times steps below which a second thread does not pay.
+constexpr std::int64_t kGrainWork = 1 << 16;
+
+// Two-byte floats are float32 in tiles.
+DType tile_dtype(DType dtype) { return is_half(dtype) ? DType::F32 : dtype; }
+std::size_t tile_item(DType dtype) { return size_of(tile_dtype(dtype)); }
+
+template <class T>
+std::uint64_t bits_of(T value) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+
+// An immediate's value as an element of its tile.
+std::uint64_t parse_immediate(std::string_view text, DType dtype) {
+  const std::string word(text);
+  char* end = nullptr;
+  std::uint64_t bits = 0;
+  errno = 0;
+  if (is_floating(dtype)) {
+    const double value = std::strtod(word.c_str(), &end);
+    bits = dtype == DType::F64    ? bits_of(value)
+           : dtype == DType::F32  ? bits_of(static_cast<float>(value))
+           : dtype == DType::F16  ? bits_of(static_cast<float>(Float16(static_cast<float>(value))))
+                                  : bits_of(static_cast<float>(BFloat16(static_cast<float>(value))));
+    errno = 0;
+  } else if (dtype == DType::Bool) {
+    bits = std::strtoll(word.c_str(), &end, 10) != 0;
+  } else if (dtype == DType::U64) {
+    bits = std::strtoull(word.c_str(), &end, 10);
+  } else {
+    bits = static_cast<std::uint64_t>(std::strtoll(word.c_str(), &end, 10));
+  }
+  if (word.empty() || *end != '\0' || errno != 0)
+    throw Refusal(concat("immediate #", word, " is no ", short_name_of(dtype)));
+  return bits;
+}
+
+}  // namespace
+
+// Lays out slots and steps. A buffer whose value nobody reads any more is used again.
+class Plan::Builder {
+ public:
+  Builder(Plan& plan, const std::vector<Instruction>& program,
+          const std::vector<std::int64_t>& results, const KernelQuery& query)
+      : plan_(plan), program_(program), results_(results), query_(query) {}
+
+  void build() {
+    place_outputs();
+    place_inputs();
+    find_last_uses();
+    for (std::size_t t = 0; t < program_.size(); ++t) emit(static_cast<int>(t));
+    for (std::size_t k = 0; k < results_.size(); ++k) copy_repeated_output(k);
+  }
+
+ private:
+  int new_slot(int buffer) {
+    plan_.buffer_of_slot.push_back(buffer);
+    if (plan_.buffer_of_slot.size() > kMaxSlots)
+      throw Refusal(concat("the program needs more than ", kMaxSlots, " slots"));
+    return static_cast<int>(plan_.buffer_of_slot.size()) - 1;
+  }
+  int new_buffer_slot() {
+    if (!free_.empty()) {
+      const int slot = free_.back();
+      free_.pop_back();
+      return slot;
+    }
+    if (buffers_ == kMaxBuffers)
+      throw Refusal(concat("the program needs more than ", kMaxBuffers, " tiles at once"));
+    return new_slot(buffers_++);
+  }
+
+  const TileTable& table() const { return tile_table(); }
+
+  void place_outputs() {
+    for (const TensorType& output : query_.outputs)
+      plan_.outputs.push_back({new_slot(-1), size_of(output.dtype)});
+  }
+
+  // Each input's slot; two-byte floats get another, into which they are widened.
+  void place_inputs() {
+    for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
+      InputPlan& input = plan_.inputs[i];
+      const bool own_memory = input.reading == Reading::InPlace || input.reading == Reading::InRow;
+      input.slot = own_memory ? new_slot(-1) : new_buffer_slot();
+      const DType dtype = query_.inputs[i].dtype;
+      int slot = input.slot;
+      if (is_half(dtype)) {
+        slot = new_buffer_slot();
+        append(dtype == DType::F16 ? table().widen_f16 : table().widen_bf16, input.slot, slot);
+      }
+      input_slots_.push_back(slot);
+    }
+  }
+
+  void find_last_uses() {
+    last_use_.assign(program_.size(), -1);
+    for (std::size_t t = 0; t < program_.size(); ++t)
+      for (const Operand& operand : program_[t].operands)
+        if (operand.kind == Operand::Kind::Result)
+          last_use_[static_cast<std::size_t>(operand.index)] = static_cast<int>(t);
+    result_slots_.assign(program_.size(), -1);
+  }
+
+  int slot_of(const Operand& operand) {
+    switch (operand.kind) {
+      case Operand::Kind::Input: return input_slots_[static_cast<std::size_t>(operand.index)];
+      case Operand::Kind::Result: return result_slots_[static_cast<std::size_t>(operand.index)];
+      case Operand::Kind::Immediate: break;
+    }
+    const std::uint64_t bits = parse_immediate(operand.text, operand.dtype);
+    const auto [found, added] = constants_.try_emplace({tile_dtype(operand.dtype), bits}, 0);
+    if (added) {
+      found->second = new_constant_slot();
+      plan_.constants.push_back({found->second, tile_item(operand.dtype), bits});
+    }
+    return found->second;
+  }
+
+  // Constants are filled before the first tile: their buffer must never have been another's.
+  int new_constant_slot() {
+    std::vector<int> kept;
+    std::swap(kept, free_);
+    const int slot = new_buffer_slot();
+    std::swap(kept, free_);
+    return slot;
+  }
+
+  void append(TileFunction function, int a, int out) {
+    plan_.steps.push_back({function, a, out, out, out});
+  }
+
+  // The output that instruction t writes first, or -1.
+  int output_of(int t) const {
+    for (std::size_t k = 0; k < results_.size(); ++k)
+      if (results_[k] == t) return static_cast<int>(k);
+    return -1;
+  }
+
+  void emit(int t) {
+    const Instruction& instruction = program_[static_cast<std::size_t>(t)];
+    int operands[3];
+    for (std::size_t i = 0; i < instruction.operands.size(); ++i)
+      operands[i] = slot_of(instruction.operands[i]);
+    const int output = output_of(t);
+    const bool half = is_half(instruction.result);
+    const bool direct = output >= 0 && !half;
+    const int out = direct ? plan_.outputs[static_cast<std::size_t>(output)].slot
+                           : new_buffer_slot();
+    Step step{function_of(instruction), out, out, out, out};
+    if (!instruction.operands.empty()) step.a = operands[0];
+    if (instruction.operands.size() > 1) step.b = operands[1];
+    if (instruction.operands.size() > 2) step.c = operands[2];
+    plan_.steps.push_back(step);
+    if (half) append(instruction.result == DType::F16 ? table().round_f16 : table().round_bf16,
+                     out, out);
+    if (half && output >= 0) narrow(instruction.result, out, static_cast<std::size_t>(output));
+    result_slots_[static_cast<std::size_t>(t)] = out;
+    free_dead(t, direct);
+  }
+
+  void narrow(DType dtype, int slot, std::size_t output) {
+    append(dtype == DType::F16 ? table().narrow_f16 : table().narrow_bf16, slot,
+           plan_.outputs[output].slot);
+  }
+
+  // After instruction t: gives back the buffers of results that nobody reads later.
+  void free_dead(int t, bool direct) {
+    if (last_use_[static_cast<std::size_t>(t)] < 0 && !direct)
+      release(result_slots_[static_cast<std::size_t>(t)]);
+    for (std::size_t r = 0; r < static_cast<std::size_t>(t); ++r)
+      if (last_use_[r] == t) release(result_slots_[r]);
+  }
+
+  void release(int slot) {
+    if (plan_.buffer_of_slot[static_cast<std::size_t>(slot)] >= 0) free_.push_back(slot);
+  }
+
+  // Two outputs of one instruction: the second is a copy of the first.
+  void copy_repeated_output(std::size_t k) {
+    const int first = output_of(static_cast<int>(results_[k]));
+    if (first == static_cast<int>(k)) return;
+    const DType dtype = query_.outputs[k].dtype;
+    const auto bits = is_half(dtype) ? DType::U16 : dtype;
+    append(table().operations[static_cast<int>(Opcode::copy)][static_cast<int>(bits)],
+           plan_.outputs[static_cast<std::size_t>(first)].slot, plan_.outputs[k].slot);
+  }
+
+  TileFunction function_of(const Instruction& instruction) const {
+    const auto from = static_cast<int>(tile_dtype(instruction.dtype));
+    TileFunction function = nullptr;
+    if (instruction.opcode != Opcode::cast)
+      function = table().operations[static_cast<int>(instruction.opcode)][from];
+    else if (instruction.dtype == DType::F64 && instruction.result == DType::F16)
+      function = table().cast_f64_to_f16;
+    else
+      function = table().casts[from][static_cast<int>(tile_dtype(instruction.result))];
+    if (function == nullptr)
+      throw Refusal(concat("an opcode of the program is not defined for ",
+                           short_name_of(instruction.dtype)));
+    return function;
+  }
+
+  Plan& plan_;
+  const std::vector<Instruction>& program_;
+  const std::vector<std::int64_t>& results_;
+  const KernelQuery& query_;
+  std::vector<int> input_slots_, result_slots_, last_use_, free_;
+  std::map<std::pair<DType, std::uint64_t>, int> constants_;
+  int buffers_ = 0;
+};
+
+// Drops axes of length 1 and merges neighbours that every input crosses evenly.
+void Plan::merge_axes(const KernelQuery& query) {
+  const Shape& whole = query.outputs[0].shape;
+  const std::vector<std::int64_t>& flat = query.attrs.integers("input_strides");
+  if (flat.size() != query.inputs.size() * whole.size())
+    throw Refusal(concat("input_strides has ", flat.size(), " numbers, not inputs x axes = ",
+                         query.inputs.size() * whole.size()));
+  inputs.resize(query.inputs.size());
+  for (std::size_t axis = 0; axis < whole.size(); ++axis) {
+    const std::int64_t length = whole[axis];
+    if (length == 1) continue;
+    bool mergeable = !shape.empty();
+    for (std::size_t i = 0; i < inputs.size() && mergeable; ++i)
+      mergeable = inputs[i].strides.back() == flat[i * whole.size() + axis] * length;
+    if (mergeable)
+      shape.back() *= length;
+    else
+      shape.push_back(length);
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const std::int64_t stride = flat[i * whole.size() + axis];
+      if (stride < 0) throw Refusal("a stride is negative");
+      if (mergeable)
+        inputs[i].strides.back() = stride;
+      else
+        inputs[i].strides.push_back(stride);
+    }
+  }
+  if (shape.empty()) {
+    shape.push_back(1);
+    for (InputPlan& input : inputs) input.strides.push_back(1);
+  }
+  inner = shape.back();
+  for (std::size_t axis = 0; axis + 1 < shape.size(); ++axis) rows *= shape[axis];
+}
+
+// Whole rows where at least two fit into a tile, else pieces of rows.
+void Plan::choose_tiles(std::int64_t element_bytes) {
+  const std::int64_t longest = kTileBytes / element_bytes;
+  if (inner == 0 || rows == 0) return;
+  if (rows > 1 && inner <= longest) {
+    rows_per_tile = std::min(rows, longest / inner);
+    tile_length = rows_per_tile * inner;
+    tiles = (rows + rows_per_tile - 1) / rows_per_tile;
+  } else {
+    tile_length = std::min(inner, longest);
+    tiles_per_row = (inner + longest - 1) / longest;
+    tiles = rows * tiles_per_row;
+  }
+}
+
+void Plan::choose_readings(const KernelQuery& query) {
+  const Shape dense = row_major_strides(shape);
+  const bool within_rows = rows_per_tile == 1;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    InputPlan& input = inputs[i];
+    input.item = size_of(query.inputs[i].dtype);
+    std::int64_t last = 0;
+    bool constant_outside = true;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+      last += (shape[axis] - 1) * input.strides[axis];
+      if (axis + 1 < shape.size() && input.strides[axis] != 0) constant_outside = false;
+    }
+    if (tiles > 0 && last >= query.inputs[i].count())
+      throw Refusal(concat("the strides of input ", i, " lead beyond its end"));
+    const std::int64_t step = input.strides.back();
+    const bool one_piece = tiles_per_row == 1;
+    if (input.strides == dense)
+      input.reading = Reading::InPlace;
+    else if (constant_outside && (step == 0 || one_piece))
+      input.reading = Reading::Once;
+    else if (within_rows && step == 1)
+      input.reading = Reading::InRow;
+    else if (within_rows && step == 0)
+      input.reading = Reading::PerRow;
+    else
+      input.reading = Reading::EveryTile;
+  }
+}
+
+// Output 0 may lie on input i when no tile of the input is read after the output's is written.
+// Two-byte inputs are widened before anything is written.
+void Plan::choose_in_place(const KernelQuery& query, const std::vector<Instruction>& program,
+                           const std::vector<std::int64_t>& results) {
+  for (std::size_t i = 0; i < inputs.size() && i < 64; ++i) {
+    if (inputs[i].reading != Reading::InPlace || inputs[i].item != outputs[0].item) continue;
+    bool read_later = false;
+    for (auto t = static_cast<std::size_t>(results[0]) + 1; t < program.size(); ++t)
+      for (const Operand& operand : program[t].operands)
+        read_later |= operand.kind == Operand::Kind::Input &&
+                      static_cast<std::size_t>(operand.index) == i;
+    if (!read_later || is_half(query.inputs[i].dtype)) in_place |= std::uint64_t{1} << i;
+  }
+}
+
+Plan::Plan(const KernelQuery& query) {
+  const std::vector<Instruction> program =
+      parse_program(query.attrs.text("program"), query.inputs);
+  const std::vector<std::int64_t>& results = query.attrs.integers("results");
+  if (query.outputs.empty() || results.size() != query.outputs.size())
+    throw Refusal(concat(results.size(), " results for ", query.outputs.size(), " outputs"));
+  for (std::size_t k = 0; k < results.size(); ++k) {
+    if (results[k] < 0 || results[k] >= static_cast<std::int64_t>(program.size()))
+      throw Refusal(concat("result ", results[k], " is no instruction"));
+    if (query.outputs[k].dtype != program[static_cast<std::size_t>(results[k])].result)
+      throw Refusal(concat("output ", k, " has not the dtype of its instruction"));
+    if (query.outputs[k].shape != query.outputs[0].shape)
+      throw Refusal("the outputs have different shapes");
+  }
+  std::size_t item = 1;
+  for (const Instruction& instruction : program)
+    item = std::max({item, tile_item(instruction.dtype), tile_item(instruction.result)});
+  merge_axes(query);
+  choose_tiles(static_cast<std::int64_t>(item));
+  choose_readings(query);
+  Builder(*this, program, results, query).build();
+  choose_in_place(query, program, results);
+  const auto work = tile_length * static_cast<std::int64_t>(steps.size());
+  grain = std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, work));
+}
+
+}  // namespace ngd::kernels::fused

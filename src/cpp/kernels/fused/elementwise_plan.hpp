@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an elementwise program is carried out: geometry, where each operand lies, and the steps.
+//
+// Axes over which every input is either dense or constant are merged. What is left is rows of an
+// inner axis. A tile is a piece of one row where rows are long, and several whole rows where they
+// are short. A slot is a place where a tile of values lies: the input's or output's own memory, or
+// a buffer of kTileBytes that stays in the first-level cache. Steps are tile loops over slots.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/fused/elementwise_program.hpp"
+#include "kernels/kernel.hpp"
+
+namespace ngd::kernels::fused {
+
+inline constexpr std::int64_t kTileBytes = 4096;
+inline constexpr int kMaxBuffers = 64, kMaxSlots = 256;
+
+struct Step {
+  TileFunction function;
+  int a, b, c, out;  // slots; unused ones are `out`
+};
+
+// How an input comes to its slot.
+enum class Reading : std::uint8_t {
+  InPlace,    // dense over the output: its own memory, offset with the output
+  InRow,      // the inner axis is dense and tiles are within rows: its own memory
+  Once,       // the same values for every tile: gathered when a thread begins
+  PerRow,     // one value a row and tiles are within rows: filled when the row changes
+  EveryTile,  // gathered for every tile
+};
+
+struct InputPlan {
+  Reading reading;
+  int slot;
+  std::size_t item;                   // bytes of an element
+  std::vector<std::int64_t> strides;  // in elements, over the merged axes
+};
+
+struct OutputPlan {
+  int slot;
+  std::size_t item;
+};
+
+struct Constant {
+  int slot;
+  std::size_t item;
+  std::uint64_t bits;  // its first `item` bytes are the value
+};
+
+struct Plan {
+  explicit Plan(const KernelQuery& query);  // throws Refusal
+
+  std::vector<std::int64_t> shape;  // merged axes; the last is the inner one
+  std::int64_t rows = 1, inner = 1;
+  std::int64_t rows_per_tile = 1;   // > 1: tiles of whole rows
+  std::int64_t tiles_per_row = 1;   // > 1: tiles within rows
+  std::int64_t tile_length = 0;     // elements of a full tile
+  std::int64_t tiles = 0;
+  std::int64_t grain = 1;           // tiles that are worth a thread
+
+  std::vector<InputPlan> inputs;
+  std::vector<OutputPlan> outputs;
+  std::vector<Constant> constants;
+  std::vector<int> buffer_of_slot;  // or -1 where the slot is memory of an input or output
+  std::vector<Step> steps;
+  std::uint64_t in_place = 0;       // as Verdict.in_place
+
+ private:
+  class Builder;
+  void merge_axes(const KernelQuery& query);
+  void choose_tiles(std::int64_t element_bytes);
+  void choose_readings(const KernelQuery& query);
+  void choose_in_place(const KernelQuery& query, const std::vector<Instruction>& program,
+                       const std::vector<std::int64_t>& results);
+};
+
+}  // namespace ngd::kernels::fused

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// softmax and log_softmax over any axis; softmax_cross_entropy with integer labels, and its
+// gradient. Blocks of rows are staged as dense f32 (f64) where they do not lie so already.
+#include "kernels/fused/softmax.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "base/simd.hpp"
+#include "device/threads.hpp"
+#include "kernels/fused/tiles.hpp"
+#include "kernels/ref/indexing.hpp"
+#include "kernels/rows.hpp"
+
+namespace ngd::kernels::fused {
+
+namespace {
+
+constexpr std::int64_t kBlock = 1024;         // elements of a block of short rows
+constexpr std::int64_t kGrainWork = 1 << 13;  // elements that are worth a thread
+
+const SoftmaxTable& table() { return NGD_SIMD_SELECT(softmax_table)(); }
+
+template <class T>
+const SoftmaxLoops<T>& loops() {
+  if constexpr (std::is_same_v<T, float>) return table().f32;
+  else return table().f64;
+}
+
+// The rows of a tensor along one axis: row r is at (r / inner * length * inner + r % inner), with
+// `inner` between its elements.
+struct Rows {
+  Rows(const Shape& shape, std::size_t axis) : length(shape[axis]) {
+    for (std::size_t a = 0; a < shape.size(); ++a)
+      if (a < axis) count *= shape[a];
+      else if (a > axis) inner *= shape[a];
+    count *= inner;
+    block = std::clamp<std::int64_t>(kBlock / std::max<std::int64_t>(length, 1), 1,
+                                     std::max<std::int64_t>(count, 1));
+    blocks = length == 0 ? 0 : (count + block - 1) / block;
+    const std::int64_t worth = kGrainWork / std::max<std::int64_t>(block * length, 1);
+    pieces = std::clamp<std::int64_t>(blocks / std::max<std::int64_t>(worth, 1), 1,
+                                      device::thread_count());
+  }
+  std::int64_t begin(std::int64_t row) const { return row / inner * length * inner + row % inner; }
+
+  std::int64_t length, count = 1, inner = 1;
+  std::int64_t block, blocks;  // rows of a block
+  std::int64_t pieces;         // threads
+};
+
+// Copies blocks of rows between a tensor of any float dtype and dense T.
+template <class T>
+class Stage {
+ public:
+  Stage(const Rows& rows, DType dtype) : rows_(rows), dtype_(dtype) {}
+  bool direct() const { return rows_.inner == 1 && !is_half(dtype_); }
+
+  const T* in(const void* tensor, std::int64_t row, std::int64_t rows, T* buffer) const {
+    if (direct()) return static_cast<const T*>(tensor) + row * rows_.length;
+    move(tensor, row, rows, [&]<class S>(const S* x, std::int64_t i) { buffer[i] = T(*x); });
+    return buffer;
+  }
+  T* target(void* tensor, std::int64_t row, T* buffer) const {
+    return direct() ? static_cast<T*>(tensor) + row * rows_.length : buffer;
+  }
+  void out(const T* buffer, std::int64_t row, std::int64_t rows, void* tensor) const {
+    if (direct()) return;
+    move(tensor, row, rows,
+         [&]<class S>(const S* x, std::int64_t i) { *const_cast<S*>(x) = S(buffer[i]); });
+  }
+
+ private:
+  template <class Element>
+  void move(const void* tensor, std::int64_t row, std::int64_t rows, Element&& element) const {
+    const auto each = [&]<class S>() {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const S* x = static_cast<const S*>(tensor) + rows_.begin(row + r);
+        for (std::int64_t i = 0; i < rows_.length; ++i)
+          element.template operator()<S>(x + i * rows_.inner, r * rows_.length + i);
+      }
+    };
+    if constexpr (std::is_same_v<T, double>) each.template operator()<double>();
+    else if (dtype_ == DType::F16) each.template operator()<Float16>();
+    else if (dtype_ == DType::BF16) each.template operator()<BFloat16>();
+    else each.template operator()<float>();
+  }
+
+  const Rows& rows_;
+  DType dtype_;
+};
+
+// What a thread has in scratch: a block of inputs, one of exponentials, and three values a row.
+template <class T>
+struct Workspace {
+  Workspace(const Rows& rows, void* scratch, std::int64_t piece) {
+    const std::int64_t elements = rows.block * rows.length;
+    x = static_cast<T*>(scratch) + piece * per_piece(rows);
+    e = x + elements;
+    maxima = e + elements;
+    sums = maxima + rows.block;
+    scale = sums + rows.block;
+  }
+  static std::int64_t per_piece(const Rows& rows) {
+    return (2 * rows.block * rows.length + 3 * rows.block + 63) / 64 * 64;
+  }
+  T *x, *e, *maxima, *sums, *scale;
+};
+
+// Calls body(workspace, row, rows) for every block, on the rows' threads.
+template <class T, class Body>
+void for_blocks(const Rows& rows, void* scratch, Body&& body) {
+  device::parallel_for(rows.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t piece = begin; piece < end; ++piece) {
+      const Workspace<T> workspace(rows, scratch, piece);
+      const std::int64_t last = rows.blocks * (piece + 1) / rows.pieces;
+      for (std::int64_t b = rows.blocks * piece / rows.pieces; b < last; ++b)
+        body(workspace, b * rows.block, std::min(rows.block, rows.count - b * rows.block));
+    }
+  });
+}
+
+template <class Visitor>
+decltype(auto) visit_computed(DType dtype, Visitor&& visitor) {
+  if (dtype == DType::F64) return visitor.template operator()<double>();
+  return visitor.template operator()<float>();
+}
+
+std::size_t scratch_bytes(const Rows& rows, DType dtype) {
+  const std::size_t item = dtype == DType::F64 ? 8 : 4;
+  return static_cast<std::size_t>(rows.pieces * Workspace<float>::per_piece(rows)) * item;
+}
+
+class Softmax final : public Kernel {
+ public:
+  explicit Softmax(const KernelQuery& query)
+      : rows_(query.inputs[0].shape, static_cast<std::size_t>(query.attrs.integer("axis"))),
+        dtype_(query.inputs[0].dtype),
+        logarithmic_(query.op == "log_softmax") {}
+
+  void run(const KernelArgs& args) const override {
+    visit_computed(dtype_, [&]<class T>() { run_as<T>(args); });
+  }
+
+ private:
+  template <class T>
+  void run_as(const KernelArgs& args) const {
+    const Stage<T> stage(rows_, dtype_);
+    for_blocks<T>(rows_, args.scratch, [&](const Workspace<T>& w, std::int64_t row,
+                                           std::int64_t rows) {
+      const T* x = stage.in(args.inputs[0], row, rows, w.x);
+      T* y = stage.target(args.outputs[0], row, w.x);
+      loops<T>().exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
+      if (logarithmic_)
+        loops<T>().logarithms(x, rows, rows_.length, w.maxima, w.sums, y);
+      else
+        loops<T>().divide(w.e, rows, rows_.length, w.sums, nullptr, y);
+      stage.out(y, row, rows, args.outputs[0]);
+    });
+  }
+
+  Rows rows_;
+  DType dtype_;
+  bool logarithmic_;
+};
+
+// Inputs logits, labels, and for the gradient dy.
+class SoftmaxCrossEntropy final : public Kernel {
+ public:
+  explicit SoftmaxCrossEntropy(const KernelQuery& query)
+      : rows_(query.inputs[0].shape, query.inputs[0].shape.size() - 1),
+        dtype_(query.inputs[0].dtype),
+        label_dtype_(query.inputs[1].dtype),
+        gradient_(query.inputs.size() == 3) {}
+
+  void run(const KernelArgs& args) const override {
+    check_indices("softmax_cross_entropy", label_dtype_, args.inputs[1], rows_.count, 0,
+                  rows_.length);
+    visit_computed(dtype_, [&]<class T>() { run_as<T>(args); });
+  }
+
+ private:
+  template <class T>
+  void run_as(const KernelArgs& args) const {
+    const Stage<T> stage(rows_, dtype_);
+    for_blocks<T>(rows_, args.scratch, [&](const Workspace<T>& w, std::int64_t row,
+                                           std::int64_t rows) {
+      const T* x = stage.in(args.inputs[0], row, rows, w.x);
+      loops<T>().exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
+      if (gradient_)
+        gradient(stage, w, row, rows, args);
+      else
+        losses(w, x, row, rows, args);
+    });
+  }
+
+  std::int64_t label(const KernelArgs& args, std::int64_t row) const {
+    return index_at(label_dtype_, args.inputs[1], row);
+  }
+
+  // Calls body with the tensor of one value a row, as its own element type.
+  template <class T, class Body>
+  void visit_rows(Body&& body) const {
+    if constexpr (std::is_same_v<T, double>) body.template operator()<double>();
+    else if (dtype_ == DType::F16) body.template operator()<Float16>();
+    else if (dtype_ == DType::BF16) body.template operator()<BFloat16>();
+    else body.template operator()<float>();
+  }
+
+  template <class T>
+  void losses(const Workspace<T>& w, const T* x, std::int64_t row, std::int64_t rows,
+              const KernelArgs& args) const {
+    visit_rows<T>([&]<class S>() {
+      auto* out = static_cast<S*>(args.outputs[0]) + row;
+      for (std::int64_t r = 0; r < rows; ++r)
+        out[r] = S(std::log(w.sums[r]) +
+                   (w.maxima[r] - x[r * rows_.length + label(args, row + r)]));
+    });
+  }
+
+  // (softmax - one_hot) * dy
+  template <class T>
+  void gradient(const Stage<T>& stage, const Workspace<T>& w, std::int64_t row, std::int64_t rows,
+                const KernelArgs& args) const {
+    visit_rows<T>([&]<class S>() {
+      for (std::int64_t r = 0; r < rows; ++r)
+        w.scale[r] = T(static_cast<const S*>(args.inputs[2])[row + r]);
+    });
+    T* y = stage.target(args.outputs[0], row, w.x);
+    // The label's own element first: where y is e, dividing overwrites it.
+    for (std::int64_t r = 0; r < rows; ++r) {
+      T& e = w.e[r * rows_.length + label(args, row + r)];
+      e = e - w.sums[r];
+    }
+    loops<T>().divide(w.e, rows, rows_.length, w.sums, w.scale, y);
+    stage.out(y, row, rows, args.outputs[0]);
+  }
+
+  Rows rows_;
+  DType dtype_, label_dtype_;
+  bool gradient_;
+};
+
+}  // namespace
+
+Verdict accept_softmax(const KernelQuery& query) {
+  const TensorType& input = query.inputs[0];
+  const std::int64_t axis = query.attrs.integer("axis");
+  if (!is_floating(input.dtype)) return Verdict::reject("the input is no float");
+  if (query.outputs[0] != input) return Verdict::reject("the output has not the input's type");
+  if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
+    return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
+  return Verdict::accept(
+      scratch_bytes(Rows(input.shape, static_cast<std::size_t>(axis)), input.dtype), 1);
+}
+
+std::unique_ptr<Kernel> construct_softmax(const KernelQuery& query) {
+  return std::make_unique<Softmax>(query);
+}
+
+Verdict accept_softmax_cross_entropy(const KernelQuery& query) {
+  const TensorType& logits = query.inputs[0];
+  const bool gradient = query.op == "softmax_cross_entropy_grad";
+  if (!is_floating(logits.dtype)) return Verdict::reject("the logits are no floats");
+  if (logits.shape.empty()) return Verdict::reject("the logits have no axis");
+  if (!is_index(query.inputs[1].dtype)) return Verdict::reject("the labels are not i32 or i64");
+  if (query.inputs.size() != (gradient ? 3 : 2)) return Verdict::reject("wrong number of inputs");
+  const TensorType losses{logits.dtype, Shape(logits.shape.begin(), logits.shape.end() - 1)};
+  if (query.inputs[1].shape != losses.shape)
+    return Verdict::reject("the labels have not the logits' shape but for its last axis");
+  if (query.outputs[0] != (gradient ? logits : losses) ||
+      (gradient && query.inputs[2] != losses))
+    return Verdict::reject("dy or the output has another type");
+  return Verdict::accept(scratch_bytes(Rows(logits.shape, logits.shape.size() - 1), logits.dtype),
+                         gradient ? 1 : 0);
+}
+
+std::unique_ptr<Kernel> construct_softmax_cross_entropy(const KernelQuery& query) {
+  return std::make_unique<SoftmaxCrossEntropy>(query);
+}
+
+}  // namespace ngd::kernels::fused

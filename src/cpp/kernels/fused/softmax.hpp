@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loops of the softmax kernels, over blocks of dense rows of f32 or f64.
+#pragma once
+
+#include <cstdint>
+
+namespace ngd::kernels::fused {
+
+template <class T>
+struct SoftmaxLoops {
+  // e = exp(x - maximum of the row); also the maxima and the sums of e, one a row.
+  void (*exponentials)(const T* x, std::int64_t rows, std::int64_t length, T* e, T* maxima,
+                       T* sums);
+  // y = e / sum, times scale[row] where scale is not null. y may be e.
+  void (*divide)(const T* e, std::int64_t rows, std::int64_t length, const T* sums, const T* scale,
+                 T* y);
+  // y = (x - maximum) - log(sum). y may be x.
+  void (*logarithms)(const T* x, std::int64_t rows, std::int64_t length, const T* maxima,
+                     const T* sums, T* y);
+};
+
+struct SoftmaxTable {
+  SoftmaxLoops<float> f32;
+  SoftmaxLoops<double> f64;
+};
+
+namespace baseline {
+const SoftmaxTable& softmax_table();
+}
+namespace avx2 {
+const SoftmaxTable& softmax_table();
+}
+namespace avx512 {
+const SoftmaxTable& softmax_table();
+}
+
+}  // namespace ngd::kernels::fused

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/onednn/engine.hpp"
+
+#include <omp.h>
+
+#include "device/threads.hpp"
+
+namespace ngd::kernels::onednn {
+
+const dnnl::engine& engine() {
+  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
+}
+
+const dnnl::stream& stream() {
+  static const dnnl::stream in_order(engine());
+  return in_order;
+}
+
+dnnl::memory::data_type data_type(DType dtype) {
+  switch (dtype) {
+    case DType::F16: return dnnl::memory::data_type::f16;
+    case DType::BF16: return dnnl::memory::data_type::bf16;
+    default: return dnnl::memory::data_type::f32;
+  }
+}
+
+// The number is OpenMP's, of the calling thread.
+void follow_thread_count() {
+  const int threads = device::thread_count();
+  if (omp_get_max_threads() != threads) omp_set_num_threads(threads);
+}
+
+}  // namespace ngd::kernels::onednn

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// matmul by oneDNN: f32 everywhere; f16 and bf16 where it has them for this CPU.
+#include <utility>
+
+#include "base/error.hpp"
+#include "kernels/onednn/engine.hpp"
+#include "kernels/ref/matmul_shape.hpp"
+#include "kernels/rows.hpp"
+
+namespace ngd::kernels::onednn {
+
+namespace {
+
+using dnnl::memory;
+
+// A descriptor of [batch..., rows, columns], dense as stored.
+memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t columns,
+                      bool transposed, memory::data_type type) {
+  memory::dims dims(batch.begin(), batch.end());
+  dims.insert(dims.end(), {rows, columns});
+  memory::dims strides(dims.size());
+  std::int64_t stride = rows * columns;
+  for (std::size_t axis = batch.size(); axis-- > 0; stride *= dims[axis]) strides[axis] = stride;
+  strides[batch.size()] = transposed ? 1 : columns;
+  strides[batch.size() + 1] = transposed ? rows : 1;
+  return {dims, type, strides};
+}
+
+// Batch axes that both operands have, or that neither has, are one axis: oneDNN's fast paths know
+// two and three axes.
+void merge_batch(MatmulShape& shape) {
+  Shape batch, batch_a, batch_b;
+  for (std::size_t axis = 0; axis < shape.batch.size(); ++axis) {
+    const std::int64_t a = shape.batch_a[axis], b = shape.batch_b[axis], n = shape.batch[axis];
+    if (n == 1) continue;
+    if (!batch.empty() && (a == 1) == (batch_a.back() == 1) && (b == 1) == (batch_b.back() == 1)) {
+      batch.back() *= n;
+      batch_a.back() *= a;
+      batch_b.back() *= b;
+    } else {
+      batch.push_back(n);
+      batch_a.push_back(a);
+      batch_b.push_back(b);
+    }
+  }
+  // Rows of one stored matrix: [batch, m, k] @ [k, n] is [batch * m, k] @ [k, n].
+  if (batch.size() == 1 && batch_b[0] == 1 && !shape.transpose_a) {
+    shape.m *= batch[0];
+    batch.clear(), batch_a.clear(), batch_b.clear();
+  }
+  shape.batch = batch;
+  shape.batch_a = batch_a;
+  shape.batch_b = batch_b;
+}
+
+dnnl::matmul::primitive_desc make_descriptor(const KernelQuery& query) {
+  MatmulShape shape(query);
+  merge_batch(shape);
+  const memory::data_type type = data_type(query.outputs[0].dtype);
+  const auto a = describe(shape.batch_a, shape.m, shape.k, shape.transpose_a, type);
+  const auto b = describe(shape.batch_b, shape.k, shape.n, shape.transpose_b, type);
+  const auto out = describe(shape.batch, shape.m, shape.n, false, type);
+  dnnl::primitive_attr attr;
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  if (shape.relu) {
+    dnnl::post_ops post;
+    post.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
+    attr.set_post_ops(post);
+  }
+  follow_thread_count();
+  if (!shape.bias) return {engine(), a, b, out, attr, true};
+  const auto bias = describe(Shape(shape.batch.size(), 1), 1, shape.n, false, type);
+  return {engine(), a, b, bias, out, attr, true};
+}
+
+class Matmul final : public Kernel {
+ public:
+  explicit Matmul(const KernelQuery& query) : Matmul(make_descriptor(query)) {}
+
+  void run(const KernelArgs& args) const override {
+    follow_thread_count();
+    a_.set_data_handle(const_cast<void*>(args.inputs[0]));
+    b_.set_data_handle(const_cast<void*>(args.inputs[1]));
+    if (bias_) bias_.set_data_handle(const_cast<void*>(args.inputs[2]));
+    out_.set_data_handle(args.outputs[0]);
+    scratch_.set_data_handle(args.scratch);
+    primitive_.execute(stream(), operands_);
+  }
+
+ private:
+  explicit Matmul(const dnnl::matmul::primitive_desc& descriptor)
+      : primitive_(descriptor),
+        a_(descriptor.src_desc(), engine(), nullptr),
+        b_(descriptor.weights_desc(), engine(), nullptr),
+        out_(descriptor.dst_desc(), engine(), nullptr),
+        scratch_(descriptor.scratchpad_desc(), engine(), nullptr),
+        operands_{{DNNL_ARG_SRC, a_},
+                  {DNNL_ARG_WEIGHTS, b_},
+                  {DNNL_ARG_DST, out_},
+                  {DNNL_ARG_SCRATCHPAD, scratch_}} {
+    if (descriptor.bias_desc().get_size() > 0) {
+      bias_ = memory(descriptor.bias_desc(), engine(), nullptr);
+      operands_.emplace(DNNL_ARG_BIAS, bias_);
+    }
+  }
+
+  dnnl::matmul primitive_;
+  memory a_, b_, bias_, out_, scratch_;
+  std::unordered_map<int, memory> operands_;
+};
+
+}  // namespace
+
+Verdict accept_matmul(const KernelQuery& query) {
+  const DType dtype = query.outputs[0].dtype;
+  if (dtype != DType::F32 && !is_half(dtype)) return Verdict::reject("oneDNN has no such dtype");
+  const MatmulShape shape(query);
+  if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
+  if (query.outputs[0].count() == 0 || shape.k == 0) return Verdict::reject("nothing to multiply");
+  try {
+    const dnnl::matmul::primitive_desc descriptor = make_descriptor(query);
+    return Verdict::accept(descriptor.scratchpad_desc().get_size());
+  } catch (const dnnl::error& error) {
+    return Verdict::reject(error.what());
+  }
+}
+
+std::unique_ptr<Kernel> construct_matmul(const KernelQuery& query) {
+  return std::make_unique<Matmul>(query);
+}
+
+}  // namespace ngd::kernels::onednn

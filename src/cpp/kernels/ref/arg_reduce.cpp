@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// argmax and argmin: the first of equals; NaN is more extreme than any number, as in NumPy.
+#include <algorithm>
+#include <type_traits>
+
+#include "device/threads.hpp"
+#include "kernels/rows.hpp"
+
+namespace ngd::kernels::ref {
+
+namespace {
+
+constexpr std::int64_t kGrainWork = 1 << 14;  // elements that are worth a thread
+
+// How elements are compared: two-byte floats as float32.
+template <class T>
+auto comparable(T value) {
+  if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>)
+    return static_cast<float>(value);
+  else
+    return value;
+}
+
+template <bool maximum, class T>
+bool beats(T challenger, T best) {
+  if (best != best) return false;
+  if (challenger != challenger) return true;
+  return maximum ? challenger > best : challenger < best;
+}
+
+template <bool maximum, class T>
+std::int64_t best_index(const T* x, std::int64_t length, std::int64_t stride) {
+  std::int64_t index = 0;
+  auto best = comparable(x[0]);
+  for (std::int64_t i = 1; i < length; ++i) {
+    const auto value = comparable(x[i * stride]);
+    if (beats<maximum>(value, best)) {
+      best = value;
+      index = i;
+    }
+  }
+  return index;
+}
+
+class ArgReduce final : public Kernel {
+ public:
+  explicit ArgReduce(const KernelQuery& query)
+      : dtype_(query.inputs[0].dtype), maximum_(query.op == "argmax") {
+    const Shape& shape = query.inputs[0].shape;
+    const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
+    length_ = shape[axis];
+    for (std::size_t a = 0; a < axis; ++a) outer_ *= shape[a];
+    for (std::size_t a = axis + 1; a < shape.size(); ++a) inner_ *= shape[a];
+  }
+
+  void run(const KernelArgs& args) const override {
+    auto* out = static_cast<std::int64_t*>(args.outputs[0]);
+    visit_dtype(dtype_, [&]<class T>() {
+      const auto* x = static_cast<const T*>(args.inputs[0]);
+      device::parallel_for(
+          outer_ * inner_, std::max<std::int64_t>(1, kGrainWork / length_),
+          [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) {
+              const T* first = x + i / inner_ * length_ * inner_ + i % inner_;
+              out[i] = maximum_ ? best_index<true>(first, length_, inner_)
+                                : best_index<false>(first, length_, inner_);
+            }
+          });
+    });
+  }
+
+ private:
+  DType dtype_;
+  bool maximum_;
+  std::int64_t length_ = 1, outer_ = 1, inner_ = 1;
+};
+
+}  // namespace
+
+Verdict accept_arg_reduce(const KernelQuery& query) {
+  const TensorType& input = query.inputs[0];
+  const std::int64_t axis = query.attrs.integer("axis");
+  if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
+    return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
+  if (query.outputs[0].dtype != DType::I64) return Verdict::reject("the output is not i64");
+  if (input.shape[static_cast<std::size_t>(axis)] == 0)
+    return Verdict::reject(std::string(query.op) + " of no elements");
+  if (query.outputs[0].count() * input.shape[static_cast<std::size_t>(axis)] != input.count())
+    return Verdict::reject("the output has not the input's other axes");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_arg_reduce(const KernelQuery& query) {
+  return std::make_unique<ArgReduce>(query);
+}
+
+}  // namespace ngd::kernels::ref

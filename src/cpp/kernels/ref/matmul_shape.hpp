@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shapes of a matmul, read once for every implementation.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "kernels/kernel.hpp"
+
+namespace ngd::kernels {
+
+// out[batch, m, n] = post(a[batch, m, k] @ b[batch, k, n] + bias[n]). An operand of which the
+// stored form is transposed has its last two axes exchanged. Batch axes broadcast.
+struct MatmulShape {
+  std::int64_t m = 0, n = 0, k = 0;
+  bool transpose_a = false, transpose_b = false, bias = false, relu = false;
+  Shape batch, batch_a, batch_b;  // all of one rank: 1 or the length of `batch`
+
+  std::string refusal;  // empty: this is a matmul
+
+  explicit MatmulShape(const KernelQuery& query)
+      : transpose_a(query.attrs.integer("transpose_a", 0) != 0),
+        transpose_b(query.attrs.integer("transpose_b", 0) != 0),
+        bias(query.inputs.size() == 3) {
+    const Shape& a = query.inputs[0].shape;
+    const Shape& b = query.inputs[1].shape;
+    const Shape& out = query.outputs[0].shape;
+    const std::string post = query.attrs.has("post") ? query.attrs.text("post") : "";
+    relu = post == "relu";
+    if (!post.empty() && !relu) refusal = "no post-operation is called " + post;
+    for (const TensorType& input : query.inputs)
+      if (input.dtype != query.outputs[0].dtype) refusal = "the operands' dtypes differ";
+    if (a.size() < 2 || b.size() < 2 || out.size() != std::max(a.size(), b.size())) {
+      refusal = "an operand has fewer than two axes, or the output another rank";
+      return;
+    }
+    const std::size_t rank = out.size() - 2;
+    m = a[a.size() - (transpose_a ? 1 : 2)];
+    k = a[a.size() - (transpose_a ? 2 : 1)];
+    n = b[b.size() - (transpose_b ? 2 : 1)];
+    if (b[b.size() - (transpose_b ? 1 : 2)] != k) refusal = "the inner lengths differ";
+    if (out[rank] != m || out[rank + 1] != n) refusal = "the output has another shape";
+    if (bias && query.inputs[2].shape != Shape{n}) refusal = "the bias has not n elements";
+    batch.assign(out.begin(), out.end() - 2);
+    batch_a = batch_of(a, rank);
+    batch_b = batch_of(b, rank);
+    for (std::size_t axis = 0; axis < rank; ++axis)
+      if ((batch_a[axis] != 1 && batch_a[axis] != batch[axis]) ||
+          (batch_b[axis] != 1 && batch_b[axis] != batch[axis]))
+        refusal = "the batch axes do not broadcast to the output's";
+  }
+
+ private:
+  static Shape batch_of(const Shape& shape, std::size_t rank) {
+    Shape batch(rank + 2 - shape.size(), 1);
+    batch.insert(batch.end(), shape.begin(), shape.end() - 2);
+    return batch;
+  }
+};
+
+}  // namespace ngd::kernels

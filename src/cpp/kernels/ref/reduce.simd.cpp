@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// See reduce.hpp.
+#include "kernels/ref/reduce.hpp"
+
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+namespace ngd::kernels::ref::NGD_SIMD_LEVEL {
+
+namespace {
+
+#define NGD_INLINE [[gnu::always_inline]] static inline
+
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(64)));
+};
+
+// Sums and products wrap: an unsigned type of the same size gives the same bits.
+template <Reduction reduction, class T>
+constexpr T identity() {
+  using Limits = std::numeric_limits<T>;
+  if constexpr (reduction == Reduction::Sum) return T(0);
+  if constexpr (reduction == Reduction::Prod) return T(1);
+  if constexpr (reduction == Reduction::Max)
+    return Limits::has_infinity ? -Limits::infinity() : Limits::lowest();
+  return Limits::has_infinity ? Limits::infinity() : Limits::max();
+}
+
+// Of scalars or of vectors. Max and min propagate NaN.
+template <Reduction reduction, class V>
+NGD_INLINE V combine(V a, V b) {
+  if constexpr (reduction == Reduction::Sum) return static_cast<V>(a + b);
+  if constexpr (reduction == Reduction::Prod && std::is_same_v<V, std::uint16_t>)
+    return static_cast<V>(static_cast<std::uint32_t>(a) * b);
+  else if constexpr (reduction == Reduction::Prod)
+    return static_cast<V>(a * b);
+  if constexpr (reduction == Reduction::Max) return (a >= b) | (a != a) ? a : b;
+  if constexpr (reduction == Reduction::Min) return (a <= b) | (a != a) ? a : b;
+}
+
+// What the order cannot change is left to the compiler.
+template <Reduction reduction, class T>
+struct IntegerLoops {
+  using Accumulator = T;
+
+  static void row(const void* elements, std::int64_t count, void* accumulator) {
+    const T* x = static_cast<const T*>(elements);
+    T total = *static_cast<T*>(accumulator);
+    for (std::int64_t i = 0; i < count; ++i) total = combine<reduction>(total, x[i]);
+    *static_cast<T*>(accumulator) = total;
+  }
+
+  static void columns(const void* elements, std::int64_t rows, std::int64_t stride,
+                      std::int64_t width, void* accumulators_) {
+    auto* __restrict accumulators = static_cast<T*>(accumulators_);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const T* x = static_cast<const T*>(elements) + r * stride;
+      for (std::int64_t j = 0; j < width; ++j)
+        accumulators[j] = combine<reduction>(accumulators[j], x[j]);
+    }
+  }
+};
+
+template <Reduction reduction, class T>
+struct FloatLoops {
+  using Vector = typename VectorOf<T>::type;
+  using Accumulator = double;
+  static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes, kBlock = 16 * kStep;
+
+  NGD_INLINE Vector load(const T* from) {
+    Vector v;
+    __builtin_memcpy(&v, from, sizeof(v));
+    return v;
+  }
+  NGD_INLINE Vector empty() { return Vector{} + identity<reduction, T>(); }
+
+  static T reduce_block(const T* x, std::int64_t count) {
+    Vector v0 = empty(), v1 = v0, v2 = v0, v3 = v0;
+    std::int64_t i = 0;
+    for (; i + kStep <= count; i += kStep) {
+      v0 = combine<reduction>(v0, load(x + i));
+      v1 = combine<reduction>(v1, load(x + i + kLanes));
+      v2 = combine<reduction>(v2, load(x + i + 2 * kLanes));
+      v3 = combine<reduction>(v3, load(x + i + 3 * kLanes));
+    }
+    for (; i + kLanes <= count; i += kLanes) v0 = combine<reduction>(v0, load(x + i));
+    v0 = combine<reduction>(combine<reduction>(v0, v1), combine<reduction>(v2, v3));
+    T lanes[kLanes];
+    __builtin_memcpy(lanes, &v0, sizeof(v0));
+    for (std::int64_t l = 0; i < count; ++i, ++l) lanes[l] = combine<reduction>(lanes[l], x[i]);
+    for (std::int64_t width = kLanes / 2; width > 0; width /= 2)
+      for (std::int64_t l = 0; l < width; ++l)
+        lanes[l] = combine<reduction>(lanes[l], lanes[l + width]);
+    return lanes[0];
+  }
+
+  // Blocks as a tree: equal subtrees wait on a stack until their sibling is complete.
+  static void row(const void* elements, std::int64_t count, void* accumulator) {
+    const T* x = static_cast<const T*>(elements);
+    auto* result = static_cast<Accumulator*>(accumulator);
+    Accumulator waiting[64];
+    int top = 0;
+    for (std::int64_t block = 0; block * kBlock < count; ++block) {
+      const std::int64_t left = count - block * kBlock;
+      Accumulator sum = reduce_block(x + block * kBlock, left < kBlock ? left : kBlock);
+      for (std::int64_t complete = block; (complete & 1) != 0; complete >>= 1)
+        sum = combine<reduction>(waiting[--top], sum);
+      waiting[top++] = sum;
+    }
+    Accumulator total = identity<reduction, Accumulator>();
+    for (bool first = true; top > 0; first = false) {
+      --top;
+      total = first ? waiting[top] : combine<reduction>(waiting[top], total);
+    }
+    *result = combine<reduction>(*result, total);
+  }
+
+  NGD_INLINE void flush(const T* partial, std::int64_t width, Accumulator* accumulators) {
+    for (std::int64_t j = 0; j < width; ++j)
+      accumulators[j] = combine<reduction>(accumulators[j], static_cast<Accumulator>(partial[j]));
+  }
+
+  // One block of rows of `vectors` whole vectors of columns.
+  template <int vectors>
+  NGD_INLINE void stripe(const T* x, std::int64_t rows, std::int64_t stride,
+                         Accumulator* accumulators) {
+    Vector v[vectors];
+    for (int k = 0; k < vectors; ++k) v[k] = empty();
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (int k = 0; k < vectors; ++k)
+        v[k] = combine<reduction>(v[k], load(x + r * stride + k * kLanes));
+    T partial[vectors * kLanes];
+    __builtin_memcpy(partial, v, sizeof(v));
+    flush(partial, vectors * kLanes, accumulators);
+  }
+
+  // Fewer columns than a vector has. All rows but the last few may be read beyond their columns,
+  // into the next row; the lanes that do so are dropped.
+  NGD_INLINE void narrow_stripe(const T* x, std::int64_t rows, std::int64_t stride,
+                                std::int64_t width, Accumulator* accumulators) {
+    const std::int64_t readable = (rows - 1) * stride + width;
+    Vector v = empty();
+    std::int64_t r = 0;
+    for (; r * stride + kLanes <= readable; ++r)
+      v = combine<reduction>(v, load(x + r * stride));
+    T partial[kLanes];
+    __builtin_memcpy(partial, &v, sizeof(v));
+    for (; r < rows; ++r)
+      for (std::int64_t j = 0; j < width; ++j)
+        partial[j] = combine<reduction>(partial[j], x[r * stride + j]);
+    flush(partial, width, accumulators);
+  }
+
+  static void columns(const void* elements, std::int64_t rows, std::int64_t stride,
+                      std::int64_t width, void* accumulators_) {
+    for (std::int64_t begin = 0; begin < rows; begin += kRowBlock) {
+      const T* x = static_cast<const T*>(elements) + begin * stride;
+      auto* accumulators = static_cast<Accumulator*>(accumulators_);
+      const std::int64_t block = rows - begin < kRowBlock ? rows - begin : kRowBlock;
+      std::int64_t j = 0;
+      for (; j + kStep <= width; j += kStep) stripe<4>(x + j, block, stride, accumulators + j);
+      for (; j + kLanes <= width; j += kLanes) stripe<1>(x + j, block, stride, accumulators + j);
+      if (j < width) narrow_stripe(x + j, block, stride, width - j, accumulators + j);
+    }
+  }
+};
+
+template <Reduction reduction, class T>
+struct Loops : std::conditional_t<std::is_integral_v<T>, IntegerLoops<reduction, T>,
+                                  FloatLoops<reduction, T>> {
+  using Accumulator = std::conditional_t<std::is_integral_v<T>, T, double>;
+
+  static void clear(void* accumulators, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i)
+      static_cast<Accumulator*>(accumulators)[i] = identity<reduction, Accumulator>();
+  }
+
+  static void merge(void* accumulators_, const void* more_, std::int64_t count) {
+    auto* accumulators = static_cast<Accumulator*>(accumulators_);
+    const auto* more = static_cast<const Accumulator*>(more_);
+    for (std::int64_t i = 0; i < count; ++i)
+      accumulators[i] = combine<reduction>(accumulators[i], more[i]);
+  }
+};
+
+template <Reduction reduction, int dtype>
+constexpr ReduceLoops entry() {
+  constexpr auto d = static_cast<DType>(dtype);
+  constexpr bool orders = reduction == Reduction::Max || reduction == Reduction::Min;
+  if constexpr (d == DType::F16 || d == DType::BF16 || (d == DType::Bool && !orders)) {
+    return {};
+  } else {
+    using Stored = typename StorageOf<d == DType::Bool ? DType::U8 : d>::type;
+    using T = typename std::conditional_t<
+        std::is_integral_v<Stored> && !orders,
+        std::make_unsigned<std::conditional_t<std::is_integral_v<Stored>, Stored, int>>,
+        std::type_identity<Stored>>::type;
+    using L = Loops<reduction, T>;
+    return {&L::clear, &L::row, &L::columns, &L::merge};
+  }
+}
+
+struct Table {
+  ReduceTable loops;
+};
+
+template <int... dtypes>
+constexpr Table make_table(std::integer_sequence<int, dtypes...>) {
+  return {{{entry<Reduction::Sum, dtypes>()...},
+           {entry<Reduction::Prod, dtypes>()...},
+           {entry<Reduction::Max, dtypes>()...},
+           {entry<Reduction::Min, dtypes>()...}}};
+}
+
+constexpr Table kTable = make_table(std::make_integer_sequence<int, kDTypeCount>());
+
+}  // namespace
+
+const ReduceTable& reduce_table() { return kTable.loops; }
+
+}  // namespace ngd::kernels::ref::NGD_SIMD_LEVEL
