@@ -162,9 +162,9 @@ def init() -> Group:
     global _world
     if _world is None or _world.closed:
         launch = environment.detect()
+        install_hooks()
         _world = Group(make_communicator(launch))
         _core.set_local_ranks(_world.local_size)
-        install_hooks()
     return _world
 
 
@@ -220,13 +220,21 @@ def shutdown() -> None:
         _world = None
 
 
+def leave() -> None:
+    """End the world, and MPI with it: after a failure MPI ends the process at once."""
+    shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _core.finalize_mpi()
+
+
 def install_hooks() -> None:
     """Tell the peers when this rank raises, and leave in order when it ends."""
     global _hooked
     if _hooked:
         return
     _hooked = True
-    atexit.register(shutdown)
+    atexit.register(leave)
     previous = sys.excepthook
 
     def tell_peers(

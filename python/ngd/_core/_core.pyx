@@ -91,6 +91,12 @@ def build_info() -> dict:
     }
 
 
+def finalize_mpi() -> None:
+    """End MPI where ngd began it; after a failure this ends the process."""
+    with nogil:
+        cpp_finalize_mpi()
+
+
 def thread_count() -> int:
     """How many threads a kernel may use in this process."""
     return cpp_thread_count()

@@ -118,6 +118,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
     unique_ptr[CppCommunicator] make_mpi_communicator(
         int fortran_handle, double timeout_seconds
     ) except +ngd_raise_python_error
+    void cpp_finalize_mpi "ngd::comm::finalize_mpi"() noexcept nogil
     string cpp_mpi_library_version "ngd::comm::mpi_library_version"() \
         except +ngd_raise_python_error
 

@@ -121,7 +121,7 @@ std::string mpi_library_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
   int length = 0;
   MPI_Get_library_version(text, &length);
-  return std::string(text, static_cast<std::size_t>(length));
+  return text;
 }
 
 }  // namespace ngd::comm
