@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes harness.py importable for the tests of this folder, here and in the ranks that they start."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong between ranks, and what every rank then says (docs/errors.md)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import Job, Outcome, caught, say
+
+import ngd
+from ngd import ops
+
+pytestmark = harness.needs_ranks
+over = pytest.mark.parametrize("communicator", harness.communicators())
+
+
+def over_comm(communicator: str, program: Any, ranks: int, **how: Any) -> Job:
+    """A job that may fail, over shm under the plain environment or over MPI under mpirun."""
+    launcher = "mpirun" if communicator == "mpi" else "plain"
+    env = {"NGD_COMM": communicator, **how.pop("env", {})}
+    return Job(program, ranks, env=env, launcher=launcher, **how)
+
+
+def last_line(outcome: Outcome) -> str:
+    """The error that a rank died of: Python's last words."""
+    lines = [line for line in outcome.err.splitlines() if line.startswith("ngd.errors.")]
+    assert lines, outcome
+    return lines[-1]
+
+
+# Death.
+
+
+def train(device: str, count: int) -> None:
+    """Steps for ever, with a collective in each."""
+    w = ngd.variable("w", np.zeros(count))
+    x = ngd.placeholder("x", (count,), np.float64)
+    update = w + ops.all_reduce(ops.tanh(x + w), op="mean")
+    step = ngd.compile([x], [], {w: update}, device=device)
+    for number in range(1_000_000):
+        step(np.ones(count))
+        if number == 3:
+            say("training")
+
+
+def reduce_arrays(count: int) -> None:
+    for number in range(1_000_000):
+        ngd.all_reduce(np.ones(count), op="sum")
+        if number == 3:
+            say("training")
+
+
+def check_survivors(job: Job, victim: int, survivors: list[int], since: float) -> None:
+    for outcome in job.wait(10, survivors):
+        assert time.monotonic() - since < 2, f"too late: {time.monotonic() - since:.2f} s\n{outcome}"
+        assert outcome.code not in (0, None), outcome
+        assert last_line(outcome).startswith("ngd.errors.RankLostError"), outcome
+        assert f"rank {victim}" in last_line(outcome), outcome
+
+
+@pytest.mark.parametrize(
+    ("ranks", "victim", "program", "arguments"),
+    [
+        (2, 0, "train", {"device": "CPU", "count": 1000}),
+        (2, 1, "train", {"device": "INTERPRETER", "count": 1000}),
+        (4, 2, "train", {"device": "CPU", "count": 1_000_000}),
+        (4, 0, "reduce_arrays", {"count": 3}),
+        (3, 1, "reduce_arrays", {"count": 400_000}),
+    ],
+)
+def test_killed_rank_is_named_while_a_zombie(
+    ranks: int, victim: int, program: str, arguments: dict[str, Any]
+) -> None:
+    with Job(globals()[program], ranks, arguments=arguments) as job:
+        for rank in range(ranks):
+            job.wait_for(rank, "training")
+        job.kill(victim)
+        since = time.monotonic()
+        check_survivors(job, victim, [r for r in range(ranks) if r != victim], since)
+        state = Path(f"/proc/{job.processes[victim].pid}/stat").read_text().rpartition(")")[2]
+        assert state.split()[0] == "Z"
+
+
+def test_killed_and_reaped_rank_is_named() -> None:
+    with Job(train, 2, arguments={"device": "CPU", "count": 10}) as job:
+        job.wait_for(0, "training")
+        job.wait_for(1, "training")
+        job.kill(1)
+        job.processes[1].wait()
+        check_survivors(job, 1, [0], time.monotonic())
+
+
+def one_ends(how: str) -> None:
+    rank = ngd.init().rank
+    ngd.barrier()
+    if rank == 1:
+        if how == "os._exit":
+            os._exit(0)
+        if how == "exit":
+            sys.exit(0)
+        return
+    ngd.all_reduce(np.ones(5), op="sum")
+
+
+@pytest.mark.parametrize("how", ["os._exit", "exit", "return"])
+def test_rank_that_leaves_is_named(how: str) -> None:
+    with Job(one_ends, 3, arguments={"how": how}) as job:
+        check_survivors(job, 1, [0, 2], time.monotonic() + 10)
+        assert job.wait(10, [1])[0].code == 0
+
+
+def one_raises(caught_by_others: bool) -> Any:
+    rank = ngd.init().rank
+    ngd.barrier()
+    if rank == 1:
+        shard = ["broken shard"]
+        raise ValueError(shard[0])
+    if not caught_by_others:
+        ngd.barrier()
+    error = caught(ngd.barrier)
+    error["again"] = caught(lambda: ngd.all_reduce(1, op="sum"))["error"]
+    return error
+
+
+def test_exception_reaches_the_others_with_its_traceback() -> None:
+    with Job(one_raises, 3, arguments={"caught_by_others": False}) as job:
+        first, raised, third = job.wait(20)
+    assert "ValueError: broken shard" in raised.err
+    assert raised.code == first.code == third.code == 1
+    for outcome in (first, third):
+        message = outcome.err.split("ngd.errors.RemoteRankError", 1)[1]
+        assert "rank 1" in message
+        assert "ValueError: broken shard" in message
+        assert "raise ValueError(shard[0])" in message
+
+
+@over
+def test_failure_closes_the_group(communicator: str) -> None:
+    with over_comm(communicator, one_raises, 2, arguments={"caught_by_others": True}) as job:
+        outcome = job.wait(20)[0]
+    assert outcome.value["error"] == "RemoteRankError", outcome
+    assert "ValueError: broken shard" in outcome.value["message"]
+    assert outcome.value["again"] == "GroupClosedError"
+
+
+# Absence.
+
+
+def wait_for_world() -> dict[str, str]:
+    return caught(ngd.init)
+
+
+@pytest.mark.parametrize(("ranks", "present"), [(2, [0]), (2, [1]), (4, [0, 1, 3])])
+def test_rank_that_never_starts_is_named(ranks: int, present: list[int]) -> None:
+    (missing,) = set(range(ranks)) - set(present)
+    start = time.monotonic()
+    with Job(wait_for_world, ranks, env={"NGD_TIMEOUT": "1.5"}, start=present) as job:
+        outcomes = job.wait(20)
+    assert time.monotonic() - start > 1.5
+    for outcome in outcomes:
+        assert outcome.value["error"] == "CollectiveTimeoutError", outcome
+        assert f"rank {missing}" in outcome.value["message"]
+        assert not any(f"rank {r} " in outcome.value["message"] for r in present)
+
+
+def one_is_late(eager: bool) -> dict[str, str]:
+    world = ngd.init()
+    x = ngd.placeholder("x", (3,), np.float32)
+    step = ngd.compile([x], [ops.all_reduce(x, op="max")])
+    step(np.ones(3, np.float32))
+    if world.rank == 1:
+        time.sleep(2.5)
+    if eager:
+        return caught(lambda: ngd.all_reduce(np.ones(7), op="sum"))
+    return caught(lambda: step(np.ones(3, np.float32)))
+
+
+@over
+@pytest.mark.parametrize("eager", [True, False])
+def test_missing_rank_is_named_with_op_and_site(communicator: str, eager: bool) -> None:
+    env, arguments = {"NGD_TIMEOUT": "1"}, {"eager": eager}
+    with over_comm(communicator, one_is_late, 3, env=env, arguments=arguments) as job:
+        outcomes = job.wait(30)
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.value["error"] == "CollectiveTimeoutError", outcome
+        for word in ("rank 1", f"all_reduce({'sum' if eager else 'max'})", "test_faults.py:"):
+            assert word in outcome.value["message"]
+    late = outcomes[1].value
+    assert late["error"] in ("CollectiveTimeoutError", "RankLostError", "RemoteRankError"), late
+
+
+# Disagreement.
+
+CALLS: dict[str, Any] = {
+    "sum": lambda: ngd.all_reduce(np.ones(6, np.float32), op="sum"),
+    "count": lambda: ngd.all_reduce(np.ones(5, np.float32), op="sum"),
+    "dtype": lambda: ngd.all_reduce(np.ones(6, np.float64), op="sum"),
+    "op": lambda: ngd.all_reduce(np.ones(6, np.float32), op="prod"),
+    "broadcast": lambda: ngd.broadcast(np.ones(6, np.float32)),
+    "root": lambda: ngd.broadcast(np.ones(6, np.float32), root=1),
+    "barrier": lambda: ngd.barrier(),
+    "large": lambda: ngd.all_reduce(np.ones(300_000, np.float32), op="sum"),
+    "larger": lambda: ngd.all_reduce(np.ones(300_001, np.float32), op="sum"),
+    "ring": lambda: ngd.all_reduce(np.ones(300_000, np.float32), op="sum", algorithm="ring"),
+}
+WORDS = {"sum": "all_reduce(sum) of 6 float32", "count": "of 5 ", "dtype": "float64", "op": "prod"}
+WORDS |= {"larger": "300001", "barrier": "barrier", "broadcast": "broadcast"}
+
+
+def disagree(pairs: list[list[str]]) -> list[dict[str, str]]:
+    """For each pair, rank 0 calls the second and the others the first; then a new group."""
+    errors = []
+    for usual, odd in pairs:
+        world = ngd.init()
+        errors.append(caught(CALLS[odd if world.rank == 0 else usual]))
+        ngd.shutdown()
+    return errors
+
+
+PAIRS = [["sum", odd] for odd in ("count", "dtype", "op", "broadcast", "barrier", "larger")]
+PAIRS += [["large", "larger"], ["broadcast", "root"], ["large", "ring"], ["barrier", "large"]]
+
+
+@over
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_disagreement_shows_both_sides(communicator: str, ranks: int) -> None:
+    with over_comm(communicator, disagree, ranks, arguments={"pairs": PAIRS}) as job:
+        outcomes = job.wait(60)
+    for outcome in outcomes:
+        assert outcome.value is not None, f"{outcome}\n{job}"
+        for (usual, odd), error in zip(PAIRS, outcome.value, strict=True):
+            assert error["error"] == "CollectiveMismatchError", (usual, odd, error)
+            message = error["message"]
+            assert "rank 0" in message
+            assert f"rank {outcome.rank or 1}" in message, (usual, odd, error)
+            assert WORDS.get(usual, "") in message, (usual, odd, error)
+            assert WORDS.get(odd, "") in message, (usual, odd, error)
+            assert message.count("test_faults.py:") >= 2, (usual, odd, error)
+
+
+def only_some_call() -> dict[str, str]:
+    """Rank 0 forgets an all_reduce, and is one barrier ahead."""
+    world = ngd.init()
+
+    def calls() -> None:
+        if world.rank != 0:
+            ngd.all_reduce(np.ones(3), op="sum")
+        ngd.barrier()
+
+    return caught(calls)
+
+
+@over
+def test_forgotten_call_is_a_mismatch(communicator: str) -> None:
+    with over_comm(communicator, only_some_call, 3) as job:
+        for outcome in job.wait(30):
+            assert outcome.value["error"] == "CollectiveMismatchError", outcome
+            assert "barrier" in outcome.value["message"]
+            assert "all_reduce(sum)" in outcome.value["message"]
+
+
+# Forks, signals, groups.
+
+
+def forks() -> None:
+    world = ngd.init()
+    ngd.barrier()
+    child = os.fork()
+    if child == 0:
+        try:
+            error = caught(ngd.barrier)
+            good = issubclass(getattr(ngd.errors, error["error"]), ngd.errors.CollectiveError)
+            os._exit(0 if good and "fork" in error["message"] else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)  # runs the exit handlers: they must not end the parent's group
+    assert os.waitpid(child, 0)[1] == 0
+    assert int(ngd.all_reduce(1, op="sum")) == world.size
+
+
+@over
+def test_forked_child_is_refused_and_harmless(communicator: str) -> None:
+    harness.run_over(communicator, forks, 2)
+
+
+def interrupted() -> None:
+    rank = ngd.init().rank
+    ngd.barrier()
+    say("waiting")
+    if rank == 0:
+        ngd.barrier()
+    time.sleep(1.5)
+    ngd.barrier()
+
+
+def test_ctrl_c_ends_a_wait() -> None:
+    with Job(interrupted, 2) as job:
+        job.wait_for(0, "waiting")
+        job.wait_for(1, "waiting")
+        time.sleep(0.2)
+        job.kill(0, signal.SIGINT)
+        since = time.monotonic()
+        (first,) = job.wait(10, [0])
+        assert time.monotonic() - since < 1
+        assert "KeyboardInterrupt" in first.err
+        assert first.code != 0
+        (second,) = job.wait(10, [1])
+        assert "rank 0" in second.err
+        assert "ngd.errors." in second.err
+        assert second.code != 0
+
+
+def test_ctrl_c_to_all_leaves_nothing() -> None:
+    with Job(train, 3, arguments={"device": "CPU", "count": 100}) as job:
+        for rank in range(3):
+            job.wait_for(rank, "training")
+        for rank in range(3):
+            job.kill(rank, signal.SIGINT)
+        for outcome in job.wait(5):
+            assert outcome.code != 0
+            assert "KeyboardInterrupt" in outcome.err or "ngd.errors." in outcome.err, outcome
+
+
+# Launches that cannot become a group.
+
+
+def cannot_init() -> dict[str, str]:
+    return caught(ngd.init)
+
+
+def refused(ranks: int, env: dict[str, str]) -> str:
+    with Job(cannot_init, ranks, env={"NGD_TIMEOUT": "20", **env}) as job:
+        errors = [outcome.value for outcome in job.wait(30)]
+    assert [e["error"] for e in errors] == ["InitError"] * ranks, errors
+    return str(errors[0]["message"])
+
+
+def test_size_one_under_a_launcher_that_says_two() -> None:
+    assert "2 ranks" in refused(2, {"NGD_COMM": "self"})
+
+
+@pytest.mark.skipif(harness.MODE != "OMPI", reason="needs mode OMPI")
+def test_mpi_that_does_not_see_its_launcher() -> None:
+    message = refused(2, {"NGD_COMM": "mpi"})
+    assert "2 ranks" in message
+    assert "MPI sees 1" in message
+
+
+def test_two_hosts_need_mpi() -> None:
+    """The environment of ranks 0 and 1 of 2, each alone on its host."""
+    comm = {"NGD_COMM": "shm"} if harness.MODE == "OMPI" else {}
+    with Job(cannot_init, 2, env=comm, start=[]) as job:
+        for rank in range(2):
+            job.env |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+            job.env |= {"LOCAL_WORLD_SIZE": "1"}
+            job.processes[rank] = job._popen(job.command, {})
+        for outcome in job.wait(30):
+            assert outcome.value["error"] == "InitError", outcome
+            assert "OMPI" in outcome.value["message"]
+            assert "hosts" in outcome.value["message"]
+
+
+def test_nonsense_in_the_environment_is_named() -> None:
+    for name, value in (("NGD_TIMEOUT", "soon"), ("NGD_COMM", "pigeon"), ("NGD_ALLREDUCE", "star")):
+        with Job(cannot_init, 2, env={name: value}) as job:
+            for outcome in job.wait(30):
+                assert name in outcome.value["message"], outcome
+                assert value in outcome.value["message"], outcome

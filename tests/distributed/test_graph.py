@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives in the graph: results, gradients, order, shards of different size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import caught, run_over, say
+
+import ngd
+from ngd import ops
+
+over = pytest.mark.parametrize("communicator", harness.communicators())
+RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+DEVICES = ("CPU", "INTERPRETER")
+
+
+def contributions(size: int, shape: tuple[int, ...], dtype: Any) -> list[Any]:
+    return [
+        (np.random.default_rng(r).standard_normal(shape) * 5).astype(dtype) for r in range(size)
+    ]
+
+
+def results() -> None:
+    world = ngd.init()
+    numpys: dict[str, Callable[[Any], Any]] = {
+        "sum": lambda a: a.sum(0, dtype=a.dtype),
+        "mean": lambda a: a.mean(0),
+        "min": lambda a: a.min(0),
+        "max": lambda a: a.max(0),
+        "prod": lambda a: a.prod(0, dtype=a.dtype),
+    }
+    for device in DEVICES:
+        for dtype in (np.float64, np.float32, np.int64):
+            for shape in [(), (0,), (3, 4), (30, 1000)]:
+                given = contributions(world.size, shape, dtype)
+                x = ngd.placeholder("x", shape, dtype)
+                names = [n for n in numpys if n != "mean" or dtype is not np.int64]
+                outputs: list[Any] = [ops.all_reduce(x, op=name) for name in names]
+                outputs.append(ops.broadcast(x, root=world.size - 1))
+                step = ngd.compile([x], outputs, device=device)
+                for _ in range(2):
+                    *reduced, last = step(given[world.rank])
+                    for name, got in zip(names, reduced, strict=True):
+                        want = numpys[name](np.stack(given))
+                        assert got.dtype == dtype
+                        assert np.allclose(got, want, rtol=1e-6 if dtype is np.float32 else 1e-13)
+                    assert last.tobytes() == given[-1].tobytes()
+
+
+@over
+@RANKS
+def test_results(communicator: str, ranks: int) -> None:
+    run_over(communicator, results, ranks)
+
+
+def gradients() -> None:
+    """The gradient is that of the sum of all ranks' losses with respect to each rank's own w."""
+    world = ngd.init()
+    shapes: dict[str, Callable[[Any, Any], Any]] = {
+        "sum": lambda y, s: ops.all_reduce(y, op="sum"),
+        "mean": lambda y, s: ops.all_reduce(y, op="mean"),
+        "ring": lambda y, s: ops.all_reduce(y, op="sum", algorithm="ring"),
+        "weighted": lambda y, s: ops.all_reduce(y, op="mean", weight=s),
+        "broadcast": lambda y, s: ops.broadcast(y, root=world.size - 1),
+        "twice": lambda y, s: ops.all_reduce(ops.tanh(ops.all_reduce(y, op="mean")) * s, op="sum"),
+    }
+    random = np.random.default_rng(world.rank)
+    at, other = random.standard_normal(3), random.standard_normal(3)
+    scale = np.array(world.rank + 0.5)
+    for device in DEVICES:
+        for name, collective in shapes.items():
+            w, c = (ngd.placeholder(n, (3,), np.float64) for n in "wc")
+            s = ngd.placeholder("s", (), np.float64)
+            loss = ops.sum(ops.tanh(collective(ops.exp(w * 0.5) * c, s)) * c)
+            step = ngd.compile([w, c, s], [loss, *ngd.grad(loss, [w])], device=device)
+            _, gradient = step(at, other, scale)
+            for rank in range(world.size):
+                for i in range(3):
+                    totals = []
+                    for change in (1e-5, -1e-5):
+                        moved = at.copy()
+                        moved[i] += change if world.rank == rank else 0
+                        local, _ = step(moved, other, scale)
+                        totals.append(float(ngd.all_reduce(local, op="sum")))
+                    slope = (totals[0] - totals[1]) / 2e-5
+                    if world.rank == rank:
+                        assert np.isclose(gradient[i], slope, rtol=1e-6, atol=1e-8), (name, device)
+
+
+@over
+@RANKS
+def test_gradients_are_finite_differences(communicator: str, ranks: int) -> None:
+    run_over(communicator, gradients, ranks)
+
+
+def uneven() -> None:
+    """Shards of different size, one of them empty, take the step of one process."""
+    world = ngd.init()
+    random = np.random.default_rng(1)
+    rows, labels = random.standard_normal((11, 4)), random.integers(0, 3, 11)
+    start = random.standard_normal((4, 3))
+
+    def compiled(count: int, w: Any, parallel: bool, device: str) -> Any:
+        x = ngd.placeholder("x", (count, 4), np.float64)
+        y = ngd.placeholder("y", (count,), np.int64)
+        weight = ngd.placeholder("weight", (), np.float64)
+        loss = ops.mean(ops.softmax_cross_entropy(x @ w, y))
+        (gradient,) = ngd.grad(loss, [w])
+        if parallel:
+            gradient = ops.all_reduce(gradient, op="mean", weight=weight)
+            loss = ops.all_reduce(loss, op="mean", weight=weight)
+        return ngd.compile([x, y, weight], [loss], {w: w - 0.3 * gradient}, device=device)
+
+    shares = max(1, world.size - 1)  # the last of several ranks has nothing
+    mine = [np.array_split(a, shares) for a in (rows, labels)]
+    for device in DEVICES:
+        alone, shared = (ngd.variable("w", start.copy()) for _ in range(2))
+        whole = compiled(11, alone, False, device)
+        if world.rank < shares:
+            x, y = (part[world.rank] for part in mine)
+            weight = np.array(float(len(y)))
+        else:
+            x, y, weight = np.full((2, 4), np.nan), np.zeros(2, np.int64), np.array(0.0)
+        step = compiled(len(y), shared, True, device)
+        for _ in range(5):
+            (want,) = whole(rows, labels, np.array(11.0))
+            (got,) = step(x, y, weight)
+            assert np.isclose(got, want, rtol=1e-12)
+            assert np.allclose(shared.numpy(), alone.numpy(), rtol=1e-12, atol=1e-14)
+        same = ngd.broadcast(shared.numpy())
+        assert same.tobytes() == shared.numpy().tobytes()
+        before = shared.numpy()
+        step(x, y, np.array(0.0))  # nobody weighs anything
+        assert np.array_equal(shared.numpy(), before)
+
+
+@over
+@RANKS
+def test_uneven_shards_take_the_step_of_one_process(communicator: str, ranks: int) -> None:
+    run_over(communicator, uneven, ranks)
+
+
+def creation_order() -> None:
+    """Ranks that make the same all-reduces in another order agree all the same."""
+    world = ngd.init()
+    for device in DEVICES:
+        inputs = [ngd.placeholder(f"x{i}", (10 + i,), np.float32) for i in range(6)]
+        made: dict[int, Any] = {}
+        for i in np.random.default_rng(world.rank).permutation(6):
+            made[int(i)] = ops.all_reduce(ops.sqrt(inputs[i]) * (i + 1.0), op="sum")
+        deeper = ops.all_reduce(ops.sum(made[0]) + ops.sum(made[5]), op="max")
+        step = ngd.compile(inputs, [made[i] for i in range(6)] + [deeper], device=device)
+        for _ in range(3):
+            *got, top = step(*[np.full(10 + i, 4.0, np.float32) for i in range(6)])
+            for i, result in enumerate(got):
+                assert (result == 2 * (i + 1) * world.size).all()
+            assert top == (20 + 15 * 12) * world.size
+
+
+@over
+@RANKS
+def test_order_of_creation_does_not_matter(communicator: str, ranks: int) -> None:
+    run_over(communicator, creation_order, ranks)
+
+
+def mismatched(what: str, device: str) -> dict[str, str]:
+    """The last rank compiles another sequence of collectives."""
+    world = ngd.init()
+    odd = world.rank == world.size - 1
+    v = ngd.variable("v", np.ones(4))
+    x = ngd.placeholder("x", (4,), np.float64)
+    if what == "op":
+        y = ops.all_reduce(x * v, op="mean" if odd else "sum")
+    elif what == "extra":
+        y = ops.all_reduce(x * v, op="sum")
+        if odd:
+            y = y + ops.all_reduce(ops.exp(y), op="max")
+    else:
+        y = ops.broadcast(x * v) if odd else ops.all_reduce(x * v, op="sum")
+    step = ngd.compile([x], [y], {v: v + y}, device=device)
+    error = caught(lambda: step(np.ones(4)))
+    assert v.numpy().tolist() == [1, 1, 1, 1]
+    return error
+
+
+@over
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("what", ["op", "extra", "kind"])
+def test_mismatched_programs_raise_before_the_first_step(
+    communicator: str, ranks: int, what: str
+) -> None:
+    how = {"arguments": {"what": what, "device": "CPU"}}
+    for outcome in run_faulty(communicator, mismatched, ranks, **how):
+        assert outcome.value["error"] == "CollectiveMismatchError", outcome
+        assert f"rank {ranks - 1}" in outcome.value["message"]
+        assert f"rank {outcome.rank}" in outcome.value["message"]
+        lines = [word for word in outcome.value["message"].split() if "test_graph.py:" in word]
+        if what != "extra":  # there one side has no such line
+            assert len(set(lines)) >= 2, outcome
+
+
+@harness.needs_ranks
+def test_mismatch_on_the_interpreter() -> None:
+    how = {"arguments": {"what": "op", "device": "INTERPRETER"}}
+    for outcome in run_faulty("shm", mismatched, 2, **how):
+        assert outcome.value["error"] == "CollectiveMismatchError", outcome
+
+
+def run_faulty(communicator: str, program: Any, ranks: int, **how: Any) -> list[harness.Outcome]:
+    """A job whose ranks report a failure; under mpirun the launcher's code is then non-zero."""
+    launcher = "mpirun" if communicator == "mpi" else "plain"
+    env = {"NGD_COMM": communicator, **how.pop("env", {})}
+    with harness.Job(program, ranks, env=env, launcher=launcher, **how) as job:
+        return job.wait(60)
+
+
+def steps(device: str) -> dict[str, Any]:
+    """Fifty steps in which every rank's data differ and the weights stay equal."""
+    world = ngd.init()
+    random = np.random.default_rng(world.rank)
+    w = ngd.variable("w", np.linspace(-1, 1, 40).reshape(20, 2).astype(np.float32))
+    x = ngd.placeholder("x", (6 + world.rank, 20), np.float32)
+    loss = ops.mean(ops.square(ops.tanh(x @ w)))
+    (gradient,) = ngd.grad(loss, [w])
+    update = w - 0.1 * ops.all_reduce(gradient, op="mean")
+    step = ngd.compile([x], [loss], {w: update}, device=device)
+    for _ in range(50):
+        step(random.standard_normal(x.shape).astype(np.float32))
+    say("done")
+    return {"weights": w.numpy().tobytes().hex()}
+
+
+@over
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_stay_equal(communicator: str, ranks: int, device: str) -> None:
+    outcomes = run_over(communicator, steps, ranks, arguments={"device": device})
+    assert len({o.value["weights"] for o in outcomes}) == 1

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launchers: every way in which ranks are started, and how their jobs end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import Job, Outcome, run, say
+
+import ngd
+
+pytestmark = harness.needs_ranks
+
+needs_mpirun = pytest.mark.skipif(not harness.HAS_OPEN_MPI, reason="needs Open MPI's mpirun")
+LAUNCHERS = ["plain", "ngd run", pytest.param("mpirun", marks=needs_mpirun)]
+
+
+def mpich() -> str | None:
+    """MPICH's mpirun, by whichever name it has."""
+    for name in ("mpiexec.hydra", "mpirun.mpich", "mpiexec.mpich"):
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    return None
+
+
+def place() -> list[int]:
+    world = ngd.init()
+    ranks = ngd.all_reduce(np.eye(world.size, dtype=np.int64)[world.rank], op="sum")
+    assert ranks.tolist() == [1] * world.size
+    return [world.rank, world.size, world.local_rank, world.local_size]
+
+
+def check_places(outcomes: list[Outcome], ranks: int) -> None:
+    assert [o.value for o in outcomes] == [[r, ranks, r, ranks] for r in range(ranks)]
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_launcher(launcher: str, ranks: int) -> None:
+    check_places(run(place, ranks, launcher=launcher), ranks)
+
+
+@pytest.mark.skipif(mpich() is None, reason="needs MPICH's mpirun (mpiexec.hydra)")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_mpich(ranks: int) -> None:
+    check_places(run(place, ranks, launcher=[str(mpich()), "-n", str(ranks)]), ranks)
+
+
+def test_alone() -> None:
+    with Job(place, 1, start=[]) as job:
+        job.processes[0] = job._popen(job.command, {})
+        check_places(job.wait(60), 1)
+
+
+def test_torchruns_environment() -> None:
+    """Ranks without a common parent: MASTER_ADDR and MASTER_PORT are what they share."""
+    with Job(place, 2, start=[]) as job:
+        for rank in range(2):
+            env = harness.plain_environment(rank, 2)
+            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+            wrapper = ["/bin/sh", "-c", '"$@"; exit $?', "sh"]
+            job.processes[rank] = job._popen([*wrapper, *job.command], env)
+        check_places(job.wait(60), 2)
+
+
+def test_slurms_environment() -> None:
+    with Job(place, 2, start=[]) as job:
+        for rank in range(2):
+            env = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "3", "SLURM_PROCID": str(rank)}
+            env |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank)}
+            env |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
+            job.processes[rank] = job._popen(job.command, env)
+        check_places(job.wait(60), 2)
+
+
+def mark(number: int) -> list[int]:
+    """Many collectives, to overlap with another job's."""
+    world = ngd.init()
+    total = sum(int(ngd.all_reduce(number, op="sum")) for _ in range(2000))
+    assert total == 2000 * world.size * number
+    return [world.size, number]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("ngd run", "ngd run"),
+        ("plain", "ngd run"),
+        pytest.param("mpirun", "mpirun", marks=needs_mpirun),
+        pytest.param("plain", "mpirun", marks=needs_mpirun),
+    ],
+)
+def test_two_jobs_at_once(first: str, second: str) -> None:
+    with (
+        Job(mark, 2, arguments={"number": 1}, launcher=first) as one,
+        Job(mark, 3, arguments={"number": 1000}, launcher=second) as other,
+    ):
+        assert [o.value for o in one.wait(60)] == [[2, 1]] * 2, one.said
+        assert [o.value for o in other.wait(60)] == [[3, 1000]] * 3, other.said
+
+
+def end_badly(how: str) -> None:
+    """Rank 1 goes; rank 0 waits for it."""
+    rank = ngd.init().rank
+    ngd.barrier()
+    say("up")
+    if rank == 1:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raise":
+            raise ValueError("broken")
+        sys.exit(3)
+    ngd.barrier()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("launcher", ["ngd run", pytest.param("mpirun", marks=needs_mpirun)])
+@pytest.mark.parametrize(("how", "code"), [("kill", 137), ("raise", 1), ("exit", 3)])
+def test_launcher_ends_a_job_that_fails(launcher: str, how: str, code: int) -> None:
+    with Job(end_badly, 2, arguments={"how": how}, launcher=launcher) as job:
+        job.wait_for(1, "up")
+        since = time.monotonic()
+        job.wait(20)
+        assert job.launcher is not None
+        assert time.monotonic() - since < 10
+        # The first rank to end decides: it may be the other one, which ends with 1.
+        assert job.launcher.returncode in (code, 1), job.said
+
+
+def sleep_on() -> None:
+    ngd.init()
+    ngd.barrier()
+    say("up")
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("launcher", ["ngd run", pytest.param("mpirun", marks=needs_mpirun)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_to_the_launcher_ends_all(launcher: str, number: int) -> None:
+    with Job(sleep_on, 3, launcher=launcher) as job:
+        for rank in range(3):
+            job.wait_for(rank, "up")
+        assert job.launcher is not None
+        job.launcher.send_signal(number)
+        job.wait(20)
+        assert job.launcher.returncode != 0
+
+
+def test_kill_of_ngd_run_ends_its_ranks() -> None:
+    with Job(sleep_on, 2, launcher="ngd run") as job:
+        job.wait_for(0, "up")
+        job.wait_for(1, "up")
+        assert job.launcher is not None
+        job.launcher.kill()
+        job.wait(5)
+
+
+@needs_mpirun
+def test_example_under_mpirun_prints_one_report() -> None:
+    """The command of the README, shortened."""
+    example = harness.EXAMPLES / "dist_mnist_mlp.py"
+    env: dict[str, Any] = {k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)}
+    env |= harness.OPEN_MPI_ENVIRONMENT
+    command = [*harness.launcher_command("mpirun", 2), sys.executable, str(example)]
+    pytest.importorskip("sklearn")
+    done = subprocess.run(
+        [*command, "--epochs", "1"], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == 1
+    assert '"ranks": 2' in lines[0]
