@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-reduce of float32 among the ranks of one host, without Python:
 //     engine_bench [ranks] [flat|ring] [bytes...]
-// Every rank rewrites its buffer before each call, so that no call finds its input in a peer's cache.
-// One JSON line a size and lane: the median over calls of the slowest rank's time.
+// Every rank rewrites its buffer before each call, so that no call finds its input in a peer's
+// cache. One JSON line a size and lane: the median over calls of the slowest rank's time.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,8 +27,8 @@ constexpr int kWarmUp = 3;
 struct Settings {
   int ranks = 2;
   std::string algorithm = "auto";
-  std::vector<std::size_t> sizes{8, 1024, 4096, 8192, 16 << 10, 64 << 10, 256 << 10,
-                                 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+  std::vector<std::size_t> sizes{8,         1024,    4096,    8192,     16 << 10, 64 << 10,
+                                 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
 
 Collective all_reduce(DType dtype, ReduceOp op, void* data, std::size_t count) {
@@ -64,10 +64,11 @@ double measure(Communicator& group, float* data, std::size_t count, Algorithm al
 }
 
 void report(const Settings& settings, const char* lane, std::size_t bytes, double seconds) {
-  std::printf("{\"ranks\": %d, \"algorithm\": \"%s\", \"lane\": \"%s\", \"bytes\": %zu, "
-              "\"us\": %.3f, \"algbw_gbs\": %.3f}\n",
-              settings.ranks, settings.algorithm.c_str(), lane, bytes, seconds * 1e6,
-              static_cast<double>(bytes) / seconds * 1e-9);
+  std::printf(
+      "{\"ranks\": %d, \"algorithm\": \"%s\", \"lane\": \"%s\", \"bytes\": %zu, "
+      "\"us\": %.3f, \"algbw_gbs\": %.3f}\n",
+      settings.ranks, settings.algorithm.c_str(), lane, bytes, seconds * 1e6,
+      static_cast<double>(bytes) / seconds * 1e-9);
   std::fflush(stdout);
 }
 

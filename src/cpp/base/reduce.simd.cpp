@@ -5,12 +5,13 @@
 // to four sources in registers; more sources are split into the left subtree (the largest power of
 // two below n) and the rest, each reduced to a block of its own, and those two are combined.
 // Two-byte floats are widened to float32 block by block, and narrowed once at the end.
+#include "base/reduce.hpp"
+
 #include <bit>
 #include <cstring>
 #include <type_traits>
 
 #include "base/dtype.hpp"
-#include "base/reduce.hpp"
 
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -206,26 +207,40 @@ void run_halves(const Range& range, bool bf16) {
 template <class Op>
 void run_arithmetic(DType dtype, const Range& range) {
   switch (size_of(dtype)) {
-    case 1: return run<Op, std::uint8_t>(range);
-    case 2: return run<Op, std::uint16_t>(range);
-    case 4: return dtype == DType::F32 ? run<Op, float>(range) : run<Op, std::uint32_t>(range);
-    default: return dtype == DType::F64 ? run<Op, double>(range) : run<Op, std::uint64_t>(range);
+    case 1:
+      return run<Op, std::uint8_t>(range);
+    case 2:
+      return run<Op, std::uint16_t>(range);
+    case 4:
+      return dtype == DType::F32 ? run<Op, float>(range) : run<Op, std::uint32_t>(range);
+    default:
+      return dtype == DType::F64 ? run<Op, double>(range) : run<Op, std::uint64_t>(range);
   }
 }
 
 template <class Op>
 void run_ordered(DType dtype, const Range& range) {
   switch (dtype) {
-    case DType::I8: return run<Op, std::int8_t>(range);
-    case DType::I16: return run<Op, std::int16_t>(range);
-    case DType::I32: return run<Op, std::int32_t>(range);
-    case DType::I64: return run<Op, std::int64_t>(range);
-    case DType::U16: return run<Op, std::uint16_t>(range);
-    case DType::U32: return run<Op, std::uint32_t>(range);
-    case DType::U64: return run<Op, std::uint64_t>(range);
-    case DType::F32: return run<Op, float>(range);
-    case DType::F64: return run<Op, double>(range);
-    default: return run<Op, std::uint8_t>(range);  // U8, and Bool, whose bytes are 0 and 1
+    case DType::I8:
+      return run<Op, std::int8_t>(range);
+    case DType::I16:
+      return run<Op, std::int16_t>(range);
+    case DType::I32:
+      return run<Op, std::int32_t>(range);
+    case DType::I64:
+      return run<Op, std::int64_t>(range);
+    case DType::U16:
+      return run<Op, std::uint16_t>(range);
+    case DType::U32:
+      return run<Op, std::uint32_t>(range);
+    case DType::U64:
+      return run<Op, std::uint64_t>(range);
+    case DType::F32:
+      return run<Op, float>(range);
+    case DType::F64:
+      return run<Op, double>(range);
+    default:
+      return run<Op, std::uint8_t>(range);  // U8, and Bool, whose bytes are 0 and 1
   }
 }
 
@@ -242,10 +257,14 @@ void reduce_to_many(Combine combine, DType dtype, const void* const* sources, in
   const Range range{sources, n, destinations, m, count, divisor};
   if (dtype == DType::Bool && combine == Combine::Prod) combine = Combine::Min;
   switch (combine) {
-    case Combine::Sum: return run_any<Add>(dtype, range, run_arithmetic<Add>);
-    case Combine::Prod: return run_any<Multiply>(dtype, range, run_arithmetic<Multiply>);
-    case Combine::Min: return run_any<Least>(dtype, range, run_ordered<Least>);
-    case Combine::Max: return run_any<Greatest>(dtype, range, run_ordered<Greatest>);
+    case Combine::Sum:
+      return run_any<Add>(dtype, range, run_arithmetic<Add>);
+    case Combine::Prod:
+      return run_any<Multiply>(dtype, range, run_arithmetic<Multiply>);
+    case Combine::Min:
+      return run_any<Least>(dtype, range, run_ordered<Least>);
+    case Combine::Max:
+      return run_any<Greatest>(dtype, range, run_ordered<Greatest>);
   }
 }
 

@@ -66,7 +66,8 @@ std::string describe(const Collective& collective) {
   if (reduces(collective.kind)) text += concat("(", name_of(collective.op), ")");
   if (collective.kind != Kind::Barrier)
     text += concat(" of ", collective.count, " ", name_of(collective.dtype));
-  if (collective.site != nullptr && *collective.site != '\0') text += concat(" at ", collective.site);
+  if (collective.site != nullptr && *collective.site != '\0')
+    text += concat(" at ", collective.site);
   return text;
 }
 

@@ -36,10 +36,10 @@ std::uint64_t hash_of(const std::string& text, std::uint64_t seed) {
 
 Address address_of(const std::string& job_key) {
   char name[64];
-  const int length = std::snprintf(
-      name, sizeof name, "ngd-%u-%016llx%016llx", static_cast<unsigned>(::geteuid()),
-      static_cast<unsigned long long>(hash_of(job_key, 0xcbf29ce484222325ull)),
-      static_cast<unsigned long long>(hash_of(job_key, 0x9ae16a3b2f90404full)));
+  const int length =
+      std::snprintf(name, sizeof name, "ngd-%u-%016llx%016llx", static_cast<unsigned>(::geteuid()),
+                    static_cast<unsigned long long>(hash_of(job_key, 0xcbf29ce484222325ull)),
+                    static_cast<unsigned long long>(hash_of(job_key, 0x9ae16a3b2f90404full)));
   Address result;
   result.address.sun_family = AF_UNIX;
   std::memcpy(result.address.sun_path + 1, name, static_cast<std::size_t>(length));
@@ -96,8 +96,8 @@ class Rendezvous {
   }
 
  protected:
-  virtual void exchange() = 0;                       // fills parcels_
-  virtual void confirm() = 0;                        // returns when all ranks have mapped all
+  virtual void exchange() = 0;  // fills parcels_
+  virtual void confirm() = 0;   // returns when all ranks have mapped all
   virtual void tell(const Message& failure) noexcept = 0;
 
   Parcel& parcel(int rank) { return parcels_[static_cast<std::size_t>(rank)]; }
@@ -109,15 +109,13 @@ class Rendezvous {
     return ranks;
   }
   [[noreturn]] void late(const std::string& who) const {
-    fail(ErrorKind::CollectiveTimeout, who, " did not come to ngd.init() within ",
-         clock_.seconds(), " s");
+    fail(ErrorKind::CollectiveTimeout, who, " did not come to ngd.init() within ", clock_.seconds(),
+         " s");
   }
   [[noreturn]] static void lost(int rank) {
     fail(ErrorKind::RankLost, "rank ", rank, " was lost in ngd.init()");
   }
-  [[noreturn]] static void relay(const Message& failure) {
-    fail(failure.error_kind, failure.text);
-  }
+  [[noreturn]] static void relay(const Message& failure) { fail(failure.error_kind, failure.text); }
 
   Address address_;
   int rank_;
@@ -163,7 +161,8 @@ class Host final : public Rendezvous {
     const auto* address = reinterpret_cast<const sockaddr*>(&address_.address);
     if (::bind(listener_.get(), address, address_.length) != 0) {
       if (errno == EADDRINUSE)
-        fail(ErrorKind::Init, "ngd.init(): another running job of this user has the same job key, "
+        fail(ErrorKind::Init,
+             "ngd.init(): another running job of this user has the same job key, "
              "or this job has two ranks 0: give each job a key of its own");
       fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
     }
@@ -181,8 +180,9 @@ class Host final : public Rendezvous {
   void confirm() override {
     ready_ = 1;
     while (ready_ < size_) {
-      if (clock_.expired()) fail(ErrorKind::CollectiveTimeout, "ngd.init() did not end within ",
-                                 clock_.seconds(), " s");
+      if (clock_.expired())
+        fail(ErrorKind::CollectiveTimeout, "ngd.init() did not end within ", clock_.seconds(),
+             " s");
       poll_once();
     }
     const Message go = make_message(Topic::Go, rank_, size_);
@@ -224,9 +224,13 @@ class Host final : public Rendezvous {
   void hear(int rank) {
     Parcel got;
     switch (channel(rank).receive(got)) {
-      case Channel::Got::Nothing: return;
-      case Channel::Got::End: channel(rank).close(); lost(rank);
-      case Channel::Got::Parcel: break;
+      case Channel::Got::Nothing:
+        return;
+      case Channel::Got::End:
+        channel(rank).close();
+        lost(rank);
+      case Channel::Got::Parcel:
+        break;
     }
     if (got.message.topic == Topic::Failure) {
       channel(rank).close();  // it knows
@@ -347,8 +351,11 @@ class Guest final : public Rendezvous {
             relay(got.message);
           }
           return got;
-        case Channel::Got::End: host_.close(); lost(0);
-        case Channel::Got::Nothing: break;
+        case Channel::Got::End:
+          host_.close();
+          lost(0);
+        case Channel::Got::Nothing:
+          break;
       }
       if (clock_.expired()) late(waited_for.empty() ? "rank 0" : waited_for);
       pollfd readable{host_.fd(), POLLIN, 0};
@@ -378,9 +385,9 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
   if (rank < 0 || rank >= size)
     fail(ErrorKind::Init, "ngd.init(): rank ", rank, " is none of a job of ", size, " ranks");
   shm::Assembly assembly = shm::assemble(job_key, rank, size, timeout_seconds, interrupt);
-  return std::make_unique<shm::ShmCommunicator>(
-      std::move(assembly.memory), std::move(assembly.liveness),
-      shm::Place{rank, size, size > assembly.cores});
+  return std::make_unique<shm::ShmCommunicator>(std::move(assembly.memory),
+                                                std::move(assembly.liveness),
+                                                shm::Place{rank, size, size > assembly.cores});
 }
 
 }  // namespace ngd::comm

@@ -24,8 +24,8 @@ struct Message {
   std::int32_t pid = 0;
   ErrorKind error_kind = ErrorKind::Init;
   std::uint64_t start_time = 0;
-  cpu_set_t cores;     // where the rank may run
-  char text[2048];     // boot id; who is missing; what went wrong
+  cpu_set_t cores;  // where the rank may run
+  char text[2048];  // boot id; who is missing; what went wrong
 
   void set_text(const std::string& value) noexcept;
 };

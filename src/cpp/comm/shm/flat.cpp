@@ -7,12 +7,13 @@
 // staging areas in chunks, double buffered. A rank's chunk c goes through three acts:
 //   copy in    what the peers need of my source, into my staging;            then I raise in(c)
 //   reduce     when all have raised in(c): my part, from my source and the peers' staging, to my
-//              destination and to my staging;                                then I raise reduced(c)
+//              destination and to my staging;                                then I raise
+//              reduced(c)
 //   copy out   when all have raised reduced(c): the peers' parts, from their staging
 // in the order  in 0, in 1, reduce 0, out 0, in 2, reduce 1, out 1, in 3, ...
-// A buffer of the staging area is free for chunk c + 2 without any further flag: who copies in c + 2
-// has copied out c, so all have reduced c; and who has raised in(c + 2) has copied out c.
-// That holds across consecutive flat tasks, too: chunks are counted through (Task::lane_chunk).
+// A buffer of the staging area is free for chunk c + 2 without any further flag: who copies in c +
+// 2 has copied out c, so all have reduced c; and who has raised in(c + 2) has copied out c. That
+// holds across consecutive flat tasks, too: chunks are counted through (Task::lane_chunk).
 #include <algorithm>
 #include <cstring>
 

@@ -13,9 +13,12 @@ namespace {
 
 std::uint64_t value_of(const Group& group, std::uint64_t sequence, Need::Flag flag, int rank) {
   switch (flag) {
-    case Need::Flag::Published: return group.segment(rank).slot(sequence).published.load();
-    case Need::Flag::Step: return group.segment(rank).slot(sequence).step.load();
-    case Need::Flag::Finished: break;
+    case Need::Flag::Published:
+      return group.segment(rank).slot(sequence).published.load();
+    case Need::Flag::Step:
+      return group.segment(rank).slot(sequence).step.load();
+    case Need::Flag::Finished:
+      break;
   }
   return group.record(rank).finished.load();
 }
@@ -113,10 +116,14 @@ Range part_of(std::size_t count, int part, int parts, std::size_t element_bytes)
 
 Combine combine_of(ReduceOp op) noexcept {
   switch (op) {
-    case ReduceOp::Min: return Combine::Min;
-    case ReduceOp::Max: return Combine::Max;
-    case ReduceOp::Prod: return Combine::Prod;
-    default: return Combine::Sum;
+    case ReduceOp::Min:
+      return Combine::Min;
+    case ReduceOp::Max:
+      return Combine::Max;
+    case ReduceOp::Prod:
+      return Combine::Prod;
+    default:
+      return Combine::Sum;
   }
 }
 

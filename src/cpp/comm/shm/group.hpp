@@ -39,13 +39,13 @@ struct Task {
   std::byte* destination = nullptr;
 
   Path path = Path::Undecided;
-  bool staged = false;        // data pass through the staging area: I have the lane, or wait for it
-  bool arrived = false;       // all ranks have published, and agree
+  bool staged = false;   // data pass through the staging area: I have the lane, or wait for it
+  bool arrived = false;  // all ranks have published, and agree
   bool has_lane = false;
   bool complete = false;
   Need need;
-  int phase = 0;              // of the algorithm
-  int round = 0;              // within the phase
+  int phase = 0;  // of the algorithm
+  int round = 0;  // within the phase
   std::uint64_t chunk = 0;
   std::uint64_t lane_chunk = 0;  // chunks that all earlier flat tasks have passed through the lane
 

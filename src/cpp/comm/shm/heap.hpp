@@ -24,8 +24,8 @@ class Heap {
  private:
   Memory& memory_;
   std::size_t end_;
-  std::size_t committed_ = kHeapOffset;  // the pages below are there
-  std::map<std::uint64_t, std::size_t> free_;           // offset -> bytes; no two adjoin
+  std::size_t committed_ = kHeapOffset;        // the pages below are there
+  std::map<std::uint64_t, std::size_t> free_;  // offset -> bytes; no two adjoin
   std::unordered_map<std::uint64_t, std::size_t> used_;
 };
 

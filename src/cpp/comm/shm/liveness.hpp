@@ -24,9 +24,9 @@ struct PeerProcess {
   std::uint64_t start_time = 0;
 };
 
-Descriptor open_own_pidfd();                             // invalid where the kernel has none
-std::uint64_t start_time_of(std::int32_t pid);           // 0 = no such process, or a zombie
+Descriptor open_own_pidfd();                    // invalid where the kernel has none
+std::uint64_t start_time_of(std::int32_t pid);  // 0 = no such process, or a zombie
 std::unique_ptr<Liveness> make_process_liveness(std::vector<PeerProcess> peers);
-std::unique_ptr<Liveness> make_thread_liveness();        // threads of a living process all live
+std::unique_ptr<Liveness> make_thread_liveness();  // threads of a living process all live
 
 }  // namespace ngd::comm::shm

@@ -19,7 +19,8 @@ constexpr std::size_t kGiB = std::size_t{1} << 30;
 constexpr std::size_t kSmallest = std::size_t{256} << 20;
 
 bool address_space_holds(std::size_t bytes) {
-  void* base = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base =
+      ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) return false;
   ::munmap(base, bytes);
   return true;
@@ -54,8 +55,8 @@ class ProcessMemory final : public Memory {
       result = ::fallocate(own_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
     } while (result != 0 && errno == EINTR);
     if (result != 0)
-      fail(ErrorKind::OutOfMemory, "no memory for ", bytes, " bytes of the shared lane: ",
-           error_text(errno));
+      fail(ErrorKind::OutOfMemory, "no memory for ", bytes,
+           " bytes of the shared lane: ", error_text(errno));
   }
 
  private:
@@ -84,13 +85,13 @@ Descriptor create_segment(int size) {
 }
 
 Mapping map_segment(const Descriptor& fd) {
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0 ||
-      static_cast<std::size_t>(status.st_size) < kHeapOffset ||
+  struct stat status{};
+  if (::fstat(fd.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) < kHeapOffset ||
       (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0)
     fail(ErrorKind::Init, "what a rank sent as its segment is none");
   const auto bytes = static_cast<std::size_t>(status.st_size);
-  void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+  void* base =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (base == MAP_FAILED)
     fail(ErrorKind::OutOfMemory, "a segment of ", bytes >> 20,
          " MiB cannot be mapped: ", error_text(errno));

@@ -68,10 +68,10 @@ struct RankRecord {
 struct Slot {
   // All that the fast path of a collective reads of a peer: one line.
   alignas(kLine) std::atomic<std::uint64_t> published;  // the flag: the sequence
-  std::uint64_t fingerprint;         // of all that must be equal on all ranks
-  std::uint64_t source_offset;       // in this segment's heap, or kPrivate
+  std::uint64_t fingerprint;                            // of all that must be equal on all ranks
+  std::uint64_t source_offset;                          // in this segment's heap, or kPrivate
   std::uint64_t destination_offset;
-  std::byte tiny[32];                // the payload, where it fits
+  std::byte tiny[32];  // the payload, where it fits
 
   // How far I am in this collective; what a step means, its algorithm says.
   alignas(kLine) std::atomic<std::uint64_t> step;
@@ -140,9 +140,9 @@ class Memory {
   virtual void commit(std::size_t offset, std::size_t bytes) = 0;
 };
 
-// A new segment's memfd, sealed against resizing. Its size: the physical memory rounded up to 1 GiB,
-// at least 4 GiB; halved, down to 256 MiB, until `size` of them fit this process's address space
-// (RLIMIT_AS). Pages come when they are committed. Throws OutOfMemory.
+// A new segment's memfd, sealed against resizing. Its size: the physical memory rounded up to 1
+// GiB, at least 4 GiB; halved, down to 256 MiB, until `size` of them fit this process's address
+// space (RLIMIT_AS). Pages come when they are committed. Throws OutOfMemory.
 Descriptor create_segment(int size);
 
 // Maps a segment that create_segment made, in this process or in a peer. Throws Init, OutOfMemory.

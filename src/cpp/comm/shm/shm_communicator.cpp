@@ -15,8 +15,8 @@ namespace ngd::comm::shm {
 
 namespace {
 
-constexpr std::uint64_t kSleepNs = 50'000'000;    // between two looks at the peers
-constexpr std::uint64_t kWatchNs = 20'000'000;    // between two system calls for signs of life
+constexpr std::uint64_t kSleepNs = 50'000'000;  // between two looks at the peers
+constexpr std::uint64_t kWatchNs = 20'000'000;  // between two system calls for signs of life
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
   hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
@@ -27,10 +27,11 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
 std::uint64_t fingerprint_of(const Task& task, const RankRecord& record,
                              std::uint64_t program_hash) noexcept {
   std::uint64_t hash = mix(record.group, record.epoch);
-  hash = mix(hash, static_cast<std::uint64_t>(task.kind) | static_cast<std::uint64_t>(task.op) << 8 |
-                       static_cast<std::uint64_t>(task.dtype) << 16 |
-                       static_cast<std::uint64_t>(task.algorithm) << 24 |
-                       static_cast<std::uint64_t>(task.root) << 32);
+  hash =
+      mix(hash, static_cast<std::uint64_t>(task.kind) | static_cast<std::uint64_t>(task.op) << 8 |
+                    static_cast<std::uint64_t>(task.dtype) << 16 |
+                    static_cast<std::uint64_t>(task.algorithm) << 24 |
+                    static_cast<std::uint64_t>(task.root) << 32);
   hash = mix(hash, task.count);
   return mix(hash, program_hash);
 }
@@ -119,9 +120,8 @@ Work ShmCommunicator::submit(const Collective& collective) {
       oldest.sequence = sequence - kSlots;
       oldest.arrived = true;
       oldest.need = group_.all(Need::Flag::Finished, oldest.sequence);
-      block(oldest, {submit_timeout_}, [&] {
-        return finished_ >= oldest.sequence && group_.met(oldest);
-      });
+      block(oldest, {submit_timeout_},
+            [&] { return finished_ >= oldest.sequence && group_.met(oldest); });
       slots_free_to_ = sequence;
     }
     Task& fresh = task(sequence);
@@ -156,8 +156,7 @@ void ShmCommunicator::publish(const Task& task, const Collective& collective) {
   const Segment& mine = group_.mine();
   Slot& slot = mine.slot(task.sequence);
   const bool sends = task.kind != Kind::Broadcast || task.root == group_.rank();
-  const std::uint64_t program_hash =
-      collective.program == nullptr ? 0 : collective.program->hash;
+  const std::uint64_t program_hash = collective.program == nullptr ? 0 : collective.program->hash;
   slot.fingerprint = fingerprint_of(task, mine.record(), program_hash);
   if (task.path == Path::Inline) {
     if (sends && task.count > 0)
@@ -218,8 +217,8 @@ void ShmCommunicator::progress() {
     if (each.complete && sequence == finished_ + 1) ++finished_;
   }
   if (finished_ == before) return;
-  // A peer reads this only when it is kSlots ahead, or changes the use of the staging lane. One that
-  // falls asleep at this very moment may miss it, and will look again in kSleepNs.
+  // A peer reads this only when it is kSlots ahead, or changes the use of the staging lane. One
+  // that falls asleep at this very moment may miss it, and will look again in kSleepNs.
   group_.record(group_.rank()).finished.store(finished_, std::memory_order_release);
   group_.ring_bells();
 }
@@ -290,12 +289,19 @@ bool ShmCommunicator::take_lane(Task& wanting) {
 
 bool ShmCommunicator::run(Task& task) {
   switch (task.path) {
-    case Path::Inline: combine_inline(group_, task); return true;
-    case Path::FlatDirect: return advance_flat_direct(group_, task);
-    case Path::FlatStaged: return advance_flat_staged(group_, task);
-    case Path::Ring: return advance_ring(group_, task);
-    case Path::Broadcast: return advance_broadcast(group_, task);
-    case Path::Undecided: break;
+    case Path::Inline:
+      combine_inline(group_, task);
+      return true;
+    case Path::FlatDirect:
+      return advance_flat_direct(group_, task);
+    case Path::FlatStaged:
+      return advance_flat_staged(group_, task);
+    case Path::Ring:
+      return advance_ring(group_, task);
+    case Path::Broadcast:
+      return advance_broadcast(group_, task);
+    case Path::Undecided:
+      break;
   }
   fail(ErrorKind::Internal, "a collective of no known path");
 }
@@ -305,8 +311,8 @@ bool ShmCommunicator::run(Task& task) {
 void ShmCommunicator::wait(Work work, double timeout_seconds) {
   check_usable();
   guarded([&] {
-    check(work.sequence >= 1 && work.sequence <= submitted_, "a work that was never submitted: ",
-          work.sequence);
+    check(work.sequence >= 1 && work.sequence <= submitted_,
+          "a work that was never submitted: ", work.sequence);
     progress();
     if (complete(work.sequence)) return;
     block(task(work.sequence), {timeout_seconds}, [&] { return complete(work.sequence); });
@@ -316,8 +322,8 @@ void ShmCommunicator::wait(Work work, double timeout_seconds) {
 bool ShmCommunicator::done(Work work) {
   check_usable();
   return guarded([&] {
-    check(work.sequence >= 1 && work.sequence <= submitted_, "a work that was never submitted: ",
-          work.sequence);
+    check(work.sequence >= 1 && work.sequence <= submitted_,
+          "a work that was never submitted: ", work.sequence);
     progress();
     if (complete(work.sequence)) return true;
     look_at_peers(blocker(task(work.sequence)));
@@ -348,8 +354,8 @@ void ShmCommunicator::block(const Task& target, Deadline deadline, Reached&& rea
       // With one thing to wait for, only the rank that I lack needs to wake me.
       const Task& waiting = blocker(target);
       const bool one = finished_ + 1 >= submitted_ && waiting.need.first < waiting.need.last;
-      sleep_unless(group_.record(group_.rank()),
-                   one ? until_rank(waiting.need.first) : kUntilAny, std::min(left, kSleepNs), [&] {
+      sleep_unless(group_.record(group_.rank()), one ? until_rank(waiting.need.first) : kUntilAny,
+                   std::min(left, kSleepNs), [&] {
                      const std::uint64_t before = group_.moves();
                      progress();
                      return reached() || before != group_.moves();
@@ -391,9 +397,8 @@ void ShmCommunicator::look_at_peers(const Task& waiting) {
     if (r == group_.rank() || peer.state.load() != State::Failed) continue;
     const auto kind = static_cast<ErrorKind>(peer.error_kind);
     const std::string text(peer.error_text, peer.error_length);
-    const bool of_the_group =
-        kind == ErrorKind::CollectiveMismatch || kind == ErrorKind::CollectiveTimeout ||
-        kind == ErrorKind::RankLost;
+    const bool of_the_group = kind == ErrorKind::CollectiveMismatch ||
+                              kind == ErrorKind::CollectiveTimeout || kind == ErrorKind::RankLost;
     if (of_the_group) fail(kind, text);
     fail(ErrorKind::RemoteRank, "rank ", r, " failed: ", text);
   }
@@ -428,8 +433,8 @@ SharedBlock ShmCommunicator::allocate(std::size_t bytes) {
 
 void ShmCommunicator::release(SharedBlock block) noexcept {
   if (block.data == nullptr) return;
-  heap_.release(static_cast<std::uint64_t>(static_cast<std::byte*>(block.data) -
-                                           group_.mine().base()));
+  heap_.release(
+      static_cast<std::uint64_t>(static_cast<std::byte*>(block.data) - group_.mine().base()));
 }
 
 }  // namespace ngd::comm::shm

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine of one host: publishes collectives, advances all that are in flight, waits, and watches.
+// The engine of one host: publishes collectives, advances all that are in flight, waits, and
+// watches.
 #pragma once
 
 #include <memory>
@@ -80,12 +81,12 @@ class ShmCommunicator final : public Communicator {
 
   std::vector<Task> tasks_{kSlots};
   std::uint64_t submitted_ = 0;
-  std::uint64_t finished_ = 0;       // all sequences up to here are complete on this rank
+  std::uint64_t finished_ = 0;            // all sequences up to here are complete on this rank
   std::uint64_t slots_free_to_ = kSlots;  // sequences up to here may be submitted
-  std::uint64_t lane_last_ = 0;      // the last task that took the staging lane
-  bool lane_flat_ = true;            // and whether it was a flat one
-  std::uint64_t lane_chunks_ = 0;    // of all flat tasks so far
-  std::uint64_t watched_ns_ = 0;     // when peers were last asked for signs of life
+  std::uint64_t lane_last_ = 0;           // the last task that took the staging lane
+  bool lane_flat_ = true;                 // and whether it was a flat one
+  std::uint64_t lane_chunks_ = 0;         // of all flat tasks so far
+  std::uint64_t watched_ns_ = 0;          // when peers were last asked for signs of life
 
   bool closed_ = false;
   std::string closed_why_;

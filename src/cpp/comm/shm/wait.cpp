@@ -14,9 +14,7 @@ void wake(RankRecord& sleeper) noexcept {
   ::syscall(SYS_futex, &sleeper.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
-Patience patience(bool crowded) noexcept {
-  return crowded ? Patience{0, 20} : Patience{4000, 200};
-}
+Patience patience(bool crowded) noexcept { return crowded ? Patience{0, 20} : Patience{4000, 200}; }
 
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept {
   const timespec limit{static_cast<time_t>(limit_ns / 1'000'000'000u),

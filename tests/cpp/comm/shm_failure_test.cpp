@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong between ranks, among threads: every rank gets the right error, and soon.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "ranks.hpp"
+
+namespace ngd::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void expect_all(const std::vector<Outcome>& outcomes, ErrorKind kind,
+                const std::vector<std::string>& parts) {
+  for (std::size_t r = 0; r < outcomes.size(); ++r) {
+    ASSERT_EQ(outcomes[r].kind, kind) << "rank " << r << ": " << outcomes[r].message;
+    for (const std::string& part : parts)
+      EXPECT_NE(outcomes[r].message.find(part), std::string::npos)
+          << "rank " << r << ": expected \"" << part << "\" in: " << outcomes[r].message;
+  }
+}
+
+// Two collectives that differ in one field, and what a message must say of each.
+struct Difference {
+  const char* name;
+  std::function<void(Collective&)> change;
+  const char* normal;
+  const char* changed;
+};
+
+void PrintTo(const Difference& difference, std::ostream* out) { *out << difference.name; }
+
+const Difference kDifferences[] = {
+    {"kind", [](Collective& c) { c.kind = Kind::Broadcast; }, "all_reduce(sum) of 512 float32",
+     "broadcast of 512 float32"},
+    {"op", [](Collective& c) { c.op = ReduceOp::Mean; }, "all_reduce(sum)", "all_reduce(mean)"},
+    {"dtype", [](Collective& c) { c.dtype = DType::I32; }, "512 float32", "512 int32"},
+    {"count", [](Collective& c) { c.count = 511; }, "512 float32", "511 float32"},
+    {"algorithm", [](Collective& c) { c.algorithm = Algorithm::Ring; }, "flat", "ring"},
+    {"barrier", [](Collective& c) { c.kind = Kind::Barrier; }, "all_reduce(sum)", "barrier"},
+};
+
+class MismatchTest : public testing::TestWithParam<Difference> {};
+
+TEST_P(MismatchTest, IsRaisedByAllRanksWithBothSites) {
+  for (const int size : {2, 3, 4})
+    for (int odd = 0; odd < size; ++odd) {
+      const auto outcomes = run_ranks(size, [&](Communicator& group) {
+        std::vector<float> data(512);
+        Collective collective =
+            all_reduce(ReduceOp::Sum, DType::F32, data.data(), data.data(), 512, "a.py:3");
+        collective.algorithm = Algorithm::Flat;
+        if (group.rank() == odd) {
+          GetParam().change(collective);
+          collective.site = "b.py:9";
+        }
+        group.wait(group.submit(collective), kSeconds);
+      });
+      expect_all(outcomes, ErrorKind::CollectiveMismatch,
+                 {"rank " + std::to_string(odd), "a.py:3", "b.py:9", GetParam().normal,
+                  GetParam().changed});
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Fields, MismatchTest, testing::ValuesIn(kDifferences),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Mismatch, OfRoots) {
+  const auto outcomes = run_ranks(2, [](Communicator& group) {
+    double value = 0;
+    group.wait(group.submit(broadcast(DType::F64, &value, &value, 1, group.rank())), kSeconds);
+  });
+  expect_all(outcomes, ErrorKind::CollectiveMismatch, {"root 0", "root 1"});
+}
+
+TEST(Mismatch, OfProgramsShowsTheFirstLineThatDiffers) {
+  const auto outcomes = run_ranks(3, [](Communicator& group) {
+    const bool odd = group.rank() == 2;
+    const ProgramIdentity program{odd ? 7u : 8u,
+                                  odd ? "all_reduce(mean) of 5 float32 at x.py:1\n"
+                                        "all_reduce(mean) of 6 float32 at x.py:2\n"
+                                      : "all_reduce(mean) of 5 float32 at y.py:1\n"
+                                        "all_reduce(mean) of 7 float32 at y.py:2\n"};
+    float data[5] = {};
+    Collective collective = all_reduce(ReduceOp::Mean, DType::F32, data, data, 5);
+    collective.program = &program;
+    group.wait(group.submit(collective), kSeconds);
+  });
+  expect_all(outcomes, ErrorKind::CollectiveMismatch,
+             {"line 2", "6 float32 at x.py:2", "7 float32 at y.py:2"});
+}
+
+TEST(Mismatch, DoesNotHideBehindARankThatIsMissing) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks(3, [](Communicator& group) {
+    if (group.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::int32_t data = 0;
+    const DType dtype = group.rank() == 0 ? DType::I32 : DType::F32;
+    group.wait(group.submit(all_reduce(ReduceOp::Sum, dtype, &data, &data, 1)), kSeconds);
+  });
+  EXPECT_LT(seconds_since(start), 2);
+  for (const int rank : {0, 2})
+    EXPECT_EQ(outcomes[static_cast<std::size_t>(rank)].kind, ErrorKind::CollectiveMismatch);
+}
+
+TEST(Mismatch, IsOverAndTheGroupStaysClosedWithTheFirstMessage) {
+  auto ranks = shm::make_thread_ranks(2);
+  const auto first = run_ranks(ranks, [](Communicator& group) {
+    std::int32_t data[2] = {};
+    group.wait(group.submit(all_reduce(ReduceOp::Sum, DType::I32, data, data,
+                                       static_cast<std::uint64_t>(1 + group.rank()))),
+               kSeconds);
+  });
+  const auto second = run_ranks(
+      ranks, [](Communicator& group) { group.wait(group.submit(barrier()), kSeconds); });
+  for (std::size_t r = 0; r < 2; ++r) {
+    EXPECT_EQ(second[r].kind, ErrorKind::GroupClosed);
+    EXPECT_NE(second[r].message.find(first[r].message), std::string::npos) << second[r].message;
+  }
+}
+
+TEST(Timeout, NamesWhoIsMissingAndWhat) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks(3, [](Communicator& group) {
+    float data[512] = {};
+    if (group.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    group.wait(group.submit(all_reduce(ReduceOp::Mean, DType::F32, data, data, 512, "train.py:42")),
+               0.4);
+  });
+  EXPECT_GE(seconds_since(start), 0.39);
+  for (const std::size_t r : {0, 2}) {
+    EXPECT_EQ(outcomes[r].kind, ErrorKind::CollectiveTimeout);
+    EXPECT_EQ(outcomes[r].message,
+              "rank 1 did not come to all_reduce(mean) of 512 float32 at train.py:42 within 0.4 s");
+  }
+}
+
+TEST(Timeout, ZeroMeansNever) {
+  const auto outcomes = run_ranks(2, [](Communicator& group) {
+    if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    group.wait(group.submit(barrier()), 0);
+  });
+  for (const Outcome& each : outcomes) EXPECT_FALSE(each.kind) << each.message;
+}
+
+TEST(Failure, AbortCarriesTheTracebackToAll) {
+  const auto start = Clock::now();
+  const std::string traceback = "Traceback (most recent call last):\nValueError: no such digit";
+  const auto outcomes = run_ranks(4, [&](Communicator& group) {
+    if (group.rank() == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      group.abort(traceback);
+      group.submit(barrier());
+    }
+    group.wait(group.submit(barrier()), kSeconds);
+  });
+  EXPECT_LT(seconds_since(start), 1);
+  for (const std::size_t r : {0, 1, 3}) {
+    EXPECT_EQ(outcomes[r].kind, ErrorKind::RemoteRank);
+    EXPECT_NE(outcomes[r].message.find("rank 2"), std::string::npos);
+    EXPECT_NE(outcomes[r].message.find(traceback), std::string::npos) << outcomes[r].message;
+  }
+  EXPECT_EQ(outcomes[2].kind, ErrorKind::GroupClosed);
+}
+
+TEST(Failure, ALongTracebackKeepsItsEnd) {
+  const std::string traceback = std::string(100'000, 'x') + "ValueError: the last line";
+  const auto outcomes = run_ranks(2, [&](Communicator& group) {
+    if (group.rank() == 1) return group.abort(traceback);
+    group.wait(group.submit(barrier()), kSeconds);
+  });
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::RemoteRank);
+  EXPECT_NE(outcomes[0].message.find("ValueError: the last line"), std::string::npos);
+  EXPECT_GT(outcomes[0].message.size(), 8u << 10);
+}
+
+TEST(Failure, WhoLeavesIsMissed) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks(3, [](Communicator& group) {
+    group.wait(group.submit(barrier()), kSeconds);
+    if (group.rank() == 1) {
+      group.close();
+      group.close();
+      return;
+    }
+    group.wait(group.submit(barrier("late.py:8")), kSeconds);
+  });
+  EXPECT_LT(seconds_since(start), 1);
+  for (const std::size_t r : {0, 2}) {
+    EXPECT_EQ(outcomes[r].kind, ErrorKind::RankLost);
+    EXPECT_NE(outcomes[r].message.find("rank 1 has left the job"), std::string::npos);
+    EXPECT_NE(outcomes[r].message.find("late.py:8"), std::string::npos) << outcomes[r].message;
+  }
+}
+
+TEST(Failure, WhoLeavesAfterHisShareIsNotMissed) {
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    const auto outcomes = run_ranks(3, [](Communicator& group) {
+      std::vector<float> data(100'000, 1);
+      group.wait(group.submit(all_reduce(ReduceOp::Sum, DType::F32, data.data(), data.data(),
+                                         data.size())),
+                 kSeconds);
+      group.close();
+    });
+    for (const Outcome& each : outcomes) ASSERT_FALSE(each.kind) << each.message;
+  }
+}
+
+TEST(Failure, AnInterruptEndsTheWaitOfAll) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks(3, [](Communicator& group) {
+    if (group.rank() == 2) return std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    const auto begin = Clock::now();
+    if (group.rank() == 0) group.set_interrupt([=] { return seconds_since(begin) > 0.2; });
+    group.wait(group.submit(barrier("loop.py:5")), kSeconds);
+  });
+  EXPECT_LT(seconds_since(start), 2);
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::Interrupted);
+  EXPECT_EQ(outcomes[1].kind, ErrorKind::RemoteRank);
+  EXPECT_NE(outcomes[1].message.find("rank 0"), std::string::npos) << outcomes[1].message;
+}
+
+TEST(Failure, DoneRaisesToo) {
+  const auto outcomes = run_ranks(2, [](Communicator& group) {
+    if (group.rank() == 1) return group.abort("boom");
+    const Work work = group.submit(barrier());
+    const auto begin = Clock::now();
+    while (!group.done(work) && seconds_since(begin) < 5) std::this_thread::yield();
+  });
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::RemoteRank) << outcomes[0].message;
+}
+
+TEST(Failure, WhatIsRefusedBeforeItIsPublishedLeavesTheGroupOpen) {
+  const auto outcomes = run_ranks(2, [](Communicator& group) {
+    std::int32_t data = 1;
+    const auto refused = outcome_of([&] {
+      group.submit(all_reduce(ReduceOp::Mean, DType::I32, &data, &data, 1));
+    });
+    if (refused.kind != ErrorKind::InvalidArgument) throw std::runtime_error("was not refused");
+    Collective gather = barrier();
+    gather.kind = Kind::Gather;
+    if (outcome_of([&] { group.submit(gather); }).kind != ErrorKind::Unsupported)
+      throw std::runtime_error("was not refused");
+    group.wait(group.submit(barrier()), kSeconds);
+  });
+  for (const Outcome& each : outcomes) EXPECT_FALSE(each.kind) << each.message;
+}
+
+TEST(Failure, ALongCallSiteIsCutFromTheLeft) {
+  const std::string site = "/home/" + std::string(200, 'd') + "/train.py:42";
+  const auto outcomes = run_ranks(2, [&](Communicator& group) {
+    if (group.rank() == 1) return;
+    group.wait(group.submit(barrier(site.c_str())), 0.05);
+  });
+  EXPECT_NE(outcomes[0].message.find("d/train.py:42 within"), std::string::npos)
+      << outcomes[0].message;
+  EXPECT_EQ(outcomes[0].message.find("/home"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ngd::comm
