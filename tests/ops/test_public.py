@@ -177,6 +177,19 @@ class TestLiterals:
         assert value(ops.matmul(ones, ones)) == 4096
         assert value(ops.sum(np.ones(1000, bfloat16))) == 1000  # 256 + 1 is 256 in bfloat16
 
+    @pytest.mark.parametrize("dtype", [float16, bfloat16], ids=str)
+    def test_two_byte_floats_round_once_an_op(self, dtype: np.dtype[Any]) -> None:
+        x = np.linspace(0.01, 4, 999).astype(dtype)
+        wide = x.astype(float32)
+        exactly = {
+            ops.rsqrt: 1 / np.sqrt(wide),
+            ops.sigmoid: 1 / (1 + np.exp(-wide)),
+            ops.softmax: np.exp(wide) / np.exp(wide).sum(),
+        }
+        for op, expected in exactly.items():
+            differ = value(op(x)) != expected.astype(dtype)
+            assert np.count_nonzero(differ) <= 5, op  # float32's own rounding, near a tie
+
     def test_ties_share_the_gradient(self) -> None:
         x, y = placeholders([Type(float64, (3,))] * 2)
         same = np.array([1.0, 2, 2])
@@ -244,6 +257,20 @@ class TestRandom:
         wide = value(ops.random_uniform(3, float64, seed=5, offset=7))
         pairs = zip(words[::2], words[1::2], strict=True)
         assert wide.tolist() == [((high << 32 | low) >> 11) / 2**53 for low, high in pairs]
+
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    def test_normals_are_box_and_mullers(self, dtype: np.dtype[Any]) -> None:
+        source = float64 if dtype == float64 else float32
+        u = value(ops.random_uniform(4, source, seed=5)).astype(float64).tolist()
+        radii = [math.sqrt(-2 * math.log(1 - u[i])) for i in (0, 2)]
+        expected = [
+            radius * turn(2 * math.pi * angle)
+            for radius, angle in zip(radii, (u[1], u[3]), strict=True)
+            for turn in (math.cos, math.sin)
+        ]
+        found = value(ops.random_normal(3, dtype, seed=5)).astype(float64)
+        step = {float16: 2**-11, bfloat16: 2**-8, float32: 2**-24}.get(dtype, 2**-50)
+        npt.assert_allclose(found, expected[:3], rtol=step)
 
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
     def test_moments(self, dtype: np.dtype[Any]) -> None:
