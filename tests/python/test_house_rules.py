@@ -115,19 +115,22 @@ def long_python_functions(source: str) -> list[str]:
 
 
 def long_cpp_functions(source: str) -> list[str]:
-    """As above. clang-format has put a body's closing brace below its first line's beginning."""
-    lines = source.splitlines()
+    """As above, where a line ends in `) {` or the like and is no statement."""
+    without_text = re.sub(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|//.*', "", source)
+    lines, bare = source.splitlines(), without_text.splitlines()
     found = []
-    for number, line in enumerate(lines):
-        opening = re.match(r"( *)\S.*\) ?(?:const|noexcept|override|final|mutable| )*\{$", line)
+    for number, line in enumerate(bare):
+        opening = re.match(r" *\S.*\) ?(?:const|noexcept|override|final|mutable| )*\{$", line)
         statement = re.match(r" *(?:if|for|while|switch|else|\} else|do|return)\b", line)
         if not opening or statement:
             continue
-        closing = re.compile(re.escape(opening.group(1)) + r"\}")
-        end = next((i for i in range(number + 1, len(lines)) if closing.match(lines[i])), number)
+        end, depth = number, 1
+        while depth > 0 and end + 1 < len(bare):
+            end += 1
+            depth += bare[end].count("{") - bare[end].count("}")
         body = lines[number : end + 1]
         if len(body) > MAX_FUNCTION_LINES and LONG_FOR_A_REASON not in "\n".join(body):
-            found.append(f"{line.strip()}: {len(body)} lines")
+            found.append(f"{lines[number].strip()}: {len(body)} lines")
     return found
 
 
