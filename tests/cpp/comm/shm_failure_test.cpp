@@ -84,11 +84,10 @@ TEST(Mismatch, OfRoots) {
 TEST(Mismatch, OfProgramsShowsTheFirstLineThatDiffers) {
   const auto outcomes = run_ranks(3, [](Communicator& group) {
     const bool odd = group.rank() == 2;
-    const ProgramIdentity program{odd ? 7u : 8u,
-                                  odd ? "all_reduce(mean) of 5 float32 at x.py:1\n"
-                                        "all_reduce(mean) of 6 float32 at x.py:2\n"
-                                      : "all_reduce(mean) of 5 float32 at y.py:1\n"
-                                        "all_reduce(mean) of 7 float32 at y.py:2\n"};
+    const ProgramIdentity program{odd ? 7u : 8u, odd ? "all_reduce(mean) of 5 float32 at x.py:1\n"
+                                                       "all_reduce(mean) of 6 float32 at x.py:2\n"
+                                                     : "all_reduce(mean) of 5 float32 at y.py:1\n"
+                                                       "all_reduce(mean) of 7 float32 at y.py:2\n"};
     float data[5] = {};
     Collective collective = all_reduce(ReduceOp::Mean, DType::F32, data, data, 5);
     collective.program = &program;
@@ -119,8 +118,8 @@ TEST(Mismatch, IsOverAndTheGroupStaysClosedWithTheFirstMessage) {
                                        static_cast<std::uint64_t>(1 + group.rank()))),
                kSeconds);
   });
-  const auto second = run_ranks(
-      ranks, [](Communicator& group) { group.wait(group.submit(barrier()), kSeconds); });
+  const auto second =
+      run_ranks(ranks, [](Communicator& group) { group.wait(group.submit(barrier()), kSeconds); });
   for (std::size_t r = 0; r < 2; ++r) {
     EXPECT_EQ(second[r].kind, ErrorKind::GroupClosed);
     EXPECT_NE(second[r].message.find(first[r].message), std::string::npos) << second[r].message;
@@ -205,8 +204,8 @@ TEST(Failure, WhoLeavesAfterHisShareIsNotMissed) {
   for (int repeat = 0; repeat < 50; ++repeat) {
     const auto outcomes = run_ranks(3, [](Communicator& group) {
       std::vector<float> data(100'000, 1);
-      group.wait(group.submit(all_reduce(ReduceOp::Sum, DType::F32, data.data(), data.data(),
-                                         data.size())),
+      group.wait(group.submit(
+                     all_reduce(ReduceOp::Sum, DType::F32, data.data(), data.data(), data.size())),
                  kSeconds);
       group.close();
     });
@@ -241,9 +240,8 @@ TEST(Failure, DoneRaisesToo) {
 TEST(Failure, WhatIsRefusedBeforeItIsPublishedLeavesTheGroupOpen) {
   const auto outcomes = run_ranks(2, [](Communicator& group) {
     std::int32_t data = 1;
-    const auto refused = outcome_of([&] {
-      group.submit(all_reduce(ReduceOp::Mean, DType::I32, &data, &data, 1));
-    });
+    const auto refused =
+        outcome_of([&] { group.submit(all_reduce(ReduceOp::Mean, DType::I32, &data, &data, 1)); });
     if (refused.kind != ErrorKind::InvalidArgument) throw std::runtime_error("was not refused");
     Collective gather = barrier();
     gather.kind = Kind::Gather;

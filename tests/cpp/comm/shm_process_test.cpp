@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are processes: the rendezvous, death, and what is left afterwards.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "ranks.hpp"
+
+namespace ngd::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// A child process that runs one rank and tells its outcome through a pipe.
+class Child {
+ public:
+  explicit Child(const std::function<void()>& body) {
+    int ends[2];
+    if (::pipe(ends) != 0) std::abort();
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::close(ends[0]);
+      ::alarm(60);  // whatever happens
+      const Outcome outcome = outcome_of(body);
+      const int kind = outcome.kind ? static_cast<int>(*outcome.kind) : -1;
+      const bool told = ::write(ends[1], &kind, sizeof kind) == sizeof kind &&
+                        ::write(ends[1], outcome.message.data(), outcome.message.size()) >= 0;
+      ::_exit(told ? 0 : 1);
+    }
+    ::close(ends[1]);
+    pipe_ = ends[0];
+  }
+  Child(Child&& other) noexcept
+      : pid_(std::exchange(other.pid_, -1)), pipe_(std::exchange(other.pipe_, -1)) {}
+  ~Child() {
+    if (pid_ <= 0) return;
+    kill();
+    reap();
+    ::close(pipe_);
+  }
+
+  void kill() const { ::kill(pid_, SIGKILL); }
+  void reap() {
+    if (!reaped_) ::waitpid(pid_, nullptr, 0);
+    reaped_ = true;
+  }
+  // What the child has told; no kind and the message "dead" where it died without a word.
+  Outcome outcome() {
+    int kind = 0;
+    if (::read(pipe_, &kind, sizeof kind) != sizeof kind) return {std::nullopt, "dead"};
+    Outcome result;
+    if (kind >= 0) result.kind = static_cast<ErrorKind>(kind);
+    char buffer[4096];
+    for (ssize_t got; (got = ::read(pipe_, buffer, sizeof buffer)) > 0;)
+      result.message.append(buffer, static_cast<std::size_t>(got));
+    return result;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int pipe_ = -1;
+  bool reaped_ = false;
+};
+
+std::string new_key() {
+  static int number = 0;
+  return "shm_process_test-" + std::to_string(::getpid()) + "-" + std::to_string(++number);
+}
+
+using Body = std::function<void(Communicator&)>;
+
+Child start_rank(const std::string& key, int rank, int size, double timeout, const Body& body) {
+  return Child([=] {
+    const auto group = make_shm_communicator(key, rank, size, timeout);
+    body(*group);
+  });
+}
+
+std::vector<Child> start_ranks(int size, const Body& body) {
+  const std::string key = new_key();
+  std::vector<Child> children;
+  for (int rank = 0; rank < size; ++rank)
+    children.push_back(start_rank(key, rank, size, kSeconds, body));
+  return children;
+}
+
+void expect_success(std::vector<Child>& children) {
+  for (std::size_t r = 0; r < children.size(); ++r) {
+    const Outcome outcome = children[r].outcome();
+    EXPECT_FALSE(outcome.kind) << "rank " << r << ": " << outcome.message;
+    EXPECT_EQ(outcome.message, "") << "rank " << r;
+  }
+}
+
+// One of everything: inline, direct, staged, ring, broadcast.
+void mixed_round(Communicator& group, const SharedBlock& block, std::vector<float>& own) {
+  auto* shared = static_cast<float*>(block.data);
+  const std::size_t count = own.size();
+  std::vector<Collective> works;
+  float tiny = 1;
+  works.push_back(all_reduce(ReduceOp::Sum, DType::F32, &tiny, &tiny, 1));
+  works.push_back(all_reduce(ReduceOp::Mean, DType::F32, shared, shared, count));
+  works.push_back(all_reduce(ReduceOp::Mean, DType::F32, own.data(), own.data(), count));
+  works.push_back(works.back());
+  works.back().algorithm = Algorithm::Ring;
+  works.push_back(broadcast(DType::F32, own.data(), own.data(), count, group.size() - 1));
+  works.push_back(barrier());
+  for (const Collective& each : works) group.wait(group.submit(each), kSeconds);
+  if (tiny != static_cast<float>(group.size())) throw std::runtime_error("wrong sum");
+}
+
+void fill(const SharedBlock& block, std::vector<float>& own, int rank) {
+  std::fill(own.begin(), own.end(), static_cast<float>(rank));
+  std::copy(own.begin(), own.end(), static_cast<float*>(block.data));
+}
+
+constexpr std::size_t kCount = 300'000;
+
+TEST(Processes, ReduceAndBroadcast) {
+  for (const int size : {2, 3, 4}) {
+    auto children = start_ranks(size, [](Communicator& group) {
+      std::vector<float> own(kCount);
+      const SharedBlock block = group.allocate(kCount * sizeof(float));
+      fill(block, own, group.rank());
+      for (int round = 0; round < 10; ++round) mixed_round(group, block, own);
+      const float want = static_cast<float>(group.size() - 1) / 2;  // of all ranks' numbers
+      for (std::size_t i = 0; i < kCount; ++i)
+        if (own[i] != want || static_cast<float*>(block.data)[i] != want)
+          throw std::runtime_error("wrong mean");
+    });
+    expect_success(children);
+  }
+}
+
+void run_until_killed(Communicator& group) {
+  std::vector<float> own(kCount);
+  const SharedBlock block = group.allocate(kCount * sizeof(float));
+  for (;;) mixed_round(group, block, own);
+}
+
+TEST(Death, IsNoticedByAllAtOnceWhereverItStrikes) {
+  std::mt19937 random(7);
+  for (int repeat = 0; repeat < 24; ++repeat) {
+    const int size = 2 + repeat % 3;
+    const auto victim = static_cast<std::size_t>(random()) % static_cast<std::size_t>(size);
+    auto children = start_ranks(size, run_until_killed);
+    std::this_thread::sleep_for(std::chrono::microseconds(60'000 + random() % 60'000));
+    const auto start = Clock::now();
+    children[victim].kill();
+    if (repeat % 2 == 0) children[victim].reap();  // else it stays a zombie
+    for (std::size_t r = 0; r < children.size(); ++r) {
+      if (r == victim) continue;
+      const Outcome outcome = children[r].outcome();
+      ASSERT_EQ(outcome.kind, ErrorKind::RankLost) << outcome.message;
+      EXPECT_NE(outcome.message.find("rank " + std::to_string(victim) + " "), std::string::npos)
+          << outcome.message;
+    }
+    EXPECT_LT(seconds_since(start), 1);
+  }
+}
+
+TEST(Death, IsNoticedWhileAllSleep) {
+  auto children = start_ranks(3, [](Communicator& group) {
+    if (group.rank() == 1) ::pause();
+    group.wait(group.submit(barrier("sleep.py:1")), kSeconds);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  const auto start = Clock::now();
+  children[1].kill();
+  for (const std::size_t r : {0, 2}) {
+    const Outcome outcome = children[r].outcome();
+    EXPECT_EQ(outcome.kind, ErrorKind::RankLost);
+    EXPECT_NE(outcome.message.find("rank 1 "), std::string::npos) << outcome.message;
+    EXPECT_NE(outcome.message.find("barrier at sleep.py:1"), std::string::npos) << outcome.message;
+  }
+  EXPECT_LT(seconds_since(start), 0.5);
+}
+
+TEST(Death, AfterTheLastShareIsNotMissed) {
+  auto children = start_ranks(3, [](Communicator& group) {
+    group.wait(group.submit(barrier()), kSeconds);
+    if (group.rank() == 1) ::_exit(0);  // no close(), no destructor
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  });
+  for (const std::size_t r : {0, 2}) {
+    const Outcome outcome = children[r].outcome();
+    EXPECT_FALSE(outcome.kind) << outcome.message;
+  }
+}
+
+TEST(Rendezvous, NamesWhoIsMissing) {
+  const std::string key = new_key();
+  const auto start = Clock::now();
+  const Body nothing = [](Communicator&) {};
+  Child zero = start_rank(key, 0, 4, 0.5, nothing), two = start_rank(key, 2, 4, 10, nothing);
+  for (Child* each : {&zero, &two}) {
+    const Outcome outcome = each->outcome();
+    EXPECT_EQ(outcome.kind, ErrorKind::CollectiveTimeout);
+    EXPECT_EQ(outcome.message, "rank 1, rank 3 did not come to ngd.init() within 0.5 s");
+  }
+  EXPECT_LT(seconds_since(start), 2);
+}
+
+TEST(Rendezvous, WithoutRankZeroNamesIt) {
+  const std::string key = new_key();
+  Child one = start_rank(key, 1, 2, 0.3, [](Communicator&) {});
+  const Outcome outcome = one.outcome();
+  EXPECT_EQ(outcome.kind, ErrorKind::CollectiveTimeout);
+  EXPECT_EQ(outcome.message, "rank 0 did not come to ngd.init() within 0.3 s");
+}
+
+TEST(Rendezvous, TheShortestDeadlineEndsItForAll) {
+  const std::string key = new_key();
+  const Body nothing = [](Communicator&) {};
+  Child zero = start_rank(key, 0, 3, 20, nothing), one = start_rank(key, 1, 3, 0.5, nothing);
+  for (Child* each : {&zero, &one}) {
+    const Outcome outcome = each->outcome();
+    EXPECT_EQ(outcome.kind, ErrorKind::CollectiveTimeout);
+    EXPECT_EQ(outcome.message, "rank 2 did not come to ngd.init() within 0.5 s");
+  }
+}
+
+TEST(Rendezvous, ADeathIsNoticedAtOnce) {
+  for (const int victim : {0, 1}) {
+    const std::string key = new_key();
+    const Body nothing = [](Communicator&) {};
+    std::vector<Child> ranks;
+    for (const int rank : {0, 1, 2}) ranks.push_back(start_rank(key, rank, 4, 20, nothing));
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    const auto start = Clock::now();
+    ranks[static_cast<std::size_t>(victim)].kill();
+    for (const int rank : {0, 1, 2}) {
+      if (rank == victim) continue;
+      const Outcome outcome = ranks[static_cast<std::size_t>(rank)].outcome();
+      EXPECT_EQ(outcome.kind, ErrorKind::RankLost);
+      EXPECT_EQ(outcome.message, "rank " + std::to_string(victim) + " was lost in ngd.init()");
+    }
+    EXPECT_LT(seconds_since(start), 1);
+  }
+}
+
+TEST(Rendezvous, SizesMustAgree) {
+  const std::string key = new_key();
+  const Body nothing = [](Communicator&) {};
+  Child zero = start_rank(key, 0, 3, 10, nothing), one = start_rank(key, 1, 2, 10, nothing);
+  for (Child* each : {&zero, &one}) {
+    const Outcome outcome = each->outcome();
+    EXPECT_EQ(outcome.kind, ErrorKind::Init);
+    EXPECT_EQ(outcome.message,
+              "ngd.init(): rank 0 was told that the job has 3 ranks, rank 1 that it has 2");
+  }
+}
+
+TEST(Rendezvous, ASecondJobOfTheSameKeyIsTurnedAway) {
+  const std::string key = new_key();
+  const Body reduce = [](Communicator& group) { group.wait(group.submit(barrier()), kSeconds); };
+  std::vector<Child> first;
+  first.push_back(start_rank(key, 0, 3, 10, reduce));
+  first.push_back(start_rank(key, 1, 3, 10, reduce));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  Child zero = start_rank(key, 0, 3, 10, reduce), one = start_rank(key, 1, 3, 10, reduce);
+  for (Child* each : {&zero, &one}) {
+    const Outcome outcome = each->outcome();
+    EXPECT_EQ(outcome.kind, ErrorKind::Init);
+    EXPECT_NE(outcome.message.find("another running job"), std::string::npos) << outcome.message;
+  }
+  first.push_back(start_rank(key, 2, 3, 10, reduce));
+  expect_success(first);
+}
+
+TEST(Rendezvous, TwoJobsAtOnceNeverMeet) {
+  const Body check_sum = [](Communicator& group) {
+    std::int64_t sum = group.rank() + 1;
+    for (int i = 0; i < 100; ++i) {
+      std::int64_t value = group.rank() + 1;
+      group.wait(group.submit(all_reduce(ReduceOp::Sum, DType::I64, &value, &value, 1)), kSeconds);
+      sum = value;
+    }
+    if (sum != group.size() * (group.size() + 1) / 2) throw std::runtime_error("wrong sum");
+  };
+  auto three = start_ranks(3, check_sum), two = start_ranks(2, check_sum);
+  expect_success(three);
+  expect_success(two);
+}
+
+TEST(Rendezvous, AnInterruptEndsIt) {
+  const auto start = Clock::now();
+  const std::string key = new_key();
+  Child zero(
+      [&] { make_shm_communicator(key, 0, 2, 30, [=] { return seconds_since(start) > 0.2; }); });
+  EXPECT_EQ(zero.outcome().kind, ErrorKind::Interrupted);
+  EXPECT_LT(seconds_since(start), 2);
+}
+
+std::size_t open_files() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(files), end(files)));
+}
+
+std::size_t mapped_segments() {
+  std::ifstream maps("/proc/self/maps");
+  std::size_t count = 0;
+  for (std::string line; std::getline(maps, line);)
+    if (line.find("memfd:ngd") != std::string::npos) ++count;
+  return count;
+}
+
+TEST(Leftovers, NoDescriptorAndNoMapping) {
+  const std::string key = new_key();
+  std::vector<Child> children;
+  for (int rank = 0; rank < 3; ++rank)
+    children.emplace_back([=] {
+      const std::size_t files = open_files();
+      for (int epoch = 0; epoch < 5; ++epoch) {
+        const auto group = make_shm_communicator(key + std::to_string(epoch), rank, 3, kSeconds);
+        if (mapped_segments() != 3) throw std::runtime_error("expected three segments");
+        group->wait(group->submit(barrier()), kSeconds);
+      }
+      if (open_files() != files) throw std::runtime_error("a file descriptor is left");
+      if (mapped_segments() != 0) throw std::runtime_error("a mapping is left");
+    });
+  expect_success(children);
+}
+
+TEST(Leftovers, NoneAfterAFailedRendezvous) {
+  Child lonely([key = new_key()] {
+    const std::size_t files = open_files();
+    for (int i = 0; i < 3; ++i) {
+      const Outcome outcome = outcome_of([&] { make_shm_communicator(key, 0, 2, 0.05); });
+      if (outcome.kind != ErrorKind::CollectiveTimeout) throw std::runtime_error(outcome.message);
+    }
+    if (open_files() != files) throw std::runtime_error("a file descriptor is left");
+    if (mapped_segments() != 0) throw std::runtime_error("a mapping is left");
+  });
+  const Outcome outcome = lonely.outcome();
+  EXPECT_FALSE(outcome.kind) << outcome.message;
+}
+
+TEST(Fork, AForkedChildIsTurnedAwayAndDoesNoHarm) {
+  auto children = start_ranks(2, [](Communicator& group) {
+    const Work work = group.submit(barrier());
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      const bool submit_refused =
+          outcome_of([&] { group.submit(barrier()); }).kind == ErrorKind::GroupClosed;
+      const Outcome wait = outcome_of([&] { group.wait(work, 5); });
+      group.abort("from the child");
+      group.close();
+      const bool told = wait.message.find("forked child") != std::string::npos;
+      ::_exit(submit_refused && wait.kind == ErrorKind::GroupClosed && told ? 0 : 1);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (status != 0) throw std::runtime_error("the child was not turned away");
+    group.wait(work, kSeconds);
+    group.wait(group.submit(barrier()), kSeconds);
+  });
+  expect_success(children);
+}
+
+TEST(Memory, ALimitOfTheAddressSpaceMakesSegmentsSmaller) {
+  auto body = [](Communicator& group) {
+    const SharedBlock block = group.allocate(64 << 20);
+    std::memset(block.data, group.rank(), block.bytes);
+    group.wait(
+        group.submit(all_reduce(ReduceOp::Max, DType::U8, block.data, block.data, block.bytes)),
+        kSeconds);
+    if (static_cast<char*>(block.data)[block.bytes - 1] != 1) throw std::runtime_error("wrong");
+    if (outcome_of([&] { group.allocate(std::size_t{2} << 30); }).kind != ErrorKind::OutOfMemory)
+      throw std::runtime_error("expected OutOfMemory");
+  };
+  const std::string key = new_key();
+  std::vector<Child> children;
+  for (int rank = 0; rank < 2; ++rank)
+    children.emplace_back([=] {
+      const rlimit limit{std::size_t{3} << 30, std::size_t{3} << 30};
+      ::setrlimit(RLIMIT_AS, &limit);
+      const auto group = make_shm_communicator(key, rank, 2, kSeconds);
+      body(*group);
+    });
+  expect_success(children);
+}
+
+TEST(Memory, WithoutAddressSpaceThereIsAnErrorThatSaysSo) {
+  Child alone([key = new_key()] {
+    const rlimit limit{std::size_t{300} << 20, std::size_t{300} << 20};
+    ::setrlimit(RLIMIT_AS, &limit);
+    make_shm_communicator(key, 0, 2, 1);
+  });
+  const Outcome outcome = alone.outcome();
+  EXPECT_EQ(outcome.kind, ErrorKind::OutOfMemory);
+  EXPECT_NE(outcome.message.find("RLIMIT_AS"), std::string::npos) << outcome.message;
+}
+
+}  // namespace
+}  // namespace ngd::comm
