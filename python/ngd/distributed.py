@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import atexit
+import logging
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -134,6 +136,8 @@ def as_contiguous(array: Any) -> Array:
     return np.ascontiguousarray(array).reshape(np.shape(array))
 
 
+logger = logging.getLogger("ngd")
+
 _world: Group | None = None
 _alone: Group | None = None
 _hooked = False
@@ -164,8 +168,32 @@ def init() -> Group:
         launch = environment.detect()
         install_hooks()
         _world = Group(make_communicator(launch))
-        _core.set_local_ranks(_world.local_size)
+        share_cores(_world)
     return _world
+
+
+def share_cores(world: Group) -> None:
+    """Settle how many threads this rank's kernels use, and say so once at debug level.
+
+    A core that k ranks may run on counts 1/k for each of them, so ranks that a launcher bound to
+    cores of their own keep them whole. Between hosts, where the numbers of cores repeat, ranks are
+    taken to share alike.
+    """
+    mine = sorted(os.sched_getaffinity(0))
+    if world.size == 1:
+        share = float(len(mine))
+    elif world.local_size == world.size:
+        ranks_on = np.zeros(4096, np.int16)
+        ranks_on[mine] = 1
+        ranks_on = world.all_reduce(ranks_on, op="sum", site="ngd.init")
+        share = float((1 / ranks_on[mine]).sum())
+    else:
+        share = len(mine) / world.local_size if len(mine) == os.cpu_count() else len(mine)
+    quota = _core.available_cores()
+    if quota < len(mine):
+        share = min(share, quota / world.local_size)
+    _core.set_thread_share(max(1, int(share + 1e-6)))
+    logger.debug("rank %d of %d: %d threads", world.rank, world.size, _core.thread_count())
 
 
 def make_communicator(launch: Launch) -> _core.Communicator:
@@ -200,7 +228,7 @@ def make_communicator(launch: Launch) -> _core.Communicator:
         if launch.size > 1 and launch.job_key is None:
             raise InitError(f"ngd.init: {launch.launcher} gives its ranks no way to meet")
         return _core.Communicator.make_shm(
-            launch.job_key or "", launch.rank, launch.size, timeout
+            launch.job_key or f"alone:{os.getpid()}", launch.rank, launch.size, timeout
         )
     communicator = _core.Communicator.make_mpi(-1, timeout)
     if communicator.size != launch.size:

@@ -12,7 +12,7 @@ try:
         finalize_mpi,
         kernel_table,
         query_kernel,
-        set_local_ranks,
+        set_thread_share,
         thread_count,
     )
 except ModuleNotFoundError as error:
@@ -33,6 +33,6 @@ __all__ = [
     "finalize_mpi",
     "kernel_table",
     "query_kernel",
-    "set_local_ranks",
+    "set_thread_share",
     "thread_count",
 ]

@@ -107,9 +107,9 @@ def available_cores() -> int:
     return cpp_available_cores()
 
 
-def set_local_ranks(int ranks) -> None:
-    """Tell how many ranks share this process's cores."""
-    cpp_set_local_ranks(ranks)
+def set_thread_share(int threads) -> None:
+    """Tell how many threads are left for this process beside the ranks that share its cores."""
+    cpp_set_thread_share(threads)
 
 
 def kernel_table() -> list:

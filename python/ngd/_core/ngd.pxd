@@ -53,7 +53,7 @@ cdef extern from "ngd.hpp" namespace "ngd::device" nogil:
     CppDevice& cpu()
     int cpp_thread_count "ngd::device::thread_count"()
     int cpp_available_cores "ngd::device::available_cores"()
-    void cpp_set_local_ranks "ngd::device::set_local_ranks"(int ranks)
+    void cpp_set_thread_share "ngd::device::set_thread_share"(int threads)
 
 cdef extern from "ngd.hpp" namespace "ngd::kernels" nogil:
     cppclass KernelQuery:

@@ -16,7 +16,7 @@ namespace ngd::device {
 
 namespace {
 
-std::atomic<int> local_ranks{1};
+std::atomic<int> thread_share{0};  // 0 = not set
 std::atomic<bool> forked{false};
 
 int affinity_cores() {
@@ -40,13 +40,6 @@ double cgroup_cores() {
   return 0;
 }
 
-// Ranks that a launcher bound to different cores share nothing: only a mask wider than one rank's
-// share is divided.
-int fair_share() {
-  const int ranks = local_ranks.load(std::memory_order_relaxed);
-  return std::max(1, available_cores() / std::max(1, ranks));
-}
-
 struct ForkGuard {
   ForkGuard() {
     pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
@@ -64,16 +57,13 @@ int available_cores() noexcept {
 int thread_count() noexcept {
   if (forked.load(std::memory_order_relaxed)) return 1;
   static const int wanted = config::threads();
-  static std::atomic<int> share{0}, share_of_ranks{0};
   if (wanted > 0) return wanted;
-  const int ranks = local_ranks.load(std::memory_order_relaxed);
-  if (share_of_ranks.load(std::memory_order_relaxed) != ranks) {
-    share.store(fair_share(), std::memory_order_relaxed);
-    share_of_ranks.store(ranks, std::memory_order_relaxed);
-  }
-  return share.load(std::memory_order_relaxed);
+  const int share = thread_share.load(std::memory_order_relaxed);
+  if (share > 0) return share;
+  static const int all = available_cores();
+  return all;
 }
 
-void set_local_ranks(int ranks) noexcept { local_ranks.store(std::max(1, ranks)); }
+void set_thread_share(int threads) noexcept { thread_share.store(std::max(1, threads)); }
 
 }  // namespace ngd::device

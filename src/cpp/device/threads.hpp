@@ -7,11 +7,11 @@
 
 namespace ngd::device {
 
-// The cores in this process's affinity mask and cgroup quota, divided by the local ranks that share
-// them, at least 1; or NGD_THREADS. In a forked child 1 (libgomp hangs there with more).
+// NGD_THREADS; or this process's share of its cores, once it is set; or all cores that it may use.
+// In a forked child 1 (libgomp hangs there with more).
 int thread_count() noexcept;
-int available_cores() noexcept;                 // affinity mask and cgroup quota; not divided
-void set_local_ranks(int ranks) noexcept;       // how many ranks share my cores
+int available_cores() noexcept;  // of the affinity mask and the cgroup's quota
+void set_thread_share(int threads) noexcept;  // what is left of them beside the ranks that share them
 
 // Calls body(begin, end) over [0, count) in pieces of at least `grain`, on up to thread_count()
 // threads. The pieces depend on count, grain and thread_count() alone.
