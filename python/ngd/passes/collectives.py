@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from ..ir import Array, Graph, Node, Op, Type, constant_node
 from .target import Target
 
@@ -26,7 +28,7 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         if node.op.name == "is_rank":
-            return constant_node(node.op.reference(rank=target.rank, **node.attrs))
+            return constant_node(np.asarray(target.rank == node.attrs["root"]))
         if node not in number:
             return node if inputs == node.inputs else node.op.node(inputs, node.attrs)
         if target.size == 1:
