@@ -178,9 +178,15 @@ def one_is_late(eager: bool) -> dict[str, str]:
     step(np.ones(3, np.float32))
     if world.rank == 1:
         time.sleep(2.5)
-    if eager:
-        return caught(lambda: ngd.all_reduce(np.ones(7), op="sum"))
-    return caught(lambda: step(np.ones(3, np.float32)))
+
+    def call() -> None:
+        if eager:
+            ngd.all_reduce(np.ones(7), op="sum")
+        else:
+            step(np.ones(3, np.float32))
+        ngd.barrier()  # the late rank may find all that it needed in the call before
+
+    return caught(call)
 
 
 @over
@@ -193,8 +199,8 @@ def test_missing_rank_is_named_with_op_and_site(communicator: str, eager: bool) 
         assert outcome.value["error"] == "CollectiveTimeoutError", outcome
         for word in ("rank 1", f"all_reduce({'sum' if eager else 'max'})", "test_faults.py:"):
             assert word in outcome.value["message"]
-    late = outcomes[1].value
-    assert late["error"] in ("CollectiveTimeoutError", "RankLostError", "RemoteRankError"), late
+    late = outcomes[1]
+    assert late.value["error"] in ("CollectiveTimeoutError", "RankLostError"), late
 
 
 # Disagreement.
@@ -239,8 +245,8 @@ def test_disagreement_shows_both_sides(communicator: str, ranks: int) -> None:
         for (usual, odd), error in zip(PAIRS, outcome.value, strict=True):
             assert error["error"] == "CollectiveMismatchError", (usual, odd, error)
             message = error["message"]
-            assert "rank 0" in message
-            assert f"rank {outcome.rank or 1}" in message, (usual, odd, error)
+            assert "rank 0" in message, (usual, odd, error)
+            assert "rank 1" in message or "rank 2" in message, (usual, odd, error)
             assert WORDS.get(usual, "") in message, (usual, odd, error)
             assert WORDS.get(odd, "") in message, (usual, odd, error)
             assert message.count("test_faults.py:") >= 2, (usual, odd, error)
@@ -372,7 +378,8 @@ def test_two_hosts_need_mpi() -> None:
 
 
 def test_nonsense_in_the_environment_is_named() -> None:
-    for name, value in (("NGD_TIMEOUT", "soon"), ("NGD_COMM", "pigeon"), ("NGD_ALLREDUCE", "star")):
+    nonsense = {"NGD_TIMEOUT": "soon", "NGD_COMM": "pigeon", "NGD_ALLREDUCE": "star"}
+    for name, value in nonsense.items():
         with Job(cannot_init, 2, env={name: value}) as job:
             for outcome in job.wait(30):
                 assert name in outcome.value["message"], outcome

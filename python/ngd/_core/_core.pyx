@@ -4,7 +4,6 @@
 """The crossing into C++: thin, no op by name, no shape logic, no defaults."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.exc cimport PyErr_CheckSignals
 from cython.operator cimport dereference
 from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
@@ -24,6 +23,10 @@ from ngd import errors as _errors
 
 import_array()
 ngd_set_error_module(_errors)
+
+cdef extern from "Python.h":
+    # As Python declares it: the exception stays set, for ngd_raise_python_error to find.
+    int PyErr_CheckSignals() noexcept
 
 cdef extern from *:
     """

@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 
+#include "base/config.hpp"
 #include "base/error.hpp"
 
 namespace ngd::comm {
@@ -43,6 +44,10 @@ Kind kind_named(std::string_view name) { return find<Kind>(kKinds, name, "collec
 ReduceOp reduce_op_named(std::string_view name) { return find<ReduceOp>(kOps, name, "op"); }
 Algorithm algorithm_named(std::string_view name) {
   return find<Algorithm>(kAlgorithms, name, "algorithm");
+}
+
+Algorithm preferred_algorithm() {
+  return find<Algorithm>(kAlgorithms, config::all_reduce_algorithm(), "NGD_ALLREDUCE");
 }
 
 void validate(const Collective& collective, int size) {

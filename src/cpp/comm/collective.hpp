@@ -42,6 +42,7 @@ std::string_view name_of(ReduceOp op) noexcept;          // "mean"
 Kind kind_named(std::string_view name);                  // throws InvalidArgument
 ReduceOp reduce_op_named(std::string_view name);         // throws InvalidArgument
 Algorithm algorithm_named(std::string_view name);        // throws InvalidArgument
+Algorithm preferred_algorithm();                         // NGD_ALLREDUCE's; throws the same
 
 // Throws InvalidArgument for what no communicator does: an integer mean, a sum of bools, a root
 // outside [0, size), a reduction without an op.

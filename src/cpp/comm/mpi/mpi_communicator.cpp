@@ -8,7 +8,6 @@
 #include <new>
 #include <thread>
 
-#include "base/config.hpp"
 #include "comm/messages.hpp"
 #include "comm/mpi/backoff.hpp"
 
@@ -29,7 +28,7 @@ std::string describe_program(const Header& header) {
 MpiCommunicator::MpiCommunicator(const Endpoint& endpoint)
     : endpoint_(endpoint),
       owner_(::getpid()),
-      default_algorithm_(algorithm_named(config::all_reduce_algorithm())),
+      preferred_(preferred_algorithm()),
       mailbox_(endpoint.comm, endpoint.rank, endpoint.size) {}
 
 void MpiCommunicator::require_open(const char* call) const {
@@ -42,7 +41,7 @@ void MpiCommunicator::require_open(const char* call) const {
 }
 
 Algorithm MpiCommunicator::resolve(Algorithm asked) const {
-  const Algorithm chosen = asked == Algorithm::Auto ? default_algorithm_ : asked;
+  const Algorithm chosen = asked == Algorithm::Auto ? preferred_ : asked;
   return chosen == Algorithm::Auto ? Algorithm::Flat : chosen;
 }
 

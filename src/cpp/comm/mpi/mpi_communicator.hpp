@@ -76,7 +76,7 @@ class MpiCommunicator final : public Communicator {
 
   Endpoint endpoint_;
   pid_t owner_;
-  Algorithm default_algorithm_;
+  Algorithm preferred_;
   State state_ = State::Open;
   std::string failure_;
   Mailbox mailbox_;

@@ -52,7 +52,7 @@ ShmCommunicator::ShmCommunicator(std::unique_ptr<Memory> memory, std::unique_ptr
     : group_(std::move(memory), std::move(liveness), place.rank, place.size),
       heap_(group_.memory(), group_.mine().bytes()),
       patience_(patience(place.crowded)),
-      preferred_(algorithm_named(config::all_reduce_algorithm())),
+      preferred_(preferred_algorithm()),
       submit_timeout_(config::timeout_seconds()) {}
 
 ShmCommunicator::~ShmCommunicator() { close(); }
