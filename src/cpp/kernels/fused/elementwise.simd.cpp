@@ -109,16 +109,6 @@ void cast_loop(const void* in_, const void*, const void*, void* out_, std::int64
   }
 }
 
-// float64 -> float32 rounded to odd: a second rounding to fewer bits is then the only one
-// (S. Boldo and G. Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
-NGD_INLINE float rounded_to_odd(double value) {
-  const float nearest = static_cast<float>(value);
-  const double back = nearest;
-  const std::int32_t away = __builtin_fabs(back) > __builtin_fabs(value) ? 1 : 0;
-  const std::int32_t inexact = back != value ? 1 : 0;
-  return as_float((as_bits(nearest) - away) | inexact);
-}
-
 NGD_INLINE std::uint16_t to_bf16(float value) {
   const auto bits = static_cast<std::uint32_t>(as_bits(value));
   const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -160,13 +150,6 @@ NGD_INLINE float from_f16(std::uint16_t bits) {
   return as_float(static_cast<std::int32_t>(sign | magnitude));
 }
 #endif
-
-void cast_f64_to_f16_loop(const void* in_, const void*, const void*, void* out_,
-                          std::int64_t count) {
-  const auto* in = static_cast<const double*>(in_);
-  auto* out = static_cast<float*>(out_);
-  for (std::int64_t i = 0; i < count; ++i) out[i] = from_f16(to_f16(rounded_to_odd(in[i])));
-}
 
 // Conversions of two-byte floats. Those of f16 take eight elements at a time where F16C is.
 enum class Half { F16, BF16 };
@@ -257,7 +240,6 @@ constexpr TileTable make_table(std::integer_sequence<int, dtypes...> all) {
 #include "kernels/fused/elementwise.inc"
 #undef NGD_OP
   (fill_casts<dtypes>(table.casts[dtypes], all), ...);
-  table.cast_f64_to_f16 = &cast_f64_to_f16_loop;
   table.widen_f16 = &widen<Half::F16>;
   table.widen_bf16 = &widen<Half::BF16>;
   table.narrow_f16 = &narrow<Half::F16>;

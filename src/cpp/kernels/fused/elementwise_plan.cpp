@@ -206,13 +206,10 @@ class Plan::Builder {
 
   TileFunction function_of(const Instruction& instruction) const {
     const auto from = static_cast<int>(tile_dtype(instruction.dtype));
-    TileFunction function = nullptr;
-    if (instruction.opcode != Opcode::cast)
-      function = table().operations[static_cast<int>(instruction.opcode)][from];
-    else if (instruction.dtype == DType::F64 && instruction.result == DType::F16)
-      function = table().cast_f64_to_f16;
-    else
-      function = table().casts[from][static_cast<int>(tile_dtype(instruction.result))];
+    const TileFunction function =
+        instruction.opcode == Opcode::cast
+            ? table().casts[from][static_cast<int>(tile_dtype(instruction.result))]
+            : table().operations[static_cast<int>(instruction.opcode)][from];
     if (function == nullptr)
       throw Refusal(concat("an opcode of the program is not defined for ",
                            short_name_of(instruction.dtype)));

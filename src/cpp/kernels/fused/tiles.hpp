@@ -26,7 +26,6 @@ using TileFunction = void (*)(const void* a, const void* b, const void* c, void*
 struct TileTable {
   TileFunction operations[kTabledOpcodes][kDTypeCount];  // rows of F16 and BF16: null
   TileFunction casts[kDTypeCount][kDTypeCount];          // [from][to], without F16 and BF16
-  TileFunction cast_f64_to_f16;                          // result as float32, rounded once
   TileFunction widen_f16, widen_bf16;                    // storage -> float32
   TileFunction narrow_f16, narrow_bf16;                  // float32 -> storage
   TileFunction round_f16, round_bf16;                    // float32 -> float32

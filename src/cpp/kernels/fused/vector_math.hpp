@@ -157,7 +157,7 @@ NGD_INLINE float hyperbolic_tangent(float x) {
   return with_sign_of(e / (e + 2.0f), x);
 }
 
-// |x| < 1: x P(x^2). Beyond: 1 - e^Q(|x|), where Q approximates log(erfc) on [1, 4].
+// |x| < 1: x + x P(x^2). Beyond: 1 - e^Q(|x|), where Q approximates log(erfc) on [1, 4].
 NGD_INLINE float error_function(float x) {
   const float magnitude = __builtin_fabsf(x);
   const float square = x * x;
@@ -167,7 +167,7 @@ NGD_INLINE float error_function(float x) {
   p = p * square - 2.685444441e-02f;
   p = p * square + 1.128360017e-01f;
   p = p * square - 3.761262714e-01f;
-  p = p * square + 1.128379166e+00f;
+  p = p * square + 1.283791662e-01f;
   const float m = magnitude > 4.0f ? 4.0f : magnitude;
   float q = -2.168701521e-05f;
   q = q * m + 4.413384426e-04f;
@@ -178,7 +178,7 @@ NGD_INLINE float error_function(float x) {
   q = q * m - 1.129578451e+00f;
   q = q * m + 1.880462583e-04f;
   const float large = with_sign_of(1.0f - exponential(q), x);
-  return magnitude < 1.0f ? x * p : large;
+  return magnitude < 1.0f ? x + x * p : large;
 }
 
 // Sine and cosine of a float32, in float64: x = k * pi/2 + r with |r| <= pi/4, the head of pi/2

@@ -18,7 +18,7 @@
 //                  float64: with u1 = 1 - uniform[2 k], u2 = uniform[2 k + 1] and
 //                  r = sqrt(-2 log(u1)), element 2 k is r cos(2 pi u2) and element 2 k + 1 is
 //                  r sin(2 pi u2), where 2 pi u2 is the product of the float64 nearest 2 pi and
-//                  u2. Then rounded: to f32; to f16 from float64 at once; to bf16 by way of f32.
+//                  u2. Then rounded; to f16 and bf16 by way of f32.
 //                  Of an odd number of elements the last pair gives only its first.
 #include <cmath>
 #include <numbers>
@@ -122,18 +122,13 @@ class Random final : public Kernel {
       values[i + 1] = radius * std::sin(angle);
     }
     const fused::TileTable& table = fused::tile_table();
+    const auto& from_f64 = table.casts[static_cast<int>(DType::F64)];
+    if (!is_half(dtype_))
+      return from_f64[static_cast<int>(dtype_)](values, nullptr, nullptr, out, count);
     float narrow[kPiece];
-    const auto f64 = static_cast<int>(DType::F64), f32 = static_cast<int>(DType::F32);
-    switch (dtype_) {
-      case DType::F64: return table.casts[f64][f64](values, nullptr, nullptr, out, count);
-      case DType::F32: return table.casts[f64][f32](values, nullptr, nullptr, out, count);
-      case DType::F16:
-        table.cast_f64_to_f16(values, nullptr, nullptr, narrow, count);
-        return table.narrow_f16(narrow, nullptr, nullptr, out, count);
-      default:
-        table.casts[f64][f32](values, nullptr, nullptr, narrow, count);
-        return table.narrow_bf16(narrow, nullptr, nullptr, out, count);
-    }
+    from_f64[static_cast<int>(DType::F32)](values, nullptr, nullptr, narrow, count);
+    (dtype_ == DType::F16 ? table.narrow_f16 : table.narrow_bf16)(narrow, nullptr, nullptr, out,
+                                                                  count);
   }
 
   PhiloxFunction philox_;

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs a kernel of the CPU's table on vectors, with guarded memory around outputs and scratch.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "base/error.hpp"
+#include "kernels/kernel.hpp"
+
+namespace ngd::kernels::test {
+
+// A tensor of any dtype in aligned bytes.
+class Tensor {
+ public:
+  Tensor() = default;
+  explicit Tensor(TensorType type) : type_(std::move(type)), lines_(type_.bytes() / 64 + 1) {}
+  Tensor(DType dtype, Shape shape) : Tensor(TensorType{dtype, std::move(shape)}) {}
+  template <class T>
+  Tensor(DType dtype, Shape shape, const std::vector<T>& values) : Tensor(dtype, std::move(shape)) {
+    EXPECT_EQ(static_cast<std::int64_t>(values.size()), type_.count());
+    for (std::size_t i = 0; i < values.size(); ++i) set(static_cast<std::int64_t>(i), values[i]);
+  }
+
+  const TensorType& type() const { return type_; }
+  std::int64_t count() const { return type_.count(); }
+  void* data() { return lines_.data(); }
+  const void* data() const { return lines_.data(); }
+
+  // The element as a double (exact but for 64-bit integers), or as an integer.
+  double at(std::int64_t i) const {
+    return visit_dtype(type_.dtype, [&]<class T>() -> double {
+      const T value = static_cast<const T*>(data())[i];
+      if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>)
+        return static_cast<float>(value);
+      else
+        return static_cast<double>(value);
+    });
+  }
+  std::int64_t integer(std::int64_t i) const {
+    return visit_dtype(type_.dtype, [&]<class T>() -> std::int64_t {
+      if constexpr (std::is_integral_v<T>)
+        return static_cast<std::int64_t>(static_cast<const T*>(data())[i]);
+      else
+        return 0;
+    });
+  }
+  template <class V>
+  void set(std::int64_t i, V value) {
+    visit_dtype(type_.dtype, [&]<class T>() {
+      if constexpr (std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>)
+        static_cast<T*>(data())[i] = T(static_cast<float>(value));
+      else
+        static_cast<T*>(data())[i] = static_cast<T>(value);
+    });
+  }
+  bool operator==(const Tensor& other) const {
+    return type_ == other.type_ && std::memcmp(data(), other.data(), type_.bytes()) == 0;
+  }
+
+ private:
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  TensorType type_;
+  std::vector<Line> lines_;
+};
+
+inline const std::vector<DType>& all_dtypes() {
+  static const std::vector<DType> all = [] {
+    std::vector<DType> dtypes;
+    for (int d = 0; d < kDTypeCount; ++d) dtypes.push_back(static_cast<DType>(d));
+    return dtypes;
+  }();
+  return all;
+}
+
+// Values that every dtype holds exactly: small integers, both signs where there are signs.
+inline Tensor random_tensor(DType dtype, Shape shape, unsigned seed, int low = -8, int high = 8) {
+  std::mt19937 generator(seed);
+  Tensor tensor(dtype, std::move(shape));
+  const bool is_unsigned = dtype == DType::Bool || (is_integer(dtype) && !is_signed_integer(dtype));
+  std::uniform_int_distribution<int> draw(is_unsigned ? 0 : low, dtype == DType::Bool ? 1 : high);
+  for (std::int64_t i = 0; i < tensor.count(); ++i) tensor.set(i, draw(generator));
+  return tensor;
+}
+
+inline Tensor random_floats(DType dtype, Shape shape, unsigned seed, double low = -2,
+                            double high = 2) {
+  std::mt19937 generator(seed);
+  Tensor tensor(dtype, std::move(shape));
+  std::uniform_real_distribution<double> draw(low, high);
+  for (std::int64_t i = 0; i < tensor.count(); ++i) tensor.set(i, draw(generator));
+  return tensor;
+}
+
+inline KernelQuery query_of(std::string_view op, const std::vector<Tensor>& inputs,
+                            const std::vector<TensorType>& outputs, Attrs attrs) {
+  KernelQuery query{op, {}, outputs, std::move(attrs)};
+  for (const Tensor& input : inputs) query.inputs.push_back(input.type());
+  return query;
+}
+
+inline const KernelRow& row_of(std::string_view op, std::string_view implementation) {
+  for (const KernelRow& row : cpu_table())
+    if (row.op == op && (implementation.empty() || row.implementation == implementation))
+      return row;
+  throw std::runtime_error("no such row: " + std::string(op));
+}
+
+// Constructs the row's kernel, or of any row that accepts, and runs it into fresh outputs; or,
+// with in_place >= 0, output 0 into the very memory of that input.
+inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,
+                               const std::vector<TensorType>& outputs, Attrs attrs,
+                               std::string_view implementation = "", int in_place = -1) {
+  const KernelQuery query = query_of(op, inputs, outputs, std::move(attrs));
+  Verdict verdict;
+  std::string reasons;
+  const KernelRow* row = nullptr;
+  if (implementation.empty()) {
+    row = find(cpu_table(), query, &verdict, &reasons);
+  } else {
+    row = &row_of(op, implementation);
+    verdict = row->accept(query);
+    reasons = verdict.reason;
+    if (!verdict.accepted) row = nullptr;
+  }
+  if (row == nullptr) throw std::runtime_error(reasons);
+  const std::unique_ptr<Kernel> kernel = row->construct(query);
+  constexpr std::byte kGuard{0x5a};
+  std::vector<Tensor> results(outputs.begin(), outputs.end());
+  std::vector<const void*> in;
+  std::vector<void*> out;
+  for (Tensor& input : inputs) in.push_back(input.data());
+  for (Tensor& result : results) {
+    std::memset(result.data(), 0x5a, result.type().bytes());
+    out.push_back(result.data());
+  }
+  if (in_place >= 0) {
+    EXPECT_TRUE((verdict.in_place >> in_place & 1) != 0) << op << " in place of " << in_place;
+    out[0] = inputs[static_cast<std::size_t>(in_place)].data();
+  }
+  std::vector<std::byte> scratch(verdict.scratch_bytes + 192, kGuard);
+  auto* aligned = reinterpret_cast<std::byte*>(
+      (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64);
+  const KernelArgs args{in.data(), out.data(), aligned};
+  kernel->run(args);
+  for (int repeat = 0; in_place < 0 && repeat < 1; ++repeat) {
+    const std::vector<Tensor> first = results;
+    kernel->run(args);
+    EXPECT_EQ(first, results) << op << " is not the same when run again";
+  }
+  for (std::byte* b = aligned + verdict.scratch_bytes; b < scratch.data() + scratch.size(); ++b)
+    EXPECT_EQ(*b, kGuard) << op << " wrote beyond its scratch";
+  if (in_place >= 0)
+    std::memcpy(results[0].data(), inputs[static_cast<std::size_t>(in_place)].data(),
+                results[0].type().bytes());
+  return results;
+}
+
+inline Attrs attrs_of(
+    std::initializer_list<std::pair<const char*, Attr>> list) {
+  Attrs attrs;
+  for (const auto& [name, value] : list) attrs.set(name, value);
+  return attrs;
+}
+
+using Integers = std::vector<std::int64_t>;
+
+}  // namespace ngd::kernels::test

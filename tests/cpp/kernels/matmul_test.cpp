@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// matmul, every implementation, against three loops.
+#include <algorithm>
+
+#include "harness.hpp"
+
+namespace ngd::kernels::test {
+namespace {
+
+struct Case {
+  Shape a, b;  // as multiplied, before any transposition
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {
+      {{1, 1}, {1, 1}},         {{3, 5}, {5, 2}},          {{128, 784}, {784, 10}},
+      {{64, 100}, {100, 10}},   {{10, 128}, {128, 100}},   {{17, 300}, {300, 33}},
+      {{97, 513}, {513, 61}},   {{200, 40}, {40, 500}},    {{1, 70}, {70, 9}},
+      {{9, 70}, {70, 1}},       {{6, 4, 5}, {6, 5, 3}},    {{6, 4, 5}, {5, 3}},
+      {{4, 5}, {6, 5, 3}},      {{2, 1, 4, 5}, {3, 5, 6}}, {{2, 3, 4, 5}, {2, 1, 5, 6}},
+      {{1, 4, 5}, {7, 5, 3}},   {{2, 3, 4, 5}, {5, 6}},    {{5, 2, 130, 70}, {70, 20}},
+  };
+  return all;
+}
+
+Shape transposed(Shape shape) {
+  std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
+  return shape;
+}
+
+// What is stored for an operand: its last two axes exchanged where it is to be transposed.
+Tensor stored(const Tensor& x, bool transpose) {
+  if (!transpose) return x;
+  Tensor result(x.type().dtype, transposed(x.type().shape));
+  const std::int64_t rows = x.type().shape.end()[-2], columns = x.type().shape.end()[-1];
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    const std::int64_t matrix = i / (rows * columns), row = i / columns % rows, column = i % columns;
+    const auto at = matrix * rows * columns + column * rows + row;
+    if (is_floating(x.type().dtype)) result.set(at, x.at(i));
+    else result.set(at, x.integer(i));
+  }
+  return result;
+}
+
+Shape product_shape(const Shape& a, const Shape& b) {
+  Shape out(std::max(a.size(), b.size()));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const std::int64_t from_a = i + a.size() >= out.size() ? a[i + a.size() - out.size()] : 1;
+    const std::int64_t from_b = i + b.size() >= out.size() ? b[i + b.size() - out.size()] : 1;
+    out[i] = from_a == 1 ? from_b : from_a;
+  }
+  out[out.size() - 2] = a.end()[-2];
+  out[out.size() - 1] = b.end()[-1];
+  return out;
+}
+
+// Where the matrix of an operand begins that output matrix number i needs.
+std::int64_t matrix_of(const Shape& shape, const Shape& out, std::int64_t i) {
+  std::int64_t index = 0, stride = 1;
+  for (std::size_t back = 3; back <= out.size(); ++back) {
+    const std::int64_t at = i % out[out.size() - back];
+    i /= out[out.size() - back];
+    if (back > shape.size()) continue;
+    if (shape[shape.size() - back] != 1) index += at * stride;
+    stride *= shape[shape.size() - back];
+  }
+  return index;
+}
+
+// Calls each(i, exact sum, sum of magnitudes) for every element of the product.
+template <class Each>
+void exact_product(const Tensor& a, const Tensor& b, const Tensor* bias, const Shape& out,
+                   Each&& each) {
+  const std::int64_t m = out.end()[-2], n = out.end()[-1], k = a.type().shape.end()[-1];
+  for (std::int64_t i = 0; i < element_count(out); ++i) {
+    const std::int64_t matrix = i / (m * n), row = i / n % m, column = i % n;
+    const std::int64_t in_a = matrix_of(a.type().shape, out, matrix) * m * k + row * k;
+    const std::int64_t in_b = matrix_of(b.type().shape, out, matrix) * k * n + column;
+    double sum = 0, magnitude = 0;
+    for (std::int64_t p = 0; p < k; ++p) {
+      const double term = a.at(in_a + p) * b.at(in_b + p * n);
+      sum += term;
+      magnitude += std::fabs(term);
+    }
+    if (bias != nullptr) sum += bias->at(column), magnitude += std::fabs(bias->at(column));
+    each(i, sum, magnitude);
+  }
+}
+
+Attrs attrs_for(bool transpose_a, bool transpose_b, const std::string& post) {
+  Attrs attrs = attrs_of({{"transpose_a", std::int64_t{transpose_a}},
+                          {"transpose_b", std::int64_t{transpose_b}}});
+  if (!post.empty()) attrs.set("post", post);
+  return attrs;
+}
+
+bool accepts(const char* implementation, DType dtype) {
+  const TensorType square{dtype, {2, 2}};
+  for (const KernelRow& row : cpu_table())
+    if (row.op == "matmul" && row.implementation == implementation)
+      return row.accept({"matmul", {square, square}, {square}, attrs_for(false, false, "")}).accepted;
+  return false;
+}
+
+class Matmul : public testing::TestWithParam<const char*> {};
+
+TEST_P(Matmul, Floats) {
+  for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64}) {
+    if (!accepts(GetParam(), dtype)) continue;
+    const double unit = dtype == DType::F16    ? 0x1p-11
+                        : dtype == DType::BF16 ? 0x1p-8
+                        : dtype == DType::F32  ? 0x1p-22
+                                               : 0x1p-50;
+    for (const Case& c : cases())
+      for (int variant = 0; variant < 4; ++variant) {
+        const bool transpose_a = variant % 2 != 0, transpose_b = variant / 2 != 0;
+        const Tensor a = random_floats(dtype, c.a, 1), b = random_floats(dtype, c.b, 2);
+        const Shape out = product_shape(c.a, c.b);
+        const Tensor bias = random_floats(dtype, {out.back()}, 3);
+        const bool with_bias = variant != 1;
+        const std::string post = variant == 2 ? "relu" : "";
+        std::vector<Tensor> inputs{stored(a, transpose_a), stored(b, transpose_b)};
+        if (with_bias) inputs.push_back(bias);
+        const Tensor product = run("matmul", inputs, {{dtype, out}},
+                                   attrs_for(transpose_a, transpose_b, post), GetParam())[0];
+        exact_product(a, b, with_bias ? &bias : nullptr, out,
+                      [&](std::int64_t i, double sum, double magnitude) {
+                        const double exact = post.empty() ? sum : std::max(sum, 0.0);
+                        // Accumulated at least in float32, rounded once.
+                        ASSERT_NEAR(product.at(i), exact,
+                                    unit * 1.1 * std::fabs(exact) +
+                                        std::min(unit, 0x1p-20) * magnitude)
+                            << to_string(inputs[0].type()) << " @ " << to_string(inputs[1].type());
+                      });
+      }
+  }
+}
+
+TEST_P(Matmul, IntegersWrap) {
+  for (const DType dtype : all_dtypes()) {
+    if (is_floating(dtype) || !accepts(GetParam(), dtype)) continue;
+    for (const Case& c : cases()) {
+      const Tensor a = random_tensor(dtype, c.a, 4, -100, 100), b = random_tensor(dtype, c.b, 5);
+      const Shape out = product_shape(c.a, c.b);
+      const Tensor product = run("matmul", {a, stored(b, true)}, {{dtype, out}},
+                                 attrs_for(false, true, ""), GetParam())[0];
+      exact_product(a, b, nullptr, out, [&](std::int64_t i, double sum, double) {
+        Tensor expected(dtype, {1});
+        expected.set(0, static_cast<std::int64_t>(sum));
+        ASSERT_EQ(product.integer(i), expected.integer(0)) << to_string(product.type());
+      });
+    }
+  }
+}
+
+TEST_P(Matmul, NothingToAddIsZeroAndNothingToMakeIsFine) {
+  for (const DType dtype : {DType::F32, DType::F64, DType::BF16, DType::I32}) {
+    const Tensor bias = random_tensor(dtype, {4}, 6);
+    const Tensor zeros =
+        run("matmul", {Tensor(dtype, {3, 0}), Tensor(dtype, {0, 4})}, {{dtype, {3, 4}}},
+            attrs_for(false, false, ""))[0];
+    for (std::int64_t i = 0; i < 12; ++i) EXPECT_EQ(zeros.at(i), 0);
+    const Tensor biased = run("matmul", {Tensor(dtype, {3, 0}), Tensor(dtype, {0, 4}), bias},
+                              {{dtype, {3, 4}}}, attrs_for(false, false, ""))[0];
+    for (std::int64_t i = 0; i < 12; ++i) EXPECT_EQ(biased.at(i), bias.at(i % 4));
+    for (const Case& c : {Case{{0, 5}, {5, 3}}, Case{{3, 5}, {5, 0}}, Case{{0, 2, 5}, {5, 3}}})
+      EXPECT_EQ(run("matmul", {Tensor(dtype, c.a), Tensor(dtype, c.b)},
+                    {{dtype, product_shape(c.a, c.b)}}, attrs_for(false, false, ""))[0]
+                    .count(),
+                0);
+  }
+}
+
+TEST_P(Matmul, Refusals) {
+  const auto refused = [](Shape a, Shape b, Shape out, const char* post = "") {
+    const KernelQuery query{"matmul", {{DType::F32, a}, {DType::F32, b}}, {{DType::F32, out}},
+                            attrs_for(false, false, post)};
+    return row_of("matmul", GetParam()).accept(query).reason;
+  };
+  EXPECT_NE(refused({2, 3}, {4, 2}, {2, 2}), "");
+  EXPECT_NE(refused({2, 3}, {3, 2}, {2, 3}), "");
+  EXPECT_NE(refused({3}, {3, 2}, {2}), "");
+  EXPECT_NE(refused({2, 2, 3}, {3, 3, 2}, {2, 2, 2}), "");
+  EXPECT_NE(refused({2, 3}, {3, 2}, {2, 2}, "gelu").find("gelu"), std::string::npos);
+  EXPECT_EQ(refused({2, 3}, {3, 2}, {2, 2}, "relu"), "");
+}
+
+std::vector<const char*> implementations() {
+  std::vector<const char*> names;
+  for (const KernelRow& row : cpu_table())
+    if (row.op == "matmul") names.push_back(row.implementation.data());
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Implementations, Matmul, testing::ValuesIn(implementations()),
+                         [](const auto& param) { return std::string(param.param); });
+
+}  // namespace
+}  // namespace ngd::kernels::test

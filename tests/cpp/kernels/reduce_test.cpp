@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// reduce, argmax and argmin against loops over the whole tensor.
+#include <algorithm>
+#include <limits>
+
+#include "device/threads.hpp"
+#include "harness.hpp"
+
+namespace ngd::kernels::test {
+namespace {
+
+Shape reduced_shape(Shape shape, const Integers& axes) {
+  for (const std::int64_t axis : axes) shape[static_cast<std::size_t>(axis)] = 1;
+  return shape;
+}
+
+// For every element of `shape`, in order: the element of the reduced shape that it belongs to.
+std::vector<std::int64_t> targets(const Shape& shape, const Integers& axes) {
+  const Shape kept = reduced_shape(shape, axes), strides = row_major_strides(kept);
+  std::vector<std::int64_t> result(static_cast<std::size_t>(element_count(shape)));
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    auto rest = static_cast<std::int64_t>(i);
+    for (std::size_t axis = shape.size(); axis-- > 0; rest /= shape[axis])
+      if (kept[axis] != 1) result[i] += rest % shape[axis] * strides[axis];
+  }
+  return result;
+}
+
+Tensor reduce(const char* op, const Tensor& x, const Integers& axes) {
+  return run("reduce", {x}, {{x.type().dtype, reduced_shape(x.type().shape, axes)}},
+             attrs_of({{"op", std::string(op)}, {"axes", axes}}))[0];
+}
+
+struct Case {
+  Shape shape;
+  Integers axes;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = {
+      {{}, {}},
+      {{7}, {0}},
+      {{1}, {0}},
+      {{4099}, {0}},
+      {{200003}, {0}},
+      {{128, 10}, {1}},
+      {{128, 10}, {0}},
+      {{128, 100}, {0}},
+      {{128, 100}, {}},
+      {{37, 1023}, {0}},
+      {{37, 1023}, {1}},
+      {{70001, 3}, {0}},
+      {{3, 70001}, {1}},
+      {{5, 6, 7}, {1}},
+      {{5, 6, 7}, {0, 2}},
+      {{5, 6, 7}, {0, 1}},
+      {{5, 6, 7}, {1, 2}},
+      {{5, 6, 7}, {0, 1, 2}},
+      {{3, 1, 4, 1, 65}, {0, 1, 3}},
+      {{2, 3, 4, 5, 6}, {1, 3}},
+      {{2, 3, 4, 5, 6}, {0, 2, 4}},
+      {{40, 30, 600}, {0, 1}},
+      {{40, 30, 600}, {0, 2}},
+      {{0, 3}, {1}},
+      {{3, 0}, {0}},
+  };
+  return all;
+}
+
+TEST(Reduce, IntegersAreExactAndWrap) {
+  for (const DType dtype : all_dtypes()) {
+    if (!is_integer(dtype)) continue;
+    for (const Case& c : cases()) {
+      const Tensor x = random_tensor(dtype, c.shape, 1, -100, 100);
+      const auto to = targets(c.shape, c.axes);
+      const Tensor sum = reduce("sum", x, c.axes), prod = reduce("prod", x, c.axes);
+      std::vector<std::uint64_t> sums(static_cast<std::size_t>(sum.count())), prods(sums.size(), 1);
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        const auto k = static_cast<std::size_t>(to[i]);
+        sums[k] += static_cast<std::uint64_t>(x.integer(static_cast<std::int64_t>(i)));
+        prods[k] *= static_cast<std::uint64_t>(x.integer(static_cast<std::int64_t>(i)));
+      }
+      Tensor expected_sum(sum.type()), expected_prod(sum.type());
+      for (std::size_t k = 0; k < sums.size(); ++k) {
+        expected_sum.set(static_cast<std::int64_t>(k), sums[k]);
+        expected_prod.set(static_cast<std::int64_t>(k), prods[k]);
+      }
+      ASSERT_EQ(sum, expected_sum) << to_string(x.type());
+      ASSERT_EQ(prod, expected_prod) << to_string(x.type());
+    }
+  }
+}
+
+TEST(Reduce, MaxAndMinOfEveryDtype) {
+  for (const DType dtype : all_dtypes())
+    for (const Case& c : cases()) {
+      const Tensor x = random_tensor(dtype, c.shape, 2, -100, 100);
+      if (x.count() == 0) continue;
+      const auto to = targets(c.shape, c.axes);
+      const Tensor max = reduce("max", x, c.axes), min = reduce("min", x, c.axes);
+      std::vector<double> highest(static_cast<std::size_t>(max.count()), -1e9), lowest(highest);
+      std::fill(lowest.begin(), lowest.end(), 1e9);
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        const auto k = static_cast<std::size_t>(to[i]);
+        highest[k] = std::max(highest[k], x.at(static_cast<std::int64_t>(i)));
+        lowest[k] = std::min(lowest[k], x.at(static_cast<std::int64_t>(i)));
+      }
+      for (std::int64_t k = 0; k < max.count(); ++k) {
+        ASSERT_EQ(max.at(k), highest[static_cast<std::size_t>(k)]) << to_string(x.type());
+        ASSERT_EQ(min.at(k), lowest[static_cast<std::size_t>(k)]) << to_string(x.type());
+      }
+    }
+}
+
+// Rounded once from a sum that is nearly exact: half a unit, and the sum's own small error.
+TEST(Reduce, FloatSumsAndMeansAreAccurate) {
+  for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64})
+    for (const Case& c : cases()) {
+      const Tensor x = random_floats(dtype, c.shape, 3, 0.5, 1.5);
+      const auto to = targets(c.shape, c.axes);
+      const Tensor sum = reduce("sum", x, c.axes), mean = reduce("mean", x, c.axes);
+      std::vector<long double> exact(static_cast<std::size_t>(sum.count()));
+      for (std::size_t i = 0; i < to.size(); ++i)
+        exact[static_cast<std::size_t>(to[i])] += x.at(static_cast<std::int64_t>(i));
+      const double unit = dtype == DType::F16    ? 0x1p-11
+                          : dtype == DType::BF16 ? 0x1p-8
+                          : dtype == DType::F32  ? 0x1p-21
+                                                 : 0x1p-49;
+      const auto n = static_cast<double>(sum.count() == 0 ? 0 : x.count() / sum.count());
+      for (std::int64_t k = 0; k < sum.count(); ++k) {
+        const auto e = static_cast<double>(exact[static_cast<std::size_t>(k)]);
+        if (dtype != DType::F16 || e < 60000) {
+          ASSERT_NEAR(sum.at(k), e, unit * 1.01 * e) << to_string(x.type());
+        }
+        if (n > 0) {
+          ASSERT_NEAR(mean.at(k), e / n, unit * 1.01 * e / n) << to_string(x.type());
+        } else {
+          ASSERT_TRUE(std::isnan(mean.at(k)));
+        }
+      }
+    }
+}
+
+TEST(Reduce, ProductsOfFloats) {
+  for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64}) {
+    const Tensor x = random_floats(dtype, {6, 5}, 4, 0.5, 1.5);
+    for (const std::int64_t axis : {0, 1}) {
+      const Tensor prod = reduce("prod", x, {axis});
+      for (std::int64_t k = 0; k < prod.count(); ++k) {
+        double exact = 1;
+        for (std::int64_t i = 0; i < (axis == 0 ? 6 : 5); ++i)
+          exact *= axis == 0 ? x.at(i * 5 + k) : x.at(k * 5 + i);
+        const double unit = dtype == DType::F16 ? 0x1p-11 : dtype == DType::BF16 ? 0x1p-8 : 0x1p-21;
+        ASSERT_NEAR(prod.at(k), exact, unit * 1.01 * exact);
+      }
+    }
+  }
+}
+
+TEST(Reduce, NothingHasTheIdentity) {
+  for (const DType dtype : {DType::F16, DType::F32, DType::F64, DType::I32}) {
+    const Tensor x(dtype, {4, 0, 3});
+    for (const Integers& axes : {Integers{1}, Integers{0, 1}, Integers{1, 2}}) {
+      const Tensor sum = reduce("sum", x, axes), prod = reduce("prod", x, axes);
+      ASSERT_GT(sum.count(), 0);
+      for (std::int64_t k = 0; k < sum.count(); ++k) {
+        EXPECT_EQ(sum.at(k), 0);
+        EXPECT_EQ(prod.at(k), 1);
+        EXPECT_TRUE(!is_floating(dtype) || std::isnan(reduce("mean", x, axes).at(k)));
+      }
+    }
+  }
+}
+
+TEST(Reduce, NanAndInfinityPropagate) {
+  const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
+  for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64})
+    for (const Shape& shape : {Shape{3000, 1}, Shape{1, 3000}, Shape{60, 50}})
+      for (const std::int64_t at : {0, 17, 2047, 2999}) {
+        Tensor x = random_floats(dtype, shape, 5);
+        x.set(at, nan);
+        for (const char* op : {"sum", "mean", "max", "min", "prod"})
+          EXPECT_TRUE(std::isnan(reduce(op, x, {0, 1}).at(0))) << op << ' ' << to_string(x.type());
+        const Tensor columns = reduce("max", x, {0});
+        for (std::int64_t j = 0; j < columns.count(); ++j)
+          EXPECT_EQ(std::isnan(columns.at(j)), j == at % shape[1]);
+        x.set(at, inf);
+        EXPECT_EQ(reduce("sum", x, {0, 1}).at(0), inf);
+        EXPECT_EQ(reduce("max", x, {0, 1}).at(0), inf);
+      }
+}
+
+TEST(Reduce, BoolMaxIsOrAndMinIsAnd) {
+  const Tensor x(DType::Bool, {3, 2}, Integers{0, 0, 0, 1, 1, 1});
+  const Tensor any = reduce("max", x, {1}), all = reduce("min", x, {1});
+  EXPECT_EQ(any, Tensor(DType::Bool, {3, 1}, Integers{0, 1, 1}));
+  EXPECT_EQ(all, Tensor(DType::Bool, {3, 1}, Integers{0, 0, 1}));
+}
+
+TEST(Reduce, BitsDoNotDependOnTheNumberOfThreads) {
+  for (const DType dtype : {DType::F32, DType::F64, DType::F16})
+    for (const Case& c : {Case{{300001}, {0}}, Case{{30001, 17}, {0}}, Case{{17, 30001}, {1}},
+                          Case{{64, 100, 50}, {0, 2}}}) {
+      const Tensor x = random_floats(dtype, c.shape, 6);
+      const Tensor several = reduce("sum", x, c.axes);
+      device::set_thread_share(1);
+      ASSERT_EQ(device::thread_count(), 1);
+      const Tensor single = reduce("sum", x, c.axes);
+      device::set_thread_share(device::available_cores());
+      EXPECT_EQ(several, single) << to_string(x.type());
+    }
+}
+
+TEST(Reduce, Refusals) {
+  const auto reason = [](const char* op, DType dtype, Shape in, Shape out, Integers axes) {
+    std::string reasons;
+    const KernelQuery query{"reduce", {{dtype, in}}, {{dtype, out}},
+                            attrs_of({{"op", std::string(op)}, {"axes", axes}})};
+    EXPECT_EQ(find(cpu_table(), query, nullptr, &reasons), nullptr);
+    return reasons;
+  };
+  EXPECT_NE(reason("mean", DType::I32, {3}, {}, {0}).find("mean is for floats"), std::string::npos);
+  EXPECT_NE(reason("sum", DType::Bool, {3}, {}, {0}).find("not for bool"), std::string::npos);
+  EXPECT_NE(reason("median", DType::F32, {3}, {}, {0}).find("median"), std::string::npos);
+  EXPECT_NE(reason("max", DType::F32, {0}, {}, {0}).find("no elements"), std::string::npos);
+  EXPECT_NE(reason("sum", DType::F32, {3}, {3}, {0}).find("kept axes"), std::string::npos);
+  EXPECT_NE(reason("sum", DType::F32, {3}, {}, {1}).find("axis 1"), std::string::npos);
+}
+
+TEST(ArgReduce, FirstOfEqualsAndNanFirst) {
+  for (const DType dtype : all_dtypes())
+    for (const Shape& shape : {Shape{9}, Shape{4, 7}, Shape{3, 5, 6}, Shape{2, 1, 3}})
+      for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+        Tensor x = random_tensor(dtype, shape, 7, -2, 2);
+        if (is_floating(dtype)) {
+          x.set(x.count() / 2, std::nan(""));
+          x.set(x.count() - 1, std::nan(""));
+        }
+        Shape out = shape;
+        out.erase(out.begin() + static_cast<std::ptrdiff_t>(axis));
+        const Attrs attrs = attrs_of({{"axis", static_cast<std::int64_t>(axis)}});
+        const Tensor max = run("argmax", {x}, {{DType::I64, out}}, attrs)[0];
+        const Tensor min = run("argmin", {x}, {{DType::I64, out}}, attrs)[0];
+        const std::int64_t inner = row_major_strides(shape)[axis];
+        for (std::int64_t k = 0; k < max.count(); ++k) {
+          const std::int64_t first = k / inner * inner * shape[axis] + k % inner;
+          std::int64_t highest = 0, lowest = 0;
+          for (std::int64_t i = 1; i < shape[axis]; ++i) {
+            const double v = x.at(first + i * inner);
+            const double h = x.at(first + highest * inner), l = x.at(first + lowest * inner);
+            if (!std::isnan(h) && (std::isnan(v) || v > h)) highest = i;
+            if (!std::isnan(l) && (std::isnan(v) || v < l)) lowest = i;
+          }
+          ASSERT_EQ(max.integer(k), highest);
+          ASSERT_EQ(min.integer(k), lowest);
+        }
+      }
+}
+
+TEST(ArgReduce, KeepsNothingOfNothing) {
+  const Tensor x(DType::F32, {0, 3});
+  EXPECT_EQ(run("argmax", {x}, {{DType::I64, {0}}}, attrs_of({{"axis", std::int64_t{1}}}))[0].count(),
+            0);
+  const KernelQuery query{"argmax", {x.type()}, {{DType::I64, {3}}},
+                          attrs_of({{"axis", std::int64_t{0}}})};
+  std::string reasons;
+  EXPECT_EQ(find(cpu_table(), query, nullptr, &reasons), nullptr);
+  EXPECT_NE(reasons.find("argmax of no elements"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ngd::kernels::test
