@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import NUMBERS
+from ..dtype import FLOATS, NUMBERS, is_float
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, register
 from .elementwise import align, where
@@ -66,8 +66,8 @@ class MatMul(Op):
             )
         if len(inputs) > 2 and inputs[2].shape != b[-1:]:
             raise ShapeError(f"matmul: expected a bias of shape {b[-1:]}; got {inputs[2]}")
-        if post not in ("", "relu"):
-            raise ValueError(f'matmul: expected post "" or "relu"; got {post!r}')
+        if post and (post != "relu" or not is_float(dtype)):
+            raise ValueError(f'matmul: expected post "", or "relu" of floats; got {post!r}')
         return Type(dtype, (*broadcast_shapes(self.name, a[:-2], b[:-2]), a[-2], b[-1]))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -113,10 +113,11 @@ class MatMul(Op):
         )
         for left_shape, right_shape in batches:
             yield Sample((Operand(left_shape), Operand(right_shape)), plain)
-        yield Sample((Operand((4, 2)), Operand((3, 2)), Operand((3,))), _RELU)
-        yield Sample((Operand((4, 2)), Operand((3, 2))), _RELU)
+        relu = {"transpose_a": False, "transpose_b": True, "post": "relu"}
+        for dtype in FLOATS:
+            left, right = Operand((4, 2), dtype=dtype), Operand((3, 2), dtype=dtype)
+            yield Sample((left, right), relu)
+            yield Sample((left, right, Operand((3,), dtype=dtype)), relu)
 
-
-_RELU: Final = {"transpose_a": False, "transpose_b": True, "post": "relu"}
 
 matmul: Final[MatMul] = register(MatMul())

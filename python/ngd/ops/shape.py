@@ -456,6 +456,9 @@ class Iota(Op):
             raise ShapeError(f"iota: expected a size >= 0 and not bool; got {size}, {dtype}")
         return Type(dtype, (size,))
 
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return self.name, {"axis": 0}
+
     def expand(self, *, size: int, dtype: DType) -> Node:
         return constant_node(self.reference(size=size, dtype=dtype))
 
