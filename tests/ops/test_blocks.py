@@ -96,6 +96,19 @@ def test_gradient_matches_finite_differences(case: Case, coverage: Coverage) -> 
     coverage.note("gradient", case.op.name, float64)
 
 
+@named([c for c in CASES if has_gradient(c)])
+def test_gradients_on_a_device(case: Case, run: Runner) -> None:
+    """The same graph of gradients as the references compute it: whatever passes make of it."""
+    inputs = placeholders([*case.types, case.result])
+    *operands, seed = inputs
+    loss = sum(multiply(case.op.node(operands, case.sample.attrs), seed))
+    outputs = [loss, *grad(loss, [x for x in operands if is_float(x.dtype)])]
+    arrays = [*case.arrays(), weights(case)]
+    expected = run_reference(inputs, outputs, arrays)
+    for found, wanted in zip(run(inputs, outputs, arrays), expected, strict=True):
+        assert_close(found, wanted, slack=8)
+
+
 @named([c for c in CASES if has_gradient(c) and c.op.smooth])
 def test_second_gradient_matches_finite_differences(case: Case, coverage: Coverage) -> None:
     """The gradients, weighted and summed, differentiated by the operands and by dy."""
