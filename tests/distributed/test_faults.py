@@ -199,6 +199,8 @@ def test_missing_rank_is_named_with_op_and_site(communicator: str, eager: bool) 
         assert outcome.value["error"] == "CollectiveTimeoutError", outcome
         for word in ("rank 1", f"all_reduce({'sum' if eager else 'max'})", "test_faults.py:"):
             assert word in outcome.value["message"]
+    if communicator == "mpi":
+        return  # mpirun has ended the late rank
     late = outcomes[1]
     assert late.value["error"] in ("CollectiveTimeoutError", "RankLostError"), late
 
@@ -307,6 +309,7 @@ def interrupted() -> None:
     if rank == 0:
         ngd.barrier()
     time.sleep(1.5)
+    ngd.barrier()  # rank 0 had come to this one
     ngd.barrier()
 
 

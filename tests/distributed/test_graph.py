@@ -48,7 +48,8 @@ def results() -> None:
                     for name, got in zip(names, reduced, strict=True):
                         want = numpys[name](np.stack(given))
                         assert got.dtype == dtype
-                        assert np.allclose(got, want, rtol=1e-6 if dtype is np.float32 else 1e-13)
+                        atol = 1e-4 if dtype is np.float32 else 1e-12  # of sums of a few tens
+                        assert np.allclose(got, want, rtol=atol / 10, atol=atol)
                     assert last.tobytes() == given[-1].tobytes()
 
 

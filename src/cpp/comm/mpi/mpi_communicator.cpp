@@ -271,7 +271,7 @@ void MpiCommunicator::fail_timeout(double timeout_seconds) {
 void MpiCommunicator::close_failed(ErrorKind kind, const std::string& message) noexcept {
   if (state_ != State::Open) return;
   state_ = State::Failed;
-  mark_failed();
+  mark_failed(true);
   try {
     failure_ = message;
     Header header;
@@ -304,12 +304,14 @@ void MpiCommunicator::close() noexcept {
     header.sequence = completed_ + 1;
     mailbox_.post(header, nullptr, 0);
   } catch (const std::exception&) {
-    mark_failed();
+    mark_failed(true);
   }
-  // After a failure this process ends in MPI_Abort: the others' last words come first.
+  // After a failure this process ends in MPI_Abort, unless all ranks are found to leave in order.
   drain(kFarewellSeconds, failed);
   works_.clear();
-  if (mailbox_.close()) MPI_Comm_free(&endpoint_.comm);
+  if (!mailbox_.close()) return;
+  MPI_Comm_free(&endpoint_.comm);
+  mark_failed(false);
 }
 
 void MpiCommunicator::drain(double seconds, bool until_peers_left) noexcept {

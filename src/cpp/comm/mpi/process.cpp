@@ -94,7 +94,7 @@ Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
   return endpoint;
 }
 
-void mark_failed() noexcept { process.failed = true; }
+void mark_failed(bool failed) noexcept { process.failed = failed; }
 
 std::string error_text(int code) {
   char text[MPI_MAX_ERROR_STRING] = {};

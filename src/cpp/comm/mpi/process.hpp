@@ -20,8 +20,8 @@ struct Endpoint {
 // Fortran handle. Collective over its ranks. Throws Init, CollectiveTimeout.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
 
-// From here until the next endpoint MPI must not be finalized: its peers may never answer.
-void mark_failed() noexcept;
+// Whether this process must not finalize MPI, because its peers may never come to do the same.
+void mark_failed(bool failed) noexcept;
 
 std::string error_text(int code);
 
