@@ -35,10 +35,10 @@ TEST_P(ReduceTest, FollowsTheTreeBitForBit) {
         if (!makes_sense(combine, dtype)) continue;
         for (const double divisor : {1.0, 3.0}) {
           if (divisor != 1.0 && !is_floating(dtype)) continue;
-          std::vector<std::byte> got(count * size_of(dtype) + 1, std::byte{0x5a});
+          reference::Bytes got(count * size_of(dtype) + 1, std::byte{0x5a});
           reduce(combine, dtype, sources.data(), n, got.data(), count, divisor);
           const auto want = reference::tree(combine, dtype, inputs, count, divisor);
-          ASSERT_EQ(std::memcmp(got.data(), want.data(), want.size()), 0)
+          ASSERT_TRUE(std::equal(want.begin(), want.end(), got.begin()))
               << name_of(dtype) << " combine " << static_cast<int>(combine) << " n " << n
               << " count " << count << " divisor " << divisor;
           ASSERT_EQ(got.back(), std::byte{0x5a}) << "wrote past the end";

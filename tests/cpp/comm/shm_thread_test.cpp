@@ -97,23 +97,26 @@ bool legal(const Case& each) {
   return each.op != ReduceOp::Sum || each.dtype != DType::Bool;
 }
 
-// Every op and dtype at small sizes; at the edges of the inline payload and of the staging chunks,
-// and far beyond, what differs there: the width of an element.
-std::vector<Case> cases() {
+// Every op and dtype at small sizes; beyond, what differs there: the width of an element, at the
+// edges of the inline payload and of the staging chunks.
+std::vector<Case> cases(int size) {
   std::vector<Case> all;
   for (const DType dtype : reference::kAllTypes)
     for (const ReduceOp op :
          {ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Prod})
       for (const std::size_t count : {0, 1, 2, 7, 4099})
         if (legal({op, dtype, count})) all.push_back({op, dtype, count});
-  for (const DType dtype : {DType::U8, DType::BF16, DType::F32, DType::I64}) {
-    const std::size_t element = size_of(dtype);
-    for (const std::size_t edge : {shm::kInlineBytes, std::size_t{512} << 10, std::size_t{1} << 20})
-      for (const std::size_t count : {edge / element - 1, edge / element, edge / element + 1})
-        all.push_back({dtype == DType::F32 ? ReduceOp::Mean : ReduceOp::Max, dtype, count});
+  for (const DType dtype : {DType::BF16, DType::F32})
+    for (const std::size_t edge :
+         {shm::kInlineBytes, std::size_t{512} << 10, std::size_t{1} << 20}) {
+      const std::size_t at_edge = edge / size_of(dtype);
+      for (const std::size_t count : {at_edge - 1, at_edge, at_edge + 1})
+        all.push_back({ReduceOp::Mean, dtype, count});
+    }
+  if (size <= 4) {
+    all.push_back({ReduceOp::Max, DType::U8, 1'500'001});
+    all.push_back({ReduceOp::Sum, DType::F64, 1'000'003});
   }
-  all.push_back({ReduceOp::Sum, DType::F32, 1'000'003});
-  all.push_back({ReduceOp::Sum, DType::F64, 1'000'000});
   return all;
 }
 
@@ -123,15 +126,13 @@ TEST_P(AllReduceTest, FlatFollowsTheTreeBitForBit) {
   const int size = GetParam();
   auto ranks = shm::make_thread_ranks(size);
   unsigned seed = 0;
-  for (const Case& each : cases()) {
+  for (const Case& each : cases(size)) {
     const auto inputs = reference::random_inputs(each.dtype, size, each.count, ++seed);
     const Bytes want = reference::tree(combine_of(each.op), each.dtype, inputs, each.count,
                                        each.op == ReduceOp::Mean ? size : 1.0);
-    const bool large = each.count > 500'000;
     expect_success(run_ranks(ranks, [&](Communicator& group) {
       const auto& input = inputs[static_cast<std::size_t>(group.rank())];
       for (const Lane lane : kLanes) {
-        if (large && lane == Lane::PrivateInPlace) continue;
         const Operands operands(group, lane, input);
         Collective collective =
             all_reduce(each.op, each.dtype, operands.source(), operands.destination(), each.count);
@@ -167,20 +168,25 @@ double value_at(DType dtype, const Bytes& bytes, std::size_t index) {
   });
 }
 
-// The exact result, in double, of what the halves and float32 hold; double itself by the tree.
-double exact_at(const Case& each, const std::vector<Bytes>& inputs, std::size_t index) {
-  std::vector<double> values;
-  for (const Bytes& input : inputs) values.push_back(value_at(each.dtype, input, index));
-  const double total =
-      reference::tree_of(combine_of(each.op), values.data(), static_cast<int>(values.size()));
-  return each.op == ReduceOp::Mean ? total / static_cast<double>(values.size()) : total;
+// The largest distance of a result from the one that is computed in double.
+double worst_error(const Case& each, const std::vector<Bytes>& inputs, const Bytes& result) {
+  std::vector<double> values(inputs.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < each.count; ++i) {
+    for (std::size_t r = 0; r < inputs.size(); ++r) values[r] = value_at(each.dtype, inputs[r], i);
+    double want =
+        reference::tree_of(combine_of(each.op), values.data(), static_cast<int>(values.size()));
+    if (each.op == ReduceOp::Mean) want /= static_cast<double>(values.size());
+    worst = std::max(worst, std::abs(value_at(each.dtype, result, i) - want));
+  }
+  return worst;
 }
 
 TEST_P(AllReduceTest, RingIsExactForIntegersAndBoundedForFloats) {
   const int size = GetParam();
   auto ranks = shm::make_thread_ranks(size);
   unsigned seed = 100;
-  for (const Case& each : cases()) {
+  for (const Case& each : cases(size)) {
     const auto inputs = reference::random_inputs(each.dtype, size, each.count, ++seed);
     const bool exact = !is_floating(each.dtype) || each.op == ReduceOp::Min ||
                        each.op == ReduceOp::Max || size <= 2;
@@ -202,10 +208,8 @@ TEST_P(AllReduceTest, RingIsExactForIntegersAndBoundedForFloats) {
       if (exact) {
         ASSERT_EQ(results[0], want) << name_of(each.dtype) << " " << each.count;
       } else {
-        const double bound = ring_bound(each, size);
-        for (std::size_t i = 0; i < each.count; ++i)
-          ASSERT_NEAR(value_at(each.dtype, results[0], i), exact_at(each, inputs, i), bound)
-              << name_of(each.dtype) << " " << i << " of " << each.count;
+        ASSERT_LE(worst_error(each, inputs, results[0]), ring_bound(each, size))
+            << name_of(each.dtype) << " " << each.count;
       }
     }
   }
@@ -214,7 +218,7 @@ TEST_P(AllReduceTest, RingIsExactForIntegersAndBoundedForFloats) {
 TEST_P(AllReduceTest, BroadcastComesFromEveryRoot) {
   const int size = GetParam();
   auto ranks = shm::make_thread_ranks(size);
-  for (const std::size_t count : {0, 1, 31, 32, 33, 8192, 8193, 524'288, 524'289, 3'000'001})
+  for (const std::size_t count : {0, 1, 32, 33, 8192, 8193, 524'288, 524'289, 1'500'001})
     for (int root = 0; root < size; ++root) {
       const auto input = reference::random_inputs(DType::U8, 1, count, 9)[0];
       expect_success(run_ranks(ranks, [&](Communicator& group) {
