@@ -11,7 +11,7 @@ struct SoftmaxLoops {
   // e = exp(x - maximum of the row); also the maxima and the sums of e, one a row.
   void (*exponentials)(const T* x, std::int64_t rows, std::int64_t length, T* e, T* maxima,
                        T* sums);
-  // y = e / sum, times scale[row] where scale is not null. y may be e.
+  // y = e * (scale[row] / sum), without scale where it is null. y may be e.
   void (*divide)(const T* e, std::int64_t rows, std::int64_t length, const T* sums, const T* scale,
                  T* y);
   // y = (x - maximum) - log(sum). y may be x.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// See softmax.hpp. Maxima and sums run over kLanes lanes that are then combined as a tree, in the
-// same order on every SIMD level.
+// See softmax.hpp. Maxima and sums of long rows run over the lanes of four vectors, which are then
+// combined as a tree: the same order on every SIMD level.
 #include "kernels/fused/softmax.hpp"
 
 #include "kernels/fused/vector_math.hpp"
@@ -9,30 +9,56 @@ namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
 
 namespace {
 
-constexpr std::int64_t kLanes = 16;
-
-// NaN, once met, stays.
 template <class T>
-NGD_INLINE T larger(T a, T b) {
-  return b > a || b != b ? b : a;
-}
+struct VectorOf {
+  typedef T type __attribute__((vector_size(64)));
+  typedef T stored __attribute__((vector_size(64), aligned(alignof(T)), may_alias));
+};
 
-template <class T, class Combine>
-NGD_INLINE T reduce_row(const T* x, std::int64_t length, Combine combine) {
-  if (length < 2 * kLanes) {
-    T result = x[0];
-    for (std::int64_t i = 1; i < length; ++i) result = combine(result, x[i]);
-    return result;
+// Of scalars or vectors. NaN, once met, stays.
+struct Larger {
+  template <class V>
+  NGD_INLINE V combine(V a, V b) {
+    return (b > a) | (b != b) ? b : a;
   }
-  T lanes[kLanes];
-  for (std::int64_t l = 0; l < kLanes; ++l) lanes[l] = x[l];
-  std::int64_t i = kLanes;
-  for (; i + kLanes <= length; i += kLanes)
-    for (std::int64_t l = 0; l < kLanes; ++l) lanes[l] = combine(lanes[l], x[i + l]);
-  for (std::int64_t l = 0; i < length; ++i, ++l) lanes[l] = combine(lanes[l], x[i]);
-  for (std::int64_t width = kLanes / 2; width > 0; width /= 2)
-    for (std::int64_t l = 0; l < width; ++l) lanes[l] = combine(lanes[l], lanes[l + width]);
-  return lanes[0];
+};
+struct Sum {
+  template <class V>
+  NGD_INLINE V combine(V a, V b) {
+    return a + b;
+  }
+};
+
+template <class Op, class T>
+NGD_INLINE T reduce_row(const T* x, std::int64_t length) {
+  using Vector = typename VectorOf<T>::type;
+  using Stored = typename VectorOf<T>::stored;
+  constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes;
+  std::int64_t i = 0;
+  T result = x[0];
+  if (length >= kStep) {
+    const auto load = [x](std::int64_t at) -> Vector {
+      return *reinterpret_cast<const Stored*>(x + at);
+    };
+    Vector v0 = load(0), v1 = load(kLanes), v2 = load(2 * kLanes), v3 = load(3 * kLanes);
+    for (i = kStep; i + kStep <= length; i += kStep) {
+      v0 = Op::combine(v0, load(i));
+      v1 = Op::combine(v1, load(i + kLanes));
+      v2 = Op::combine(v2, load(i + 2 * kLanes));
+      v3 = Op::combine(v3, load(i + 3 * kLanes));
+    }
+    for (; i + kLanes <= length; i += kLanes) v0 = Op::combine(v0, load(i));
+    v0 = Op::combine(Op::combine(v0, v1), Op::combine(v2, v3));
+    T lanes[kLanes];
+    *reinterpret_cast<Stored*>(lanes) = v0;
+    for (std::int64_t width = kLanes / 2; width > 0; width /= 2)
+      for (std::int64_t l = 0; l < width; ++l) lanes[l] = Op::combine(lanes[l], lanes[l + width]);
+    result = lanes[0];
+  } else {
+    i = 1;
+  }
+  for (; i < length; ++i) result = Op::combine(result, x[i]);
+  return result;
 }
 
 template <class T>
@@ -40,22 +66,22 @@ void exponentials(const T* x, std::int64_t rows, std::int64_t length, T* e, T* m
   for (std::int64_t row = 0; row < rows; ++row) {
     const T* from = x + row * length;
     T* to = e + row * length;
-    const T maximum = reduce_row(from, length, [](T a, T b) { return larger(a, b); });
+    const T maximum = reduce_row<Larger>(from, length);
     for (std::int64_t i = 0; i < length; ++i) to[i] = from[i] - maximum;
     maxima[row] = maximum;
   }
   for (std::int64_t i = 0; i < rows * length; ++i) e[i] = exponential(e[i]);
   for (std::int64_t row = 0; row < rows; ++row)
-    sums[row] = reduce_row(e + row * length, length, [](T a, T b) { return a + b; });
+    sums[row] = reduce_row<Sum>(e + row * length, length);
 }
 
 template <class T>
 void divide(const T* e, std::int64_t rows, std::int64_t length, const T* sums, const T* scale,
             T* y) {
   for (std::int64_t row = 0; row < rows; ++row) {
-    const T sum = sums[row], factor = scale == nullptr ? T(1) : scale[row];
+    const T factor = (scale == nullptr ? T(1) : scale[row]) / sums[row];
 #pragma GCC ivdep
-    for (std::int64_t i = row * length; i < (row + 1) * length; ++i) y[i] = e[i] / sum * factor;
+    for (std::int64_t i = row * length; i < (row + 1) * length; ++i) y[i] = e[i] * factor;
   }
 }
 

@@ -3,8 +3,6 @@
 
 #include <omp.h>
 
-#include "device/threads.hpp"
-
 namespace ngd::kernels::onednn {
 
 const dnnl::engine& engine() {
@@ -25,10 +23,12 @@ dnnl::memory::data_type data_type(DType dtype) {
   }
 }
 
-// The number is OpenMP's, of the calling thread.
-void follow_thread_count() {
-  const int threads = device::thread_count();
-  if (omp_get_max_threads() != threads) omp_set_num_threads(threads);
+ThreadScope::ThreadScope(int threads) : before_(omp_get_max_threads()), threads_(threads) {
+  if (threads_ != before_) omp_set_num_threads(threads_);
+}
+
+ThreadScope::~ThreadScope() {
+  if (threads_ != before_) omp_set_num_threads(before_);
 }
 
 }  // namespace ngd::kernels::onednn

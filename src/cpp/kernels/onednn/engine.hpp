@@ -13,7 +13,16 @@ const dnnl::stream& stream();
 
 dnnl::memory::data_type data_type(DType dtype);  // F32, F16, BF16
 
-// Makes oneDNN use as many threads as other kernels; called before a primitive is made or run.
-void follow_thread_count();
+// While it lives, the calling thread's OpenMP regions, oneDNN's among them, have so many threads.
+class ThreadScope {
+ public:
+  explicit ThreadScope(int threads);
+  ~ThreadScope();
+  ThreadScope(const ThreadScope&) = delete;
+  ThreadScope& operator=(const ThreadScope&) = delete;
+
+ private:
+  int before_, threads_;
+};
 
 }  // namespace ngd::kernels::onednn

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // matmul by oneDNN: f32 everywhere; f16 and bf16 where it has them for this CPU.
-#include <utility>
+#include <unordered_map>
 
-#include "base/error.hpp"
+#include "device/device.hpp"
+#include "device/threads.hpp"
 #include "kernels/onednn/engine.hpp"
 #include "kernels/ref/matmul_shape.hpp"
 #include "kernels/rows.hpp"
@@ -67,29 +68,39 @@ dnnl::matmul::primitive_desc make_descriptor(const KernelQuery& query) {
     post.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
     attr.set_post_ops(post);
   }
-  follow_thread_count();
   if (!shape.bias) return {engine(), a, b, out, attr, true};
   const auto bias = describe(Shape(shape.batch.size(), 1), 1, shape.n, false, type);
   return {engine(), a, b, bias, out, attr, true};
 }
 
-class Matmul final : public Kernel {
+// A primitive, made for the number of threads that it runs on, with its operands.
+class Primitive {
  public:
-  explicit Matmul(const KernelQuery& query) : Matmul(make_descriptor(query)) {}
+  Primitive(const KernelQuery& query, int threads)
+      : Primitive(make_descriptor_for(query, threads), threads) {}
 
-  void run(const KernelArgs& args) const override {
-    follow_thread_count();
+  int threads() const { return threads_; }
+  std::size_t scratch_bytes() const { return scratch_.get_desc().get_size(); }
+
+  void run(const KernelArgs& args, void* scratch) const {
+    const ThreadScope scope(threads_);
     a_.set_data_handle(const_cast<void*>(args.inputs[0]));
     b_.set_data_handle(const_cast<void*>(args.inputs[1]));
     if (bias_) bias_.set_data_handle(const_cast<void*>(args.inputs[2]));
     out_.set_data_handle(args.outputs[0]);
-    scratch_.set_data_handle(args.scratch);
+    scratch_.set_data_handle(scratch);
     primitive_.execute(stream(), operands_);
   }
 
  private:
-  explicit Matmul(const dnnl::matmul::primitive_desc& descriptor)
-      : primitive_(descriptor),
+  static dnnl::matmul::primitive_desc make_descriptor_for(const KernelQuery& query, int threads) {
+    const ThreadScope scope(threads);
+    return make_descriptor(query);
+  }
+
+  Primitive(const dnnl::matmul::primitive_desc& descriptor, int threads)
+      : threads_(threads),
+        primitive_(descriptor),
         a_(descriptor.src_desc(), engine(), nullptr),
         b_(descriptor.weights_desc(), engine(), nullptr),
         out_(descriptor.dst_desc(), engine(), nullptr),
@@ -104,9 +115,39 @@ class Matmul final : public Kernel {
     }
   }
 
+  int threads_;
   dnnl::matmul primitive_;
   memory a_, b_, bias_, out_, scratch_;
   std::unordered_map<int, memory> operands_;
+};
+
+class Matmul final : public Kernel {
+ public:
+  explicit Matmul(const KernelQuery& query)
+      : query_(query), primitive_(query, device::thread_count()) {}
+
+  void run(const KernelArgs& args) const override {
+    if (primitive_.threads() > 1 && device::thread_count() == 1)
+      run_alone(args);
+    else
+      primitive_.run(args, args.scratch);
+  }
+
+ private:
+  // In a forked child no second thread may start (device/threads.hpp), and a primitive cannot run
+  // on fewer threads than it was made for: another one is made, with scratch of its own.
+  void run_alone(const KernelArgs& args) const {
+    if (alone_ == nullptr) {
+      alone_ = std::make_unique<Primitive>(query_, 1);
+      alone_scratch_ = device::Buffer(device::cpu(), alone_->scratch_bytes());
+    }
+    alone_->run(args, alone_scratch_.data());
+  }
+
+  KernelQuery query_;
+  Primitive primitive_;
+  mutable std::unique_ptr<Primitive> alone_;
+  mutable device::Buffer alone_scratch_;
 };
 
 }  // namespace
@@ -118,8 +159,8 @@ Verdict accept_matmul(const KernelQuery& query) {
   if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
   if (query.outputs[0].count() == 0 || shape.k == 0) return Verdict::reject("nothing to multiply");
   try {
-    const dnnl::matmul::primitive_desc descriptor = make_descriptor(query);
-    return Verdict::accept(descriptor.scratchpad_desc().get_size());
+    const ThreadScope scope(device::thread_count());
+    return Verdict::accept(make_descriptor(query).scratchpad_desc().get_size());
   } catch (const dnnl::error& error) {
     return Verdict::reject(error.what());
   }

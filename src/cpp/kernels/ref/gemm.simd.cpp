@@ -18,17 +18,26 @@ constexpr int kVectorBytes = 16, kRows = 4, kVectors = 2;
 template <class T>
 struct VectorOf {
   typedef T type __attribute__((vector_size(kVectorBytes)));
+  // The same in memory: at any element's address.
+  typedef T stored __attribute__((vector_size(kVectorBytes), aligned(alignof(T)), may_alias));
 };
 
+// Whole arrays are never copied: the sums would be kept in memory.
 template <class T>
 void multiply(std::int64_t depth, const T* a, const T* b, T* c, std::int64_t c_stride,
               std::int64_t rows_used, std::int64_t columns_used, bool add) {
   using Vector = typename VectorOf<T>::type;
+  using Stored = typename VectorOf<T>::stored;
   constexpr int kLanes = kVectorBytes / sizeof(T), kColumns = kVectors * kLanes;
-  Vector sums[kRows][kVectors] = {};
+  Vector sums[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sums[i][v] = Vector{};
   for (std::int64_t p = 0; p < depth; ++p, a += kRows, b += kColumns) {
     Vector row[kVectors];
-    __builtin_memcpy(row, b, sizeof(row));
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) row[v] = *reinterpret_cast<const Stored*>(b + v * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
       const Vector factor = a[i] - Vector{};
@@ -36,16 +45,21 @@ void multiply(std::int64_t depth, const T* a, const T* b, T* c, std::int64_t c_s
       for (int v = 0; v < kVectors; ++v) sums[i][v] += factor * row[v];
     }
   }
-  if (rows_used == kRows && columns_used == kColumns && !add) {
+  T edge[kRows * kColumns];
+  const bool whole = rows_used == kRows && columns_used == kColumns && !add;
+  T* out = whole ? c : edge;
+  const std::int64_t stride = whole ? c_stride : kColumns;
 #pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i) __builtin_memcpy(c + i * c_stride, sums[i], sizeof(sums[i]));
-    return;
+  for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+      *reinterpret_cast<Stored*>(out + i * stride + v * kLanes) = sums[i][v];
+  if (whole) return;
+  for (std::int64_t i = 0; i < rows_used; ++i) {
+    const T* from = edge + i * kColumns;
+    T* to = c + i * c_stride;
+    for (std::int64_t j = 0; j < columns_used; ++j) to[j] = add ? to[j] + from[j] : from[j];
   }
-  T out[kRows][kColumns];
-  __builtin_memcpy(out, sums, sizeof(out));
-  for (std::int64_t i = 0; i < rows_used; ++i)
-    for (std::int64_t j = 0; j < columns_used; ++j)
-      c[i * c_stride + j] = add ? c[i * c_stride + j] + out[i][j] : out[i][j];
 }
 
 template <class T>

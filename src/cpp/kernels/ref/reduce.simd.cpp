@@ -77,6 +77,11 @@ struct FloatLoops {
   NGD_INLINE Vector empty() { return Vector{} + identity<reduction, T>(); }
 
   static T reduce_block(const T* x, std::int64_t count) {
+    if (count < kLanes) {
+      T result = x[0];
+      for (std::int64_t i = 1; i < count; ++i) result = combine<reduction>(result, x[i]);
+      return result;
+    }
     Vector v0 = empty(), v1 = v0, v2 = v0, v3 = v0;
     std::int64_t i = 0;
     for (; i + kStep <= count; i += kStep) {
