@@ -24,9 +24,9 @@ struct KernelQuery {
 
 struct Verdict {
   bool accepted = false;
-  std::string reason;            // why not
-  std::size_t scratch_bytes = 0; // handed to run()
-  std::uint64_t in_place = 0;    // bit i: output 0 may be the very buffer of input i
+  std::string reason;             // why not
+  std::size_t scratch_bytes = 0;  // handed to run()
+  std::uint64_t in_place = 0;     // bit i: output 0 may be the very buffer of input i
 
   static Verdict accept(std::size_t scratch_bytes = 0, std::uint64_t in_place = 0) {
     return {true, {}, scratch_bytes, in_place};

@@ -4,8 +4,8 @@
 
 #include "kernels/kernel.hpp"
 
-#define NGD_DECLARE_KERNEL(name)              \
-  Verdict accept_##name(const KernelQuery&);  \
+#define NGD_DECLARE_KERNEL(name)             \
+  Verdict accept_##name(const KernelQuery&); \
   std::unique_ptr<Kernel> construct_##name(const KernelQuery&)
 
 namespace ngd::kernels {

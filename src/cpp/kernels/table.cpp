@@ -7,7 +7,7 @@ namespace ngd::kernels {
 namespace {
 
 #define NGD_ROW(op, implementation, kernel) \
-  { op, #implementation, implementation::accept_##kernel, implementation::construct_##kernel }
+  {op, #implementation, implementation::accept_##kernel, implementation::construct_##kernel}
 
 constexpr KernelRow kCpuTable[] = {
     NGD_ROW("elementwise", fused, elementwise),

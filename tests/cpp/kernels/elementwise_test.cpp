@@ -36,10 +36,14 @@ double rounded(DType dtype, double value) {
 
 double epsilon(DType dtype) {
   switch (dtype) {
-    case DType::F16: return 0x1p-10;
-    case DType::BF16: return 0x1p-7;
-    case DType::F32: return 0x1p-23;
-    default: return 0x1p-52;
+    case DType::F16:
+      return 0x1p-10;
+    case DType::BF16:
+      return 0x1p-7;
+    case DType::F32:
+      return 0x1p-23;
+    default:
+      return 0x1p-52;
   }
 }
 
@@ -58,8 +62,7 @@ const std::map<std::string, FloatCase>& float_cases() {
       {"power", {[](double a, double b) { return std::pow(a, b); }, 0.25, 3, true}},
       {"maximum", {[](double a, double b) { return std::max(a, b); }, -9, 9, true}},
       {"minimum", {[](double a, double b) { return std::min(a, b); }, -9, 9, true}},
-      {"remainder",
-       {[](double a, double b) { return a - std::floor(a / b) * b; }, 0.3, 9, true}},
+      {"remainder", {[](double a, double b) { return a - std::floor(a / b) * b; }, 0.3, 9, true}},
       {"floor_divide", {[](double a, double b) { return std::floor(a / b); }, 0.3, 9, true}},
       {"negative", {[](double a, double) { return -a; }, -9, 9, false}},
       {"abs", {[](double a, double) { return std::fabs(a); }, -9, 9, false}},
@@ -149,14 +152,14 @@ TEST(Elementwise, Float32FunctionsAreWithinTwoUlp) {
 TEST(Elementwise, SpecialValuesAreThoseOfTheMathLibrary) {
   const double inf = std::numeric_limits<double>::infinity();
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<double> specials = {0.0, -0.0, inf, -inf, nan, 1e-40, -1e-40, 100, -100, 200,
-                                        -200, 3e38, -3e38, 1e-45, 88.72, 88.73, -1};
-  for (const char* opcode : {"exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "abs", "erf",
-                             "floor", "ceil", "round", "sin", "cos", "negative"})
+  const std::vector<double> specials = {0.0, -0.0, inf,  -inf,  nan,   1e-40, -1e-40, 100, -100,
+                                        200, -200, 3e38, -3e38, 1e-45, 88.72, 88.73,  -1};
+  for (const char* opcode : {"exp", "expm1", "log", "log1p", "tanh", "sigmoid", "sqrt", "abs",
+                             "erf", "floor", "ceil", "round", "sin", "cos", "negative"})
     for (const DType dtype : {DType::F32, DType::F64}) {
       const Tensor a(dtype, {static_cast<std::int64_t>(specials.size())}, specials);
-      const Tensor out = run_dense(std::string(opcode) + ":" + name(dtype) + " i0", {a}, {dtype},
-                                   {0})[0];
+      const Tensor out =
+          run_dense(std::string(opcode) + ":" + name(dtype) + " i0", {a}, {dtype}, {0})[0];
       for (std::int64_t i = 0; i < a.count(); ++i) {
         const double exact = rounded(dtype, float_cases().at(opcode).expected(a.at(i), 0));
         const std::string what = concat(opcode, " of ", a.at(i), " in ", name(dtype));
@@ -182,9 +185,9 @@ TEST(Elementwise, MaximumAndMinimumPropagateNan) {
   for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64}) {
     const Tensor a(dtype, {4}, std::vector<float>{1, nan, 3, nan});
     const Tensor b(dtype, {4}, std::vector<float>{2, 2, nan, nan});
-    const auto out = run_dense(
-        concat("maximum:", name(dtype), " i0 i1;minimum:", name(dtype), " i0 i1"), {a, b},
-        {dtype, dtype}, {0, 1});
+    const auto out =
+        run_dense(concat("maximum:", name(dtype), " i0 i1;minimum:", name(dtype), " i0 i1"), {a, b},
+                  {dtype, dtype}, {0, 1});
     EXPECT_EQ(out[0].at(0), 2);
     EXPECT_EQ(out[1].at(0), 1);
     for (int i = 1; i < 4; ++i) {
@@ -224,8 +227,19 @@ TEST(Elementwise, IntegersWrapAndFloorAsNumPy) {
         if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
           using Limits = std::numeric_limits<T>;
           std::vector<T> left, right;
-          std::vector<T> values{0, 1, 2, 3, 7, Limits::max(), Limits::lowest(), T(Limits::max() - 1),
-                                T(Limits::lowest() + 1), T(-1), T(-2), T(-7), 100};
+          std::vector<T> values{0,
+                                1,
+                                2,
+                                3,
+                                7,
+                                Limits::max(),
+                                Limits::lowest(),
+                                T(Limits::max() - 1),
+                                T(Limits::lowest() + 1),
+                                T(-1),
+                                T(-2),
+                                T(-7),
+                                100};
           for (const T a : values)
             for (const T b : values) left.push_back(a), right.push_back(b);
           const auto n = static_cast<std::int64_t>(left.size());
@@ -253,8 +267,8 @@ TEST(Elementwise, IntegerPowerWraps) {
   const Tensor out = run_dense("power:i32 i0 i1", {a, b}, {DType::I32}, {0})[0];
   std::uint32_t cube = 1;
   for (int i = 0; i < 40; ++i) cube *= 3;
-  const Integers expected{std::numeric_limits<std::int32_t>::lowest(),
-                          static_cast<std::int32_t>(cube), -1, 1, 1, 0, 1};
+  const Integers expected{
+      std::numeric_limits<std::int32_t>::lowest(), static_cast<std::int32_t>(cube), -1, 1, 1, 0, 1};
   for (int i = 0; i < 7; ++i) EXPECT_EQ(out.integer(i), expected[static_cast<std::size_t>(i)]);
 }
 
@@ -280,7 +294,8 @@ TEST(Elementwise, ComparisonsAndLogicInEveryDtype) {
                   expected(a.at(i), b.at(i)) ? 1 : 0)
             << opcode << ' ' << name(dtype);
     }
-    const Tensor inverse = run_dense(std::string("logical_not:") + name(dtype) + " i0", {a}, {DType::Bool}, {0})[0];
+    const Tensor inverse =
+        run_dense(std::string("logical_not:") + name(dtype) + " i0", {a}, {DType::Bool}, {0})[0];
     for (std::int64_t i = 0; i < a.count(); ++i) ASSERT_EQ(inverse.at(i), a.at(i) == 0 ? 1 : 0);
   }
 }
@@ -289,7 +304,8 @@ TEST(Elementwise, WhereInEveryDtype) {
   for (const DType dtype : all_dtypes()) {
     const Tensor c = random_tensor(DType::Bool, {101}, 5);
     const Tensor a = random_tensor(dtype, {101}, 6), b = random_tensor(dtype, {101}, 7);
-    const Tensor out = run_dense(std::string("where:") + name(dtype) + " i0 i1 i2", {c, a, b}, {dtype}, {0})[0];
+    const Tensor out =
+        run_dense(std::string("where:") + name(dtype) + " i0 i1 i2", {c, a, b}, {dtype}, {0})[0];
     for (std::int64_t i = 0; i < c.count(); ++i)
       ASSERT_EQ(out.at(i), c.at(i) != 0 ? a.at(i) : b.at(i)) << name(dtype);
   }
@@ -299,7 +315,8 @@ TEST(Elementwise, CastsFromEveryDtypeToEveryDtype) {
   for (const DType from : all_dtypes())
     for (const DType to : all_dtypes()) {
       const Tensor a = random_tensor(from, {77}, 8, -100, 100);
-      const Tensor out = run_dense(std::string("cast:") + name(from) + ">" + name(to) + " i0", {a}, {to}, {0})[0];
+      const Tensor out =
+          run_dense(std::string("cast:") + name(from) + ">" + name(to) + " i0", {a}, {to}, {0})[0];
       for (std::int64_t i = 0; i < a.count(); ++i) {
         Tensor expected(to, {1});
         if (to == DType::Bool)
@@ -310,18 +327,21 @@ TEST(Elementwise, CastsFromEveryDtypeToEveryDtype) {
           expected.set(0, static_cast<std::int64_t>(a.at(i)));
         else
           expected.set(0, a.at(i));
-        ASSERT_EQ(out.at(i), expected.at(0)) << name(from) << " to " << name(to) << " of " << a.at(i);
+        ASSERT_EQ(out.at(i), expected.at(0))
+            << name(from) << " to " << name(to) << " of " << a.at(i);
       }
     }
 }
 
 TEST(Elementwise, FloatToIntegerTruncatesAndSaturates) {
   const double inf = std::numeric_limits<double>::infinity();
-  const std::vector<double> values{1.9, -1.9, 1e30, -1e30, inf, -inf, std::nan(""), 255.5, 256, -0.5};
+  const std::vector<double> values{1.9,  -1.9,         1e30,  -1e30, inf,
+                                   -inf, std::nan(""), 255.5, 256,   -0.5};
   for (const DType from : {DType::F32, DType::F64}) {
     const Tensor a(from, {static_cast<std::int64_t>(values.size())}, values);
     const auto cast = [&](DType to) {
-      return run_dense(std::string("cast:") + name(from) + ">" + name(to) + " i0", {a}, {to}, {0})[0];
+      return run_dense(std::string("cast:") + name(from) + ">" + name(to) + " i0", {a}, {to},
+                       {0})[0];
     };
     const Tensor i32 = cast(DType::I32), u8 = cast(DType::U8), i64 = cast(DType::I64),
                  u64 = cast(DType::U64);
@@ -344,7 +364,8 @@ TEST(Elementwise, HalvesConvertAsTheirTypes) {
     Tensor all(half, {65536});
     for (int i = 0; i < 65536; ++i)
       static_cast<std::uint16_t*>(all.data())[i] = static_cast<std::uint16_t>(i);
-    const Tensor wide = run_dense(std::string("cast:") + name(half) + ">f32 i0", {all}, {DType::F32}, {0})[0];
+    const Tensor wide =
+        run_dense(std::string("cast:") + name(half) + ">f32 i0", {all}, {DType::F32}, {0})[0];
     for (int i = 0; i < 65536; ++i) {
       const double exact = all.at(i);
       if (std::isnan(exact))
@@ -358,7 +379,8 @@ TEST(Elementwise, HalvesConvertAsTheirTypes) {
       const auto bits = static_cast<std::uint32_t>(generator());
       std::memcpy(static_cast<float*>(floats.data()) + i, &bits, 4);
     }
-    const Tensor narrow = run_dense(std::string("cast:f32>") + name(half) + " i0", {floats}, {half}, {0})[0];
+    const Tensor narrow =
+        run_dense(std::string("cast:f32>") + name(half) + " i0", {floats}, {half}, {0})[0];
     for (std::int64_t i = 0; i < floats.count(); ++i) {
       Tensor expected(half, {1});
       expected.set(0, static_cast<const float*>(floats.data())[i]);
@@ -373,9 +395,9 @@ TEST(Elementwise, FusedChainsHaveTheBitsOfTheirParts) {
   for (const DType dtype : {DType::F16, DType::BF16, DType::F32, DType::F64}) {
     const Tensor a = random_floats(dtype, {37, 53}, 10), b = random_floats(dtype, {37, 53}, 11);
     const std::string d = std::string(":") + name(dtype) + " ";
-    const Tensor fused = run_dense("multiply" + d + "i0 #0.3;subtract" + d + "t0 i1;tanh" + d +
-                                       "t1;multiply" + d + "t2 t0",
-                                   {a, b}, {dtype}, {3})[0];
+    const Tensor fused = run_dense(
+        "multiply" + d + "i0 #0.3;subtract" + d + "t0 i1;tanh" + d + "t1;multiply" + d + "t2 t0",
+        {a, b}, {dtype}, {3})[0];
     const auto one = [&](const std::string& program, const std::vector<Tensor>& inputs) {
       return run_dense(program, inputs, {dtype}, {0})[0];
     };
@@ -451,7 +473,8 @@ TEST(Elementwise, ReadsAnyStrides) {
       const std::string program = std::string("maximum:") + name(dtype) + " i0 i1";
       const Tensor out =
           run("elementwise", {a, b}, {{dtype, g.shape}},
-              attrs_of({{"program", program}, {"results", Integers{0}}, {"input_strides", strides}}))[0];
+              attrs_of(
+                  {{"program", program}, {"results", Integers{0}}, {"input_strides", strides}}))[0];
       for (std::int64_t i = 0; i < out.count(); ++i) {
         std::int64_t offset = 0, rest = i;
         for (std::size_t axis = g.shape.size(); axis-- > 0; rest /= g.shape[axis])
@@ -478,11 +501,12 @@ TEST(Elementwise, RefusesToWriteOverWhatItStillReads) {
   const KernelRow& row = row_of("elementwise", "fused");
   const auto in_place = [&](const char* program, Integers results, Integers strides) {
     const TensorType type{DType::F32, {4, 4}};
-    const KernelQuery query{"elementwise", {type, type},
-                            std::vector<TensorType>(results.size(), type),
-                            attrs_of({{"program", std::string(program)},
-                                      {"results", results},
-                                      {"input_strides", strides}})};
+    const KernelQuery query{
+        "elementwise",
+        {type, type},
+        std::vector<TensorType>(results.size(), type),
+        attrs_of(
+            {{"program", std::string(program)}, {"results", results}, {"input_strides", strides}})};
     const Verdict verdict = row.accept(query);
     EXPECT_TRUE(verdict.accepted) << verdict.reason;
     return verdict.in_place;
@@ -515,7 +539,9 @@ TEST(Elementwise, ImmediatesAreReadInTheirDtype) {
 TEST(Elementwise, RefusesWithAReason) {
   const auto reason = [](const std::string& program, Integers results = {0},
                          Integers strides = {1}) {
-    const KernelQuery query{"elementwise", {{DType::F32, {4}}}, {{DType::F32, {4}}},
+    const KernelQuery query{"elementwise",
+                            {{DType::F32, {4}}},
+                            {{DType::F32, {4}}},
                             attrs_of({{"program", program},
                                       {"results", std::move(results)},
                                       {"input_strides", std::move(strides)}})};
@@ -550,14 +576,16 @@ TEST(Elementwise, ResultsDoNotDependOnTheSimdLevel) {
       const auto g = base.operations[op][static_cast<int>(dtype)];
       if (f == nullptr || op == static_cast<int>(fused::Opcode::where)) continue;
       const double low = is_floating(dtype) ? -50 : 0;
-      const Tensor a = random_floats(dtype, {n}, 18, low, 50), b = random_floats(dtype, {n}, 19, low, 50);
+      const Tensor a = random_floats(dtype, {n}, 18, low, 50),
+                   b = random_floats(dtype, {n}, 19, low, 50);
       std::vector<std::byte> x(n * 8), y(n * 8);
       f(a.data(), b.data(), nullptr, x.data(), n);
       g(a.data(), b.data(), nullptr, y.data(), n);
       if (dtype == DType::F32 || dtype == DType::F64) {  // the sign of a NaN may differ
         const auto quiet = [&](std::vector<std::byte>& bytes) {
           for (std::int64_t i = 0; i < n; ++i)
-            if (auto* v = reinterpret_cast<float*>(bytes.data()); dtype == DType::F32 && v[i] != v[i])
+            if (auto* v = reinterpret_cast<float*>(bytes.data());
+                dtype == DType::F32 && v[i] != v[i])
               v[i] = 0;
             else if (auto* w = reinterpret_cast<double*>(bytes.data());
                      dtype == DType::F64 && w[i] != w[i])

@@ -52,6 +52,11 @@ class Tensor {
         return 0;
     });
   }
+  std::vector<double> doubles() const {
+    std::vector<double> values;
+    for (std::int64_t i = 0; i < count(); ++i) values.push_back(at(i));
+    return values;
+  }
   template <class V>
   void set(std::int64_t i, V value) {
     visit_dtype(type_.dtype, [&]<class T>() {
@@ -152,7 +157,7 @@ inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,
       (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64);
   const KernelArgs args{in.data(), out.data(), aligned};
   kernel->run(args);
-  for (int repeat = 0; in_place < 0 && repeat < 1; ++repeat) {
+  if (in_place < 0) {
     const std::vector<Tensor> first = results;
     kernel->run(args);
     EXPECT_EQ(first, results) << op << " is not the same when run again";
@@ -165,8 +170,7 @@ inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,
   return results;
 }
 
-inline Attrs attrs_of(
-    std::initializer_list<std::pair<const char*, Attr>> list) {
+inline Attrs attrs_of(std::initializer_list<std::pair<const char*, Attr>> list) {
   Attrs attrs;
   for (const auto& [name, value] : list) attrs.set(name, value);
   return attrs;

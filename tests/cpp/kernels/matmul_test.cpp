@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // matmul, every implementation, against three loops.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "harness.hpp"
@@ -13,12 +16,12 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {{1, 1}, {1, 1}},         {{3, 5}, {5, 2}},          {{128, 784}, {784, 10}},
-      {{64, 100}, {100, 10}},   {{10, 128}, {128, 100}},   {{17, 300}, {300, 33}},
-      {{97, 513}, {513, 61}},   {{200, 40}, {40, 500}},    {{1, 70}, {70, 9}},
-      {{9, 70}, {70, 1}},       {{6, 4, 5}, {6, 5, 3}},    {{6, 4, 5}, {5, 3}},
-      {{4, 5}, {6, 5, 3}},      {{2, 1, 4, 5}, {3, 5, 6}}, {{2, 3, 4, 5}, {2, 1, 5, 6}},
-      {{1, 4, 5}, {7, 5, 3}},   {{2, 3, 4, 5}, {5, 6}},    {{5, 2, 130, 70}, {70, 20}},
+      {{1, 1}, {1, 1}},       {{3, 5}, {5, 2}},          {{128, 784}, {784, 10}},
+      {{64, 100}, {100, 10}}, {{10, 128}, {128, 100}},   {{17, 300}, {300, 33}},
+      {{97, 513}, {513, 61}}, {{200, 40}, {40, 500}},    {{1, 70}, {70, 9}},
+      {{9, 70}, {70, 1}},     {{6, 4, 5}, {6, 5, 3}},    {{6, 4, 5}, {5, 3}},
+      {{4, 5}, {6, 5, 3}},    {{2, 1, 4, 5}, {3, 5, 6}}, {{2, 3, 4, 5}, {2, 1, 5, 6}},
+      {{1, 4, 5}, {7, 5, 3}}, {{2, 3, 4, 5}, {5, 6}},    {{5, 2, 130, 70}, {70, 20}},
   };
   return all;
 }
@@ -34,10 +37,13 @@ Tensor stored(const Tensor& x, bool transpose) {
   Tensor result(x.type().dtype, transposed(x.type().shape));
   const std::int64_t rows = x.type().shape.end()[-2], columns = x.type().shape.end()[-1];
   for (std::int64_t i = 0; i < x.count(); ++i) {
-    const std::int64_t matrix = i / (rows * columns), row = i / columns % rows, column = i % columns;
+    const std::int64_t matrix = i / (rows * columns), row = i / columns % rows,
+                       column = i % columns;
     const auto at = matrix * rows * columns + column * rows + row;
-    if (is_floating(x.type().dtype)) result.set(at, x.at(i));
-    else result.set(at, x.integer(i));
+    if (is_floating(x.type().dtype))
+      result.set(at, x.at(i));
+    else
+      result.set(at, x.integer(i));
   }
   return result;
 }
@@ -72,13 +78,15 @@ template <class Each>
 void exact_product(const Tensor& a, const Tensor& b, const Tensor* bias, const Shape& out,
                    Each&& each) {
   const std::int64_t m = out.end()[-2], n = out.end()[-1], k = a.type().shape.end()[-1];
+  const std::vector<double> left = a.doubles(), right = b.doubles();
   for (std::int64_t i = 0; i < element_count(out); ++i) {
     const std::int64_t matrix = i / (m * n), row = i / n % m, column = i % n;
     const std::int64_t in_a = matrix_of(a.type().shape, out, matrix) * m * k + row * k;
     const std::int64_t in_b = matrix_of(b.type().shape, out, matrix) * k * n + column;
     double sum = 0, magnitude = 0;
     for (std::int64_t p = 0; p < k; ++p) {
-      const double term = a.at(in_a + p) * b.at(in_b + p * n);
+      const double term =
+          left[static_cast<std::size_t>(in_a + p)] * right[static_cast<std::size_t>(in_b + p * n)];
       sum += term;
       magnitude += std::fabs(term);
     }
@@ -88,8 +96,8 @@ void exact_product(const Tensor& a, const Tensor& b, const Tensor* bias, const S
 }
 
 Attrs attrs_for(bool transpose_a, bool transpose_b, const std::string& post) {
-  Attrs attrs = attrs_of({{"transpose_a", std::int64_t{transpose_a}},
-                          {"transpose_b", std::int64_t{transpose_b}}});
+  Attrs attrs = attrs_of(
+      {{"transpose_a", std::int64_t{transpose_a}}, {"transpose_b", std::int64_t{transpose_b}}});
   if (!post.empty()) attrs.set("post", post);
   return attrs;
 }
@@ -98,7 +106,8 @@ bool accepts(const char* implementation, DType dtype) {
   const TensorType square{dtype, {2, 2}};
   for (const KernelRow& row : cpu_table())
     if (row.op == "matmul" && row.implementation == implementation)
-      return row.accept({"matmul", {square, square}, {square}, attrs_for(false, false, "")}).accepted;
+      return row.accept({"matmul", {square, square}, {square}, attrs_for(false, false, "")})
+          .accepted;
   return false;
 }
 
@@ -127,9 +136,9 @@ TEST_P(Matmul, Floats) {
                       [&](std::int64_t i, double sum, double magnitude) {
                         const double exact = post.empty() ? sum : std::max(sum, 0.0);
                         // Accumulated at least in float32, rounded once.
-                        ASSERT_NEAR(product.at(i), exact,
-                                    unit * 1.1 * std::fabs(exact) +
-                                        std::min(unit, 0x1p-20) * magnitude)
+                        ASSERT_NEAR(
+                            product.at(i), exact,
+                            unit * 1.1 * std::fabs(exact) + std::min(unit, 0x1p-20) * magnitude)
                             << to_string(inputs[0].type()) << " @ " << to_string(inputs[1].type());
                       });
       }
@@ -156,9 +165,8 @@ TEST_P(Matmul, IntegersWrap) {
 TEST_P(Matmul, NothingToAddIsZeroAndNothingToMakeIsFine) {
   for (const DType dtype : {DType::F32, DType::F64, DType::BF16, DType::I32}) {
     const Tensor bias = random_tensor(dtype, {4}, 6);
-    const Tensor zeros =
-        run("matmul", {Tensor(dtype, {3, 0}), Tensor(dtype, {0, 4})}, {{dtype, {3, 4}}},
-            attrs_for(false, false, ""))[0];
+    const Tensor zeros = run("matmul", {Tensor(dtype, {3, 0}), Tensor(dtype, {0, 4})},
+                             {{dtype, {3, 4}}}, attrs_for(false, false, ""))[0];
     for (std::int64_t i = 0; i < 12; ++i) EXPECT_EQ(zeros.at(i), 0);
     const Tensor biased = run("matmul", {Tensor(dtype, {3, 0}), Tensor(dtype, {0, 4}), bias},
                               {{dtype, {3, 4}}}, attrs_for(false, false, ""))[0];
@@ -173,7 +181,9 @@ TEST_P(Matmul, NothingToAddIsZeroAndNothingToMakeIsFine) {
 
 TEST_P(Matmul, Refusals) {
   const auto refused = [](Shape a, Shape b, Shape out, const char* post = "") {
-    const KernelQuery query{"matmul", {{DType::F32, a}, {DType::F32, b}}, {{DType::F32, out}},
+    const KernelQuery query{"matmul",
+                            {{DType::F32, a}, {DType::F32, b}},
+                            {{DType::F32, out}},
                             attrs_for(false, false, post)};
     return row_of("matmul", GetParam()).accept(query).reason;
   };
@@ -183,6 +193,37 @@ TEST_P(Matmul, Refusals) {
   EXPECT_NE(refused({2, 2, 3}, {3, 3, 2}, {2, 2, 2}), "");
   EXPECT_NE(refused({2, 3}, {3, 2}, {2, 2}, "gelu").find("gelu"), std::string::npos);
   EXPECT_EQ(refused({2, 3}, {3, 2}, {2, 2}, "relu"), "");
+}
+
+// Kernels run on one thread in a forked child, also those that were made for several.
+TEST_P(Matmul, RunsInAForkedChild) {
+  const Tensor a = random_floats(DType::F32, {128, 784}, 7),
+               b = random_floats(DType::F32, {784, 100}, 8);
+  const TensorType out{DType::F32, {128, 100}};
+  const KernelQuery query = query_of("matmul", {a, b}, {out}, attrs_for(false, false, ""));
+  const KernelRow& row = row_of("matmul", GetParam());
+  const Verdict verdict = row.accept(query);
+  ASSERT_TRUE(verdict.accepted);
+  const std::unique_ptr<Kernel> kernel = row.construct(query);
+  Tensor in_parent(out), in_child(out),
+      scratch(DType::U8, {static_cast<std::int64_t>(verdict.scratch_bytes)});
+  const void* inputs[] = {a.data(), b.data()};
+  void* output = in_parent.data();
+  kernel->run({inputs, &output, scratch.data()});
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);  // a hang ends here
+    output = in_child.data();
+    kernel->run({inputs, &output, scratch.data()});
+    bool near = true;
+    for (std::int64_t i = 0; i < in_child.count(); ++i)
+      near = near && std::fabs(in_child.at(i) - in_parent.at(i)) < 1e-3;
+    _exit(near ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 std::vector<const char*> implementations() {

@@ -17,7 +17,8 @@ Integers index_of(const Shape& shape, std::int64_t i) {
 
 std::int64_t offset_of(const Shape& shape, const Integers& index) {
   std::int64_t offset = 0;
-  for (std::size_t axis = 0; axis < shape.size(); ++axis) offset = offset * shape[axis] + index[axis];
+  for (std::size_t axis = 0; axis < shape.size(); ++axis)
+    offset = offset * shape[axis] + index[axis];
   return offset;
 }
 
@@ -41,8 +42,8 @@ TEST(Transpose, EveryPermutation) {
         Shape out_shape;
         for (const std::int64_t axis : permutation)
           out_shape.push_back(shape[static_cast<std::size_t>(axis)]);
-        const Tensor out =
-            run("transpose", {x}, {{dtype, out_shape}}, attrs_of({{"permutation", permutation}}))[0];
+        const Tensor out = run("transpose", {x}, {{dtype, out_shape}},
+                               attrs_of({{"permutation", permutation}}))[0];
         for (std::int64_t i = 0; i < out.count(); ++i) {
           const Integers to = index_of(out_shape, i);
           Integers from(shape.size());
@@ -216,8 +217,8 @@ TEST(Iota, CountsAlongAnAxis) {
     if (dtype == DType::Bool) continue;
     for (std::size_t axis = 0; axis < 3; ++axis) {
       const Shape shape{3, 4, 5};
-      const Tensor out =
-          run("iota", {}, {{dtype, shape}}, attrs_of({{"axis", static_cast<std::int64_t>(axis)}}))[0];
+      const Tensor out = run("iota", {}, {{dtype, shape}},
+                             attrs_of({{"axis", static_cast<std::int64_t>(axis)}}))[0];
       for (std::int64_t i = 0; i < out.count(); ++i)
         ASSERT_EQ(out.at(i), static_cast<double>(index_of(shape, i)[axis]));
     }

@@ -67,7 +67,8 @@ TEST(Random, BitsOfEveryIntegerDtype) {
         const auto u = static_cast<std::uint64_t>(i);
         std::uint64_t value = word(kSeed, kOffset, u);
         if (size_of(dtype) == 8)
-          value = std::uint64_t{word(kSeed, kOffset, 2 * u + 1)} << 32 | word(kSeed, kOffset, 2 * u);
+          value =
+              std::uint64_t{word(kSeed, kOffset, 2 * u + 1)} << 32 | word(kSeed, kOffset, 2 * u);
         if (dtype == DType::Bool) value &= 1;
         Tensor expected(dtype, {1});
         expected.set(0, value);
@@ -80,9 +81,12 @@ TEST(Random, BitsOfEveryIntegerDtype) {
 double uniform(DType dtype, std::uint64_t i) {
   const auto w = [](std::uint64_t k) { return word(kSeed, kOffset, k); };
   switch (dtype) {
-    case DType::F16: return (w(i) >> 21) * 0x1p-11;
-    case DType::BF16: return (w(i) >> 24) * 0x1p-8;
-    case DType::F32: return (w(i) >> 8) * 0x1p-24;
+    case DType::F16:
+      return (w(i) >> 21) * 0x1p-11;
+    case DType::BF16:
+      return (w(i) >> 24) * 0x1p-8;
+    case DType::F32:
+      return (w(i) >> 8) * 0x1p-24;
     default:
       return static_cast<double>((std::uint64_t{w(2 * i + 1)} << 32 | w(2 * i)) >> 11) * 0x1p-53;
   }

@@ -214,7 +214,9 @@ TEST(Reduce, BitsDoNotDependOnTheNumberOfThreads) {
 TEST(Reduce, Refusals) {
   const auto reason = [](const char* op, DType dtype, Shape in, Shape out, Integers axes) {
     std::string reasons;
-    const KernelQuery query{"reduce", {{dtype, in}}, {{dtype, out}},
+    const KernelQuery query{"reduce",
+                            {{dtype, in}},
+                            {{dtype, out}},
                             attrs_of({{"op", std::string(op)}, {"axes", axes}})};
     EXPECT_EQ(find(cpu_table(), query, nullptr, &reasons), nullptr);
     return reasons;
@@ -259,10 +261,10 @@ TEST(ArgReduce, FirstOfEqualsAndNanFirst) {
 
 TEST(ArgReduce, KeepsNothingOfNothing) {
   const Tensor x(DType::F32, {0, 3});
-  EXPECT_EQ(run("argmax", {x}, {{DType::I64, {0}}}, attrs_of({{"axis", std::int64_t{1}}}))[0].count(),
-            0);
-  const KernelQuery query{"argmax", {x.type()}, {{DType::I64, {3}}},
-                          attrs_of({{"axis", std::int64_t{0}}})};
+  EXPECT_EQ(
+      run("argmax", {x}, {{DType::I64, {0}}}, attrs_of({{"axis", std::int64_t{1}}}))[0].count(), 0);
+  const KernelQuery query{
+      "argmax", {x.type()}, {{DType::I64, {3}}}, attrs_of({{"axis", std::int64_t{0}}})};
   std::string reasons;
   EXPECT_EQ(find(cpu_table(), query, nullptr, &reasons), nullptr);
   EXPECT_NE(reasons.find("argmax of no elements"), std::string::npos);

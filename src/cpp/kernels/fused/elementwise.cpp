@@ -28,10 +28,14 @@ void gather_run(void* destination, const void* source, std::int64_t stride, std:
 void gather_run(std::size_t item, void* destination, const void* source, std::int64_t stride,
                 std::int64_t count) {
   switch (item) {
-    case 1: return gather_run<std::uint8_t>(destination, source, stride, count);
-    case 2: return gather_run<std::uint16_t>(destination, source, stride, count);
-    case 4: return gather_run<std::uint32_t>(destination, source, stride, count);
-    default: return gather_run<std::uint64_t>(destination, source, stride, count);
+    case 1:
+      return gather_run<std::uint8_t>(destination, source, stride, count);
+    case 2:
+      return gather_run<std::uint16_t>(destination, source, stride, count);
+    case 4:
+      return gather_run<std::uint32_t>(destination, source, stride, count);
+    default:
+      return gather_run<std::uint64_t>(destination, source, stride, count);
   }
 }
 
@@ -52,14 +56,12 @@ class TileWalk {
     const std::int64_t row = number / plan_.tiles_per_row * plan_.rows_per_tile;
     const std::int64_t column = number % plan_.tiles_per_row * plan_.tile_length;
     const std::int64_t begin = row * plan_.inner + column;
-    const std::int64_t count =
-        plan_.rows_per_tile > 1
-            ? std::min(plan_.rows_per_tile, plan_.rows - row) * plan_.inner
-            : std::min(plan_.tile_length, plan_.inner - column);
+    const std::int64_t count = plan_.rows_per_tile > 1
+                                   ? std::min(plan_.rows_per_tile, plan_.rows - row) * plan_.inner
+                                   : std::min(plan_.tile_length, plan_.inner - column);
     for (std::size_t k = 0; k < plan_.outputs.size(); ++k)
       slots_[plan_.outputs[k].slot] = at(args_.outputs[k], begin, plan_.outputs[k].item);
-    for (std::size_t i = 0; i < plan_.inputs.size(); ++i)
-      place_input(i, row, column, begin, count);
+    for (std::size_t i = 0; i < plan_.inputs.size(); ++i) place_input(i, row, column, begin, count);
     for (const Step& step : plan_.steps)
       step.function(slots_[step.a], slots_[step.b], slots_[step.c], slots_[step.out], count);
   }
@@ -80,11 +82,14 @@ class TileWalk {
       case Reading::InRow:
         slots_[input.slot] = at(args_.inputs[i], row_offset(input, row) + column, input.item);
         break;
-      case Reading::Once: break;
+      case Reading::Once:
+        break;
       case Reading::PerRow:
         if (column == 0 || row != current_row_) gather(i, row, column, plan_.tile_length);
         break;
-      case Reading::EveryTile: gather(i, row, column, count); break;
+      case Reading::EveryTile:
+        gather(i, row, column, count);
+        break;
     }
     if (i + 1 == plan_.inputs.size()) current_row_ = row;
   }

@@ -28,10 +28,10 @@ using TileType = std::conditional_t<
     typename StorageOf<dtype == int(DType::Bool) ? DType::U8 : static_cast<DType>(dtype)>::type>;
 
 template <class T, bool sign_blind>
-using LoopType = typename std::conditional_t<sign_blind && std::is_integral_v<T>,
-                                             std::make_unsigned<std::conditional_t<
-                                                 std::is_integral_v<T>, T, int>>,
-                                             std::type_identity<T>>::type;
+using LoopType = typename std::conditional_t<
+    sign_blind && std::is_integral_v<T>,
+    std::make_unsigned<std::conditional_t<std::is_integral_v<T>, T, int>>,
+    std::type_identity<T>>::type;
 
 constexpr bool covers(Domain domain, int dtype) {
   const auto d = static_cast<DType>(dtype);
@@ -41,17 +41,16 @@ constexpr bool covers(Domain domain, int dtype) {
 }
 
 // Each opcode as a type with apply<T>(a, b, c), and what its line says.
-#define NGD_OP(name, operands_, domain_, result_, expression)                      \
-  struct Op_##name {                                                               \
-    static constexpr int operands = operands_;                                     \
-    static constexpr Domain domain = Domain::domain_;                              \
-    static constexpr Result result = Result::result_;                              \
-    template <class T, class A>                                                    \
-    NGD_INLINE auto apply([[maybe_unused]] A a, [[maybe_unused]] T b,              \
-                          [[maybe_unused]] T c) {                                  \
-      using U [[maybe_unused]] = WrappingType<T>;                                  \
-      return expression;                                                           \
-    }                                                                              \
+#define NGD_OP(name, operands_, domain_, result_, expression)                                 \
+  struct Op_##name {                                                                          \
+    static constexpr int operands = operands_;                                                \
+    static constexpr Domain domain = Domain::domain_;                                         \
+    static constexpr Result result = Result::result_;                                         \
+    template <class T, class A>                                                               \
+    NGD_INLINE auto apply([[maybe_unused]] A a, [[maybe_unused]] T b, [[maybe_unused]] T c) { \
+      using U [[maybe_unused]] = WrappingType<T>;                                             \
+      return expression;                                                                      \
+    }                                                                                         \
   };
 #include "kernels/fused/elementwise.inc"
 #undef NGD_OP
@@ -80,19 +79,19 @@ void loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64
     if constexpr (std::is_same_v<R, T>) {
       if (left_to_libm<Op, T>(a, out, count)) return;
     }
-    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i)
-        out[i] = static_cast<R>(Op::template apply<T, T>(a[i], T(), T()));
+    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
+        static_cast<R>(Op::template apply<T, T>(a[i], T(), T()));
   } else if constexpr (Op::operands == 2) {
     const auto* a = static_cast<const T*>(a_);
     const auto* b = static_cast<const T*>(b_);
-    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i)
-        out[i] = static_cast<R>(Op::template apply<T, T>(a[i], b[i], T()));
+    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
+        static_cast<R>(Op::template apply<T, T>(a[i], b[i], T()));
   } else {
     const auto* a = static_cast<const std::uint8_t*>(a_);
     const auto* b = static_cast<const T*>(b_);
     const auto* c = static_cast<const T*>(c_);
-    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i)
-        out[i] = static_cast<R>(Op::template apply<T, std::uint8_t>(a[i], b[i], c[i]));
+    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
+        static_cast<R>(Op::template apply<T, std::uint8_t>(a[i], b[i], c[i]));
   }
 }
 
@@ -130,8 +129,7 @@ NGD_INLINE float from_f16(std::uint16_t bits) { return _cvtsh_ss(bits); }
 NGD_INLINE std::uint16_t to_f16(float value) {
   const auto bits = static_cast<std::uint32_t>(as_bits(value));
   const std::uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
-  const std::uint32_t normal =
-      (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const std::uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   const float shifted = as_float(static_cast<std::int32_t>(magnitude)) + 0.5f;
   const std::uint32_t subnormal = static_cast<std::uint32_t>(as_bits(shifted)) - 0x3f000000u;
   const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
@@ -162,8 +160,8 @@ void widen(const void* in_, const void*, const void*, void* out_, std::int64_t c
 #if defined(__F16C__)
   if constexpr (half == Half::F16) {
     for (; i + 8 <= count; i += 8)
-      _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(
-                                    reinterpret_cast<const __m128i*>(in + i))));
+      _mm256_storeu_ps(out + i,
+                       _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i))));
   }
 #endif
   for (; i < count; ++i) out[i] = half == Half::F16 ? from_f16(in[i]) : from_bf16(in[i]);
@@ -197,8 +195,8 @@ void round(const void* in_, const void*, const void*, void* out_, std::int64_t c
     }
   }
 #endif
-  NGD_INDEPENDENT for (; i < count; ++i)
-      out[i] = half == Half::F16 ? from_f16(to_f16(in[i])) : from_bf16(to_bf16(in[i]));
+  NGD_INDEPENDENT for (; i < count; ++i) out[i] =
+      half == Half::F16 ? from_f16(to_f16(in[i])) : from_bf16(to_bf16(in[i]));
 }
 
 template <class Op, int dtype>

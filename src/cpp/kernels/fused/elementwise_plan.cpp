@@ -36,10 +36,10 @@ std::uint64_t parse_immediate(std::string_view text, DType dtype) {
   errno = 0;
   if (is_floating(dtype)) {
     const double value = std::strtod(word.c_str(), &end);
-    bits = dtype == DType::F64    ? bits_of(value)
-           : dtype == DType::F32  ? bits_of(static_cast<float>(value))
-           : dtype == DType::F16  ? bits_of(static_cast<float>(Float16(static_cast<float>(value))))
-                                  : bits_of(static_cast<float>(BFloat16(static_cast<float>(value))));
+    bits = dtype == DType::F64   ? bits_of(value)
+           : dtype == DType::F32 ? bits_of(static_cast<float>(value))
+           : dtype == DType::F16 ? bits_of(static_cast<float>(Float16(static_cast<float>(value))))
+                                 : bits_of(static_cast<float>(BFloat16(static_cast<float>(value))));
     errno = 0;
   } else if (dtype == DType::Bool) {
     bits = std::strtoll(word.c_str(), &end, 10) != 0;
@@ -122,9 +122,12 @@ class Plan::Builder {
 
   int slot_of(const Operand& operand) {
     switch (operand.kind) {
-      case Operand::Kind::Input: return input_slots_[static_cast<std::size_t>(operand.index)];
-      case Operand::Kind::Result: return result_slots_[static_cast<std::size_t>(operand.index)];
-      case Operand::Kind::Immediate: break;
+      case Operand::Kind::Input:
+        return input_slots_[static_cast<std::size_t>(operand.index)];
+      case Operand::Kind::Result:
+        return result_slots_[static_cast<std::size_t>(operand.index)];
+      case Operand::Kind::Immediate:
+        break;
     }
     const std::uint64_t bits = parse_immediate(operand.text, operand.dtype);
     const auto [found, added] = constants_.try_emplace({tile_dtype(operand.dtype), bits}, 0);
@@ -163,15 +166,15 @@ class Plan::Builder {
     const int output = output_of(t);
     const bool half = is_half(instruction.result);
     const bool direct = output >= 0 && !half;
-    const int out = direct ? plan_.outputs[static_cast<std::size_t>(output)].slot
-                           : new_buffer_slot();
+    const int out =
+        direct ? plan_.outputs[static_cast<std::size_t>(output)].slot : new_buffer_slot();
     Step step{function_of(instruction), out, out, out, out};
     if (!instruction.operands.empty()) step.a = operands[0];
     if (instruction.operands.size() > 1) step.b = operands[1];
     if (instruction.operands.size() > 2) step.c = operands[2];
     plan_.steps.push_back(step);
-    if (half) append(instruction.result == DType::F16 ? table().round_f16 : table().round_bf16,
-                     out, out);
+    if (half)
+      append(instruction.result == DType::F16 ? table().round_f16 : table().round_bf16, out, out);
     if (half && output >= 0) narrow(instruction.result, out, static_cast<std::size_t>(output));
     result_slots_[static_cast<std::size_t>(t)] = out;
     free_dead(t, direct);
@@ -211,8 +214,8 @@ class Plan::Builder {
             ? table().casts[from][static_cast<int>(tile_dtype(instruction.result))]
             : table().operations[static_cast<int>(instruction.opcode)][from];
     if (function == nullptr)
-      throw Refusal(concat("an opcode of the program is not defined for ",
-                           short_name_of(instruction.dtype)));
+      throw Refusal(
+          concat("an opcode of the program is not defined for ", short_name_of(instruction.dtype)));
     return function;
   }
 
@@ -230,8 +233,8 @@ void Plan::merge_axes(const KernelQuery& query) {
   const Shape& whole = query.outputs[0].shape;
   const std::vector<std::int64_t>& flat = query.attrs.integers("input_strides");
   if (flat.size() != query.inputs.size() * whole.size())
-    throw Refusal(concat("input_strides has ", flat.size(), " numbers, not inputs x axes = ",
-                         query.inputs.size() * whole.size()));
+    throw Refusal(concat("input_strides has ", flat.size(),
+                         " numbers, not inputs x axes = ", query.inputs.size() * whole.size()));
   inputs.resize(query.inputs.size());
   for (std::size_t axis = 0; axis < whole.size(); ++axis) {
     const std::int64_t length = whole[axis];
@@ -313,15 +316,14 @@ void Plan::choose_in_place(const KernelQuery& query, const std::vector<Instructi
     bool read_later = false;
     for (auto t = static_cast<std::size_t>(results[0]) + 1; t < program.size(); ++t)
       for (const Operand& operand : program[t].operands)
-        read_later |= operand.kind == Operand::Kind::Input &&
-                      static_cast<std::size_t>(operand.index) == i;
+        read_later |=
+            operand.kind == Operand::Kind::Input && static_cast<std::size_t>(operand.index) == i;
     if (!read_later || is_half(query.inputs[i].dtype)) in_place |= std::uint64_t{1} << i;
   }
 }
 
 Plan::Plan(const KernelQuery& query) {
-  const std::vector<Instruction> program =
-      parse_program(query.attrs.text("program"), query.inputs);
+  const std::vector<Instruction> program = parse_program(query.attrs.text("program"), query.inputs);
   const std::vector<std::int64_t>& results = query.attrs.integers("results");
   if (query.outputs.empty() || results.size() != query.outputs.size())
     throw Refusal(concat(results.size(), " results for ", query.outputs.size(), " outputs"));

@@ -57,18 +57,18 @@ struct Plan {
 
   std::vector<std::int64_t> shape;  // merged axes; the last is the inner one
   std::int64_t rows = 1, inner = 1;
-  std::int64_t rows_per_tile = 1;   // > 1: tiles of whole rows
-  std::int64_t tiles_per_row = 1;   // > 1: tiles within rows
-  std::int64_t tile_length = 0;     // elements of a full tile
+  std::int64_t rows_per_tile = 1;  // > 1: tiles of whole rows
+  std::int64_t tiles_per_row = 1;  // > 1: tiles within rows
+  std::int64_t tile_length = 0;    // elements of a full tile
   std::int64_t tiles = 0;
-  std::int64_t grain = 1;           // tiles that are worth a thread
+  std::int64_t grain = 1;  // tiles that are worth a thread
 
   std::vector<InputPlan> inputs;
   std::vector<OutputPlan> outputs;
   std::vector<Constant> constants;
   std::vector<int> buffer_of_slot;  // or -1 where the slot is memory of an input or output
   std::vector<Step> steps;
-  std::uint64_t in_place = 0;       // as Verdict.in_place
+  std::uint64_t in_place = 0;  // as Verdict.in_place
 
  private:
   class Builder;

@@ -108,8 +108,8 @@ std::vector<Instruction> parse_program(std::string_view text,
       refuse(words[0], " takes ", expected, " operands, not ", words.size() - 1);
     for (std::size_t i = 1; i < words.size(); ++i) {
       const bool condition = instruction.opcode == Opcode::where && i == 1;
-      instruction.operands.push_back(parse_operand(
-          words[i], condition ? DType::Bool : instruction.dtype, inputs, program));
+      instruction.operands.push_back(
+          parse_operand(words[i], condition ? DType::Bool : instruction.dtype, inputs, program));
     }
     program.push_back(std::move(instruction));
   }

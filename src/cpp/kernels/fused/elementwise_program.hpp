@@ -17,14 +17,14 @@ namespace ngd::kernels::fused {
 struct Operand {
   enum class Kind : std::uint8_t { Input, Result, Immediate };
   Kind kind = Kind::Input;
-  int index = 0;            // of the input or the instruction
-  std::string_view text;    // of an immediate, without '#'
+  int index = 0;          // of the input or the instruction
+  std::string_view text;  // of an immediate, without '#'
   DType dtype = DType::F32;
 };
 
 struct Instruction {
   Opcode opcode = Opcode::copy;
-  DType dtype = DType::F32;   // of the operands; of a cast, what it casts from
+  DType dtype = DType::F32;  // of the operands; of a cast, what it casts from
   DType result = DType::F32;
   std::vector<Operand> operands;
 };

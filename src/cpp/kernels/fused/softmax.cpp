@@ -24,8 +24,10 @@ const SoftmaxTable& table() { return NGD_SIMD_SELECT(softmax_table)(); }
 
 template <class T>
 const SoftmaxLoops<T>& loops() {
-  if constexpr (std::is_same_v<T, float>) return table().f32;
-  else return table().f64;
+  if constexpr (std::is_same_v<T, float>)
+    return table().f32;
+  else
+    return table().f64;
 }
 
 // The rows of a tensor along one axis: row r is at (r / inner * length * inner + r % inner), with
@@ -33,8 +35,10 @@ const SoftmaxLoops<T>& loops() {
 struct Rows {
   Rows(const Shape& shape, std::size_t axis) : length(shape[axis]) {
     for (std::size_t a = 0; a < shape.size(); ++a)
-      if (a < axis) count *= shape[a];
-      else if (a > axis) inner *= shape[a];
+      if (a < axis)
+        count *= shape[a];
+      else if (a > axis)
+        inner *= shape[a];
     count *= inner;
     block = std::clamp<std::int64_t>(kBlock / std::max<std::int64_t>(length, 1), 1,
                                      std::max<std::int64_t>(count, 1));
@@ -81,10 +85,14 @@ class Stage {
           element.template operator()<S>(x + i * rows_.inner, r * rows_.length + i);
       }
     };
-    if constexpr (std::is_same_v<T, double>) each.template operator()<double>();
-    else if (dtype_ == DType::F16) each.template operator()<Float16>();
-    else if (dtype_ == DType::BF16) each.template operator()<BFloat16>();
-    else each.template operator()<float>();
+    if constexpr (std::is_same_v<T, double>)
+      each.template operator()<double>();
+    else if (dtype_ == DType::F16)
+      each.template operator()<Float16>();
+    else if (dtype_ == DType::BF16)
+      each.template operator()<BFloat16>();
+    else
+      each.template operator()<float>();
   }
 
   const Rows& rows_;
@@ -147,17 +155,17 @@ class Softmax final : public Kernel {
   template <class T>
   void run_as(const KernelArgs& args) const {
     const Stage<T> stage(rows_, dtype_);
-    for_blocks<T>(rows_, args.scratch, [&](const Workspace<T>& w, std::int64_t row,
-                                           std::int64_t rows) {
-      const T* x = stage.in(args.inputs[0], row, rows, w.x);
-      T* y = stage.target(args.outputs[0], row, w.x);
-      loops<T>().exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
-      if (logarithmic_)
-        loops<T>().logarithms(x, rows, rows_.length, w.maxima, w.sums, y);
-      else
-        loops<T>().divide(w.e, rows, rows_.length, w.sums, nullptr, y);
-      stage.out(y, row, rows, args.outputs[0]);
-    });
+    for_blocks<T>(rows_, args.scratch,
+                  [&](const Workspace<T>& w, std::int64_t row, std::int64_t rows) {
+                    const T* x = stage.in(args.inputs[0], row, rows, w.x);
+                    T* y = stage.target(args.outputs[0], row, w.x);
+                    loops<T>().exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
+                    if (logarithmic_)
+                      loops<T>().logarithms(x, rows, rows_.length, w.maxima, w.sums, y);
+                    else
+                      loops<T>().divide(w.e, rows, rows_.length, w.sums, nullptr, y);
+                    stage.out(y, row, rows, args.outputs[0]);
+                  });
   }
 
   Rows rows_;
@@ -184,15 +192,15 @@ class SoftmaxCrossEntropy final : public Kernel {
   template <class T>
   void run_as(const KernelArgs& args) const {
     const Stage<T> stage(rows_, dtype_);
-    for_blocks<T>(rows_, args.scratch, [&](const Workspace<T>& w, std::int64_t row,
-                                           std::int64_t rows) {
-      const T* x = stage.in(args.inputs[0], row, rows, w.x);
-      loops<T>().exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
-      if (gradient_)
-        gradient(stage, w, row, rows, args);
-      else
-        losses(w, x, row, rows, args);
-    });
+    for_blocks<T>(rows_, args.scratch,
+                  [&](const Workspace<T>& w, std::int64_t row, std::int64_t rows) {
+                    const T* x = stage.in(args.inputs[0], row, rows, w.x);
+                    loops<T>().exponentials(x, rows, rows_.length, w.e, w.maxima, w.sums);
+                    if (gradient_)
+                      gradient(stage, w, row, rows, args);
+                    else
+                      losses(w, x, row, rows, args);
+                  });
   }
 
   std::int64_t label(const KernelArgs& args, std::int64_t row) const {
@@ -202,10 +210,14 @@ class SoftmaxCrossEntropy final : public Kernel {
   // Calls body with the tensor of one value a row, as its own element type.
   template <class T, class Body>
   void visit_rows(Body&& body) const {
-    if constexpr (std::is_same_v<T, double>) body.template operator()<double>();
-    else if (dtype_ == DType::F16) body.template operator()<Float16>();
-    else if (dtype_ == DType::BF16) body.template operator()<BFloat16>();
-    else body.template operator()<float>();
+    if constexpr (std::is_same_v<T, double>)
+      body.template operator()<double>();
+    else if (dtype_ == DType::F16)
+      body.template operator()<Float16>();
+    else if (dtype_ == DType::BF16)
+      body.template operator()<BFloat16>();
+    else
+      body.template operator()<float>();
   }
 
   template <class T>
@@ -214,8 +226,8 @@ class SoftmaxCrossEntropy final : public Kernel {
     visit_rows<T>([&]<class S>() {
       auto* out = static_cast<S*>(args.outputs[0]) + row;
       for (std::int64_t r = 0; r < rows; ++r)
-        out[r] = S(std::log(w.sums[r]) +
-                   (w.maxima[r] - x[r * rows_.length + label(args, row + r)]));
+        out[r] =
+            S(std::log(w.sums[r]) + (w.maxima[r] - x[r * rows_.length + label(args, row + r)]));
     });
   }
 
@@ -269,8 +281,7 @@ Verdict accept_softmax_cross_entropy(const KernelQuery& query) {
   const TensorType losses{logits.dtype, Shape(logits.shape.begin(), logits.shape.end() - 1)};
   if (query.inputs[1].shape != losses.shape)
     return Verdict::reject("the labels have not the logits' shape but for its last axis");
-  if (query.outputs[0] != (gradient ? logits : losses) ||
-      (gradient && query.inputs[2] != losses))
+  if (query.outputs[0] != (gradient ? logits : losses) || (gradient && query.inputs[2] != losses))
     return Verdict::reject("dy or the output has another type");
   return Verdict::accept(scratch_bytes(Rows(logits.shape, logits.shape.size() - 1), logits.dtype),
                          gradient ? 1 : 0);

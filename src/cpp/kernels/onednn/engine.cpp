@@ -17,9 +17,12 @@ const dnnl::stream& stream() {
 
 dnnl::memory::data_type data_type(DType dtype) {
   switch (dtype) {
-    case DType::F16: return dnnl::memory::data_type::f16;
-    case DType::BF16: return dnnl::memory::data_type::bf16;
-    default: return dnnl::memory::data_type::f32;
+    case DType::F16:
+      return dnnl::memory::data_type::f16;
+    case DType::BF16:
+      return dnnl::memory::data_type::bf16;
+    default:
+      return dnnl::memory::data_type::f32;
   }
 }
 

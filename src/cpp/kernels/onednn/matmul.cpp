@@ -15,8 +15,8 @@ namespace {
 using dnnl::memory;
 
 // A descriptor of [batch..., rows, columns], dense as stored.
-memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t columns,
-                      bool transposed, memory::data_type type) {
+memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t columns, bool transposed,
+                      memory::data_type type) {
   memory::dims dims(batch.begin(), batch.end());
   dims.insert(dims.end(), {rows, columns});
   memory::dims strides(dims.size());

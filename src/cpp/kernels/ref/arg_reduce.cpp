@@ -57,15 +57,14 @@ class ArgReduce final : public Kernel {
     auto* out = static_cast<std::int64_t*>(args.outputs[0]);
     visit_dtype(dtype_, [&]<class T>() {
       const auto* x = static_cast<const T*>(args.inputs[0]);
-      device::parallel_for(
-          outer_ * inner_, std::max<std::int64_t>(1, kGrainWork / length_),
-          [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t i = begin; i < end; ++i) {
-              const T* first = x + i / inner_ * length_ * inner_ + i % inner_;
-              out[i] = maximum_ ? best_index<true>(first, length_, inner_)
-                                : best_index<false>(first, length_, inner_);
-            }
-          });
+      device::parallel_for(outer_ * inner_, std::max<std::int64_t>(1, kGrainWork / length_),
+                           [&](std::int64_t begin, std::int64_t end) {
+                             for (std::int64_t i = begin; i < end; ++i) {
+                               const T* first = x + i / inner_ * length_ * inner_ + i % inner_;
+                               out[i] = maximum_ ? best_index<true>(first, length_, inner_)
+                                                 : best_index<false>(first, length_, inner_);
+                             }
+                           });
     });
   }
 

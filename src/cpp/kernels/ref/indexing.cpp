@@ -69,8 +69,8 @@ class Gather final : public Kernel {
 
 // Two-byte floats are summed in float32 scratch and rounded once.
 template <class T>
-using SumType = std::conditional_t<std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>,
-                                   float, T>;
+using SumType =
+    std::conditional_t<std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>, float, T>;
 
 template <class T>
 T wrapping_sum(T a, T b) {

@@ -28,21 +28,29 @@ const GemmTiles& tiles() { return NGD_SIMD_SELECT(gemm_tiles)(); }
 
 template <class T>
 const GemmTile<T>& tile_of() {
-  if constexpr (std::is_same_v<T, float>) return tiles().f32;
-  else if constexpr (std::is_same_v<T, double>) return tiles().f64;
-  else if constexpr (std::is_same_v<T, std::uint32_t>) return tiles().u32;
-  else return tiles().u64;
+  if constexpr (std::is_same_v<T, float>)
+    return tiles().f32;
+  else if constexpr (std::is_same_v<T, double>)
+    return tiles().f64;
+  else if constexpr (std::is_same_v<T, std::uint32_t>)
+    return tiles().u32;
+  else
+    return tiles().u64;
 }
 
 DType computed_dtype(DType dtype) {
   switch (dtype) {
-    case DType::F64: return DType::F64;
+    case DType::F64:
+      return DType::F64;
     case DType::I64:
-    case DType::U64: return DType::U64;
+    case DType::U64:
+      return DType::U64;
     case DType::F16:
     case DType::BF16:
-    case DType::F32: return DType::F32;
-    default: return DType::U32;
+    case DType::F32:
+      return DType::F32;
+    default:
+      return DType::U32;
   }
 }
 
@@ -75,8 +83,8 @@ void pack(View<T> lines, std::int64_t count, std::int64_t depth, std::int64_t wi
 
 // How one product is cut, and the scratch that each of its threads needs.
 struct Blocking {
-  std::int64_t pieces = 1;      // threads at once
-  bool by_batch = false;        // a thread takes whole products, not rows of one
+  std::int64_t pieces = 1;                        // threads at once
+  bool by_batch = false;                          // a thread takes whole products, not rows of one
   std::int64_t rows = 1, columns = 1, depth = 1;  // of the packed blocks
   std::int64_t a_elements = 0, b_elements = 0;    // of a piece's scratch
 
@@ -87,7 +95,8 @@ struct Blocking {
     pieces = std::clamp<std::int64_t>(work / kGrainWork, 1, device::thread_count());
     by_batch = products >= pieces;
     const std::int64_t share = by_batch ? shape.m : (shape.m + pieces - 1) / pieces;
-    rows = std::min(round_up(kRows, tile.rows), round_up(std::max<std::int64_t>(share, 1), tile.rows));
+    rows =
+        std::min(round_up(kRows, tile.rows), round_up(std::max<std::int64_t>(share, 1), tile.rows));
     columns = std::min(round_up(kColumns, tile.columns), round_up(shape.n, tile.columns));
     depth = std::clamp<std::int64_t>(shape.k, 1, kDepth);
     a_elements = round_up(rows * depth, 64);
@@ -151,9 +160,9 @@ class Gemm {
              columns, depth, tile_.columns, packed_b);
         device::parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t piece = begin; piece < end; ++piece)
-            multiply_rows(piece, pieces, {view_a.data + p * view_a.column, view_a.row, view_a.column},
-                          packed_b, depth, columns, c + j, p > 0,
-                          scratch + piece * piece_elements());
+            multiply_rows(piece, pieces,
+                          {view_a.data + p * view_a.column, view_a.row, view_a.column}, packed_b,
+                          depth, columns, c + j, p > 0, scratch + piece * piece_elements());
         });
       }
       finish(bias == nullptr ? nullptr : bias + j, columns, c + j);
@@ -195,10 +204,14 @@ class Gemm {
 template <class Visitor>
 decltype(auto) visit_computed(DType dtype, Visitor&& visitor) {
   switch (computed_dtype(dtype)) {
-    case DType::F32: return visitor.template operator()<float>();
-    case DType::F64: return visitor.template operator()<double>();
-    case DType::U64: return visitor.template operator()<std::uint64_t>();
-    default: return visitor.template operator()<std::uint32_t>();
+    case DType::F32:
+      return visitor.template operator()<float>();
+    case DType::F64:
+      return visitor.template operator()<double>();
+    case DType::U64:
+      return visitor.template operator()<std::uint64_t>();
+    default:
+      return visitor.template operator()<std::uint32_t>();
   }
 }
 

@@ -166,8 +166,8 @@ std::unique_ptr<Kernel> construct_slice(const KernelQuery& query) {
   const Window window = window_of(query.inputs[0].shape, query.attrs);
   const Shape& shape = query.outputs[0].shape;
   const std::size_t item = size_of(query.outputs[0].dtype);
-  return std::make_unique<Move>(
-      StridedCopy(shape, window.strides, row_major_strides(shape), item), item, window.begin, 0, 0);
+  return std::make_unique<Move>(StridedCopy(shape, window.strides, row_major_strides(shape), item),
+                                item, window.begin, 0, 0);
 }
 
 Verdict accept_pad_slice(const KernelQuery& query) {

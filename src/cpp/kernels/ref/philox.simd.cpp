@@ -32,8 +32,8 @@ void encrypt(Counters& c, std::uint32_t key0, std::uint32_t key1) {
 
 }  // namespace
 
-void philox(std::uint64_t key, std::uint64_t stream, std::uint64_t first_block,
-            std::int64_t blocks, std::uint32_t* words) {
+void philox(std::uint64_t key, std::uint64_t stream, std::uint64_t first_block, std::int64_t blocks,
+            std::uint32_t* words) {
   for (std::int64_t begin = 0; begin < blocks; begin += kTogether) {
     Counters c;
     for (std::int64_t i = 0; i < kTogether; ++i) {

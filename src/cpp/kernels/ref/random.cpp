@@ -67,9 +67,12 @@ class Random final : public Kernel {
             (count + per_block - 1) / per_block, words);
     out += first * static_cast<std::int64_t>(size_of(dtype_));
     switch (distribution_) {
-      case Distribution::Bits: return bits(words, count, out);
-      case Distribution::Uniform: return uniform(words, count, out);
-      case Distribution::Normal: return normal(words, count, out);
+      case Distribution::Bits:
+        return bits(words, count, out);
+      case Distribution::Uniform:
+        return uniform(words, count, out);
+      case Distribution::Normal:
+        return normal(words, count, out);
     }
   }
 
@@ -87,10 +90,12 @@ class Random final : public Kernel {
     visit_dtype(dtype_, [&]<class T>() {
       auto* to = reinterpret_cast<T*>(out);
       for (std::int64_t i = 0; i < count; ++i) {
-        if constexpr (std::is_same_v<T, bool>) to[i] = (words[i] & 1) != 0;
+        if constexpr (std::is_same_v<T, bool>)
+          to[i] = (words[i] & 1) != 0;
         else if constexpr (std::is_integral_v<T> && sizeof(T) == 8)
           to[i] = static_cast<T>(word64(words, i));
-        else if constexpr (std::is_integral_v<T>) to[i] = static_cast<T>(words[i]);
+        else if constexpr (std::is_integral_v<T>)
+          to[i] = static_cast<T>(words[i]);
       }
     });
   }
@@ -105,8 +110,12 @@ class Random final : public Kernel {
           reinterpret_cast<BFloat16*>(out)[i] =
               BFloat16(static_cast<float>(words[i] >> 24) * 0x1p-8f);
           break;
-        case DType::F32: reinterpret_cast<float*>(out)[i] = uniform32(words, i); break;
-        default: reinterpret_cast<double*>(out)[i] = uniform64(words, i); break;
+        case DType::F32:
+          reinterpret_cast<float*>(out)[i] = uniform32(words, i);
+          break;
+        default:
+          reinterpret_cast<double*>(out)[i] = uniform64(words, i);
+          break;
       }
   }
 

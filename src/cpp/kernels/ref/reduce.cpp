@@ -33,14 +33,14 @@ struct Axis {
 struct Geometry {
   std::vector<Axis> kept, reduced;  // odometers outside the segments
   std::int64_t kept_count = 1, reduced_count = 1;
-  bool by_rows = false;             // the last axis is reduced
-  Axis along{1, 1};                 // the axis that segments cut: elements of a row, or rows
-  std::int64_t width = 1;           // results a kept index: 1, or the columns
-  std::int64_t columns = 1;         // of a task
+  bool by_rows = false;      // the last axis is reduced
+  Axis along{1, 1};          // the axis that segments cut: elements of a row, or rows
+  std::int64_t width = 1;    // results a kept index: 1, or the columns
+  std::int64_t columns = 1;  // of a task
   std::int64_t column_pieces = 1;
-  std::int64_t piece = 1, pieces = 0;            // of `along`
-  std::int64_t chunk = 1, chunks = 1;            // of segments
-  std::int64_t total = 1;           // elements behind one result
+  std::int64_t piece = 1, pieces = 0;  // of `along`
+  std::int64_t chunk = 1, chunks = 1;  // of segments
+  std::int64_t total = 1;              // elements behind one result
 
   std::int64_t cells() const {
     return chunks > 1 ? kept_count * column_pieces * chunks * columns : 0;
@@ -136,8 +136,7 @@ class Reduce final : public Kernel {
   void run(const KernelArgs& args) const override {
     const Geometry& g = geometry_;
     const std::int64_t tasks = g.kept_count * g.column_pieces * g.chunks;
-    const std::int64_t work =
-        std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
+    const std::int64_t work = std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
     device::parallel_for(tasks, std::max<std::int64_t>(1, kGrainWork / work),
                          [&](std::int64_t begin, std::int64_t end) {
                            for (std::int64_t task = begin; task < end; ++task) run_task(task, args);
@@ -179,10 +178,10 @@ class Reduce final : public Kernel {
     if (g.chunks == 1) store(result, cells, columns, args.outputs[0]);
   }
 
-  void add_segment(const void* input, std::int64_t offset, std::int64_t count,
-                   std::int64_t columns, void* cells) const {
-    const auto* x = static_cast<const std::byte*>(input) +
-                    offset * static_cast<std::int64_t>(size_of(dtype_));
+  void add_segment(const void* input, std::int64_t offset, std::int64_t count, std::int64_t columns,
+                   void* cells) const {
+    const auto* x =
+        static_cast<const std::byte*>(input) + offset * static_cast<std::int64_t>(size_of(dtype_));
     if (widen_ != nullptr)
       add_half_segment(x, count, columns, cells);
     else if (geometry_.by_rows)
@@ -263,8 +262,7 @@ Verdict accept_reduce(const KernelQuery& query) {
   if (!parse_reduction(op, &reduction)) return Verdict::reject("no reduction is called " + op);
   if (query.outputs[0].dtype != input.dtype)
     return Verdict::reject("the output's dtype is not the input's");
-  if (op == "mean" && !is_floating(input.dtype))
-    return Verdict::reject("mean is for floats");
+  if (op == "mean" && !is_floating(input.dtype)) return Verdict::reject("mean is for floats");
   if (loops_of(reduction, input.dtype).row == nullptr)
     return Verdict::reject(op + " is not for bool");
   for (const std::int64_t axis : query.attrs.integers("axes"))

@@ -148,8 +148,7 @@ struct FloatLoops {
     const std::int64_t readable = (rows - 1) * stride + width;
     Vector v = empty();
     std::int64_t r = 0;
-    for (; r * stride + kLanes <= readable; ++r)
-      v = combine<reduction>(v, load(x + r * stride));
+    for (; r * stride + kLanes <= readable; ++r) v = combine<reduction>(v, load(x + r * stride));
     T partial[kLanes];
     __builtin_memcpy(partial, &v, sizeof(v));
     for (; r < rows; ++r)

@@ -17,10 +17,14 @@ constexpr std::int64_t kGrainWork = 1 << 15;  // elements that are worth a threa
 template <class Visitor>
 void visit_item(std::int64_t item, Visitor&& visitor) {
   switch (item) {
-    case 1: return visitor.template operator()<std::uint8_t>();
-    case 2: return visitor.template operator()<std::uint16_t>();
-    case 4: return visitor.template operator()<std::uint32_t>();
-    default: return visitor.template operator()<std::uint64_t>();
+    case 1:
+      return visitor.template operator()<std::uint8_t>();
+    case 2:
+      return visitor.template operator()<std::uint16_t>();
+    case 4:
+      return visitor.template operator()<std::uint32_t>();
+    default:
+      return visitor.template operator()<std::uint64_t>();
   }
 }
 
@@ -71,24 +75,23 @@ void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
 void StridedCopy::run(const void* source, void* target) const {
   if (outer_count_ == 0 || middle_.length == 0 || inner_.length == 0) return;
   // Bands: pieces of the middle axis, or of the inner one where there is nothing else to cut.
-  const std::int64_t bands = transposes_ ? (middle_.length + kBlock - 1) / kBlock
+  const std::int64_t bands = transposes_         ? (middle_.length + kBlock - 1) / kBlock
                              : outer_count_ == 1 ? (inner_.length + kGrainWork - 1) / kGrainWork
                                                  : 1;
-  const std::int64_t work =
-      std::max<std::int64_t>(1, middle_.length * inner_.length / bands);
-  device::parallel_for(
-      outer_count_ * bands, std::max<std::int64_t>(1, kGrainWork / work),
-      [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t task = begin; task < end; ++task) {
-          std::int64_t index = task / bands, from = 0, to = 0;
-          for (std::size_t a = outer_.size(); a-- > 0; index /= outer_[a].length) {
-            from += index % outer_[a].length * outer_[a].source;
-            to += index % outer_[a].length * outer_[a].target;
-          }
-          copy_band(static_cast<const std::byte*>(source) + from * item_,
-                    static_cast<std::byte*>(target) + to * item_, task % bands, bands);
-        }
-      });
+  const std::int64_t work = std::max<std::int64_t>(1, middle_.length * inner_.length / bands);
+  device::parallel_for(outer_count_ * bands, std::max<std::int64_t>(1, kGrainWork / work),
+                       [&](std::int64_t begin, std::int64_t end) {
+                         for (std::int64_t task = begin; task < end; ++task) {
+                           std::int64_t index = task / bands, from = 0, to = 0;
+                           for (std::size_t a = outer_.size(); a-- > 0; index /= outer_[a].length) {
+                             from += index % outer_[a].length * outer_[a].source;
+                             to += index % outer_[a].length * outer_[a].target;
+                           }
+                           copy_band(static_cast<const std::byte*>(source) + from * item_,
+                                     static_cast<std::byte*>(target) + to * item_, task % bands,
+                                     bands);
+                         }
+                       });
 }
 
 void StridedCopy::copy_band(const std::byte* source, std::byte* target, std::int64_t band,

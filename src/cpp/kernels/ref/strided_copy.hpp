@@ -29,11 +29,11 @@ class StridedCopy {
   void copy_band(const std::byte* source, std::byte* target, std::int64_t band,
                  std::int64_t bands) const;
 
-  std::vector<Axis> outer_;      // odometer, outermost first
-  Axis middle_{1, 0, 0};         // the other axis of a transposed block
+  std::vector<Axis> outer_;  // odometer, outermost first
+  Axis middle_{1, 0, 0};     // the other axis of a transposed block
   Axis inner_{1, 1, 1};
   std::int64_t outer_count_ = 1;
-  bool transposes_ = false;      // middle_ is dense in the source, inner_ in the target
+  bool transposes_ = false;  // middle_ is dense in the source, inner_ in the target
   std::int64_t item_;
 };
 
