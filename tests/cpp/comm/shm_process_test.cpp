@@ -372,7 +372,7 @@ TEST(Fork, AForkedChildIsTurnedAwayAndDoesNoHarm) {
   expect_success(children);
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need all of it themselves
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need it all
 TEST(Memory, ALimitOfTheAddressSpaceMakesSegmentsSmaller) {
   auto body = [](Communicator& group) {
     const SharedBlock block = group.allocate(64 << 20);
