@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train neural networks on many CPU processes: a graph compiler in which the collective is an op."""
+"""Train neural networks on many CPU processes: a compiler in which the collective is an op."""
 
 from . import errors, ops
 from .autodiff import grad

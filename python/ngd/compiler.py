@@ -356,7 +356,7 @@ def compile(
     executable = _cache.get(key)
     if executable is None:
         executable = _cache[key] = DEVICES[name](graph, group)
-    return executable  # type: ignore[no-any-return]
+    return executable
 
 
 def sorted_updates(updates: Mapping[Variable, Node]) -> tuple[tuple[Node, Node], ...]:

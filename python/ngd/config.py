@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment switches that Python reads, one function each; src/cpp/base/config.hpp has the rest."""
+"""The environment switches that Python reads, one function each.
+
+src/cpp/base/config.hpp has those of the core.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error that ngd raises on purpose, one class a kind; docs/errors.md says what state is left."""
+"""Every error that ngd raises on purpose, one class a kind.
+
+docs/errors.md says what state each leaves.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ class CollectiveMismatchError(CollectiveError):
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """A rank did not come in NGD_TIMEOUT seconds; the message names it, the op and the call site."""
+    """A rank did not come in NGD_TIMEOUT seconds; the message names it, the op and the line."""
 
 
 class RankLostError(CollectiveError):

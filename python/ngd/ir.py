@@ -132,6 +132,7 @@ class Op:
         return Node(self, tuple(inputs), attrs, self.infer(*(n.type for n in inputs), **attrs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Node:
+        """Check and normalize what the user gave; return the node."""
         raise NotImplementedError(self.name)
 
     def __repr__(self) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import ngd
 import numpy as np
 import pytest
+
+import ngd
 from ngd import ops
 
 HERE = Path(__file__).parent
@@ -30,7 +32,7 @@ def mlp() -> Any:
     x, t = ngd.placeholder("x", (4, 6)), ngd.placeholder("t", (4,), "int64")
     sizes = [6, 5, 3]
     variables = []
-    for i, (m, n) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (m, n) in enumerate(pairwise(sizes)):
         variables.append(ngd.variable(f"W{i}", np.zeros((m, n), np.float32)))
         variables.append(ngd.variable(f"b{i}", np.zeros(n, np.float32)))
     w0, b0, w1, b1 = variables

@@ -10,7 +10,6 @@ from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
 from libcpp.string_view cimport string_view
-from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
 from numpy cimport PyArray_DATA, import_array, ndarray

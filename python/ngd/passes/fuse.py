@@ -131,7 +131,7 @@ def grow(root: Node, counts: Counter[Node]) -> list[Node]:
                 and node.shape == root.shape
                 and read_inside[node] == counts[node]
                 and len(members) < MAX_INSTRUCTIONS
-                and len(external(members + [node])) <= MAX_INPUTS
+                and len(external([*members, node])) <= MAX_INPUTS
             )
             if fits:
                 members.append(node)

@@ -76,9 +76,7 @@ class Plan:
             for i, a in enumerate(alive):
                 for b in alive[i + 1 :]:
                     apart_in_time = a.last < b.first or b.last < a.first
-                    apart_in_space = (
-                        a.place + a.bytes <= b.place or b.place + b.bytes <= a.place
-                    )
+                    apart_in_space = a.place + a.bytes <= b.place or b.place + b.bytes <= a.place
                     if not (apart_in_time or apart_in_space):
                         raise CompileError(f"plan_memory: {a} and {b} are alive in one place")
 
@@ -98,9 +96,7 @@ class Planner:
         self.plan = Plan(variables=schedule.graph.variables)
         self.storage: dict[Node, Storage] = {}
         self.last_reader = self.last_readers()
-        self.sent = {
-            source_of(n.inputs[0]) for n in schedule.order if isinstance(n.op, Start)
-        }
+        self.sent = {source_of(n.inputs[0]) for n in schedule.order if isinstance(n.op, Start)}
         self.output_place = {n: i for i, n in reversed(list(enumerate(schedule.graph.outputs)))}
         self.started: dict[Node, int] = {}
 
@@ -184,8 +180,15 @@ class Planner:
             storage = self.read(start)
             self.read(start.inputs[0])  # the communicator's until here
             self.plan.steps.append(
-                Step("wait", start.op.lower()[0], [], (node.type, storage), {}, node.site,
-                     self.started[start])
+                Step(
+                    "wait",
+                    start.op.lower()[0],
+                    [],
+                    (node.type, storage),
+                    {},
+                    node.site,
+                    self.started[start],
+                )
             )
         elif isinstance(node.op, Start):
             self.emit_start(node)
@@ -237,9 +240,9 @@ class Planner:
         for i, (type_, storage) in enumerate(inputs):
             source = source_of(node.inputs[i])
             dies = self.last_reader.get(source) is node and source not in self.sent
-            if in_place >> i & 1 and dies and storage.lane == lane:
-                if storage.bytes == node.type.bytes and type_.bytes == node.type.bytes:
-                    return storage
+            fits = storage.lane == lane and storage.bytes == type_.bytes == node.type.bytes
+            if in_place >> i & 1 and dies and fits:
+                return storage
         return None
 
     def copy(self, source: Storage, destination: Storage, node: Node) -> None:

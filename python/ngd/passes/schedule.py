@@ -24,7 +24,7 @@ class Schedule:
     order: tuple[Node, ...]
     """Everything but the leaves, each after what it reads."""
     direct: dict[Node, Node]
-    """Node -> the variable in whose memory it is computed; all of them stand at the end of `order`."""
+    """Node -> the variable in whose memory it is computed; they stand at the end of `order`."""
     stores: tuple[tuple[Node, Node], ...]
     """(variable, value): copied after everything else."""
 
@@ -55,7 +55,9 @@ def schedule(graph: Graph, target: Target) -> Schedule:
         candidates, tail = {}, set()
     order = [n for n in order if n not in tail] + [n for n in order if n in tail]
     direct = keep_safe(candidates, order, graph, target)
-    stores = tuple((v, value) for v, value in graph.updates if value not in direct and value is not v)
+    stores = tuple(
+        (v, value) for v, value in graph.updates if value not in direct and value is not v
+    )
     return Schedule(graph, tuple(order), direct, stores)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Merge equal nodes, fold small constants, and drop what changes nothing.
 
-Only rewrites that keep every bit of the result are made (x * 1, but not x + 0, which turns -0 to 0).
+Only rewrites that keep every bit of the result are made: x * 1, but not x + 0, which turns -0 to 0.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def drop_identity(node: Node) -> Node | None:
 
 
 def merge_views(node: Node) -> Node | None:
-    """reshape of reshape, broadcast of broadcast, transpose of transpose, negative of negative."""
+    """Merge a view of a view, and drop a negative of a negative."""
     name = node.op.name
     if not node.inputs or node.inputs[0].op.name != name:
         return None
@@ -98,7 +98,7 @@ def swaps_last_two(node: Node) -> bool:
 
 
 def transpose_into_matmul(node: Node) -> Node | None:
-    """matmul reads a transposed operand in place."""
+    """A matrix product reads a transposed operand in place."""
     if node.op.name != "matmul":
         return None
     for i, attr in ((0, "transpose_a"), (1, "transpose_b")):
