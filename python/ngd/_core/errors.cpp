@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <Python.h>
-
 #include "errors.hpp"
+
+#include <Python.h>
 
 #include <new>
 #include <stdexcept>
@@ -14,23 +14,35 @@ PyObject* error_module = nullptr;
 
 const char* class_name(ngd::ErrorKind kind) {
   switch (kind) {
-    case ngd::ErrorKind::Init: return "InitError";
-    case ngd::ErrorKind::CollectiveMismatch: return "CollectiveMismatchError";
-    case ngd::ErrorKind::CollectiveTimeout: return "CollectiveTimeoutError";
-    case ngd::ErrorKind::RankLost: return "RankLostError";
-    case ngd::ErrorKind::RemoteRank: return "RemoteRankError";
-    case ngd::ErrorKind::GroupClosed: return "GroupClosedError";
-    default: return nullptr;
+    case ngd::ErrorKind::Init:
+      return "InitError";
+    case ngd::ErrorKind::CollectiveMismatch:
+      return "CollectiveMismatchError";
+    case ngd::ErrorKind::CollectiveTimeout:
+      return "CollectiveTimeoutError";
+    case ngd::ErrorKind::RankLost:
+      return "RankLostError";
+    case ngd::ErrorKind::RemoteRank:
+      return "RemoteRankError";
+    case ngd::ErrorKind::GroupClosed:
+      return "GroupClosedError";
+    default:
+      return nullptr;
   }
 }
 
 PyObject* builtin_class(ngd::ErrorKind kind) {
   switch (kind) {
-    case ngd::ErrorKind::InvalidArgument: return PyExc_ValueError;
-    case ngd::ErrorKind::Unsupported: return PyExc_NotImplementedError;
-    case ngd::ErrorKind::OutOfMemory: return PyExc_MemoryError;
-    case ngd::ErrorKind::Interrupted: return PyExc_KeyboardInterrupt;
-    default: return PyExc_RuntimeError;
+    case ngd::ErrorKind::InvalidArgument:
+      return PyExc_ValueError;
+    case ngd::ErrorKind::Unsupported:
+      return PyExc_NotImplementedError;
+    case ngd::ErrorKind::OutOfMemory:
+      return PyExc_MemoryError;
+    case ngd::ErrorKind::Interrupted:
+      return PyExc_KeyboardInterrupt;
+    default:
+      return PyExc_RuntimeError;
   }
 }
 

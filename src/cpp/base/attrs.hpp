@@ -16,7 +16,7 @@ class Attrs {
  public:
   void set(const std::string& name, Attr value) { values_[name] = std::move(value); }
   bool has(const std::string& name) const { return values_.contains(name); }
-  std::int64_t integer(const std::string& name) const;                   // throws Internal if absent
+  std::int64_t integer(const std::string& name) const;  // throws Internal if absent
   std::int64_t integer(const std::string& name, std::int64_t fallback) const;
   double number(const std::string& name) const;
   const std::string& text(const std::string& name) const;

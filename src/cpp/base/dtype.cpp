@@ -15,10 +15,9 @@ struct Row {
 
 // In the order of the enumeration.
 constexpr Row kRows[kDTypeCount] = {
-    {"bool", "bool", 1},     {"int8", "i8", 1},        {"int16", "i16", 2},
-    {"int32", "i32", 4},     {"int64", "i64", 8},      {"uint8", "u8", 1},
-    {"uint16", "u16", 2},    {"uint32", "u32", 4},     {"uint64", "u64", 8},
-    {"float16", "f16", 2},   {"bfloat16", "bf16", 2},  {"float32", "f32", 4},
+    {"bool", "bool", 1},   {"int8", "i8", 1},     {"int16", "i16", 2},     {"int32", "i32", 4},
+    {"int64", "i64", 8},   {"uint8", "u8", 1},    {"uint16", "u16", 2},    {"uint32", "u32", 4},
+    {"uint64", "u64", 8},  {"float16", "f16", 2}, {"bfloat16", "bf16", 2}, {"float32", "f32", 4},
     {"float64", "f64", 8},
 };
 

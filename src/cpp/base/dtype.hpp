@@ -12,10 +12,10 @@ namespace ngd {
 enum class DType : std::uint8_t { Bool, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64 };
 inline constexpr int kDTypeCount = 13;
 
-std::size_t size_of(DType dtype) noexcept;            // bytes of one element
-std::string_view name_of(DType dtype) noexcept;       // "float32", as NumPy and ml_dtypes say it
-std::string_view short_name_of(DType dtype) noexcept; // "f32", as programs print it
-DType dtype_named(std::string_view name);             // either name; throws std::invalid_argument
+std::size_t size_of(DType dtype) noexcept;             // bytes of one element
+std::string_view name_of(DType dtype) noexcept;        // "float32", as NumPy and ml_dtypes say it
+std::string_view short_name_of(DType dtype) noexcept;  // "f32", as programs print it
+DType dtype_named(std::string_view name);              // either name; throws std::invalid_argument
 
 inline bool is_floating(DType d) noexcept { return d >= DType::F16; }
 inline bool is_half(DType d) noexcept { return d == DType::F16 || d == DType::BF16; }
@@ -47,7 +47,8 @@ struct Float16 {
     const std::uint32_t sign = (u >> 16) & 0x8000u;
     const std::uint32_t magnitude = u & 0x7fffffffu;
     // Normal result: rebias the exponent by 127 - 15 and round away 13 bits, ties to even.
-    const std::uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    const std::uint32_t normal =
+        (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
     // Subnormal result: adding 0.5f leaves the rounded 2^-24 multiples in the low mantissa bits.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u;
@@ -70,6 +71,7 @@ struct Float16 {
 };
 
 // The C++ type that holds an element, and the type in which arithmetic on it is done.
+// clang-format off
 template <DType> struct StorageOf;
 template <> struct StorageOf<DType::Bool> { using type = bool; };
 template <> struct StorageOf<DType::I8> { using type = std::int8_t; };
@@ -84,24 +86,38 @@ template <> struct StorageOf<DType::F16> { using type = Float16; };
 template <> struct StorageOf<DType::BF16> { using type = BFloat16; };
 template <> struct StorageOf<DType::F32> { using type = float; };
 template <> struct StorageOf<DType::F64> { using type = double; };
+// clang-format on
 
 // Calls visitor.template operator()<T>() with the storage type T of a dtype known at run time.
 template <class Visitor>
 decltype(auto) visit_dtype(DType dtype, Visitor&& visitor) {
   switch (dtype) {
-    case DType::Bool: return visitor.template operator()<bool>();
-    case DType::I8: return visitor.template operator()<std::int8_t>();
-    case DType::I16: return visitor.template operator()<std::int16_t>();
-    case DType::I32: return visitor.template operator()<std::int32_t>();
-    case DType::I64: return visitor.template operator()<std::int64_t>();
-    case DType::U8: return visitor.template operator()<std::uint8_t>();
-    case DType::U16: return visitor.template operator()<std::uint16_t>();
-    case DType::U32: return visitor.template operator()<std::uint32_t>();
-    case DType::U64: return visitor.template operator()<std::uint64_t>();
-    case DType::F16: return visitor.template operator()<Float16>();
-    case DType::BF16: return visitor.template operator()<BFloat16>();
-    case DType::F32: return visitor.template operator()<float>();
-    case DType::F64: break;
+    case DType::Bool:
+      return visitor.template operator()<bool>();
+    case DType::I8:
+      return visitor.template operator()<std::int8_t>();
+    case DType::I16:
+      return visitor.template operator()<std::int16_t>();
+    case DType::I32:
+      return visitor.template operator()<std::int32_t>();
+    case DType::I64:
+      return visitor.template operator()<std::int64_t>();
+    case DType::U8:
+      return visitor.template operator()<std::uint8_t>();
+    case DType::U16:
+      return visitor.template operator()<std::uint16_t>();
+    case DType::U32:
+      return visitor.template operator()<std::uint32_t>();
+    case DType::U64:
+      return visitor.template operator()<std::uint64_t>();
+    case DType::F16:
+      return visitor.template operator()<Float16>();
+    case DType::BF16:
+      return visitor.template operator()<BFloat16>();
+    case DType::F32:
+      return visitor.template operator()<float>();
+    case DType::F64:
+      break;
   }
   return visitor.template operator()<double>();
 }

@@ -10,17 +10,17 @@
 namespace ngd {
 
 enum class ErrorKind {
-  Internal,             // a broken invariant of ngd itself
-  InvalidArgument,      // ValueError
-  Unsupported,          // NotImplementedError
-  OutOfMemory,          // MemoryError
-  Init,                 // ngd.errors.InitError: a group cannot be made
-  CollectiveMismatch,   // ngd.errors.CollectiveMismatchError
-  CollectiveTimeout,    // ngd.errors.CollectiveTimeoutError
-  RankLost,             // ngd.errors.RankLostError
-  RemoteRank,           // ngd.errors.RemoteRankError
-  GroupClosed,          // ngd.errors.GroupClosedError: an earlier failure or shutdown ended the group
-  Interrupted,          // KeyboardInterrupt
+  Internal,            // a broken invariant of ngd itself
+  InvalidArgument,     // ValueError
+  Unsupported,         // NotImplementedError
+  OutOfMemory,         // MemoryError
+  Init,                // ngd.errors.InitError: a group cannot be made
+  CollectiveMismatch,  // ngd.errors.CollectiveMismatchError
+  CollectiveTimeout,   // ngd.errors.CollectiveTimeoutError
+  RankLost,            // ngd.errors.RankLostError
+  RemoteRank,          // ngd.errors.RemoteRankError
+  GroupClosed,  // ngd.errors.GroupClosedError: an earlier failure or shutdown ended the group
+  Interrupted,  // KeyboardInterrupt
 };
 
 class Error : public std::runtime_error {

@@ -19,9 +19,7 @@ struct TensorType {
   DType dtype = DType::F32;
   Shape shape;
   std::int64_t count() const noexcept { return element_count(shape); }
-  std::size_t bytes() const noexcept {
-    return static_cast<std::size_t>(count()) * size_of(dtype);
-  }
+  std::size_t bytes() const noexcept { return static_cast<std::size_t>(count()) * size_of(dtype); }
   bool operator==(const TensorType&) const = default;
 };
 

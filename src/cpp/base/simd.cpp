@@ -34,9 +34,12 @@ SimdLevel simd_level() noexcept {
 
 std::string_view name_of(SimdLevel level) noexcept {
   switch (level) {
-    case SimdLevel::Avx2: return "avx2";
-    case SimdLevel::Avx512: return "avx512";
-    case SimdLevel::Baseline: break;
+    case SimdLevel::Avx2:
+      return "avx2";
+    case SimdLevel::Avx512:
+      return "avx512";
+    case SimdLevel::Baseline:
+      break;
   }
   return "baseline";
 }

@@ -18,9 +18,9 @@ std::string_view name_of(SimdLevel level) noexcept;  // "baseline", "avx2", "avx
 
 // NGD_SIMD_SELECT(function): the function of that name in the namespace of simd_level().
 #if defined(NGD_HAVE_X86_LEVELS)
-#define NGD_SIMD_SELECT(function)                                        \
-  (::ngd::simd_level() == ::ngd::SimdLevel::Avx512 ? &avx512::function   \
-   : ::ngd::simd_level() == ::ngd::SimdLevel::Avx2 ? &avx2::function     \
+#define NGD_SIMD_SELECT(function)                                      \
+  (::ngd::simd_level() == ::ngd::SimdLevel::Avx512 ? &avx512::function \
+   : ::ngd::simd_level() == ::ngd::SimdLevel::Avx2 ? &avx2::function   \
                                                    : &baseline::function)
 #else
 #define NGD_SIMD_SELECT(function) (&baseline::function)

@@ -3,8 +3,8 @@
 //
 // A communicator holds no global state and is driven by one thread at a time; a process may hold
 // many. All ranks submit the same sequence. Every blocking call progresses all outstanding works,
-// checks its deadline, and watches its peers; whatever goes wrong closes the communicator, and every
-// later call throws GroupClosed with the first failure's message.
+// checks its deadline, and watches its peers; whatever goes wrong closes the communicator, and
+// every later call throws GroupClosed with the first failure's message.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class Communicator {
   virtual std::string_view name() const noexcept = 0;  // "self", "shm", "mpi"
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
-  virtual int local_rank() const noexcept = 0;         // among the ranks of my host
+  virtual int local_rank() const noexcept = 0;  // among the ranks of my host
   virtual int local_size() const noexcept = 0;
 
   // Starts a collective. From here until its wait returns, source and destination are the
@@ -80,8 +80,9 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds);
 std::string mpi_library_version();  // "" where MPI is not built in
 
-// To be called once at the process's exit, after every communicator was closed. Where ngd initialised
-// MPI and nobody has finalized it: MPI_Finalize, or after a failure MPI_Abort, which does not return.
+// To be called once at the process's exit, after every communicator was closed. Where ngd
+// initialised MPI and nobody has finalized it: MPI_Finalize, or after a failure MPI_Abort, which
+// does not return.
 void finalize_mpi() noexcept;
 
 }  // namespace ngd::comm

@@ -11,7 +11,8 @@ namespace ngd::device {
 // In a forked child 1 (libgomp hangs there with more).
 int thread_count() noexcept;
 int available_cores() noexcept;  // of the affinity mask and the cgroup's quota
-void set_thread_share(int threads) noexcept;  // what is left of them beside the ranks that share them
+void set_thread_share(
+    int threads) noexcept;  // what is left of them beside the ranks that share them
 
 // Calls body(begin, end) over [0, count) in pieces of at least `grain`, on up to thread_count()
 // threads. The pieces depend on count, grain and thread_count() alone.

@@ -22,8 +22,8 @@ struct Executor::Step {
   std::unique_ptr<kernels::Kernel> kernel;
   comm::Collective collective;
   comm::Work work;
-  Step* started = nullptr;                    // of a Wait
-  device::Buffer host;                        // of a Start where the host cannot address the device
+  Step* started = nullptr;  // of a Wait
+  device::Buffer host;      // of a Start where the host cannot address the device
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<Patch> patches;
@@ -70,12 +70,18 @@ Executor::~Executor() {
 void* Executor::static_pointer(const Value& value) const {
   const bool staged = !device_.host_addressable();
   switch (value.lane) {
-    case Lane::Input: return staged ? staged_inputs_[value.place].data() : nullptr;
-    case Lane::Output: return staged ? staged_outputs_[value.place].data() : nullptr;
-    case Lane::Variable: return variables_[value.place];
-    case Lane::Constant: return constants_[value.place].data();
-    case Lane::Private: return static_cast<std::byte*>(arena_.data()) + value.place;
-    case Lane::Shared: break;
+    case Lane::Input:
+      return staged ? staged_inputs_[value.place].data() : nullptr;
+    case Lane::Output:
+      return staged ? staged_outputs_[value.place].data() : nullptr;
+    case Lane::Variable:
+      return variables_[value.place];
+    case Lane::Constant:
+      return constants_[value.place].data();
+    case Lane::Private:
+      return static_cast<std::byte*>(arena_.data()) + value.place;
+    case Lane::Shared:
+      break;
   }
   return static_cast<std::byte*>(shared_.data) + value.place;
 }
@@ -158,9 +164,12 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
 
 void Executor::execute(Step& step) {
   switch (step.instruction->action) {
-    case Action::Start: return start(step);
-    case Action::Wait: return finish(*step.started);
-    case Action::Run: break;
+    case Action::Start:
+      return start(step);
+    case Action::Wait:
+      return finish(*step.started);
+    case Action::Run:
+      break;
   }
   try {
     step.kernel->run({step.inputs.data(), step.outputs.data(), scratch_.data()});

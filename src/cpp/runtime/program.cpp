@@ -9,7 +9,7 @@ namespace ngd::runtime {
 
 namespace {
 
-constexpr std::string_view kLaneNames[] = {"input", "output", "variable",
+constexpr std::string_view kLaneNames[] = {"input",    "output",  "variable",
                                            "constant", "private", "shared"};
 
 std::string place_of(const Value& value) {
@@ -78,12 +78,18 @@ std::string to_string(const Program& program) {
 void verify(const Program& program) {
   const auto places = [&](Lane lane) -> std::size_t {
     switch (lane) {
-      case Lane::Input: return program.inputs;
-      case Lane::Output: return program.outputs;
-      case Lane::Variable: return program.variables;
-      case Lane::Constant: return program.constants.size();
-      case Lane::Private: return program.private_bytes;
-      case Lane::Shared: break;
+      case Lane::Input:
+        return program.inputs;
+      case Lane::Output:
+        return program.outputs;
+      case Lane::Variable:
+        return program.variables;
+      case Lane::Constant:
+        return program.constants.size();
+      case Lane::Private:
+        return program.private_bytes;
+      case Lane::Shared:
+        break;
     }
     return program.shared_bytes;
   };

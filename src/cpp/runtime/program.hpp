@@ -27,12 +27,12 @@ enum class Action : std::uint8_t { Run, Start, Wait };
 
 struct Instruction {
   Action action = Action::Run;
-  std::string op;              // a kernel's op, or a collective's kind
-  std::vector<int> inputs;     // values; of a Wait: none
+  std::string op;           // a kernel's op, or a collective's kind
+  std::vector<int> inputs;  // values; of a Wait: none
   std::vector<int> outputs;
   Attrs attrs;
-  int start = -1;              // of a Wait: the instruction that it waits for
-  std::string site;            // the user's "file:line"
+  int start = -1;    // of a Wait: the instruction that it waits for
+  std::string site;  // the user's "file:line"
 };
 
 struct Program {
@@ -41,8 +41,9 @@ struct Program {
   std::vector<std::vector<char>> constants;
   std::size_t inputs = 0, outputs = 0, variables = 0;
   std::size_t private_bytes = 0, shared_bytes = 0;
-  std::string collectives;     // one line a collective, in order, with its call site
-  std::uint64_t collectives_hash = 0;  // of the same lines without the call sites; 0 = no collective
+  std::string collectives;  // one line a collective, in order, with its call site
+  std::uint64_t collectives_hash =
+      0;  // of the same lines without the call sites; 0 = no collective
 };
 
 // The stable text form that golden tests compare.

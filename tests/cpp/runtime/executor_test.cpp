@@ -27,9 +27,9 @@ Instruction run(const char* op, std::vector<int> inputs, std::vector<int> output
 // output = all_reduce(input + variable) + constant; then variable <- output.
 Program training_step() {
   Program program;
-  program.values = {{kVector, Lane::Input, 0},     {kVector, Lane::Variable, 0},
-                    {kVector, Lane::Constant, 0},  {kVector, Lane::Shared, 0},
-                    {kVector, Lane::Output, 0},    {kVector, Lane::Private, 0}};
+  program.values = {{kVector, Lane::Input, 0},    {kVector, Lane::Variable, 0},
+                    {kVector, Lane::Constant, 0}, {kVector, Lane::Shared, 0},
+                    {kVector, Lane::Output, 0},   {kVector, Lane::Private, 0}};
   program.inputs = program.outputs = program.variables = 1;
   program.private_bytes = program.shared_bytes = 64;
   const float ten[] = {10, 20, 30};
@@ -38,8 +38,9 @@ Program training_step() {
   Instruction start{Action::Start, "all_reduce", {3}, {3}, {}, -1, "model.py:9"};
   start.attrs.set("reduce_op", std::string("sum"));
   Instruction wait{Action::Wait, "all_reduce", {}, {3}, {}, 1, "model.py:9"};
-  program.instructions = {run("add", {0, 1}, {3}), start, wait, run("add", {3, 2}, {5}),
-                          run("copy", {5}, {4}), run("copy", {5}, {1})};
+  program.instructions = {
+      run("add", {0, 1}, {3}), start, wait, run("add", {3, 2}, {5}), run("copy", {5}, {4}),
+      run("copy", {5}, {1})};
   program.collectives = "all_reduce f32[3] at model.py:9";
   program.collectives_hash = 77;
   return program;

@@ -10,7 +10,8 @@ namespace {
 
 Program small() {
   Program program;
-  program.values = {{{DType::F32, {2, 3}}, Lane::Input, 0}, {{DType::F32, {2, 3}}, Lane::Shared, 64}};
+  program.values = {{{DType::F32, {2, 3}}, Lane::Input, 0},
+                    {{DType::F32, {2, 3}}, Lane::Shared, 64}};
   program.inputs = 1;
   program.shared_bytes = 128;
   Instruction copy{Action::Run, "copy", {0}, {1}, {}, -1, "a.py:1"};
