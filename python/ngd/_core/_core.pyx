@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # distutils: language = c++
 # cython: language_level=3, boundscheck=False, wraparound=False, binding=True, embedsignature=True
+# cython: auto_pickle=False, autotestdict=False
 """The crossing into C++: thin, no op by name, no shape logic, no defaults."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
