@@ -10,10 +10,10 @@ std::string text(const char* name, const char* fallback);
 double number(const char* name, double fallback);  // throws InvalidArgument when not a number
 
 inline double timeout_seconds() { return number("NGD_TIMEOUT", 300.0); }  // 0 = no deadline
-inline std::string all_reduce_algorithm() {
-  return text("NGD_ALLREDUCE", "auto");
-}                                                           // auto|flat|ring
+// auto, flat or ring
+inline std::string all_reduce_algorithm() { return text("NGD_ALLREDUCE", "auto"); }
 inline std::string simd() { return text("NGD_SIMD", ""); }  // cap: baseline|avx2|avx512
-inline int threads() { return static_cast<int>(number("NGD_THREADS", 0)); }  // 0 = the fair share
+// 0 = the fair share
+inline int threads() { return static_cast<int>(number("NGD_THREADS", 0)); }
 
 }  // namespace ngd::config
