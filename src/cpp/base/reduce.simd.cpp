@@ -13,7 +13,7 @@
 
 #include "base/dtype.hpp"
 
-#if defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -170,37 +170,90 @@ struct Range {
   double divisor;
 };
 
-void copy_to_others(const Range& range, const void* result, std::size_t offset, std::size_t bytes) {
+// From this many bytes on, results are stored past the caches, which they would only flush.
+// All-reduce of float32 in place, 2 ranks, AMD EPYC 9005 with 32 MiB of L3, medians of 3 runs:
+// 16 MiB 22.2 -> 31.5 GB/s, 64 MiB 22.7 -> 25.6 GB/s; at 4 MiB the gain is no more than what the
+// next reader loses.
+constexpr std::size_t kPastCaches = 16 << 20;
+
+#if defined(__AVX2__)
+constexpr bool kCanStorePastCaches = true;
+#else
+constexpr bool kCanStorePastCaches = false;
+#endif
+
+bool is_past_caches(const Range& range, std::size_t element_bytes) {
+  const std::size_t bytes = range.count * element_bytes * static_cast<std::size_t>(range.m);
+  if (!kCanStorePastCaches || bytes < kPastCaches) return false;
+  for (int j = 0; j < range.m; ++j)
+    if (reinterpret_cast<std::uintptr_t>(range.destinations[j]) % 64 != 0) return false;
+  return true;
+}
+
+void store_past_caches(char* to, const char* from, std::size_t bytes) {
+  std::size_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 64 <= bytes; i += 64)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_load_si512(from + i));
+#elif defined(__AVX2__)
+  for (; i + 32 <= bytes; i += 32)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i),
+                        _mm256_load_si256(reinterpret_cast<const __m256i*>(from + i)));
+#endif
+  std::memcpy(to + i, from + i, bytes - i);
+}
+
+// Stores a block's result, which may stand in its first destination already.
+void store(const Range& range, const void* result, std::size_t offset, std::size_t bytes,
+           bool past_caches) {
   for (int j = 0; j < range.m; ++j) {
     char* to = static_cast<char*>(range.destinations[j]) + offset;
-    if (to != result) std::memcpy(to, result, bytes);
+    if (to == result) continue;
+    if (past_caches)
+      store_past_caches(to, static_cast<const char*>(result), bytes);
+    else
+      std::memcpy(to, result, bytes);
   }
+}
+
+// Before any flag that says the range is done.
+void finish_stores(bool past_caches) {
+#if defined(__AVX2__)
+  if (past_caches) _mm_sfence();
+#else
+  static_cast<void>(past_caches);
+#endif
 }
 
 template <class Op, class T>
 void run(const Range& range) {
-  T scratch[kBlock];
+  alignas(64) T scratch[kBlock];
+  const bool past_caches = is_past_caches(range, sizeof(T));
+  const bool direct = range.n <= 4 && !past_caches;
   for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
-    T* out = range.n <= 4 ? static_cast<T*>(range.destinations[0]) + offset : scratch;
+    T* out = direct ? static_cast<T*>(range.destinations[0]) + offset : scratch;
     tree<Op, T>(range.sources, range.n, offset, out, count);
     if constexpr (std::is_floating_point_v<T>)
       if (range.divisor != 1.0) divide(out, count, range.divisor);
-    copy_to_others(range, out, offset * sizeof(T), count * sizeof(T));
+    store(range, out, offset * sizeof(T), count * sizeof(T), past_caches);
   }
+  finish_stores(past_caches);
 }
 
 template <class Op>
 void run_halves(const Range& range, bool bf16) {
-  float wide[kBlock];
-  std::uint16_t result[kBlock];
+  alignas(64) float wide[kBlock];
+  alignas(64) std::uint16_t result[kBlock];
+  const bool past_caches = is_past_caches(range, sizeof(std::uint16_t));
   for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
     tree_of_halves<Op>(range.sources, range.n, offset, bf16 ? widen_bf16 : widen_f16, wide, count);
     if (range.divisor != 1.0) divide(wide, count, range.divisor);
     bf16 ? narrow_bf16(wide, result, count) : narrow_f16(wide, result, count);
-    copy_to_others(range, result, offset * 2, count * 2);
+    store(range, result, offset * 2, count * 2, past_caches);
   }
+  finish_stores(past_caches);
 }
 
 // Wrapping sums and products have the same bits whatever the sign: unsigned only.

@@ -83,6 +83,39 @@ TEST_P(ReduceTest, DoesNotDependOnHowTheRangeIsCut) {
   EXPECT_EQ(std::memcmp(whole.data(), pieces.data(), whole.size()), 0);
 }
 
+// Large results are stored another way, where their alignment allows.
+TEST_P(ReduceTest, LargeResultsAreStoredWholeAtAnyAlignment) {
+  const DType dtype = GetParam();
+  const std::size_t element = size_of(dtype), count = (std::size_t{9} << 20) / element + 5;
+  const auto inputs = reference::random_inputs(dtype, 2, 4096 / element, 8);
+  reference::Bytes sources[2];
+  for (int r = 0; r < 2; ++r) {
+    sources[r].resize(count * element);
+    const auto& pattern = inputs[static_cast<std::size_t>(r)];
+    for (std::size_t i = 0; i < sources[r].size(); ++i) sources[r][i] = pattern[i % pattern.size()];
+  }
+  const void* operands[] = {sources[0].data(), sources[1].data()};
+  const auto want = reference::tree(Combine::Min, dtype, inputs, 4096 / element, 1.0);
+  for (const std::size_t shift : {std::size_t{0}, element}) {
+    reference::Bytes room[2];
+    void* destinations[2];
+    for (int j = 0; j < 2; ++j) {
+      room[j].assign(count * element + 192, std::byte{0x5a});
+      const auto address = reinterpret_cast<std::uintptr_t>(room[j].data());
+      destinations[j] = room[j].data() + (64 - address % 64) + shift;
+    }
+    reduce_to_many(Combine::Min, dtype, operands, 2, destinations, 2, count);
+    for (const void* destination : destinations) {
+      const auto* got = static_cast<const std::byte*>(destination);
+      for (std::size_t i = 0; i < count * element; i += want.size()) {
+        const std::size_t bytes = std::min(want.size(), count * element - i);
+        ASSERT_EQ(std::memcmp(got + i, want.data(), bytes), 0) << "shift " << shift;
+      }
+      ASSERT_EQ(got[count * element], std::byte{0x5a}) << "wrote past the end";
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(AllTypes, ReduceTest, testing::ValuesIn(reference::kAllTypes),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 

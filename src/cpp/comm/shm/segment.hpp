@@ -30,7 +30,7 @@ inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
 inline constexpr std::size_t kSiteBytes = 56;
-inline constexpr std::size_t kInlineBytes = 8 << 10;
+inline constexpr std::size_t kInlineBytes = 2 << 10;  // flat.cpp has the measurement
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 inline constexpr std::uint64_t kPrivate = ~std::uint64_t{0};  // offset of what is in no segment
 
