@@ -19,12 +19,16 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
     computes first are sent first; equals keep the order of the structural walk. Both depend on the
     structure alone, never on the order in which a rank's script made its nodes, and both respect
     dependence: what needs another's result is deeper. In a group of one a collective is its input.
+
+    Equal collectives of one operand are merged here, and nowhere later: whether two operands turn
+    out to be equal may hang on a rank's own constants, and then the ranks would not agree.
     """
     depth: dict[Node, int] = {}
     for node in graph.nodes:
         depth[node] = 1 + max((depth[i] for i in node.inputs), default=0)
     collectives = sorted((n for n in graph.nodes if n.op.collective), key=depth.__getitem__)
     number = {node: i for i, node in enumerate(collectives)}
+    unique: dict[Any, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         if node.op.name == "is_rank":
@@ -33,7 +37,10 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
             return node if inputs == node.inputs else node.op.node(inputs, node.attrs)
         if target.size == 1:
             return inputs[0]
-        return Ordered(node.op, number[node]).node(inputs, node.attrs)
+        key = (node.op, inputs, tuple(sorted(node.attrs.items())))
+        if key not in unique:
+            unique[key] = Ordered(node.op, number[node]).node(inputs, node.attrs)
+        return unique[key]
 
     return graph.rewrite(change)
 

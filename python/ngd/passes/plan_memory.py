@@ -13,6 +13,7 @@ life (greedy by size; Pisarchyk and Lee 2020, arXiv:2001.03288, section 5.2).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -96,7 +97,9 @@ class Planner:
         self.plan = Plan(variables=schedule.graph.variables)
         self.storage: dict[Node, Storage] = {}
         self.last_reader = self.last_readers()
-        self.sent = {source_of(n.inputs[0]) for n in schedule.order if isinstance(n.op, Start)}
+        self.sent = Counter(
+            source_of(n.inputs[0]) for n in schedule.order if isinstance(n.op, Start)
+        )
         self.output_place = {n: i for i, n in reversed(list(enumerate(schedule.graph.outputs)))}
         self.started: dict[Node, int] = {}
 
@@ -205,11 +208,12 @@ class Planner:
         self.plan.steps.append(step)
 
     def emit_start(self, node: Node) -> None:
-        """A collective, in place where its operand is read by nobody else any more."""
+        """A collective, in place where nobody else, and no other collective, reads its operand."""
         operand = node.inputs[0]
         source = self.read(operand)
         dies = self.last_reader.get(source_of(operand)) is node
-        in_place = dies and source.lane == "shared"
+        alone = self.sent[source_of(operand)] == 1
+        in_place = dies and alone and source.lane == "shared"
         result = source if in_place else self.new_storage("shared", node.type.bytes)
         self.storage[node] = result
         self.started[node] = len(self.plan.steps)

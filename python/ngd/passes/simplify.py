@@ -12,7 +12,6 @@ from typing import Any, Final
 import numpy as np
 
 from ..ir import CONSTANT, Graph, Leaf, Node, constant_node
-from .collectives import Ordered
 from .target import Target
 
 FOLD_LIMIT: Final = 64
@@ -41,10 +40,9 @@ def key_of(node: Node) -> Any:
     if node.op is CONSTANT:
         value = node.attrs["value"]
         return (node.type, value.tobytes()) if value.size <= FOLD_LIMIT else node
-    if isinstance(node.op, Leaf):
+    if isinstance(node.op, Leaf) or node.op.collective:  # order_collectives has merged them
         return node
-    op = node.op.kind if isinstance(node.op, Ordered) else node.op
-    return (op, node.inputs, tuple(sorted(node.attrs.items(), key=lambda item: item[0])))
+    return (node.op, node.inputs, tuple(sorted(node.attrs.items(), key=lambda item: item[0])))
 
 
 def scalar_value(node: Node) -> Any:
