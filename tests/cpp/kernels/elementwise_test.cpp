@@ -199,6 +199,9 @@ TEST(Elementwise, MaximumAndMinimumPropagateNan) {
 
 // What an integer operation is, in 128 bits, before it wraps.
 using Wide = __int128;
+Wide wrapping_product(Wide a, Wide b) {
+  return static_cast<Wide>(static_cast<unsigned __int128>(a) * static_cast<unsigned __int128>(b));
+}
 Wide floor_quotient(Wide a, Wide b) {
   if (b == 0) return 0;
   const Wide q = a / b;
@@ -209,12 +212,12 @@ TEST(Elementwise, IntegersWrapAndFloorAsNumPy) {
   const std::map<std::string, std::function<Wide(Wide, Wide)>> cases = {
       {"add", [](Wide a, Wide b) { return a + b; }},
       {"subtract", [](Wide a, Wide b) { return a - b; }},
-      {"multiply", [](Wide a, Wide b) { return a * b; }},
+      {"multiply", wrapping_product},
       {"maximum", [](Wide a, Wide b) { return a > b ? a : b; }},
       {"minimum", [](Wide a, Wide b) { return a < b ? a : b; }},
       {"floor_divide", floor_quotient},
       {"remainder", [](Wide a, Wide b) { return b == 0 ? 0 : a - floor_quotient(a, b) * b; }},
-      {"square", [](Wide a, Wide) { return a * a; }},
+      {"square", [](Wide a, Wide) { return wrapping_product(a, a); }},
       {"negative", [](Wide a, Wide) { return -a; }},
       {"abs", [](Wide a, Wide) { return a < 0 ? -a : a; }},
       {"sign", [](Wide a, Wide) { return Wide((a > 0) - (a < 0)); }},
