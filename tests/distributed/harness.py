@@ -296,7 +296,7 @@ def caught(call: Callable[[], Any]) -> dict[str, str]:
 
 def rank_main(file: str, name: str, arguments: str, folder: str) -> None:
     """What a rank runs."""
-    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
     rank = next((os.environ[n] for n in names if n in os.environ), "0")
     for what, stream in (("out", sys.stdout), ("err", sys.stderr)):
         descriptor = os.open(f"{folder}/{rank}.{what}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

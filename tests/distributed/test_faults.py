@@ -171,13 +171,13 @@ def test_rank_that_never_starts_is_named(ranks: int, present: list[int]) -> None
         assert not any(f"rank {r} " in outcome.value["message"] for r in present)
 
 
-def one_is_late(eager: bool) -> dict[str, str]:
+def one_is_late(eager: bool, seconds: float) -> dict[str, str]:
     world = ngd.init()
     x = ngd.placeholder("x", (3,), np.float32)
     step = ngd.compile([x], [ops.all_reduce(x, op="max")])
     step(np.ones(3, np.float32))
     if world.rank == 1:
-        time.sleep(2.5)
+        time.sleep(seconds)
 
     def call() -> None:
         if eager:
@@ -192,7 +192,8 @@ def one_is_late(eager: bool) -> dict[str, str]:
 @over
 @pytest.mark.parametrize("eager", [True, False])
 def test_missing_rank_is_named_with_op_and_site(communicator: str, eager: bool) -> None:
-    env, arguments = {"NGD_TIMEOUT": "1"}, {"eager": eager}
+    timeout = 5 if communicator == "mpi" else 1  # which bounds the start of MPI too
+    env, arguments = {"NGD_TIMEOUT": str(timeout)}, {"eager": eager, "seconds": timeout + 1.5}
     with over_comm(communicator, one_is_late, 3, env=env, arguments=arguments) as job:
         outcomes = job.wait(30)
     for outcome in (outcomes[0], outcomes[2]):
