@@ -142,8 +142,10 @@ def check(args: argparse.Namespace, world: Any) -> None:
         raise ValueError(f"--lr {args.lr} is not a positive number")
     if args.seed < 0:
         raise ValueError(f"--seed {args.seed} is negative")
-    if args.save and not args.save.parent.is_dir():
-        raise ValueError(f"--save: {args.save.parent} is not a directory")
+    if args.save and (args.save.is_dir() or not args.save.parent.is_dir()):
+        raise ValueError(f"--save: {args.save} cannot be made: a file in a directory is needed")
+    if args.log_dir and args.log_dir.exists() and not args.log_dir.is_dir():
+        raise ValueError(f"--log-dir: {args.log_dir} is not a directory")
 
 
 def load_checkpoint(path: Path, network: Sequence[Any]) -> None:

@@ -247,7 +247,9 @@ def test_bad_arguments_are_refused_in_one_line(images: Path, tmp_path: Path) -> 
     check_refused(SOME, "--lr 0.0", "--lr", "0")
     check_refused(SOME, "--lr nan", "--lr", "nan")
     check_refused(SOME, "--seed -2", "--seed", "-2")
-    check_refused(SOME, "is not a directory", "--save", tmp_path / "none" / "weights")
+    check_refused(SOME, "cannot be made", "--save", tmp_path / "none" / "weights")
+    check_refused(SOME, "cannot be made", "--save", tmp_path)
+    check_refused(SOME, "is not a directory", "--log-dir", images / "train-labels-idx1-ubyte")
     check_refused(RANKS[-1], "smaller than the number of ranks", "--batch", str(RANKS[-1] - 1))
 
 
