@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes harness.py importable for the tests of this folder, here and in the ranks that they start."""
+"""Makes harness.py importable for the tests of this folder."""
 
 from __future__ import annotations
 

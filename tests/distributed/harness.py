@@ -115,14 +115,18 @@ class Job:
             **OPEN_MPI_ENVIRONMENT,
             **(env or {}),
         }
-        file = program.__globals__["__file__"]  # type: ignore[attr-defined]
+        file = program.__globals__["__file__"]
         call = [file, program.__name__, json.dumps(arguments or {}), str(self.folder)]
         self.command = [sys.executable, __file__, *call]
         if launcher == "plain":
             for rank in range(ranks) if start is None else start:
-                self.processes[rank] = self._popen(self.command, plain_environment(rank, ranks))
+                self.start(rank, plain_environment(rank, ranks))
         else:
             self.launcher = self._popen([*launcher_command(launcher, ranks), *self.command], {})
+
+    def start(self, rank: int, env: Mapping[str, str], wrapper: Sequence[str] = ()) -> None:
+        """Start one more rank, which `env` tells who it is."""
+        self.processes[rank] = self._popen([*wrapper, *self.command], env)
 
     def _popen(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with (self.folder / "launcher.txt").open("ab") as output:
@@ -152,7 +156,7 @@ class Job:
         os.kill(self.processes[rank].pid, number)
 
     def wait(self, seconds: float, ranks: Sequence[int] | None = None) -> list[Outcome]:
-        """Wait until ranks (all of them) have ended, fail at the deadline; nobody is reaped before."""
+        """Wait until ranks (all of them) have ended, and only then reap. Fail at the deadline."""
         limit = time.monotonic() + seconds
         waited = self.processes if ranks is None else {r: self.processes[r] for r in ranks}
         pids = [p.pid for p in waited.values()] or [self._launcher_pid()]
@@ -205,7 +209,8 @@ class Job:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        shm = {f for f in set(os.listdir("/dev/shm")) - self.shm_before if not OPEN_MPI_OWN.match(f)}
+        new = set(os.listdir("/dev/shm")) - self.shm_before
+        shm = {file for file in new if not OPEN_MPI_OWN.match(file)}
         shutil.rmtree(self.folder, ignore_errors=True)
         if kind is None and not killed:
             assert not left, f"processes were left: {left}"
@@ -251,11 +256,11 @@ def run(
         return outcomes
 
 
-def run_over(communicator: str, program: Callable[..., Any], ranks: int, **how: Any) -> list[Outcome]:
-    """Run a job over "shm" under the plain environment, or over "mpi" under mpirun."""
-    launcher = "mpirun" if communicator == "mpi" else "plain"
-    env = {"NGD_COMM": communicator if ranks > 1 else "auto", **how.pop("env", {})}
-    return run(program, ranks, env=env, launcher=launcher, **how)
+def over(communicator: str, ranks: int = 2, **how: Any) -> dict[str, Any]:
+    """For Job and run: over "shm" in the plain environment, or over "mpi" under mpirun."""
+    name = communicator if ranks > 1 else "auto"
+    env = {"NGD_COMM": name, **how.pop("env", {})}
+    return {"launcher": "mpirun" if communicator == "mpi" else "plain", "env": env, **how}
 
 
 def has_ended(pid: int) -> bool:

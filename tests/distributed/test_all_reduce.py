@@ -139,8 +139,9 @@ def check_flat(example: Example, result: Array, want: Array) -> None:
 def check_ring(example: Example, result: Array, want: Array, terms: list[Array]) -> None:
     """Two orders of n terms differ by 2 (n - 1) u times the sum of their sizes at the most.
 
-    u is the unit roundoff of the arithmetic (Higham, Accuracy and Stability of Numerical Algorithms,
-    2002, section 4.2); products alike, relative to the product. Two-byte floats are rounded once more.
+    u is the unit roundoff of the arithmetic (Higham, Accuracy and Stability of Numerical
+    Algorithms, 2002, section 4.2); products alike, relative to the product. Two-byte floats are
+    rounded once more.
     """
     exact = result.dtype not in dtypes.FLOATS or example.op in ("min", "max")
     if exact or len(terms) <= 2:
@@ -154,7 +155,8 @@ def check_ring(example: Example, result: Array, want: Array, terms: list[Array])
     arithmetic = ROUNDOFF["float32" if result.dtype in HALVES else result.dtype.name]
     bound = 2.02 * len(terms) * arithmetic * scale
     if result.dtype in HALVES:
-        bound += 2.02 * ROUNDOFF[result.dtype.name] * np.abs(want[finite].astype(np.float64)) + 2**-24
+        size = np.abs(want[finite].astype(np.float64))
+        bound += 2.02 * ROUNDOFF[result.dtype.name] * size + 2**-24
     difference = np.abs(result[finite].astype(np.float64) - want[finite].astype(np.float64))
     assert np.all(difference <= bound), example
 

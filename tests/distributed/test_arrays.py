@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import harness
 import numpy as np
 import pytest
-from harness import caught, run_over
+from harness import caught, run
 
 import ngd
 from ngd import dtype as dtypes
@@ -39,7 +40,7 @@ def shapes_and_dtypes() -> None:
 @over
 @RANKS
 def test_shapes_and_dtypes(communicator: str, ranks: int) -> None:
-    run_over(communicator, shapes_and_dtypes, ranks)
+    run(shapes_and_dtypes, ranks, **harness.over(communicator, ranks))
 
 
 def destinations() -> None:
@@ -63,7 +64,7 @@ def destinations() -> None:
 @over
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_destinations(communicator: str, ranks: int) -> None:
-    run_over(communicator, destinations, ranks)
+    run(destinations, ranks, **harness.over(communicator, ranks))
 
 
 def refusals() -> None:
@@ -87,7 +88,7 @@ def refusals() -> None:
 @over
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_refusals_leave_the_group_open(communicator: str, ranks: int) -> None:
-    run_over(communicator, refusals, ranks)
+    run(refusals, ranks, **harness.over(communicator, ranks))
 
 
 def weighted() -> None:
@@ -106,7 +107,7 @@ def weighted() -> None:
 @over
 @RANKS
 def test_weights(communicator: str, ranks: int) -> None:
-    run_over(communicator, weighted, ranks)
+    run(weighted, ranks, **harness.over(communicator, ranks))
 
 
 def broadcasts() -> None:
@@ -125,7 +126,7 @@ def broadcasts() -> None:
 @over
 @RANKS
 def test_broadcasts(communicator: str, ranks: int) -> None:
-    run_over(communicator, broadcasts, ranks)
+    run(broadcasts, ranks, **harness.over(communicator, ranks))
 
 
 def group() -> dict[str, Any]:
@@ -140,7 +141,7 @@ def group() -> dict[str, Any]:
 @over
 @RANKS
 def test_the_world_is_known(communicator: str, ranks: int) -> None:
-    for rank, outcome in enumerate(run_over(communicator, group, ranks)):
+    for rank, outcome in enumerate(run(group, ranks, **harness.over(communicator, ranks))):
         assert outcome.value["place"] == [rank, ranks, rank, ranks]
         assert outcome.value["name"] == (communicator if ranks > 1 else "self")
 
@@ -158,14 +159,12 @@ def again() -> None:
 @over
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_shutdown_then_init(communicator: str, ranks: int) -> None:
-    run_over(communicator, again, ranks)
+    run(again, ranks, **harness.over(communicator, ranks))
 
 
 def order() -> None:
     """A rank may be a hundred collectives behind another, and late for every one."""
     world, random = ngd.init(), np.random.default_rng(ngd.init().rank)
-    import time
-
     for step in range(100):
         if random.random() < 0.1:
             time.sleep(random.random() * 0.01)
@@ -178,4 +177,4 @@ def order() -> None:
 @over
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_late_ranks(communicator: str, ranks: int) -> None:
-    run_over(communicator, order, ranks)
+    run(order, ranks, **harness.over(communicator, ranks))

@@ -22,13 +22,6 @@ pytestmark = harness.needs_ranks
 over = pytest.mark.parametrize("communicator", harness.communicators())
 
 
-def over_comm(communicator: str, program: Any, ranks: int, **how: Any) -> Job:
-    """A job that may fail, over shm under the plain environment or over MPI under mpirun."""
-    launcher = "mpirun" if communicator == "mpi" else "plain"
-    env = {"NGD_COMM": communicator, **how.pop("env", {})}
-    return Job(program, ranks, env=env, launcher=launcher, **how)
-
-
 def last_line(outcome: Outcome) -> str:
     """The error that a rank died of: Python's last words."""
     lines = [line for line in outcome.err.splitlines() if line.startswith("ngd.errors.")]
@@ -60,7 +53,8 @@ def reduce_arrays(count: int) -> None:
 
 def check_survivors(job: Job, victim: int, survivors: list[int], since: float) -> None:
     for outcome in job.wait(10, survivors):
-        assert time.monotonic() - since < 2, f"too late: {time.monotonic() - since:.2f} s\n{outcome}"
+        seconds = time.monotonic() - since
+        assert seconds < 2, f"too late: {seconds:.2f} s\n{outcome}"
         assert outcome.code not in (0, None), outcome
         assert last_line(outcome).startswith("ngd.errors.RankLostError"), outcome
         assert f"rank {victim}" in last_line(outcome), outcome
@@ -144,7 +138,8 @@ def test_exception_reaches_the_others_with_its_traceback() -> None:
 
 @over
 def test_failure_closes_the_group(communicator: str) -> None:
-    with over_comm(communicator, one_raises, 2, arguments={"caught_by_others": True}) as job:
+    how = harness.over(communicator, arguments={"caught_by_others": True})
+    with Job(one_raises, 2, **how) as job:
         outcome = job.wait(20)[0]
     assert outcome.value["error"] == "RemoteRankError", outcome
     assert "ValueError: broken shard" in outcome.value["message"]
@@ -194,7 +189,7 @@ def one_is_late(eager: bool, seconds: float) -> dict[str, str]:
 def test_missing_rank_is_named_with_op_and_site(communicator: str, eager: bool) -> None:
     timeout = 5 if communicator == "mpi" else 1  # which bounds the start of MPI too
     env, arguments = {"NGD_TIMEOUT": str(timeout)}, {"eager": eager, "seconds": timeout + 1.5}
-    with over_comm(communicator, one_is_late, 3, env=env, arguments=arguments) as job:
+    with Job(one_is_late, 3, **harness.over(communicator, env=env, arguments=arguments)) as job:
         outcomes = job.wait(30)
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.value["error"] == "CollectiveTimeoutError", outcome
@@ -241,7 +236,7 @@ PAIRS += [["large", "larger"], ["broadcast", "root"], ["large", "ring"], ["barri
 @over
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_disagreement_shows_both_sides(communicator: str, ranks: int) -> None:
-    with over_comm(communicator, disagree, ranks, arguments={"pairs": PAIRS}) as job:
+    with Job(disagree, ranks, **harness.over(communicator, arguments={"pairs": PAIRS})) as job:
         outcomes = job.wait(60)
     for outcome in outcomes:
         assert outcome.value is not None, f"{outcome}\n{job}"
@@ -269,7 +264,7 @@ def only_some_call() -> dict[str, str]:
 
 @over
 def test_forgotten_call_is_a_mismatch(communicator: str) -> None:
-    with over_comm(communicator, only_some_call, 3) as job:
+    with Job(only_some_call, 3, **harness.over(communicator)) as job:
         for outcome in job.wait(30):
             assert outcome.value["error"] == "CollectiveMismatchError", outcome
             assert "barrier" in outcome.value["message"]
@@ -300,7 +295,7 @@ def forks() -> None:
 
 @over
 def test_forked_child_is_refused_and_harmless(communicator: str) -> None:
-    harness.run_over(communicator, forks, 2)
+    harness.run(forks, 2, **harness.over(communicator))
 
 
 def interrupted() -> None:
@@ -372,9 +367,7 @@ def test_two_hosts_need_mpi() -> None:
     comm = {"NGD_COMM": "shm"} if harness.MODE == "OMPI" else {}
     with Job(cannot_init, 2, env=comm, start=[]) as job:
         for rank in range(2):
-            job.env |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-            job.env |= {"LOCAL_WORLD_SIZE": "1"}
-            job.processes[rank] = job._popen(job.command, {})
+            job.start(rank, harness.plain_environment(rank, 2) | {"LOCAL_WORLD_SIZE": "1"})
         for outcome in job.wait(30):
             assert outcome.value["error"] == "InitError", outcome
             assert "OMPI" in outcome.value["message"]

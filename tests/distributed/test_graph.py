@@ -9,7 +9,7 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
-from harness import caught, run_over, say
+from harness import Job, caught, run, say
 
 import ngd
 from ngd import ops
@@ -56,7 +56,7 @@ def results() -> None:
 @over
 @RANKS
 def test_results(communicator: str, ranks: int) -> None:
-    run_over(communicator, results, ranks)
+    run(results, ranks, **harness.over(communicator, ranks))
 
 
 def gradients() -> None:
@@ -96,7 +96,7 @@ def gradients() -> None:
 @over
 @RANKS
 def test_gradients_are_finite_differences(communicator: str, ranks: int) -> None:
-    run_over(communicator, gradients, ranks)
+    run(gradients, ranks, **harness.over(communicator, ranks))
 
 
 def uneven() -> None:
@@ -143,7 +143,7 @@ def uneven() -> None:
 @over
 @RANKS
 def test_uneven_shards_take_the_step_of_one_process(communicator: str, ranks: int) -> None:
-    run_over(communicator, uneven, ranks)
+    run(uneven, ranks, **harness.over(communicator, ranks))
 
 
 def creation_order() -> None:
@@ -166,7 +166,7 @@ def creation_order() -> None:
 @over
 @RANKS
 def test_order_of_creation_does_not_matter(communicator: str, ranks: int) -> None:
-    run_over(communicator, creation_order, ranks)
+    run(creation_order, ranks, **harness.over(communicator, ranks))
 
 
 def mismatched(what: str, device: str) -> dict[str, str]:
@@ -195,8 +195,10 @@ def mismatched(what: str, device: str) -> dict[str, str]:
 def test_mismatched_programs_raise_before_the_first_step(
     communicator: str, ranks: int, what: str
 ) -> None:
-    how = {"arguments": {"what": what, "device": "CPU"}}
-    for outcome in run_faulty(communicator, mismatched, ranks, **how):
+    how = harness.over(communicator, arguments={"what": what, "device": "CPU"})
+    with Job(mismatched, ranks, **how) as job:
+        outcomes = job.wait(60)
+    for outcome in outcomes:
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
         assert f"rank {ranks - 1}" in outcome.value["message"]
         assert f"rank {outcome.rank}" in outcome.value["message"]
@@ -206,17 +208,10 @@ def test_mismatched_programs_raise_before_the_first_step(
 
 @harness.needs_ranks
 def test_mismatch_on_the_interpreter() -> None:
-    how = {"arguments": {"what": "op", "device": "INTERPRETER"}}
-    for outcome in run_faulty("shm", mismatched, 2, **how):
+    with Job(mismatched, 2, arguments={"what": "op", "device": "INTERPRETER"}) as job:
+        outcomes = job.wait(60)
+    for outcome in outcomes:
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
-
-
-def run_faulty(communicator: str, program: Any, ranks: int, **how: Any) -> list[harness.Outcome]:
-    """A job whose ranks report a failure; under mpirun the launcher's code is then non-zero."""
-    launcher = "mpirun" if communicator == "mpi" else "plain"
-    env = {"NGD_COMM": communicator, **how.pop("env", {})}
-    with harness.Job(program, ranks, env=env, launcher=launcher, **how) as job:
-        return job.wait(60)
 
 
 def steps(device: str) -> dict[str, Any]:
@@ -239,5 +234,6 @@ def steps(device: str) -> dict[str, Any]:
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("device", DEVICES)
 def test_weights_stay_equal(communicator: str, ranks: int, device: str) -> None:
-    outcomes = run_over(communicator, steps, ranks, arguments={"device": device})
+    how = harness.over(communicator, arguments={"device": device})
+    outcomes = run(steps, ranks, **how)
     assert len({o.value["weights"] for o in outcomes}) == 1

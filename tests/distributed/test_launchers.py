@@ -58,7 +58,7 @@ def test_mpich(ranks: int) -> None:
 
 def test_alone() -> None:
     with Job(place, 1, start=[]) as job:
-        job.processes[0] = job._popen(job.command, {})
+        job.start(0, {})
         check_places(job.wait(60), 1)
 
 
@@ -68,8 +68,7 @@ def test_torchruns_environment() -> None:
         for rank in range(2):
             env = harness.plain_environment(rank, 2)
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
-            wrapper = ["/bin/sh", "-c", '"$@"; exit $?', "sh"]
-            job.processes[rank] = job._popen([*wrapper, *job.command], env)
+            job.start(rank, env, wrapper=["/bin/sh", "-c", '"$@"; exit $?', "sh"])
         check_places(job.wait(60), 2)
 
 
@@ -79,7 +78,7 @@ def test_slurms_environment() -> None:
             env = {"SLURM_JOB_ID": "71", "SLURM_STEP_ID": "3", "SLURM_PROCID": str(rank)}
             env |= {"SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank)}
             env |= {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NODEID": "0"}
-            job.processes[rank] = job._popen(job.command, env)
+            job.start(rank, env)
         check_places(job.wait(60), 2)
 
 
