@@ -35,6 +35,9 @@ def grad(loss: Node, wrt: Node | Sequence[Node], *, unused: str = "error") -> No
     depend on is a GradientError; with unused="zero" its gradient is zeros.
     """
     targets = [wrt] if isinstance(wrt, Node) else list(wrt)
+    for node in (loss, *targets):
+        if not isinstance(node, Node):
+            raise TypeError(f"grad: expected nodes; got {node!r}")
     if unused not in UNUSED:
         raise ValueError(f'grad: expected unused "error" or "zero"; got {unused!r}')
     if loss.shape or not is_float(loss.dtype):

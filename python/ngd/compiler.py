@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _core, config, distributed, passes, reference
 from .distributed import Group
-from .errors import CompileError, ShapeError
+from .errors import BusyError, CompileError, ShapeError
 from .ir import PLACEHOLDER, Array, Graph, Node, Type
 from .passes.plan_memory import Plan
 from .variable import Variable
@@ -130,17 +130,26 @@ class _Base:
         """One argument made to fit; what would lose values is an error that names the input."""
         wanted = self.input_types[number]
         where = f"Executable: input {number} ({self.graph.inputs[number].attrs['name']!r})"
+        if isinstance(value, Node):
+            raise TypeError(f"{where}: expected an array {wanted}; got {value!r}")
         array = np.asarray(value)
         if array.shape != wanted.shape:
             raise ShapeError(f"{where}: expected shape {wanted.shape}; got {array.shape}")
-        if array.dtype != wanted.dtype:
-            scalar = isinstance(value, (bool, int, float))
-            if not np.can_cast(array.dtype, wanted.dtype, "same_kind" if scalar else "safe"):
+        if not isinstance(value, (bool, int, float)):
+            if not np.can_cast(array.dtype, wanted.dtype, "safe"):
                 raise TypeError(f"{where}: expected dtype {wanted.dtype}; got {array.dtype}")
-        return np.ascontiguousarray(array, wanted.dtype).reshape(wanted.shape)
+            return np.ascontiguousarray(array, wanted.dtype).reshape(wanted.shape)
+        with np.errstate(over="ignore"):
+            converted = array.astype(wanted.dtype)
+        lost = (
+            converted != value if isinstance(value, int) else np.isinf(converted) != np.isinf(value)
+        )
+        if lost or not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
+            raise TypeError(f"{where}: expected a value of {wanted.dtype}; got {value!r}")
+        return converted
 
-    def results(self, out: Sequence[Array] | None) -> list[Array]:
-        """Fresh arrays for the outputs, or the caller's, checked."""
+    def results(self, out: Sequence[Array] | None, inputs: list[Array]) -> list[Array]:
+        """Fresh arrays for the outputs, or the caller's, checked: they overlap nothing."""
         if out is None:
             return [np.empty(t.shape, t.dtype) for t in self.output_types]
         if len(out) != len(self.output_types):
@@ -159,6 +168,9 @@ class _Base:
                 raise ShapeError(
                     f"Executable: out[{i}]: expected a contiguous, writable array {wanted}"
                 )
+            others = (*inputs, *out[:i])
+            if any(np.may_share_memory(array, other) for other in others):
+                raise ValueError(f"Executable: out[{i}] overlaps an input or another output")
         return list(out)
 
     def memory(self) -> dict[str, int]:
@@ -186,11 +198,14 @@ class CpuExecutable(_Base):
 
     def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
         """Run once."""
-        inputs, outputs = self.prepare(arrays), self.results(out)
+        inputs = self.prepare(arrays)
+        outputs = self.results(out, inputs)
         for variable in self.variables:
             variable.check_readable()
         try:
             self.native.run(inputs, outputs)
+        except BusyError:
+            raise
         except BaseException:
             if self.native.variables_touched:
                 for variable in self.written:
@@ -212,6 +227,41 @@ class CpuExecutable(_Base):
         return self.program
 
 
+class Sequenced:
+    """A group whose collectives are those of one step: the ranks compare the whole sequence."""
+
+    def __init__(self, group: Group, sequence: _core.Sequence) -> None:
+        self.group, self.sequence, self.rank = group, sequence, group.rank
+
+    def all_reduce(self, array: Array, *, op: str, site: str) -> Array:
+        """Reduce over the ranks."""
+        return self.group.all_reduce(array, op=op, site=site, sequence=self.sequence)
+
+    def broadcast(self, array: Array, *, root: int, site: str) -> Array:
+        """Give every rank the root's array."""
+        return self.group.broadcast(array, root=root, site=site, sequence=self.sequence)
+
+
+def sequence_of(collectives: Sequence[Node]) -> _core.Sequence:
+    """What the peers are told of a step's collectives."""
+    return _core.Sequence(
+        *digest([(collective_line(n.op.name, n.attrs, n.type), n.site) for n in collectives])
+    )
+
+
+def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
+    """One collective as messages between ranks show and compare it."""
+    shown = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k != "algorithm")
+    return f"{kind}{shown} {type}"
+
+
+def digest(sequence: list[tuple[str, str]]) -> tuple[str, int]:
+    """The text of a sequence with its call sites, and the hash of it without them; never 0."""
+    text = "\n".join(f"{what} at {site}" for what, site in sequence)
+    hashed = hashlib.sha256("\n".join(what for what, _ in sequence).encode()).digest()
+    return text, int.from_bytes(hashed[:8], "little") or 1
+
+
 class InterpreterExecutable(_Base):
     """A step by the ops' NumPy references."""
 
@@ -220,17 +270,26 @@ class InterpreterExecutable(_Base):
     def __init__(self, graph: Graph, group: Group) -> None:
         super().__init__(graph, group)
         graph.verify()
+        collectives = [n for n in graph.nodes if n.op.collective]
+        self.ranks = Sequenced(group, sequence_of(collectives))
+        self.talks = bool(collectives)
         for variable in self.variables:
             variable.storage(self.device, HostStorage)
 
     def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
         """Run once."""
-        inputs, outputs = self.prepare(arrays), self.results(out)
+        inputs = self.prepare(arrays)
+        outputs = self.results(out, inputs)
         values: dict[Node, Array] = {}
         for variable in self.variables:
             variable.check_readable()
             values[variable] = variable.storage(self.device, HostStorage).read()
-        results, updates = reference.evaluate(self.graph, inputs, values, self.group)
+        try:
+            results, updates = reference.evaluate(self.graph, inputs, values, self.ranks)
+        except Exception as error:
+            if self.talks:  # this rank has left the common sequence: the peers are told
+                self.group.communicator.abort(str(error))
+            raise
         for destination, result in zip(outputs, results, strict=True):
             destination[...] = result
         for variable, value in zip(self.written, updates, strict=True):
@@ -286,8 +345,8 @@ def emit(plan: Plan, inputs: int, outputs: int) -> _core.ProgramBuilder:
 
     for step in plan.steps:
         if step.action == "start":
-            shown = "".join(f" {k}={v}" for k, v in sorted(step.attrs.items()) if k != "algorithm")
-            sequence.append((f"{step.op}{shown} {step.output[0]}", step.site))
+            line = collective_line(step.op, step.attrs, step.output[0])
+            sequence.append((line, step.site))
         builder.add_instruction(
             step.action,
             step.op,
@@ -298,9 +357,7 @@ def emit(plan: Plan, inputs: int, outputs: int) -> _core.ProgramBuilder:
             step.site,
         )
     if sequence:
-        text = "\n".join(f"{what} at {site}" for what, site in sequence)
-        digest = hashlib.sha256("\n".join(what for what, _ in sequence).encode()).digest()
-        builder.set_collectives(text, int.from_bytes(digest[:8], "little") or 1)
+        builder.set_collectives(*digest(sequence))
     return builder
 
 
@@ -344,9 +401,10 @@ def compile(
         The graph needs a placeholder that is not among the inputs, names two variables alike, or
         holds an op that the device cannot compute; the message has the node's file and line.
     """
-    name = device or config.device()
-    if name not in DEVICES:
-        raise CompileError(f"compile: expected a device among {', '.join(DEVICES)}; got {name!r}")
+    name = config.device(device, "compile")
+    for argument, given in (("inputs", inputs), ("outputs", outputs)):
+        if isinstance(given, (Node, str)) or not isinstance(given, Sequence):
+            raise TypeError(f"compile: {argument}: expected a list of nodes; got {given!r}")
     graph = Graph(tuple(inputs), tuple(outputs), sorted_updates(updates or {}))
     check_signature(graph)
     if group is None:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import os
 
-from .errors import InitError
+from .errors import CompileError, InitError
 
 COMMUNICATORS = ("auto", "self", "shm", "mpi")
+DEVICES = ("CPU", "INTERPRETER", "NULL")
 
 
-def device() -> str:
-    """NGD_DEVICE: the default device of ngd.compile."""
-    return os.environ.get("NGD_DEVICE", "") or "CPU"
+def device(name: str | None, where: str) -> str:
+    """Return the device that the caller names, or NGD_DEVICE, or the CPU; checked."""
+    chosen = name or os.environ.get("NGD_DEVICE", "") or "CPU"
+    if chosen not in DEVICES:
+        raise CompileError(f"{where}: expected a device among {', '.join(DEVICES)}; got {chosen!r}")
+    return chosen
 
 
 def communicator() -> str:

@@ -10,11 +10,12 @@ import sys
 import traceback
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from . import _core, config, environment
+from .dtype import as_dtype, bfloat16, float16, float32, is_float
 from .environment import Launch
 from .errors import GroupClosedError, InitError, ShapeError
 from .ir import Array, call_site
@@ -50,29 +51,39 @@ class Group:
         weight: float | None = None,
         algorithm: str = "auto",
         site: str | None = None,
+        sequence: _core.Sequence | None = None,
     ) -> Array:
         """Reduce over the ranks; see ngd.all_reduce."""
         site = site or call_site()
+        if op not in REDUCTIONS:
+            raise ValueError(f"all_reduce: expected op among {', '.join(REDUCTIONS)}; got {op!r}")
         if weight is not None:
             return self._weighted_mean(array, op, weight, out, algorithm, site)
-        source = as_contiguous(array)
+        source = as_operand(array, "all_reduce")
         destination = self._destination(source, out, "all_reduce")
-        self._run("all_reduce", op, source, destination, 0, algorithm, site)
+        self._run("all_reduce", op, source, destination, 0, algorithm, site, sequence)
         return destination
 
     def broadcast(
-        self, array: Any, *, root: int = 0, out: Array | None = None, site: str | None = None
+        self,
+        array: Any,
+        *,
+        root: int = 0,
+        out: Array | None = None,
+        site: str | None = None,
+        sequence: _core.Sequence | None = None,
     ) -> Array:
         """Give every rank the root's array; see ngd.broadcast."""
-        source = as_contiguous(array)
+        site = site or call_site()
+        source = as_operand(array, "broadcast")
         destination = self._destination(source, out, "broadcast")
-        self._run("broadcast", "none", source, destination, root, "auto", site or call_site())
+        self._run("broadcast", "none", source, destination, root, "auto", site, sequence)
         return destination
 
     def barrier(self, *, site: str | None = None) -> None:
         """Return when every rank has come."""
         nothing: Array = np.empty(0, np.uint8)
-        self._run("barrier", "none", nothing, nothing, 0, "auto", site or call_site())
+        self._run("barrier", "none", nothing, nothing, 0, "auto", site or call_site(), None)
 
     def _run(
         self,
@@ -83,6 +94,7 @@ class Group:
         root: int,
         algorithm: str,
         site: str,
+        sequence: _core.Sequence | None,
     ) -> None:
         self.check_open()
         work = self.communicator.submit(
@@ -94,34 +106,45 @@ class Group:
             destination,
             algorithm,
             site,
+            sequence,
         )
         self.communicator.wait(work, self._timeout)
 
     def _destination(self, source: Array, out: Array | None, where: str) -> Array:
         if out is None:
             return np.empty_like(source)
+        if not isinstance(out, np.ndarray):
+            raise TypeError(f"{where}: out: expected a NumPy array; got {type(out).__name__}")
         fits = out.shape == source.shape and out.dtype == source.dtype
         if not (fits and out.flags.c_contiguous and out.flags.writeable):
+            contiguous = "contiguous" if out.flags.c_contiguous else "strided"
             raise ShapeError(
                 f"{where}: out: expected a contiguous, writable {source.dtype} array of shape "
-                f"{source.shape}; got {out.dtype} of shape {out.shape}"
+                f"{source.shape}; got a {contiguous}"
+                f"{'' if out.flags.writeable else ', read-only'} {out.dtype} one of {out.shape}"
             )
         return out
 
     def _weighted_mean(
         self, array: Any, op: str, weight: float, out: Array | None, algorithm: str, site: str
     ) -> Array:
-        if op != "mean":
-            raise ValueError(f"all_reduce: weight goes with op='mean' only; got op={op!r}")
-        if not weight >= 0:
-            raise ValueError(f"all_reduce: expected a weight >= 0; got {weight}")
-        source = as_contiguous(array)
-        scaled = source * source.dtype.type(weight) if weight else np.zeros_like(source)
-        kwargs: dict[str, Any] = {"algorithm": algorithm, "site": site}
-        total = self.all_reduce(np.array(weight, np.float64), op="sum", **kwargs)
-        result = self.all_reduce(scaled, op="sum", out=out, **kwargs)
-        if total > 0:
-            np.divide(result, total.astype(source.dtype), out=result)
+        """As the op in the graph: two sums, of two-byte floats in float32; 0 where all weigh 0."""
+        source = as_operand(array, "all_reduce")
+        if op != "mean" or not is_float(source.dtype):
+            raise ValueError(
+                "all_reduce: weight goes with op='mean' and floats; "
+                f"got op={op!r} and {source.dtype}"
+            )
+        if not 0 <= weight < float("inf"):
+            raise ValueError(f"all_reduce: expected a finite weight >= 0; got {weight}")
+        result = self._destination(source, out, "all_reduce")
+        dtype = float32 if source.dtype in (float16, bfloat16) else source.dtype
+        share = np.array(weight, dtype)
+        scaled = source.astype(dtype) * share if weight else np.zeros(source.shape, dtype)
+        kwargs: dict[str, Any] = {"op": "sum", "algorithm": algorithm, "site": site}
+        total = self.all_reduce(share, **kwargs)
+        sums = self.all_reduce(scaled, **kwargs)
+        result[...] = (sums / total if total else np.zeros_like(sums)).astype(source.dtype)
         return result
 
     def close(self) -> None:
@@ -131,10 +154,17 @@ class Group:
             self.communicator.close()
 
 
-def as_contiguous(array: Any) -> Array:
-    """The argument of a collective as a contiguous array, copied only where it must be."""
-    return np.ascontiguousarray(array).reshape(np.shape(array))
+def as_operand(array: Any, where: str) -> Array:
+    """The argument of a collective, contiguous and in this machine's byte order.
 
+    It is copied only where it must be.
+    """
+    operand = np.asarray(array)
+    dtype = as_dtype(operand.dtype.newbyteorder("="), where)
+    return np.ascontiguousarray(operand, dtype).reshape(operand.shape)
+
+
+REDUCTIONS: Final = ("sum", "mean", "min", "max", "prod")
 
 logger = logging.getLogger("ngd")
 
@@ -199,7 +229,7 @@ def share_cores(world: Group) -> None:
 def make_communicator(launch: Launch) -> _core.Communicator:
     """Pick among what was built: NGD_COMM, or what the mode and the hosts ask for."""
     mode, wanted = _core.build_info()["mode"], config.communicator()
-    one_host = launch.local_size == launch.size
+    one_host = launch.one_host
     if wanted == "auto":
         if launch.size == 1:
             wanted = "self"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error that ngd raises on purpose, one class a kind.
+"""The errors that are ngd's own, one class a kind; TypeError and ValueError are Python's.
 
 docs/errors.md says what state each leaves.
 """
@@ -29,6 +29,10 @@ class CompileError(Error, ValueError):
 
 class PoisonedVariableError(Error, RuntimeError):
     """A variable whose update failed half-way; assign to it before it is read again."""
+
+
+class BusyError(Error, RuntimeError):
+    """A second call of an executable while one runs in another thread."""
 
 
 class InitError(Error, RuntimeError):

@@ -87,7 +87,7 @@ class Op:
     elementwise: ClassVar[bool] = False
     """Computed by the elementwise kernel, under this name (kernels/fused/elementwise.inc)."""
     collective: ClassVar[bool] = False
-    """Talks to other ranks: never duplicated, merged or dropped, and run in one order."""
+    """Talks to other ranks: run by all of them, in one order."""
     smooth: ClassVar[bool] = True
     """Whether second derivatives are checked against finite differences."""
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS
@@ -187,7 +187,6 @@ class Node:
     """
 
     __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform")
-    __array_ufunc__ = None  # NumPy arrays defer to the node's reflected operators
 
     def __init__(
         self, op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], type: Type
@@ -292,6 +291,12 @@ class Node:
 
     def __getitem__(self, index: Any) -> Node:
         return self._apply("slice", self, index)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Node:
+        """NumPy's functions and operators on a node are the ops of the same name."""
+        if method != "__call__" or kwargs or ufunc.__name__ not in REGISTRY:
+            raise TypeError(f"numpy.{ufunc.__name__} has no op on a Node: see ngd.ops")
+        return self._apply(ufunc.__name__, *inputs)
 
     @property
     def T(self) -> Node:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import index
 from typing import Any, Protocol
 
 import numpy as np
 
+from . import config
 from .dtype import as_dtype
 from .errors import PoisonedVariableError, ShapeError
 from .ir import PLACEHOLDER, VARIABLE, Array, DType, Node, Shape, Type, constant_node
@@ -50,6 +52,8 @@ class Variable(Node):
 
     def numpy(self, device: str | None = None) -> Array:
         """Return a copy of the value on `device`; by default on the device that wrote it last."""
+        if device is not None:
+            config.device(device, f"variable {self.name!r}")
         self.check_readable()
         storage = self._storages.get(device or self._latest or "")
         return storage.read() if storage is not None else self._initial.copy()
@@ -116,9 +120,12 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
     `uniform` promises that all ranks give the same value (a learning rate, a step number).
     """
     where = f"placeholder {name!r}"
-    sizes = tuple(int(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+    try:
+        sizes = tuple(index(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
+    except TypeError:
+        sizes = (-1,)
     if any(n < 0 for n in sizes):
-        raise ShapeError(f"{where}: expected sizes >= 0; got {shape}")
+        raise ShapeError(f"{where}: shapes are static: expected integers >= 0; got {shape!r}")
     attrs = {"name": str(name), "uniform": bool(uniform)}
     return Node(PLACEHOLDER, (), attrs, Type(as_dtype(dtype, where), sizes))
 

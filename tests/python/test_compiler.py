@@ -10,7 +10,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.errors import CompileError, PoisonedVariableError, ShapeError
+from ngd.errors import BusyError, CompileError, PoisonedVariableError, ShapeError
 
 DEVICES = ("CPU", "INTERPRETER")
 
@@ -128,6 +128,28 @@ def test_bad_arguments_are_named() -> None:
     np.testing.assert_array_equal(step(strided)[0], np.ones((2, 3)))
 
 
+def test_what_would_be_lost_or_overwritten_is_refused(device: str) -> None:
+    x, n = ngd.placeholder("x", (2,)), ngd.placeholder("n", (), "int8")
+    step = ngd.compile([x, n], [x + 1, x * 2], device=device)
+    a = np.zeros(2, np.float32)
+    with pytest.raises(TypeError, match=r"input 1 \('n'\): expected a value of int8; got 300"):
+        step(a, 300)
+    with pytest.raises(TypeError, match="expected an array"):
+        step(x, 3)
+    with pytest.raises(ValueError, match=r"out\[0\] overlaps"):
+        step(a, 3, out=[a, np.empty(2, np.float32)])
+    with pytest.raises(ValueError, match=r"out\[1\] overlaps"):
+        step(a, 3, out=[b := np.empty(2, np.float32), b])
+
+
+def test_numpys_functions_make_nodes() -> None:
+    x = ngd.placeholder("x", (3,))
+    assert np.exp(x).op is ops.exp
+    assert (np.ones(3, np.float32) - x).op is ops.subtract
+    with pytest.raises(TypeError, match=r"numpy\.arctan2 has no op"):
+        np.arctan2(x, x)
+
+
 def test_bad_graphs_are_refused_with_their_line() -> None:
     x, y = ngd.placeholder("x", (2,)), ngd.placeholder("y", (2,))
     with pytest.raises(CompileError, match=r"'y' \(made at .*test_compiler.py:\d+\) is needed"):
@@ -199,7 +221,7 @@ def test_a_second_concurrent_call_raises() -> None:
         for _ in range(5):
             try:
                 step(a)
-            except ValueError as error:
+            except BusyError as error:
                 errors.append(str(error))
 
     threads = [threading.Thread(target=call) for _ in range(4)]
@@ -209,6 +231,27 @@ def test_a_second_concurrent_call_raises() -> None:
         thread.join(60)
     assert errors
     assert all("a second call while one runs" in e for e in errors)
+
+
+def test_a_refused_call_poisons_nothing() -> None:
+    v = ngd.variable("v", np.eye(600))
+    step = ngd.compile([], [], updates={v: v @ v @ v @ v})
+    refused: list[BusyError] = []
+
+    def call() -> None:
+        for _ in range(10):
+            try:
+                step()
+            except BusyError as error:
+                refused.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert refused
+    np.testing.assert_array_equal(v.numpy(), np.eye(600))
 
 
 def test_zero_sizes(device: str) -> None:

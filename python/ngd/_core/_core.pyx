@@ -217,6 +217,18 @@ cdef class ProgramBuilder:
         return program_text(self.program).decode()
 
 
+cdef class Sequence:
+    """What a rank's step says of all its collectives: compared with the peers' at the first one."""
+
+    cdef string text
+    cdef ProgramIdentity identity
+
+    def __init__(self, str text, uint64_t hash):
+        self.text = _bytes(text)
+        self.identity.hash = hash
+        self.identity.text = self.text.c_str()
+
+
 cdef class Communicator:
     """A group of ranks; every call is collective over it."""
 
@@ -275,7 +287,7 @@ cdef class Communicator:
 
     def submit(
         self, str kind, str op, str dtype, int root, ndarray source, ndarray destination,
-        str algorithm, str site,
+        str algorithm, str site, Sequence sequence,
     ) -> int:
         """Start a collective on contiguous arrays, which the caller keeps until wait returns."""
         cdef Collective collective
@@ -292,6 +304,8 @@ cdef class Communicator:
         collective.source = PyArray_DATA(source)
         collective.destination = PyArray_DATA(destination)
         collective.site = site_bytes.c_str()
+        if sequence is not None:
+            collective.program = &sequence.identity
         with nogil:
             validate(collective, self.communicator.get().size())
             work = self.communicator.get().submit(collective)

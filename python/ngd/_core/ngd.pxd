@@ -86,6 +86,9 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
     Kind kind_named(string_view name) except +ngd_raise_python_error
     ReduceOp reduce_op_named(string_view name) except +ngd_raise_python_error
     Algorithm algorithm_named(string_view name) except +ngd_raise_python_error
+    cppclass ProgramIdentity:
+        uint64_t hash
+        const char* text
     cppclass Collective:
         Kind kind
         ReduceOp op
@@ -95,6 +98,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         const void* source
         void* destination
         Algorithm algorithm
+        const ProgramIdentity* program
         const char* site
     void validate(const Collective& collective, int size) except +ngd_raise_python_error
     cppclass CppWork "ngd::comm::Work":

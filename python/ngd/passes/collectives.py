@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..errors import CompileError
 from ..ir import Array, Graph, Node, Op, Type, constant_node
 from .target import Target
 
@@ -15,17 +16,20 @@ from .target import Target
 def order_collectives(graph: Graph, target: Target) -> Graph:
     """Number the collectives (attr `order`), and settle what depends on the group alone.
 
-    The order is that of depth, the longest path from a leaf, so that the gradients that backward
-    computes first are sent first; equals keep the order of the structural walk. Both depend on the
-    structure alone, never on the order in which a rank's script made its nodes, and both respect
-    dependence: what needs another's result is deeper. In a group of one a collective is its input.
+    The order is that of depth, so that the gradients that backward computes first are sent first;
+    equals keep the order of the structural walk. Depth counts matrix products and collectives
+    only: autodiff adds sums and reshapes where the shapes of a rank's shard make an operand
+    broadcast, and shards may differ. So the order is the same on all ranks, whatever the order in
+    which a script made its nodes, and it respects dependence: what needs another's result is
+    deeper. In a group of one a collective is its input.
 
     Equal collectives of one operand are merged here, and nowhere later: whether two operands turn
     out to be equal may hang on a rank's own constants, and then the ranks would not agree.
     """
     depth: dict[Node, int] = {}
     for node in graph.nodes:
-        depth[node] = 1 + max((depth[i] for i in node.inputs), default=0)
+        own = node.op.collective or node.op.name == "matmul"
+        depth[node] = own + max((depth[i] for i in node.inputs), default=0)
     collectives = sorted((n for n in graph.nodes if n.op.collective), key=depth.__getitem__)
     number = {node: i for i, node in enumerate(collectives)}
     unique: dict[Any, Node] = {}
@@ -33,6 +37,11 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         if node.op.name == "is_rank":
             return constant_node(np.asarray(target.rank == node.attrs["root"]))
+        if node in number and not 0 <= node.attrs.get("root", 0) < target.size:
+            raise CompileError(
+                f"{node.op.name} (made at {node.site}): expected a root in [0, {target.size}); "
+                f"got {node.attrs['root']}"
+            )
         if node not in number:
             return node if inputs == node.inputs else node.op.node(inputs, node.attrs)
         if target.size == 1:

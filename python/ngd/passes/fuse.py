@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ..dtype import SHORT_NAMES, float32, float64
-from ..ir import Graph, Node, Op, Shape, Type, topological
+from ..ir import Graph, Node, Op, Shape, Type
 from .simplify import scalar_value
 from .target import Target, query_node
 
@@ -97,9 +97,12 @@ def fuse_elementwise(graph: Graph, target: Target) -> Graph:
     counts = uses(graph)
     absorbed: set[Node] = set()
     groups: dict[Node, list[Node]] = {}
-    for root in reversed(graph.nodes):
+    order = graph.nodes
+    position = {node: i for i, node in enumerate(order)}
+    for root in reversed(order):
         if is_elementwise(root) and root not in absorbed:
-            groups[root] = members = grow(root, counts)
+            members = grow(root, counts)
+            groups[root] = sorted(members, key=position.__getitem__)
             absorbed.update(members)
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -205,12 +208,10 @@ class Emitter:
 
 
 def emit(root: Node, members: list[Node], new: dict[Node, Node]) -> Node:
-    """The fused node of a group; `new` maps what it reads to the rewritten graph."""
-    inside = set(members)
+    """The fused node of a group in order; `new` maps what it reads to the rewritten graph."""
     emitter = Emitter(root, members, new)
-    for node in topological([root]):
-        if node in inside:
-            emitter.instruction(node)
+    for node in members:
+        emitter.instruction(node)
     inputs = tuple(node for node, _ in emitter.inputs)
     attrs = {
         "program": ";".join(emitter.lines),

@@ -71,6 +71,28 @@ class Plan:
     """What the arenas would take if every value had bytes of its own."""
 
     def verify(self) -> None:
+        """Prove that values alive at once share no byte, and that collectives are let alone."""
+        self.verify_lives()
+        for number, step in enumerate(self.steps):
+            if step.action == "wait":
+                self.verify_flight(step.start, number)
+
+    def verify_flight(self, start: int, wait: int) -> None:
+        """Prove that nothing between a start and its wait touches what the communicator has.
+
+        Its operand may be read, its result neither read nor written.
+        """
+        operand, result = self.steps[start].inputs[0], self.steps[start].output
+        for step in self.steps[start + 1 : wait]:
+            writes = [step.output] if step.action != "wait" else []
+            bad = any(overlap(w, x) for w in writes for x in (operand, result))
+            if bad or any(overlap(r, result) for r in step.inputs):
+                raise CompileError(
+                    f"plan_memory: {step.op} (made at {step.site}) touches the buffer of a "
+                    f"{self.steps[start].op} in flight (made at {self.steps[start].site})"
+                )
+
+    def verify_lives(self) -> None:
         """Prove that no two storages that are alive at once share a byte."""
         for lane in ("private", "shared"):
             alive = [s for s in self.storages if s.lane == lane and s.bytes]
@@ -80,6 +102,16 @@ class Plan:
                     apart_in_space = a.place + a.bytes <= b.place or b.place + b.bytes <= a.place
                     if not (apart_in_time or apart_in_space):
                         raise CompileError(f"plan_memory: {a} and {b} are alive in one place")
+
+
+def overlap(a: tuple[Type, Storage], b: tuple[Type, Storage]) -> bool:
+    """Whether two values share a byte."""
+    (a_type, x), (b_type, y) = a, b
+    if x.lane != y.lane or not a_type.bytes or not b_type.bytes:
+        return False
+    if not x.planned:
+        return x.place == y.place
+    return x.place < y.place + b_type.bytes and y.place < x.place + a_type.bytes
 
 
 def plan_memory(schedule: Schedule, target: Target) -> Plan:
@@ -96,6 +128,7 @@ class Planner:
         self.schedule, self.target = schedule, target
         self.plan = Plan(variables=schedule.graph.variables)
         self.storage: dict[Node, Storage] = {}
+        self.variable_place = {v: i for i, v in enumerate(self.plan.variables)}
         self.last_reader = self.last_readers()
         self.sent = Counter(
             source_of(n.inputs[0]) for n in schedule.order if isinstance(n.op, Start)
@@ -166,7 +199,7 @@ class Planner:
                 self.plan.constants.append(node.attrs["value"])
                 self.storage[node] = Storage("constant", len(self.plan.constants) - 1)
             else:
-                self.storage[node] = Storage("variable", self.plan.variables.index(node))
+                self.storage[node] = Storage("variable", self.variable_place[node])
         return self.storage[node]
 
     def read(self, node: Node) -> Storage:

@@ -8,6 +8,7 @@ so that a step that a peer's failure ends has changed no variable.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from ..ir import Graph, Leaf, Node, topological
@@ -63,13 +64,14 @@ def schedule(graph: Graph, target: Target) -> Schedule:
 
 def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
     """Values that could be computed in their variable's memory: one variable's, nobody's output."""
-    values = [value for _, value in graph.updates]
+    times = Counter(value for _, value in graph.updates)
+    outputs = set(graph.outputs)
     sent = set(topological(starts))
     return {
         value: variable
         for variable, value in graph.updates
-        if values.count(value) == 1
-        and value not in graph.outputs
+        if times[value] == 1
+        and value not in outputs
         and value not in sent
         and not isinstance(value.op, Leaf)
         and not is_view(value)

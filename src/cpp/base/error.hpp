@@ -20,6 +20,7 @@ enum class ErrorKind {
   RankLost,            // ngd.errors.RankLostError
   RemoteRank,          // ngd.errors.RemoteRankError
   GroupClosed,  // ngd.errors.GroupClosedError: an earlier failure or shutdown ended the group
+  Busy,         // ngd.errors.BusyError: another thread is in the same call
   Interrupted,  // KeyboardInterrupt
 };
 

@@ -134,13 +134,22 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
 
 void Executor::run(const void* const* inputs, void* const* outputs) {
   if (running_.exchange(true, std::memory_order_acquire))
-    fail(ErrorKind::InvalidArgument,
-         "Executable: a second call while one runs; compile once more to run two at a time");
+    fail(ErrorKind::Busy, "Executable: a second call while one runs in another thread");
   struct Release {
     std::atomic<bool>& flag;
     ~Release() { flag.store(false, std::memory_order_release); }
   } release{running_};
   variables_touched_ = false;
+  try {
+    run_steps(inputs, outputs);
+  } catch (const std::exception& error) {
+    if (program_.collectives_hash != 0) communicator_->abort(error.what());
+    throw;
+  }
+  variables_touched_ = false;
+}
+
+void Executor::run_steps(const void* const* inputs, void* const* outputs) {
   const bool staged = !device_.host_addressable();
   if (staged)
     for (std::size_t i = 0; i < staged_inputs_.size(); ++i)
@@ -156,7 +165,6 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
     variables_touched_ |= step.writes_variable;
     execute(step);
   }
-  variables_touched_ = false;
   if (staged)
     for (std::size_t i = 0; i < staged_outputs_.size(); ++i)
       device_.copy_to_host(outputs[i], staged_outputs_[i].data(), staged_outputs_[i].bytes());

@@ -25,7 +25,8 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   // Host pointers in, host pointers out; allocates nothing. Throws what a kernel or a collective
-  // throws, and InvalidArgument for a second call while one runs.
+  // throws, and Busy for a second call while one runs. Where the program has collectives, a failure
+  // closes the group: the peers are told, since this rank has left the common sequence.
   void run(const void* const* inputs, void* const* outputs);
 
   // Whether the last run() threw after the first instruction that writes a variable had begun.
@@ -37,6 +38,7 @@ class Executor {
 
   void bind_step(const Instruction& instruction, kernels::KernelTable table);
   void* static_pointer(const Value& value) const;
+  void run_steps(const void* const* inputs, void* const* outputs);
   void execute(Step& step);
   void start(Step& step);
   void finish(Step& step);
