@@ -11,13 +11,6 @@ namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
 
 namespace {
 
-// Output and operand may be the same tile: no iteration reads what another one wrote.
-#if defined(__clang__)
-#define NGD_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#else
-#define NGD_INDEPENDENT _Pragma("GCC ivdep")
-#endif
-
 enum class Domain { Floats, Numbers, Wrapping, All, Bits };
 enum class Result { Same, Truth };
 

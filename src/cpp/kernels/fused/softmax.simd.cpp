@@ -9,17 +9,11 @@ namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
 
 namespace {
 
-template <class T>
-struct VectorOf {
-  typedef T type __attribute__((vector_size(64)));
-  typedef T stored __attribute__((vector_size(64), aligned(alignof(T)), may_alias));
-};
-
 // Of scalars or vectors. NaN, once met, stays.
 struct Larger {
   template <class V>
   NGD_INLINE V combine(V a, V b) {
-    return (b > a) | (b != b) ? b : a;
+    return ((b > a) | (b != b)) ? b : a;
   }
 };
 struct Sum {
@@ -80,7 +74,7 @@ void divide(const T* e, std::int64_t rows, std::int64_t length, const T* sums, c
             T* y) {
   for (std::int64_t row = 0; row < rows; ++row) {
     const T factor = (scale == nullptr ? T(1) : scale[row]) / sums[row];
-#pragma GCC ivdep
+    NGD_INDEPENDENT
     for (std::int64_t i = row * length; i < (row + 1) * length; ++i) y[i] = e[i] * factor;
   }
 }
@@ -90,7 +84,7 @@ void logarithms(const T* x, std::int64_t rows, std::int64_t length, const T* max
                 T* y) {
   for (std::int64_t row = 0; row < rows; ++row) {
     const T maximum = maxima[row], log_sum = logarithm(sums[row]);
-#pragma GCC ivdep
+    NGD_INDEPENDENT
     for (std::int64_t i = row * length; i < (row + 1) * length; ++i)
       y[i] = (x[i] - maximum) - log_sum;
   }

@@ -13,9 +13,9 @@
 #include <limits>
 #include <type_traits>
 
-namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
+#include "kernels/simd_loops.hpp"
 
-#define NGD_INLINE [[gnu::always_inline]] static inline
+namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
 
 // The type in which arithmetic on T is done: integers wrap.
 template <class T>

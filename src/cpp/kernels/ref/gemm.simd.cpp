@@ -3,6 +3,8 @@
 // for the latency of multiply-add, and room for the operands.
 #include "kernels/ref/gemm.hpp"
 
+#include "kernels/simd_loops.hpp"
+
 namespace ngd::kernels::ref::NGD_SIMD_LEVEL {
 
 namespace {
@@ -15,33 +17,27 @@ constexpr int kVectorBytes = 32, kRows = 6, kVectors = 2;
 constexpr int kVectorBytes = 16, kRows = 4, kVectors = 2;
 #endif
 
-template <class T>
-struct VectorOf {
-  typedef T type __attribute__((vector_size(kVectorBytes)));
-  // The same in memory: at any element's address.
-  typedef T stored __attribute__((vector_size(kVectorBytes), aligned(alignof(T)), may_alias));
-};
-
 // Whole arrays are never copied: the sums would be kept in memory.
 template <class T>
 void multiply(std::int64_t depth, const T* a, const T* b, T* c, std::int64_t c_stride,
               std::int64_t rows_used, std::int64_t columns_used, bool add) {
-  using Vector = typename VectorOf<T>::type;
-  using Stored = typename VectorOf<T>::stored;
+  using Vector = typename VectorOf<T, kVectorBytes>::type;
+  using Stored = typename VectorOf<T, kVectorBytes>::stored;
   constexpr int kLanes = kVectorBytes / sizeof(T), kColumns = kVectors * kLanes;
   Vector sums[kRows][kVectors];
-#pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i)
-#pragma GCC unroll 8
+  NGD_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    NGD_UNROLL
     for (int v = 0; v < kVectors; ++v) sums[i][v] = Vector{};
+  }
   for (std::int64_t p = 0; p < depth; ++p, a += kRows, b += kColumns) {
     Vector row[kVectors];
-#pragma GCC unroll 8
+    NGD_UNROLL
     for (int v = 0; v < kVectors; ++v) row[v] = *reinterpret_cast<const Stored*>(b + v * kLanes);
-#pragma GCC unroll 8
+    NGD_UNROLL
     for (int i = 0; i < kRows; ++i) {
       const Vector factor = a[i] - Vector{};
-#pragma GCC unroll 8
+      NGD_UNROLL
       for (int v = 0; v < kVectors; ++v) sums[i][v] += factor * row[v];
     }
   }
@@ -49,11 +45,12 @@ void multiply(std::int64_t depth, const T* a, const T* b, T* c, std::int64_t c_s
   const bool whole = rows_used == kRows && columns_used == kColumns && !add;
   T* out = whole ? c : edge;
   const std::int64_t stride = whole ? c_stride : kColumns;
-#pragma GCC unroll 8
-  for (int i = 0; i < kRows; ++i)
-#pragma GCC unroll 8
+  NGD_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    NGD_UNROLL
     for (int v = 0; v < kVectors; ++v)
       *reinterpret_cast<Stored*>(out + i * stride + v * kLanes) = sums[i][v];
+  }
   if (whole) return;
   for (std::int64_t i = 0; i < rows_used; ++i) {
     const T* from = edge + i * kColumns;

@@ -83,7 +83,7 @@ class Random final : public Kernel {
     return static_cast<double>(word64(words, i) >> 11) * 0x1p-53;
   }
   static float uniform32(const std::uint32_t* words, std::int64_t i) {
-    return static_cast<float>(words[i] >> 8) * 0x1p-24f;
+    return static_cast<float>(static_cast<std::int32_t>(words[i] >> 8)) * 0x1p-24f;
   }
 
   void bits(const std::uint32_t* words, std::int64_t count, std::byte* out) const {
@@ -101,22 +101,19 @@ class Random final : public Kernel {
   }
 
   void uniform(const std::uint32_t* words, std::int64_t count, std::byte* out) const {
-    for (std::int64_t i = 0; i < count; ++i) switch (dtype_) {
-        case DType::F16:
-          reinterpret_cast<Float16*>(out)[i] =
-              Float16(static_cast<float>(words[i] >> 21) * 0x1p-11f);
-          break;
-        case DType::BF16:
-          reinterpret_cast<BFloat16*>(out)[i] =
-              BFloat16(static_cast<float>(words[i] >> 24) * 0x1p-8f);
-          break;
-        case DType::F32:
-          reinterpret_cast<float*>(out)[i] = uniform32(words, i);
-          break;
-        default:
-          reinterpret_cast<double*>(out)[i] = uniform64(words, i);
-          break;
+    visit_dtype(dtype_, [&]<class T>() {
+      auto* to = reinterpret_cast<T*>(out);
+      for (std::int64_t i = 0; i < count; ++i) {
+        if constexpr (std::is_same_v<T, double>)
+          to[i] = uniform64(words, i);
+        else if constexpr (std::is_same_v<T, float>)
+          to[i] = uniform32(words, i);
+        else if constexpr (std::is_same_v<T, Float16>)
+          to[i] = T(static_cast<float>(words[i] >> 21) * 0x1p-11f);
+        else if constexpr (std::is_same_v<T, BFloat16>)
+          to[i] = T(static_cast<float>(words[i] >> 24) * 0x1p-8f);
       }
+    });
   }
 
   void normal(const std::uint32_t* words, std::int64_t count, std::byte* out) const {

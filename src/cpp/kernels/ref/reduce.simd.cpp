@@ -6,16 +6,11 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/simd_loops.hpp"
+
 namespace ngd::kernels::ref::NGD_SIMD_LEVEL {
 
 namespace {
-
-#define NGD_INLINE [[gnu::always_inline]] static inline
-
-template <class T>
-struct VectorOf {
-  typedef T type __attribute__((vector_size(64)));
-};
 
 // Sums and products wrap: an unsigned type of the same size gives the same bits.
 template <Reduction reduction, class T>
@@ -36,8 +31,8 @@ NGD_INLINE V combine(V a, V b) {
     return static_cast<V>(static_cast<std::uint32_t>(a) * b);
   else if constexpr (reduction == Reduction::Prod)
     return static_cast<V>(a * b);
-  if constexpr (reduction == Reduction::Max) return (a >= b) | (a != a) ? a : b;
-  if constexpr (reduction == Reduction::Min) return (a <= b) | (a != a) ? a : b;
+  if constexpr (reduction == Reduction::Max) return ((a >= b) | (a != a)) ? a : b;
+  if constexpr (reduction == Reduction::Min) return ((a <= b) | (a != a)) ? a : b;
 }
 
 // What the order cannot change is left to the compiler.
@@ -70,9 +65,7 @@ struct FloatLoops {
   static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes, kBlock = 16 * kStep;
 
   NGD_INLINE Vector load(const T* from) {
-    Vector v;
-    __builtin_memcpy(&v, from, sizeof(v));
-    return v;
+    return *reinterpret_cast<const typename VectorOf<T>::stored*>(from);
   }
   NGD_INLINE Vector empty() { return Vector{} + identity<reduction, T>(); }
 
