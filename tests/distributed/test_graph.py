@@ -207,8 +207,9 @@ def test_mismatched_programs_raise_before_the_first_step(
 
 
 @harness.needs_ranks
-def test_mismatch_on_the_interpreter() -> None:
-    with Job(mismatched, 2, arguments={"what": "op", "device": "INTERPRETER"}) as job:
+@pytest.mark.parametrize("what", ["op", "extra", "kind"])
+def test_mismatch_on_the_interpreter(what: str) -> None:
+    with Job(mismatched, 2, arguments={"what": what, "device": "INTERPRETER"}) as job:
         outcomes = job.wait(60)
     for outcome in outcomes:
         assert outcome.value["error"] == "CollectiveMismatchError", outcome

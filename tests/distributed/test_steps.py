@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps whose ranks differ: in their shards, in their constants, in what goes wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import Job, caught, run
+
+import ngd
+from ngd import ops
+from ngd.distributed import alone
+
+over = pytest.mark.parametrize("communicator", harness.communicators())
+DEVICES = ("CPU", "INTERPRETER")
+
+
+def one_operand_many_collectives() -> None:
+    """Collectives in flight at once over one operand, the last of which could work in place."""
+    world = ngd.init()
+    x = ngd.placeholder("x", (70_000,), np.float64)
+    y = x * 1.5
+    outputs = [ops.all_reduce(y, op=op) for op in ("sum", "max", "min")]
+    outputs += [
+        ops.broadcast(y, root=world.size - 1),
+        ops.all_reduce(y, op="sum", algorithm="ring"),
+    ]
+    outputs += [ops.all_reduce(x, op="sum"), ops.all_reduce(outputs[0], op="mean")]
+    step = ngd.compile([x], outputs)
+    for i in range(30):
+        given = [np.arange(70_000.0) % 97 + r + i for r in range(world.size)]
+        total = np.sum(given, axis=0) * 1.5
+        got = step(given[world.rank])
+        wants = [total, given[-1] * 1.5, given[0] * 1.5, given[-1] * 1.5, total, total / 1.5, total]
+        for result, want in zip(got, wants, strict=True):
+            np.testing.assert_array_equal(result, want)
+
+
+@over
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_one_operand_many_collectives(communicator: str, ranks: int) -> None:
+    run(one_operand_many_collectives, ranks, **harness.over(communicator, ranks))
+
+
+def constants_of_a_rank() -> None:
+    """What is equal on one rank alone is not merged there, nor dropped."""
+    world = ngd.init()
+    x = ngd.placeholder("x", (3,), np.float64)
+    factor = ngd.constant(np.float64(1 if world.rank == 0 else 2))
+    step = ngd.compile(
+        [x], [ops.all_reduce(x * factor, op="sum"), ops.all_reduce(x * 1.0, op="sum")]
+    )
+    scaled, plain = step(np.ones(3))
+    np.testing.assert_array_equal(plain, world.size)
+    np.testing.assert_array_equal(scaled, 2 * world.size - 1)
+
+
+@over
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_constants_of_a_rank(communicator: str, ranks: int) -> None:
+    run(constants_of_a_rank, ranks, **harness.over(communicator, ranks))
+
+
+def shards_that_broadcast() -> None:
+    """Local batches of 1, 2, 3 against biases of both shapes: the gradient of one process."""
+    world = ngd.init()
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((6, 4))
+    start = [0, 1, 3, 6]
+    for bias_shape in ((3,), (1, 3)):
+        variables = [
+            ngd.variable("w0", rng.standard_normal((4, 3))),
+            ngd.variable("b0", rng.standard_normal(bias_shape)),
+            ngd.variable("w1", rng.standard_normal((3, 2))),
+            ngd.variable("b1", rng.standard_normal((*bias_shape[:-1], 2))),
+        ]
+
+        def gradients(rows: int, group: Any, device: str, variables: Any = variables) -> Any:
+            w0, b0, w1, b1 = variables
+            x = ngd.placeholder("x", (rows, 4), np.float64)
+            weight = ngd.placeholder("weight", (), np.float64)
+            out = ops.tanh(x @ w0 + b0) @ w1 + b1
+            grads = ngd.grad(ops.mean(out * out), variables)
+            reduced = [ops.all_reduce(g, op="mean", weight=weight) for g in grads]
+            return ngd.compile([x, weight], reduced, device=device, group=group)
+
+        wants = gradients(start[world.size], alone(), "CPU")(data[: start[world.size]], 1.0)
+        mine = data[start[world.rank] : start[world.rank + 1]]
+        for device in DEVICES:
+            got = gradients(len(mine), world, device)(mine, float(len(mine)))
+            for result, want in zip(got, wants, strict=True):
+                np.testing.assert_allclose(result, want, rtol=1e-12, atol=1e-14)
+
+
+@over
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_shards_that_broadcast(communicator: str, ranks: int) -> None:
+    run(shards_that_broadcast, ranks, **harness.over(communicator, ranks))
+
+
+def fails_alone(device: str) -> dict[str, str]:
+    """Rank 0 is given a label out of range, and goes on as if nothing were."""
+    world = ngd.init()
+    logits = ngd.placeholder("logits", (2, 3), np.float64)
+    labels = ngd.placeholder("labels", (2,), np.int64)
+    loss = ops.all_reduce(ops.mean(ops.softmax_cross_entropy(logits, labels)), op="mean")
+    step = ngd.compile([logits, labels], [loss], device=device)
+    good, bad = np.array([0, 1]), np.array([0, 7])
+    step(np.zeros((2, 3)), good)
+    if world.rank == 0:
+        with pytest.raises(ValueError, match="7"):
+            step(np.zeros((2, 3)), bad)
+    return caught(lambda: [step(np.zeros((2, 3)), good) for _ in range(3)])
+
+
+@over
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_rank_that_fails_alone_never_shifts_the_sequence(communicator: str, device: str) -> None:
+    with Job(fails_alone, 2, **harness.over(communicator, arguments={"device": device})) as job:
+        first, second = job.wait(60)
+    assert first.value["error"] == "GroupClosedError", first
+    assert second.value["error"] == "RemoteRankError", second
+    assert "rank 0" in second.value["message"]
+    assert "7" in second.value["message"]
+
+
+def bytes_and_halves() -> None:
+    """Arrays of the other byte order, and a weight beyond what float16 holds."""
+    world = ngd.init()
+    swapped = ngd.all_reduce(np.array([1, 2, 3], ">f4"), op="sum")
+    np.testing.assert_array_equal(swapped, np.array([1, 2, 3]) * world.size)
+    half = ngd.all_reduce(np.full(4, 3, np.float16), op="mean", weight=70000.0)
+    assert half.dtype == np.float16
+    np.testing.assert_array_equal(half, 3)
+
+
+@over
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bytes_and_halves(communicator: str, ranks: int) -> None:
+    run(bytes_and_halves, ranks, **harness.over(communicator, ranks))
