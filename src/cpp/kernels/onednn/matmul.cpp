@@ -4,6 +4,7 @@
 
 #include "device/device.hpp"
 #include "device/threads.hpp"
+#include "kernels/fused/tiles.hpp"
 #include "kernels/onednn/engine.hpp"
 #include "kernels/ref/matmul_shape.hpp"
 #include "kernels/rows.hpp"
@@ -13,6 +14,8 @@ namespace ngd::kernels::onednn {
 namespace {
 
 using dnnl::memory;
+
+constexpr std::int64_t kReluGrain = 1 << 16;  // elements that are worth a thread
 
 // A descriptor of [batch..., rows, columns], dense as stored.
 memory::desc describe(const Shape& batch, std::int64_t rows, std::int64_t columns, bool transposed,
@@ -63,11 +66,6 @@ dnnl::matmul::primitive_desc make_descriptor(const KernelQuery& query) {
   const auto out = describe(shape.batch, shape.m, shape.n, false, type);
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  if (shape.relu) {
-    dnnl::post_ops post;
-    post.append_eltwise(dnnl::algorithm::eltwise_relu, 0.0f, 0.0f);
-    attr.set_post_ops(post);
-  }
   if (!shape.bias) return {engine(), a, b, out, attr, true};
   const auto bias = describe(Shape(shape.batch.size(), 1), 1, shape.n, false, type);
   return {engine(), a, b, bias, out, attr, true};
@@ -124,16 +122,27 @@ class Primitive {
 class Matmul final : public Kernel {
  public:
   explicit Matmul(const KernelQuery& query)
-      : query_(query), primitive_(query, device::thread_count()) {}
+      : query_(query), primitive_(query, device::thread_count()), relu_(MatmulShape(query).relu) {}
 
   void run(const KernelArgs& args) const override {
     if (primitive_.threads() > 1 && device::thread_count() == 1)
       run_alone(args);
     else
       primitive_.run(args, args.scratch);
+    if (relu_) relu(static_cast<float*>(args.outputs[0]), query_.outputs[0].count());
   }
 
  private:
+  // Not a post-operation of the primitive: oneDNN's makes 0 of NaN.
+  static void relu(float* out, std::int64_t count) {
+    const fused::TileFunction function =
+        fused::tile_table()
+            .operations[static_cast<int>(fused::Opcode::relu)][static_cast<int>(DType::F32)];
+    device::parallel_for(count, kReluGrain, [&](std::int64_t begin, std::int64_t end) {
+      function(out + begin, nullptr, nullptr, out + begin, end - begin);
+    });
+  }
+
   // In a forked child no second thread may start (device/threads.hpp), and a primitive cannot run
   // on fewer threads than it was made for: another one is made, with scratch of its own.
   void run_alone(const KernelArgs& args) const {
@@ -146,6 +155,7 @@ class Matmul final : public Kernel {
 
   KernelQuery query_;
   Primitive primitive_;
+  bool relu_;
   mutable std::unique_ptr<Primitive> alone_;
   mutable device::Buffer alone_scratch_;
 };
@@ -157,6 +167,7 @@ Verdict accept_matmul(const KernelQuery& query) {
   if (dtype != DType::F32 && !is_half(dtype)) return Verdict::reject("oneDNN has no such dtype");
   const MatmulShape shape(query);
   if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
+  if (shape.relu && dtype != DType::F32) return Verdict::reject("relu after a two-byte product");
   if (query.outputs[0].count() == 0 || shape.k == 0) return Verdict::reject("nothing to multiply");
   try {
     const ThreadScope scope(device::thread_count());
