@@ -11,7 +11,7 @@ namespace ngd::kernels::ref {
 
 namespace {
 
-constexpr std::int64_t kBlock = 32;           // side of a block of a transposition
+constexpr std::int64_t kLine = 64;            // bytes of a side of a transposed block
 constexpr std::int64_t kGrainWork = 1 << 15;  // elements that are worth a thread
 
 template <class Visitor>
@@ -35,6 +35,24 @@ void copy_run(const T* source, std::int64_t source_stride, T* target, std::int64
     std::memcpy(target, source, static_cast<std::size_t>(count) * sizeof(T));
   else
     for (std::int64_t i = 0; i < count; ++i) target[i * target_stride] = source[i * source_stride];
+}
+
+// A block of at most a cache line square. Lines are read and written whole, by way of a buffer:
+// where strides are powers of two, lines of a block displace one another from the cache.
+template <class T>
+void transpose_block(const T* source, std::int64_t source_stride, T* target,
+                     std::int64_t target_stride, std::int64_t dense, std::int64_t strided) {
+  constexpr std::int64_t kSide = kLine / static_cast<std::int64_t>(sizeof(T));
+  T lines[kSide][kSide];
+  if (dense >= kSide && strided >= kSide) {
+    for (std::int64_t i = 0; i < kSide; ++i)
+      std::memcpy(lines[i], source + i * source_stride, kLine);
+    for (std::int64_t m = 0; m < kSide; ++m)
+      for (std::int64_t i = 0; i < kSide; ++i) target[m * target_stride + i] = lines[i][m];
+    return;
+  }
+  for (std::int64_t m = 0; m < std::min(kSide, dense); ++m)
+    copy_run(source + m, source_stride, target + m * target_stride, 1, std::min(kSide, strided));
 }
 
 }  // namespace
@@ -75,7 +93,8 @@ void StridedCopy::merge_axes(const Shape& shape, const Shape& source_strides,
 void StridedCopy::run(const void* source, void* target) const {
   if (outer_count_ == 0 || middle_.length == 0 || inner_.length == 0) return;
   // Bands: pieces of the middle axis, or of the inner one where there is nothing else to cut.
-  const std::int64_t bands = transposes_         ? (middle_.length + kBlock - 1) / kBlock
+  const std::int64_t side = kLine / item_;
+  const std::int64_t bands = transposes_         ? (middle_.length + side - 1) / side
                              : outer_count_ == 1 ? (inner_.length + kGrainWork - 1) / kGrainWork
                                                  : 1;
   const std::int64_t work = std::max<std::int64_t>(1, middle_.length * inner_.length / bands);
@@ -106,14 +125,10 @@ void StridedCopy::copy_band(const std::byte* source, std::byte* target, std::int
                inner_.target, end - begin);
       return;
     }
-    const std::int64_t m_begin = band * kBlock;
-    const std::int64_t m_end = std::min(middle_.length, m_begin + kBlock);
-    for (std::int64_t i_begin = 0; i_begin < inner_.length; i_begin += kBlock) {
-      const std::int64_t i_count = std::min(kBlock, inner_.length - i_begin);
-      for (std::int64_t m = m_begin; m < m_end; ++m)
-        copy_run(from + m + i_begin * inner_.source, inner_.source,
-                 to + m * middle_.target + i_begin, 1, i_count);
-    }
+    const std::int64_t m = band * (kLine / item_);
+    for (std::int64_t i = 0; i < inner_.length; i += kLine / item_)
+      transpose_block(from + m + i * inner_.source, inner_.source, to + m * middle_.target + i,
+                      middle_.target, middle_.length - m, inner_.length - i);
   });
 }
 
