@@ -47,7 +47,10 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
   }
   if (program_.shared_bytes > 0) {
     check(communicator_ != nullptr, "executor: a shared lane without a communicator");
-    shared_ = communicator_->allocate(program_.shared_bytes);
+    if (device_.host_addressable())
+      shared_ = communicator_->allocate(program_.shared_bytes);
+    else
+      staged_shared_ = device::Buffer(device_, program_.shared_bytes);
   }
   identity_ = {program_.collectives_hash, program_.collectives.c_str()};
   staged_inputs_.resize(program_.inputs);
@@ -83,7 +86,8 @@ void* Executor::static_pointer(const Value& value) const {
     case Lane::Shared:
       break;
   }
-  return static_cast<std::byte*>(shared_.data) + value.place;
+  void* shared = staged ? staged_shared_.data() : shared_.data;
+  return static_cast<std::byte*>(shared) + value.place;
 }
 
 void Executor::bind_step(const Instruction& instruction, kernels::KernelTable table) {

@@ -48,7 +48,9 @@ class Executor {
   comm::Communicator* communicator_;
   std::vector<void*> variables_;
   std::vector<device::Buffer> constants_;
-  std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // where the host cannot address
+  // Where the host cannot address the device: these lanes lie in it, and are copied.
+  std::vector<device::Buffer> staged_inputs_, staged_outputs_;
+  device::Buffer staged_shared_;
   device::Buffer arena_, scratch_;
   comm::SharedBlock shared_;
   comm::ProgramIdentity identity_;

@@ -74,13 +74,13 @@ TEST(Executor, RunsOnADeviceWhoseMemoryTheHostCannotAddress) {
 
 TEST(Executor, TellsWhetherVariablesWereTouchedWhenAStepFails) {
   testing::RemoteDevice device;
-  const auto group = comm::make_self_communicator();
   device::Buffer variable(device, 12);
   const float input[] = {1, 2, 3};
   float output[3];
   const void* inputs[] = {input};
   void* outputs[] = {output};
   for (const bool before : {true, false}) {
+    const auto group = comm::make_self_communicator();  // a step that fails closes it
     Program program = training_step();
     program.instructions.insert(
         before ? program.instructions.begin() + 3 : program.instructions.end(),
