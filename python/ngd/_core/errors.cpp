@@ -26,7 +26,8 @@ const char* class_name(ngd::ErrorKind kind) {
       return "RemoteRankError";
     case ngd::ErrorKind::GroupClosed:
       return "GroupClosedError";
-    case ngd::ErrorKind::Busy: return "BusyError";
+    case ngd::ErrorKind::Busy:
+      return "BusyError";
     default:
       return nullptr;
   }
