@@ -15,7 +15,8 @@ namespace ngd::comm {
 namespace mpi {
 namespace {
 
-constexpr double kFarewellSeconds = 1.0;
+constexpr double kFarewellSeconds = 1.0;        // for last words, before MPI_Abort
+constexpr double kQuickFarewellSeconds = 0.05;  // where the rest is done in MPI_Finalize
 constexpr std::size_t kAlignment = 64;
 
 std::string describe_program(const Header& header) {
@@ -307,7 +308,7 @@ void MpiCommunicator::close() noexcept {
     mark_failed(true);
   }
   // After a failure this process ends in MPI_Abort, unless all ranks are found to leave in order.
-  drain(kFarewellSeconds, failed);
+  drain(failed ? kFarewellSeconds : kQuickFarewellSeconds, true);
   works_.clear();
   if (!mailbox_.close()) return;
   MPI_Comm_free(&endpoint_.comm);
