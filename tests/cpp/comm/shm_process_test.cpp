@@ -13,6 +13,7 @@
 #include <fstream>
 #include <random>
 
+#include "comm/shm/liveness.hpp"
 #include "ranks.hpp"
 
 namespace ngd::comm {
@@ -199,6 +200,29 @@ TEST(Death, AfterTheLastShareIsNotMissed) {
     const Outcome outcome = children[r].outcome();
     EXPECT_FALSE(outcome.kind) << outcome.message;
   }
+}
+
+TEST(Death, IsSeenWithoutPidfdsToo) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(60);
+    for (;;) ::pause();
+  }
+  std::vector<shm::PeerProcess> peers(2);
+  for (shm::PeerProcess& peer : peers) {
+    peer.pid = pid;
+    peer.start_time = shm::start_time_of(pid);
+  }
+  peers[1].start_time -= 1;  // an earlier process of the same number
+  const auto liveness = shm::make_process_liveness(std::move(peers));
+  EXPECT_TRUE(liveness->alive(0));
+  EXPECT_FALSE(liveness->alive(1));
+  ::kill(pid, SIGKILL);
+  siginfo_t info;
+  ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT);
+  EXPECT_FALSE(liveness->alive(0)) << "a zombie is dead";
+  ::waitpid(pid, nullptr, 0);
+  EXPECT_FALSE(liveness->alive(0));
 }
 
 TEST(Rendezvous, NamesWhoIsMissing) {

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The flat all-reduce. The data are cut into one part a rank; a rank reduces its part of every
 // rank's source and stores the result to every rank's destination: each byte is read once and
-// written once, in two hand-offs between ranks (all are there; all parts are done).
+// written once, in two hand-offs between ranks (all are there; all parts are done). Pushing the
+// result is faster than letting the peers pull it, which takes a third hand-off; all-reduce of
+// float32 in place, 2 ranks, AMD EPYC 9005, medians of 5 alternating runs, in us:
+//   bytes   64 Ki   1 Mi   4 Mi   16 Mi   64 Mi
+//   push      3.4     35    136     527    2635
+//   pull      4.7     49    430    1593    5949
 //
 // Where every operand lies in the shared lane this happens in place. Else the data pass through the
 // staging areas in chunks, double buffered. A rank's chunk c goes through three acts:

@@ -95,6 +95,7 @@ Mapping map_segment(const Descriptor& fd) {
   if (base == MAP_FAILED)
     fail(ErrorKind::OutOfMemory, "a segment of ", bytes >> 20,
          " MiB cannot be mapped: ", error_text(errno));
+  ::madvise(base, bytes, MADV_DONTDUMP);
   return Mapping(base, bytes);
 }
 

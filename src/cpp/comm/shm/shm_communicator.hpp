@@ -87,6 +87,7 @@ class ShmCommunicator final : public Communicator {
   bool lane_flat_ = true;                 // and whether it was a flat one
   std::uint64_t lane_chunks_ = 0;         // of all flat tasks so far
   std::uint64_t watched_ns_ = 0;          // when peers were last asked for signs of life
+  std::uint64_t asked_ns_ = 0;            // when my caller was last asked for an interrupt
 
   bool closed_ = false;
   std::string closed_why_;
