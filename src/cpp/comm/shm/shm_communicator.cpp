@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm/shm_communicator.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstring>
 
@@ -51,7 +49,7 @@ ShmCommunicator::ShmCommunicator(std::unique_ptr<Memory> memory, std::unique_ptr
                                  Place place)
     : group_(std::move(memory), std::move(liveness), place.rank, place.size),
       heap_(group_.memory(), group_.mine().bytes()),
-      patience_(patience(place.crowded)),
+      ladder_(place.crowded),
       preferred_(preferred_algorithm()),
       submit_timeout_(config::timeout_seconds()) {}
 
@@ -338,20 +336,14 @@ bool ShmCommunicator::done(Work work) {
 
 template <class Reached>
 void ShmCommunicator::block(const Task& target, Deadline deadline, Reached&& reached) {
-  int spins = 0, yields = 0;
+  ladder_.restart();
   for (;;) {
     const std::uint64_t moves = group_.moves();
     progress();
     if (reached()) return;
     if (moves != group_.moves()) {
-      spins = yields = 0;
-    } else if (spins < patience_.spins) {
-      ++spins;
-      pause_cpu();
-    } else if (yields < patience_.yields) {
-      ++yields;
-      ::sched_yield();
-    } else {
+      ladder_.restart();
+    } else if (!ladder_.hold()) {
       inspect(target, deadline);
       const std::uint64_t now = now_ns();
       const std::uint64_t left =
@@ -365,7 +357,7 @@ void ShmCommunicator::block(const Task& target, Deadline deadline, Reached&& rea
                      progress();
                      return reached() || before != group_.moves();
                    });
-      spins = yields = 0;
+      ladder_.restart();
     }
   }
 }

@@ -75,7 +75,7 @@ class ShmCommunicator final : public Communicator {
   ForkGuard fork_guard_;
   Group group_;
   Heap heap_;
-  Patience patience_;
+  Ladder ladder_;
   Algorithm preferred_;
   double submit_timeout_;
 

@@ -34,12 +34,23 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
     wake(peer);
 }
 
-// How long a rung of the ladder is held, by whether every rank has a core to itself.
-struct Patience {
-  int spins;
-  int yields;
+// Where a waiting rank stands on the ladder. A rank that has a core to itself spins; ranks that
+// outnumber the cores, or that the scheduler has pushed off theirs of late, yield a few times.
+class Ladder {
+ public:
+  explicit Ladder(bool crowded) noexcept : crowded_(crowded) {}
+  void restart() noexcept { held_ = 0; }
+  bool hold() noexcept;  // spins or yields once; false where only sleep is left
+
+ private:
+  bool pushed_off() noexcept;
+
+  bool crowded_;
+  bool yields_ = crowded_;
+  int held_ = 0;
+  long switches_ = 0;  // involuntary ones, when last asked
+  std::uint64_t yields_until_ns_ = 0;
 };
-Patience patience(bool crowded) noexcept;
 
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
 
