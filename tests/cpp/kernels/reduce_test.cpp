@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // reduce, argmax and argmin against loops over the whole tensor.
+#include "kernels/ref/reduce.hpp"
+
 #include <algorithm>
 #include <limits>
 
+#include "base/simd.hpp"
 #include "device/threads.hpp"
 #include "harness.hpp"
 
@@ -209,6 +212,30 @@ TEST(Reduce, BitsDoNotDependOnTheNumberOfThreads) {
       device::set_thread_share(device::available_cores());
       EXPECT_EQ(several, single) << to_string(x.type());
     }
+}
+
+const ref::ReduceTable* best_table() {
+  using namespace ref;
+  return &NGD_SIMD_SELECT(reduce_table)();
+}
+
+TEST(Reduce, BitsDoNotDependOnTheSimdLevel) {
+  const ref::ReduceTable& best = *best_table();
+  const ref::ReduceTable& base = ref::baseline::reduce_table();
+  for (const DType dtype : {DType::F32, DType::F64})
+    for (int r = 0; r < ref::kReductionCount; ++r)
+      for (const std::int64_t n : {1, 9, 70, 1030, 5000}) {
+        const Tensor x = random_floats(dtype, {n * 3}, 8);
+        std::vector<double> a(static_cast<std::size_t>(n)), b(a);
+        for (auto* loops : {&best, &base}) {
+          const ref::ReduceLoops& l = (*loops)[r][static_cast<int>(dtype)];
+          auto& out = loops == &best ? a : b;
+          l.clear(out.data(), n);
+          l.columns(x.data(), 3, n, n, out.data());
+          l.row(x.data(), n * 3, out.data());
+        }
+        EXPECT_EQ(a, b) << n;
+      }
 }
 
 TEST(Reduce, Refusals) {

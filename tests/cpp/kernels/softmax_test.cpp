@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // softmax, log_softmax and softmax_cross_entropy with its gradient, against float64 formulas.
+#include "kernels/fused/softmax.hpp"
+
 #include <algorithm>
 #include <limits>
 
+#include "base/simd.hpp"
 #include "harness.hpp"
 
 namespace ngd::kernels::test {
@@ -70,6 +73,27 @@ TEST(Softmax, LargeAndNonFiniteInputs) {
   const Tensor logs = run("log_softmax", {x}, {x.type()}, attrs)[0];
   EXPECT_NEAR(logs.at(0), -std::log(2.0), 1e-6);
   EXPECT_EQ(logs.at(3), -inf);
+}
+
+const fused::SoftmaxTable& best_table() {
+  using namespace fused;
+  return NGD_SIMD_SELECT(softmax_table)();
+}
+
+TEST(Softmax, BitsDoNotDependOnTheSimdLevel) {
+  for (const std::int64_t n : {1, 10, 70, 1000}) {
+    const Tensor x = random_floats(DType::F32, {3, n}, 6, -8, 8);
+    const auto compute = [&](const fused::SoftmaxLoops<float>& loops) {
+      std::vector<float> e(static_cast<std::size_t>(3 * n)), y(e), maxima(3), sums(3);
+      const auto* from = static_cast<const float*>(x.data());
+      loops.exponentials(from, 3, n, e.data(), maxima.data(), sums.data());
+      loops.logarithms(from, 3, n, maxima.data(), sums.data(), y.data());
+      loops.divide(e.data(), 3, n, sums.data(), maxima.data(), e.data());
+      e.insert(e.end(), y.begin(), y.end());
+      return e;
+    };
+    EXPECT_EQ(compute(best_table().f32), compute(fused::baseline::softmax_table().f32)) << n;
+  }
 }
 
 TEST(SoftmaxCrossEntropy, LossAndGradient) {
