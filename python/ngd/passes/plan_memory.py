@@ -278,7 +278,8 @@ class Planner:
             source = source_of(node.inputs[i])
             dies = self.last_reader.get(source) is node and source not in self.sent
             fits = storage.lane == lane and storage.bytes == type_.bytes == node.type.bytes
-            if in_place >> i & 1 and dies and fits:
+            same = [j for j, (_, other) in enumerate(inputs) if other is storage]
+            if dies and fits and all(in_place >> j & 1 for j in same):
                 return storage
         return None
 
