@@ -18,8 +18,8 @@ constexpr int kSpins = 4000;
 // All-reduce of 1 MiB among 8 ranks on 2 busy cores took 5.7, 3.0, 4.2 and 10.7 ms with 0, 5, 20
 // and 100 yields; of 8 bytes 114, 32, 16 and 16 us.
 constexpr int kYields = 10;
-// Two ranks on two cores that eight other processes want: 6000 mixed collectives took 8.3 s of
-// spinning and sleeping, and 0.3 s where a rank that was pushed off its core yields for a while.
+// Of 2 ranks on 2 cores that eight other processes wanted, 3000 mixed collectives took 0.7 to 2.9
+// s, and 0.2 s with ranks that yield for a while after they were pushed off.
 constexpr std::uint64_t kMemoryNs = 100'000'000;
 
 }  // namespace
