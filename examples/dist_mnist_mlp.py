@@ -191,7 +191,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--data", type=Path, metavar="DIR", help="MNIST's four IDX files (default: sklearn's)")
     add("--epochs", type=int, default=10)
     add("--batch", type=int, default=128, help="images a step, of all ranks together")
-    add("--lr", type=float, default=0.5)
+    add("--lr", type=float, default=0.3)
     add("--seed", type=int, default=0)
     add("--dtype", choices=["float32", "float64"], default="float32")
     add("--device", choices=["CPU", "INTERPRETER"], default="CPU")
