@@ -15,7 +15,7 @@ import ngd
 from ngd import dtype as dtypes
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
-RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
 
 
 def shapes_and_dtypes() -> None:
@@ -37,8 +37,7 @@ def shapes_and_dtypes() -> None:
     assert ngd.all_reduce(flags, op="min").tolist() == [world.size == 1, True, False]
 
 
-@over
-@RANKS
+@everywhere
 def test_shapes_and_dtypes(communicator: str, ranks: int) -> None:
     run(shapes_and_dtypes, ranks, **harness.over(communicator, ranks))
 
@@ -104,8 +103,7 @@ def weighted() -> None:
     assert nothing.tolist() == [0] * 5
 
 
-@over
-@RANKS
+@everywhere
 def test_weights(communicator: str, ranks: int) -> None:
     run(weighted, ranks, **harness.over(communicator, ranks))
 
@@ -123,8 +121,7 @@ def broadcasts() -> None:
     assert all((v.numpy() == world.size - 1).all() for v in variables)
 
 
-@over
-@RANKS
+@everywhere
 def test_broadcasts(communicator: str, ranks: int) -> None:
     run(broadcasts, ranks, **harness.over(communicator, ranks))
 
@@ -138,8 +135,7 @@ def group() -> dict[str, Any]:
     }
 
 
-@over
-@RANKS
+@everywhere
 def test_the_world_is_known(communicator: str, ranks: int) -> None:
     for rank, outcome in enumerate(run(group, ranks, **harness.over(communicator, ranks))):
         assert outcome.value["place"] == [rank, ranks, rank, ranks]

@@ -15,7 +15,7 @@ import ngd
 from ngd import ops
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
-RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
 DEVICES = ("CPU", "INTERPRETER")
 
 
@@ -53,8 +53,7 @@ def results() -> None:
                     assert last.tobytes() == given[-1].tobytes()
 
 
-@over
-@RANKS
+@everywhere
 def test_results(communicator: str, ranks: int) -> None:
     run(results, ranks, **harness.over(communicator, ranks))
 
@@ -93,8 +92,7 @@ def gradients() -> None:
                         assert np.isclose(gradient[i], slope, rtol=1e-6, atol=1e-8), (name, device)
 
 
-@over
-@RANKS
+@everywhere
 def test_gradients_are_finite_differences(communicator: str, ranks: int) -> None:
     run(gradients, ranks, **harness.over(communicator, ranks))
 
@@ -140,8 +138,7 @@ def uneven() -> None:
         assert np.array_equal(shared.numpy(), before)
 
 
-@over
-@RANKS
+@everywhere
 def test_uneven_shards_take_the_step_of_one_process(communicator: str, ranks: int) -> None:
     run(uneven, ranks, **harness.over(communicator, ranks))
 
@@ -163,8 +160,7 @@ def creation_order() -> None:
             assert top == (20 + 15 * 12) * world.size
 
 
-@over
-@RANKS
+@everywhere
 def test_order_of_creation_does_not_matter(communicator: str, ranks: int) -> None:
     run(creation_order, ranks, **harness.over(communicator, ranks))
 
