@@ -12,7 +12,7 @@ target_compile_options(ngd_flags INTERFACE
   $<$<BOOL:${NGD_WERROR}>:-Werror>)
 if(NGD_SANITIZE)
   target_compile_options(ngd_flags INTERFACE
-    -fsanitize=${NGD_SANITIZE} -fno-omit-frame-pointer -g -O1)
+    -fsanitize=${NGD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1)
   target_link_options(ngd_flags INTERFACE -fsanitize=${NGD_SANITIZE})
 endif()
 target_link_libraries(ngd_flags INTERFACE Threads::Threads)

@@ -247,7 +247,9 @@ cdef class Communicator:
         cdef Communicator result = Communicator.__new__(Communicator)
         cdef string key = _bytes(job_key)
         with nogil:
-            result.communicator = make_shm_communicator(key, rank, size, timeout)
+            result.communicator = make_shm_communicator(
+                key, rank, size, timeout, _signal_pending
+            )
         result.communicator.get().set_interrupt(_signal_pending)
         return result
 

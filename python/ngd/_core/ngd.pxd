@@ -117,7 +117,8 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         void set_interrupt(cbool (*interrupt)() noexcept nogil)
     unique_ptr[CppCommunicator] make_self_communicator() except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_shm_communicator(
-        const string& job_key, int rank, int size, double timeout_seconds
+        const string& job_key, int rank, int size, double timeout_seconds,
+        cbool (*interrupt)() noexcept nogil
     ) except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_mpi_communicator(
         int fortran_handle, double timeout_seconds
