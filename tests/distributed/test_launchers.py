@@ -123,10 +123,20 @@ def end_badly(how: str) -> None:
     time.sleep(60)
 
 
-@pytest.mark.parametrize("launcher", ["ngd run", pytest.param("mpirun", marks=needs_mpirun)])
+@pytest.mark.parametrize(
+    ("launcher", "communicator"),
+    [
+        ("ngd run", "auto"),
+        pytest.param("mpirun", "auto", marks=needs_mpirun),
+        pytest.param("mpirun", "mpi", marks=harness.communicators()[1].marks),
+    ],
+)
 @pytest.mark.parametrize(("how", "code"), [("kill", 137), ("raise", 1), ("exit", 3)])
-def test_launcher_ends_a_job_that_fails(launcher: str, how: str, code: int) -> None:
-    with Job(end_badly, 2, arguments={"how": how}, launcher=launcher) as job:
+def test_launcher_ends_a_job_that_fails(
+    launcher: str, communicator: str, how: str, code: int
+) -> None:
+    env = {"NGD_COMM": communicator}
+    with Job(end_badly, 2, arguments={"how": how}, launcher=launcher, env=env) as job:
         job.wait_for(1, "up")
         since = time.monotonic()
         job.wait(20)
