@@ -43,8 +43,7 @@ void Mailbox::post(Header header, const void* payload, std::size_t payload_bytes
   std::memcpy(mail.buffer.data(), &header, sizeof(Header));
   if (payload_bytes != 0) std::memcpy(mail.buffer.data() + sizeof(Header), payload, payload_bytes);
   for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer)
-    if (peer != rank_)
-      mail.requests.send(mail.buffer.data(), mail.buffer.size(), peer, kMailTag);
+    if (peer != rank_) mail.requests.send(mail.buffer.data(), mail.buffer.size(), peer, kMailTag);
   outgoing_.push_back(std::move(mail));
 }
 

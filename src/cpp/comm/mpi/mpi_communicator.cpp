@@ -19,6 +19,12 @@ constexpr double kFarewellSeconds = 1.0;        // for last words, before MPI_Ab
 constexpr double kQuickFarewellSeconds = 0.05;  // where the rest is done in MPI_Finalize
 constexpr std::size_t kAlignment = 64;
 
+// Whether a failure is the group's; any other is one rank's own, and RemoteRank to the rest.
+bool is_between_ranks(ErrorKind kind) {
+  return kind == ErrorKind::CollectiveMismatch || kind == ErrorKind::CollectiveTimeout ||
+         kind == ErrorKind::RankLost;
+}
+
 std::string describe_program(const Header& header) {
   return header.program_hash == 0 ? "no compiled program"
                                   : concat("the program ", std::hex, header.program_hash);
@@ -92,18 +98,21 @@ void MpiCommunicator::wait(Work work, double timeout_seconds) {
   check(work.sequence <= submitted_, "wait for collective ", work.sequence, " of ", submitted_);
   if (work.sequence <= completed_) return;
   require_open("wait");
-  const auto start = Clock::now();
   const std::chrono::duration<double> limit(timeout_seconds);
   Backoff backoff(local_size());
-  auto next_look = start + std::chrono::milliseconds(100);
+  auto last_move = Clock::now();
+  auto next_look = last_move + std::chrono::milliseconds(100);
   while (true) {
-    const std::uint64_t before = completed_;
+    const std::uint64_t before = moves_;
     progress();
     if (work.sequence <= completed_) return;
-    if (completed_ != before) backoff.reset();
-    backoff.pause();
     const auto now = Clock::now();
-    if (timeout_seconds > 0 && now - start > limit) fail_timeout(timeout_seconds);
+    if (moves_ != before) {  // the deadline is that of a rank, not of a long transfer
+      last_move = now;
+      backoff.reset();
+    }
+    if (timeout_seconds > 0 && now - last_move > limit) fail_timeout(timeout_seconds);
+    backoff.pause();
     if (now < next_look) continue;
     next_look = now + std::chrono::milliseconds(100);
     if (!interrupted()) continue;
@@ -128,6 +137,7 @@ void MpiCommunicator::progress() {
     while (!works_.empty() && advance_oldest()) {
       works_.pop_front();
       ++completed_;
+      ++moves_;
     }
   } catch (const Unreachable& lost) {
     const std::string where = works_.empty() ? "" : " in " + describe(works_.front().header);
@@ -135,6 +145,9 @@ void MpiCommunicator::progress() {
     throw Error(lost.kind(), failure_);
   } catch (const Error& error) {
     close_failed(error.kind(), error.what());
+    throw;
+  } catch (const std::bad_alloc&) {
+    close_failed(ErrorKind::OutOfMemory, "out of memory");
     throw;
   }
 }
@@ -149,7 +162,10 @@ bool MpiCommunicator::advance_oldest() {
     }
     begin(oldest);
   }
-  if (oldest.transfer->advance()) return true;
+  const std::uint64_t steps_before = oldest.transfer->steps();
+  const bool finished = oldest.transfer->advance();
+  moves_ += oldest.transfer->steps() - steps_before;
+  if (finished) return true;
   check_not_ended(oldest, true);
   return false;
 }
@@ -190,9 +206,9 @@ void MpiCommunicator::check_not_ended(const Pending& oldest, bool headers_are_he
     const std::string who = concat("rank ", peer, " of ", size());
     if (end.header.topic == Topic::Left)
       fail(ErrorKind::RankLost, who, " left the group while this rank waited for it in ", mine);
-    if (end.header.error == ErrorKind::RemoteRank || end.header.error == ErrorKind::Interrupted)
-      fail(ErrorKind::RemoteRank, who, " failed while this rank was in ", mine, ":\n", words);
-    fail(end.header.error, who, " gave up: ", words, "; this rank was in ", mine);
+    if (is_between_ranks(end.header.error))
+      fail(end.header.error, who, " gave up: ", words, "; this rank was in ", mine);
+    fail(ErrorKind::RemoteRank, who, " failed while this rank was in ", mine, ":\n", words);
   }
 }
 

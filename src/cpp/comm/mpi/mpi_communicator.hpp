@@ -83,6 +83,7 @@ class MpiCommunicator final : public Communicator {
   std::deque<Pending> works_;
   std::uint64_t submitted_ = 0;  // sequence numbers start at 1
   std::uint64_t completed_ = 0;
+  std::uint64_t moves_ = 0;  // works completed and steps of transfers: whether anything happens
 };
 
 }  // namespace ngd::comm::mpi

@@ -212,6 +212,7 @@ bool Transfer::advance() {
       }
       lane.active = step(lane);
       ++lane.step;
+      ++steps_;
     }
     complete = complete && !lane.active;
   }

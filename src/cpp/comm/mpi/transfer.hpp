@@ -11,6 +11,7 @@
 #include <mpi.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <utility>
@@ -28,6 +29,7 @@ class Transfer {
   // Does what can be done now; true when destination holds the result and MPI holds no buffer.
   bool advance();
   std::vector<int> pending_peers() const;
+  std::uint64_t steps() const { return steps_; }  // done so far, on all lanes
 
  protected:
   struct Lane {
@@ -68,6 +70,7 @@ class Transfer {
 
  private:
   const std::size_t window_elements_;
+  std::uint64_t steps_ = 0;
   std::deque<Lane> lanes_;
 };
 
