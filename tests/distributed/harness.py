@@ -36,7 +36,7 @@ LAUNCHED = re.compile(
     r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|(MASTER_|TORCHELASTIC_|OMPI_COMM_|PMIX?_|PRTE_"
     r"|MPI_LOCAL|SLURM_|NGD_).*)"
 )
-OPEN_MPI_OWN = re.compile(r"(sm_segment|vader_segment|ucx_shm|psm2|sem\.|openmpi)")
+OPEN_MPI_OWN = re.compile(r"(sm_segment|vader_segment|ucx_shm|psm2|sem\.|open_?mpi)")
 """What Open MPI keeps in /dev/shm while it runs, and after somebody kills it."""
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
