@@ -4,9 +4,9 @@
 import os
 
 # Threads at the end of a parallel region spin, by libgomp's default, for milliseconds, on cores
-# that others may want. A training step of 784-600-10 on two threads took 525 us with this count and 528
-# with the default where the cores were idle; 2.5 ms and 3 to 10 where they were not. libgomp reads
-# it once, when it is loaded; a choice of the user's stands.
+# that others may want. A training step of 784-600-10 on two threads took 525 us with this count
+# and 528 with the default where the cores were idle; 2.5 ms and 3 to 10 where they were not.
+# libgomp reads it once, when it is loaded; a choice of the user's stands.
 _short_spin = not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
 if _short_spin:
     os.environ["GOMP_SPINCOUNT"] = "1000"
