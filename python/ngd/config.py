@@ -30,18 +30,6 @@ def communicator() -> str:
     return name
 
 
-def timeout_seconds() -> float:
-    """NGD_TIMEOUT: the deadline of everything that waits for a rank, in seconds; 0 = none."""
-    text = os.environ.get("NGD_TIMEOUT", "") or "300"
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not value >= 0:
-        raise InitError(f"NGD_TIMEOUT: expected seconds >= 0; got {text!r}")
-    return value
-
-
 def check() -> bool:
     """NGD_CHECK: verify the graph after every pass."""
     return os.environ.get("NGD_CHECK", "0") not in ("", "0")

@@ -32,7 +32,7 @@ class Group:
         self.local_rank: int = communicator.local_rank
         self.local_size: int = communicator.local_size
         self.closed = False
-        self._timeout = config.timeout_seconds()
+        self._timeout = _core.timeout_seconds()
 
     def __repr__(self) -> str:
         return f"<ngd.Group rank {self.rank} of {self.size} ({self.communicator.name})>"
@@ -253,7 +253,7 @@ def make_communicator(launch: Launch) -> _core.Communicator:
             "this one), and shared memory reaches one host only; build with "
             "NGD_DISTRIBUTED_ENABLE=OMPI"
         )
-    timeout = config.timeout_seconds()
+    timeout = _core.timeout_seconds()
     if wanted == "shm":
         if launch.size > 1 and launch.job_key is None:
             raise InitError(f"ngd.init: {launch.launcher} gives its ranks no way to meet")

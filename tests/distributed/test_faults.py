@@ -375,7 +375,12 @@ def test_two_hosts_need_mpi() -> None:
 
 
 def test_nonsense_in_the_environment_is_named() -> None:
-    nonsense = {"NGD_TIMEOUT": "soon", "NGD_COMM": "pigeon", "NGD_ALLREDUCE": "star"}
+    nonsense = {
+        "NGD_TIMEOUT": "soon",
+        "NGD_COMM": "pigeon",
+        "NGD_ALLREDUCE": "star",
+        "NGD_THREADS": "many",
+    }
     for name, value in nonsense.items():
         with Job(cannot_init, 2, env={name: value}) as job:
             for outcome in job.wait(30):

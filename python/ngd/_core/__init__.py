@@ -25,6 +25,7 @@ try:
         query_kernel,
         set_thread_share,
         thread_count,
+        timeout_seconds,
     )
 except ModuleNotFoundError as error:
     if error.name != f"{__name__}._core":
@@ -50,4 +51,5 @@ __all__ = [
     "query_kernel",
     "set_thread_share",
     "thread_count",
+    "timeout_seconds",
 ]

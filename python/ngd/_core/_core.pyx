@@ -105,6 +105,11 @@ def thread_count() -> int:
     return cpp_thread_count()
 
 
+def timeout_seconds() -> float:
+    """NGD_TIMEOUT: the deadline of everything that waits for a rank; 0 = none."""
+    return cpp_timeout_seconds()
+
+
 def available_cores() -> int:
     """The cores of this process's affinity mask and cgroup quota."""
     return cpp_available_cores()

@@ -37,7 +37,7 @@ cdef extern from "ngd.hpp" namespace "ngd" nogil:
     string_view simd_name "ngd::name_of"(SimdLevel level)
 
 cdef extern from "ngd.hpp" namespace "ngd::config" nogil:
-    double timeout_seconds() except +ngd_raise_python_error
+    double cpp_timeout_seconds "ngd::config::timeout_seconds"() except +ngd_raise_python_error
 
 cdef extern from "ngd.hpp" namespace "ngd::device" nogil:
     cppclass CppDevice "ngd::device::Device":
@@ -51,7 +51,7 @@ cdef extern from "ngd.hpp" namespace "ngd::device" nogil:
         void* data()
         size_t bytes()
     CppDevice& cpu()
-    int cpp_thread_count "ngd::device::thread_count"()
+    int cpp_thread_count "ngd::device::thread_count"() except +ngd_raise_python_error
     int cpp_available_cores "ngd::device::available_cores"()
     void cpp_set_thread_share "ngd::device::set_thread_share"(int threads)
 

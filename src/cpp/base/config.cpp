@@ -18,7 +18,7 @@ double number(const char* name, double fallback) {
   char* end = nullptr;
   const double parsed = std::strtod(value.c_str(), &end);
   if (*end != '\0' || !(parsed >= 0))
-    fail(ErrorKind::InvalidArgument, name, ": expected a number >= 0; got ", value);
+    fail(ErrorKind::Init, name, ": expected a number >= 0; got '", value, "'");
   return parsed;
 }
 

@@ -7,7 +7,7 @@
 namespace ngd::config {
 
 std::string text(const char* name, const char* fallback);
-double number(const char* name, double fallback);  // throws InvalidArgument when not a number
+double number(const char* name, double fallback);  // throws Init when it is none
 
 inline double timeout_seconds() { return number("NGD_TIMEOUT", 300.0); }  // 0 = no deadline
 // auto, flat or ring

@@ -54,7 +54,7 @@ int available_cores() noexcept {
   return quota > 0 ? std::max(1, std::min(affinity, static_cast<int>(std::ceil(quota)))) : affinity;
 }
 
-int thread_count() noexcept {
+int thread_count() {
   if (forked.load(std::memory_order_relaxed)) return 1;
   static const int wanted = config::threads();
   if (wanted > 0) return wanted;

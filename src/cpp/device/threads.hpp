@@ -8,8 +8,8 @@
 namespace ngd::device {
 
 // NGD_THREADS; or this process's share of its cores, once it is set; or all cores that it may use.
-// In a forked child 1 (libgomp hangs there with more).
-int thread_count() noexcept;
+// In a forked child 1 (libgomp hangs there with more). Throws Init where NGD_THREADS is no number.
+int thread_count();
 int available_cores() noexcept;  // of the affinity mask and the cgroup's quota
 void set_thread_share(
     int threads) noexcept;  // what is left of them beside the ranks that share them
