@@ -4,7 +4,12 @@
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("NGD_CHECK", "1")
 os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT", "1")
 os.environ.setdefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+
+# A shell starts what it puts into the background deaf to Ctrl-C; what tests start shall hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

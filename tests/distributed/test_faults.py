@@ -317,7 +317,7 @@ def test_ctrl_c_ends_a_wait() -> None:
         job.kill(0, signal.SIGINT)
         since = time.monotonic()
         (first,) = job.wait(10, [0])
-        assert time.monotonic() - since < 1
+        assert time.monotonic() - since < 5
         assert "KeyboardInterrupt" in first.err
         assert first.code != 0
         (second,) = job.wait(10, [1])
