@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group of ranks and ONE way to make it work: submit a Collective, wait for its Work.
 //
-// A communicator holds no global state and is driven by one thread at a time; a process may hold
-// many. All ranks submit the same sequence. Every blocking call progresses all outstanding works,
-// checks its deadline, and watches its peers; whatever goes wrong closes the communicator, and
-// every later call throws GroupClosed with the first failure's message.
+// A communicator holds no global state and is driven by one thread at a time (a second one that
+// calls meanwhile gets Busy); a process may hold many. All ranks submit the same sequence. Every
+// blocking call progresses all outstanding works, checks its deadline, and watches its peers;
+// whatever goes wrong closes the communicator, and every later call throws GroupClosed with the
+// first failure's message.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "base/error.hpp"
 #include "comm/collective.hpp"
 
 namespace ngd::comm {
@@ -59,9 +62,25 @@ class Communicator {
   void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
 
  protected:
+  // Marks a call of submit, wait or done. Throws Busy where another thread is inside one.
+  class Entry {
+   public:
+    explicit Entry(Communicator& communicator) : inside_(communicator.inside_) {
+      if (inside_.exchange(true, std::memory_order_acquire)) [[unlikely]]
+        fail(ErrorKind::Busy, "a collective while another thread is in one of the same group");
+    }
+    Entry(const Entry&) = delete;
+    Entry& operator=(const Entry&) = delete;
+    ~Entry() { inside_.store(false, std::memory_order_release); }
+
+   private:
+    std::atomic<bool>& inside_;
+  };
+
   bool interrupted() const { return interrupt_ && interrupt_(); }
 
  private:
+  std::atomic<bool> inside_{false};
   std::function<bool()> interrupt_;
 };
 

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 
@@ -72,6 +73,34 @@ TEST_P(MismatchTest, IsRaisedByAllRanksWithBothSites) {
 
 INSTANTIATE_TEST_SUITE_P(Fields, MismatchTest, testing::ValuesIn(kDifferences),
                          [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Threads, ASecondOneIsRefusedAndDisturbsNothing) {
+  std::atomic<bool> refused{false};
+  const auto outcomes = run_ranks(2, [&](Communicator& group) {
+    float value = 1;
+    const Collective sum = all_reduce(ReduceOp::Sum, DType::F32, &value, &value, 1);
+    if (group.rank() == 0) {
+      const Work work = group.submit(sum);
+      std::thread second([&] {
+        while (!refused) {
+          const Outcome outcome = outcome_of([&] { group.done(work); });
+          if (outcome.kind) {
+            EXPECT_EQ(outcome.kind, ErrorKind::Busy) << outcome.message;
+            refused = true;
+          }
+        }
+      });
+      for (bool waited = false; !waited;)  // the other thread may be inside done(), too
+        waited = !outcome_of([&] { group.wait(work, kSeconds); }).kind;
+      second.join();
+    } else {
+      while (!refused) std::this_thread::yield();
+      group.wait(group.submit(sum), kSeconds);
+    }
+    EXPECT_EQ(value, 2);
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.kind) << outcome.message;
+}
 
 TEST(Mismatch, OfRoots) {
   const auto outcomes = run_ranks(2, [](Communicator& group) {

@@ -226,15 +226,15 @@ TEST(Reduce, BitsDoNotDependOnTheSimdLevel) {
     for (int r = 0; r < ref::kReductionCount; ++r)
       for (const std::int64_t n : {1, 9, 70, 1030, 5000}) {
         const Tensor x = random_floats(dtype, {n * 3}, 8);
-        std::vector<double> a(static_cast<std::size_t>(n)), b(a);
-        for (auto* loops : {&best, &base}) {
-          const ref::ReduceLoops& l = (*loops)[r][static_cast<int>(dtype)];
-          auto& out = loops == &best ? a : b;
-          l.clear(out.data(), n);
-          l.columns(x.data(), 3, n, n, out.data());
-          l.row(x.data(), n * 3, out.data());
-        }
-        EXPECT_EQ(a, b) << n;
+        const auto by = [&](const ref::ReduceTable& table) {
+          const ref::ReduceLoops& loops = table[r][static_cast<int>(dtype)];
+          std::vector<double> out(static_cast<std::size_t>(n));
+          loops.clear(out.data(), n);
+          loops.columns(x.data(), 3, n, n, out.data());
+          loops.row(x.data(), n * 3, out.data());
+          return out;
+        };
+        EXPECT_EQ(by(best), by(base)) << n;
       }
 }
 

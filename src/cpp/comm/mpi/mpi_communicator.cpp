@@ -62,6 +62,7 @@ std::size_t MpiCommunicator::contribution_bytes(const Collective& collective) co
 }
 
 Work MpiCommunicator::submit(const Collective& collective) {
+  const Entry entry(*this);
   const std::string call(name_of(collective.kind));
   require_open(call.c_str());
   validate(collective, size());
@@ -95,6 +96,7 @@ Work MpiCommunicator::submit(const Collective& collective) {
 }
 
 void MpiCommunicator::wait(Work work, double timeout_seconds) {
+  const Entry entry(*this);
   check(work.sequence <= submitted_, "wait for collective ", work.sequence, " of ", submitted_);
   if (work.sequence <= completed_) return;
   require_open("wait");
@@ -123,6 +125,7 @@ void MpiCommunicator::wait(Work work, double timeout_seconds) {
 }
 
 bool MpiCommunicator::done(Work work) {
+  const Entry entry(*this);
   check(work.sequence <= submitted_, "collective ", work.sequence, " of ", submitted_);
   if (work.sequence <= completed_) return true;
   require_open("done");

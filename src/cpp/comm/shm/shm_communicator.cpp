@@ -104,6 +104,7 @@ void ShmCommunicator::close() noexcept {
 // ---- starting
 
 Work ShmCommunicator::submit(const Collective& collective) {
+  const Entry entry(*this);
   check_usable();
   validate(collective, group_.size());
   if (collective.kind != Kind::AllReduce && collective.kind != Kind::Broadcast &&
@@ -312,6 +313,7 @@ bool ShmCommunicator::run(Task& task) {
 // ---- waiting
 
 void ShmCommunicator::wait(Work work, double timeout_seconds) {
+  const Entry entry(*this);
   check_usable();
   guarded([&] {
     check(work.sequence >= 1 && work.sequence <= submitted_,
@@ -323,6 +325,7 @@ void ShmCommunicator::wait(Work work, double timeout_seconds) {
 }
 
 bool ShmCommunicator::done(Work work) {
+  const Entry entry(*this);
   check_usable();
   return guarded([&] {
     check(work.sequence >= 1 && work.sequence <= submitted_,
