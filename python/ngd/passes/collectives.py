@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..errors import CompileError
-from ..ir import Array, Graph, Node, Op, Type, constant_node
+from ..ir import Graph, Node, Op, Type, constant_node
 from .target import Target
 
 
@@ -97,10 +97,6 @@ class Wait(Op):
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
         """The type of the buffer in flight."""
-        return inputs[0]
-
-    def reference(self, *inputs: Array, **attrs: Any) -> Array:
-        """The buffer."""
         return inputs[0]
 
 
