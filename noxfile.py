@@ -33,7 +33,7 @@ def lint(session: nox.Session) -> None:
     prepare(session, "ruff", "cython-lint", "clang-format")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.run("cython-lint", *tracked(session, "*.pyx", "*.pxd"))
+    session.run("cython-lint", *tracked(session, "*.pyx", "*.pxd", "*.pxi"))
     session.run("clang-format", "--dry-run", "-Werror", *tracked(session, "*.cpp", "*.hpp"))
 
 

@@ -101,12 +101,13 @@ class Group:
             kind,
             op,
             source.dtype.name,
+            source.size,
             root,
-            source,
-            destination,
-            algorithm,
-            site,
-            sequence,
+            source.ctypes.data,
+            destination.ctypes.data,
+            algorithm=algorithm,
+            site=site,
+            sequence=sequence,
         )
         self.communicator.wait(work, self._timeout)
 

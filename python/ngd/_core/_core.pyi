@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Sequence as _Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ def query_kernel(
     outputs: list[tuple[str, tuple[int, ...]]],
     attrs: dict[str, Any],
 ) -> tuple[str | None, str, int, int]: ...
+
+_Counts = _Sequence[int]
 
 class Buffer:
     def __init__(self, nbytes: int) -> None: ...
@@ -64,14 +67,23 @@ class Communicator:
         kind: str,
         op: str,
         dtype: str,
+        count: int,
         root: int,
-        source: NDArray[Any],
-        destination: NDArray[Any],
-        algorithm: str,
-        site: str,
-        sequence: Sequence | None,
+        source: int,
+        destination: int,
+        *,
+        algorithm: str = "auto",
+        site: str = "",
+        sequence: Sequence | None = None,
+        counts: _Counts | None = None,
+        receive_counts: _Counts | None = None,
+        tag: int = 0,
     ) -> int: ...
     def wait(self, sequence: int, timeout: float) -> None: ...
+    def wait_for(self, sequence: int, seconds: float) -> bool: ...
+    def done(self, sequence: int) -> bool: ...
+    def split(self, color: int, key: int) -> Communicator | None: ...
+    def stats(self) -> list[tuple[str, str, str, int, int, float, float, list[int]]]: ...
     def abort(self, traceback: str) -> None: ...
     def close(self) -> None: ...
 

@@ -95,14 +95,31 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         DType dtype
         uint64_t count
         int root
+        int tag
         const void* source
         void* destination
+        const uint64_t* counts
+        const uint64_t* receive_counts
         Algorithm algorithm
         const ProgramIdentity* program
         const char* site
-    void validate(const Collective& collective, int size) except +ngd_raise_python_error
+    uint64_t source_elements(const Collective& collective, int rank, int size)
+    uint64_t destination_elements(const Collective& collective, int rank, int size)
+    void validate(const Collective& collective, int rank, int size) \
+        except +ngd_raise_python_error
     cppclass CppWork "ngd::comm::Work":
         uint64_t sequence
+    cppclass CallStats:
+        Kind kind
+        ReduceOp op
+        string site
+        uint64_t calls
+        uint64_t bytes
+        double seconds
+        double waited_seconds
+        vector[uint64_t] last
+    string_view kind_name "ngd::comm::name_of"(Kind kind)
+    string_view reduce_op_name "ngd::comm::name_of"(ReduceOp op)
     cppclass CppCommunicator "ngd::comm::Communicator":
         string_view name()
         int rank()
@@ -112,6 +129,9 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         CppWork submit(const Collective& collective) except +ngd_raise_python_error
         void wait(CppWork work, double timeout_seconds) except +ngd_raise_python_error
         cbool done(CppWork work) except +ngd_raise_python_error
+        cbool wait_for(CppWork work, double seconds) except +ngd_raise_python_error
+        unique_ptr[CppCommunicator] split(int color, int key) except +ngd_raise_python_error
+        vector[CallStats] stats() except +ngd_raise_python_error
         void abort(const string& traceback)
         void close()
         void set_interrupt(cbool (*interrupt)() noexcept nogil)

@@ -2,10 +2,15 @@
 // A group of ranks and ONE way to make it work: submit a Collective, wait for its Work.
 //
 // A communicator holds no global state and is driven by one thread at a time (a second one that
-// calls meanwhile gets Busy); a process may hold many. All ranks submit the same sequence. Every
-// blocking call progresses all outstanding works, checks its deadline, and watches its peers;
-// whatever goes wrong closes the communicator, and every later call throws GroupClosed with the
-// first failure's message.
+// calls meanwhile gets Busy); a process may hold many. All ranks submit the same sequence; a send
+// and its receive stand outside of it, in the sequence of their two ranks. Every blocking call
+// progresses all outstanding works, checks its deadline, and watches its peers; whatever goes wrong
+// closes the communicator, and every later call throws GroupClosed with the first failure's
+// message.
+//
+// split() makes smaller groups. A group and all that were split from it are one family: they are
+// driven by one thread at a time, a blocking call of one progresses the works of all (so groups may
+// overlap in time), and memory that one of them allocated is shared memory to all.
 #pragma once
 
 #include <atomic>
@@ -14,15 +19,29 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/error.hpp"
 #include "comm/collective.hpp"
 
 namespace ngd::comm {
 
-// The handle of a submitted collective: its place in the sequence of its communicator.
+// The handle of a submitted collective: its place in the sequence of its communicator (of a send or
+// a receive: a number of its own, above all of those).
 struct Work {
   std::uint64_t sequence = 0;
+};
+
+// What a call site has cost this rank so far.
+struct CallStats {
+  Kind kind = Kind::Barrier;
+  ReduceOp op = ReduceOp::None;
+  std::string site;
+  std::uint64_t calls = 0;
+  std::uint64_t bytes = 0;          // of this rank's source or destination, the larger
+  double seconds = 0;               // from submit to completion
+  double waited_seconds = 0;        // of these, inside wait()
+  std::vector<std::uint64_t> last;  // by rank: how often it was the last to come
 };
 
 // Memory from which collectives need no staging (in shm: memory that the peers map).
@@ -48,6 +67,16 @@ class Communicator {
   virtual void wait(Work work, double timeout_seconds) = 0;
   // Progresses what can be progressed without blocking; throws what wait would throw.
   virtual bool done(Work work) = 0;
+  // As wait, for at most `seconds`; false where that was not enough, and nothing is wrong then.
+  virtual bool wait_for(Work work, double seconds) = 0;
+
+  // The ranks that give the same color become a group of the family, in the order of their keys,
+  // equals in the order of their ranks here; null for a negative color. Every rank of this group
+  // calls it. Close the new group before this one.
+  virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+
+  // One entry a kind, reduction and call site. Empty where nothing is counted.
+  virtual std::vector<CallStats> stats() const { return {}; }
 
   // 64-byte aligned. Returned memory is mine alone outside of submit..wait. Throws OutOfMemory.
   virtual SharedBlock allocate(std::size_t bytes) = 0;

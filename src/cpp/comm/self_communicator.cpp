@@ -20,11 +20,12 @@ class SelfCommunicator final : public Communicator {
 
   Work submit(const Collective& collective) override {
     check_open();
-    validate(collective, 1);
-    if (collective.destination != collective.source && collective.count > 0 &&
-        collective.destination != nullptr && collective.source != nullptr)
-      std::memcpy(collective.destination, collective.source,
-                  collective.count * size_of(collective.dtype));
+    validate(collective, 0, 1);
+    const std::uint64_t elements = destination_elements(collective, 0, 1);
+    check(source_elements(collective, 0, 1) == elements, describe(collective),
+          ": a rank alone receives what it sends");
+    if (collective.destination != collective.source && elements > 0)
+      std::memcpy(collective.destination, collective.source, elements * size_of(collective.dtype));
     return Work{++submitted_};
   }
 
@@ -33,6 +34,13 @@ class SelfCommunicator final : public Communicator {
   bool done(Work) override {
     check_open();
     return true;
+  }
+
+  bool wait_for(Work work, double) override { return done(work); }
+
+  std::unique_ptr<Communicator> split(int color, int) override {
+    check_open();
+    return color < 0 ? nullptr : std::make_unique<SelfCommunicator>();
   }
 
   SharedBlock allocate(std::size_t bytes) override {

@@ -32,7 +32,7 @@ TEST(Collective, IsDescribedWithItsSite) {
 
 TEST(Collective, WhatNobodyCanDoIsRefused) {
   const auto kind_of = [](const Collective& collective) {
-    return outcome_of([&] { validate(collective, 2); }).kind;
+    return outcome_of([&] { validate(collective, 0, 2); }).kind;
   };
   EXPECT_EQ(kind_of(all_reduce(ReduceOp::Mean, DType::I32, nullptr, nullptr, 1)),
             ErrorKind::InvalidArgument);

@@ -65,7 +65,7 @@ Work MpiCommunicator::submit(const Collective& collective) {
   const Entry entry(*this);
   const std::string call(name_of(collective.kind));
   require_open(call.c_str());
-  validate(collective, size());
+  validate(collective, rank(), size());
   if (collective.kind != Kind::AllReduce && collective.kind != Kind::Broadcast &&
       collective.kind != Kind::Barrier)
     fail(ErrorKind::Unsupported, call, ": the MPI communicator does not do it yet");
@@ -131,6 +131,12 @@ bool MpiCommunicator::done(Work work) {
   require_open("done");
   progress();
   return work.sequence <= completed_;
+}
+
+bool MpiCommunicator::wait_for(Work work, double) { return done(work); }
+
+std::unique_ptr<Communicator> MpiCommunicator::split(int, int) {
+  fail(ErrorKind::Unsupported, "the MPI communicator has no groups yet");
 }
 
 // Whatever goes wrong while works progress closes the communicator.

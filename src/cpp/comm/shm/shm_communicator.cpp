@@ -106,7 +106,7 @@ void ShmCommunicator::close() noexcept {
 Work ShmCommunicator::submit(const Collective& collective) {
   const Entry entry(*this);
   check_usable();
-  validate(collective, group_.size());
+  validate(collective, group_.rank(), group_.size());
   if (collective.kind != Kind::AllReduce && collective.kind != Kind::Broadcast &&
       collective.kind != Kind::Barrier)
     fail(ErrorKind::Unsupported, name_of(collective.kind), " is not there on shared memory yet");
@@ -335,6 +335,12 @@ bool ShmCommunicator::done(Work work) {
     look_at_peers(blocker(task(work.sequence)));
     return complete(work.sequence);
   });
+}
+
+bool ShmCommunicator::wait_for(Work work, double) { return done(work); }
+
+std::unique_ptr<Communicator> ShmCommunicator::split(int, int) {
+  fail(ErrorKind::Unsupported, "shared memory has no groups yet");
 }
 
 template <class Reached>

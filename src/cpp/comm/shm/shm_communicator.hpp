@@ -35,6 +35,8 @@ class ShmCommunicator final : public Communicator {
   Work submit(const Collective& collective) override;
   void wait(Work work, double timeout_seconds) override;
   bool done(Work work) override;
+  bool wait_for(Work work, double seconds) override;
+  std::unique_ptr<Communicator> split(int color, int key) override;
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   void abort(const std::string& traceback) noexcept override;

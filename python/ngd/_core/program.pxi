@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+# Part of _core.pyx: compiled steps.
+
+cdef class ProgramBuilder:
+    """Fills a Program; `str()` is its stable text form."""
+
+    cdef CppProgram program
+
+    def add_value(self, str dtype, tuple shape, str lane, size_t place) -> int:
+        """Add a value and return its number."""
+        cdef Value value
+        value.type = _tensor_type(dtype, shape)
+        value.lane = <Lane> <int> _LANES.index(lane)
+        value.place = place
+        self.program.values.push_back(value)
+        return self.program.values.size() - 1
+
+    def add_constant(self, bytes data) -> int:
+        """Add a constant's bytes and return its place in the lane of constants."""
+        cdef vector[char] copied
+        copied.assign(PyBytes_AS_STRING(data), PyBytes_AS_STRING(data) + PyBytes_GET_SIZE(data))
+        self.program.constants.push_back(copied)
+        return self.program.constants.size() - 1
+
+    def add_instruction(
+        self, str action, str op, list inputs, list outputs, dict attrs, int start, str site
+    ) -> int:
+        """Add an instruction and return its number."""
+        cdef CppInstruction instruction
+        instruction.action = <Action> <int> _ACTIONS.index(action)
+        instruction.op = _bytes(op)
+        instruction.inputs = inputs
+        instruction.outputs = outputs
+        instruction.attrs = _attrs(attrs)
+        instruction.start = start
+        instruction.site = _bytes(site)
+        self.program.instructions.push_back(instruction)
+        return self.program.instructions.size() - 1
+
+    def set_sizes(self, size_t inputs, size_t outputs, size_t variables) -> None:
+        """How many inputs, outputs and variables a call has."""
+        self.program.inputs = inputs
+        self.program.outputs = outputs
+        self.program.variables = variables
+
+    def set_arenas(self, size_t private_bytes, size_t shared_bytes) -> None:
+        """The sizes of the two arenas."""
+        self.program.private_bytes = private_bytes
+        self.program.shared_bytes = shared_bytes
+
+    def set_collectives(self, str text, uint64_t hash) -> None:
+        """The sequence of collectives, for the comparison between ranks."""
+        self.program.collectives = _bytes(text)
+        self.program.collectives_hash = hash
+
+    def __str__(self) -> str:
+        return program_text(self.program).decode()
+
+
+cdef class Executable:
+    """A program made ready to run."""
+
+    cdef unique_ptr[Executor] executor
+    cdef ProgramBuilder builder
+    cdef Communicator communicator  # kept alive
+    cdef list variables             # kept alive
+    cdef size_t n_inputs, n_outputs
+
+    def __init__(self, ProgramBuilder builder, Communicator communicator, list variables):
+        cdef vector[void*] pointers
+        cdef CppCommunicator* group = NULL
+        self.builder, self.communicator, self.variables = builder, communicator, variables
+        for variable in variables:
+            pointers.push_back((<Buffer?> variable).buffer.data())
+        if communicator is not None:
+            group = communicator.communicator.get()
+        self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
+        self.executor.reset(new Executor(builder.program, cpu(), cpu_table(), group, pointers))
+
+    def run(self, list inputs, list outputs) -> None:
+        """Run once on contiguous arrays of the program's types."""
+        cdef vector[const void*] sources
+        cdef vector[void*] destinations
+        if <size_t> len(inputs) != self.n_inputs or <size_t> len(outputs) != self.n_outputs:
+            raise ValueError("Executable.run: wrong number of inputs or outputs")
+        sources.reserve(self.n_inputs + 1)
+        destinations.reserve(self.n_outputs + 1)
+        for array in inputs:
+            sources.push_back(PyArray_DATA(<ndarray?> array))
+        for array in outputs:
+            destinations.push_back(PyArray_DATA(<ndarray?> array))
+        with nogil:
+            dereference(self.executor).run(sources.data(), destinations.data())
+
+    @property
+    def variables_touched(self) -> bool:
+        """Whether the last run failed after the first write to a variable had begun."""
+        return dereference(self.executor).variables_touched()
+
+    def __str__(self) -> str:
+        return str(self.builder)
