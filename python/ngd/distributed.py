@@ -368,3 +368,8 @@ def broadcast_variables(
 def build_info() -> dict[str, str | None]:
     """Version, build mode, oneDNN's version, SIMD level in use and MPI library."""
     return _core.build_info()
+
+
+def available_cores() -> int:
+    """How many cores this process may keep busy: its affinity mask, and its cgroup's quota."""
+    return _core.available_cores()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ngd run`: start the ranks of a job on this host, show what they print, and end them together.
 
-The first rank that fails ends the others: SIGTERM, then SIGKILL after a grace. Every rank leads a
-process group of its own, so that whatever it has started goes with it, and is killed by the kernel
-should the launcher itself be killed.
+The first rank that fails ends the others: they have a moment to say what they saw, then come
+SIGTERM and, after a grace, SIGKILL. Every rank leads a process group of its own, so that whatever
+it has started goes with it. Should the launcher itself be killed, the kernel kills the ranks, and a
+guard, a process that does nothing else, what they have started.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import argparse
 import contextlib
 import ctypes
 import functools
-import math
 import os
 import secrets
 import selectors
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,8 +26,26 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import IO, Final, TextIO
 
+from . import binding
+from .distributed import available_cores, build_info
+
 PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LAST_WORDS_SECONDS: Final = 1.0
+"""Ranks see within this time that one of them is lost, and then end by themselves."""
+
+GUARD: Final = """
+import os, signal, sys
+groups = set()
+for line in sys.stdin:
+    (groups.add if line[0] == "+" else groups.discard)(int(line[1:]))
+for group in groups:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
+"""Reads which groups live, until the launcher ends the stream, as it does however it dies."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m ngd.launch") -> int:
@@ -37,7 +57,20 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ngd.launch") 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `run` reads."""
-    parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N")
+    parser.add_argument("-n", "--ranks", type=int, metavar="N")
+    parser.add_argument(
+        "--bind",
+        choices=binding.CHOICES,
+        default="none",
+        help="confine each rank to cores of its own, or to a memory node (default: none)",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start the job again up to N times when a rank has failed (default: 0)",
+    )
     parser.add_argument(
         "--grace",
         type=float,
@@ -48,6 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-prefix", action="store_true", help="do not begin lines with the rank's number"
     )
+    parser.add_argument(
+        "--hosts",
+        metavar="HOST:RANKS,...",
+        help="start nothing; print the mpirun command that runs the job on these hosts",
+    )
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="the script is the name of a Python module"
+    )
     parser.add_argument("script", help="a Python script, if it ends in .py, or any program")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="what the script is given")
 
@@ -56,29 +97,55 @@ def run(args: argparse.Namespace) -> int:
     """Start the ranks and stay until the last one has gone; the exit code is the job's.
 
     It is 0 if all ranks return 0; else that of the rank that failed first, where death by a signal
-    counts as 128 plus its number.
+    counts as 128 plus its number; 2 for a command line that makes no sense.
     """
-    if args.ranks < 1:
-        _say(f"-n {args.ranks}: at least one rank is needed")
-        return 2
     command = [args.script, *args.args]
-    if args.script.endswith(".py"):
+    if args.module:
+        command = [sys.executable, "-m", *command]
+    elif args.script.endswith(".py"):
         command.insert(0, sys.executable)
-    return _Job(args.ranks, args.grace, prefix=not args.no_prefix).run(command)
+    if args.hosts is not None:
+        return _explain_mpirun(args.hosts, args.ranks, command)
+    if args.ranks is None or args.ranks < 1:
+        _say(
+            f"-n {'is missing' if args.ranks is None else args.ranks}: at least one rank is needed"
+        )
+        return 2
+    if args.max_restarts < 0 or args.grace < 0:
+        _say("--max-restarts and --grace: at least 0 is needed")
+        return 2
+    return _Job(args).run(command)
 
 
-def rank_environment(rank: int, size: int, job: str, environ: Mapping[str, str]) -> dict[str, str]:
+def rank_environment(
+    rank: int, size: int, job: str, port: int, restarts: int, environ: Mapping[str, str]
+) -> dict[str, str]:
     """The environment of a rank: see ngd.environment."""
-    inherited = {k: v for k, v in environ.items() if k not in ("MASTER_ADDR", "MASTER_PORT")}
     return {
         "PYTHONUNBUFFERED": "1",
-        **inherited,
+        **environ,
         "NGD_JOB": job,
+        "NGD_RESTART_COUNT": str(restarts),
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
     }
+
+
+def mpirun_command(hosts: str, command: Sequence[str]) -> list[str]:
+    """The command that starts the ranks of "a:2,b:2" with Open MPI; ValueError if it is no such."""
+    places = []
+    for part in hosts.split(","):
+        name, colon, slots = part.strip().partition(":")
+        if not name or (colon and not (slots.isdecimal() and int(slots) > 0)):
+            raise ValueError(f"expected HOST:RANKS,HOST:RANKS...; got {part!r} in {hosts!r}")
+        places.append((name, int(slots or 1)))
+    ranks = sum(slots for _, slots in places)
+    listed = ",".join(f"{name}:{slots}" for name, slots in places)
+    return ["mpirun", "-np", str(ranks), "--host", listed, "--bind-to", "none", *command]
 
 
 class _Stream:
@@ -112,31 +179,45 @@ class _Stream:
 class _Job:
     """The ranks that run, and how the job is going to end."""
 
-    def __init__(self, size: int, grace: float, prefix: bool) -> None:
-        self.size = size
-        self.grace = grace
-        self.prefix = prefix
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.size: int = args.ranks
+        self.grace: float = args.grace
+        self.prefix = not args.no_prefix
+        self.restarts_left: int = args.max_restarts
+        self.restarts = 0
+        self.cores = _bind(args.bind, args.ranks)
         self.exit_code: int | None = None  # once it is known that the job ends before its time
-        self.kill_at = math.inf
+        self.agenda: list[tuple[float, int]] = []  # when the ranks are going to get which signal
         self.ranks: dict[int, subprocess.Popen[bytes]] = {}
         self.streams: dict[int, list[_Stream]] = {}
         self.selector = selectors.DefaultSelector()
         self.signals: list[int] = []
+        self.guard: subprocess.Popen[bytes] | None = None
 
     def run(self, command: Sequence[str]) -> int:
-        """Start, watch, and clean up whatever happens."""
+        """Start, watch, start again, and clean up whatever happens."""
         signals_read, signals_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_wakeup = signal.set_wakeup_fd(signals_write, warn_on_full_buffer=False)
         handlers = {s: signal.signal(s, self._remember_signal) for s in ENDING_SIGNALS}
         self._on_event(signals_read, lambda: self._interrupted(signals_read))
         try:
+            self.guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", GUARD],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
             self._start(command)
             while self.ranks:
                 self._watch()
+                if not self.ranks and self.exit_code and self.restarts_left > 0:
+                    self._start_again(command)
         finally:
             self._signal_ranks(signal.SIGKILL)
             for process in self.ranks.values():
                 process.wait()
+            if self.guard is not None:
+                self.guard.kill()
+                self.guard.communicate()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(old_wakeup)
@@ -145,24 +226,33 @@ class _Job:
             os.close(signals_write)
         return self.exit_code or 0
 
+    def _start_again(self, command: Sequence[str]) -> None:
+        self.restarts_left -= 1
+        self.restarts += 1
+        self.exit_code = None
+        self.agenda = []
+        _say(f"restart {self.restarts} of {self.restarts + self.restarts_left}")
+        self._start(command)
+
     def _start(self, command: Sequence[str]) -> None:
-        job = secrets.token_hex(16)
-        die_with_launcher = _death_signal_setter()
+        job, port = secrets.token_hex(16), _free_port()
         for rank in range(self.size):
             try:
                 process = subprocess.Popen(
                     command,
-                    env=rank_environment(rank, self.size, job, os.environ),
+                    env=rank_environment(rank, self.size, job, port, self.restarts, os.environ),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     start_new_session=True,
-                    preexec_fn=die_with_launcher,
+                    preexec_fn=_before_a_rank(self.cores[rank] if self.cores else None),
                 )
             except OSError as error:
                 _say(f"cannot start {command[0]}: {error.strerror}")
+                self.restarts_left = 0
                 self._end(126 if isinstance(error, PermissionError) else 127, signal.SIGTERM)
                 return
+            self._tell_guard("+", process.pid)
             self.ranks[rank] = process
             pidfd = os.pidfd_open(process.pid)
             self._on_event(pidfd, functools.partial(self._exited, rank, pidfd))
@@ -174,16 +264,22 @@ class _Job:
                 self.streams[rank].append(stream)
                 self._on_event(source.fileno(), functools.partial(self._printed, stream))
 
+    def _tell_guard(self, sign: str, group: int) -> None:
+        assert self.guard is not None
+        assert self.guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the ranks run on
+            self.guard.stdin.write(f"{sign}{group}\n".encode())
+            self.guard.stdin.flush()
+
     def _on_event(self, descriptor: int, action: Callable[[], None]) -> None:
         self.selector.register(descriptor, selectors.EVENT_READ, action)
 
     def _watch(self) -> None:
-        left = None if self.kill_at == math.inf else max(0.0, self.kill_at - time.monotonic())
+        left = max(0.0, self.agenda[0][0] - time.monotonic()) if self.agenda else None
         for key, _ in self.selector.select(left):
             key.data()
-        if time.monotonic() >= self.kill_at:
-            self.kill_at = math.inf
-            self._signal_ranks(signal.SIGKILL)
+        if self.agenda and time.monotonic() >= self.agenda[0][0]:
+            self._signal_ranks(self.agenda.pop(0)[1])
 
     def _printed(self, stream: _Stream, last: bool = False) -> None:
         if stream.source.closed:
@@ -197,6 +293,7 @@ class _Job:
         # What the rank has started goes with it. The zombie still holds the number of the group.
         os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
+        self._tell_guard("-", process.pid)
         del self.ranks[rank]
         for stream in self.streams[rank]:  # its last words come before ours
             self._printed(stream, last=True)
@@ -205,7 +302,7 @@ class _Job:
         if code != 0 and self.exit_code is None:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"returned {code}"
             _say(f"rank {rank} {how}" + ("; ending the others" if self.ranks else ""))
-            self._end(128 - code if code < 0 else code, signal.SIGTERM)
+            self._end(128 - code if code < 0 else code, signal.SIGTERM, LAST_WORDS_SECONDS)
 
     def _remember_signal(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)
@@ -213,16 +310,17 @@ class _Job:
     def _interrupted(self, descriptor: int) -> None:
         os.read(descriptor, 1 << 10)
         for number in self.signals:
+            self.restarts_left = 0
             if self.exit_code is None:
                 self._end(128 + number, number)
-            elif self.kill_at < math.inf:  # a second one does not want to wait
-                self.kill_at = 0.0
+            else:  # who asks twice does not want to wait
+                self.agenda = [(0.0, signal.SIGKILL)]
         self.signals.clear()
 
-    def _end(self, exit_code: int, number: int) -> None:
+    def _end(self, exit_code: int, number: int, after: float = 0.0) -> None:
         self.exit_code = exit_code
-        self.kill_at = time.monotonic() + self.grace
-        self._signal_ranks(number)
+        begin = time.monotonic() + after
+        self.agenda = [(begin, number), (begin + self.grace, signal.SIGKILL)]
 
     def _signal_ranks(self, number: int) -> None:
         for process in self.ranks.values():
@@ -230,17 +328,59 @@ class _Job:
                 os.killpg(process.pid, number)
 
 
-def _death_signal_setter() -> Callable[[], None]:
-    """Make what a child runs before its program: have it killed when the launcher dies."""
+def _bind(how: str, ranks: int) -> list[list[int]] | None:
+    """The cores of each rank, with a warning where ranks share them; None where all have all."""
+    if how == "none":
+        return None
+    allowed = os.sched_getaffinity(0)
+    cores = binding.cores_of_ranks(how, ranks, allowed, available_cores())
+    if how == "core" and ranks > len({cpu for each in cores for cpu in each}):
+        _say(f"--bind core: {ranks} ranks share {min(available_cores(), len(allowed))} cores")
+    return cores
+
+
+def _before_a_rank(cores: list[int] | None) -> Callable[[], None]:
+    """Make what a child runs before its program: to be bound, and to die with the launcher."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     launcher = os.getpid()
 
-    def die_with_launcher() -> None:
+    def prepare() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it died before the line above
             os._exit(1)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
 
-    return die_with_launcher
+    return prepare
+
+
+def _free_port() -> int:
+    """A port for whatever else the ranks want to meet at; torch.distributed does."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _explain_mpirun(hosts: str, ranks: int | None, command: Sequence[str]) -> int:
+    try:
+        line = mpirun_command(hosts, command)
+    except ValueError as error:
+        _say(f"--hosts: {error}")
+        return 2
+    if ranks is not None and line[2] != str(ranks):
+        _say(f"--hosts {hosts}: places for {line[2]} ranks; got -n {ranks}")
+        return 2
+    print(shlex.join(line))
+    _say("nothing was started: between hosts Open MPI's mpirun starts the ranks, as above")
+    _say("every host needs the same Python, ngd and script under the same paths, and ssh to it")
+    mode = build_info()["mode"]
+    if mode != "OMPI":
+        _say(
+            f"this ngd was built in mode {mode}, which is one host's; install it with pip "
+            "--config-settings=cmake.define.NGD_DISTRIBUTED_ENABLE=OMPI"
+        )
+        return 1
+    return 0
 
 
 def _say(line: str) -> None:

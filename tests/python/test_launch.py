@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+import ngd
+from ngd import binding
+from ngd.distributed import available_cores
 from ngd.launch import rank_environment
 
 DEADLINE = 60.0
@@ -75,7 +79,7 @@ def test_every_rank_knows_its_place_and_the_job(tmp_path: Path, mark: str) -> No
     program = """
 import os
 names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NGD_JOB".split()
-print(*(os.environ[n] for n in names), "MASTER_ADDR" in os.environ)
+print(*(os.environ[n] for n in [*names, "MASTER_ADDR", "NGD_RESTART_COUNT", "MASTER_PORT"]))
 """
     code, out, _ = finish(start(tmp_path, program, mark, "-n", "3"))
     assert code == 0
@@ -84,16 +88,18 @@ print(*(os.environ[n] for n in names), "MASTER_ADDR" in os.environ)
     assert [p[:5] for p in places] == [[f"[{r}]", str(r), "3", str(r), "3"] for r in range(3)]
     (job,) = {p[5] for p in places}
     assert len(job) == 32
-    assert {p[6] for p in places} == {"False"}
+    assert {tuple(p[6:8]) for p in places} == {("127.0.0.1", "0")}
+    (port,) = {int(p[8]) for p in places}
+    assert 1024 <= port < 65536
     _, other, _ = finish(start(tmp_path, program, mark, "-n", "1"))
     assert job not in other
 
 
 def test_the_rest_of_the_environment_is_kept() -> None:
-    environ = rank_environment(1, 2, "key", {"A": "b", "MASTER_PORT": "1", "RANK": "7"})
+    environ = rank_environment(1, 2, "key", 9, 0, {"A": "b", "MASTER_PORT": "1", "RANK": "7"})
     assert environ["A"] == "b"
     assert environ["RANK"] == "1"
-    assert "MASTER_PORT" not in environ
+    assert environ["MASTER_PORT"] == "9"
 
 
 def test_lines_stay_whole_and_the_streams_apart(tmp_path: Path, mark: str) -> None:
@@ -145,6 +151,19 @@ time.sleep(600)
     assert time.monotonic() - begin < 20
 
 
+def test_the_others_have_a_moment_for_their_last_words(tmp_path: Path, mark: str) -> None:
+    program = """
+import os, sys, time
+if os.environ["RANK"] == "0":
+    sys.exit(3)
+time.sleep(0.3)
+sys.exit("what I saw")
+"""
+    code, _, err = finish(start(tmp_path, program, mark, "-n", "2"))
+    assert code == 3
+    assert "[1] what I saw" in err
+
+
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path, mark: str) -> None:
     program = """
 import os, signal, sys, time
@@ -192,6 +211,141 @@ def test_the_ranks_die_with_a_killed_launcher(tmp_path: Path, mark: str) -> None
     finish(job)
 
 
+def test_what_ranks_have_started_dies_with_a_killed_launcher(tmp_path: Path, mark: str) -> None:
+    job = start(tmp_path, GRANDCHILD + "time.sleep(600)", mark, "-n", "2")
+    assert job.stdout is not None
+    assert [job.stdout.readline()[3:] for _ in range(2)] == [" ready\n"] * 2
+    assert len(carriers(mark)) == 5  # and the fixture waits until all are gone
+    job.kill()
+    finish(job)
+
+
+FAILS_TWICE = """
+import os, sys, time
+again = os.environ["NGD_RESTART_COUNT"]
+print(again, os.environ["NGD_JOB"], flush=True)
+if os.environ["RANK"] == "1" and again != "2":
+    sys.exit(5)
+if again != "2":
+    time.sleep(600)
+"""
+
+
+def test_restarts_are_new_jobs(tmp_path: Path, mark: str) -> None:
+    code, out, err = finish(start(tmp_path, FAILS_TWICE, mark, "-n", "2", "--max-restarts", "3"))
+    assert code == 0
+    assert "restart 1 of 3" in err
+    assert "restart 2 of 3" in err
+    assert "restart 3" not in err
+    lines = {tuple(line.split()[1:]) for line in out.splitlines()}
+    assert [count for count, _ in sorted(lines)] == ["0", "1", "2"]
+    assert len({job for _, job in lines}) == 3
+
+
+def test_restarts_end(tmp_path: Path, mark: str) -> None:
+    job = start(tmp_path, FAILS_TWICE, mark, "-n", "2", "--max-restarts", "1")
+    code, out, _ = finish(job)
+    assert code == 5
+    assert sorted({line.split()[1] for line in out.splitlines()}) == ["0", "1"]
+
+
+def test_an_interrupted_job_is_not_restarted(tmp_path: Path, mark: str) -> None:
+    job = start(tmp_path, GRANDCHILD + "time.sleep(600)", mark, "-n", "2", "--max-restarts", "9")
+    assert job.stdout is not None
+    assert [job.stdout.readline()[3:] for _ in range(2)] == [" ready\n"] * 2
+    job.send_signal(signal.SIGINT)
+    code, _, err = finish(job)
+    assert code == 128 + signal.SIGINT
+    assert "restart" not in err
+
+
+def test_a_module_and_its_arguments(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "thing.py").write_text("import sys; print(__name__, sys.argv[1:])")
+    command = launcher("-n", "2", "-m", "some.thing", mark, "-n", "3", "--", "-m")
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE, cwd=tmp_path, check=True
+    )
+    expected = f"__main__ {[mark, '-n', '3', '--', '-m']}"
+    assert sorted(done.stdout.splitlines()) == [f"[{r}] {expected}" for r in range(2)]
+
+
+SHOW_CORES = "import os; print(*sorted(os.sched_getaffinity(0)))"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_are_bound_to_cores(tmp_path: Path, mark: str, ranks: int) -> None:
+    job = start(tmp_path, SHOW_CORES, mark, "-n", str(ranks), "--bind", "core")
+    code, out, err = finish(job)
+    assert code == 0
+    mine = os.sched_getaffinity(0)
+    sets = [set(map(int, line.split()[1:])) for line in out.splitlines()]
+    assert len(sets) == ranks
+    assert all(each and each <= mine for each in sets)
+    enough = available_cores() >= ranks
+    assert (sum(map(len, sets)) == len(set().union(*sets))) == enough
+    assert ("share" in err) == (not enough)
+
+
+def machine(folder: Path, cores: list[tuple[int, int]], nodes: list[str]) -> Path:
+    """What the kernel tells of CPUs at (package, core), and of memory nodes."""
+    for cpu, (package, core) in enumerate(cores):
+        topology = folder / "cpu" / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text(f"{package}\n")
+        (topology / "core_id").write_text(f"{core}\n")
+    for number, cpus in enumerate(nodes):
+        (folder / "node" / f"node{number}").mkdir(parents=True)
+        (folder / "node" / f"node{number}" / "cpulist").write_text(f"{cpus}\n")
+    return folder
+
+
+# Two packages of two cores of two hyperthreads: CPU n and CPU n + 4 are one core.
+TWO_PACKAGES = [(0, 0), (0, 1), (1, 0), (1, 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "ranks", "quota", "expected"),
+    [
+        ("none", 2, 8, ["0-7", "0-7"]),
+        ("core", 1, 8, ["0-7"]),
+        ("core", 2, 8, ["0-1,4-5", "2-3,6-7"]),
+        ("core", 3, 8, ["0,4", "1,5", "2-3,6-7"]),
+        ("core", 8, 8, ["0", "4", "1", "5", "2", "6", "3", "7"]),
+        ("core", 9, 8, ["0", "0", "4", "1", "5", "2", "6", "3", "7"]),
+        ("core", 2, 3, ["0", "1-2"]),
+        ("core", 3, 2, ["0", "0", "1"]),
+        ("numa", 1, 8, ["0-7"]),
+        ("numa", 2, 8, ["0-1,4-5", "2-3,6-7"]),
+        ("numa", 4, 8, ["0-1,4-5"] * 2 + ["2-3,6-7"] * 2),
+    ],
+)
+def test_binding(tmp_path: Path, how: str, ranks: int, quota: int, expected: list[str]) -> None:
+    system = machine(tmp_path, TWO_PACKAGES, ["0-1,4-5", "2-3,6-7"])
+    cores = binding.cores_of_ranks(how, ranks, range(8), quota, system)
+    assert [binding.text_of(each) for each in cores] == expected
+
+
+def test_binding_keeps_to_the_mask_and_does_without_a_topology(tmp_path: Path) -> None:
+    system = machine(tmp_path, TWO_PACKAGES, ["0-1,4-5", "2-3,6-7"])
+    assert binding.cores_of_ranks("core", 2, {1, 2, 6}, 8, system) == [[1], [2, 6]]
+    assert binding.cores_of_ranks("numa", 2, {2, 6}, 8, system) == [[2, 6], [2, 6]]
+    nothing = tmp_path / "nothing"
+    assert binding.cores_of_ranks("core", 2, {1, 3, 5}, 8, nothing) == [[1], [3, 5]]
+    assert binding.cores_of_ranks("numa", 2, {1, 3}, 8, nothing) == [[1, 3], [1, 3]]
+
+
+def test_hosts_are_explained() -> None:
+    command = launcher("--hosts", "a:2,b:1", "-m", "train", "--name", "two words")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    started = shlex.split(done.stdout)
+    assert started[:5] == ["mpirun", "-np", "3", "--host", "a:2,b:1"]
+    assert started[-5:] == [sys.executable, "-m", "train", "--name", "two words"]
+    mode = ngd.build_info()["mode"]
+    assert done.returncode == (0 if mode == "OMPI" else 1)
+    assert ("NGD_DISTRIBUTED_ENABLE=OMPI" in done.stderr) == (mode != "OMPI")
+
+
 def test_a_program_that_is_not_python(mark: str) -> None:
     command = launcher("-n", "2", "sh", "-c", 'echo "$RANK/$WORLD_SIZE"', mark)
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
@@ -205,6 +359,10 @@ def test_a_program_that_is_not_python(mark: str) -> None:
         (["-n", "0", "true"], 2, "at least one rank"),
         (["-n", "x", "true"], 2, "invalid int"),
         (["true"], 2, "-n"),
+        (["-n", "2", "--max-restarts", "-1", "true"], 2, "--max-restarts"),
+        (["-n", "2", "--bind", "socket", "true"], 2, "--bind"),
+        (["--hosts", "a:x", "true"], 2, "HOST:RANKS"),
+        (["-n", "3", "--hosts", "a:2", "true"], 2, "got -n 3"),
         (["-n", "2", "/etc/passwd"], 126, "cannot start /etc/passwd"),
     ],
 )
