@@ -7,6 +7,7 @@
 #include "base/error.hpp"
 #include "base/simd.hpp"
 #include "comm/communicator.hpp"
+#include "comm/grouped.hpp"
 #include "device/device.hpp"
 #include "device/threads.hpp"
 #include "kernels/kernel.hpp"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled part. Only ngd.compiler and ngd.distributed import it."""
+"""The compiled part. Only ngd.compiler, ngd.collectives and ngd.distributed import it."""
 
 import os
 
@@ -16,6 +16,7 @@ try:
         Buffer,
         Communicator,
         Executable,
+        Grouped,
         ProgramBuilder,
         Sequence,
         available_cores,
@@ -42,6 +43,7 @@ __all__ = [
     "Buffer",
     "Communicator",
     "Executable",
+    "Grouped",
     "ProgramBuilder",
     "Sequence",
     "available_cores",

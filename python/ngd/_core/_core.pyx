@@ -5,19 +5,32 @@
 """The crossing into C++: thin, no op by name, no shape logic, no defaults."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
 from cython.operator cimport dereference
 from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
 from libcpp.string_view cimport string_view
+from libcpp.unordered_set cimport unordered_set
 from libcpp.vector cimport vector
 
-from numpy cimport PyArray_DATA, import_array, ndarray
+from numpy cimport (
+    NPY_BOOL, NPY_FLOAT64, NPY_FLOAT32, NPY_FLOAT16, NPY_INT8, NPY_INT16, NPY_INT32, NPY_INT64,
+    NPY_LONGLONG, NPY_UINT8, NPY_UINT16, NPY_UINT32, NPY_UINT64, NPY_ULONGLONG,
+    PyArray_CompareLists, PyArray_DATA, PyArray_DIMS, PyArray_EMPTY, PyArray_ISCARRAY,
+    PyArray_ISCARRAY_RO, PyArray_NBYTES, PyArray_NDIM, PyArray_SIZE, PyArray_TYPE, import_array,
+    ndarray
+)
 
 from ngd cimport *
 
+import os
+import sys
 import threading
+
+from ml_dtypes import bfloat16 as _ml_bfloat16
+from numpy import dtype as _numpy_dtype
 
 from ngd import errors as _errors
 
@@ -166,5 +179,7 @@ cdef class Buffer:
         cpu().copy_to_host(PyArray_DATA(array), self.buffer.data(), self.buffer.bytes())
 
 
+include "sites.pxi"
 include "communicator.pxi"
+include "grouped.pxi"
 include "program.pxi"

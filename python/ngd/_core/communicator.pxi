@@ -1,6 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 # Part of _core.pyx: groups of ranks.
 
+# NumPy's number of a dtype -> ngd's + 1; 0 = none.
+cdef enum:
+    TYPE_NUMBERS = 24  # of NumPy's own types
+cdef unsigned char[TYPE_NUMBERS] _dtypes
+cdef int _bfloat16_number = _numpy_dtype(_ml_bfloat16).num
+
+cdef void _fill_dtypes() noexcept:
+    _dtypes[<int> NPY_BOOL] = 1 + <int> DType.Bool
+    _dtypes[<int> NPY_INT8] = 1 + <int> DType.I8
+    _dtypes[<int> NPY_INT16] = 1 + <int> DType.I16
+    _dtypes[<int> NPY_INT32] = 1 + <int> DType.I32
+    _dtypes[<int> NPY_LONGLONG] = _dtypes[<int> NPY_INT64] = 1 + <int> DType.I64
+    _dtypes[<int> NPY_UINT8] = 1 + <int> DType.U8
+    _dtypes[<int> NPY_UINT16] = 1 + <int> DType.U16
+    _dtypes[<int> NPY_UINT32] = 1 + <int> DType.U32
+    _dtypes[<int> NPY_ULONGLONG] = _dtypes[<int> NPY_UINT64] = 1 + <int> DType.U64
+    _dtypes[<int> NPY_FLOAT16] = 1 + <int> DType.F16
+    _dtypes[<int> NPY_FLOAT32] = 1 + <int> DType.F32
+    _dtypes[<int> NPY_FLOAT64] = 1 + <int> DType.F64
+
+_fill_dtypes()
+
+cdef dict _reductions = {
+    "sum": <int> ReduceOp.Sum, "mean": <int> ReduceOp.Mean, "min": <int> ReduceOp.Min,
+    "max": <int> ReduceOp.Max, "prod": <int> ReduceOp.Prod,
+}
+
+
+cdef int _dtype_of(ndarray array) noexcept:
+    """Ngd's dtype + 1; 0 where it has none."""
+    cdef int number = PyArray_TYPE(array)
+    if 0 <= number < TYPE_NUMBERS:
+        return _dtypes[number]
+    return 1 + <int> DType.BF16 if number == _bfloat16_number else 0
+
+
+cdef cbool _overlap(ndarray a, ndarray b) noexcept:
+    """Whether two contiguous arrays share memory, other than by being in the same place."""
+    cdef const char* first = <const char*> PyArray_DATA(a)
+    cdef const char* second = <const char*> PyArray_DATA(b)
+    return (
+        first != second and first < second + PyArray_NBYTES(b)
+        and second < first + PyArray_NBYTES(a)
+    )
+
+
 cdef class Sequence:
     """What a rank's step says of all its collectives: compared with the peers' at the first one."""
 
@@ -17,6 +63,14 @@ cdef class Communicator:
     """A group of ranks; every call is collective over it."""
 
     cdef unique_ptr[CppCommunicator] communicator
+    cdef Communicator parent  # which this one must not outlive
+    cdef double timeout
+
+    def __cinit__(self):
+        self.timeout = cpp_timeout_seconds()
+
+    def __dealloc__(self):
+        self.communicator.reset()
 
     @staticmethod
     def make_self() -> Communicator:
@@ -82,7 +136,7 @@ cdef class Communicator:
         """
         cdef Collective collective
         cdef vector[uint64_t] blocks, received
-        cdef string text = _bytes(kind), site_bytes = _bytes(site)
+        cdef string text = _bytes(kind)
         cdef CppWork work
         collective.kind = kind_named(string_view(text.data(), text.size()))
         text = _bytes(op)
@@ -103,7 +157,7 @@ cdef class Communicator:
             received = receive_counts
             self._check_counts(received)
             collective.receive_counts = received.data()
-        collective.site = site_bytes.c_str()
+        collective.site = _interned(_bytes(site))
         if sequence is not None:
             collective.program = &sequence.identity
         with nogil:
@@ -112,6 +166,52 @@ cdef class Communicator:
             )
             work = self.communicator.get().submit(collective)
         return work.sequence
+
+    def quick_all_reduce(self, array, op, out) -> object:
+        """Reduce from array to out, or a new array, for the caller of the function that calls this.
+
+        All in one crossing, for what is plain: NumPy's own arrays, contiguous, of one type, with an
+        op by name. None where something is not, and then nothing was done.
+        """
+        cdef ndarray source, destination
+        cdef Collective collective
+        cdef CppWork work
+        if type(array) is not ndarray or (out is not None and type(out) is not ndarray):
+            return None
+        source = <ndarray> array
+        cdef int dtype = _dtype_of(source)
+        reduction = _reductions.get(op) if type(op) is str else None
+        if dtype == 0 or reduction is None or not PyArray_ISCARRAY_RO(source):
+            return None
+        if out is None:
+            destination = PyArray_EMPTY(
+                PyArray_NDIM(source), PyArray_DIMS(source), PyArray_TYPE(source), 0
+            )
+        else:
+            destination = <ndarray> out
+            if (
+                PyArray_TYPE(destination) != PyArray_TYPE(source)
+                or not PyArray_ISCARRAY(destination)
+                or PyArray_NDIM(destination) != PyArray_NDIM(source)
+                or not PyArray_CompareLists(
+                    PyArray_DIMS(destination), PyArray_DIMS(source), PyArray_NDIM(source)
+                )
+                or _overlap(source, destination)
+            ):
+                return None
+        collective.site = _caller_site()
+        if collective.site == NULL:
+            return None
+        collective.kind = Kind.AllReduce
+        collective.op = <ReduceOp> <int> reduction
+        collective.dtype = <DType> (dtype - 1)
+        collective.count = PyArray_SIZE(source)
+        collective.source = PyArray_DATA(source)
+        collective.destination = PyArray_DATA(destination)
+        with nogil:
+            work = self.communicator.get().submit(collective)
+            self.communicator.get().wait(work, self.timeout)
+        return destination
 
     def wait(self, uint64_t sequence, double timeout) -> None:
         """Return when the result of that collective is there."""
@@ -140,6 +240,7 @@ cdef class Communicator:
             result.communicator = self.communicator.get().split(color, key)
         if not result.communicator:
             return None
+        result.parent = self
         result.communicator.get().set_interrupt(_signal_pending)
         return result
 

@@ -14,7 +14,19 @@ cdef extern from "errors.hpp" nogil:
 
 cdef extern from "ngd.hpp" namespace "ngd" nogil:
     cdef enum class DType:
-        pass
+        Bool
+        I8
+        I16
+        I32
+        I64
+        U8
+        U16
+        U32
+        U64
+        F16
+        BF16
+        F32
+        F64
     DType dtype_named(string_view name) except +ngd_raise_python_error
     string_view name_of "ngd::name_of"(DType dtype)
 
@@ -78,9 +90,13 @@ cdef extern from "ngd.hpp" namespace "ngd::kernels" nogil:
 
 cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
     cdef enum class Kind:
-        pass
+        AllReduce
     cdef enum class ReduceOp:
-        pass
+        Sum
+        Mean
+        Min
+        Max
+        Prod
     cdef enum class Algorithm:
         pass
     Kind kind_named(string_view name) except +ngd_raise_python_error
@@ -135,6 +151,16 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         void abort(const string& traceback)
         void close()
         void set_interrupt(cbool (*interrupt)() noexcept nogil)
+    cppclass Tensor:
+        DType dtype
+        uint64_t count
+        const void* source
+        void* destination
+    cppclass CppGrouped "ngd::comm::Grouped":
+        CppGrouped(CppCommunicator& communicator, const Collective& pattern,
+                   const vector[Tensor]& tensors) except +ngd_raise_python_error
+        void wait(double timeout_seconds) except +ngd_raise_python_error
+        cbool wait_for(double seconds) except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_self_communicator() except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_shm_communicator(
         const string& job_key, int rank, int size, double timeout_seconds,

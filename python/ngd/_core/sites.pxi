@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# Part of _core.pyx: call sites, as texts that stay: the engine counts by their address.
+
+cdef extern from *:
+    """
+    static int ngd_frame_lasti(PyFrameObject* frame) {
+    #if PY_VERSION_HEX >= 0x030B0000
+      return PyFrame_GetLasti(frame);
+    #else
+      return frame->f_lasti;
+    #endif
+    }
+    static PyObject* ngd_frame_code(PyFrameObject* frame) {
+      return reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
+    }
+    """
+    ctypedef struct PyFrameObject:
+        pass
+    int ngd_frame_lasti(PyFrameObject* frame)
+    PyObject* ngd_frame_code(PyFrameObject* frame)  # a new reference
+    int PyFrame_GetLineNumber(PyFrameObject* frame)
+
+# A caller: an instruction of a code object. Those of one place in the table drive each other out.
+cdef struct Caller:
+    PyObject* code  # owned
+    int instruction
+    const char* site
+
+cdef enum:
+    CALLERS = 1024
+
+cdef Caller[CALLERS] _callers
+cdef unordered_set[string] _sites
+cdef object _frame_above = sys._getframe
+cdef object _ONE = 1
+cdef str _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+cdef const char* _interned(const string& site):
+    return dereference(_sites.insert(site).first).c_str()
+
+
+cdef const char* _caller_site() except? NULL:
+    """Of the caller of the Python function that runs; NULL where that is the package itself."""
+    cdef object frame = _frame_above(_ONE)
+    cdef PyFrameObject* raw = <PyFrameObject*> frame
+    cdef PyObject* code = ngd_frame_code(raw)
+    cdef int instruction = ngd_frame_lasti(raw)
+    cdef size_t place = ((<size_t> code >> 4) + <size_t> instruction * 7) % CALLERS
+    cdef Caller* caller = &_callers[place]
+    if caller.code == code and caller.instruction == instruction:
+        Py_DECREF(<object> code)  # the table has one
+        return caller.site
+    file = (<object> code).co_filename
+    if file.startswith(_PACKAGE):
+        Py_DECREF(<object> code)
+        return NULL
+    Py_XDECREF(caller.code)
+    caller.code = code
+    caller.instruction = instruction
+    caller.site = _interned(_bytes(f"{file}:{PyFrame_GetLineNumber(raw)}"))
+    return caller.site

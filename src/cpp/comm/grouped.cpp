@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/grouped.hpp"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+
+#include "base/error.hpp"
+
+namespace ngd::comm {
+
+namespace {
+
+// Above the first size a tensor travels alone; a pack is full at the second, so that it is still
+// in the cache when it is unpacked.
+constexpr std::uint64_t kAloneBytes = 256 << 10;
+constexpr std::uint64_t kPackBytes = 1 << 20;
+
+std::uint64_t bytes_of(const Tensor& tensor) noexcept {
+  return tensor.count * size_of(tensor.dtype);
+}
+
+}  // namespace
+
+Grouped::Grouped(Communicator& communicator, const Collective& pattern,
+                 const std::vector<Tensor>& tensors)
+    : communicator_(communicator), pattern_(pattern) {
+  check(pattern.kind == Kind::AllReduce || pattern.kind == Kind::Broadcast, name_of(pattern.kind),
+        ": grouped submission is for all_reduce and broadcast");
+  for (const Tensor& tensor : tensors) {
+    pattern_.dtype = tensor.dtype;
+    pattern_.count = tensor.count;
+    validate(pattern_, communicator.rank(), communicator.size());
+  }
+  plan(tensors);
+  for (Pack& pack : packs_) start(pack);
+}
+
+// Goes through the tensors in order and gives each small one to the open pack of its dtype, a
+// function of dtypes and counts alone: the same on every rank.
+void Grouped::plan(const std::vector<Tensor>& tensors) {
+  constexpr std::size_t kNone = ~std::size_t{0};
+  std::array<std::size_t, kDTypeCount> open;
+  open.fill(kNone);
+  for (const Tensor& tensor : tensors) {
+    const bool alone = bytes_of(tensor) > kAloneBytes;
+    std::size_t& place = open[static_cast<std::size_t>(tensor.dtype)];
+    if (alone || place == kNone ||
+        packs_[place].count * size_of(tensor.dtype) + bytes_of(tensor) > kPackBytes) {
+      if (!alone) place = packs_.size();
+      packs_.push_back({.dtype = tensor.dtype});
+    }
+    Pack& pack = alone ? packs_.back() : packs_[place];
+    pack.count += tensor.count;
+    pack.tensors.push_back(tensor);
+  }
+}
+
+void Grouped::start(Pack& pack) {
+  pattern_.dtype = pack.dtype;
+  pattern_.count = pack.count;
+  if (pack.tensors.size() == 1) {
+    pattern_.source = pack.tensors.front().source;
+    pattern_.destination = pack.tensors.front().destination;
+  } else {
+    pack.block = std::make_unique_for_overwrite<std::byte[]>(pack.count * size_of(pack.dtype));
+    pattern_.source = pattern_.destination = pack.block.get();
+    const bool sends = pattern_.kind != Kind::Broadcast || pattern_.root == communicator_.rank();
+    std::byte* to = pack.block.get();
+    for (const Tensor& tensor : pack.tensors) {
+      if (sends && tensor.count > 0) std::memcpy(to, tensor.source, bytes_of(tensor));
+      to += bytes_of(tensor);
+    }
+  }
+  pack.work = communicator_.submit(pattern_);
+}
+
+void Grouped::finish(Pack& pack) {
+  const std::byte* from = pack.block.get();
+  if (from == nullptr) return;
+  for (const Tensor& tensor : pack.tensors) {
+    if (tensor.count > 0) std::memcpy(tensor.destination, from, bytes_of(tensor));
+    from += bytes_of(tensor);
+  }
+  pack.block.reset();
+}
+
+void Grouped::wait(double timeout_seconds) {
+  for (; finished_ < packs_.size(); ++finished_) {
+    communicator_.wait(packs_[finished_].work, timeout_seconds);
+    finish(packs_[finished_]);
+  }
+}
+
+bool Grouped::wait_for(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(std::min(seconds, 1e9)));
+  for (; finished_ < packs_.size(); ++finished_) {
+    const double left = std::chrono::duration<double>(end - Clock::now()).count();
+    if (!communicator_.wait_for(packs_[finished_].work, std::max(left, 0.0))) return false;
+    finish(packs_[finished_]);
+  }
+  return true;
+}
+
+}  // namespace ngd::comm

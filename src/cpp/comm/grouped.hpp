@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many tensors, one hand-off: small ones of a dtype are packed into one block that travels as one
+// collective and is unpacked by wait; large ones travel each by itself.
+//
+// The block is private memory: peers may read a shared one after my wait has returned, and only a
+// plan of all calls to come, which a graph has and a caller has not, says when it may be rewritten.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "comm/communicator.hpp"
+
+namespace ngd::comm {
+
+struct Tensor {
+  DType dtype = DType::U8;
+  std::uint64_t count = 0;
+  const void* source = nullptr;
+  void* destination = nullptr;
+};
+
+class Grouped {
+ public:
+  // Starts `pattern`, an all_reduce or a broadcast, on every tensor. The ranks give the same list.
+  // The communicator outlives this, which ends after a wait that returned or threw. Throws
+  // InvalidArgument before anything is started.
+  Grouped(Communicator& communicator, const Collective& pattern,
+          const std::vector<Tensor>& tensors);
+
+  void wait(double timeout_seconds);
+  bool wait_for(double seconds);  // false where that was not enough
+
+ private:
+  struct Pack {
+    DType dtype = DType::U8;
+    std::uint64_t count = 0;
+    std::vector<Tensor> tensors;
+    std::unique_ptr<std::byte[]> block;
+    Work work;
+  };
+
+  void plan(const std::vector<Tensor>& tensors);
+  void start(Pack& pack);
+  void finish(Pack& pack);
+
+  Communicator& communicator_;
+  Collective pattern_;
+  std::vector<Pack> packs_;  // of one tensor: not packed
+  std::size_t finished_ = 0;
+};
+
+}  // namespace ngd::comm
