@@ -301,7 +301,7 @@ def caught(call: Callable[[], Any]) -> dict[str, str]:
     """The class and the message of the error that a call must raise."""
     try:
         result = call()
-    except (ngd.errors.Error, ValueError, TypeError, NotImplementedError) as error:
+    except (ngd.errors.Error, ValueError, TypeError, NotImplementedError, MemoryError) as error:
         return {"error": type(error).__name__, "message": str(error)}
     raise AssertionError(f"no error, but {result!r}")
 

@@ -149,23 +149,6 @@ def test_failure_closes_the_group(communicator: str) -> None:
 # Absence.
 
 
-def wait_for_world() -> dict[str, str]:
-    return caught(ngd.init)
-
-
-@pytest.mark.parametrize(("ranks", "present"), [(2, [0]), (2, [1]), (4, [0, 1, 3])])
-def test_rank_that_never_starts_is_named(ranks: int, present: list[int]) -> None:
-    (missing,) = set(range(ranks)) - set(present)
-    start = time.monotonic()
-    with Job(wait_for_world, ranks, env={"NGD_TIMEOUT": "1.5"}, start=present) as job:
-        outcomes = job.wait(20)
-    assert time.monotonic() - start > 1.5
-    for outcome in outcomes:
-        assert outcome.value["error"] == "CollectiveTimeoutError", outcome
-        assert f"rank {missing}" in outcome.value["message"]
-        assert not any(f"rank {r} " in outcome.value["message"] for r in present)
-
-
 def one_is_late(eager: bool, seconds: float) -> dict[str, str]:
     world = ngd.init()
     x = ngd.placeholder("x", (3,), np.float32)
@@ -335,54 +318,3 @@ def test_ctrl_c_to_all_leaves_nothing() -> None:
         for outcome in job.wait(5):
             assert outcome.code != 0
             assert "KeyboardInterrupt" in outcome.err or "ngd.errors." in outcome.err, outcome
-
-
-# Launches that cannot become a group.
-
-
-def cannot_init() -> dict[str, str]:
-    return caught(ngd.init)
-
-
-def refused(ranks: int, env: dict[str, str]) -> str:
-    with Job(cannot_init, ranks, env={"NGD_TIMEOUT": "20", **env}) as job:
-        errors = [outcome.value for outcome in job.wait(30)]
-    assert [e["error"] for e in errors] == ["InitError"] * ranks, errors
-    return str(errors[0]["message"])
-
-
-def test_size_one_under_a_launcher_that_says_two() -> None:
-    assert "2 ranks" in refused(2, {"NGD_COMM": "self"})
-
-
-@pytest.mark.skipif(harness.MODE != "OMPI", reason="needs mode OMPI")
-def test_mpi_that_does_not_see_its_launcher() -> None:
-    message = refused(2, {"NGD_COMM": "mpi"})
-    assert "2 ranks" in message
-    assert "MPI sees 1" in message
-
-
-def test_two_hosts_need_mpi() -> None:
-    """The environment of ranks 0 and 1 of 2, each alone on its host."""
-    comm = {"NGD_COMM": "shm"} if harness.MODE == "OMPI" else {}
-    with Job(cannot_init, 2, env=comm, start=[]) as job:
-        for rank in range(2):
-            job.start(rank, harness.plain_environment(rank, 2) | {"LOCAL_WORLD_SIZE": "1"})
-        for outcome in job.wait(30):
-            assert outcome.value["error"] == "InitError", outcome
-            assert "OMPI" in outcome.value["message"]
-            assert "hosts" in outcome.value["message"]
-
-
-def test_nonsense_in_the_environment_is_named() -> None:
-    nonsense = {
-        "NGD_TIMEOUT": "soon",
-        "NGD_COMM": "pigeon",
-        "NGD_ALLREDUCE": "star",
-        "NGD_THREADS": "many",
-    }
-    for name, value in nonsense.items():
-        with Job(cannot_init, 2, env={name: value}) as job:
-            for outcome in job.wait(30):
-                assert name in outcome.value["message"], outcome
-                assert value in outcome.value["message"], outcome

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm/bootstrap.hpp"
 
+#include <dirent.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -54,6 +56,26 @@ Descriptor open_socket() {
   return socket;
 }
 
+int open_descriptors() {
+  DIR* folder = ::opendir("/proc/self/fd");
+  if (folder == nullptr) return 0;
+  int count = -3;  // ".", ".." and the folder's own
+  while (::readdir(folder) != nullptr) ++count;
+  ::closedir(folder);
+  return count;
+}
+
+// For each rank a connection, a segment and a pidfd: asked of every rank, though only rank 0 has
+// the connections, so that ranks with one limit fail alike.
+void check_descriptors(int size) {
+  rlimit limit{};
+  const auto needed = static_cast<rlim_t>(open_descriptors() + 3 * size + 4);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < needed)
+    fail(ErrorKind::Init, "ngd.init(): ", size, " ranks need ", needed,
+         " file descriptors, and this process may have ", limit.rlim_cur,
+         ": raise RLIMIT_NOFILE (ulimit -n)");
+}
+
 // What all ranks must hear of a failure of one.
 ErrorKind kind_for_all(ErrorKind kind) {
   return kind == ErrorKind::CollectiveTimeout || kind == ErrorKind::RankLost ? kind
@@ -73,8 +95,8 @@ class Rendezvous {
     mine.message.set_text(boot_id());
     if (::sched_getaffinity(0, sizeof mine.message.cores, &mine.message.cores) != 0)
       CPU_ZERO(&mine.message.cores);
-    mine.segment = create_segment(size);
     mine.pidfd = open_own_pidfd();
+    check_descriptors(size);
   }
   virtual ~Rendezvous() = default;
 
@@ -102,10 +124,12 @@ class Rendezvous {
 
   Parcel& parcel(int rank) { return parcels_[static_cast<std::size_t>(rank)]; }
   bool here(int rank) { return parcel(rank).segment.valid(); }
+  // Once there is somebody to tell, should it fail.
+  void make_segment() { parcel(rank_).segment = create_segment(size_); }
   std::vector<int> missing() {
     std::vector<int> ranks;
     for (int r = 0; r < size_; ++r)
-      if (!here(r)) ranks.push_back(r);
+      if (r != rank_ && !here(r)) ranks.push_back(r);
     return ranks;
   }
   [[noreturn]] void late(const std::string& who) const {
@@ -174,6 +198,7 @@ class Host final : public Rendezvous {
     }
     listener_ = Descriptor();
     strangers_.clear();
+    make_segment();
     distribute();
   }
 
@@ -252,6 +277,8 @@ class Host final : public Rendezvous {
     Channel stranger = std::move(strangers_[index]);
     strangers_.erase(strangers_.begin() + static_cast<std::ptrdiff_t>(index));
     if (what == Channel::Got::End) return;
+    const bool of_mine = got.message.magic == kMagic && got.message.size == size_;
+    if (of_mine && got.message.topic == Topic::Failure) relay(got.message);
     if (const std::string refusal = refuse(got); !refusal.empty()) {
       Message failure = make_message(Topic::Failure, rank_, size_);
       failure.set_text(refusal);
@@ -301,6 +328,7 @@ class Guest final : public Rendezvous {
  private:
   void exchange() override {
     connect();
+    make_segment();
     Parcel& mine = parcel(rank_);
     if (!host_.send(mine.message, mine.segment.get(), mine.pidfd.get())) lost(0);
     std::string waited_for;
@@ -335,8 +363,10 @@ class Guest final : public Rendezvous {
       if (clock_.expired()) late("rank 0");
       ::poll(nullptr, 0, std::min(kConnectRetryMs, clock_.next_poll_ms()));
     }
-    if (!host_.same_user())
+    if (!host_.same_user()) {
+      host_.close();  // it is told nothing
       fail(ErrorKind::Init, "ngd.init(): another user has taken this job's rendezvous");
+    }
   }
 
   Parcel next(const std::string& waited_for) {

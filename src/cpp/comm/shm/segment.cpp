@@ -80,7 +80,7 @@ Descriptor create_segment(int size) {
   if (!fd.valid() || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
       ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     fail(ErrorKind::OutOfMemory, "no shared memory segment of ", bytes >> 20,
-         " MiB: ", error_text(errno));
+         " MiB: ", error_text(errno), errno == EFBIG ? ": raise RLIMIT_FSIZE (ulimit -f)" : "");
   return fd;
 }
 

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong while ranks find one another, and what every rank then says (docs/errors.md)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import Job, caught, say
+
+import ngd
+from ngd import ops
+
+pytestmark = harness.needs_ranks
+
+NOBODY = 65534
+MIB = 1 << 20
+
+
+def cannot_init() -> dict[str, str]:
+    return caught(ngd.init)
+
+
+# Launches that cannot become a group.
+
+
+def refused(ranks: int, env: dict[str, str]) -> str:
+    with Job(cannot_init, ranks, env={"NGD_TIMEOUT": "20", **env}) as job:
+        errors = [outcome.value for outcome in job.wait(30)]
+    assert [e["error"] for e in errors] == ["InitError"] * ranks, errors
+    return str(errors[0]["message"])
+
+
+def test_size_one_under_a_launcher_that_says_two() -> None:
+    assert "2 ranks" in refused(2, {"NGD_COMM": "self"})
+
+
+@pytest.mark.skipif(harness.MODE != "OMPI", reason="needs mode OMPI")
+def test_mpi_that_does_not_see_its_launcher() -> None:
+    message = refused(2, {"NGD_COMM": "mpi"})
+    assert "2 ranks" in message
+    assert "MPI sees 1" in message
+
+
+def test_two_hosts_need_mpi() -> None:
+    """The environment of ranks 0 and 1 of 2, each alone on its host."""
+    comm = {"NGD_COMM": "shm"} if harness.MODE == "OMPI" else {}
+    with Job(cannot_init, 2, env=comm, start=[]) as job:
+        for rank in range(2):
+            job.start(rank, harness.plain_environment(rank, 2) | {"LOCAL_WORLD_SIZE": "1"})
+        for outcome in job.wait(30):
+            assert outcome.value["error"] == "InitError", outcome
+            assert "OMPI" in outcome.value["message"]
+            assert "hosts" in outcome.value["message"]
+
+
+def test_nonsense_in_the_environment_is_named() -> None:
+    nonsense = {
+        "NGD_TIMEOUT": "soon",
+        "NGD_COMM": "pigeon",
+        "NGD_ALLREDUCE": "star",
+        "NGD_THREADS": "many",
+    }
+    for name, value in nonsense.items():
+        with Job(cannot_init, 2, env={name: value}) as job:
+            for outcome in job.wait(30):
+                assert name in outcome.value["message"], outcome
+                assert value in outcome.value["message"], outcome
+
+
+# Absence.
+
+
+@pytest.mark.parametrize(("ranks", "present"), [(2, [0]), (2, [1]), (4, [0, 1, 3])])
+def test_rank_that_never_starts_is_named(ranks: int, present: list[int]) -> None:
+    (missing,) = set(range(ranks)) - set(present)
+    start = time.monotonic()
+    with Job(cannot_init, ranks, env={"NGD_TIMEOUT": "1.5"}, start=present) as job:
+        outcomes = job.wait(20)
+    assert time.monotonic() - start > 1.5
+    for outcome in outcomes:
+        assert outcome.value["error"] == "CollectiveTimeoutError", outcome
+        assert f"rank {missing}" in outcome.value["message"]
+        assert not any(f"rank {r} " in outcome.value["message"] for r in present)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_rank_that_dies_while_others_come_is_named(victim: int) -> None:
+    """Rank 2 never comes, so that the other two are surely inside ngd.init()."""
+    with Job(announced_init, 3, start=[0, 1]) as job:
+        for rank in (0, 1):
+            job.wait_for(rank, "coming")
+        time.sleep(0.3)
+        job.kill(victim)
+        since = time.monotonic()
+        (outcome,) = job.wait(10, [1 - victim])
+        assert time.monotonic() - since < 2
+    assert outcome.value["error"] == "RankLostError", outcome
+    assert f"rank {victim}" in outcome.value["message"]
+
+
+def announced_init() -> dict[str, str]:
+    say("coming")
+    return caught(ngd.init)
+
+
+# Limits.
+
+
+def init_with_limit(rank: int, limit: int, bytes_left: int) -> dict[str, str]:
+    """Rank `rank` may have so much more than it has now."""
+    if int(os.environ["RANK"]) == rank:
+        used = bytes_left
+        if limit == resource.RLIMIT_AS:
+            used += resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+        resource.setrlimit(limit, (used, used))
+    say("coming")
+    return caught(ngd.init)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [("RLIMIT_AS", 100 * MIB), ("RLIMIT_FSIZE", 10 * MIB)],
+)
+def test_no_memory_for_a_segment(victim: int, limit: str, left: int) -> None:
+    others = [rank for rank in range(3) if rank != victim]
+    arguments = {"rank": victim, "limit": getattr(resource, limit), "bytes_left": left}
+    with Job(init_with_limit, 3, arguments=arguments, start=others) as job:
+        for rank in others:
+            job.wait_for(rank, "coming")
+        time.sleep(0.3)
+        job.start(victim, harness.plain_environment(victim, 3))
+        outcomes = {outcome.rank: outcome for outcome in job.wait(20)}
+    assert outcomes[victim].value["error"] == "MemoryError", outcomes[victim]
+    assert limit in outcomes[victim].value["message"]
+    for rank in others:
+        assert outcomes[rank].value["error"] == "InitError", outcomes[rank]
+        assert f"rank {victim} failed" in outcomes[rank].value["message"], outcomes[rank]
+        assert limit in outcomes[rank].value["message"], outcomes[rank]
+
+
+def init_with_small_segments() -> dict[str, Any]:
+    """Segments of 256 MiB; a step that wants more of the shared lane than that; a smaller one."""
+    used = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
+    limit = used + 900 * MIB
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    world = ngd.init()
+    small = ngd.all_reduce(np.full(MIB, world.rank + 1.0), op="sum")
+    assert small[0] == small[-1] == 3
+    x = ngd.placeholder("x", (1,), np.float32)
+    large = ops.all_reduce(ops.broadcast_to(x, (100 * MIB,)), op="sum")
+    error = caught(lambda: ngd.compile([x], [large[:1]]))
+    assert int(ngd.all_reduce(1, op="sum")) == 2
+    return error
+
+
+def test_no_memory_for_a_step() -> None:
+    for outcome in harness.run(init_with_small_segments, 2):
+        assert outcome.value["error"] == "MemoryError"
+        assert "shared" in outcome.value["message"]
+
+
+def test_more_ranks_than_a_segment_has_room_for() -> None:
+    with Job(cannot_init, 257, start=[0, 5]) as job:
+        outcomes = job.wait(20)
+    for outcome in outcomes:
+        assert outcome.value["error"] == "InitError", outcome
+        assert "at most 256 ranks on one host; got 257" in outcome.value["message"]
+
+
+def init_with_descriptors(count: int) -> dict[str, str]:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+    return caught(ngd.init)
+
+
+def test_more_ranks_than_file_descriptors() -> None:
+    with Job(init_with_descriptors, 32, arguments={"count": 64}, start=[0, 5]) as job:
+        outcomes = job.wait(20)
+    for outcome in outcomes:
+        assert outcome.value["error"] == "InitError", outcome
+        assert "RLIMIT_NOFILE" in outcome.value["message"]
+        assert "32 ranks" in outcome.value["message"]
+
+
+# Jobs that meet.
+
+
+def join_and_sum() -> dict[str, Any]:
+    """What all_reduce says, or why there is no group."""
+    say("coming")
+    try:
+        world = ngd.init()
+    except ngd.errors.Error as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    return {"sum": int(ngd.all_reduce(10**world.rank, op="sum"))}
+
+
+@pytest.mark.parametrize("twice", [0, 1])
+def test_two_jobs_with_one_key(twice: int) -> None:
+    """While a job waits for rank 2, a second process comes that says it is one of those there."""
+    env = {"NGD_JOB": f"test-{os.getpid()}-{twice}"}
+    with Job(join_and_sum, 3, env=env, start=[0, 1]) as job:
+        for rank in (0, 1):
+            job.wait_for(rank, "coming")
+        time.sleep(0.3)
+        with Job(join_and_sum, 3, env=env, start=[twice]) as other:
+            (outcome,) = other.wait(20, [twice])
+        assert outcome.value["error"] == "InitError", outcome
+        assert "same job key" in outcome.value["message"]
+        job.start(2, harness.plain_environment(2, 3))
+        assert [each.value for each in job.wait(20)] == [{"sum": 111}] * 3
+
+
+def test_jobs_of_different_sizes_with_one_key() -> None:
+    env = {"NGD_JOB": f"test-{os.getpid()}-sizes", "NGD_TIMEOUT": "10"}
+    with Job(join_and_sum, 2, env=env, start=[0]) as job:
+        job.wait_for(0, "coming")
+        with Job(join_and_sum, 3, env=env, start=[1]) as other:
+            (stranger,) = other.wait(20, [1])
+        (host,) = job.wait(20)
+    for outcome in (host, stranger):
+        assert outcome.value["error"] == "InitError", outcome
+        assert "2 ranks" in outcome.value["message"]
+        assert "that it has 3" in outcome.value["message"]
+
+
+# Strangers.
+
+KNOCK = """
+import os, socket, sys, time
+os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
+door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+door.settimeout(10)
+door.connect("\\0" + sys.argv[2])
+try:
+    door.send(b"let me in" * 100)
+    print("answer:", door.recv(1 << 16))
+except OSError as error:
+    print("answer:", error.strerror)
+"""
+
+
+def rendezvous() -> str:
+    """The abstract socket of the one job of this user that is meeting."""
+    limit = time.monotonic() + 20
+    prefix = f"@ngd-{os.geteuid()}-"
+    while time.monotonic() < limit:
+        names = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
+        found = [name for name in names if name.startswith(prefix)]
+        if found:
+            return found[0][1:]
+        time.sleep(0.01)
+    raise AssertionError("no rendezvous in 20 s")
+
+
+def knock(uid: int, name: str) -> str:
+    """What a process of that user hears at the door."""
+    done = subprocess.run(
+        [sys.executable, "-c", KNOCK, str(uid), name], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+
+
+@pytest.mark.parametrize("uid", [os.geteuid(), pytest.param(NOBODY, marks=needs_root)])
+def test_strangers_are_not_let_in(uid: int) -> None:
+    with Job(join_and_sum, 2, env={"NGD_JOB": f"test-{os.getpid()}-door"}, start=[0]) as job:
+        job.wait_for(0, "coming")
+        answer = knock(uid, rendezvous())
+        if uid != os.geteuid():
+            assert "rank" not in answer  # the door is shut without a word
+        job.start(1, harness.plain_environment(1, 2))
+        assert [each.value for each in job.wait(20)] == [{"sum": 11}] * 2
+
+
+@needs_root
+def test_segments_are_not_given_to_another_user() -> None:
+    """A process of another user sits where rank 0 should be."""
+    key = f"test-{os.getpid()}-squat"
+    with Job(join_and_sum, 2, env={"NGD_JOB": key}, start=[0]) as job:
+        job.wait_for(0, "coming")
+        name = rendezvous()
+    squatter = subprocess.Popen(
+        [sys.executable, "-c", SQUAT, str(NOBODY), name], stdout=subprocess.PIPE, text=True
+    )
+    assert squatter.stdout is not None
+    try:
+        assert squatter.stdout.readline() == "ready\n"
+        with Job(join_and_sum, 2, env={"NGD_JOB": key}) as job:
+            outcomes = job.wait(20)
+        for outcome in outcomes:
+            assert outcome.value["error"] == "InitError", outcome
+        assert "another user" in outcomes[1].value["message"]
+        assert squatter.communicate(timeout=20)[0] == "got 0 bytes, 0 descriptors\n"
+    finally:
+        squatter.kill()
+        squatter.communicate()
+
+
+SQUAT = """
+import array, os, socket, sys
+os.setgid(int(sys.argv[1])), os.setuid(int(sys.argv[1]))
+door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+door.bind("\\0" + sys.argv[2])
+door.listen()
+print("ready", flush=True)
+guest, _ = door.accept()
+guest.settimeout(10)
+data, ancillary, _, _ = guest.recvmsg(1 << 16, 1 << 10)
+print("got", len(data), "bytes,", len(ancillary), "descriptors")
+"""
