@@ -124,6 +124,9 @@ void validate(const Collective& collective, int rank, int size) {
   if (collective.kind == Kind::AllToAll) {
     if ((collective.counts == nullptr) != (collective.receive_counts == nullptr))
       refuse("expected both the numbers sent and the numbers received; got one of them");
+    if (uneven && collective.counts[rank] != collective.receive_counts[rank])
+      refuse("expected rank ", rank, " to receive from itself what it sends itself; got ",
+             collective.receive_counts[rank], " and ", collective.counts[rank]);
   } else if (collective.receive_counts != nullptr || (uneven && !has_blocks(collective.kind))) {
     refuse("expected blocks of one size; got counts");
   }

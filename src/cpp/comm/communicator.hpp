@@ -54,7 +54,7 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
 
-  virtual std::string_view name() const noexcept = 0;  // "self", "shm", "mpi"
+  virtual std::string_view name() const noexcept = 0;  // "self", "shm", "mpi", "hierarchical"
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
   virtual int local_rank() const noexcept = 0;  // among the ranks of my host
@@ -94,7 +94,8 @@ class Communicator {
   // Marks a call of submit, wait or done. Throws Busy where another thread is inside one.
   class Entry {
    public:
-    explicit Entry(Communicator& communicator) : inside_(communicator.inside_) {
+    explicit Entry(Communicator& communicator) : Entry(communicator.inside_) {}
+    explicit Entry(std::atomic<bool>& inside) : inside_(inside) {
       if (inside_.exchange(true, std::memory_order_acquire)) [[unlikely]]
         fail(ErrorKind::Busy, "a collective while another thread is in one of the same group");
     }
@@ -126,6 +127,11 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
 // MPI point-to-point under our own deadlines, over a duplicate of MPI_COMM_WORLD or of the
 // communicator whose MPI_Fint handle is given (-1 = world). Throws Init, Unsupported (not built).
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds);
+// The same, but where several hosts have as many ranks each, long data go over shared memory inside
+// a host and over MPI between hosts; a communicator of one host alone is one of shared memory.
+// `interrupt` as above. Throws as both.
+std::unique_ptr<Communicator> make_hierarchical_communicator(
+    int fortran_handle, double timeout_seconds, const std::function<bool()>& interrupt = {});
 std::string mpi_library_version();  // "" where MPI is not built in
 
 // To be called once at the process's exit, after every communicator was closed. Where ngd

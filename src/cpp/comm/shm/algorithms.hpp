@@ -7,22 +7,42 @@
 #pragma once
 
 #include "comm/shm/group.hpp"
+#include "comm/shm/lane.hpp"
 
 namespace ngd::comm::shm {
 
-// Every payload rides beside its flag: each rank reduces all of them itself, in tree order.
+// Where a rank's payload lies that rides beside its flag: after its counts, if it gave any.
+inline std::byte* inline_payload(const Segment& segment, std::uint64_t sequence, std::size_t bytes,
+                                 std::size_t counts_bytes) noexcept {
+  if (counts_bytes == 0 && bytes <= sizeof(Slot::tiny)) return segment.slot(sequence).tiny;
+  return segment.payload(sequence) + counts_bytes;
+}
+
+// Of an all_reduce or a reduce.
+inline bool gets_result(const Group& group, const Task& task) noexcept {
+  return task.kind == Kind::AllReduce || task.root == group.rank();
+}
+
+// Every payload rides beside its flag: each rank that gets the result reduces all of them itself,
+// in tree order.
 void combine_inline(Group& group, const Task& task);
 
-// Flat: each rank reduces its part of every rank's buffer, in tree order, for all ranks.
+// Flat: each rank reduces its part of every rank's source, in tree order, for all ranks or, where
+// the kind is reduce, for the root.
 bool advance_flat_direct(Group& group, Task& task);
-// Copies my first chunk into the staging area; may be called before the peers have arrived.
-void begin_flat_staged(Group& group, Task& task);
-bool advance_flat_staged(Group& group, Task& task);
+// Copies my first chunk into the staging area; may be called before the peers have arrived. False
+// where it is not free.
+bool begin_flat_staged(Group& group, Lane& lane, Task& task);
+bool advance_flat_staged(Group& group, Lane& lane, Task& task);
 std::uint64_t flat_chunks(const Task& task) noexcept;
 
 // Ring: the sum travels around, part by part, and then the result.
 bool advance_ring(Group& group, Task& task);
 
-bool advance_broadcast(Group& group, Task& task);
+// All other kinds. plan: what I give and take, as far as my own call says it. meet: what the
+// others' calls add.
+void plan_exchange(const Group& group, Task& task, const Collective& collective);
+void meet_exchange(Group& group, Task& task);
+bool advance_exchange(Group& group, Lane& lane, Task& task);
 
 }  // namespace ngd::comm::shm

@@ -414,10 +414,12 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
                                                     const std::function<bool()>& interrupt) {
   if (rank < 0 || rank >= size)
     fail(ErrorKind::Init, "ngd.init(): rank ", rank, " is none of a job of ", size, " ranks");
+  if (size > shm::kMaxRanks)
+    fail(ErrorKind::Init, "ngd.init(): expected at most ", shm::kMaxRanks,
+         " ranks on one host; got ", size);
   shm::Assembly assembly = shm::assemble(job_key, rank, size, timeout_seconds, interrupt);
-  return std::make_unique<shm::ShmCommunicator>(std::move(assembly.memory),
-                                                std::move(assembly.liveness),
-                                                shm::Place{rank, size, size > assembly.cores});
+  return shm::make_world(std::move(assembly.memory), std::move(assembly.liveness),
+                         shm::Place{rank, size, size > assembly.cores});
 }
 
 }  // namespace ngd::comm

@@ -11,76 +11,92 @@ namespace ngd::comm::shm {
 
 namespace {
 
-std::uint64_t value_of(const Group& group, std::uint64_t sequence, Need::Flag flag, int rank) {
-  switch (flag) {
-    case Need::Flag::Published:
-      return group.segment(rank).slot(sequence).published.load();
-    case Need::Flag::Step:
-      return group.segment(rank).slot(sequence).step.load();
-    case Need::Flag::Finished:
-      break;
-  }
-  return group.record(rank).finished.load();
-}
-
 std::string_view program_text(const Segment& segment, const Slot& slot) {
   if (slot.program_offset == kPrivate) return {};
   return {reinterpret_cast<const char*>(segment.at(slot.program_offset)), slot.program_length};
 }
 
 // What tells two collectives apart that describe() describes alike.
-std::string particulars(const Collective& collective, std::uint64_t program_hash) {
-  const char* algorithm = collective.algorithm == Algorithm::Ring ? "ring" : "flat";
-  return concat(" (root ", collective.root, ", ", algorithm,
-                program_hash == 0 ? ", eager" : ", in a compiled program", ")");
+std::string particulars(const Group& group, const Collective& collective,
+                        std::uint64_t program_hash) {
+  std::string text = concat(" (root ", collective.root, ", ",
+                            collective.algorithm == Algorithm::Ring ? "ring" : "flat",
+                            program_hash == 0 ? ", eager" : ", in a compiled program");
+  if (collective.counts != nullptr) {
+    text += ", counts";
+    for (int r = 0; r < group.size(); ++r) text += concat(" ", collective.counts[r]);
+  }
+  return text + ")";
 }
 
 std::string difference(const Group& group, std::uint64_t sequence, int first, int second) {
   const Slot& slot_a = group.segment(first).slot(sequence);
   const Slot& slot_b = group.segment(second).slot(sequence);
+  const int rank_a = group.world(first), rank_b = group.world(second);
   const std::string_view text_a = program_text(group.segment(first), slot_a);
   const std::string_view text_b = program_text(group.segment(second), slot_b);
   if (slot_a.program_hash != slot_b.program_hash && !text_a.empty() && !text_b.empty())
-    return concat("rank ", first, " and rank ", second, " run programs with other collectives; ",
-                  first_difference(first, text_a, second, text_b));
+    return concat("rank ", rank_a, " and rank ", rank_b, " run programs with other collectives; ",
+                  first_difference(rank_a, text_a, rank_b, text_b));
   const Collective a = group.read(sequence, first), b = group.read(sequence, second);
   Collective bare_a = a, bare_b = b;
   bare_a.site = bare_b.site = "";
   const bool alike = describe(bare_a) == describe(bare_b);
-  return concat("the ranks disagree: rank ", first, ": ", describe(a),
-                alike ? particulars(a, slot_a.program_hash) : "", "; rank ", second, ": ",
-                describe(b), alike ? particulars(b, slot_b.program_hash) : "");
+  return concat("the ranks disagree", group.where(), ": rank ", rank_a, ": ", describe(a),
+                alike ? particulars(group, a, slot_a.program_hash) : "", "; rank ", rank_b, ": ",
+                describe(b), alike ? particulars(group, b, slot_b.program_hash) : "");
 }
 
 }  // namespace
 
-Group::Group(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, int rank, int size)
-    : memory_(std::move(memory)),
-      liveness_(std::move(liveness)),
+Group::Group(std::vector<Member> members, int rank, std::uint64_t id, std::uint64_t& moves)
+    : members_(std::move(members)),
       rank_(rank),
-      size_(size),
-      sources_(static_cast<std::size_t>(size)),
-      destinations_(static_cast<std::size_t>(size) + 1) {
-  for (int r = 0; r < size; ++r) segments_.push_back(memory_->segment(r));
+      size_(static_cast<int>(members_.size())),
+      id_(id),
+      moves_(moves),
+      sources_(members_.size()),
+      destinations_(members_.size() + 1) {}
+
+std::string Group::where() const {
+  if (id_ == 0) return "";
+  std::vector<int> ranks;
+  for (const Member& each : members_) ranks.push_back(each.world);
+  return concat(" in the group of ", list_ranks(ranks));
 }
 
-bool Group::has(const Task& task, const Need& need, int rank) const noexcept {
-  return rank == rank_ || value_of(*this, task.sequence, need.flag, rank) >= need.value;
+bool Group::has(const Need& need, int rank) const noexcept {
+  if (rank == rank_) return true;
+  const Slot& slot = segment(rank).slot(need.sequence);
+  switch (need.flag) {
+    case Need::Flag::Published:
+      return slot.published.load() >= need.value;
+    case Need::Flag::Step:
+      return slot.step.load() >= need.value;
+    case Need::Flag::Taken: {
+      // A slot that serves a later collective already: of the earlier one all is over.
+      const std::uint64_t published = slot.published.load();
+      return published > need.sequence ||
+             (published == need.sequence && slot.taken.load() >= need.value);
+    }
+    case Need::Flag::Finished:
+      break;
+  }
+  return control(rank).finished.load() >= need.value;
 }
 
-bool Group::met(Task& task) {
-  Need& need = task.need;
+bool Group::met(Need& need) {
   for (; need.first < need.last; ++need.first, ++moves_) {
-    if (!has(task, need, need.first)) return false;
-    if (need.flag == Need::Flag::Published) compare(task.sequence, need.first);
+    if (!has(need, need.first)) return false;
+    if (need.flag == Need::Flag::Published) compare(need.sequence, need.first);
   }
   return true;
 }
 
-std::vector<int> Group::missing(const Task& task) const {
+std::vector<int> Group::missing(const Need& need) const {
   std::vector<int> ranks;
-  for (int r = task.need.first; r < task.need.last; ++r)
-    if (!has(task, task.need, r)) ranks.push_back(r);
+  for (int r = need.first; r < need.last; ++r)
+    if (!has(need, r)) ranks.push_back(world(r));
   return ranks;
 }
 
@@ -99,6 +115,8 @@ Collective Group::read(std::uint64_t sequence, int rank) const noexcept {
   collective.count = slot.count;
   collective.root = slot.root;
   collective.algorithm = slot.algorithm;
+  if (slot.has_counts)
+    collective.counts = reinterpret_cast<const std::uint64_t*>(segment(rank).payload(sequence));
   collective.site = slot.site;
   return collective;
 }

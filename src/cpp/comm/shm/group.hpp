@@ -3,31 +3,41 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <string>
 #include <vector>
 
 #include "base/reduce.hpp"
 #include "comm/collective.hpp"
-#include "comm/shm/liveness.hpp"
 #include "comm/shm/segment.hpp"
 #include "comm/shm/wait.hpp"
 
 namespace ngd::comm::shm {
 
-// What a task waits for: a flag of the ranks [first, last) to reach a value. My own do not count.
+// What a task waits for: a flag of the ranks [first, last), in their slots of a sequence, to reach a
+// value. My own do not count.
 struct Need {
-  enum class Flag : std::uint8_t { Published, Step, Finished };
+  enum class Flag : std::uint8_t { Published, Step, Taken, Finished };
   Flag flag = Flag::Published;
   int first = 0;  // moves on past every rank whose flag has been seen to be there
   int last = 0;
+  std::uint64_t sequence = 0;
   std::uint64_t value = 0;
 };
 
-enum class Path : std::uint8_t { Undecided, Inline, FlatDirect, FlatStaged, Ring, Broadcast };
+enum class Path : std::uint8_t { Undecided, Inline, FlatDirect, FlatStaged, Ring, Exchange };
+
+// A block of an exchange between two ranks, in bytes: where in the producer's source and in the
+// consumer's destination, and where it may be read at once (exchange.cpp).
+struct Piece {
+  std::uint64_t source = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t destination = 0;
+  const std::byte* direct = nullptr;
+};
 
 // A collective in flight. Algorithms are state machines: they advance a task until its need is not
 // met, and keep in it where they are.
-struct Task {
+struct TaskState {
   std::uint64_t sequence = 0;
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;
@@ -39,32 +49,63 @@ struct Task {
   std::byte* destination = nullptr;
 
   Path path = Path::Undecided;
-  bool staged = false;   // data pass through the staging area: I have the lane, or wait for it
-  bool arrived = false;  // all ranks have published, and agree
-  bool has_lane = false;
+  bool staged = false;     // data pass through my staging area: I have the lane, or wait for it
+  bool arrived = false;    // all ranks have published, and agree
+  bool has_lane = false;   // I may fill it
+  bool lane_done = false;  // I shall fill it no more
   bool complete = false;
   Need need;
   int phase = 0;  // of the algorithm
   int round = 0;  // within the phase
   std::uint64_t chunk = 0;
-  std::uint64_t lane_chunk = 0;  // chunks that all earlier flat tasks have passed through the lane
+  std::uint64_t lane = 0;  // my first ticket (lane.hpp)
+
+  // Of an exchange.
+  bool uneven = false;             // blocks are as large as counts say
+  bool takes = false;              // there is something to take from others
+  bool shares = false;             // the others read my source in place
+  bool others_need_word = false;   // some of them wait until I have read
+  bool own_done = false;           // my own block is in its place
+  bool any_staged = false;         // some of what I take comes through a lane
+  std::uint64_t source_bytes = 0;  // of each producer, where all blocks are equal
+  std::uint64_t out_chunks = 0;    // that pass through my lane
+  std::uint64_t filled = 0;        // of these, how many stand in it, or have
+  std::uint64_t in_chunks = 0;     // that I take from my peers
+  std::uint64_t taken = 0;         // of these, how many I have
+  int producer = 0;                // whose part of the next one is next
 
   std::size_t bytes() const noexcept { return count * size_of(dtype); }
 };
 
+struct Task : TaskState {
+  // Of an exchange: what I take, by producer; what I give, by consumer.
+  std::vector<Piece> incoming, outgoing;
+  void begin() { static_cast<TaskState&>(*this) = TaskState{}; }
+};
+
+// The ranks of a group, numbered from 0, and where they lie.
 class Group {
  public:
-  Group(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, int rank, int size);
+  // By rank: the rank's segment with its control block of this group, and its rank in the world.
+  struct Member {
+    Segment segment;
+    int world = 0;
+  };
+  // `moves` counts flags that were waited for and have been seen.
+  Group(std::vector<Member> members, int rank, std::uint64_t id, std::uint64_t& moves);
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
-  Memory& memory() noexcept { return *memory_; }
-  Liveness& liveness() noexcept { return *liveness_; }
+  std::uint64_t id() const noexcept { return id_; }  // 0 = the world
   const Segment& segment(int rank) const noexcept {
-    return segments_[static_cast<std::size_t>(rank)];
+    return members_[static_cast<std::size_t>(rank)].segment;
   }
+  int world(int rank) const noexcept { return members_[static_cast<std::size_t>(rank)].world; }
   const Segment& mine() const noexcept { return segment(rank_); }
   RankRecord& record(int rank) const noexcept { return segment(rank).record(); }
+  Control& control(int rank) const noexcept { return segment(rank).control(); }
+  // "" for the world, else " in the group of rank 1, rank 3", for messages.
+  std::string where() const;
 
   // Raises a flag of mine, and wakes who sleeps for it.
   void raise(std::atomic<std::uint64_t>& flag, std::uint64_t value) const noexcept {
@@ -74,23 +115,29 @@ class Group {
   void raise_step(const Task& task, std::uint64_t step) const noexcept {
     raise(mine().slot(task.sequence).step, step);
   }
+  void raise_taken(const Task& task, std::uint64_t chunks) const noexcept {
+    raise(mine().slot(task.sequence).taken, chunks);
+  }
   void ring_bells() const noexcept {
     for (int r = 0; r < size_; ++r)
-      if (r != rank_) ring_bell(record(r), rank_);
+      if (r != rank_) ring_bell(record(r), world(rank_));
   }
 
-  Need all(Need::Flag flag, std::uint64_t value) const noexcept { return {flag, 0, size_, value}; }
-  Need one(int rank, std::uint64_t step) const noexcept {
-    return {Need::Flag::Step, rank, rank + 1, step};
+  Need all(Need::Flag flag, std::uint64_t sequence, std::uint64_t value) const noexcept {
+    return {flag, 0, size_, sequence, value};
   }
-  bool has(const Task& task, const Need& need, int rank) const noexcept;
-  // Whether the task's need is met. Throws CollectiveMismatch where a rank has published, and
-  // something else.
-  bool met(Task& task);
-  // The ranks for which a task waits.
-  std::vector<int> missing(const Task& task) const;
-  // Changes whenever a flag that was waited for has been seen.
-  std::uint64_t moves() const noexcept { return moves_; }
+  Need all_step(const Task& task, std::uint64_t step) const noexcept {
+    return all(Need::Flag::Step, task.sequence, step);
+  }
+  Need one_step(const Task& task, int rank, std::uint64_t step) const noexcept {
+    return {Need::Flag::Step, rank, rank + 1, task.sequence, step};
+  }
+  bool has(const Need& need, int rank) const noexcept;
+  // Whether a need is met. Throws CollectiveMismatch where a rank has published, and something
+  // else.
+  bool met(Need& need);
+  // The ranks of the world that a need still lacks.
+  std::vector<int> missing(const Need& need) const;
 
   // Throws CollectiveMismatch where `rank` has published another collective than mine.
   void compare(std::uint64_t sequence, int rank) const;
@@ -102,12 +149,11 @@ class Group {
   void** destinations() noexcept { return destinations_.data(); }
 
  private:
-  std::unique_ptr<Memory> memory_;
-  std::unique_ptr<Liveness> liveness_;
+  std::vector<Member> members_;
   int rank_;
   int size_;
-  std::uint64_t moves_ = 0;
-  std::vector<Segment> segments_;
+  std::uint64_t id_;
+  std::uint64_t& moves_;
   std::vector<const void*> sources_;
   std::vector<void*> destinations_;
 };

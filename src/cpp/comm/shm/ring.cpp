@@ -41,7 +41,7 @@ class Ring {
         chunks_(task.count == 0 ? 0 : (task.count + chunk_elements_ - 1) / chunk_elements_) {}
 
   bool advance() {
-    while (group_.met(task_)) {
+    while (group_.met(task_.need)) {
       if (task_.chunk == chunks_) return true;
       if (task_.phase == kBegin) {
         begin_chunk();
@@ -82,7 +82,7 @@ class Ring {
         task_.chunk * steps_a_chunk() + 1 +
         static_cast<std::uint64_t>((task_.phase == kGather ? ranks_ - 1 : 0) + task_.round);
     group_.raise_step(task_, step);
-    task_.need = group_.one(left_, step);
+    task_.need = group_.one_step(task_, left_, step);
   }
 
   void begin_chunk() {
@@ -132,7 +132,7 @@ class Ring {
     finish_step();
     ++task_.chunk;
     task_.phase = kBegin;
-    task_.need = group_.one(right_, task_.chunk * steps_a_chunk());
+    task_.need = group_.one_step(task_, right_, task_.chunk * steps_a_chunk());
   }
 
   // A whole sum of a staged chunk, into the destination.

@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank's segment: what the ranks of one host share, one such piece of memory each.
 //
-//   control  | RankRecord: who I am, how I am, where I sleep, what went wrong
-//            | Slot x kSlots: the collectives in flight, by sequence % kSlots
-//   inline   | kInlineBytes x kSlots: payloads that ride beside the flag
-//   staging  | operands of private memory pass through here, chunk by chunk
-//   heap     | the shared lane: allocate() and release()
+//   record   | RankRecord: who I am, how I am, where I sleep, what went wrong
+//   world    | the control block of the group of all ranks
+//   heap     | the shared lane: allocate() and release(); here lie, too, the control blocks of the
+//            | groups that were split off, and the streams of sends
 //
-// Only its owner writes to a segment's control and inline parts. Everything in a slot but `step` is
-// written before `published` is, and stays until every rank has finished the slot's sequence; so a
-// peer that has read `published` may read all of it. Flags are stored and loaded sequentially
-// consistent, because a sleeping peer is told of them (wait.hpp).
+// A control block is what I have in one group:
+//
+//   control  | Control: how far I am; Slot x kSlots: the collectives in flight, by sequence % kSlots
+//   inline   | kInlineBytes x kSlots: payloads that ride beside the flag
+//   staging  | operands of private memory pass through here, chunk by chunk (lane.hpp)
+//
+// Only its owner writes to a control block, but for `departed`. Everything in a slot but its second
+// line is written before `published` is, and stays until every rank has finished the slot's
+// sequence; so a peer that has read `published` may read all of it. Flags are stored and loaded
+// sequentially consistent, because a sleeping peer is told of them (wait.hpp).
 #pragma once
 
 #include <atomic>
@@ -25,16 +30,22 @@
 namespace ngd::comm::shm {
 
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
-inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint32_t kLayoutVersion = 2;
+inline constexpr int kMaxRanks = 256;        // of a host
 inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
 inline constexpr std::size_t kSiteBytes = 56;
 inline constexpr std::size_t kInlineBytes = 2 << 10;  // flat.cpp has the measurement
 inline constexpr std::size_t kStagingBytes = 4 << 20;
-inline constexpr std::uint64_t kPrivate = ~std::uint64_t{0};  // offset of what is in no segment
 
-enum class State : std::uint32_t { Unborn, Running, Failed, Left };
+// Offsets of what is not found in the heap: it lies beside the flag; or in no segment.
+inline constexpr std::uint64_t kInline = ~std::uint64_t{1};
+inline constexpr std::uint64_t kPrivate = ~std::uint64_t{0};
+// Of Slot::taken: I read nothing of my peers' sources (any more).
+inline constexpr std::uint64_t kAll = ~std::uint64_t{0};
+
+enum class State : std::uint32_t { Unborn, Running, Failed };
 
 struct RankRecord {
   // Who: written once, before the segment is shared.
@@ -43,8 +54,6 @@ struct RankRecord {
   std::int32_t rank;
   std::int32_t size;
   std::int32_t pid;
-  std::uint64_t group;  // 0 = the world
-  std::uint64_t epoch;  // how many groups this job made before
 
   // How: the text and its kind stand before the state says Failed.
   alignas(kLine) std::atomic<State> state;
@@ -55,13 +64,6 @@ struct RankRecord {
   alignas(kLine) std::atomic<std::uint32_t> sleeping;
   std::atomic<std::uint32_t> doorbell;
 
-  // I have finished every sequence up to this one: of them I read no slot and no buffer any more.
-  alignas(kLine) std::atomic<std::uint64_t> finished;
-
-  // What I am in now, for whoever looks: the last sequence submitted, and when (CLOCK_MONOTONIC).
-  alignas(kLine) std::atomic<std::uint64_t> sequence;
-  std::atomic<std::uint64_t> arrived_ns;
-
   alignas(kLine) char error_text[kErrorBytes];
 };
 
@@ -69,16 +71,18 @@ struct Slot {
   // All that the fast path of a collective reads of a peer: one line.
   alignas(kLine) std::atomic<std::uint64_t> published;  // the flag: the sequence
   std::uint64_t fingerprint;                            // of all that must be equal on all ranks
-  std::uint64_t source_offset;                          // in this segment's heap, or kPrivate
-  std::uint64_t destination_offset;
-  std::byte tiny[32];  // the payload, where it fits
+  std::uint64_t source_offset;                          // in this segment, or kInline, or kPrivate
+  std::uint64_t destination_offset;                     // or kPrivate
+  std::uint64_t arrived_ns;                             // CLOCK_MONOTONIC
+  std::byte tiny[24];                                   // the payload, where it fits
 
-  // How far I am in this collective; what a step means, its algorithm says.
-  alignas(kLine) std::atomic<std::uint64_t> step;
+  // How far I am in this collective.
+  alignas(kLine) std::atomic<std::uint64_t> step;  // what it means, the algorithm says
+  std::atomic<std::uint64_t> taken;                // chunks that I have read of every peer; kAll
+  std::uint64_t lane;                              // my first ticket of my staging (lane.hpp)
 
   // What it is, for messages.
   alignas(kLine) std::uint64_t count;
-  std::uint64_t arrived_ns;
   std::uint64_t program_hash;
   std::uint64_t program_offset;  // of the program's text in the heap, or kPrivate
   std::uint32_t program_length;
@@ -87,13 +91,22 @@ struct Slot {
   ReduceOp op;
   DType dtype;
   Algorithm algorithm;
+  bool has_counts;  // they stand where the payload does, before it
   alignas(8) char site[kSiteBytes];
 };
 static_assert(offsetof(Slot, step) == kLine && sizeof(Slot) == 4 * kLine);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 struct Control {
-  RankRecord record;
+  std::uint64_t group;  // the same on all its ranks, and on those of no other group of the family
+  // I have finished every sequence up to this one: of them I read no slot and no buffer any more.
+  alignas(kLine) std::atomic<std::uint64_t> finished;
+  alignas(kLine) std::atomic<std::uint32_t> left;  // I have left the group
+  std::atomic<std::uint64_t> sequence;             // the last that I have submitted
+  // How many ranks will not look at this block any more: written by them.
+  alignas(kLine) std::atomic<std::uint32_t> departed;
+  // Of my sends to each rank: the offset of their stream in my heap, or 0.
+  alignas(kLine) std::atomic<std::uint64_t> streams[kMaxRanks];
   Slot slots[kSlots];
 };
 
@@ -101,40 +114,48 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
 }
 
+// Within a control block, and of one within a segment.
 inline constexpr std::size_t kInlineOffset = round_up(sizeof(Control), 4096);
 inline constexpr std::size_t kStagingOffset = kInlineOffset + kSlots * kInlineBytes;
-inline constexpr std::size_t kHeapOffset = round_up(kStagingOffset + kStagingBytes, 64 << 10);
+inline constexpr std::size_t kControlBytes = kStagingOffset + kStagingBytes;
+inline constexpr std::size_t kWorldOffset = round_up(sizeof(RankRecord), 4096);
+inline constexpr std::size_t kHeapOffset = round_up(kWorldOffset + kControlBytes, 64 << 10);
 
-// Views into one mapped segment.
+// Views into one mapped segment, and into its owner's control block of one group.
 class Segment {
  public:
   Segment() = default;
-  Segment(std::byte* base, std::size_t bytes) : base_(base), bytes_(bytes) {}
+  Segment(std::byte* base, std::size_t bytes, std::uint64_t control = kWorldOffset)
+      : base_(base), bytes_(bytes), control_(base + control) {}
 
   std::byte* base() const noexcept { return base_; }
   std::size_t bytes() const noexcept { return bytes_; }
-  RankRecord& record() const noexcept { return control().record; }
+  RankRecord& record() const noexcept { return *reinterpret_cast<RankRecord*>(base_); }
+  Control& control() const noexcept { return *reinterpret_cast<Control*>(control_); }
+  std::uint64_t control_offset() const noexcept {
+    return static_cast<std::uint64_t>(control_ - base_);
+  }
   Slot& slot(std::uint64_t sequence) const noexcept { return control().slots[sequence % kSlots]; }
   std::byte* payload(std::uint64_t sequence) const noexcept {
-    return base_ + kInlineOffset + sequence % kSlots * kInlineBytes;
+    return control_ + kInlineOffset + sequence % kSlots * kInlineBytes;
   }
-  std::byte* staging() const noexcept { return base_ + kStagingOffset; }
+  std::byte* staging() const noexcept { return control_ + kStagingOffset; }
   std::byte* at(std::uint64_t offset) const noexcept { return base_ + offset; }
 
   // The offset of [pointer, pointer + bytes) where it lies in this segment's heap, else kPrivate.
   std::uint64_t offset_of(const void* pointer, std::size_t bytes) const noexcept;
 
  private:
-  Control& control() const noexcept { return *reinterpret_cast<Control*>(base_); }
   std::byte* base_ = nullptr;
   std::size_t bytes_ = 0;
+  std::byte* control_ = nullptr;
 };
 
 // Who maps whose segment: processes over sealed memfds, or threads over one mapping.
 class Memory {
  public:
   virtual ~Memory() = default;
-  virtual Segment segment(int rank) const noexcept = 0;
+  virtual Segment segment(int rank) const noexcept = 0;  // as a rank of the world
   // Backs a range of my own segment with pages. Throws OutOfMemory where there are none: without
   // this, the first touch of the range would be a SIGBUS.
   virtual void commit(std::size_t offset, std::size_t bytes) = 0;
@@ -148,7 +169,7 @@ Descriptor create_segment(int size);
 // Maps a segment that create_segment made, in this process or in a peer. Throws Init, OutOfMemory.
 Mapping map_segment(const Descriptor& fd);
 
-// Commits control, inline and staging of my own segment and writes the record. `mine` is zeroed.
+// Commits all of my own segment but the heap, and writes the record. The segment is zeroed.
 void found(Memory& memory, int rank, int size);
 
 // The memory of ranks that are processes: mappings by rank, and the memfd of my own.

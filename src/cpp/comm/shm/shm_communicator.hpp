@@ -3,6 +3,7 @@
 // watches.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -10,20 +11,17 @@
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "comm/shm/family.hpp"
 #include "comm/shm/group.hpp"
-#include "comm/shm/heap.hpp"
+#include "comm/shm/lane.hpp"
 
 namespace ngd::comm::shm {
 
-struct Place {
-  int rank = 0;
-  int size = 1;
-  bool crowded = false;  // more ranks than cores
-};
-
 class ShmCommunicator final : public Communicator {
  public:
-  ShmCommunicator(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, Place place);
+  // A group of the family; the control block of mine that it uses is given back when it closes.
+  ShmCommunicator(std::shared_ptr<Family> family, std::vector<Group::Member> members, int rank,
+                  std::uint64_t id);
   ~ShmCommunicator() override;
 
   std::string_view name() const noexcept override { return "shm"; }
@@ -42,42 +40,55 @@ class ShmCommunicator final : public Communicator {
   void abort(const std::string& traceback) noexcept override;
   void close() noexcept override;
 
+  // For the family: what is in flight in this group.
+  void progress();
+  std::uint64_t in_flight() const noexcept { return submitted_ - finished_; }
+  // Throws CollectiveMismatch where a rank has come to another collective: it must not hide behind
+  // the absence of a third.
+  void compare_all() const;
+
  private:
+  // How long a call may block. at_ns is known once the first rungs of the ladder have not helped.
   struct Deadline {
-    double seconds = 0;       // 0 = none
-    std::uint64_t at_ns = 0;  // known once the first rungs of the ladder have not helped
+    double seconds = 0;    // 0 = for ever
+    bool is_error = true;  // else the call just returns
+    std::uint64_t at_ns = 0;
   };
 
-  // Runs an engine call: whatever it throws closes the group, and is told to the peers.
-  template <class Call>
-  decltype(auto) guarded(Call&& call);
   void check_usable() const;
-  void shut(State state, ErrorKind kind, const std::string& message) noexcept;
+  void check_known(Work work) const;
 
+  Work submit_inside(const Collective& collective);
+  bool wait_inside(Work work, Deadline deadline);
+  void wait_for_slot(std::uint64_t sequence);
   Algorithm resolve(const Collective& collective) const;
-  void publish(const Task& task, const Collective& collective);
+  void prepare(Task& task, const Collective& collective);
+  void publish(Task& task, const Collective& collective);
+  void publish_source(Task& task, Slot& slot, const Collective& collective);
   void attach_program(Slot& slot, const ProgramIdentity* program);
 
   Task& task(std::uint64_t sequence) noexcept { return tasks_[sequence % kSlots]; }
+  const Task& task(std::uint64_t sequence) const noexcept { return tasks_[sequence % kSlots]; }
   bool complete(std::uint64_t sequence) noexcept;
-  void progress();
   void advance(Task& task);
+  void start_early(Task& task);
   void decide(Task& task) const;
   bool take_lane(Task& task);
   bool run(Task& task);
 
-  // Blocks until reached() is true, advancing everything; `target` is what it is about.
-  template <class Reached>
-  void block(const Task& target, Deadline deadline, Reached&& reached);
+  // Blocks until reached() is true, advancing everything; `target` is what it is about. False where
+  // the time is over and that is no error.
+  bool block(const Task& target, Deadline deadline, const std::function<bool()>& reached);
+  std::uint32_t bell_of(const Task& waiting) const noexcept;
   const Task& blocker(const Task& target) noexcept;
   void inspect(const Task& target, Deadline& deadline);
-  void look_at_peers(const Task& waiting);
+  void look_at_peers(const Need& need);
   void late(const Task& waiting, double seconds) const;
+  std::string missed(const Need& need) const;
 
-  ForkGuard fork_guard_;
+  std::shared_ptr<Family> family_;
   Group group_;
-  Heap heap_;
-  Ladder ladder_;
+  Lane lane_;
   Algorithm preferred_;
   double submit_timeout_;
 
@@ -85,20 +96,21 @@ class ShmCommunicator final : public Communicator {
   std::uint64_t submitted_ = 0;
   std::uint64_t finished_ = 0;            // all sequences up to here are complete on this rank
   std::uint64_t slots_free_to_ = kSlots;  // sequences up to here may be submitted
-  std::uint64_t lane_last_ = 0;           // the last task that took the staging lane
-  bool lane_flat_ = true;                 // and whether it was a flat one
-  std::uint64_t lane_chunks_ = 0;         // of all flat tasks so far
-  std::uint64_t watched_ns_ = 0;          // when peers were last asked for signs of life
-  std::uint64_t asked_ns_ = 0;            // when my caller was last asked for an interrupt
+  std::uint32_t splits_ = 0;
 
   bool closed_ = false;
-  std::string closed_why_;
   struct ProgramText {
     std::uint64_t offset;
     std::uint32_t length;
   };
   std::unordered_map<std::uint64_t, ProgramText> programs_;
 };
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept;
+
+// The group of all ranks of a family.
+std::unique_ptr<Communicator> make_world(std::unique_ptr<Memory> memory,
+                                         std::unique_ptr<Liveness> liveness, Place place);
 
 // Ranks that are threads of this process: for tests.
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size);

@@ -37,9 +37,8 @@ std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size) {
   for (int rank = 0; rank < size; ++rank) {
     auto memory = std::make_unique<ThreadMemory>(mapping);
     found(*memory, rank, size);
-    ranks.push_back(
-        std::make_unique<ShmCommunicator>(std::move(memory), make_thread_liveness(),
-                                          Place{rank, size, size > device::available_cores()}));
+    ranks.push_back(make_world(std::move(memory), make_thread_liveness(),
+                               Place{rank, size, size > device::available_cores()}));
   }
   return ranks;
 }

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/family.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "comm/shm/shm_communicator.hpp"
+
+namespace ngd::comm::shm {
+
+namespace {
+constexpr std::uint64_t kAskNs = 50'000'000;    // between two questions to my caller
+constexpr std::uint64_t kWatchNs = 20'000'000;  // between two system calls for signs of life
+}  // namespace
+
+Family::Family(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, Place place)
+    : place_(place),
+      memory_(std::move(memory)),
+      liveness_(std::move(liveness)),
+      heap_(*memory_, memory_->segment(place.rank).bytes()),
+      ladder_(place.crowded) {}
+
+void Family::progress() {
+  for (ShmCommunicator* group : groups_) group->progress();
+}
+
+std::uint64_t Family::in_flight() const noexcept {
+  std::uint64_t works = 0;
+  for (const ShmCommunicator* group : groups_) works += group->in_flight();
+  return works;
+}
+
+void Family::fail_with(ErrorKind kind, const std::string& message) noexcept {
+  if (failed_ || in_child()) return;
+  failed_ = true;
+  why_ = message;
+  RankRecord& mine = record();
+  const std::size_t length = std::min(message.size(), kErrorBytes);
+  // A traceback's end says most.
+  std::memcpy(mine.error_text, message.data() + (message.size() - length), length);
+  mine.error_length = static_cast<std::uint32_t>(length);
+  mine.error_kind = static_cast<std::uint32_t>(kind);
+  mine.state.store(State::Failed);
+  for (int r = 0; r < size(); ++r)
+    if (r != rank()) wake(segment(r).record());
+}
+
+void Family::check_rank(int rank) const {
+  const RankRecord& peer = segment(rank).record();
+  if (rank == place_.rank || peer.state.load() != State::Failed) return;
+  const auto kind = static_cast<ErrorKind>(peer.error_kind);
+  const std::string text(peer.error_text, peer.error_length);
+  const bool of_the_group = kind == ErrorKind::CollectiveMismatch ||
+                            kind == ErrorKind::CollectiveTimeout || kind == ErrorKind::RankLost;
+  if (of_the_group) fail(kind, text);
+  fail(ErrorKind::RemoteRank, "rank ", rank, " failed: ", text);
+}
+
+bool Family::time_to_watch(std::uint64_t now) noexcept {
+  if (now - watched_ns_ < kWatchNs) return false;
+  watched_ns_ = now;
+  return true;
+}
+
+bool Family::time_to_ask(std::uint64_t now) noexcept {
+  if (now - asked_ns_ < kAskNs) return false;
+  asked_ns_ = now;
+  return true;
+}
+
+std::uint64_t Family::new_control(std::uint64_t group) {
+  sweep();
+  const std::uint64_t offset = heap_.allocate(kControlBytes);
+  std::memset(segment(rank()).at(offset), 0, kInlineOffset);  // the rest is written before it is read
+  Segment(segment(rank()).base(), segment(rank()).bytes(), offset).control().group = group;
+  return offset;
+}
+
+void Family::retire_control(std::uint64_t offset, int ranks) noexcept {
+  retired_.push_back({offset, ranks});
+  sweep();
+}
+
+void Family::sweep() noexcept {
+  const Segment mine = segment(rank());
+  std::erase_if(retired_, [&](const Retired& each) {
+    const Control& control = Segment(mine.base(), mine.bytes(), each.offset).control();
+    if (control.departed.load() < static_cast<std::uint32_t>(each.ranks)) return false;
+    heap_.release(each.offset);
+    return true;
+  });
+}
+
+}  // namespace ngd::comm::shm

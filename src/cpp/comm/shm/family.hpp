@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the groups of one rank share: the segments, the heap, the place on the wait ladder, and how
+// the rank is. A rank that fails in one of its groups has failed in all.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "comm/shm/heap.hpp"
+#include "comm/shm/liveness.hpp"
+#include "comm/shm/segment.hpp"
+#include "comm/shm/wait.hpp"
+
+namespace ngd::comm::shm {
+
+class ShmCommunicator;
+
+struct Place {
+  int rank = 0;
+  int size = 1;
+  bool crowded = false;  // more ranks than cores
+};
+
+class Family {
+ public:
+  Family(std::unique_ptr<Memory> memory, std::unique_ptr<Liveness> liveness, Place place);
+
+  int rank() const noexcept { return place_.rank; }  // in the world
+  int size() const noexcept { return place_.size; }
+  Memory& memory() noexcept { return *memory_; }
+  Liveness& liveness() noexcept { return *liveness_; }
+  Heap& heap() noexcept { return heap_; }
+  Ladder& ladder() noexcept { return ladder_; }
+  Segment segment(int rank) const noexcept { return memory_->segment(rank); }
+  RankRecord& record() const noexcept { return segment(rank()).record(); }
+  std::atomic<bool>& inside() noexcept { return inside_; }
+  std::uint64_t& moves() noexcept { return moves_; }
+  bool in_child() const noexcept { return fork_guard_.in_child(); }
+
+  void join(ShmCommunicator& group) { groups_.push_back(&group); }
+  void leave(ShmCommunicator& group) noexcept { std::erase(groups_, &group); }
+  const std::vector<ShmCommunicator*>& groups() const noexcept { return groups_; }
+  // Advances all that is in flight in any group.
+  void progress();
+  std::uint64_t in_flight() const noexcept;  // how many works, in all groups
+
+  // Says that I have failed, and why; the first reason stays.
+  void fail_with(ErrorKind kind, const std::string& message) noexcept;
+  bool failed() const noexcept { return failed_; }
+  const std::string& why() const noexcept { return why_; }
+  // Throws what has become of a rank of the world that says that it has failed.
+  void check_rank(int rank) const;
+  // Whether it is time again for system calls about my peers, and to ask my caller.
+  bool time_to_watch(std::uint64_t now) noexcept;
+  bool time_to_ask(std::uint64_t now) noexcept;
+
+  // A zeroed control block for a new group, and the way back: it is given back when all of the
+  // group's ranks have left it.
+  std::uint64_t new_control(std::uint64_t group);
+  void retire_control(std::uint64_t offset, int ranks) noexcept;
+
+ private:
+  void sweep() noexcept;
+
+  ForkGuard fork_guard_;
+  Place place_;
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<Liveness> liveness_;
+  Heap heap_;
+  Ladder ladder_;
+  std::atomic<bool> inside_{false};
+  std::uint64_t moves_ = 0;
+  std::vector<ShmCommunicator*> groups_;
+  bool failed_ = false;
+  std::string why_;
+  std::uint64_t watched_ns_ = 0;
+  std::uint64_t asked_ns_ = 0;
+  struct Retired {
+    std::uint64_t offset;
+    int ranks;
+  };
+  std::vector<Retired> retired_;
+};
+
+}  // namespace ngd::comm::shm

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <utility>
+
+#include "base/error.hpp"
+#include "comm/shm/family.hpp"
+
+namespace ngd::comm::shm {
+
+// Runs an engine call: whatever it throws closes the family, and is told to the peers.
+template <class Call>
+decltype(auto) guarded(Family& family, Call&& call) {
+  try {
+    return std::forward<Call>(call)();
+  } catch (const Error& error) {
+    family.fail_with(error.kind(), error.what());
+    throw;
+  } catch (const std::exception& error) {
+    family.fail_with(ErrorKind::Internal, error.what());
+    throw;
+  }
+}
+
+}  // namespace ngd::comm::shm

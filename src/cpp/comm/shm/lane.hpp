@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// My staging area, as its one writer sees it: a row of buffers that are used in turn.
+//
+// Every chunk that passes through gets a ticket, counted through over all collectives of a group;
+// ticket t uses buffer t % kBuffers. A buffer may be filled again when all who read what it held
+// have said so (Slot::taken): for each buffer the lane remembers whose word that takes. So a rank
+// need not ask its peers before it uses its own lane, and it may complete a collective while they
+// still read.
+#pragma once
+
+#include "comm/shm/group.hpp"
+
+namespace ngd::comm::shm {
+
+inline constexpr std::uint64_t kBuffers = 2;
+inline constexpr std::size_t kBufferBytes = kStagingBytes / kBuffers;
+
+// Where a rank's chunk of that ticket lies.
+inline std::byte* buffer_of(const Segment& segment, std::uint64_t ticket) noexcept {
+  return segment.staging() + ticket % kBuffers * kBufferBytes;
+}
+
+class Lane {
+ public:
+  // Reserves tickets; returns the first.
+  std::uint64_t reserve(std::uint64_t tickets) noexcept {
+    const std::uint64_t first = next_;
+    next_ += tickets;
+    return first;
+  }
+  // Whether the buffer of a ticket may be filled.
+  bool free(Group& group, std::uint64_t ticket) { return group.met(guard(ticket)); }
+  bool all_free(Group& group) {
+    bool all = true;
+    for (Need& each : guards_) all = group.met(each) && all;
+    return all;
+  }
+  // What the ticket's buffer now holds is read when all have taken `value` chunks of `sequence`.
+  void fill(Group& group, std::uint64_t ticket, std::uint64_t sequence, std::uint64_t value) {
+    guard(ticket) = group.all(Need::Flag::Taken, sequence, value);
+  }
+  Need& guard(std::uint64_t ticket) noexcept { return guards_[ticket % kBuffers]; }
+
+ private:
+  std::uint64_t next_ = 0;
+  Need guards_[kBuffers];
+};
+
+}  // namespace ngd::comm::shm

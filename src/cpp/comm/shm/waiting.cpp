@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// The communicator's waiting: until what, how long, and whether there is still anything to wait for.
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "comm/messages.hpp"
+#include "comm/shm/guarded.hpp"
+#include "comm/shm/shm_communicator.hpp"
+
+namespace ngd::comm::shm {
+
+namespace {
+
+constexpr std::uint64_t kSleepNs = 50'000'000;  // between two looks at the peers
+
+std::uint64_t ns_of(double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); }
+
+}  // namespace
+
+void ShmCommunicator::check_known(Work work) const {
+  check(work.sequence >= 1 && work.sequence <= submitted_,
+        "a work that was never submitted: ", work.sequence);
+}
+
+void ShmCommunicator::wait(Work work, double timeout_seconds) {
+  const Entry entry(family_->inside());
+  check_usable();
+  wait_inside(work, {timeout_seconds});
+}
+
+bool ShmCommunicator::wait_for(Work work, double seconds) {
+  const Entry entry(family_->inside());
+  check_usable();
+  return wait_inside(work, {seconds, false, now_ns() + ns_of(seconds)});
+}
+
+bool ShmCommunicator::done(Work work) {
+  const Entry entry(family_->inside());
+  check_usable();
+  return guarded(*family_, [&] {
+    check_known(work);
+    family_->progress();
+    if (complete(work.sequence)) return true;
+    look_at_peers(blocker(task(work.sequence)).need);
+    return complete(work.sequence);
+  });
+}
+
+bool ShmCommunicator::wait_inside(Work work, Deadline deadline) {
+  return guarded(*family_, [&] {
+    check_known(work);
+    family_->progress();
+    return complete(work.sequence) || block(task(work.sequence), deadline,
+                                            [&] { return complete(work.sequence); });
+  });
+}
+
+bool ShmCommunicator::block(const Task& target, Deadline deadline,
+                            const std::function<bool()>& reached) {
+  Ladder& ladder = family_->ladder();
+  const std::uint64_t& moves = family_->moves();
+  ladder.restart();
+  for (;;) {
+    const std::uint64_t before = moves;
+    family_->progress();
+    if (reached()) return true;
+    if (!deadline.is_error && now_ns() >= deadline.at_ns) return false;
+    if (before != moves) {
+      ladder.restart();
+    } else if (!ladder.hold()) {
+      inspect(target, deadline);
+      const std::uint64_t now = now_ns();
+      const bool bounded = deadline.seconds > 0 && deadline.at_ns > now;
+      const std::uint64_t left = bounded ? deadline.at_ns - now : kSleepNs;
+      sleep_unless(family_->record(), bell_of(blocker(target)), std::min(left, kSleepNs), [&] {
+        const std::uint64_t last = moves;
+        family_->progress();
+        return reached() || last != moves;
+      });
+      ladder.restart();
+    }
+  }
+}
+
+// With one thing to wait for, only the rank that I lack needs to wake me.
+std::uint32_t ShmCommunicator::bell_of(const Task& waiting) const noexcept {
+  const bool fills = waiting.staged && !waiting.lane_done &&
+                     (waiting.path == Path::Exchange || !waiting.arrived);
+  const bool alone = family_->in_flight() == 1 && waiting.need.flag != Need::Flag::Finished;
+  if (alone && !fills && waiting.need.first < waiting.need.last)
+    return until_rank(group_.world(waiting.need.first));
+  return kUntilAny;
+}
+
+// The task whose need holds `target` up: its own, or that of the one before it in my lane.
+const Task& ShmCommunicator::blocker(const Task& target) noexcept {
+  if (target.arrived && target.staged && !target.has_lane)
+    for (std::uint64_t sequence = finished_ + 1; sequence < target.sequence; ++sequence)
+      if (!task(sequence).complete) return task(sequence);
+  return target;
+}
+
+void ShmCommunicator::compare_all() const {
+  for (std::uint64_t sequence = finished_ + 1; sequence <= submitted_; ++sequence)
+    if (const Task& each = task(sequence); !each.arrived)
+      for (int r = each.need.first; r < each.need.last; ++r)
+        if (r != group_.rank() && group_.has(each.need, r)) group_.compare(sequence, r);
+}
+
+// The slow path of waiting: is there still anything to wait for?
+void ShmCommunicator::inspect(const Task& target, Deadline& deadline) {
+  const std::uint64_t now = now_ns();
+  if (deadline.at_ns == 0) deadline.at_ns = now + ns_of(deadline.seconds);
+  const Task& waiting = blocker(target);
+  for (const ShmCommunicator* group : family_->groups()) group->compare_all();
+  look_at_peers(waiting.need);
+  if (family_->time_to_ask(now) && interrupted())
+    fail(ErrorKind::Interrupted, "interrupted in ", missed(waiting.need));
+  if (deadline.is_error && deadline.seconds > 0 && now >= deadline.at_ns)
+    late(waiting, deadline.seconds);
+}
+
+void ShmCommunicator::look_at_peers(const Need& need) {
+  for (int r = 0; r < group_.size(); ++r) family_->check_rank(group_.world(r));
+  const bool watch = family_->time_to_watch(now_ns());
+  for (int r = need.first; r < need.last; ++r) {
+    if (group_.has(need, r)) continue;
+    const int world = group_.world(r);
+    const bool left = group_.control(r).left.load() != 0;
+    if (!left && (!watch || family_->liveness().alive(world))) continue;
+    if (group_.has(need, r)) continue;  // its last flag was raised before its end
+    if (left)
+      fail(ErrorKind::RankLost, "rank ", world, " has left the ", group_.id() == 0 ? "job" : "group",
+           "; it is missed in ", missed(need));
+    fail(ErrorKind::RankLost, "rank ", world, " (process ", group_.record(r).pid,
+         ") has died; it is missed in ", missed(need));
+  }
+}
+
+std::string ShmCommunicator::missed(const Need& need) const {
+  return describe(group_.read(need.sequence, group_.rank())) + group_.where();
+}
+
+void ShmCommunicator::late(const Task& waiting, double seconds) const {
+  const std::vector<int> missing = group_.missing(waiting.need);
+  if (missing.empty()) return;
+  fail(ErrorKind::CollectiveTimeout, list_ranks(missing),
+       waiting.need.flag == Need::Flag::Published ? " did not come to " : " did not finish ",
+       missed(waiting.need), " within ", seconds, " s");
+}
+
+}  // namespace ngd::comm::shm
