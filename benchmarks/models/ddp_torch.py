@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's DistributedDataParallel over "ngd" beside "gloo": one changed word.
+
+    python benchmarks/models/ddp_torch.py --hidden 100 --turns 5          # both, in turns
+    torchrun --nproc-per-node 2 benchmarks/models/ddp_torch.py --backend ngd
+
+Without a launcher it starts the ranks of each backend itself, in turns, under this Python. One JSON
+line a backend and turn, then one with the medians: of the times a step, and of the turns' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__)
+sys.path.insert(0, str(HERE.parents[1]))
+from timing import cpu_name  # noqa: E402
+
+BACKENDS = ("ngd", "gloo")
+DEADLINE_SECONDS = 600
+ROUNDS = 5
+WARM_UP_STEPS = 20
+
+
+def train(args: argparse.Namespace) -> None:
+    """One rank: the median of five rounds of steps."""
+    import torch
+    from torch import nn
+
+    import ngd.torch  # noqa: F401
+
+    torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
+    sizes = [784, *args.hidden]
+    layers = [module for i, o in pairwise(sizes) for module in (nn.Linear(i, o), nn.ReLU())]
+    net = nn.Sequential(*layers, nn.Linear(sizes[-1], 10))
+    torch.distributed.init_process_group(args.backend)
+    model = nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    images, labels = torch.rand(args.batch, 784), torch.randint(0, 10, (args.batch,))
+
+    def step() -> None:
+        loss = nn.functional.cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+    for _ in range(WARM_UP_STEPS):
+        step()
+    rounds = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        for _ in range(args.steps):
+            step()
+        rounds.append((time.perf_counter() - begin) / args.steps)
+    if torch.distributed.get_rank() == 0:
+        result = {
+            "backend": args.backend,
+            "torch": torch.__version__,
+            "hidden": args.hidden,
+            "batch": args.batch,
+            "ranks": torch.distributed.get_world_size(),
+            "threads": args.threads,
+            "us_per_step": round(statistics.median(rounds) * 1e6, 1),
+        }
+        print(json.dumps(result), flush=True)
+
+
+def measure(backend: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One turn of one backend, in processes of its own."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks)]
+    case = ["--hidden", *map(str, args.hidden), "--batch", str(args.batch)]
+    case += ["--steps", str(args.steps), "--threads", str(args.threads), "--backend", backend]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(HERE), *case],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_SECONDS,
+        env={"OMP_NUM_THREADS": str(args.threads), **os.environ},
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{backend} returned {done.returncode}:\n{done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[100])
+    parser.add_argument("--batch", type=int, default=128, help="images a rank and step")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="cores a rank")
+    parser.add_argument("--steps", type=int, default=200, help="steps a round; 5 rounds a turn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--backend", choices=BACKENDS, help="under a launcher: the one to measure")
+    args = parser.parse_args(argv)
+    if "RANK" in os.environ:
+        train(args)
+        return
+    turns: list[dict[str, float]] = []
+    for turn in range(args.turns):
+        turns.append({})
+        for backend in BACKENDS:
+            result = measure(backend, args)
+            turns[-1][backend] = result["us_per_step"]
+            print(json.dumps({"turn": turn, **result}), flush=True)
+    summary = {
+        "case": "-".join(map(str, [784, *args.hidden, 10])),
+        "batch": args.batch,
+        "ranks": args.ranks,
+        "threads": args.threads,
+        "cpu": cpu_name(),
+        "us_per_step": {b: round(statistics.median(t[b] for t in turns), 1) for b in BACKENDS},
+        "ngd_over_gloo": round(statistics.median(t["ngd"] / t["gloo"] for t in turns), 3),
+    }
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

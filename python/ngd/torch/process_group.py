@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed's ProcessGroup, call by call, as collectives of an ngd.Group."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from ..distributed import Group
+from . import works
+from .operands import (
+    check,
+    contiguous,
+    packed,
+    place_for,
+    place_for_all,
+    premultiplied,
+    reduction,
+    wire,
+)
+from .works import Work, started, wait_for_all_of
+
+PASSED_OVER: Final = ("torch.", "ngd.")
+
+
+def call_site() -> str:
+    """`file:line` of the nearest caller outside of torch and ngd."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        if not frame.f_globals.get("__name__", "").startswith(PASSED_OVER):
+            break
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+class ProcessGroup(torch.distributed.ProcessGroup):
+    """Ranks of torch.distributed that communicate through ngd.
+
+    The methods are those that torch.distributed's functions, DistributedDataParallel and
+    fully_shard call; users call torch.distributed.
+    """
+
+    def __init__(
+        self, group: Group, ranks: Sequence[int], timeout: timedelta, store: Any, *, owned: bool
+    ) -> None:
+        super().__init__(group.rank, group.size)
+        self.group = group
+        self.communicator = group.communicator
+        self.ranks = ranks
+        self.seconds = timeout.total_seconds()
+        self._store = store
+        self._owned = owned
+        self._rank, self._size = group.rank, group.size
+        self._name = self._description = ""
+
+    def getBackendName(self) -> str:
+        """The name under which it is registered."""
+        return "ngd"
+
+    # torch keeps a group's name in its C++ backends, of which there are none here: Python asks the
+    # properties, C++ the other two.
+
+    @property
+    def group_name(self) -> str:
+        """The name that torch.distributed gave it."""
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        """What torch.distributed says that it is for."""
+        return self._description
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        self._description = description
+
+    def getGroupName(self) -> str:
+        """For C++: as group_name."""
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        """For C++: as group_desc."""
+        return self._description
+
+    def get_group_store(self) -> Any:
+        """The store over which the ranks met."""
+        return self._store
+
+    def shutdown(self) -> None:
+        """Complete what is under way, and leave; ngd's own world stays as it is."""
+        wait_for_all_of(self)
+        if self._owned:
+            self.group.close()
+
+    def abort(self) -> None:
+        """Leave at once: the peers are told."""
+        self.communicator.abort("torch.distributed aborted this process group")
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long a wait may last, from now on."""
+        self.seconds = timeout.total_seconds()
+
+    # ---- the same number of elements in and out
+
+    def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> Work:
+        """Reduce each tensor over the ranks, in place."""
+        return self._in_place("all_reduce", tensors, reduce_op(opts))
+
+    allreduce_coalesced = allreduce
+
+    def broadcast(self, tensors: Any, opts: Any = 0, *_: Any) -> Work:
+        """Give every rank the root's tensors."""
+        root = opts if isinstance(opts, int) else opts.rootRank
+        return self._in_place("broadcast", tensors, None, root)
+
+    def reduce(self, tensors: Any, opts: Any, op: Any = None, *_: Any) -> Work:
+        """Reduce each tensor over the ranks; the root receives the result."""
+        if isinstance(opts, int):
+            return self._in_place("reduce", tensors, reduce_op(op), opts)
+        return self._in_place("reduce", tensors, opts.reduceOp, opts.rootRank)
+
+    def _in_place(self, kind: str, tensors: Any, op: Any, root: int = 0) -> Work:
+        outputs = as_list(tensors)
+        call = Call(self, kind)
+        for tensor in outputs:
+            check(tensor, kind)
+            scaled = tensor if op is None else premultiplied(op, tensor)
+            source = place = contiguous(scaled)
+            if kind == "reduce" and root != self._rank:
+                place = None
+            elif source is not tensor:
+                place = call.receive(tensor)
+            call.submit(source, place, tensor.numel(), op, root=root)
+        return call.start(outputs)
+
+    # ---- a block a rank
+
+    def allgather(self, output_tensors: Any, input_tensors: Any, *_: Any) -> Work:
+        """Give every rank the tensors of all; those of different ranks may differ in size."""
+        inputs, outputs = as_list(input_tensors), as_lists(output_tensors)
+        call = Call(self, "all_gather")
+        for tensor, blocks in zip(inputs, outputs, strict=True):
+            call.check_blocks(blocks, "output", tensor, self._rank)
+            place = call.receive_all(blocks)
+            call.submit(contiguous(tensor), place, tensor.numel(), counts=uneven(blocks))
+        return call.start([block for blocks in outputs for block in blocks])
+
+    allgather_coalesced = allgather
+
+    def all_gather_single(self, output: Tensor, input: Tensor, *_: Any) -> Work:
+        """Give every rank the tensors of all, end to end in one."""
+        return self.all_gather_single_coalesced([output], [input])
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], *_: Any
+    ) -> Work:
+        """As all_gather_single, for several tensors."""
+        call = Call(self, "all_gather")
+        for output, tensor in zip(outputs, inputs, strict=True):
+            call.check_whole(output, "output", tensor, "input")
+            call.submit(contiguous(tensor), call.receive(output), tensor.numel())
+        return call.start(outputs)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+        """Reduce over the ranks; each receives its block of the result."""
+        outputs, inputs = as_list(output_tensors), as_lists(input_tensors)
+        call = Call(self, "reduce_scatter")
+        for output, blocks in zip(outputs, inputs, strict=True):
+            call.check_blocks(blocks, "input", output, self._rank)
+            call.reduce_blocks(packed(blocks), output, reduce_op(opts), uneven(blocks))
+        return call.start(outputs)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        """As reduce_scatter, the blocks end to end in one tensor."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> Work:
+        """As reduce_scatter_single, for several tensors."""
+        call = Call(self, "reduce_scatter")
+        for output, tensor in zip(outputs, inputs, strict=True):
+            call.check_whole(tensor, "input", output, "output")
+            call.reduce_blocks(contiguous(tensor), output, reduce_op(opts))
+        return call.start(outputs)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *_: Any) -> Work:
+        """Give the root the tensors of all."""
+        root = opts if isinstance(opts, int) else opts.rootRank
+        inputs = as_list(input_tensors)
+        outputs = as_lists(output_tensors) if self._rank == root else [[] for _ in inputs]
+        call = Call(self, "gather")
+        for tensor, blocks in zip(inputs, outputs, strict=True):
+            place = None
+            if self._rank == root:
+                call.check_blocks(blocks, "output", tensor, self._rank, even=True)
+                place = call.receive_all(blocks)
+            call.submit(contiguous(tensor), place, tensor.numel(), root=root)
+        return call.start([block for blocks in outputs for block in blocks])
+
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *_: Any) -> Work:
+        """Give every rank its block of the root's."""
+        root = opts if isinstance(opts, int) else opts.rootRank
+        outputs = as_list(output_tensors)
+        inputs = as_lists(input_tensors) if self._rank == root else [[] for _ in outputs]
+        call = Call(self, "scatter")
+        for output, blocks in zip(outputs, inputs, strict=True):
+            source = None
+            if self._rank == root:
+                call.check_blocks(blocks, "input", output, self._rank, even=True)
+                source = packed(blocks)
+            call.submit(source, call.receive(output), output.numel(), root=root)
+        return call.start(outputs)
+
+    def alltoall(self, output_tensors: Any, input_tensors: Any, *_: Any) -> Work:
+        """Give every rank a tensor, and receive one from each."""
+        call = Call(self, "all_to_all")
+        for tensors, what in ((output_tensors, "output"), (input_tensors, "input")):
+            call.check_blocks(tensors, what)
+        call.submit(
+            packed(input_tensors),
+            call.receive_all(output_tensors),
+            input_tensors[0].numel(),
+            counts=[tensor.numel() for tensor in input_tensors],
+            receive_counts=[tensor.numel() for tensor in output_tensors],
+        )
+        return call.start(output_tensors)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        *_: Any,
+    ) -> Work:
+        """As alltoall, the blocks end to end; split sizes count along the first axis."""
+        call = Call(self, "all_to_all")
+        call.submit(
+            contiguous(input),
+            call.receive(output),
+            input.numel() // self._size,
+            counts=call.split(input, input_split_sizes, "input"),
+            receive_counts=call.split(output, output_split_sizes, "output"),
+        )
+        return call.start([output])
+
+    alltoall_base = all_to_all_single
+
+    # ---- two ranks, or nothing at all
+
+    def send(self, tensors: Any, rank: int, tag: int = 0) -> Work:
+        """Send to a rank."""
+        call = Call(self, "send")
+        for tensor in as_list(tensors):
+            call.submit(contiguous(tensor), None, tensor.numel(), root=rank, tag=tag)
+        return call.start([])
+
+    def recv(self, tensors: Any, rank: int, tag: int = 0) -> Work:
+        """Receive from a rank."""
+        outputs = as_list(tensors)
+        call = Call(self, "receive")
+        for tensor in outputs:
+            call.submit(None, call.receive(tensor), tensor.numel(), root=rank, tag=tag)
+        return call.start(outputs)
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Work:
+        """Not done: a receive names the rank that sends."""
+        raise ValueError("recv: expected the rank that sends: ngd receives from no unknown rank")
+
+    def barrier(self, *_: Any, **__: Any) -> Work:
+        """Meet all ranks."""
+        call = Call(self, "barrier")
+        call.submit(None, None, 0)
+        return call.start([])
+
+
+class Call:
+    """One call of a ProcessGroup in the making: what it submits, holds, and copies back."""
+
+    def __init__(self, group: ProcessGroup, kind: str) -> None:
+        self.group = group
+        self.kind = kind
+        self.site = call_site()
+        self.copies: list[tuple[Tensor, Tensor]] = []
+        self._submissions: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._held: list[Tensor] = []
+
+    def submit(
+        self,
+        source: Tensor | None,
+        place: Tensor | None,
+        count: int,
+        op: Any = None,
+        *,
+        root: int = 0,
+        tag: int = 0,
+        counts: list[int] | None = None,
+        receive_counts: list[int] | None = None,
+    ) -> None:
+        """Add what the engine is to do."""
+        tensors = [tensor for tensor in (source, place) if tensor is not None]
+        reduce, dtype, factor = "none", "uint8", 1
+        for tensor in tensors:
+            check(tensor, self.kind)
+            if tensor.dtype is not tensors[0].dtype:
+                raise TypeError(
+                    f"{self.kind}: expected one dtype; got {tensors[0].dtype} and {tensor.dtype}"
+                )
+        if tensors:
+            dtype, factor = wire(tensors[0])
+        if op is not None:
+            reduce = reduction(op, tensors[0].dtype, self.kind)
+            if factor != 1:
+                raise TypeError(f"{self.kind}: ngd does not reduce {tensors[0].dtype}")
+        if factor != 1:
+            counts = counts and [factor * c for c in counts]
+            receive_counts = receive_counts and [factor * c for c in receive_counts]
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in (source, place)]
+        self._held += tensors
+        self._submissions.append(
+            (
+                (self.kind, reduce, dtype, factor * count, root, *addresses),
+                {"counts": counts, "receive_counts": receive_counts, "tag": tag, "site": self.site},
+            )
+        )
+
+    def start(self, outputs: list[Tensor]) -> Work:
+        """Submit everything, and return the handle."""
+        with works.turns:
+            submit = self.group.communicator.submit
+            sequences = [submit(*args, **kwargs) for args, kwargs in self._submissions]
+            work = Work(self.group, sequences, outputs, self._held, self.copies)
+            return started(work)
+
+    def receive(self, tensor: Tensor) -> Tensor:
+        """Contiguous memory that becomes the tensor's content."""
+        check(tensor, self.kind)
+        place = place_for(tensor)
+        if place is not tensor:
+            self.copies.append((tensor, place))
+        return place
+
+    def receive_all(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Blocks end to end that become the tensors' contents."""
+        place, copies = place_for_all(tensors)
+        self.copies += copies
+        return place
+
+    def reduce_blocks(
+        self, source: Tensor, output: Tensor, op: Any, counts: list[int] | None = None
+    ) -> None:
+        """Add a reduce_scatter."""
+        self.submit(
+            premultiplied(op, source), self.receive(output), output.numel(), op, counts=counts
+        )
+
+    def check_blocks(
+        self,
+        blocks: Sequence[Tensor],
+        what: str,
+        mine: Tensor | None = None,
+        rank: int = 0,
+        even: bool = False,
+    ) -> None:
+        """A block for each rank, of one dtype, of which my own has the size of `mine`."""
+        size = self.group.size()
+        if len(blocks) != size:
+            raise ValueError(
+                f"{self.kind}: expected {size} {what} tensors, one a rank; got {len(blocks)}"
+            )
+        for number, block in enumerate(blocks):
+            check(block, self.kind)
+            if block.dtype is not blocks[0].dtype:
+                raise TypeError(
+                    f"{self.kind}: expected one dtype; got {blocks[0].dtype} and {block.dtype}"
+                )
+            asked = mine is not None and (even or number == rank)
+            if asked and mine is not None and block.numel() != mine.numel():
+                raise ValueError(
+                    f"{self.kind}: expected {mine.numel()} elements in {what} tensor {number}; "
+                    f"got {block.numel()}"
+                )
+
+    def check_whole(self, whole: Tensor, name: str, block: Tensor, block_name: str) -> None:
+        """A block a rank, end to end."""
+        size = self.group.size()
+        if whole.numel() != size * block.numel():
+            raise ValueError(
+                f"{self.kind}: expected an {name} of {size} x {block.numel()} elements, one "
+                f"{block_name} a rank; got {whole.numel()}"
+            )
+
+    def split(self, tensor: Tensor, sizes: Sequence[int], what: str) -> list[int]:
+        """The elements of each rank's block of a tensor that is split along its first axis."""
+        size = self.group.size()
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if not sizes:
+            if rows % size:
+                raise ValueError(
+                    f"{self.kind}: expected an {what} whose first axis {size} divides; "
+                    f"got {tuple(tensor.shape)}"
+                )
+            return [tensor.numel() // size] * size
+        if len(sizes) != size or sum(sizes) != rows:
+            raise ValueError(
+                f"{self.kind}: expected {size} {what} split sizes whose sum is {rows}; "
+                f"got {list(sizes)}"
+            )
+        row = tensor.numel() // rows if rows else 0
+        return [each * row for each in sizes]
+
+
+def reduce_op(opts: Any) -> Any:
+    """The reduction that options name; a sum where there are none."""
+    return getattr(opts, "reduceOp", ReduceOp.SUM if opts is None else opts)
+
+
+def as_list(tensors: Any) -> list[Tensor]:
+    """One tensor, or a list."""
+    return [tensors] if isinstance(tensors, Tensor) else tensors
+
+
+def as_lists(tensors: Any) -> list[list[Tensor]]:
+    """The blocks of one tensor, or a list of those of several."""
+    return [tensors] if tensors and isinstance(tensors[0], Tensor) else tensors
+
+
+def uneven(blocks: Sequence[Tensor]) -> list[int] | None:
+    """The blocks' elements, where they differ."""
+    counts = [block.numel() for block in blocks]
+    return counts if len(set(counts)) > 1 else None

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the ranks of torch.distributed become a group of ngd's.
+
+The default group is ngd's world where ngd's environment tells of the same ranks. Every other group
+is made anew by its members, who alone take part in torch's new_group: their job's key comes through
+the store over which torch's ranks have met.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+from .. import distributed, environment
+from ..distributed import Group
+from ..errors import InitError
+from .process_group import ProcessGroup
+
+KEY: Final = "ngd"
+
+
+def create(options: Any, _: Any = None) -> ProcessGroup:
+    """Make a group of `options.group_size` ranks: what torch.distributed calls."""
+    rank, size = options.group_rank, options.group_size
+    ranks = list(options.global_ranks_in_group)
+    whole = not ranks
+    world = our_world(rank, size) if whole else None
+    group = world or meet(options.store, rank, size)
+    return ProcessGroup(
+        group, ranks or range(size), options.timeout, options.store, owned=world is None
+    )
+
+
+def our_world(rank: int, size: int) -> Group | None:
+    """The world of ngd, if it has the same ranks."""
+    try:
+        launch = environment.detect()
+    except InitError:
+        return None
+    if (launch.rank, launch.size) != (rank, size):
+        return None
+    return distributed.init()
+
+
+def meet(store: Any, rank: int, size: int) -> Group:
+    """A new group of ranks of this host."""
+    if rank == 0:
+        store.set(KEY, secrets.token_hex(16))
+    key = "torch:" + store.get(KEY).decode()
+    launch = environment.Launch("torch.distributed", rank, size, rank, size, key)
+    return Group(distributed.make_communicator(launch))
