@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -98,17 +100,20 @@ def one_ends(how: str) -> None:
     if rank == 1:
         if how == "os._exit":
             os._exit(0)
+        if how == "SIGSEGV":
+            ctypes.string_at(0)
         if how == "exit":
             sys.exit(0)
         return
     ngd.all_reduce(np.ones(5), op="sum")
 
 
-@pytest.mark.parametrize("how", ["os._exit", "exit", "return"])
+@pytest.mark.parametrize("how", ["os._exit", "exit", "return", "SIGSEGV"])
 def test_rank_that_leaves_is_named(how: str) -> None:
     with Job(one_ends, 3, arguments={"how": how}) as job:
         check_survivors(job, 1, [0, 2], time.monotonic() + 10)
-        assert job.wait(10, [1])[0].code == 0
+        code = -signal.SIGSEGV if how == "SIGSEGV" else 0
+        assert job.wait(10, [1])[0].code == code
 
 
 def one_raises(caught_by_others: bool) -> Any:
@@ -147,6 +152,55 @@ def test_failure_closes_the_group(communicator: str) -> None:
 
 
 # Absence.
+
+
+@pytest.mark.parametrize("count", [10, 1_000_000])
+def test_stopped_rank_is_named_at_the_deadline(count: int) -> None:
+    """Rank 1 is stopped for longer than NGD_TIMEOUT; when it goes on, the others have gone."""
+    arguments = {"device": "CPU", "count": count}
+    with Job(train, 3, arguments=arguments, env={"NGD_TIMEOUT": "1.5"}) as job:
+        for rank in range(3):
+            job.wait_for(rank, "training")
+        job.kill(1, signal.SIGSTOP)
+        since = time.monotonic()
+        survivors = job.wait(10, [0, 2])
+        assert 1.2 < time.monotonic() - since < 4
+        assert job.processes[1].poll() is None
+        job.kill(1, signal.SIGCONT)
+        (stopped,) = job.wait(10, [1])
+    for outcome in survivors:
+        assert last_line(outcome).startswith("ngd.errors.CollectiveTimeoutError"), outcome
+        assert "rank 1" in last_line(outcome)
+        assert "all_reduce(mean)" in last_line(outcome)
+        assert "rank 0" not in last_line(outcome)
+    assert stopped.code != 0
+    assert last_line(stopped), stopped
+
+
+def test_rank_that_is_stopped_for_a_while_is_waited_for() -> None:
+    with Job(sum_for_a_while, 3, env={"NGD_TIMEOUT": "20"}) as job:
+        for rank in range(3):
+            job.wait_for(rank, "summing")
+        job.kill(1, signal.SIGSTOP)
+        time.sleep(0.7)
+        job.kill(1, signal.SIGCONT)
+        for outcome in job.wait(30):
+            assert outcome.value == 0, outcome
+
+
+def sum_for_a_while() -> int:
+    """How many sums were wrong."""
+    world = ngd.init()
+    wrong, end = 0, time.monotonic() + 1.0
+    say("summing")
+    going = True
+    number = 0
+    while going:
+        number += 1
+        values = ngd.all_reduce(np.full(5000, number + world.rank), op="sum")
+        wrong += bool((values != 3 * number + 3).any())
+        going = bool(ngd.all_reduce(time.monotonic() < end, op="max"))
+    return wrong
 
 
 def one_is_late(eager: bool, seconds: float) -> dict[str, str]:
@@ -254,18 +308,38 @@ def test_forgotten_call_is_a_mismatch(communicator: str) -> None:
             assert "all_reduce(sum)" in outcome.value["message"]
 
 
+def other_order() -> dict[str, str]:
+    """Rank 0 sums before it multiplies, the others after."""
+    world = ngd.init()
+    ops_in_order = ["sum", "prod"] if world.rank == 0 else ["prod", "sum"]
+    return caught(lambda: [ngd.all_reduce(np.ones(4), op=op) for op in ops_in_order])
+
+
+@over
+def test_another_order_is_a_mismatch(communicator: str) -> None:
+    with Job(other_order, 3, **harness.over(communicator)) as job:
+        for outcome in job.wait(30):
+            assert outcome.value["error"] == "CollectiveMismatchError", outcome
+            assert "all_reduce(sum) of 4 float64" in outcome.value["message"]
+            assert "all_reduce(prod) of 4 float64" in outcome.value["message"]
+
+
 # Forks, signals, groups.
 
 
 def forks() -> None:
     world = ngd.init()
-    ngd.barrier()
+    step = ngd.compile([], [ops.all_reduce(ngd.constant(np.ones(3)), op="sum")])
+    step()
     child = os.fork()
     if child == 0:
         try:
-            error = caught(ngd.barrier)
-            good = issubclass(getattr(ngd.errors, error["error"]), ngd.errors.CollectiveError)
-            os._exit(0 if good and "fork" in error["message"] else 1)
+            for call in (ngd.barrier, step, lambda: ngd.all_reduce(1, op="sum")):
+                error = caught(call)
+                good = issubclass(getattr(ngd.errors, error["error"]), ngd.errors.CollectiveError)
+                if not good or "fork" not in error["message"]:
+                    os._exit(1)
+            os._exit(0)
         except BaseException:
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
@@ -279,6 +353,75 @@ def forks() -> None:
 @over
 def test_forked_child_is_refused_and_harmless(communicator: str) -> None:
     harness.run(forks, 2, **harness.over(communicator))
+
+
+def after_shutdown() -> list[Any]:
+    """A held group and a held step refuse; ngd.all_reduce makes a new world, of the same ranks."""
+    world = ngd.init()
+    step = ngd.compile([], [ops.all_reduce(ngd.constant(np.ones(3)), op="sum")])
+    step()
+    ngd.shutdown()
+    errors = [caught(lambda: world.all_reduce(1, op="sum")), caught(step)]
+    total = int(ngd.all_reduce(1, op="sum"))
+    return [*errors, total, ngd.init() is world]
+
+
+@over
+def test_a_collective_after_shutdown(communicator: str) -> None:
+    for outcome in harness.run(after_shutdown, 2, **harness.over(communicator)):
+        held, step, total, same = outcome.value
+        assert held["error"] == step["error"] == "GroupClosedError"
+        assert "ngd.init()" in held["message"]
+        assert total == 2
+        assert not same
+
+
+def survive(key: str) -> list[Any]:
+    """Rank 1 dies; the others make a world of two, and train on."""
+    world = ngd.init()
+    w = ngd.variable("w", np.zeros(3))
+    step = ngd.compile([], [], {w: w + ops.all_reduce(ngd.constant(np.ones(3)), op="sum")})
+    step()
+    if world.rank == 1:
+        os._exit(9)
+    first = caught(step)
+    closed = caught(step)
+    ngd.shutdown()
+    rank = str(world.rank // 2)
+    os.environ |= {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+    os.environ["NGD_JOB"] = key
+    ngd.init()
+    step = ngd.compile([], [], {w: w + ops.all_reduce(ngd.constant(np.ones(3)), op="sum")})
+    step()
+    return [first["error"], closed["error"], w.numpy().tolist()]
+
+
+def test_survivors_make_a_new_group() -> None:
+    with Job(survive, 3, arguments={"key": f"test-{os.getpid()}-new"}) as job:
+        for outcome in job.wait(30, [0, 2]):
+            assert outcome.value == ["RankLostError", "GroupClosedError", [5.0] * 3], outcome
+
+
+def two_threads() -> dict[str, str]:
+    """A second thread of rank 0 comes while the first one waits in a barrier for rank 1."""
+    world = ngd.init()
+    ngd.barrier()
+    if world.rank == 1:
+        time.sleep(1)
+        ngd.barrier()
+        return {}
+    waiting = threading.Thread(target=ngd.barrier)
+    waiting.start()
+    time.sleep(0.4)
+    error = caught(ngd.barrier)
+    waiting.join(20)
+    return error
+
+
+@over
+def test_a_second_thread_is_refused(communicator: str) -> None:
+    first, _ = harness.run(two_threads, 2, **harness.over(communicator))
+    assert first.value["error"] == "BusyError"
 
 
 def interrupted() -> None:
