@@ -12,10 +12,15 @@ import numpy as np
 
 from . import _core, config, distributed, passes, reference
 from .distributed import Group
+from .dtype import SHORT_NAMES
 from .errors import BusyError, CompileError, ShapeError
 from .ir import PLACEHOLDER, Array, Graph, Node, Type
+from .ops.collective import WORLD, Collective, Ranks
+from .passes.collectives import check_root, in_order
 from .passes.plan_memory import Plan
 from .variable import Variable
+
+WORLD.join = distributed.init
 
 
 class Executable(Protocol):
@@ -186,15 +191,15 @@ class CpuExecutable(_Base):
     def __init__(self, graph: Graph, group: Group) -> None:
         super().__init__(graph, group)
         self.plan = passes.run(graph, CpuTarget(group))
-        builder = emit(self.plan, len(graph.inputs), len(graph.outputs))
+        builder, groups = emit(self.plan, graph, group)
         buffers = []
         for variable in self.variables:
             storage = variable.storage(self.device, CpuStorage)
             assert isinstance(storage, CpuStorage)
             buffers.append(storage.buffer)
-        group.check_open()
         self.program = str(builder)
-        self.native = _core.Executable(builder, group.communicator, buffers)
+        communicators = [g.communicator for g in opened(groups)]
+        self.native = _core.Executable(builder, communicators, buffers)
 
     def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
         """Run once."""
@@ -227,39 +232,126 @@ class CpuExecutable(_Base):
         return self.program
 
 
-class Sequenced:
-    """A group whose collectives are those of one step: the ranks compare the whole sequence."""
+class Ordering:
+    """The groups that a step talks in, and what each is told of the sequence of its collectives.
 
-    def __init__(self, group: Group, sequence: _core.Sequence) -> None:
-        self.group, self.sequence, self.rank = group, sequence, group.rank
+    Number 0 is the executable's own group, the others are counted in the order of their first
+    collective. What goes between two ranks is part of no sequence.
+    """
 
-    def all_reduce(self, array: Array, *, op: str, site: str) -> Array:
-        """Reduce over the ranks."""
-        return self.group.all_reduce(array, op=op, site=site, sequence=self.sequence)
+    def __init__(self, group: Ranks) -> None:
+        self.groups: list[Ranks] = [group]
+        self.lines: list[list[tuple[str, str]]] = [[]]
 
-    def broadcast(self, array: Array, *, root: int, site: str) -> Array:
-        """Give every rank the root's array."""
-        return self.group.broadcast(array, root=root, site=site, sequence=self.sequence)
+    def number(self, group: Ranks | None) -> int:
+        """The number of a group; None is the executable's."""
+        if group is None:
+            return 0
+        if group not in self.groups:
+            self.groups.append(group)
+            self.lines.append([])
+        return self.groups.index(group)
 
+    def add(self, kind: str, attrs: Mapping[str, Any], type: Type, number: int, site: str) -> None:
+        """Note one more collective of a group."""
+        if kind not in ("send", "recv"):
+            self.lines[number].append((collective_line(kind, attrs, type), site))
 
-def sequence_of(collectives: Sequence[Node]) -> _core.Sequence:
-    """What the peers are told of a step's collectives."""
-    return _core.Sequence(
-        *digest([(collective_line(n.op.name, n.attrs, n.type), n.site) for n in collectives])
-    )
+    def sequences(self) -> list[tuple[str, int]]:
+        """Of each group the text and the hash."""
+        return [digest(lines) for lines in self.lines]
 
 
 def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
-    """One collective as messages between ranks show and compare it."""
-    shown = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k != "algorithm")
-    return f"{kind}{shown} {type}"
+    """One collective as messages between ranks show and compare it: what is equal on all ranks."""
+    local = {"algorithm", "receive_counts", "counts" if "receive_counts" in attrs else "algorithm"}
+    shown = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k not in local)
+    return f"{kind}{shown} {SHORT_NAMES[type.dtype] if 'counts' in attrs else type}"
 
 
 def digest(sequence: list[tuple[str, str]]) -> tuple[str, int]:
-    """The text of a sequence with its call sites, and the hash of it without them; never 0."""
+    """The text of a sequence with its call sites, and the hash of it without them; 0 = nothing."""
     text = "\n".join(f"{what} at {site}" for what, site in sequence)
     hashed = hashlib.sha256("\n".join(what for what, _ in sequence).encode()).digest()
-    return text, int.from_bytes(hashed[:8], "little") or 1
+    return text, (int.from_bytes(hashed[:8], "little") or 1) if sequence else 0
+
+
+def opened(groups: Sequence[Ranks]) -> list[Group]:
+    """The groups of a step that is to run: real ones that were not shut down."""
+    for group in groups:
+        if not isinstance(group, Group):
+            raise TypeError(f"compile: expected groups made by ngd; got {group!r}")
+        group.check_open()
+    return [g for g in groups if isinstance(g, Group)]
+
+
+class Conversation:
+    """A step's collectives on arrays, one after the other: the INTERPRETER's."""
+
+    def __init__(self, graph: Graph, group: Group) -> None:
+        self.rank, self.size = group.rank, group.size
+        self.ordering = Ordering(group)
+        self.nodes = in_order(graph)
+        for node in self.nodes:
+            ranks = node.attrs.get("group")
+            check_root(node, ranks or group)
+            if (ranks or group).size > 1:
+                attrs, number = submission(node), self.ordering.number(ranks)
+                self.ordering.add(kind_of(node), attrs, node.type, number, node.site)
+        self.groups = opened(self.ordering.groups)
+        self.identities = [
+            _core.Sequence(*sequence) if sequence[1] else None
+            for sequence in self.ordering.sequences()
+        ]
+        self.sent: list[tuple[Group, int, Array]] = []
+
+    def collective(self, node: Node, operand: Array) -> Array:
+        """Start one and wait for it; a send goes on until `finish`."""
+        number = self.ordering.number(node.attrs.get("group"))
+        group, kind, attrs = self.groups[number], kind_of(node), submission(node)
+        result: Array = np.zeros(node.shape, node.dtype)
+        group.check_open()
+        work = group.communicator.submit(
+            kind,
+            attrs.pop("reduce_op", "none"),
+            node.dtype.name,
+            attrs.pop("count", operand.size),
+            attrs.pop("root", 0),
+            operand.ctypes.data,
+            result.ctypes.data,
+            site=node.site,
+            sequence=None if kind in ("send", "recv") else self.identities[number],
+            **attrs,
+        )
+        if kind == "send":
+            self.sent.append((group, work, operand))
+        else:
+            group.communicator.wait(work, _core.timeout_seconds())
+        return result
+
+    def finish(self) -> None:
+        """Return when everything sent has been taken."""
+        while self.sent:
+            group, work, _ = self.sent.pop()
+            group.communicator.wait(work, _core.timeout_seconds())
+
+    def abort(self, why: str) -> None:
+        """Tell the peers that this rank has left the common sequence."""
+        self.sent.clear()
+        for group in self.groups if self.nodes else ():
+            group.communicator.abort(why)
+
+
+def kind_of(node: Node) -> str:
+    """What the communicator calls a collective."""
+    assert isinstance(node.op, Collective)
+    return node.op.kind
+
+
+def submission(node: Node) -> dict[str, Any]:
+    """What the communicator is told of a collective beside its operand."""
+    assert isinstance(node.op, Collective)
+    return node.op.submission(node.inputs[0].type, **node.attrs)
 
 
 class InterpreterExecutable(_Base):
@@ -270,9 +362,7 @@ class InterpreterExecutable(_Base):
     def __init__(self, graph: Graph, group: Group) -> None:
         super().__init__(graph, group)
         graph.verify()
-        collectives = [n for n in graph.nodes if n.op.collective]
-        self.ranks = Sequenced(group, sequence_of(collectives))
-        self.talks = bool(collectives)
+        self.ranks = Conversation(graph, group)
         for variable in self.variables:
             variable.storage(self.device, HostStorage)
 
@@ -286,9 +376,9 @@ class InterpreterExecutable(_Base):
             values[variable] = variable.storage(self.device, HostStorage).read()
         try:
             results, updates = reference.evaluate(self.graph, inputs, values, self.ranks)
+            self.ranks.finish()
         except Exception as error:
-            if self.talks:  # this rank has left the common sequence: the peers are told
-                self.group.communicator.abort(str(error))
+            self.ranks.abort(str(error))
             raise
         for destination, result in zip(outputs, results, strict=True):
             destination[...] = result
@@ -309,7 +399,7 @@ class NullExecutable(_Base):
     def __init__(self, graph: Graph, group: Group) -> None:
         super().__init__(graph, group)
         self.plan = passes.run(graph, CpuTarget(group))
-        self.program = str(emit(self.plan, len(graph.inputs), len(graph.outputs)))
+        self.program = str(emit(self.plan, graph, group)[0])
 
     def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
         """Refuse."""
@@ -326,15 +416,15 @@ DEVICES: Final[dict[str, type[CpuExecutable | InterpreterExecutable | NullExecut
 }
 
 
-def emit(plan: Plan, inputs: int, outputs: int) -> _core.ProgramBuilder:
-    """Write a plan down as a Program."""
+def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, list[Ranks]]:
+    """Write a plan down as a Program; the groups that it talks in by their numbers."""
     builder = _core.ProgramBuilder()
-    builder.set_sizes(inputs, outputs, len(plan.variables))
+    builder.set_sizes(len(graph.inputs), len(graph.outputs), len(plan.variables))
     builder.set_arenas(plan.private_bytes, plan.shared_bytes)
     for constant in plan.constants:
         builder.add_constant(constant.tobytes())
     numbers: dict[tuple[Type, str, int], int] = {}
-    sequence: list[tuple[str, str]] = []
+    ordering = Ordering(group)
 
     def value(typed: tuple[Type, Any]) -> int:
         type_, storage = typed
@@ -344,9 +434,9 @@ def emit(plan: Plan, inputs: int, outputs: int) -> _core.ProgramBuilder:
         return numbers[key]
 
     for step in plan.steps:
+        ranks = ordering.number(step.group)
         if step.action == "start":
-            line = collective_line(step.op, step.attrs, step.output[0])
-            sequence.append((line, step.site))
+            ordering.add(step.op, step.attrs, step.output[0], ranks, step.site)
         builder.add_instruction(
             step.action,
             step.op,
@@ -354,11 +444,12 @@ def emit(plan: Plan, inputs: int, outputs: int) -> _core.ProgramBuilder:
             [value(step.output)],
             native_attrs(step.attrs),
             step.start,
+            ranks,
             step.site,
         )
-    if sequence:
-        builder.set_collectives(*digest(sequence))
-    return builder
+    for text, hash in ordering.sequences():
+        builder.add_group(text, hash)
+    return builder, ordering.groups
 
 
 _cache: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
@@ -386,8 +477,8 @@ def compile(
         "CPU" (C++ kernels), "INTERPRETER" (NumPy references) or "NULL" (compiles only); by default
         NGD_DEVICE, or CPU.
     group
-        The ranks that the graph's collectives run over; by default the world, which a graph with a
-        collective initializes.
+        The ranks that the collectives without a group of their own run over; by default the world,
+        which a graph with a collective initializes.
 
     Returns
     -------

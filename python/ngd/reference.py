@@ -9,24 +9,26 @@ from typing import Protocol
 import numpy as np
 
 from .errors import Error
-from .ir import Array, Graph, Node, Type
-from .ops.collective import all_reduce, broadcast, is_rank
+from .ir import Array, Graph, Node, Type, topological
+from .ops.collective import is_rank
+from .passes.collectives import in_order
 
 
 class Group(Protocol):
-    """What evaluation asks of a group of ranks."""
+    """What evaluation asks of the other ranks."""
 
     @property
     def rank(self) -> int:
         """The number of this rank."""
         ...
 
-    def all_reduce(self, array: Array, *, op: str, site: str) -> Array:
-        """Combine an array over the ranks; `site` is for messages."""
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
         ...
 
-    def broadcast(self, array: Array, *, root: int, site: str) -> Array:
-        """Return the root's array; `site` is for messages."""
+    def collective(self, node: Node, operand: Array) -> Array:
+        """Compute a collective, in the group of its attribute or else in this one."""
         ...
 
 
@@ -38,13 +40,13 @@ def evaluate(
 ) -> tuple[list[Array], list[Array]]:
     """Compute a graph's outputs and its variables' next values, in the order of `updates`.
 
-    Without a group this is rank 0 of 1. Collectives run in the graph's own order, which is the same
-    on all ranks. Integers wrap silently; floats follow IEEE 754.
+    Without a group this is rank 0 of 1. Collectives run in the order of `in_order`, which is the
+    same on all ranks. Integers wrap silently; floats follow IEEE 754.
     """
     values = dict(zip(graph.inputs, inputs, strict=True)) | dict(variables)
     for node, value in values.items():
         _check(node, value)
-    order = graph.nodes
+    order = topological([*in_order(graph), *graph.roots])
     uses = dict.fromkeys(order, 0)
     for node in (*graph.roots, *(i for n in order for i in n.inputs)):
         uses[node] += 1
@@ -65,13 +67,12 @@ def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> Arra
     if node.op.name == "constant":
         value: Array = node.attrs["value"]
         return value
-    if group is not None:
-        if node.op is all_reduce:
-            return group.all_reduce(operands[0], op=node.attrs["reduce_op"], site=node.site)
-        if node.op is broadcast:
-            return group.broadcast(operands[0], root=node.attrs["root"], site=node.site)
+    if group is not None and (node.op.collective or node.op is is_rank):
+        ranks = node.attrs.get("group") or group
         if node.op is is_rank:
-            return np.array(group.rank == node.attrs["root"])
+            return np.array(ranks.rank == node.attrs["root"])
+        if ranks.size > 1:
+            return group.collective(node, operands[0])
     return node.op.reference(*operands, **node.attrs)
 
 

@@ -34,6 +34,7 @@ from ngd.ir import (
     Sample,
     Type,
 )
+from ngd.ops.collective import Collective
 from ngd.reference import evaluate
 
 TOLERANCES = {
@@ -119,6 +120,11 @@ def draw(operand: Operand, dtype: DType, rng: np.random.Generator) -> Array:
 def computing_ops() -> list[Op]:
     """Every op but the leaves."""
     return [op for op in REGISTRY.values() if not isinstance(op, Leaf)]
+
+
+def takes_two(op: Op) -> bool:
+    """Whether this needs another rank: tests/distributed has the cases that run."""
+    return isinstance(op, Collective) and op.between_two
 
 
 def all_cases() -> list[Case]:

@@ -15,6 +15,7 @@ from tests.ops.cases import (
     computing_ops,
     placeholders,
     run_reference,
+    takes_two,
 )
 from tests.ops.conftest import Coverage, Runner
 
@@ -26,7 +27,11 @@ from ngd.ops import multiply, sum
 from ngd.reference import evaluate
 
 CASES = all_cases()
-NO_GRADIENT = {("all_reduce", "min"), ("all_reduce", "max"), ("all_reduce", "prod")}
+NO_GRADIENT = {
+    (op, kind)
+    for op in ("all_reduce", "reduce_to", "reduce_scatter")
+    for kind in ("min", "max", "prod")
+}
 POSITIONS = 48
 """At most so many elements of an operand are perturbed."""
 
@@ -44,6 +49,7 @@ def has_gradient(case: Case) -> bool:
         and any(t.dtype == float64 for t in case.types)
         and case.op.name != "stop_gradient"
         and kind not in NO_GRADIENT
+        and not takes_two(case.op)
     )
 
 
@@ -60,7 +66,7 @@ def test_reference_has_the_inferred_type(case: Case) -> None:
     assert Type(value.dtype, value.shape) == case.result
 
 
-@named(CASES)
+@named([c for c in CASES if not takes_two(c.op)])
 def test_device_matches_reference(case: Case, device: str, run: Runner, coverage: Coverage) -> None:
     coverage.cases_run.add(f"{case} on {device}")
     inputs, arrays = placeholders(case.types), case.arrays()
@@ -164,19 +170,19 @@ def compare_with_differences(
         npt.assert_allclose(gradient.reshape(-1)[place], slope, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("kind", ["min", "max", "prod"])
-def test_collectives_without_a_gradient_say_so(kind: str) -> None:
+@pytest.mark.parametrize(("op", "kind"), sorted(NO_GRADIENT))
+def test_collectives_without_a_gradient_say_so(op: str, kind: str) -> None:
     (case,) = (
         c
         for c in CASES
-        if c.op.name == "all_reduce"
+        if c.op.name == op
         and c.sample.attrs["reduce_op"] == kind
         and c.dtype == float64
         and c.sample.operands[0].dtype is None
     )
     (x,) = placeholders(case.types)
     loss = sum(case.op.node((x,), case.sample.attrs))
-    with pytest.raises(GradientError, match=rf'all_reduce\(op="{kind}"\) has no gradient .*\.py:'):
+    with pytest.raises(GradientError, match=rf'{op}\(op="{kind}"\) has no gradient .*\.py:'):
         grad(loss, x)
 
 

@@ -48,17 +48,20 @@ class ThreadGroup:
 
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self.meeting = rank, meeting
+        self.size = len(meeting.arrays)
         self.asked: list[tuple[str, object]] = []
 
-    def all_reduce(self, array: Array, *, op: str, site: str) -> Array:
-        assert __file__ in site
-        self.asked.append(("all_reduce", op))
-        return np.asarray(COMBINE[op](self.meeting.exchange(self.rank, array)), array.dtype)
-
-    def broadcast(self, array: Array, *, root: int, site: str) -> Array:
-        assert __file__ in site
-        self.asked.append(("broadcast", root))
-        return self.meeting.exchange(self.rank, array)[root]
+    def collective(self, node: Node, operand: Array) -> Array:
+        assert __file__ in node.site
+        kind, attrs = node.op.name, node.attrs
+        self.asked.append((kind, attrs.get("reduce_op", attrs.get("root"))))
+        given = self.meeting.exchange(self.rank, operand)
+        if kind == "broadcast":
+            return given[attrs["root"]]
+        total = np.asarray(COMBINE[attrs["reduce_op"]](given), operand.dtype)
+        if kind == "reduce_to" and attrs["root"] != self.rank:
+            return np.zeros_like(total)
+        return total
 
 
 def placeholder(name: str, *shape: int, dtype: np.dtype[Any] = float64) -> Node:
@@ -146,16 +149,16 @@ def test_alone_collectives_are_the_identity() -> None:
     assert [a.tolist() for a in outputs] == [[1.5, -2]] * 7
 
 
-def test_collectives_reach_the_group_in_the_graphs_order() -> None:
+def test_collectives_reach_the_group_in_the_order_of_depth() -> None:
     x = placeholder("x", 2)
-    last = ops.all_reduce(x * 2, op="max")  # made first, needed last
-    first = ops.broadcast(x, root=1)
-    graph = Graph((x,), (first, ops.all_reduce(first, op="sum"), last))
-    meeting = Meeting(1)
-    group = ThreadGroup(0, meeting)
-    group.broadcast = lambda array, *, root, site: group.asked.append(("broadcast", root)) or array  # type: ignore[method-assign, func-returns-value]
-    evaluate(graph, [np.ones(2)], {}, group)
-    assert group.asked == [("broadcast", 1), ("all_reduce", "sum"), ("all_reduce", "max")]
+    last = ops.all_reduce(ops.broadcast(x, root=1), op="max")
+    graph = Graph((x,), (last, ops.all_reduce(x, op="sum")))
+    meeting = Meeting(2)
+    groups = [ThreadGroup(rank, meeting) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda g: evaluate(graph, [np.ones(2)], {}, g), groups, timeout=60))
+    for group in groups:
+        assert group.asked == [("broadcast", 1), ("all_reduce", "sum"), ("all_reduce", "max")]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -207,9 +210,11 @@ class TestGradients:
             lambda x, w: ops.all_reduce(x, op="sum"),
             lambda x, w: ops.all_reduce(x, op="mean"),
             lambda x, w: ops.broadcast(x, root=0),
+            lambda x, w: ops.reduce_to(x, op="sum", root=0),
+            lambda x, w: ops.reduce_to(x, op="mean", root=0),
             lambda x, w: ops.all_reduce(x, op="mean", weight=w),
         ],
-        ids=["sum", "mean", "broadcast", "weighted"],
+        ids=["sum", "mean", "broadcast", "reduce", "reduce-mean", "weighted"],
     )
     def test_against_differences(self, collective: Callable[[Node, Node], Node], size: int) -> None:
         x, w, scale = placeholder("x", 3), placeholder("w"), placeholder("scale")

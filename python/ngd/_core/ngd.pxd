@@ -189,7 +189,11 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         vector[int] outputs
         Attrs attrs
         int start
+        int group
         string site
+    cppclass GroupSequence "ngd::runtime::GroupSequence":
+        string text
+        uint64_t hash
     cppclass CppProgram "ngd::runtime::Program":
         vector[Value] values
         vector[CppInstruction] instructions
@@ -199,13 +203,12 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         size_t variables
         size_t private_bytes
         size_t shared_bytes
-        string collectives
-        uint64_t collectives_hash
+        vector[GroupSequence] groups
     string program_text "ngd::runtime::to_string"(const CppProgram& program) \
         except +ngd_raise_python_error
     cppclass Executor:
         Executor(CppProgram program, CppDevice& device, KernelTable table,
-                 CppCommunicator* communicator, vector[void*] variables) \
+                 vector[CppCommunicator*] communicators, vector[void*] variables) \
             except +ngd_raise_python_error
         void run(const void* const* inputs, void* const* outputs) \
             except +ngd_raise_python_error

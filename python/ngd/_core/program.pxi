@@ -23,7 +23,8 @@ cdef class ProgramBuilder:
         return self.program.constants.size() - 1
 
     def add_instruction(
-        self, str action, str op, list inputs, list outputs, dict attrs, int start, str site
+        self, str action, str op, list inputs, list outputs, dict attrs, int start, int group,
+        str site,
     ) -> int:
         """Add an instruction and return its number."""
         cdef CppInstruction instruction
@@ -33,6 +34,7 @@ cdef class ProgramBuilder:
         instruction.outputs = outputs
         instruction.attrs = _attrs(attrs)
         instruction.start = start
+        instruction.group = group
         instruction.site = _bytes(site)
         self.program.instructions.push_back(instruction)
         return self.program.instructions.size() - 1
@@ -48,10 +50,12 @@ cdef class ProgramBuilder:
         self.program.private_bytes = private_bytes
         self.program.shared_bytes = shared_bytes
 
-    def set_collectives(self, str text, uint64_t hash) -> None:
-        """The sequence of collectives, for the comparison between ranks."""
-        self.program.collectives = _bytes(text)
-        self.program.collectives_hash = hash
+    def add_group(self, str text, uint64_t hash) -> None:
+        """Add a group with the sequence of its collectives, for the comparison between ranks."""
+        cdef GroupSequence group
+        group.text = _bytes(text)
+        group.hash = hash
+        self.program.groups.push_back(group)
 
     def __str__(self) -> str:
         return program_text(self.program).decode()
@@ -62,20 +66,19 @@ cdef class Executable:
 
     cdef unique_ptr[Executor] executor
     cdef ProgramBuilder builder
-    cdef Communicator communicator  # kept alive
-    cdef list variables             # kept alive
+    cdef list communicators, variables  # kept alive
     cdef size_t n_inputs, n_outputs
 
-    def __init__(self, ProgramBuilder builder, Communicator communicator, list variables):
+    def __init__(self, ProgramBuilder builder, list communicators, list variables):
         cdef vector[void*] pointers
-        cdef CppCommunicator* group = NULL
-        self.builder, self.communicator, self.variables = builder, communicator, variables
+        cdef vector[CppCommunicator*] groups
+        self.builder, self.communicators, self.variables = builder, communicators, variables
         for variable in variables:
             pointers.push_back((<Buffer?> variable).buffer.data())
-        if communicator is not None:
-            group = communicator.communicator.get()
+        for communicator in communicators:
+            groups.push_back((<Communicator?> communicator).communicator.get())
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
-        self.executor.reset(new Executor(builder.program, cpu(), cpu_table(), group, pointers))
+        self.executor.reset(new Executor(builder.program, cpu(), cpu_table(), groups, pointers))
 
     def run(self, list inputs, list outputs) -> None:
         """Run once on contiguous arrays of the program's types."""

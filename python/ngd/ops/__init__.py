@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops, one block each: what it means, its gradient, its slow reference, its samples."""
 
-from .collective import all_reduce, broadcast
+from .collective import all_reduce, broadcast, reduce_to
 from .elementwise import (
     abs,
     add,
@@ -44,6 +44,17 @@ from .elementwise import (
     tanh,
     where,
 )
+from .exchange import (
+    all_gather,
+    all_gather_v,
+    all_to_all,
+    all_to_all_v,
+    gather_to,
+    recv,
+    reduce_scatter,
+    scatter,
+    send,
+)
 from .loss import log_softmax, softmax, softmax_cross_entropy
 from .matmul import matmul
 from .operands import as_node
@@ -72,7 +83,11 @@ from .shape import (
 __all__ = [
     "abs",
     "add",
+    "all_gather",
+    "all_gather_v",
     "all_reduce",
+    "all_to_all",
+    "all_to_all_v",
     "argmax",
     "argmin",
     "as_node",
@@ -93,6 +108,7 @@ __all__ = [
     "floor_divide",
     "full",
     "gather",
+    "gather_to",
     "greater",
     "greater_equal",
     "iota",
@@ -122,12 +138,17 @@ __all__ = [
     "random_normal",
     "random_uniform",
     "reciprocal",
+    "recv",
+    "reduce_scatter",
+    "reduce_to",
     "relu",
     "remainder",
     "reshape",
     "round",
     "rsqrt",
+    "scatter",
     "scatter_add",
+    "send",
     "sigmoid",
     "sign",
     "sin",

@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives in the graph. Their results are equal on all ranks, so their nodes are uniform.
+"""Collectives in the graph; those that move blocks of rows, and send and recv, in exchange.py.
+
+Every one takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce_to, send and recv
+run over the ranks of the executable (ngd.compile's group=, by default the world). The others need
+the number of ranks for the shape of their result, and take the world as it is when the graph is
+built: they join it then, as ngd.init() does.
+
+What a rank is given nothing for, as in `reduce_to` all but the root, is zero there. So each of them
+is a linear map of all ranks' operands to all ranks' results, and its gradient is the transpose,
+which is again one of them (docs/adr/0003-gradient-of-all-reduce.md).
 
 The references are those of one rank; an evaluator with a group calls the group instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
@@ -18,20 +28,107 @@ from .elementwise import cast, equal, where
 from .operands import HALVES, Value, as_node, expect_dtype
 
 ALGORITHMS: Final = ("auto", "flat", "ring")
-_DTYPES: Final[dict[str, tuple[DType, ...]]] = {
+REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
     "sum": NUMBERS,
     "mean": FLOATS,
     "min": ALL,
     "max": ALL,
     "prod": ALL,
 }
+"""What each of them takes."""
 
 
-class AllReduce(Op):
-    """all_reduce(x, op=, weight=None, algorithm="auto"): x combined over the ranks of the group.
+class Ranks(Protocol):
+    """A group as far as the graph looks at it; ngd.Group is one. Compared and hashed."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """The group of one rank."""
+
+    rank: int = 0
+    size: int = 1
+
+
+class World:
+    """The group that is meant where a shape needs one and none is given."""
+
+    def __init__(self) -> None:
+        self.join: Callable[[], Ranks] = Alone
+        """Set by the layer that can talk to other processes."""
+        self.joined: Ranks | None = None
+
+    def ranks(self) -> Ranks:
+        """Join, and return the group."""
+        self.joined = self.join()
+        return self.joined
+
+
+WORLD: Final = World()
+
+
+class Collective(Op):
+    """What the blocks here share; attrs: group (a Ranks), left out where it is the executable's."""
+
+    collective = True
+    dtypes: ClassVar[tuple[DType, ...]] = ALL
+    kind: ClassVar[str]
+    """What the communicator calls it."""
+    in_place: ClassVar[bool] = False
+    """Whether the result may lie over the operand."""
+    between_two: ClassVar[bool] = False
+    """Whether it takes two ranks, and stands outside of the sequence that all share."""
+
+    def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
+        """What the communicator is told, as far as the operand does not say it.
+
+        root, reduce_op, algorithm, tag; counts in elements. See src/cpp/comm/collective.hpp.
+        """
+        return {k: v for k, v in attrs.items() if k != "group"}
+
+    def reference(self, x: Array, **attrs: Any) -> Array:
+        return x
+
+
+def with_group(attrs: Mapping[str, Any], group: Ranks | None) -> dict[str, Any]:
+    """Attributes with the group, where there is one."""
+    return dict(attrs) if group is None else {**attrs, "group": group}
+
+
+def everywhere_equal(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    """Whether what is equal in the group is equal on all ranks."""
+    group = attrs.get("group")
+    return group is None or group is WORLD.joined or all(x.uniform for x in inputs)
+
+
+def expect_reduction(where: str, op: str, x: Type) -> None:
+    """Refuse a reduction that does not exist, or not of this dtype."""
+    if op not in REDUCTIONS:
+        raise ValueError(f"{where}: expected op among {', '.join(REDUCTIONS)}; got {op!r}")
+    expect_dtype(f'{where}(op="{op}")', (x,), REDUCTIONS[op])
+
+
+def no_gradient(node: Node) -> GradientError:
+    """The error of a reduction that is not linear."""
+    kind = node.attrs["reduce_op"]
+    return GradientError(f'{node.op.name}(op="{kind}") has no gradient (used at {node.site})')
+
+
+class AllReduce(Collective):
+    """all_reduce(x, op=, weight=None, algorithm="auto", group=None): x combined over the ranks.
 
     op is "sum", "mean", "min", "max" or "prod"; there is no default. "mean" takes floats; sums of
-    bools do not exist. Attrs: reduce_op, algorithm ("auto", "flat" or "ring").
+    bools do not exist. Attrs: reduce_op, algorithm ("auto", "flat" or "ring"), group.
 
     weight, a scalar, is for op="mean": the mean over ranks of x, each with the weight of its rank,
     so that uneven shards give what one process would. A rank of weight 0 contributes nothing, also
@@ -41,112 +138,152 @@ class AllReduce(Op):
     The others have no gradient.
     """
 
-    name = "all_reduce"
-    collective = True
+    name = kind = "all_reduce"
+    in_place = True
+    dtypes = NUMBERS
 
     def __call__(
-        self, x: Value, *, op: str, weight: Value | None = None, algorithm: str = "auto"
+        self,
+        x: Value,
+        *,
+        op: str,
+        weight: Value | None = None,
+        algorithm: str = "auto",
+        group: Ranks | None = None,
     ) -> Node:
         x = as_node(x, where=self.name)
-        attrs = {"reduce_op": op, "algorithm": algorithm}
+        attrs = with_group({"reduce_op": op, "algorithm": algorithm}, group)
         if weight is None:
             return self.node((x,), attrs)
         if op != "mean":
             raise ValueError(f'all_reduce: a weight is for op="mean"; got op={op!r}')
-        return self._weighted_mean(x, as_node(weight, where=self.name), algorithm)
+        return self._weighted_mean(x, as_node(weight, where=self.name), attrs)
 
-    def _weighted_mean(self, x: Node, weight: Node, algorithm: str) -> Node:
+    def _weighted_mean(self, x: Node, weight: Node, attrs: Mapping[str, Any]) -> Node:
         if weight.shape or not is_float(x.dtype):
             raise ShapeError(
                 f"all_reduce: expected floats and a scalar weight; got {x.type} and {weight.type}"
             )
         dtype = float32 if x.dtype in HALVES else x.dtype  # the sums of a two-byte mean
         share = cast(weight, dtype)
-        attrs = {"reduce_op": "sum", "algorithm": algorithm}
+        attrs = {**attrs, "reduce_op": "sum"}
         weighted = self.node((where(equal(share, 0), 0, cast(x, dtype) * share),), attrs)
         total = self.node((share,), attrs)
         nothing = equal(total, 0)
         return cast(where(nothing, 0, weighted / where(nothing, 1, total)), x.dtype)
 
-    def infer(self, x: Type, *, reduce_op: str, algorithm: str) -> Type:
-        if reduce_op not in _DTYPES:
-            raise ValueError(
-                f"all_reduce: expected op among {', '.join(_DTYPES)}; got {reduce_op!r}"
-            )
+    def infer(self, x: Type, *, reduce_op: str, algorithm: str, group: Ranks | None = None) -> Type:
+        expect_reduction(self.name, reduce_op, x)
         if algorithm not in ALGORITHMS:
             raise ValueError(
                 f"all_reduce: expected algorithm among {', '.join(ALGORITHMS)}; got {algorithm!r}"
             )
-        expect_dtype(f'all_reduce(op="{reduce_op}")', (x,), _DTYPES[reduce_op])
         return x
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return True
+        return everywhere_equal(inputs, attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        kind = node.attrs["reduce_op"]
-        if kind not in ("sum", "mean"):
-            raise GradientError(f'all_reduce(op="{kind}") has no gradient (used at {node.site})')
+        if node.attrs["reduce_op"] not in ("sum", "mean"):
+            raise no_gradient(node)
         return (self.node((dy,), node.attrs),)
 
-    def reference(self, x: Array, *, reduce_op: str, algorithm: str) -> Array:
-        return x
-
     def samples(self) -> Iterable[Sample]:
-        for kind, dtype in (
-            ("sum", None),
-            ("min", None),
-            ("max", None),
-            ("prod", None),
-            ("mean", float32),
-            ("mean", float64),
-            ("max", bool_),
-        ):
-            attrs = {"reduce_op": kind, "algorithm": "auto"}
-            yield Sample((Operand((2, 3), dtype=dtype),), attrs)
+        for attrs, dtype in reductions_to_test():
+            yield Sample((Operand((2, 3), dtype=dtype),), {**attrs, "algorithm": "auto"})
         yield Sample((Operand((0,)),), {"reduce_op": "sum", "algorithm": "ring"})
+
+
+def reductions_to_test() -> list[tuple[dict[str, Any], DType | None]]:
+    """Each reduction, with a dtype where it does not take all numbers."""
+    free: list[tuple[str, DType | None]] = [(op, None) for op in ("sum", "min", "max", "prod")]
+    fixed: list[tuple[str, DType | None]] = [("mean", float32), ("mean", float64), ("max", bool_)]
+    return [({"reduce_op": op}, dtype) for op, dtype in free + fixed]
 
 
 all_reduce: Final[AllReduce] = register(AllReduce())
 
 
-class Broadcast(Op):
-    """broadcast(x, root=0): the root's x on every rank; attrs: root.
+class Broadcast(Collective):
+    """broadcast(x, root=0, group=None): the root's x on every rank; attrs: root, group.
 
-    The adjoint is the sum over ranks on the root, and zero elsewhere.
+    The adjoint is the sum over ranks on the root, and zero elsewhere: reduce_to.
     """
 
-    name = "broadcast"
-    collective = True
-    dtypes = ALL
+    name = kind = "broadcast"
+    in_place = True
 
-    def __call__(self, x: Value, root: int = 0) -> Node:
-        return self.node((as_node(x, where=self.name),), {"root": int(root)})
+    def __call__(self, x: Value, root: int = 0, *, group: Ranks | None = None) -> Node:
+        return self.node((as_node(x, where=self.name),), with_group({"root": int(root)}, group))
 
-    def infer(self, x: Type, *, root: int) -> Type:
-        if root < 0:
-            raise ValueError(f"broadcast: expected a root >= 0; got {root}")
-        return x
+    def infer(self, x: Type, *, root: int, group: Ranks | None = None) -> Type:
+        return expect_root(self.name, root, group, x)
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return True
+        return everywhere_equal(inputs, attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return (where(is_rank(node.attrs["root"]), all_reduce(dy, op="sum"), 0),)
-
-    def reference(self, x: Array, *, root: int) -> Array:
-        return x
+        return (reduce_to.node((dy,), {**node.attrs, "reduce_op": "sum"}),)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((Operand((2, 3)),), {"root": 0})
         yield Sample((Operand((0,)),), {"root": 0})
 
 
+def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
+    """Refuse a root that no group has, or not this one; return the operand's type."""
+    if root < 0 or (group is not None and root >= group.size):
+        wanted = ">= 0" if group is None else f"in [0, {group.size})"
+        raise ValueError(f"{where}: expected a root {wanted}; got {root}")
+    return x
+
+
 broadcast: Final[Broadcast] = register(Broadcast())
 
 
+class ReduceTo(Collective):
+    """reduce_to(x, op=, root=0, group=None): x combined over the ranks on the root, zero elsewhere.
+
+    op as in all_reduce; attrs: reduce_op, root, group. The adjoint of sum is broadcast, that of
+    mean a broadcast of the root's share; the others have no gradient.
+    """
+
+    name, kind = "reduce_to", "reduce"
+    in_place = True
+    dtypes = NUMBERS
+
+    def __call__(self, x: Value, *, op: str, root: int = 0, group: Ranks | None = None) -> Node:
+        attrs = with_group({"reduce_op": op, "root": int(root)}, group)
+        return self.node((as_node(x, where=self.name),), attrs)
+
+    def infer(self, x: Type, *, reduce_op: str, root: int, group: Ranks | None = None) -> Type:
+        expect_reduction(self.name, reduce_op, x)
+        return expect_root(self.name, root, group, x)
+
+    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+        return False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        attrs = dict(node.attrs)
+        kind = attrs.pop("reduce_op")
+        if kind == "sum":
+            return (broadcast.node((dy,), attrs),)
+        if kind == "mean":  # the mean over ranks of what the root has, and the others have not
+            group = attrs.get("group")
+            mine = where(is_rank(attrs["root"], group=group), dy, 0)
+            return (all_reduce(mine, op="mean", group=group),)
+        raise no_gradient(node)
+
+    def samples(self) -> Iterable[Sample]:
+        for attrs, dtype in reductions_to_test():
+            yield Sample((Operand((2, 3), dtype=dtype),), {**attrs, "root": 0})
+
+
+reduce_to: Final[ReduceTo] = register(ReduceTo())
+
+
 class IsRank(Op):
-    """is_rank(root): whether this is the rank; attrs: root.
+    """is_rank(root, group=None): whether this is the rank; attrs: root, group.
 
     The compiler knows, and puts a constant. The reference is that of rank 0 of 1.
     """
@@ -154,10 +291,10 @@ class IsRank(Op):
     name = "is_rank"
     dtypes = ()
 
-    def __call__(self, root: int) -> Node:
-        return self.node((), {"root": int(root)})
+    def __call__(self, root: int, *, group: Ranks | None = None) -> Node:
+        return self.node((), with_group({"root": int(root)}, group))
 
-    def infer(self, *, root: int) -> Type:
+    def infer(self, *, root: int, group: Ranks | None = None) -> Type:
         return Type(bool_, ())
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
@@ -166,7 +303,7 @@ class IsRank(Op):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return ()
 
-    def reference(self, *, root: int) -> Array:
+    def reference(self, *, root: int, group: Ranks | None = None) -> Array:
         return np.array(root == 0)
 
     def samples(self) -> Iterable[Sample]:

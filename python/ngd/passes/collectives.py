@@ -10,48 +10,74 @@ import numpy as np
 
 from ..errors import CompileError
 from ..ir import Graph, Node, Op, Type, constant_node
+from ..ops.collective import Collective, Ranks
 from .target import Target
 
 
-def order_collectives(graph: Graph, target: Target) -> Graph:
-    """Number the collectives (attr `order`), and settle what depends on the group alone.
+def in_order(graph: Graph) -> list[Node]:
+    """The collectives in the order in which every rank starts them.
 
-    The order is that of depth, so that the gradients that backward computes first are sent first;
+    That is the order of depth, so that the gradients that backward computes first are sent first;
     equals keep the order of the structural walk. Depth counts matrix products and collectives
     only: autodiff adds sums and reshapes where the shapes of a rank's shard make an operand
     broadcast, and shards may differ. So the order is the same on all ranks, whatever the order in
     which a script made its nodes, and it respects dependence: what needs another's result is
-    deeper. In a group of one a collective is its input.
+    deeper.
 
-    Equal collectives of one operand are merged here, and nowhere later: whether two operands turn
-    out to be equal may hang on a rank's own constants, and then the ranks would not agree.
+    A send or a receive has its place among those of its two ranks alone. Equally deep ones go by
+    their tags, and what is sent goes before what is awaited.
     """
     depth: dict[Node, int] = {}
     for node in graph.nodes:
         own = node.op.collective or node.op.name == "matmul"
         depth[node] = own + max((depth[i] for i in node.inputs), default=0)
-    collectives = sorted((n for n in graph.nodes if n.op.collective), key=depth.__getitem__)
-    number = {node: i for i, node in enumerate(collectives)}
+
+    def place(node: Node) -> tuple[int, int, bool]:
+        return depth[node], node.attrs.get("tag", 0), node.op.name == "recv"
+
+    return sorted((n for n in graph.nodes if n.op.collective), key=place)
+
+
+def order_collectives(graph: Graph, target: Target) -> Graph:
+    """Number the collectives (`Ordered.order`), and settle what depends on the group alone.
+
+    In a group of one a collective is its input. Equal collectives of one operand are merged here,
+    and nowhere later: whether two operands turn out to be equal may hang on a rank's own constants,
+    and then the ranks would not agree.
+    """
+    number = {node: i for i, node in enumerate(in_order(graph))}
     unique: dict[Any, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+        group = node.attrs.get("group") or target
         if node.op.name == "is_rank":
-            return constant_node(np.asarray(target.rank == node.attrs["root"]))
-        if node in number and not 0 <= node.attrs.get("root", 0) < target.size:
-            raise CompileError(
-                f"{node.op.name} (made at {node.site}): expected a root in [0, {target.size}); "
-                f"got {node.attrs['root']}"
-            )
-        if node not in number:
+            return constant_node(np.asarray(group.rank == node.attrs["root"]))
+        if not isinstance(node.op, Collective):
             return node if inputs == node.inputs else node.op.node(inputs, node.attrs)
-        if target.size == 1:
+        check_root(node, group)
+        if group.size == 1:
             return inputs[0]
+        ordered = Ordered(node.op, number[node]).node(inputs, node.attrs)
+        if node.op.between_two:  # two equal ones are two
+            return ordered
         key = (node.op, inputs, tuple(sorted(node.attrs.items())))
-        if key not in unique:
-            unique[key] = Ordered(node.op, number[node]).node(inputs, node.attrs)
-        return unique[key]
+        return unique.setdefault(key, ordered)
 
     return graph.rewrite(change)
+
+
+def check_root(node: Node, group: Ranks) -> None:
+    """Refuse a rank that the group has not, or one that would talk to itself."""
+    root, between_two = node.attrs.get("root", 0), node.op.between_two  # type: ignore[attr-defined]
+    if not 0 <= root < group.size:
+        raise CompileError(
+            f"{node.op.name} (made at {node.site}): expected a {'rank' if between_two else 'root'} "
+            f"in [0, {group.size}); got {root}"
+        )
+    if between_two and root == group.rank:
+        raise CompileError(
+            f"{node.op.name} (made at {node.site}): expected another rank; got {root}, this one"
+        )
 
 
 class Ordered(Op):
@@ -59,18 +85,18 @@ class Ordered(Op):
 
     collective = True
 
-    def __init__(self, op: Op, order: int) -> None:
-        self.name = op.name  # type: ignore[misc]
-        self.kind = op
+    def __init__(self, block: Collective, order: int) -> None:
+        self.name = block.name  # type: ignore[misc]
+        self.block = block
         self.order = order
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
         """As the collective."""
-        return self.kind.infer(*inputs, **attrs)
+        return self.block.infer(*inputs, **attrs)
 
     def uniform(self, inputs: Sequence[Node], attrs: Any) -> bool:
         """As the collective."""
-        return self.kind.uniform(inputs, attrs)
+        return self.block.uniform(inputs, attrs)
 
 
 class Start(Op):
@@ -79,15 +105,11 @@ class Start(Op):
     name = "start"
 
     def __init__(self, op: Ordered) -> None:
-        self.kind = op
+        self.block, self.order = op.block, op.order
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
         """The type of the collective's result."""
-        return self.kind.infer(*inputs, **attrs)
-
-    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
-        """The kind of collective and its attributes."""
-        return self.kind.name, attrs
+        return self.block.infer(*inputs, **attrs)
 
 
 class Wait(Op):

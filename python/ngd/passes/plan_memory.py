@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from ..errors import CompileError
 from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Array, Leaf, Node, Type
+from ..ops.collective import Ranks
 from .collectives import Start, Wait
 from .schedule import Schedule, is_view, source_of
 from .target import Target, query_node
@@ -55,6 +56,8 @@ class Step:
     attrs: dict[str, Any]
     site: str
     start: int = -1
+    group: Ranks | None = None
+    """Of a start: where it is not the executable's."""
 
 
 @dataclass
@@ -218,7 +221,7 @@ class Planner:
             self.plan.steps.append(
                 Step(
                     "wait",
-                    start.op.lower()[0],
+                    start.op.block.kind,  # type: ignore[attr-defined]
                     [],
                     (node.type, storage),
                     {},
@@ -241,18 +244,26 @@ class Planner:
         self.plan.steps.append(step)
 
     def emit_start(self, node: Node) -> None:
-        """A collective, in place where nobody else, and no other collective, reads its operand."""
-        operand = node.inputs[0]
+        """A collective, in place where it may be and nobody else reads its operand."""
+        assert isinstance(node.op, Start)
+        block, operand = node.op.block, node.inputs[0]
         source = self.read(operand)
         dies = self.last_reader.get(source_of(operand)) is node
         alone = self.sent[source_of(operand)] == 1
-        in_place = dies and alone and source.lane == "shared"
+        in_place = block.in_place and dies and alone and source.lane == "shared"
         result = source if in_place else self.new_storage("shared", node.type.bytes)
         self.storage[node] = result
         self.started[node] = len(self.plan.steps)
-        name, attrs = node.op.lower(**node.attrs)
         self.append(
-            Step("start", name, [(operand.type, source)], (node.type, result), attrs, node.site)
+            Step(
+                "start",
+                block.kind,
+                [(operand.type, source)],
+                (node.type, result),
+                block.submission(operand.type, **node.attrs),
+                node.site,
+                group=node.attrs.get("group"),
+            )
         )
 
     def choose(self, node: Node, inputs: list[tuple[Type, Storage]]) -> Storage:

@@ -45,7 +45,7 @@ def source_of(node: Node) -> Node:
 def schedule(graph: Graph, target: Target) -> Schedule:
     """Order the graph's nodes; see the head of this file."""
     starts = [n for n in graph.nodes if isinstance(n.op, Start)]
-    starts.sort(key=lambda n: n.op.kind.order)  # type: ignore[attr-defined]
+    starts.sort(key=lambda n: n.op.order)  # type: ignore[attr-defined]
     order = [n for n in topological([*starts, *graph.roots]) if not isinstance(n.op, Leaf)]
     candidates = direct_candidates(graph, starts)
     tail: set[Node] = set()

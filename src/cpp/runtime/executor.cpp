@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/executor.hpp"
 
-#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/config.hpp"
@@ -20,10 +20,13 @@ struct Executor::Step {
   };
   const Instruction* instruction = nullptr;
   std::unique_ptr<kernels::Kernel> kernel;
+  Step* started = nullptr;                     // of a Wait
+  comm::Communicator* communicator = nullptr;  // of a Start, and so on
   comm::Collective collective;
+  std::vector<std::uint64_t> counts, receive_counts;
   comm::Work work;
-  Step* started = nullptr;  // of a Wait
-  device::Buffer host;      // of a Start where the host cannot address the device
+  std::size_t zeros = 0;               // bytes of a result that this rank is given nothing for
+  device::Buffer source, destination;  // where the host cannot address the device
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<Patch> patches;
@@ -31,28 +34,31 @@ struct Executor::Step {
 };
 
 Executor::Executor(Program program, device::Device& device, kernels::KernelTable table,
-                   comm::Communicator* communicator, std::vector<void*> variables)
+                   std::vector<comm::Communicator*> communicators, std::vector<void*> variables)
     : program_(std::move(program)),
       device_(device),
-      communicator_(communicator),
+      communicators_(std::move(communicators)),
       variables_(std::move(variables)),
       arena_(device, program_.private_bytes),
       timeout_seconds_(config::timeout_seconds()) {
   verify(program_);
   check(variables_.size() == program_.variables, "executor: expected ", program_.variables,
         " variables; got ", variables_.size());
+  check(communicators_.size() >= program_.groups.size(), "executor: expected ",
+        program_.groups.size(), " communicators; got ", communicators_.size());
   for (const auto& bytes : program_.constants) {
     device::Buffer& buffer = constants_.emplace_back(device_, bytes.size());
     device_.copy_from_host(buffer.data(), bytes.data(), bytes.size());
   }
   if (program_.shared_bytes > 0) {
-    check(communicator_ != nullptr, "executor: a shared lane without a communicator");
+    check(!communicators_.empty(), "executor: a shared lane without a communicator");
     if (device_.host_addressable())
-      shared_ = communicator_->allocate(program_.shared_bytes);
+      shared_ = communicators_[0]->allocate(program_.shared_bytes);
     else
       staged_shared_ = device::Buffer(device_, program_.shared_bytes);
   }
-  identity_ = {program_.collectives_hash, program_.collectives.c_str()};
+  for (const GroupSequence& group : program_.groups)
+    identities_.push_back({group.hash, group.text.c_str()});
   staged_inputs_.resize(program_.inputs);
   staged_outputs_.resize(program_.outputs);
   if (!device_.host_addressable())
@@ -67,7 +73,7 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
 }
 
 Executor::~Executor() {
-  if (shared_.data != nullptr) communicator_->release(shared_);
+  if (shared_.data != nullptr) communicators_[0]->release(shared_);
 }
 
 void* Executor::static_pointer(const Value& value) const {
@@ -107,32 +113,65 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
       step.writes_variable |= output && value.lane == Lane::Variable;
     }
   }
-  if (instruction.action == Action::Wait) {
+  if (instruction.action == Action::Wait)
     step.started = &steps_[instruction.start];
-  } else if (instruction.action == Action::Start) {
-    check(communicator_ != nullptr, "executor: a collective without a communicator");
-    step.collective.kind = comm::kind_named(instruction.op);
-    if (instruction.attrs.has("reduce_op"))
-      step.collective.op = comm::reduce_op_named(instruction.attrs.text("reduce_op"));
-    if (instruction.attrs.has("algorithm"))
-      step.collective.algorithm = comm::algorithm_named(instruction.attrs.text("algorithm"));
-    step.collective.root = static_cast<int>(instruction.attrs.integer("root", 0));
-    step.collective.dtype = query.inputs.at(0).dtype;
-    step.collective.count = static_cast<std::uint64_t>(query.inputs.at(0).count());
-    step.collective.program = &identity_;
-    step.collective.site = instruction.site.c_str();
-    if (!device_.host_addressable())
-      step.host = device::Buffer(device::cpu(), query.inputs.at(0).bytes());
-  } else {
-    kernels::Verdict verdict;
-    std::string reasons;
-    const kernels::KernelRow* row = kernels::find(table, query, &verdict, &reasons);
-    if (row == nullptr)
-      fail(ErrorKind::Unsupported, device_.name(), ": no kernel for ", instruction.op, " (made at ",
-           instruction.site, "): ", reasons);
-    step.kernel = row->construct(query);
-    if (verdict.scratch_bytes > scratch_.bytes())
-      scratch_ = device::Buffer(device_, verdict.scratch_bytes);
+  else if (instruction.action == Action::Start)
+    bind_start(step, query);
+  else
+    bind_kernel(step, query, table);
+}
+
+void Executor::bind_kernel(Step& step, const kernels::KernelQuery& query,
+                           kernels::KernelTable table) {
+  kernels::Verdict verdict;
+  std::string reasons;
+  const kernels::KernelRow* row = kernels::find(table, query, &verdict, &reasons);
+  if (row == nullptr)
+    fail(ErrorKind::Unsupported, device_.name(), ": no kernel for ", query.op, " (made at ",
+         step.instruction->site, "): ", reasons);
+  step.kernel = row->construct(query);
+  if (verdict.scratch_bytes > scratch_.bytes())
+    scratch_ = device::Buffer(device_, verdict.scratch_bytes);
+}
+
+void Executor::bind_start(Step& step, const kernels::KernelQuery& query) {
+  const Instruction& instruction = *step.instruction;
+  const TensorType &operand = query.inputs.at(0), &result = query.outputs.at(0);
+  const Attrs& attrs = instruction.attrs;
+  comm::Collective& collective = step.collective;
+  const auto counts_of = [&](const char* name, std::vector<std::uint64_t>& counts) {
+    if (!attrs.has(name)) return static_cast<const std::uint64_t*>(nullptr);
+    for (const std::int64_t n : attrs.integers(name))
+      counts.push_back(static_cast<std::uint64_t>(n));
+    check(static_cast<int>(counts.size()) == step.communicator->size(), "executor: expected ",
+          step.communicator->size(), " ", name, "; got ", counts.size());
+    return static_cast<const std::uint64_t*>(counts.data());
+  };
+  step.communicator = communicators_[instruction.group];
+  collective.kind = comm::kind_named(instruction.op);
+  if (attrs.has("reduce_op")) collective.op = comm::reduce_op_named(attrs.text("reduce_op"));
+  if (attrs.has("algorithm")) collective.algorithm = comm::algorithm_named(attrs.text("algorithm"));
+  collective.root = static_cast<int>(attrs.integer("root", 0));
+  collective.tag = static_cast<int>(attrs.integer("tag", 0));
+  collective.dtype = result.dtype;
+  collective.count = static_cast<std::uint64_t>(attrs.integer("count", operand.count()));
+  collective.counts = counts_of("counts", step.counts);
+  collective.receive_counts = counts_of("receive_counts", step.receive_counts);
+  if (!comm::between_two(collective.kind)) collective.program = &identities_[instruction.group];
+  collective.site = instruction.site.c_str();
+
+  const int rank = step.communicator->rank(), size = step.communicator->size();
+  comm::validate(collective, rank, size);
+  const std::uint64_t read = comm::source_elements(collective, rank, size);
+  const std::uint64_t written = comm::destination_elements(collective, rank, size);
+  check(read <= static_cast<std::uint64_t>(operand.count()) &&
+            (written == 0 || written == static_cast<std::uint64_t>(result.count())),
+        "executor: ", comm::describe(collective), " of ", operand.count(), " elements to ",
+        result.count());
+  if (written == 0) step.zeros = result.bytes();
+  if (!device_.host_addressable()) {
+    step.source = device::Buffer(device::cpu(), operand.bytes());
+    step.destination = device::Buffer(device::cpu(), result.bytes());
   }
 }
 
@@ -147,10 +186,15 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
   try {
     run_steps(inputs, outputs);
   } catch (const std::exception& error) {
-    if (program_.collectives_hash != 0) communicator_->abort(error.what());
+    abort(error.what());
     throw;
   }
   variables_touched_ = false;
+}
+
+void Executor::abort(const std::string& why) noexcept {
+  for (const Step& step : steps_)
+    if (step.communicator != nullptr) step.communicator->abort(why);
 }
 
 void Executor::run_steps(const void* const* inputs, void* const* outputs) {
@@ -195,16 +239,20 @@ void Executor::start(Step& step) {
   step.collective.source = step.inputs[0];
   step.collective.destination = step.outputs[0];
   if (!device_.host_addressable()) {
-    device_.copy_to_host(step.host.data(), step.inputs[0], step.host.bytes());
-    step.collective.source = step.collective.destination = step.host.data();
+    device_.copy_to_host(step.source.data(), step.inputs[0], step.source.bytes());
+    step.collective.source = step.source.data();
+    step.collective.destination = step.destination.data();
   }
-  step.work = communicator_->submit(step.collective);
+  step.work = step.communicator->submit(step.collective);
 }
 
 void Executor::finish(Step& step) {
-  communicator_->wait(step.work, timeout_seconds_);
-  if (!device_.host_addressable())
-    device_.copy_from_host(step.outputs[0], step.host.data(), step.host.bytes());
+  step.communicator->wait(step.work, timeout_seconds_);
+  const bool staged = !device_.host_addressable();
+  if (step.zeros > 0)
+    std::memset(staged ? step.destination.data() : step.outputs[0], 0, step.zeros);
+  if (staged)
+    device_.copy_from_host(step.outputs[0], step.destination.data(), step.destination.bytes());
 }
 
 }  // namespace ngd::runtime

@@ -4,7 +4,7 @@
 
 #include <atomic>
 #include <memory>
-#include <span>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.hpp"
@@ -17,16 +17,16 @@ namespace ngd::runtime {
 class Executor {
  public:
   // `variables` are device pointers, numbered as in the program, that outlive the executor.
-  // `communicator` may be null where the program has no collective; it outlives the executor too.
+  // The communicators are those of the program's groups, of one family, and outlive it too.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
-           comm::Communicator* communicator, std::vector<void*> variables);
+           std::vector<comm::Communicator*> communicators, std::vector<void*> variables);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
   // Host pointers in, host pointers out; allocates nothing. Throws what a kernel or a collective
   // throws, and Busy for a second call while one runs. Where the program has collectives, a failure
-  // closes the group: the peers are told, since this rank has left the common sequence.
+  // closes their groups: the peers are told, since this rank has left the common sequence.
   void run(const void* const* inputs, void* const* outputs);
 
   // Whether the last run() threw after the first instruction that writes a variable had begun.
@@ -37,15 +37,18 @@ class Executor {
   struct Step;
 
   void bind_step(const Instruction& instruction, kernels::KernelTable table);
+  void bind_kernel(Step& step, const kernels::KernelQuery& query, kernels::KernelTable table);
+  void bind_start(Step& step, const kernels::KernelQuery& query);
   void* static_pointer(const Value& value) const;
   void run_steps(const void* const* inputs, void* const* outputs);
+  void abort(const std::string& why) noexcept;
   void execute(Step& step);
   void start(Step& step);
   void finish(Step& step);
 
   Program program_;
   device::Device& device_;
-  comm::Communicator* communicator_;
+  std::vector<comm::Communicator*> communicators_;
   std::vector<void*> variables_;
   std::vector<device::Buffer> constants_;
   // Where the host cannot address the device: these lanes lie in it, and are copied.
@@ -53,7 +56,7 @@ class Executor {
   device::Buffer staged_shared_;
   device::Buffer arena_, scratch_;
   comm::SharedBlock shared_;
-  comm::ProgramIdentity identity_;
+  std::vector<comm::ProgramIdentity> identities_;  // of each group
   std::vector<Step> steps_;
   double timeout_seconds_;
   std::atomic<bool> running_{false};

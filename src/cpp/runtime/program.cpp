@@ -70,6 +70,7 @@ std::string to_string(const Program& program) {
       out << ' ' << name << '=';
       print(out, attr);
     }
+    if (instruction.group != 0) out << " group " << instruction.group;
     out << '\n';
   }
   return out.str();
@@ -104,6 +105,9 @@ void verify(const Program& program) {
     for (const auto* operands : {&instruction.inputs, &instruction.outputs})
       for (const int v : *operands)
         check(v >= 0 && v < values, "program: instruction ", i, " names no value: ", v);
+    if (instruction.action == Action::Start)
+      check(instruction.group >= 0 && instruction.group < static_cast<int>(program.groups.size()),
+            "program: instruction ", i, " names no group: ", instruction.group);
     if (instruction.action != Action::Wait) continue;
     check(instruction.start >= 0 && instruction.start < static_cast<int>(i) &&
               program.instructions[instruction.start].action == Action::Start,

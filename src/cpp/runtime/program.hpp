@@ -32,7 +32,14 @@ struct Instruction {
   std::vector<int> outputs;
   Attrs attrs;
   int start = -1;    // of a Wait: the instruction that it waits for
+  int group = 0;     // of a Start: which of the program's groups it talks in
   std::string site;  // the user's "file:line"
+};
+
+// What the ranks of a group compare of their programs.
+struct GroupSequence {
+  std::string text;        // one line a collective, in order, with its call site
+  std::uint64_t hash = 0;  // of the same lines without the call sites; 0 = no collective
 };
 
 struct Program {
@@ -41,9 +48,7 @@ struct Program {
   std::vector<std::vector<char>> constants;
   std::size_t inputs = 0, outputs = 0, variables = 0;
   std::size_t private_bytes = 0, shared_bytes = 0;
-  std::string collectives;  // one line a collective, in order, with its call site
-  std::uint64_t collectives_hash =
-      0;  // of the same lines without the call sites; 0 = no collective
+  std::vector<GroupSequence> groups;  // the first one's memory is the shared arena
 };
 
 // The stable text form that golden tests compare.

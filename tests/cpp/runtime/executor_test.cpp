@@ -21,7 +21,7 @@ using runtime::Program;
 const TensorType kVector{DType::F32, {3}};
 
 Instruction run(const char* op, std::vector<int> inputs, std::vector<int> outputs) {
-  return {Action::Run, op, std::move(inputs), std::move(outputs), {}, -1, "model.py:7"};
+  return {Action::Run, op, std::move(inputs), std::move(outputs), {}, -1, 0, "model.py:7"};
 }
 
 // output = all_reduce(input + variable) + constant; then variable <- output.
@@ -35,14 +35,13 @@ Program training_step() {
   const float ten[] = {10, 20, 30};
   program.constants.emplace_back(reinterpret_cast<const char*>(ten),
                                  reinterpret_cast<const char*>(ten) + sizeof ten);
-  Instruction start{Action::Start, "all_reduce", {3}, {3}, {}, -1, "model.py:9"};
+  Instruction start{Action::Start, "all_reduce", {3}, {3}, {}, -1, 0, "model.py:9"};
   start.attrs.set("reduce_op", std::string("sum"));
-  Instruction wait{Action::Wait, "all_reduce", {}, {3}, {}, 1, "model.py:9"};
+  Instruction wait{Action::Wait, "all_reduce", {}, {3}, {}, 1, 0, "model.py:9"};
   program.instructions = {
       run("add", {0, 1}, {3}), start, wait, run("add", {3, 2}, {5}), run("copy", {5}, {4}),
       run("copy", {5}, {1})};
-  program.collectives = "all_reduce f32[3] at model.py:9";
-  program.collectives_hash = 77;
+  program.groups = {{"all_reduce f32[3] at model.py:9", 77}};
   return program;
 }
 
@@ -53,7 +52,7 @@ TEST(Executor, RunsOnADeviceWhoseMemoryTheHostCannotAddress) {
     device::Buffer variable(device, 12);
     const float initial[] = {1, 1, 1};
     device.copy_from_host(variable.data(), initial, 12);
-    Executor executor(training_step(), device, testing::remote_table(), group.get(),
+    Executor executor(training_step(), device, testing::remote_table(), {group.get()},
                       {variable.data()});
     const float input[] = {1, 2, 3};
     float output[3];
@@ -85,7 +84,7 @@ TEST(Executor, TellsWhetherVariablesWereTouchedWhenAStepFails) {
     program.instructions.insert(
         before ? program.instructions.begin() + 3 : program.instructions.end(),
         run("fails", {3}, {5}));
-    Executor executor(program, device, testing::remote_table(), group.get(), {variable.data()});
+    Executor executor(program, device, testing::remote_table(), {group.get()}, {variable.data()});
     try {
       executor.run(inputs, outputs);
       FAIL() << "expected an error";
@@ -104,7 +103,7 @@ TEST(Executor, NamesTheOpThatNoKernelTakes) {
   device::Buffer variable(device, 12);
   const auto group = comm::make_self_communicator();
   try {
-    Executor executor(program, device, testing::remote_table(), group.get(), {variable.data()});
+    Executor executor(program, device, testing::remote_table(), {group.get()}, {variable.data()});
     FAIL() << "expected an error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::Unsupported);

@@ -14,11 +14,12 @@ Program small() {
                     {{DType::F32, {2, 3}}, Lane::Shared, 64}};
   program.inputs = 1;
   program.shared_bytes = 128;
-  Instruction copy{Action::Run, "copy", {0}, {1}, {}, -1, "a.py:1"};
-  Instruction start{Action::Start, "all_reduce", {1}, {1}, {}, -1, "a.py:2"};
+  Instruction copy{Action::Run, "copy", {0}, {1}, {}, -1, 0, "a.py:1"};
+  Instruction start{Action::Start, "all_reduce", {1}, {1}, {}, -1, 0, "a.py:2"};
   start.attrs.set("reduce_op", std::string("mean"));
-  Instruction wait{Action::Wait, "all_reduce", {}, {1}, {}, 1, "a.py:2"};
+  Instruction wait{Action::Wait, "all_reduce", {}, {1}, {}, 1, 0, "a.py:2"};
   program.instructions = {copy, start, wait};
+  program.groups = {{"all_reduce f32[2,3] at a.py:2", 5}, {"", 0}};
   return program;
 }
 
@@ -34,6 +35,12 @@ TEST(Program, PrintsAStableText) {
 
 TEST(Program, RefusesWhatPointsOutside) {
   EXPECT_NO_THROW(verify(small()));
+  Program other_group = small();
+  other_group.instructions[1].group = 1;
+  EXPECT_NO_THROW(verify(other_group));
+  EXPECT_NE(to_string(other_group).find("reduce_op=\"mean\" group 1\n"), std::string::npos);
+  other_group.instructions[1].group = 2;
+  EXPECT_THROW(verify(other_group), Error);
   Program program = small();
   program.shared_bytes = 64;
   EXPECT_THROW(verify(program), Error);
