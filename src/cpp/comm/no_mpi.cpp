@@ -11,6 +11,11 @@ std::unique_ptr<Communicator> make_mpi_communicator(int, double) {
        "NGD_DISTRIBUTED_ENABLE=OMPI");
 }
 
+std::unique_ptr<Communicator> make_hierarchical_communicator(int fortran_handle, double timeout,
+                                                             const std::function<bool()>&) {
+  return make_mpi_communicator(fortran_handle, timeout);
+}
+
 void finalize_mpi() noexcept {}
 
 std::string mpi_library_version() { return ""; }

@@ -295,7 +295,8 @@ TEST_F(Mpi, RefusesWithoutClosing) {
   Collective c = all_reduce(data);
   c.op = ReduceOp::None;
   EXPECT_THROW(comm_->submit(c), Error);
-  c.kind = Kind::AllToAll;
+  c.kind = Kind::Send;
+  c.root = rank();
   EXPECT_THROW(comm_->submit(c), Error);
   barrier();
 }

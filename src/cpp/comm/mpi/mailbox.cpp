@@ -10,20 +10,18 @@
 namespace ngd::comm::mpi {
 namespace {
 
-constexpr int kMailTag = 0;
 constexpr std::size_t kMailBytes = sizeof(Header) + kMaxPayloadBytes;
 
 }  // namespace
 
-Mailbox::Mailbox(MPI_Comm comm, int rank, int size)
-    : comm_(comm),
-      rank_(rank),
-      peers_(index(size)),
-      receives_(index(size), MPI_REQUEST_NULL),
-      completed_(index(size)),
-      statuses_(index(size)) {
-  for (int peer = 0; peer < size; ++peer)
-    if (peer != rank) listen(peer);
+Mailbox::Mailbox(const Channel& channel)
+    : channel_(channel),
+      peers_(index(channel.size())),
+      receives_(index(channel.size()), MPI_REQUEST_NULL),
+      completed_(index(channel.size())),
+      statuses_(index(channel.size())) {
+  for (int peer = 0; peer < channel.size(); ++peer)
+    if (peer != channel.rank) listen(peer);
 }
 
 Mailbox::~Mailbox() { close(); }
@@ -31,20 +29,34 @@ Mailbox::~Mailbox() { close(); }
 void Mailbox::listen(int peer) {
   std::vector<std::byte>& buffer = peers_[index(peer)].buffer;
   buffer.resize(kMailBytes);
-  const int code = MPI_Irecv(buffer.data(), static_cast<int>(kMailBytes), MPI_BYTE, peer, kMailTag,
-                             comm_, &receives_[index(peer)]);
-  if (code != MPI_SUCCESS) throw Unreachable(concat("rank ", peer), code);
+  const int code =
+      MPI_Irecv(buffer.data(), static_cast<int>(kMailBytes), MPI_BYTE, channel_.world(peer),
+                channel_.first_tag + kMailTag, channel_.comm, &receives_[index(peer)]);
+  if (code != MPI_SUCCESS) throw Unreachable(name(peer), code);
 }
 
-void Mailbox::post(Header header, const void* payload, std::size_t payload_bytes) {
+Mailbox::Outgoing& Mailbox::compose(Header header, const void* payload, std::size_t payload_bytes) {
   reap();
   header.payload_bytes = static_cast<std::uint32_t>(payload_bytes);
-  Outgoing mail{std::vector<std::byte>(sizeof(Header) + payload_bytes), Requests(comm_)};
+  Outgoing& mail = outgoing_.emplace_back(
+      Outgoing{std::vector<std::byte>(sizeof(Header) + payload_bytes), Requests(channel_)});
   std::memcpy(mail.buffer.data(), &header, sizeof(Header));
   if (payload_bytes != 0) std::memcpy(mail.buffer.data() + sizeof(Header), payload, payload_bytes);
-  for (int peer = 0; peer < static_cast<int>(peers_.size()); ++peer)
-    if (peer != rank_) mail.requests.send(mail.buffer.data(), mail.buffer.size(), peer, kMailTag);
-  outgoing_.push_back(std::move(mail));
+  return mail;
+}
+
+void Mailbox::post(const Header& header, const void* payload, std::size_t payload_bytes) {
+  Outgoing& mail = compose(header, payload, payload_bytes);
+  for (int peer = 0; peer < channel_.size(); ++peer)
+    if (peer != channel_.rank)
+      mail.requests.send(mail.buffer.data(), mail.buffer.size(), peer,
+                         channel_.first_tag + kMailTag);
+}
+
+void Mailbox::post_to(int peer, const Header& header, const void* payload,
+                      std::size_t payload_bytes) {
+  Outgoing& mail = compose(header, payload, payload_bytes);
+  mail.requests.send(mail.buffer.data(), mail.buffer.size(), peer, channel_.first_tag + kMailTag);
 }
 
 void Mailbox::progress() {
@@ -57,7 +69,7 @@ void Mailbox::progress() {
   for (int i = 0; i < count; ++i) {
     const int peer = completed_[index(i)];
     if (code == MPI_ERR_IN_STATUS && statuses_[index(i)].MPI_ERROR != MPI_SUCCESS)
-      throw Unreachable(concat("rank ", peer), statuses_[index(i)].MPI_ERROR);
+      throw Unreachable(name(peer), statuses_[index(i)].MPI_ERROR);
     int bytes = 0;
     MPI_Get_count(&statuses_[index(i)], MPI_BYTE, &bytes);
     sort_in(peer, static_cast<std::size_t>(bytes));
@@ -72,10 +84,14 @@ void Mailbox::sort_in(int rank, std::size_t bytes) {
   if (bytes >= sizeof(Header)) std::memcpy(&message.header, peer.buffer.data(), sizeof(Header));
   if (bytes < sizeof(Header) || message.header.magic != Header::kMagic ||
       bytes != sizeof(Header) + message.header.payload_bytes)
-    fail(ErrorKind::Init, "rank ", rank, " runs another version of ngd than this rank");
+    fail(ErrorKind::Init, name(rank), " runs another version of ngd than this rank");
   message.payload.assign(text, text + message.header.payload_bytes);
   if (message.header.topic == Topic::Submitted) {
     peer.arrived.push_back(std::move(message));
+    return;
+  }
+  if (message.header.topic == Topic::Sent) {
+    peer.sent.push_back(std::move(message));
     return;
   }
   if (message.header.topic == Topic::Program) {

@@ -19,17 +19,20 @@ namespace ngd::comm::mpi {
 
 class Mailbox {
  public:
-  Mailbox(MPI_Comm comm, int rank, int size);
+  explicit Mailbox(const Channel& channel);  // which must outlive it
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  void post(Header header, const void* payload, std::size_t payload_bytes);
+  void post(const Header& header, const void* payload, std::size_t payload_bytes);  // to all
+  void post_to(int peer, const Header& header, const void* payload, std::size_t payload_bytes);
   // Moves what has arrived into the queues. Throws Unreachable, Init (a peer runs another ngd).
   void progress();
 
   const std::deque<Message>& from(int peer) const { return peers_[index(peer)].arrived; }
   Message take(int peer);
+  // What a peer has sent to me alone, in the order of its sends.
+  std::deque<Message>& sent_by(int peer) { return peers_[index(peer)].sent; }
   // Set once a peer has said Failed or Left: no Submitted comes after it.
   const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
   const std::optional<std::string>& program_text(int peer) const {
@@ -45,6 +48,7 @@ class Mailbox {
   struct Peer {
     std::vector<std::byte> buffer;
     std::deque<Message> arrived;
+    std::deque<Message> sent;
     std::optional<Message> ended;
     std::optional<std::string> program_text;
     bool left = false;
@@ -54,12 +58,13 @@ class Mailbox {
     Requests requests;
   };
   static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
+  std::string name(int peer) const { return concat("rank ", channel_.world(peer)); }
+  Outgoing& compose(Header header, const void* payload, std::size_t payload_bytes);
   void listen(int peer);
   void sort_in(int peer, std::size_t bytes);
   bool reap();
 
-  MPI_Comm comm_;
-  int rank_;
+  const Channel& channel_;
   std::vector<Peer> peers_;
   std::vector<MPI_Request> receives_;  // by rank; null where nothing more will come
   std::vector<int> completed_;

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi/mpi_communicator.hpp"
 
-#include <unistd.h>
-
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <new>
+#include <numeric>
 #include <thread>
+#include <tuple>
 
+#include "base/config.hpp"
+#include "comm/hierarchical/local_group.hpp"
 #include "comm/messages.hpp"
 #include "comm/mpi/backoff.hpp"
+#include "comm/mpi/small.hpp"
 
 namespace ngd::comm {
 namespace mpi {
@@ -17,7 +21,9 @@ namespace {
 
 constexpr double kFarewellSeconds = 1.0;        // for last words, before MPI_Abort
 constexpr double kQuickFarewellSeconds = 0.05;  // where the rest is done in MPI_Finalize
+constexpr double kLastWordsSeconds = 0.2;       // that a peer's take to come
 constexpr std::size_t kAlignment = 64;
+constexpr double kForEver = std::numeric_limits<double>::infinity();
 
 // Whether a failure is the group's; any other is one rank's own, and RemoteRank to the rest.
 bool is_between_ranks(ErrorKind kind) {
@@ -30,231 +36,336 @@ std::string describe_program(const Header& header) {
                                   : concat("the program ", std::hex, header.program_hash);
 }
 
+Channel everybody(const Endpoint& endpoint) {
+  Channel channel{endpoint.comm, std::vector<int>(static_cast<std::size_t>(endpoint.size)),
+                  endpoint.rank, 0};
+  std::iota(channel.members.begin(), channel.members.end(), 0);
+  return channel;
+}
+
 }  // namespace
 
-MpiCommunicator::MpiCommunicator(const Endpoint& endpoint)
-    : endpoint_(endpoint),
-      owner_(::getpid()),
-      preferred_(preferred_algorithm()),
-      mailbox_(endpoint.comm, endpoint.rank, endpoint.size) {}
+MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family)
+    : MpiCommunicator(family, everybody(family->endpoint())) {}
 
-void MpiCommunicator::require_open(const char* call) const {
-  if (::getpid() != owner_)
+MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family, Channel channel)
+    : family_(std::move(family)),
+      channel_(std::move(channel)),
+      preferred_(preferred_algorithm()),
+      mailbox_(channel_),
+      pairs_(channel_) {
+  const std::lock_guard lock(family_->mutex());
+  family_->add(*this);
+}
+
+void MpiCommunicator::use(std::unique_ptr<hierarchical::Hosts> hosts) {
+  const std::lock_guard lock(family_->mutex());
+  hosts_ = std::move(hosts);
+}
+
+std::string_view MpiCommunicator::name() const noexcept {
+  return hosts_ && hosts_->regular() ? "hierarchical" : "mpi";
+}
+
+int MpiCommunicator::local_rank() const noexcept {
+  return hosts_ ? hosts_->local().rank() : family_->endpoint().local_rank;
+}
+
+int MpiCommunicator::local_size() const noexcept {
+  return hosts_ ? hosts_->local().size() : family_->endpoint().local_size;
+}
+
+// ---- whether it is usable
+
+void MpiCommunicator::refuse_child(const char* call) const {
+  if (family_->in_child())
     fail(ErrorKind::GroupClosed, call,
          ": this is a forked child of a rank; only the rank itself takes part in collectives");
+}
+
+// A failure that was found meanwhile is thrown as what it is, once.
+void MpiCommunicator::require_open(const char* call) {
+  if (state_ == State::Failed && !failure_told_) {
+    failure_told_ = true;
+    throw Error(failure_kind_, failure_);
+  }
   if (state_ == State::Failed)
     fail(ErrorKind::GroupClosed, call, ": an earlier failure closed the group: ", failure_);
   if (state_ == State::Closed) fail(ErrorKind::GroupClosed, call, ": the group was closed");
 }
 
-Algorithm MpiCommunicator::resolve(Algorithm asked) const {
-  const Algorithm chosen = asked == Algorithm::Auto ? preferred_ : asked;
+// ---- starting
+
+Algorithm MpiCommunicator::resolve(const Collective& collective) const {
+  if (collective.kind != Kind::AllReduce) return Algorithm::Auto;
+  const Algorithm chosen =
+      collective.algorithm == Algorithm::Auto ? preferred_ : collective.algorithm;
   return chosen == Algorithm::Auto ? Algorithm::Flat : chosen;
 }
 
-bool MpiCommunicator::travels_with_header(const Collective& collective) const {
-  return collective.count * size_of(collective.dtype) <= kInlineBytes;
-}
-
-std::size_t MpiCommunicator::contribution_bytes(const Collective& collective) const {
-  const bool contributes = collective.kind == Kind::AllReduce || collective.root == rank();
-  return contributes ? collective.count * size_of(collective.dtype) : 0;
+MpiCommunicator::Pending MpiCommunicator::prepare(const Collective& collective) const {
+  Pending pending;
+  pending.collective = collective;
+  pending.collective.algorithm = resolve(collective);
+  pending.header = header_of(pending.collective, size(), submitted_ + 1);
+  if (pending.header.has_program_text) pending.program_text = collective.program->text;
+  Collective& kept = pending.collective;
+  kept.program = nullptr;
+  kept.site = "";
+  if (kept.kind == Kind::Barrier) kept.count = 0;
+  if (kept.counts != nullptr) {
+    pending.counts.assign(kept.counts, kept.counts + size());
+    kept.counts = pending.counts.data();
+  }
+  if (kept.receive_counts != nullptr) {
+    pending.receive_counts.assign(kept.receive_counts, kept.receive_counts + size());
+    kept.receive_counts = pending.receive_counts.data();
+  }
+  const void* payload = nullptr;
+  std::size_t bytes = 0;
+  if (travels_with_header(kept, size())) {
+    payload = kept.source;
+    bytes = source_elements(kept, rank(), size()) * size_of(kept.dtype);
+  } else if (kept.kind == Kind::AllToAll && kept.counts != nullptr) {
+    payload = kept.counts;  // for the receivers to compare
+    bytes = pending.counts.size() * sizeof(std::uint64_t);
+  }
+  const auto* data = static_cast<const std::byte*>(payload);
+  if (bytes != 0) pending.payload.assign(data, data + bytes);
+  return pending;
 }
 
 Work MpiCommunicator::submit(const Collective& collective) {
   const Entry entry(*this);
   const std::string call(name_of(collective.kind));
+  refuse_child(call.c_str());
+  const std::lock_guard lock(family_->mutex());
   require_open(call.c_str());
   validate(collective, rank(), size());
-  if (collective.kind != Kind::AllReduce && collective.kind != Kind::Broadcast &&
-      collective.kind != Kind::Barrier)
-    fail(ErrorKind::Unsupported, call, ": the MPI communicator does not do it yet");
-
-  Pending pending;
-  pending.collective = collective;
-  pending.collective.program = nullptr;
-  pending.collective.site = "";
-  pending.collective.algorithm =
-      collective.kind == Kind::AllReduce ? resolve(collective.algorithm) : Algorithm::Auto;
-  if (collective.kind == Kind::Barrier) pending.collective.count = 0;
-  pending.header = header_of(collective, submitted_ + 1);
-  pending.header.algorithm = pending.collective.algorithm;
-  pending.header.count = pending.collective.count;
-  if (pending.header.has_program_text) pending.program_text = collective.program->text;
-  if (travels_with_header(pending.collective) && contribution_bytes(pending.collective) != 0) {
-    const auto* data = static_cast<const std::byte*>(collective.source);
-    pending.payload.assign(data, data + contribution_bytes(pending.collective));
-  }
   try {
+    if (between_two(collective.kind)) {
+      const Work work{pairs_.submit(mailbox_, collective)};
+      family_->submitted();
+      return work;
+    }
+    works_.push_back(prepare(collective));
+    const Pending& pending = works_.back();
     mailbox_.post(pending.header, pending.payload.data(), pending.payload.size());
   } catch (const Error& error) {
-    close_failed(error.kind(), concat(describe(pending.header), ": ", error.what()));
-    throw Error(error.kind(), failure_);
+    close_failed(error.kind(), concat(describe(collective), ": ", error.what()));
+    require_open(call.c_str());
   }
-  works_.push_back(std::move(pending));
+  family_->submitted();
   return {++submitted_};
 }
 
+// ---- waiting
+
+bool MpiCommunicator::is_complete(Work work) const {
+  if (work.sequence >= Pairs::kFirst) {
+    check(work.sequence <= pairs_.last(), "a send or a receive that was never submitted");
+    return pairs_.complete(work.sequence);
+  }
+  check(work.sequence <= submitted_, "collective ", work.sequence, " of ", submitted_);
+  if (work.sequence <= completed_) return true;
+  const std::size_t place = work.sequence - completed_ - 1;
+  return place < works_.size() && works_[place].complete;
+}
+
 void MpiCommunicator::wait(Work work, double timeout_seconds) {
+  await(work, {timeout_seconds, kForEver}, "wait");
+}
+
+bool MpiCommunicator::wait_for(Work work, double seconds) {
+  return await(work, {0, seconds}, "wait_for");
+}
+
+bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
   const Entry entry(*this);
-  check(work.sequence <= submitted_, "wait for collective ", work.sequence, " of ", submitted_);
-  if (work.sequence <= completed_) return;
-  require_open("wait");
-  const std::chrono::duration<double> limit(timeout_seconds);
+  refuse_child(call);
+  const Family::Waiting waiting(*family_);
+  const std::chrono::duration<double> limit(limits.timeout_seconds);
+  const auto start = Clock::now();
   Backoff backoff(local_size());
-  auto last_move = Clock::now();
-  auto next_look = last_move + std::chrono::milliseconds(100);
+  std::uint64_t seen = 0;
+  auto last_move = start;
+  auto next_look = start + std::chrono::milliseconds(100);
   while (true) {
-    const std::uint64_t before = moves_;
-    progress();
-    if (work.sequence <= completed_) return;
-    const auto now = Clock::now();
-    if (moves_ != before) {  // the deadline is that of a rank, not of a long transfer
-      last_move = now;
-      backoff.reset();
+    auto now = start;
+    {
+      const std::lock_guard lock(family_->mutex());
+      if (state_ == State::Open) family_->progress();
+      if (is_complete(work)) return true;
+      require_open(call);
+      now = Clock::now();
+      if (moves() != seen) {  // the deadline is that of a rank, not of a long transfer
+        seen = moves();
+        last_move = now;
+        backoff.reset();
+      }
+      if (limits.timeout_seconds > 0 && now - last_move > limit)
+        fail_timeout(work, limits.timeout_seconds);
     }
-    if (timeout_seconds > 0 && now - last_move > limit) fail_timeout(timeout_seconds);
+    if (std::chrono::duration<double>(now - start).count() >= limits.patience) return false;
     backoff.pause();
     if (now < next_look) continue;
     next_look = now + std::chrono::milliseconds(100);
-    if (!interrupted()) continue;
-    const std::string what = concat("interrupted in ", describe(works_.front().header));
-    close_failed(ErrorKind::Interrupted, what);
-    throw Error(ErrorKind::Interrupted, what);
+    if (interrupted()) fail_interrupted(work);
   }
 }
 
-bool MpiCommunicator::done(Work work) {
-  const Entry entry(*this);
-  check(work.sequence <= submitted_, "collective ", work.sequence, " of ", submitted_);
-  if (work.sequence <= completed_) return true;
-  require_open("done");
-  progress();
-  return work.sequence <= completed_;
-}
-
-bool MpiCommunicator::wait_for(Work work, double) { return done(work); }
-
-std::unique_ptr<Communicator> MpiCommunicator::split(int, int) {
-  fail(ErrorKind::Unsupported, "the MPI communicator has no groups yet");
-}
+// ---- moving
 
 // Whatever goes wrong while works progress closes the communicator.
-void MpiCommunicator::progress() {
+bool MpiCommunicator::progress() noexcept {
+  if (state_ != State::Open) return false;
   try {
     mailbox_.progress();
-    while (!works_.empty() && advance_oldest()) {
-      works_.pop_front();
-      ++completed_;
-      ++moves_;
-    }
+    advance_works();
+    pairs_.progress(mailbox_,
+                    [this](int peer, const Header& mine) { check_not_ended(peer, mine, true); });
   } catch (const Unreachable& lost) {
     const std::string where = works_.empty() ? "" : " in " + describe(works_.front().header);
     close_failed(lost.kind(), lost.what() + where);
-    throw Error(lost.kind(), failure_);
   } catch (const Error& error) {
     close_failed(error.kind(), error.what());
-    throw;
-  } catch (const std::bad_alloc&) {
-    close_failed(ErrorKind::OutOfMemory, "out of memory");
-    throw;
+  } catch (const std::exception& error) {
+    close_failed(ErrorKind::OutOfMemory, concat("out of memory: ", error.what()));
+  }
+  return !works_.empty() || !pairs_.idle();
+}
+
+void MpiCommunicator::advance_works() {
+  for (std::size_t i = 0; i < works_.size() && i < kActive; ++i) {
+    Pending& work = works_[i];
+    if (work.complete) continue;
+    if (work.received.empty() && !collect_headers(work)) break;
+    work.complete = advance(work, static_cast<int>((completed_ + i) % kActive));
+    if (work.complete) ++moves_;
+  }
+  while (!works_.empty() && works_.front().complete) {
+    works_.pop_front();
+    ++completed_;
   }
 }
 
-bool MpiCommunicator::advance_oldest() {
-  Pending& oldest = works_.front();
-  if (!oldest.transfer) {
-    if (!collect_headers(oldest)) return false;
-    if (travels_with_header(oldest.collective)) {
-      finish_inline(oldest);
+bool MpiCommunicator::advance(Pending& work, int slot) {
+  if (!work.transfer) {
+    if (travels_with_header(work.collective, size())) {
+      std::vector<const std::byte*> contributions(static_cast<std::size_t>(size()));
+      for (std::size_t r = 0; r < contributions.size(); ++r)
+        contributions[r] = work.received[r].payload.data();
+      contributions[static_cast<std::size_t>(rank())] = work.payload.data();
+      finish_small(work.collective, rank(), size(), contributions);
       return true;
     }
-    begin(oldest);
+    begin(work, slot);
   }
-  const std::uint64_t steps_before = oldest.transfer->steps();
-  const bool finished = oldest.transfer->advance();
-  moves_ += oldest.transfer->steps() - steps_before;
-  if (finished) return true;
-  check_not_ended(oldest, true);
-  return false;
+  const std::uint64_t steps_before = work.transfer->steps();
+  bool finished = false;
+  try {
+    finished = work.transfer->advance();
+  } catch (const Unreachable&) {
+    throw;
+  } catch (const Error&) {
+    prefer_last_words(work);
+    throw;
+  }
+  moves_ += work.transfer->steps() - steps_before;
+  if (!finished) check_needed(work, true);
+  return finished;
+}
+
+void MpiCommunicator::begin(Pending& work, int slot) {
+  const int tag = channel_.first_tag + kFirstDataTag + slot * kTagsPerCollective;
+  if (hosts_) work.transfer = hosts_->make_transfer(tag, work.collective);
+  if (!work.transfer) work.transfer = make_transfer(channel_, tag, work.collective);
+}
+
+// Shared memory has failed. A rank that gave up has also said why, in a message that comes later.
+void MpiCommunicator::prefer_last_words(const Pending& work) {
+  const auto limit = Clock::now() + std::chrono::duration<double>(kLastWordsSeconds);
+  while (Clock::now() < limit) {
+    mailbox_.progress();
+    check_needed(work, true);
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
 }
 
 // True when every rank's header is here and equal to mine. A difference is thrown as soon as it is
 // seen, before any rank's failure: it is more often the cause than the consequence.
-bool MpiCommunicator::collect_headers(Pending& oldest) {
+bool MpiCommunicator::collect_headers(Pending& work) {
   bool complete = true;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     if (mailbox_.from(peer).empty()) {
       complete = false;
     } else if (const Header& theirs = mailbox_.from(peer).front().header;
-               !agree(oldest.header, theirs)) {
-      fail_mismatch(oldest, peer, theirs);
+               !agree(work.header, theirs)) {
+      fail_mismatch(work, peer, theirs);
     }
   }
   if (!complete) {
-    check_not_ended(oldest, false);
+    check_needed(work, false);
     return false;
   }
-  oldest.received.resize(static_cast<std::size_t>(size()));
-  for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank()) oldest.received[static_cast<std::size_t>(peer)] = mailbox_.take(peer);
+  work.received.resize(static_cast<std::size_t>(size()));
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    work.received[static_cast<std::size_t>(peer)] = mailbox_.take(peer);
+    check_counts(work, peer);
+  }
   return true;
 }
 
-// Throws when a rank that the oldest work still needs has said that it goes no further.
-void MpiCommunicator::check_not_ended(const Pending& oldest, bool headers_are_here) {
+// In an uneven all_to_all every pair of ranks has a number of its own.
+void MpiCommunicator::check_counts(const Pending& work, int peer) const {
+  if (work.receive_counts.empty()) return;
+  const Message& message = work.received[static_cast<std::size_t>(peer)];
+  std::vector<std::uint64_t> theirs(message.payload.size() / sizeof(std::uint64_t));
+  check(theirs.size() == work.counts.size(), "an all_to_all with ", theirs.size(), " numbers");
+  std::memcpy(theirs.data(), message.payload.data(), message.payload.size());
+  const std::uint64_t sent = theirs[static_cast<std::size_t>(rank())];
+  const std::uint64_t expected = work.receive_counts[static_cast<std::size_t>(peer)];
+  if (sent != expected)
+    fail(ErrorKind::CollectiveMismatch, "the ranks' collectives differ: ", world_name(peer),
+         " sends ", sent, " elements in ", describe(message.header), "; ", world_name(rank()),
+         " expects ", expected, " of it in ", describe(work.header));
+}
+
+// Throws when a rank that is still needed has said that it goes no further.
+void MpiCommunicator::check_needed(const Pending& work, bool headers_are_here) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank() || !mailbox_.ended(peer)) continue;
-    const Message& end = *mailbox_.ended(peer);
-    const bool needed = headers_are_here ? end.header.sequence <= oldest.header.sequence
-                                         : mailbox_.from(peer).empty();
-    if (!needed) continue;
-    const std::string mine = describe(oldest.header);
-    const std::string words(reinterpret_cast<const char*>(end.payload.data()), end.payload.size());
-    const std::string who = concat("rank ", peer, " of ", size());
-    if (end.header.topic == Topic::Left)
-      fail(ErrorKind::RankLost, who, " left the group while this rank waited for it in ", mine);
-    if (is_between_ranks(end.header.error))
-      fail(end.header.error, who, " gave up: ", words, "; this rank was in ", mine);
-    fail(ErrorKind::RemoteRank, who, " failed while this rank was in ", mine, ":\n", words);
+    const std::uint64_t last = mailbox_.ended(peer)->header.sequence;
+    check_not_ended(peer, work.header,
+                    headers_are_here ? last <= work.header.sequence : mailbox_.from(peer).empty());
   }
 }
 
-void MpiCommunicator::begin(Pending& oldest) {
-  const Collective& collective = oldest.collective;
-  const auto make = collective.kind == Kind::Broadcast                      ? make_chain_broadcast
-                    : collective.algorithm == Algorithm::Ring && size() > 1 ? make_ring_all_reduce
-                                                                            : make_flat_all_reduce;
-  oldest.transfer = make(endpoint_.comm, rank(), size(), collective);
+void MpiCommunicator::check_not_ended(int peer, const Header& mine, bool needed) {
+  if (!needed || !mailbox_.ended(peer)) return;
+  const Message& end = *mailbox_.ended(peer);
+  const std::string words(reinterpret_cast<const char*>(end.payload.data()), end.payload.size());
+  const std::string who = world_name(peer);
+  if (end.header.topic == Topic::Left)
+    fail(ErrorKind::RankLost, who, " left the group while this rank waited for it in ",
+         describe(mine));
+  if (is_between_ranks(end.header.error))
+    fail(end.header.error, who, " gave up: ", words, "; this rank was in ", describe(mine));
+  fail(ErrorKind::RemoteRank, who, " failed while this rank was in ", describe(mine), ":\n", words);
 }
 
-// Every rank has every contribution: each sums them all, in the canonical order.
-void MpiCommunicator::finish_inline(Pending& oldest) {
-  const Collective& collective = oldest.collective;
-  if (collective.count == 0) return;
-  std::vector<const void*> contributions(static_cast<std::size_t>(size()));
-  for (int r = 0; r < size(); ++r) {
-    const auto i = static_cast<std::size_t>(r);
-    const std::vector<std::byte>& bytes = r == rank() ? oldest.payload : oldest.received[i].payload;
-    contributions[i] = bytes.data();
-  }
-  if (collective.kind == Kind::Broadcast) {
-    std::memcpy(collective.destination, contributions[static_cast<std::size_t>(collective.root)],
-                collective.count * size_of(collective.dtype));
-    return;
-  }
-  const Arithmetic arithmetic = arithmetic_of(collective.op, size());
-  reduce(arithmetic.combine, collective.dtype, contributions.data(), size(), collective.destination,
-         collective.count, arithmetic.divisor);
-}
+// ---- failing
 
 void MpiCommunicator::fail_mismatch(const Pending& mine, int peer, const Header& theirs) {
-  std::string message = concat("the ranks' collectives differ: rank ", rank(), " calls ",
-                               describe(mine.header), "; rank ", peer, " calls ", describe(theirs));
+  std::string message =
+      concat("the ranks' collectives differ: ", world_name(rank()), " calls ",
+             describe(mine.header), "; ", world_name(peer), " calls ", describe(theirs));
+  if (mine.header.counts_hash != theirs.counts_hash) message += "; the blocks' numbers differ";
   if (mine.header.program_hash != theirs.program_hash) {
-    message += concat("; rank ", rank(), " runs ", describe_program(mine.header), ", rank ", peer,
-                      " runs ", describe_program(theirs));
+    message += concat("; ", world_name(rank()), " runs ", describe_program(mine.header), ", ",
+                      world_name(peer), " runs ", describe_program(theirs));
     if (mine.header.has_program_text && theirs.has_program_text)
       message += differing_programs(mine, peer);
   }
@@ -274,30 +385,50 @@ std::string MpiCommunicator::differing_programs(const Pending& mine, int peer) {
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     mailbox_.progress();
   }
-  return "; " + first_difference(rank(), mine.program_text.substr(0, shown), peer,
-                                 *mailbox_.program_text(peer));
+  return "; " + first_difference(channel_.world(rank()), mine.program_text.substr(0, shown),
+                                 channel_.world(peer), *mailbox_.program_text(peer));
 }
 
-void MpiCommunicator::fail_timeout(double timeout_seconds) {
-  const Pending& oldest = works_.front();
+std::string MpiCommunicator::describe_awaited(Work work) const {
+  if (work.sequence >= Pairs::kFirst) return pairs_.describe(work.sequence);
+  return describe(works_.front().header);
+}
+
+void MpiCommunicator::fail_timeout(Work work, double timeout_seconds) {
   std::vector<int> missing;
-  if (oldest.transfer) {
+  const char* what = " did not come";
+  if (work.sequence >= Pairs::kFirst) {
+    missing.push_back(pairs_.peer_of(work.sequence));
+  } else if (const Pending& oldest = works_.front(); oldest.transfer) {
     missing = oldest.transfer->pending_peers();
+    what = " stopped half-way";
   } else {
     for (int peer = 0; peer < size(); ++peer)
-      if (peer != rank() && mailbox_.from(peer).empty()) missing.push_back(peer);
+      if (peer != rank() && mailbox_.from(peer).empty()) missing.push_back(channel_.world(peer));
   }
-  const std::string message = concat(describe(oldest.header), ": ", list_ranks(missing),
-                                     oldest.transfer ? " stopped half-way" : " did not come",
+  const std::string message = concat(describe_awaited(work), ": ", list_ranks(missing), what,
                                      " within ", timeout_seconds, " s (NGD_TIMEOUT)");
   close_failed(ErrorKind::CollectiveTimeout, message);
+  failure_told_ = true;
   throw Error(ErrorKind::CollectiveTimeout, message);
+}
+
+void MpiCommunicator::fail_interrupted(Work work) {
+  const std::lock_guard lock(family_->mutex());
+  require_open("wait");
+  if (is_complete(work)) return;
+  const std::string what = concat("interrupted in ", describe_awaited(work));
+  close_failed(ErrorKind::Interrupted, what);
+  failure_told_ = true;
+  throw Error(ErrorKind::Interrupted, what);
 }
 
 void MpiCommunicator::close_failed(ErrorKind kind, const std::string& message) noexcept {
   if (state_ != State::Open) return;
   state_ = State::Failed;
-  mark_failed(true);
+  failure_kind_ = kind;
+  mark_failed();
+  marked_failed_ = true;
   try {
     failure_ = message;
     Header header;
@@ -311,16 +442,23 @@ void MpiCommunicator::close_failed(ErrorKind kind, const std::string& message) n
   }
   drain(kFarewellSeconds, false);
   works_.clear();
+  pairs_.clear();
 }
 
 void MpiCommunicator::abort(const std::string& traceback) noexcept {
-  if (::getpid() == owner_) close_failed(ErrorKind::RemoteRank, traceback);
+  if (family_->in_child()) return;
+  const std::lock_guard lock(family_->mutex());
+  close_failed(ErrorKind::RemoteRank, traceback);
+  failure_told_ = true;
 }
 
 void MpiCommunicator::close() noexcept {
-  if (state_ == State::Closed || ::getpid() != owner_) return;
+  if (family_->in_child()) return;
+  const std::lock_guard lock(family_->mutex());
+  if (state_ == State::Closed) return;
   const bool failed = state_ == State::Failed;
   state_ = State::Closed;
+  family_->remove(*this);
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (finalized) return;
@@ -330,14 +468,19 @@ void MpiCommunicator::close() noexcept {
     header.sequence = completed_ + 1;
     mailbox_.post(header, nullptr, 0);
   } catch (const std::exception&) {
-    mark_failed(true);
+    if (!marked_failed_) mark_failed();
+    marked_failed_ = true;
   }
   // After a failure this process ends in MPI_Abort, unless all ranks are found to leave in order.
   drain(failed ? kFarewellSeconds : kQuickFarewellSeconds, true);
   works_.clear();
-  if (!mailbox_.close()) return;
-  MPI_Comm_free(&endpoint_.comm);
-  mark_failed(false);
+  pairs_.clear();
+  if (hosts_) hosts_->local().close();
+  if (!mailbox_.close()) {
+    family_->abandon();
+  } else if (marked_failed_) {
+    unmark_failed();
+  }
 }
 
 void MpiCommunicator::drain(double seconds, bool until_peers_left) noexcept {
@@ -356,13 +499,74 @@ void MpiCommunicator::drain(double seconds, bool until_peers_left) noexcept {
   }
 }
 
+// ---- groups
+
+// Each rank tells the others its color, its key, and the first number that no group of its own has:
+// the largest of these numbers the new groups. Those of one split share no rank, so they may share
+// it.
+std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
+  constexpr std::size_t kNumbers = 3;
+  const std::int64_t mine[kNumbers] = {color, key, family_->next_group};
+  std::vector<std::int64_t> choices(kNumbers * static_cast<std::size_t>(size()));
+  Collective gather;
+  gather.kind = Kind::AllGather;
+  gather.dtype = DType::I64;
+  gather.count = kNumbers;
+  gather.source = mine;
+  gather.destination = choices.data();
+  gather.site = "split";
+  wait(submit(gather), config::timeout_seconds());
+  for (std::size_t r = 0; r < choices.size(); r += kNumbers)
+    family_->next_group = std::max(family_->next_group, static_cast<int>(choices[r + 2]));
+  const int group = family_->next_group++;
+  std::unique_ptr<Communicator> local;
+  if (hosts_) local = hosts_->local().split(color, key);
+  if (color < 0) return nullptr;
+  Channel channel = child_channel(color, choices);
+  channel.first_tag = group * kTagsPerGroup;
+  if (channel.first_tag > family_->tag_limit() - kTagsPerGroup)
+    fail(ErrorKind::Init, "split: this MPI has no tags for a group number ", group);
+  if (local && local->size() == channel.size())
+    return std::make_unique<hierarchical::LocalGroup>(family_, std::move(local));
+  auto child = std::make_unique<MpiCommunicator>(family_, channel);
+  if (local) child->use(hosts_->among(channel, std::move(local)));
+  return child;
+}
+
+Channel MpiCommunicator::child_channel(int color, const std::vector<std::int64_t>& choices) const {
+  std::vector<std::tuple<std::int64_t, int>> order;  // key, rank here
+  for (int r = 0; r < size(); ++r) {
+    const std::size_t at = static_cast<std::size_t>(r) * 3;
+    if (choices[at] == color) order.emplace_back(choices[at + 1], r);
+  }
+  std::sort(order.begin(), order.end());
+  Channel channel{channel_.comm, {}, 0, 0};
+  for (const auto& [key, r] : order) {
+    if (r == rank()) channel.rank = channel.size();
+    channel.members.push_back(channel_.world(r));
+  }
+  return channel;
+}
+
+// ---- memory
+
 SharedBlock MpiCommunicator::allocate(std::size_t bytes) {
+  if (hosts_) {
+    const std::lock_guard lock(family_->mutex());
+    return hosts_->local().allocate(bytes);
+  }
   void* data = ::operator new(bytes, std::align_val_t{kAlignment}, std::nothrow);
   if (data == nullptr) fail(ErrorKind::OutOfMemory, "no memory for ", bytes, " bytes");
   return {data, bytes};
 }
 
 void MpiCommunicator::release(SharedBlock block) noexcept {
+  if (hosts_) {
+    if (family_->in_child()) return;
+    const std::lock_guard lock(family_->mutex());
+    hosts_->local().release(block);
+    return;
+  }
   ::operator delete(block.data, std::align_val_t{kAlignment});
 }
 
@@ -370,7 +574,7 @@ void MpiCommunicator::release(SharedBlock block) noexcept {
 
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds) {
   return std::make_unique<mpi::MpiCommunicator>(
-      mpi::open_endpoint(fortran_handle, timeout_seconds));
+      std::make_shared<mpi::Family>(mpi::open_endpoint(fortran_handle, timeout_seconds)));
 }
 
 }  // namespace ngd::comm

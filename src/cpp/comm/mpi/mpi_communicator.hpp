@@ -2,12 +2,13 @@
 // Collectives over MPI's nonblocking point-to-point messages.
 //
 // Every collective begins with an exchange of headers, all to all: no data moves before all ranks
-// are known to mean the same. A small collective's data travels with them. Works are carried out in
-// the order submitted; a work's headers are sent at submit, its data moves in whatever call
+// are known to mean the same. A small collective's data travels with them. Works begin in the order
+// submitted, a few at a time; a work's headers are sent at submit, its data moves in whatever call
 // progresses. MPI's own collectives are not used: with a cut link they are silent for ever.
+//
+// Where the ranks of the group have hosts (hosts.hpp), long data of some kinds take the way over
+// shared memory and counterparts; all that is said here stays as it is.
 #pragma once
-
-#include <sys/types.h>
 
 #include <chrono>
 #include <deque>
@@ -17,26 +18,36 @@
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "comm/hierarchical/hosts.hpp"
+#include "comm/mpi/family.hpp"
 #include "comm/mpi/mailbox.hpp"
-#include "comm/mpi/process.hpp"
+#include "comm/mpi/pairs.hpp"
 #include "comm/mpi/transfer.hpp"
 
 namespace ngd::comm::mpi {
 
-class MpiCommunicator final : public Communicator {
+class MpiCommunicator final : public Communicator, private Member {
  public:
-  explicit MpiCommunicator(const Endpoint& endpoint);
+  // All ranks of the family's endpoint.
+  explicit MpiCommunicator(std::shared_ptr<Family> family);
+  // Some of them.
+  MpiCommunicator(std::shared_ptr<Family> family, Channel channel);
   ~MpiCommunicator() override { close(); }
 
-  std::string_view name() const noexcept override { return "mpi"; }
-  int rank() const noexcept override { return endpoint_.rank; }
-  int size() const noexcept override { return endpoint_.size; }
-  int local_rank() const noexcept override { return endpoint_.local_rank; }
-  int local_size() const noexcept override { return endpoint_.local_size; }
+  // From here on long data take the way that the hosts offer; on all ranks, between two works.
+  void use(std::unique_ptr<hierarchical::Hosts> hosts);
+
+  const Channel& channel() const noexcept { return channel_; }
+
+  std::string_view name() const noexcept override;
+  int rank() const noexcept override { return channel_.rank; }
+  int size() const noexcept override { return channel_.size(); }
+  int local_rank() const noexcept override;
+  int local_size() const noexcept override;
 
   Work submit(const Collective& collective) override;
   void wait(Work work, double timeout_seconds) override;
-  bool done(Work work) override;
+  bool done(Work work) override { return wait_for(work, 0); }
   bool wait_for(Work work, double seconds) override;
   std::unique_ptr<Communicator> split(int color, int key) override;
   SharedBlock allocate(std::size_t bytes) override;
@@ -51,41 +62,63 @@ class MpiCommunicator final : public Communicator {
   // A submitted collective: waits for all headers, then for its transfer.
   struct Pending {
     Collective collective;
+    std::vector<std::uint64_t> counts;
+    std::vector<std::uint64_t> receive_counts;
     Header header;
     std::string program_text;
     std::vector<std::byte> payload;  // mine, where the data travels with the headers
     std::vector<Message> received;   // by rank, once every header is here
     std::unique_ptr<Transfer> transfer;
+    bool complete = false;
+  };
+  struct Limits {
+    double timeout_seconds;  // of a rank; 0 = none
+    double patience;         // of the caller, who then comes again; < 0 = none
   };
 
-  void require_open(const char* call) const;
-  Algorithm resolve(Algorithm asked) const;
-  bool travels_with_header(const Collective& collective) const;
-  std::size_t contribution_bytes(const Collective& collective) const;
+  void refuse_child(const char* call) const;
+  void require_open(const char* call);
+  Algorithm resolve(const Collective& collective) const;
+  Pending prepare(const Collective& collective) const;
+  bool is_complete(Work work) const;
+  bool await(Work work, Limits limits, const char* call);
 
-  void progress();
-  bool advance_oldest();
-  bool collect_headers(Pending& oldest);
-  void check_not_ended(const Pending& oldest, bool headers_are_here);
-  void begin(Pending& oldest);
-  void finish_inline(Pending& oldest);
+  bool progress() noexcept override;
+  void advance_works();
+  bool advance(Pending& work, int slot);
+  bool collect_headers(Pending& work);
+  void check_counts(const Pending& work, int peer) const;
+  void check_not_ended(int peer, const Header& mine, bool needed);
+  void check_needed(const Pending& work, bool headers_are_here);
+  void begin(Pending& work, int slot);
+  void prefer_last_words(const Pending& work);
+  std::uint64_t moves() const noexcept { return moves_ + pairs_.moves(); }
 
   [[noreturn]] void fail_mismatch(const Pending& mine, int peer, const Header& theirs);
   std::string differing_programs(const Pending& mine, int peer);
-  [[noreturn]] void fail_timeout(double timeout_seconds);
+  std::string describe_awaited(Work work) const;
+  [[noreturn]] void fail_timeout(Work work, double timeout_seconds);
+  [[noreturn]] void fail_interrupted(Work work);
   void close_failed(ErrorKind kind, const std::string& message) noexcept;
   void drain(double seconds, bool until_peers_left) noexcept;
+  Channel child_channel(int color, const std::vector<std::int64_t>& choices) const;
+  std::string world_name(int peer) const { return concat("rank ", channel_.world(peer)); }
 
-  Endpoint endpoint_;
-  pid_t owner_;
-  Algorithm preferred_;
+  const std::shared_ptr<Family> family_;
+  const Channel channel_;
+  const Algorithm preferred_;
+  std::unique_ptr<hierarchical::Hosts> hosts_;
   State state_ = State::Open;
+  ErrorKind failure_kind_ = ErrorKind::Internal;
   std::string failure_;
+  bool failure_told_ = false;  // later calls throw GroupClosed
   Mailbox mailbox_;
+  Pairs pairs_;
   std::deque<Pending> works_;
   std::uint64_t submitted_ = 0;  // sequence numbers start at 1
-  std::uint64_t completed_ = 0;
-  std::uint64_t moves_ = 0;  // works completed and steps of transfers: whether anything happens
+  std::uint64_t completed_ = 0;  // all up to here
+  std::uint64_t moves_ = 0;      // works completed and steps of transfers: whether anything happens
+  bool marked_failed_ = false;   // in the process, until this group is found to end in order
 };
 
 }  // namespace ngd::comm::mpi

@@ -19,7 +19,7 @@ namespace {
 // MPI exists once a process, whatever number of communicators: so do these.
 struct Process {
   std::atomic<pid_t> initialised_by{0};  // the process in which ngd called MPI_Init_thread
-  std::atomic<bool> failed{false};
+  std::atomic<int> failures{0};
   std::atomic<bool> stuck{false};  // a thread of ours was left inside MPI
 };
 Process process;
@@ -90,11 +90,17 @@ Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
     }
     endpoint = result.get();
   }
-  process.failed = false;
+  process.failures = 0;
   return endpoint;
 }
 
-void mark_failed(bool failed) noexcept { process.failed = failed; }
+void mark_failed() noexcept { ++process.failures; }
+
+void unmark_failed() noexcept {
+  int left = process.failures;
+  while (left > 0 && !process.failures.compare_exchange_weak(left, left - 1)) {
+  }
+}
 
 std::string error_text(int code) {
   char text[MPI_MAX_ERROR_STRING] = {};
@@ -110,7 +116,7 @@ void finalize_mpi() noexcept {
   if (mpi::process.initialised_by != ::getpid() || mpi::process.stuck) return;
   MPI_Finalized(&finalized);
   if (finalized) return;
-  if (mpi::process.failed) {
+  if (mpi::process.failures > 0) {
     MPI_Abort(MPI_COMM_WORLD, 1);
   } else {
     MPI_Finalize();

@@ -20,8 +20,10 @@ struct Endpoint {
 // Fortran handle. Collective over its ranks. Throws Init, CollectiveTimeout.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
 
-// Whether this process must not finalize MPI, because its peers may never come to do the same.
-void mark_failed(bool failed) noexcept;
+// While marks are left, this process must not finalize MPI: its peers may never come to do the
+// same.
+void mark_failed() noexcept;
+void unmark_failed() noexcept;
 
 std::string error_text(int code);
 

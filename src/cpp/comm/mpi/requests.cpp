@@ -14,24 +14,28 @@ Unreachable::Unreachable(const std::string& who, int code)
     : Error(ErrorKind::RankLost,
             concat(who, " cannot be reached any more: MPI says ", error_text(code))) {}
 
+void Requests::keep(MPI_Request request, int code, int peer) {
+  if (code != MPI_SUCCESS) throw Unreachable(concat("rank ", channel_->world(peer)), code);
+  requests_.push_back(request);
+  peers_.push_back(channel_->world(peer));
+}
+
 void Requests::send(const void* data, std::size_t bytes, int peer, int tag) {
   if (bytes == 0) return;
   check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
   MPI_Request request = MPI_REQUEST_NULL;
-  const int code = MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request);
-  if (code != MPI_SUCCESS) throw Unreachable(concat("rank ", peer), code);
-  requests_.push_back(request);
-  peers_.push_back(peer);
+  const int code = MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, channel_->world(peer), tag,
+                             channel_->comm, &request);
+  keep(request, code, peer);
 }
 
 void Requests::receive(void* data, std::size_t bytes, int peer, int tag) {
   if (bytes == 0) return;
   check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
   MPI_Request request = MPI_REQUEST_NULL;
-  const int code = MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_, &request);
-  if (code != MPI_SUCCESS) throw Unreachable(concat("rank ", peer), code);
-  requests_.push_back(request);
-  peers_.push_back(peer);
+  const int code = MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, channel_->world(peer), tag,
+                             channel_->comm, &request);
+  keep(request, code, peer);
 }
 
 bool Requests::test() {

@@ -9,31 +9,34 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/mpi/channel.hpp"
 
 namespace ngd::comm::mpi {
 
 class Requests {
  public:
-  explicit Requests(MPI_Comm comm) : comm_(comm) {}
+  explicit Requests(const Channel& channel) : channel_(&channel) {}
   Requests(Requests&&) = default;
   ~Requests() { cancel(); }
 
-  // At most kMaxMessageBytes; nothing is posted for 0 bytes.
+  // At most kMaxMessageBytes; nothing is posted for 0 bytes. A peer is a rank of the channel.
   void send(const void* data, std::size_t bytes, int peer, int tag);
   void receive(void* data, std::size_t bytes, int peer, int tag);
 
   // True when every message posted has completed. Throws Unreachable.
   bool test();
-  // The peers whose messages have not completed, ascending, each once.
+  // The world ranks whose messages have not completed, ascending, each once.
   std::vector<int> pending_peers() const;
   // Gives up what has not completed. False when MPI still holds a buffer, which must then outlive
   // it.
   bool cancel() noexcept;
 
  private:
-  MPI_Comm comm_;
+  void keep(MPI_Request request, int code, int peer);
+
+  const Channel* channel_;
   std::vector<MPI_Request> requests_;
-  std::vector<int> peers_;
+  std::vector<int> peers_;  // world ranks
   std::vector<int> completed_;
   std::vector<MPI_Status> statuses_;
 };

@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the data of one large collective moves: a state machine that never blocks.
-//
-// The range is cut into windows, and a few lanes work on one window each, so that one window's sum
-// overlaps another's messages and scratch stays bounded. In a lane a window goes through steps: a
-// step does what its predecessor's messages allow, and posts its own. Every rank visits windows and
-// steps in the same order, and a lane has its own tag: messages of a pair match in the order
-// posted.
 #pragma once
-
-#include <mpi.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +11,7 @@
 
 #include "base/reduce.hpp"
 #include "comm/collective.hpp"
+#include "comm/mpi/channel.hpp"
 #include "comm/mpi/requests.hpp"
 
 namespace ngd::comm::mpi {
@@ -27,71 +20,148 @@ class Transfer {
  public:
   virtual ~Transfer() = default;
   // Does what can be done now; true when destination holds the result and MPI holds no buffer.
-  bool advance();
-  std::vector<int> pending_peers() const;
-  std::uint64_t steps() const { return steps_; }  // done so far, on all lanes
+  virtual bool advance() = 0;
+  // The world ranks that this one waits for.
+  virtual std::vector<int> pending_peers() const = 0;
+  std::uint64_t steps() const { return steps_; }  // grows whenever something has moved
+
+ protected:
+  std::uint64_t steps_ = 0;
+};
+
+struct Slice {
+  std::size_t begin = 0;
+  std::size_t count = 0;
+};
+
+// The near-equal part of [begin, begin + count) that is `part`'s, of `parts`.
+Slice part_of(Slice whole, int part, int parts);
+
+// The blocks that a part of a collective is made of, in elements.
+class Blocks {
+ public:
+  Blocks(const std::uint64_t* counts, std::uint64_t count, int size);
+  Slice operator[](int rank) const {
+    const auto i = static_cast<std::size_t>(rank);
+    return {begins_[i], begins_[i + 1] - begins_[i]};
+  }
+  std::size_t largest() const;
+
+ private:
+  std::vector<std::size_t> begins_;
+};
+
+// The range is cut into windows, and a few lanes work on one window each, so that one window's sum
+// overlaps another's messages and scratch stays bounded. In a lane a window goes through steps: a
+// step does what its predecessor's messages allow, and posts its own. Every rank visits windows and
+// steps in the same order, and a lane has its own tag: messages of a pair match in the order
+// posted.
+class LaneTransfer : public Transfer {
+ public:
+  bool advance() final;
+  std::vector<int> pending_peers() const override;
 
  protected:
   struct Lane {
-    explicit Lane(MPI_Comm comm) : requests(comm) {}
+    Lane(const Channel& channel, int index, int tag_)
+        : number(index), tag(tag_), requests(channel) {}
     ~Lane() {
       // Where MPI does not let go of a message, it keeps the scratch for good.
       if (!requests.cancel()) static_cast<void>(new std::vector<std::byte>(std::move(scratch)));
     }
+    const int number;
+    const int tag;
     std::size_t next = 0;  // where this lane's next window begins: every rank cuts alike
     bool active = false;
-    std::size_t begin = 0;  // of the window, in elements
-    std::size_t count = 0;
+    Slice window;
     int step = 0;
-    int tag = 0;
     Requests requests;
     std::vector<std::byte> scratch;
   };
-  struct Slice {
-    std::size_t begin = 0;
-    std::size_t count = 0;
+  struct Cut {
+    std::size_t elements;  // of the whole range
+    std::size_t window;    // of one window
+    int lanes;
   };
-  Transfer(MPI_Comm comm, int rank, int size, const Collective& collective, int lanes,
-           std::size_t window_elements);
+  LaneTransfer(const Channel& channel, int tag, const Collective& collective, Cut cut);
 
+  // Whether lane.step may be carried out: whether what its predecessor began has ended.
+  virtual bool ready(Lane& lane) { return lane.requests.test(); }
   // Carries out lane.step; false when the window was complete before it.
   virtual bool step(Lane& lane) = 0;
 
-  // The near-equal part of the lane's window that `owner` reduces.
-  Slice slice(const Lane& lane, int owner) const;
   const std::byte* source(const Slice& s) const;
   std::byte* destination(const Slice& s) const;
   std::size_t bytes(const Slice& s) const { return s.count * element_bytes_; }
+  std::size_t lanes() const { return lanes_.size(); }
+  std::size_t elements() const { return cut_.elements; }
+  std::size_t window_elements() const { return cut_.window; }
 
+  const Channel& channel_;
   const int rank_;
   const int size_;
   const Collective collective_;
   const std::size_t element_bytes_;
 
  private:
-  const std::size_t window_elements_;
-  std::uint64_t steps_ = 0;
+  const Cut cut_;
   std::deque<Lane> lanes_;
 };
 
-// Every rank's slice r goes to rank r, which sums them in the canonical order and sends the result
-// to all: 2 S (n - 1) / n bytes a rank, and the bits of every other flat all-reduce.
-std::unique_ptr<Transfer> make_flat_all_reduce(MPI_Comm comm, int rank, int size,
-                                               const Collective& collective);
+// A long message to or from one rank, cut into messages that MPI takes, a few at a time.
+class Stream {
+ public:
+  Stream(const Channel& channel, int peer, int tag, const void* source, void* destination,
+         std::size_t bytes);
+  // Posts what can be posted, and counts it to `steps`; true when all has arrived, or been taken.
+  bool advance(std::uint64_t& steps);
+  std::vector<int> pending_peers() const;
+
+ private:
+  static constexpr std::size_t kDepth = 4;
+
+  int peer_;
+  int tag_;
+  const std::byte* source_;  // one of these two
+  std::byte* destination_;
+  std::size_t bytes_;
+  std::size_t posted_ = 0;
+  std::size_t messages_ = 0;
+  std::vector<Requests> slots_;  // message m is in slot m % kDepth: they are posted in order
+};
+
+// A collective's transfer over MPI alone, on the tags from `tag` on.
+std::unique_ptr<Transfer> make_transfer(const Channel& channel, int tag,
+                                        const Collective& collective);
+
+// The reductions of adding up whole blocks at their owners, in the canonical order. all_reduce:
+// rank r adds up slice r and sends the result to all, 2 S (n - 1) / n bytes a rank; reduce: to the
+// root; reduce_scatter: block r stays with rank r.
+std::unique_ptr<Transfer> make_flat_reduction(const Channel& channel, int tag,
+                                              const Collective& collective);
 
 // The ring: n - 1 steps of reduce-scatter, n - 1 of all-gather, each to the next rank. Slice r is
 // summed in the order r + 1, r + 2, ..., r. Partial sums of two-byte floats travel as float32.
-std::unique_ptr<Transfer> make_ring_all_reduce(MPI_Comm comm, int rank, int size,
+std::unique_ptr<Transfer> make_ring_all_reduce(const Channel& channel, int tag,
                                                const Collective& collective);
 
 // A pipeline from the root through the ranks after it.
-std::unique_ptr<Transfer> make_chain_broadcast(MPI_Comm comm, int rank, int size,
+std::unique_ptr<Transfer> make_chain_broadcast(const Channel& channel, int tag,
                                                const Collective& collective);
+
+// all_gather, gather, scatter and all_to_all: blocks go straight from their owners to whom they are
+// for; the kinds differ in nothing but who sends what.
+std::unique_ptr<Transfer> make_block_exchange(const Channel& channel, int tag,
+                                              const Collective& collective);
 
 struct Arithmetic {
   Combine combine;
   double divisor;
 };
 Arithmetic arithmetic_of(ReduceOp op, int size);
+
+// Elements of a window of which each of n owners reduces a slice, and how many lanes do so.
+inline constexpr int kReduceLanes = 2;
+std::size_t reduce_window(DType dtype, int owners);
 
 }  // namespace ngd::comm::mpi

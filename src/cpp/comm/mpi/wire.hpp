@@ -24,6 +24,7 @@ inline constexpr std::size_t kMaxPayloadBytes = std::size_t{64} << 10;
 
 enum class Topic : std::uint8_t {
   Submitted,  // this rank has submitted the collective that the header describes
+  Sent,       // this rank sends to the reader what the header describes
   Program,    // the payload is the text of this rank's program, because it differs from another's
   Failed,     // this rank goes no further: `error` is why, the payload says it in words
   Left        // this rank closed its communicator in good order, or after it said Failed
@@ -40,10 +41,12 @@ struct Header {
   Algorithm algorithm = Algorithm::Auto;
   std::uint8_t has_program_text = 0;
   std::int32_t root = 0;
+  std::int32_t tag = 0;
   std::uint32_t payload_bytes = 0;
   std::uint64_t sequence =
-      0;  // Failed, Left: the first collective that this rank will not complete
-  std::uint64_t count = 0;
+      0;                    // Failed, Left: the first collective that this rank will not complete
+  std::uint64_t count = 0;  // 0 where blocks are uneven
+  std::uint64_t counts_hash = 0;  // of what is then equal on all ranks; 0 where they are even
   std::uint64_t program_hash = 0;
   char site[56] = {};
 };
@@ -54,7 +57,18 @@ struct Message {
   std::vector<std::byte> payload;
 };
 
-inline Header header_of(const Collective& collective, std::uint64_t sequence) {
+// Of the numbers of blocks where all ranks give the same; in an all_to_all each has its own.
+inline std::uint64_t counts_hash_of(const Collective& collective, int size) {
+  if (collective.counts == nullptr) return 0;
+  std::uint64_t hash = 1;
+  for (int r = 0; r < size && collective.kind != Kind::AllToAll; ++r) {
+    hash = (hash ^ collective.counts[r]) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 29;
+  }
+  return hash == 0 ? 1 : hash;
+}
+
+inline Header header_of(const Collective& collective, int size, std::uint64_t sequence) {
   Header header;
   header.kind = collective.kind;
   header.op = collective.op;
@@ -62,7 +76,10 @@ inline Header header_of(const Collective& collective, std::uint64_t sequence) {
   header.algorithm = collective.algorithm;
   header.root = collective.root;
   header.sequence = sequence;
-  header.count = collective.count;
+  header.tag = collective.tag;
+  header.counts_hash = counts_hash_of(collective, size);
+  const bool counted = collective.kind != Kind::Barrier && collective.counts == nullptr;
+  header.count = counted ? collective.count : 0;
   if (collective.program != nullptr) {
     header.program_hash = collective.program->hash;
     header.has_program_text = collective.program->text != nullptr;
@@ -77,7 +94,8 @@ inline Header header_of(const Collective& collective, std::uint64_t sequence) {
 // Whether two ranks mean the same collective. The site and the sequence are not part of it.
 inline bool agree(const Header& a, const Header& b) {
   return a.kind == b.kind && a.op == b.op && a.dtype == b.dtype && a.algorithm == b.algorithm &&
-         a.root == b.root && a.count == b.count && a.program_hash == b.program_hash;
+         a.root == b.root && a.count == b.count && a.counts_hash == b.counts_hash &&
+         a.program_hash == b.program_hash;
 }
 
 inline std::string describe(const Header& header) {
@@ -88,6 +106,7 @@ inline std::string describe(const Header& header) {
   collective.count = header.count;
   collective.root = header.root;
   collective.algorithm = header.algorithm;
+  if (header.counts_hash != 0) collective.counts = &header.counts_hash;  // it only asks whether
   collective.site = header.site;
   return comm::describe(collective);
 }

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which ranks of a group share a host, and the way of long data over it.
+//
+// The ranks of a host meet in shared memory; between hosts each rank talks to its counterparts, the
+// ranks in its place on the other hosts. That needs as many ranks on every host: such a group is
+// regular. In one that is not, all goes over MPI.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "comm/mpi/channel.hpp"
+#include "comm/mpi/transfer.hpp"
+
+namespace ngd::comm::hierarchical {
+
+class Hosts {
+ public:
+  // host_of: of every rank of the family. local: the ranks of my host, in the order of the group's.
+  Hosts(const mpi::Channel& group, std::shared_ptr<const std::vector<int>> host_of,
+        std::unique_ptr<Communicator> local);
+
+  // The hosts of a smaller group.
+  std::unique_ptr<Hosts> among(const mpi::Channel& group,
+                               std::unique_ptr<Communicator> local) const;
+
+  bool regular() const noexcept { return regular_; }
+  Communicator& local() noexcept { return *local_; }
+
+  // A transfer by way of the hosts; null where this collective has none.
+  std::unique_ptr<mpi::Transfer> make_transfer(int tag, const Collective& collective);
+
+  // What follows is for these transfers.
+  const mpi::Channel& counterparts() const noexcept { return counterparts_; }
+  int count() const noexcept { return counterparts_.size(); }
+  int mine() const noexcept { return counterparts_.rank; }
+  int per_host() const noexcept { return local_->size(); }
+  int ranks() const noexcept { return count() * per_host(); }
+  // The host of a rank of the group, and its place there.
+  int host(int rank) const noexcept { return host_[static_cast<std::size_t>(rank)]; }
+  int place(int rank) const noexcept { return place_[static_cast<std::size_t>(rank)]; }
+  std::vector<int> my_neighbours() const;  // world ranks
+
+  // Every rank of a host must submit the same sequence to its local communicator. A transfer takes
+  // a ticket when it begins, which is in the same order on all ranks, and submits in its turn.
+  std::uint64_t take_ticket() noexcept { return tickets_++; }
+  bool serves(std::uint64_t ticket) const noexcept { return serving_ == ticket; }
+  void next_ticket() noexcept { ++serving_; }
+
+  // On the local communicator, with ranks of the world in what goes wrong.
+  Work submit(const Collective& collective);
+  bool done(Work work);
+
+ private:
+  template <class Call>
+  auto renamed(Call&& call);
+
+  mpi::Channel group_;
+  std::shared_ptr<const std::vector<int>> host_of_;
+  std::unique_ptr<Communicator> local_;
+  std::vector<int> host_;
+  std::vector<int> place_;
+  std::vector<int> here_;  // by local rank: its world rank
+  mpi::Channel counterparts_;
+  bool regular_ = false;
+  bool in_blocks_ = false;  // the ranks of a host follow one another
+  std::uint64_t tickets_ = 0;
+  std::uint64_t serving_ = 0;
+};
+
+// What this process calls its host: NGD_HOST; or where the kernel was booted and the network
+// namespace, beyond which its abstract sockets are not seen.
+std::string host_name();
+
+}  // namespace ngd::comm::hierarchical

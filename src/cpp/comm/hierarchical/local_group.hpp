@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group on one host, split from one on several: shared memory, but whoever waits in it moves the
+// works of its whole family.
+#pragma once
+
+#include <deque>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "comm/mpi/family.hpp"
+
+namespace ngd::comm::hierarchical {
+
+class LocalGroup final : public Communicator, private mpi::Member {
+ public:
+  LocalGroup(std::shared_ptr<mpi::Family> family, std::unique_ptr<Communicator> inner);
+  ~LocalGroup() override { close(); }
+
+  std::string_view name() const noexcept override { return inner_->name(); }
+  int rank() const noexcept override { return inner_->rank(); }
+  int size() const noexcept override { return inner_->size(); }
+  int local_rank() const noexcept override { return inner_->local_rank(); }
+  int local_size() const noexcept override { return inner_->local_size(); }
+
+  Work submit(const Collective& collective) override;
+  void wait(Work work, double timeout_seconds) override;
+  bool done(Work work) override { return wait_for(work, 0); }
+  bool wait_for(Work work, double seconds) override;
+  std::unique_ptr<Communicator> split(int color, int key) override;
+  std::vector<CallStats> stats() const override;
+  SharedBlock allocate(std::size_t bytes) override;
+  void release(SharedBlock block) noexcept override;
+  void abort(const std::string& traceback) noexcept override;
+  void close() noexcept override;
+
+ private:
+  bool progress() noexcept override;
+  bool await(Work work, double seconds);
+  void rethrow();
+
+  const std::shared_ptr<mpi::Family> family_;
+  const std::unique_ptr<Communicator> inner_;
+  std::deque<Work> in_flight_;
+  std::exception_ptr failure_;  // found by progress(), thrown by the next call
+  bool closed_ = false;
+};
+
+}  // namespace ngd::comm::hierarchical

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transfers that move and do not add.
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "comm/mpi/transfer.hpp"
+
+namespace ngd::comm::mpi {
+namespace {
+
+constexpr int kBroadcastLanes = 4;
+constexpr std::size_t kBroadcastWindowBytes = std::size_t{256} << 10;
+
+class ChainBroadcast final : public LaneTransfer {
+ public:
+  ChainBroadcast(const Channel& channel, int tag, const Collective& collective)
+      : LaneTransfer(
+            channel, tag, collective,
+            {collective.count, kBroadcastWindowBytes / size_of(collective.dtype), kBroadcastLanes}),
+        place_((rank_ - collective.root + size_) % size_) {
+    if (place_ == 0 && collective.source != collective.destination)
+      std::memcpy(collective.destination, collective.source,
+                  collective.count * size_of(collective.dtype));
+  }
+
+ private:
+  bool step(Lane& lane) override {
+    if (lane.step == 0 && place_ > 0)
+      lane.requests.receive(destination(lane.window), bytes(lane.window),
+                            (rank_ - 1 + size_) % size_, lane.tag);
+    if (lane.step == 1 && place_ < size_ - 1)
+      lane.requests.send(destination(lane.window), bytes(lane.window), (rank_ + 1) % size_,
+                         lane.tag);
+    return lane.step < 2;
+  }
+
+  const int place_;  // in the chain that starts at the root
+};
+
+class BlockExchange final : public Transfer {
+ public:
+  BlockExchange(const Channel& channel, int tag, const Collective& collective)
+      : collective_(collective) {
+    const int rank = channel.rank;
+    const int size = channel.size();
+    const bool from_root = collective.kind == Kind::Scatter;
+    const bool to_root = collective.kind == Kind::Gather;
+    const bool all_to_all = collective.kind == Kind::AllToAll;
+    const Blocks out(collective.counts, collective.count, size);
+    const Blocks in(all_to_all ? collective.receive_counts : collective.counts, collective.count,
+                    size);
+    // What rank `from` has for rank `to` is the block `to` of its own where it has one for each.
+    const bool sends_each = from_root || all_to_all;
+    const bool receives_each = !from_root;
+    for (int distance = 0; distance < size; ++distance) {
+      const int to = (rank + distance) % size;
+      const int from = (rank - distance + size) % size;
+      const bool sends = from_root ? rank == collective.root : !to_root || to == collective.root;
+      const bool receives =
+          to_root ? rank == collective.root : !from_root || from == collective.root;
+      const Slice sent = out[sends_each ? to : rank];
+      const Slice received = in[receives_each ? from : rank];
+      const std::byte* source = at<const std::byte>(collective.source, sends_each, sent);
+      std::byte* destination = at<std::byte>(collective.destination, receives_each, received);
+      if (distance == 0) {
+        if (sends && receives && source != destination && sent.count != 0)
+          std::memcpy(destination, source, sent.count * size_of(collective.dtype));
+        continue;
+      }
+      if (receives) add(channel, from, tag, nullptr, destination, received);
+      if (sends) add(channel, to, tag, source, nullptr, sent);
+    }
+  }
+
+  bool advance() override {
+    bool complete = true;
+    for (Stream& stream : streams_) complete = stream.advance(steps_) && complete;
+    return complete;
+  }
+
+  std::vector<int> pending_peers() const override {
+    std::set<int> peers;
+    for (const Stream& stream : streams_)
+      for (int peer : stream.pending_peers()) peers.insert(peer);
+    return {peers.begin(), peers.end()};
+  }
+
+ private:
+  // A part that holds a block for each rank is entered at the block; one that is a block is not.
+  template <class Byte, class Pointer>
+  Byte* at(Pointer part, bool of_each, const Slice& block) const {
+    if (part == nullptr || !of_each) return static_cast<Byte*>(part);
+    return static_cast<Byte*>(part) + block.begin * size_of(collective_.dtype);
+  }
+
+  void add(const Channel& channel, int peer, int tag, const void* source, void* destination,
+           const Slice& block) {
+    const std::size_t bytes = block.count * size_of(collective_.dtype);
+    if (bytes != 0) streams_.emplace_back(channel, peer, tag, source, destination, bytes);
+  }
+
+  const Collective collective_;
+  std::vector<Stream> streams_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transfer> make_chain_broadcast(const Channel& channel, int tag,
+                                               const Collective& collective) {
+  return std::make_unique<ChainBroadcast>(channel, tag, collective);
+}
+
+std::unique_ptr<Transfer> make_block_exchange(const Channel& channel, int tag,
+                                              const Collective& collective) {
+  return std::make_unique<BlockExchange>(channel, tag, collective);
+}
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// A group and all that were split from it: one MPI communicator, one lock, one progress thread.
+//
+// MPI moves data only while it is called. Whoever waits in one group of the family moves the works
+// of all. While nobody waits and works are in flight, the progress thread does; it naps whenever
+// nothing moves, and rests while a caller waits.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "comm/mpi/process.hpp"
+
+namespace ngd::comm::mpi {
+
+class Member {
+ public:
+  virtual ~Member() = default;
+  // Moves what can be moved, and keeps what goes wrong for the next call. True while works are in
+  // flight.
+  virtual bool progress() noexcept = 0;
+};
+
+class Family {
+ public:
+  explicit Family(const Endpoint& endpoint);
+  ~Family();
+  Family(const Family&) = delete;
+  Family& operator=(const Family&) = delete;
+
+  const Endpoint& endpoint() const noexcept { return endpoint_; }
+  // Whether this process is a fork of the one that made the family: then nothing here may be used.
+  bool in_child() const noexcept;
+  // Guards all groups of the family, and every call of MPI on its communicator.
+  std::mutex& mutex() noexcept { return mutex_; }
+
+  // With the lock held:
+  void add(Member& member) { members_.push_back(&member); }
+  void remove(Member& member) noexcept { std::erase(members_, &member); }
+  void progress() noexcept;
+  bool in_flight_beside(const Member& member) const noexcept;
+  void submitted() noexcept {
+    in_flight_ = true;
+    wake_progress_thread();
+  }
+  void abandon() noexcept { clean_ = false; }  // MPI holds messages: the communicator stays
+  int next_group = 1;                          // the first number that no group of mine has
+  int tag_limit() const noexcept { return tag_limit_; }
+
+  // Without the lock, around a wait: the progress thread rests.
+  class Waiting {
+   public:
+    explicit Waiting(Family& family) : family_(family) { ++family.waiting_; }
+    ~Waiting() {
+      --family_.waiting_;
+      family_.wake_progress_thread();
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    Family& family_;
+  };
+
+ private:
+  void run();
+  void wake_progress_thread() noexcept;
+
+  const Endpoint endpoint_;
+  const pid_t owner_;
+  int tag_limit_ = 32767;
+  bool clean_ = true;
+  std::mutex mutex_;
+  std::vector<Member*> members_;
+  std::vector<Member*> busy_;  // those with works in flight, when they were last asked
+  std::atomic<int> waiting_{0};
+  std::atomic<bool> in_flight_{false};
+  std::atomic<bool> resting_{false};  // the thread sleeps until it is woken
+  bool stop_ = false;
+  std::condition_variable wake_;
+  std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace ngd::comm::mpi

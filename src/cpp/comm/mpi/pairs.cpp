@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/pairs.hpp"
+
+#include <cstring>
+
+namespace ngd::comm::mpi {
+
+Pairs::Pairs(const Channel& channel)
+    : channel_(channel),
+      sends_(static_cast<std::size_t>(channel.size())),
+      receives_(static_cast<std::size_t>(channel.size())) {}
+
+std::uint64_t Pairs::submit(Mailbox& mailbox, const Collective& collective) {
+  Pair pair{++last_, collective, header_of(collective, channel_.size(), 0), false, {}};
+  pair.collective.program = nullptr;
+  pair.collective.site = "";
+  const auto peer = static_cast<std::size_t>(collective.root);
+  const std::size_t bytes = collective.count * size_of(collective.dtype);
+  if (collective.kind == Kind::Receive) {
+    receives_[peer].push_back(std::move(pair));
+    ++pending_;
+    return last_;
+  }
+  pair.header.topic = Topic::Sent;
+  const bool small = bytes <= kInlineBytes;
+  mailbox.post_to(collective.root, pair.header, collective.source, small ? bytes : 0);
+  if (small) return last_;
+  sends_[peer].push_back(std::move(pair));
+  ++pending_;
+  return last_;
+}
+
+bool Pairs::advance(Mailbox& mailbox, int peer, Pair& oldest) {
+  const bool sends = oldest.collective.kind == Kind::Send;
+  const std::size_t bytes = oldest.collective.count * size_of(oldest.collective.dtype);
+  if (!sends && !oldest.matched && !match(mailbox, peer, oldest)) return false;
+  if (bytes <= kInlineBytes) return true;
+  if (!oldest.stream)
+    oldest.stream.emplace(channel_, peer, channel_.first_tag + kPairTag,
+                          sends ? oldest.collective.source : nullptr,
+                          sends ? nullptr : oldest.collective.destination, bytes);
+  return oldest.stream->advance(moves_);
+}
+
+bool Pairs::match(Mailbox& mailbox, int peer, Pair& receive) {
+  std::deque<Message>& sent = mailbox.sent_by(peer);
+  if (sent.empty()) return false;
+  const Message message = std::move(sent.front());
+  sent.pop_front();
+  const Header& theirs = message.header;
+  const Header& mine = receive.header;
+  if (theirs.dtype != mine.dtype || theirs.count != mine.count || theirs.tag != mine.tag)
+    fail(ErrorKind::CollectiveMismatch, "a send and its receive differ: rank ",
+         channel_.world(peer), " calls ", mpi::describe(theirs), " with tag ", theirs.tag,
+         "; rank ", channel_.world(channel_.rank), " calls ", mpi::describe(mine), " with tag ",
+         mine.tag);
+  receive.matched = true;
+  ++moves_;
+  if (!message.payload.empty())
+    std::memcpy(receive.collective.destination, message.payload.data(), message.payload.size());
+  return true;
+}
+
+bool Pairs::complete(std::uint64_t number) const noexcept { return find(number) == nullptr; }
+
+const Pairs::Pair* Pairs::find(std::uint64_t number) const {
+  if (idle()) return nullptr;
+  for (const std::vector<Line>* lines : {&sends_, &receives_})
+    for (const Line& line : *lines)
+      for (const Pair& pair : line)
+        if (pair.number == number) return &pair;
+  return nullptr;
+}
+
+std::string Pairs::describe(std::uint64_t number) const {
+  return mpi::describe(find(number)->header);
+}
+
+int Pairs::peer_of(std::uint64_t number) const {
+  return channel_.world(find(number)->collective.root);
+}
+
+void Pairs::clear() noexcept {
+  for (std::vector<Line>* lines : {&sends_, &receives_})
+    for (Line& line : *lines) line.clear();
+  pending_ = 0;
+}
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sends and receives: for each pair of ranks a sequence of its own in either direction.
+//
+// The sender's header goes ahead, and its data with it where they are small: such a send is done at
+// once. Longer data follow on the pair's tag, one send at a time. The receiver compares.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/collective.hpp"
+#include "comm/mpi/mailbox.hpp"
+#include "comm/mpi/transfer.hpp"
+
+namespace ngd::comm::mpi {
+
+class Pairs {
+ public:
+  // Numbers of works of this kind: above all of the common sequence.
+  static constexpr std::uint64_t kFirst = std::uint64_t{1} << 63;
+
+  explicit Pairs(const Channel& channel);
+
+  std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
+  // Throws CollectiveMismatch, Unreachable, and what check_not_ended(peer, header) throws.
+  template <class Check>
+  void progress(Mailbox& mailbox, Check&& check_not_ended);
+
+  std::uint64_t last() const noexcept { return last_; }
+  bool complete(std::uint64_t number) const noexcept;
+  bool idle() const noexcept { return pending_ == 0; }
+  std::uint64_t moves() const noexcept { return moves_; }
+  // "send of 4 float32 to rank 1" and so on: of a work that is not complete.
+  std::string describe(std::uint64_t number) const;
+  int peer_of(std::uint64_t number) const;  // world rank
+  void clear() noexcept;
+
+ private:
+  struct Pair {
+    std::uint64_t number;
+    Collective collective;
+    Header header;
+    bool matched = false;  // a receive has seen its sender's header; a send has no more to learn
+    std::optional<Stream> stream;
+  };
+  using Line = std::deque<Pair>;  // of one peer and direction; the first is under way
+
+  const Pair* find(std::uint64_t number) const;
+  bool advance(Mailbox& mailbox, int peer, Pair& oldest);
+  bool match(Mailbox& mailbox, int peer, Pair& receive);
+
+  const Channel& channel_;
+  std::vector<Line> sends_;
+  std::vector<Line> receives_;
+  std::uint64_t last_ = kFirst - 1;
+  std::uint64_t moves_ = 0;
+  std::size_t pending_ = 0;
+};
+
+template <class Check>
+void Pairs::progress(Mailbox& mailbox, Check&& check_not_ended) {
+  if (idle()) return;
+  for (int peer = 0; peer < channel_.size(); ++peer)
+    for (std::vector<Line>* lines : {&sends_, &receives_}) {
+      Line& line = (*lines)[static_cast<std::size_t>(peer)];
+      while (!line.empty() && advance(mailbox, peer, line.front())) {
+        line.pop_front();
+        --pending_;
+        ++moves_;
+      }
+      if (!line.empty()) check_not_ended(peer, line.front().header);
+    }
+}
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/mpi/small.hpp"
+
+#include <cstring>
+
+#include "base/reduce.hpp"
+#include "comm/mpi/transfer.hpp"
+#include "comm/mpi/wire.hpp"
+
+namespace ngd::comm::mpi {
+namespace {
+
+void copy(const Collective& collective, std::size_t to, const std::byte* source, std::size_t from,
+          std::size_t count) {
+  const std::size_t width = size_of(collective.dtype);
+  if (count != 0)
+    std::memcpy(static_cast<std::byte*>(collective.destination) + to * width, source + from * width,
+                count * width);
+}
+
+}  // namespace
+
+bool travels_with_header(const Collective& collective, int size) {
+  const std::size_t width = size_of(collective.dtype);
+  const Blocks blocks(collective.counts, collective.count, size);
+  switch (collective.kind) {
+    case Kind::AllReduce:
+    case Kind::Reduce:
+    case Kind::Broadcast:
+      return collective.count <= kInlineBytes / width;
+    case Kind::AllGather:
+    case Kind::Gather:
+      return blocks.largest() <= kInlineBytes / width;
+    case Kind::AllToAll:
+      if (collective.counts != nullptr) return false;  // no rank knows what the others send
+      [[fallthrough]];
+    case Kind::ReduceScatter:
+    case Kind::Scatter: {
+      const Slice last = blocks[size - 1];
+      return last.begin + last.count <= kInlineBytes / width;
+    }
+    default:
+      return true;
+  }
+}
+
+void finish_small(const Collective& collective, int rank, int size,
+                  const std::vector<const std::byte*>& contributions) {
+  const auto from = [&](int r) { return contributions[static_cast<std::size_t>(r)]; };
+  const Blocks blocks(collective.counts, collective.count, size);
+  const Slice mine = blocks[rank];
+  const bool is_root = rank == collective.root;
+  switch (collective.kind) {
+    case Kind::Broadcast:
+      return copy(collective, 0, from(collective.root), 0, collective.count);
+    case Kind::Scatter:
+      return copy(collective, 0, from(collective.root), mine.begin, mine.count);
+    case Kind::AllGather:
+    case Kind::Gather:
+      for (int r = 0; r < size && (is_root || collective.kind == Kind::AllGather); ++r)
+        copy(collective, blocks[r].begin, from(r), 0, blocks[r].count);
+      return;
+    case Kind::AllToAll:
+      for (int r = 0; r < size; ++r)
+        copy(collective, blocks[r].begin, from(r), mine.begin, mine.count);
+      return;
+    case Kind::AllReduce:
+    case Kind::Reduce:
+    case Kind::ReduceScatter: {
+      if (collective.kind == Kind::Reduce && !is_root) return;
+      const bool scatters = collective.kind == Kind::ReduceScatter;
+      const Slice part = scatters ? mine : Slice{0, collective.count};
+      if (part.count == 0) return;
+      std::vector<const void*> terms;
+      for (const std::byte* each : contributions)
+        terms.push_back(each + part.begin * size_of(collective.dtype));
+      const Arithmetic arithmetic = arithmetic_of(collective.op, size);
+      reduce(arithmetic.combine, collective.dtype, terms.data(), size, collective.destination,
+             part.count, arithmetic.divisor);
+      return;
+    }
+    default:
+      return;
+  }
+}
+
+}  // namespace ngd::comm::mpi
