@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything but the all-reduce, the reduce and the barrier: broadcast, all_gather, gather, scatter,
-// all_to_all and reduce_scatter are one algorithm. For each ordered pair of ranks, a producer and a
-// consumer, there is a block (Piece), which the consumer pulls: it copies it to its destination, or,
-// of a reduce_scatter, it reduces its blocks of all producers, in tree order.
+// Everything but the all-reduce, the reduce and the barrier: broadcast, all_gather, gather,
+// scatter, all_to_all and reduce_scatter are one algorithm. For each ordered pair of ranks, a
+// producer and a consumer, there is a block (Piece), which the consumer pulls: it copies it to its
+// destination, or, of a reduce_scatter, it reduces its blocks of all producers, in tree order.
 //
 // Where a consumer finds its block, the producer's slot says (Slot::source_offset):
 //   inline   beside the flag, when the whole source is no larger than kInlineBytes;
-//   shared   in the source itself, which lies in the shared lane: the producer may have it back when
+//   shared   in the source itself, which lies in the shared lane: the producer may have it back
+//   when
 //            all have said that they take no more (Slot::taken = kAll);
-//   staged   in the producer's lane (lane.hpp), a chunk at a time. A chunk holds a part of the block
+//   staged   in the producer's lane (lane.hpp), a chunk at a time. A chunk holds a part of the
+//   block
 //            of every consumer, so that all of them are busy all the time; where all get the same,
 //            it holds that once. The producer raises `step` to the number of chunks that stand
 //            there or have stood, a consumer `taken` to the number that it has of all its
 //            producers.
 // Chunk c + kBuffers waits until all have taken chunk c; chunk c is taken when all producers have
-// filled it. Filling and taking go on side by side, and in the order of (sequence, chunk), the first
-// of these that is not done can always be done: nobody waits in a circle.
+// filled it. Filling and taking go on side by side, and in the order of (sequence, chunk), the
+// first of these that is not done can always be done: nobody waits in a circle.
 #include <algorithm>
 #include <cstring>
 
@@ -280,8 +282,8 @@ void meet_exchange(Group& group, Task& task) {
     piece.direct = direct_of(group, task, p, piece);
     const bool staged = piece.direct == nullptr;
     task.any_staged |= staged;
-    task.in_chunks = std::max(
-        task.in_chunks, staged ? ceil_of(piece.bytes, share_of(task.kind, group.size())) : 1);
+    task.in_chunks = std::max(task.in_chunks,
+                              staged ? ceil_of(piece.bytes, share_of(task.kind, group.size())) : 1);
   }
   if (task.kind == Kind::ReduceScatter && task.incoming[0].bytes > 0 && task.in_chunks == 0)
     task.in_chunks = 1;  // a group of one

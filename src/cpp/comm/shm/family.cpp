@@ -71,22 +71,24 @@ bool Family::time_to_ask(std::uint64_t now) noexcept {
 std::uint64_t Family::new_control(std::uint64_t group) {
   sweep();
   const std::uint64_t offset = heap_.allocate(kControlBytes);
-  std::memset(segment(rank()).at(offset), 0, kInlineOffset);  // the rest is written before it is read
+  std::memset(segment(rank()).at(offset), 0,
+              kInlineOffset);  // the rest is written before it is read
   Segment(segment(rank()).base(), segment(rank()).bytes(), offset).control().group = group;
   return offset;
 }
 
-void Family::retire_control(std::uint64_t offset, int ranks) noexcept {
-  retired_.push_back({offset, ranks});
+void Family::retire(std::uint64_t control, std::vector<std::uint64_t> others, int ranks) noexcept {
+  retired_.push_back({control, std::move(others), ranks});
   sweep();
 }
 
 void Family::sweep() noexcept {
   const Segment mine = segment(rank());
   std::erase_if(retired_, [&](const Retired& each) {
-    const Control& control = Segment(mine.base(), mine.bytes(), each.offset).control();
+    const Control& control = Segment(mine.base(), mine.bytes(), each.control).control();
     if (control.departed.load() < static_cast<std::uint32_t>(each.ranks)) return false;
-    heap_.release(each.offset);
+    heap_.release(each.control);
+    for (const std::uint64_t other : each.others) heap_.release(other);
     return true;
   });
 }

@@ -58,10 +58,10 @@ class Family {
   bool time_to_watch(std::uint64_t now) noexcept;
   bool time_to_ask(std::uint64_t now) noexcept;
 
-  // A zeroed control block for a new group, and the way back: it is given back when all of the
-  // group's ranks have left it.
+  // A zeroed control block for a new group, and the way back, together with other blocks of the
+  // group's: they are free when all its ranks have left it.
   std::uint64_t new_control(std::uint64_t group);
-  void retire_control(std::uint64_t offset, int ranks) noexcept;
+  void retire(std::uint64_t control, std::vector<std::uint64_t> others, int ranks) noexcept;
 
  private:
   void sweep() noexcept;
@@ -80,7 +80,8 @@ class Family {
   std::uint64_t watched_ns_ = 0;
   std::uint64_t asked_ns_ = 0;
   struct Retired {
-    std::uint64_t offset;
+    std::uint64_t control;
+    std::vector<std::uint64_t> others;
     int ranks;
   };
   std::vector<Retired> retired_;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The flat all-reduce, and the reduce. The data are cut into one part a rank; a rank reduces its part of every
-// rank's source and stores the result to every rank's destination (of a reduce: to the root's): each byte is
-// read once and written once, in two hand-offs between ranks (all are there; all parts are done). Pushing the
-// result is faster than letting the peers pull it, which takes a third hand-off; all-reduce of
-// float32 in place, 2 ranks, AMD EPYC 9005, medians of 5 alternating runs, in us:
+// The flat all-reduce, and the reduce. The data are cut into one part a rank; a rank reduces its
+// part of every rank's source and stores the result to every rank's destination (of a reduce: to
+// the root's): each byte is read once and written once, in two hand-offs between ranks (all are
+// there; all parts are done). Pushing the result is faster than letting the peers pull it, which
+// takes a third hand-off; all-reduce of float32 in place, 2 ranks, AMD EPYC 9005, medians of 5
+// alternating runs, in us:
 //   bytes   64 Ki   1 Mi   4 Mi   16 Mi   64 Mi
 //   push      3.4     35    136     527    2635
 //   pull      4.7     49    430    1593    5949
@@ -16,9 +17,9 @@
 //              reduced(c)
 //   copy out   when all have raised reduced(c): the peers' parts, from their staging
 // in the order  in 0, in 1, reduce 0, out 0, in 2, reduce 1, out 1, in 3, ...
-// Two chunks on, a buffer is free without any further flag: who copies in c + 2 has copied out c, so
-// all have reduced c; and who has raised in(c + 2) has copied out c. For what comes after this task
-// everybody says when he has copied out all (Slot::taken).
+// Two chunks on, a buffer is free without any further flag: who copies in c + 2 has copied out c,
+// so all have reduced c; and who has raised in(c + 2) has copied out c. For what comes after this
+// task everybody says when he has copied out all (Slot::taken).
 #include <algorithm>
 #include <cstring>
 

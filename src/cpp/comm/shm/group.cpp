@@ -79,6 +79,8 @@ bool Group::has(const Need& need, int rank) const noexcept {
       return published > need.sequence ||
              (published == need.sequence && slot.taken.load() >= need.value);
     }
+    case Need::Flag::Letter:
+      return false;
     case Need::Flag::Finished:
       break;
   }

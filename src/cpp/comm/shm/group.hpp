@@ -13,10 +13,10 @@
 
 namespace ngd::comm::shm {
 
-// What a task waits for: a flag of the ranks [first, last), in their slots of a sequence, to reach a
-// value. My own do not count.
+// What a task waits for: a flag of the ranks [first, last), in their slots of a sequence, to reach
+// a value. My own do not count. (Letter stands for a send or a receive with that rank: stream.hpp.)
 struct Need {
-  enum class Flag : std::uint8_t { Published, Step, Taken, Finished };
+  enum class Flag : std::uint8_t { Published, Step, Taken, Finished, Letter };
   Flag flag = Flag::Published;
   int first = 0;  // moves on past every rank whose flag has been seen to be there
   int last = 0;

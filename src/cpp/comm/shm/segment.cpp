@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "base/error.hpp"
 
@@ -72,6 +73,14 @@ std::uint64_t Segment::offset_of(const void* pointer, std::size_t bytes) const n
   const auto end = reinterpret_cast<std::uintptr_t>(base_) + bytes_;
   if (address < begin || address > end || bytes > end - address) return kPrivate;
   return address - reinterpret_cast<std::uintptr_t>(base_);
+}
+
+void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept {
+  const std::size_t length = site == nullptr ? 0 : std::strlen(site);
+  const std::size_t kept = std::min(length, kSiteBytes - 1);
+  if (kept > 0) std::memcpy(to, site + length - kept, kept);
+  to[kept] = '\0';
+  if (kept < length) std::memcpy(to, "...", 3);
 }
 
 Descriptor create_segment(int size) {

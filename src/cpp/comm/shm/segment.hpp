@@ -8,9 +8,9 @@
 //
 // A control block is what I have in one group:
 //
-//   control  | Control: how far I am; Slot x kSlots: the collectives in flight, by sequence % kSlots
-//   inline   | kInlineBytes x kSlots: payloads that ride beside the flag
-//   staging  | operands of private memory pass through here, chunk by chunk (lane.hpp)
+//   control  | Control: how far I am; Slot x kSlots: the collectives in flight, by sequence %
+//   kSlots inline   | kInlineBytes x kSlots: payloads that ride beside the flag staging  | operands
+//   of private memory pass through here, chunk by chunk (lane.hpp)
 //
 // Only its owner writes to a control block, but for `departed`. Everything in a slot but its second
 // line is written before `published` is, and stays until every rank has finished the slot's
@@ -150,6 +150,9 @@ class Segment {
   std::size_t bytes_ = 0;
   std::byte* control_ = nullptr;
 };
+
+// The end of a call site says most: cut from the left.
+void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept;
 
 // Who maps whose segment: processes over sealed memfds, or threads over one mapping.
 class Memory {

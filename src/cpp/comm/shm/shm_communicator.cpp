@@ -36,15 +36,6 @@ std::uint64_t fingerprint_of(const Task& task, std::uint64_t group, const Collec
   return mix(hash, program);
 }
 
-// The end of a call site says most: cut from the left.
-void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept {
-  const std::size_t length = site == nullptr ? 0 : std::strlen(site);
-  const std::size_t kept = std::min(length, kSiteBytes - 1);
-  if (kept > 0) std::memcpy(to, site + length - kept, kept);
-  to[kept] = '\0';
-  if (kept < length) std::memcpy(to, "...", 3);
-}
-
 }  // namespace
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
@@ -56,6 +47,7 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Gro
                                  int rank, std::uint64_t id)
     : family_(std::move(family)),
       group_(std::move(members), rank, id, family_->moves()),
+      streams_(*family_, group_),
       preferred_(preferred_algorithm()),
       submit_timeout_(config::timeout_seconds()) {
   family_->join(*this);
@@ -87,7 +79,8 @@ void ShmCommunicator::close() noexcept {
     if (r != group_.rank()) wake(group_.record(r));
   if (group_.id() == 0) return;
   for (int r = 0; r < group_.size(); ++r) group_.control(r).departed.fetch_add(1);
-  family_->retire_control(group_.mine().control_offset(), group_.size());
+  std::vector<std::uint64_t> blocks = streams_.take_blocks();
+  family_->retire(group_.mine().control_offset(), std::move(blocks), group_.size());
 }
 
 // ---- starting
@@ -101,6 +94,7 @@ Work ShmCommunicator::submit(const Collective& collective) {
 
 Work ShmCommunicator::submit_inside(const Collective& collective) {
   return guarded(*family_, [&] {
+    if (between_two(collective.kind)) return streams_.submit(collective);
     const std::uint64_t sequence = submitted_ + 1;
     if (sequence > slots_free_to_) [[unlikely]]
       wait_for_slot(sequence);
@@ -120,7 +114,7 @@ void ShmCommunicator::wait_for_slot(std::uint64_t sequence) {
   oldest.sequence = round_up(sequence - kSlots, kTold);
   oldest.arrived = true;
   oldest.need = group_.all(Need::Flag::Finished, oldest.sequence, oldest.sequence);
-  block(oldest, {submit_timeout_},
+  block({oldest, 0}, {submit_timeout_},
         [&] { return finished_ >= oldest.sequence && group_.met(oldest.need); });
   slots_free_to_ = oldest.sequence + kSlots;
 }
@@ -198,8 +192,7 @@ void ShmCommunicator::publish_source(Task& task, Slot& slot, const Collective& c
   }
   slot.source_offset = mine.offset_of(task.source, bytes);
   slot.destination_offset = kPrivate;
-  if (const std::uint64_t elements =
-          destination_elements(collective, group_.rank(), group_.size());
+  if (const std::uint64_t elements = destination_elements(collective, group_.rank(), group_.size());
       elements > 0)
     slot.destination_offset = mine.offset_of(task.destination, elements * size_of(task.dtype));
   if (task.path != Path::Exchange) return;
@@ -231,11 +224,13 @@ void ShmCommunicator::attach_program(Slot& slot, const ProgramIdentity* program)
 
 // ---- advancing
 
-bool ShmCommunicator::complete(std::uint64_t sequence) noexcept {
+bool ShmCommunicator::complete(std::uint64_t sequence) const noexcept {
+  if ((sequence & kBetweenTwo) != 0) return streams_.over(sequence);
   return sequence <= finished_ || task(sequence).complete;
 }
 
 void ShmCommunicator::progress() {
+  streams_.progress();
   const std::uint64_t before = finished_;
   for (std::uint64_t sequence = finished_ + 1; sequence <= submitted_; ++sequence) {
     Task& each = task(sequence);
@@ -281,8 +276,8 @@ void ShmCommunicator::decide(Task& task) const {
   for (int r = 0; r < group_.size(); ++r) {
     const Slot& slot = group_.segment(r).slot(task.sequence);
     const bool gets = task.kind == Kind::AllReduce || r == task.root;
-    shared = shared && slot.source_offset != kPrivate &&
-             (!gets || slot.destination_offset != kPrivate);
+    shared =
+        shared && slot.source_offset != kPrivate && (!gets || slot.destination_offset != kPrivate);
   }
   if (task.algorithm == Algorithm::Ring) {
     task.path = Path::Ring;
@@ -293,8 +288,8 @@ void ShmCommunicator::decide(Task& task) const {
   task.staged = !shared;
 }
 
-// My lane serves one task at a time, in sequence; the next may have it when the one before will fill
-// it no more.
+// My lane serves one task at a time, in sequence; the next may have it when the one before will
+// fill it no more.
 bool ShmCommunicator::take_lane(Task& wanting) {
   for (std::uint64_t sequence = finished_ + 1; sequence < wanting.sequence; ++sequence) {
     const Task& earlier = task(sequence);
@@ -304,8 +299,8 @@ bool ShmCommunicator::take_lane(Task& wanting) {
   if (wanting.algorithm == Algorithm::Ring && !lane_.all_free(group_)) return false;
   wanting.has_lane = true;
   if (wanting.algorithm == Algorithm::Ring) return true;
-  wanting.lane = lane_.reserve(wanting.path == Path::Exchange ? wanting.out_chunks
-                                                              : flat_chunks(wanting));
+  wanting.lane =
+      lane_.reserve(wanting.path == Path::Exchange ? wanting.out_chunks : flat_chunks(wanting));
   group_.mine().slot(wanting.sequence).lane = wanting.lane;
   return true;
 }
@@ -344,8 +339,7 @@ void ShmCommunicator::release(SharedBlock block) noexcept {
 
 std::unique_ptr<Communicator> make_world(std::unique_ptr<Memory> memory,
                                          std::unique_ptr<Liveness> liveness, Place place) {
-  const auto family =
-      std::make_shared<Family>(std::move(memory), std::move(liveness), place);
+  const auto family = std::make_shared<Family>(std::move(memory), std::move(liveness), place);
   std::vector<Group::Member> members;
   for (int r = 0; r < place.size; ++r) members.push_back({family->segment(r), r});
   return std::make_unique<ShmCommunicator>(family, std::move(members), place.rank, 0);

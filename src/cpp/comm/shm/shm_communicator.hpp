@@ -14,6 +14,7 @@
 #include "comm/shm/family.hpp"
 #include "comm/shm/group.hpp"
 #include "comm/shm/lane.hpp"
+#include "comm/shm/stream.hpp"
 
 namespace ngd::comm::shm {
 
@@ -42,7 +43,7 @@ class ShmCommunicator final : public Communicator {
 
   // For the family: what is in flight in this group.
   void progress();
-  std::uint64_t in_flight() const noexcept { return submitted_ - finished_; }
+  std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + streams_.in_flight(); }
   // Throws CollectiveMismatch where a rank has come to another collective: it must not hide behind
   // the absence of a third.
   void compare_all() const;
@@ -69,26 +70,34 @@ class ShmCommunicator final : public Communicator {
 
   Task& task(std::uint64_t sequence) noexcept { return tasks_[sequence % kSlots]; }
   const Task& task(std::uint64_t sequence) const noexcept { return tasks_[sequence % kSlots]; }
-  bool complete(std::uint64_t sequence) noexcept;
+  bool complete(std::uint64_t sequence) const noexcept;
   void advance(Task& task);
   void start_early(Task& task);
   void decide(Task& task) const;
   bool take_lane(Task& task);
   bool run(Task& task);
 
-  // Blocks until reached() is true, advancing everything; `target` is what it is about. False where
-  // the time is over and that is no error.
-  bool block(const Task& target, Deadline deadline, const std::function<bool()>& reached);
-  std::uint32_t bell_of(const Task& waiting) const noexcept;
-  const Task& blocker(const Task& target) noexcept;
-  void inspect(const Task& target, Deadline& deadline);
-  void look_at_peers(const Need& need);
-  void late(const Task& waiting, double seconds) const;
+  // What a call waits for: a task, or a send or receive by its number.
+  struct Target {
+    const Task& task;
+    std::uint64_t transfer = 0;
+  };
+  Target target_of(Work work) const noexcept;
+  // Blocks until reached() is true, advancing everything. False where the time is over and that is
+  // no error.
+  bool block(Target target, Deadline deadline, const std::function<bool()>& reached);
+  Need need_of(Target target) const noexcept;
+  std::uint32_t bell_of(Target target) const noexcept;
+  const Task& blocker(const Task& target) const noexcept;
+  void inspect(Target target, Deadline& deadline);
+  void look_at_peers(Target target);
+  void late(const Need& need, double seconds) const;
   std::string missed(const Need& need) const;
 
   std::shared_ptr<Family> family_;
   Group group_;
   Lane lane_;
+  Streams streams_;
   Algorithm preferred_;
   double submit_timeout_;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of its own lives in the segments of the world: each of its ranks takes a control block from
-// its heap, and one all_gather tells all of them where the others' lie.
+// A group of its own lives in the segments of the world: each of its ranks takes a control block
+// from its heap, and one all_gather tells all of them where the others' lie.
 #include <algorithm>
 #include <vector>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The communicator's waiting: until what, how long, and whether there is still anything to wait for.
+// The communicator's waiting: until what, how long, and whether there is still anything to wait
+// for.
 #include <algorithm>
 
 #include "base/error.hpp"
@@ -18,8 +19,10 @@ std::uint64_t ns_of(double seconds) { return static_cast<std::uint64_t>(seconds 
 }  // namespace
 
 void ShmCommunicator::check_known(Work work) const {
-  check(work.sequence >= 1 && work.sequence <= submitted_,
-        "a work that was never submitted: ", work.sequence);
+  const bool known = (work.sequence & kBetweenTwo) != 0
+                         ? streams_.known(work)
+                         : work.sequence >= 1 && work.sequence <= submitted_;
+  check(known, "a work that was never submitted: ", work.sequence);
 }
 
 void ShmCommunicator::wait(Work work, double timeout_seconds) {
@@ -41,7 +44,7 @@ bool ShmCommunicator::done(Work work) {
     check_known(work);
     family_->progress();
     if (complete(work.sequence)) return true;
-    look_at_peers(blocker(task(work.sequence)).need);
+    look_at_peers(target_of(work));
     return complete(work.sequence);
   });
 }
@@ -50,12 +53,22 @@ bool ShmCommunicator::wait_inside(Work work, Deadline deadline) {
   return guarded(*family_, [&] {
     check_known(work);
     family_->progress();
-    return complete(work.sequence) || block(task(work.sequence), deadline,
-                                            [&] { return complete(work.sequence); });
+    return complete(work.sequence) ||
+           block(target_of(work), deadline, [&] { return complete(work.sequence); });
   });
 }
 
-bool ShmCommunicator::block(const Task& target, Deadline deadline,
+ShmCommunicator::Target ShmCommunicator::target_of(Work work) const noexcept {
+  const bool transfer = (work.sequence & kBetweenTwo) != 0;
+  return {task(work.sequence), transfer ? work.sequence : 0};
+}
+
+// What holds a target up.
+Need ShmCommunicator::need_of(Target target) const noexcept {
+  return target.transfer != 0 ? streams_.need_of(target.transfer) : blocker(target.task).need;
+}
+
+bool ShmCommunicator::block(Target target, Deadline deadline,
                             const std::function<bool()>& reached) {
   Ladder& ladder = family_->ladder();
   const std::uint64_t& moves = family_->moves();
@@ -72,7 +85,7 @@ bool ShmCommunicator::block(const Task& target, Deadline deadline,
       const std::uint64_t now = now_ns();
       const bool bounded = deadline.seconds > 0 && deadline.at_ns > now;
       const std::uint64_t left = bounded ? deadline.at_ns - now : kSleepNs;
-      sleep_unless(family_->record(), bell_of(blocker(target)), std::min(left, kSleepNs), [&] {
+      sleep_unless(family_->record(), bell_of(target), std::min(left, kSleepNs), [&] {
         const std::uint64_t last = moves;
         family_->progress();
         return reached() || last != moves;
@@ -83,17 +96,18 @@ bool ShmCommunicator::block(const Task& target, Deadline deadline,
 }
 
 // With one thing to wait for, only the rank that I lack needs to wake me.
-std::uint32_t ShmCommunicator::bell_of(const Task& waiting) const noexcept {
-  const bool fills = waiting.staged && !waiting.lane_done &&
+std::uint32_t ShmCommunicator::bell_of(Target target) const noexcept {
+  const Task& waiting = blocker(target.task);
+  const bool fills = target.transfer == 0 && waiting.staged && !waiting.lane_done &&
                      (waiting.path == Path::Exchange || !waiting.arrived);
-  const bool alone = family_->in_flight() == 1 && waiting.need.flag != Need::Flag::Finished;
-  if (alone && !fills && waiting.need.first < waiting.need.last)
-    return until_rank(group_.world(waiting.need.first));
+  const Need need = need_of(target);
+  const bool alone = family_->in_flight() == 1 && need.flag != Need::Flag::Finished;
+  if (alone && !fills && need.first < need.last) return until_rank(group_.world(need.first));
   return kUntilAny;
 }
 
 // The task whose need holds `target` up: its own, or that of the one before it in my lane.
-const Task& ShmCommunicator::blocker(const Task& target) noexcept {
+const Task& ShmCommunicator::blocker(const Task& target) const noexcept {
   if (target.arrived && target.staged && !target.has_lane)
     for (std::uint64_t sequence = finished_ + 1; sequence < target.sequence; ++sequence)
       if (!task(sequence).complete) return task(sequence);
@@ -108,45 +122,50 @@ void ShmCommunicator::compare_all() const {
 }
 
 // The slow path of waiting: is there still anything to wait for?
-void ShmCommunicator::inspect(const Task& target, Deadline& deadline) {
+void ShmCommunicator::inspect(Target target, Deadline& deadline) {
   const std::uint64_t now = now_ns();
   if (deadline.at_ns == 0) deadline.at_ns = now + ns_of(deadline.seconds);
-  const Task& waiting = blocker(target);
   for (const ShmCommunicator* group : family_->groups()) group->compare_all();
-  look_at_peers(waiting.need);
+  look_at_peers(target);
   if (family_->time_to_ask(now) && interrupted())
-    fail(ErrorKind::Interrupted, "interrupted in ", missed(waiting.need));
+    fail(ErrorKind::Interrupted, "interrupted in ", missed(need_of(target)));
   if (deadline.is_error && deadline.seconds > 0 && now >= deadline.at_ns)
-    late(waiting, deadline.seconds);
+    late(need_of(target), deadline.seconds);
 }
 
-void ShmCommunicator::look_at_peers(const Need& need) {
+void ShmCommunicator::look_at_peers(Target target) {
   for (int r = 0; r < group_.size(); ++r) family_->check_rank(group_.world(r));
   const bool watch = family_->time_to_watch(now_ns());
+  const Need need = need_of(target);
   for (int r = need.first; r < need.last; ++r) {
     if (group_.has(need, r)) continue;
     const int world = group_.world(r);
     const bool left = group_.control(r).left.load() != 0;
     if (!left && (!watch || family_->liveness().alive(world))) continue;
-    if (group_.has(need, r)) continue;  // its last flag was raised before its end
+    const std::uint64_t moves = family_->moves();
+    family_->progress();
+    if (moves != family_->moves()) return;  // its last flag was raised before its end
     if (left)
-      fail(ErrorKind::RankLost, "rank ", world, " has left the ", group_.id() == 0 ? "job" : "group",
-           "; it is missed in ", missed(need));
+      fail(ErrorKind::RankLost, "rank ", world, " has left the ",
+           group_.id() == 0 ? "job" : "group", "; it is missed in ", missed(need));
     fail(ErrorKind::RankLost, "rank ", world, " (process ", group_.record(r).pid,
          ") has died; it is missed in ", missed(need));
   }
 }
 
 std::string ShmCommunicator::missed(const Need& need) const {
-  return describe(group_.read(need.sequence, group_.rank())) + group_.where();
+  const std::string what = need.flag == Need::Flag::Letter
+                               ? streams_.describe(need.sequence)
+                               : describe(group_.read(need.sequence, group_.rank()));
+  return what + group_.where();
 }
 
-void ShmCommunicator::late(const Task& waiting, double seconds) const {
-  const std::vector<int> missing = group_.missing(waiting.need);
+void ShmCommunicator::late(const Need& need, double seconds) const {
+  const std::vector<int> missing = group_.missing(need);
   if (missing.empty()) return;
+  const bool came = need.flag != Need::Flag::Published && need.flag != Need::Flag::Letter;
   fail(ErrorKind::CollectiveTimeout, list_ranks(missing),
-       waiting.need.flag == Need::Flag::Published ? " did not come to " : " did not finish ",
-       missed(waiting.need), " within ", seconds, " s");
+       came ? " did not finish " : " did not come to ", missed(need), " within ", seconds, " s");
 }
 
 }  // namespace ngd::comm::shm

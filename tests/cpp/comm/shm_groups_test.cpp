@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups split from groups, and sends and receives, among threads as ranks.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "comm/shm/stream.hpp"
+#include "ranks.hpp"
+
+namespace ngd::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void expect_success(const std::vector<Outcome>& outcomes) {
+  for (std::size_t r = 0; r < outcomes.size(); ++r)
+    ASSERT_FALSE(outcomes[r].kind) << "rank " << r << ": " << outcomes[r].message;
+}
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+// The sum over a group's ranks of `value`, in every element of a buffer.
+void check_sum(Communicator& group, std::int64_t value, std::int64_t want, std::size_t count) {
+  std::vector<std::int64_t> data(count, value);
+  group.wait(group.submit(all_reduce(ReduceOp::Sum, DType::I64, data.data(), data.data(), count)),
+             kSeconds);
+  require(std::all_of(data.begin(), data.end(), [&](std::int64_t each) { return each == want; }),
+          "wrong sum");
+}
+
+class GroupsTest : public testing::TestWithParam<int> {};
+
+TEST_P(GroupsTest, SplitsByColorInTheOrderOfKeys) {
+  expect_success(run_ranks(GetParam(), [](Communicator& world) {
+    const int color = world.rank() % 2;
+    const auto group = world.split(color, -world.rank());  // backwards
+    const int members = (world.size() - color + 1) / 2;
+    require(group->size() == members, "wrong size");
+    require(group->rank() == members - 1 - world.rank() / 2, "wrong rank");
+    std::int64_t sum = 0;
+    for (int r = color; r < world.size(); r += 2) sum += r;
+    for (const std::size_t count : {1, 1000, 300'000}) check_sum(*group, world.rank(), sum, count);
+    const std::int64_t all = static_cast<std::int64_t>(world.size()) * (world.size() - 1) / 2;
+    check_sum(world, world.rank(), all, 300'000);
+  }));
+}
+
+TEST_P(GroupsTest, ANegativeColorIsInNoGroup) {
+  expect_success(run_ranks(GetParam(), [](Communicator& world) {
+    const auto group = world.split(world.rank() == 0 ? -1 : 5, 0);
+    require((group == nullptr) == (world.rank() == 0), "wrong members");
+    if (group) check_sum(*group, 1, world.size() - 1, 10);
+    check_sum(world, 1, world.size(), 10);
+  }));
+}
+
+TEST_P(GroupsTest, SplitOfSplit) {
+  expect_success(run_ranks(GetParam(), [](Communicator& world) {
+    std::vector<std::unique_ptr<Communicator>> groups;
+    Communicator* group = &world;
+    while (group->size() > 1) {  // halves, down to groups of one
+      groups.push_back(group->split(2 * group->rank() / group->size(), 0));
+      group = groups.back().get();
+      check_sum(*group, 1, group->size(), 70'000);
+    }
+    check_sum(*group, 7, 7, 10);
+    while (!groups.empty()) groups.pop_back();
+    check_sum(world, 1, world.size(), 10);
+  }));
+}
+
+// Rows and columns of a mesh, started in one order and waited for in another on each rank: as each
+// rank's waits progress all its groups, nobody waits in a circle.
+TEST_P(GroupsTest, OverlapInTime) {
+  expect_success(run_ranks(GetParam(), [](Communicator& world) {
+    std::mt19937 random(static_cast<unsigned>(world.rank()));
+    const int width = std::max(1, world.size() / 2);
+    const auto row = world.split(world.rank() / width, 0);
+    const auto column = world.split(world.rank() % width, 0);
+    Communicator* const groups[] = {&world, row.get(), column.get()};
+    for (int repeat = 0; repeat < 30; ++repeat) {
+      struct Flight {
+        Communicator* group;
+        Work work;
+        std::vector<std::int32_t> data;
+      };
+      std::vector<Flight> flights;
+      // Within a group all ranks submit alike; between groups everyone in an order of his own.
+      std::vector<int> order{0, 1, 2, 0, 1, 2};
+      std::shuffle(order.begin(), order.end(), random);
+      for (const int which : order) {
+        Communicator& group = *groups[which];
+        const std::size_t count = repeat % 3 == 0 ? 100'000 : 10 + static_cast<std::size_t>(which);
+        flights.push_back({&group, {}, std::vector<std::int32_t>(count, 1)});
+        auto& data = flights.back().data;
+        flights.back().work =
+            group.submit(all_reduce(ReduceOp::Sum, DType::I32, data.data(), data.data(), count));
+      }
+      std::shuffle(flights.begin(), flights.end(), random);
+      for (Flight& each : flights) {
+        each.group->wait(each.work, kSeconds);
+        require(each.data.front() == each.group->size() && each.data.back() == each.group->size(),
+                "wrong sum");
+      }
+    }
+  }));
+}
+
+// A hundred groups, of which few are open at a time, fit into less than their sum; and memory that
+// the world allocated is in the shared lane of its groups.
+TEST_P(GroupsTest, ManySplitsLeaveNothing) {
+  expect_success(run_ranks(GetParam(), [](Communicator& world) {
+    const auto most = [&] {
+      for (std::size_t mib = 250; mib > 0; --mib) {
+        try {
+          world.release(world.allocate(mib << 20));
+          return mib;
+        } catch (const Error&) {
+        }
+      }
+      return std::size_t{0};
+    };
+    const std::size_t before = most();
+    const SharedBlock block = world.allocate(1000 * sizeof(float));
+    auto* data = static_cast<float*>(block.data);
+    for (int i = 0; i < 100; ++i) {
+      const auto group = world.split(world.rank() % (1 + i % 3), i);
+      std::fill_n(data, 1000, 1.0f);
+      group->wait(group->submit(all_reduce(ReduceOp::Sum, DType::F32, data, data, 1000)), kSeconds);
+      require(data[999] == static_cast<float>(group->size()), "wrong sum");
+      if (group->size() > 1) {
+        std::vector<char> bytes(200'000);
+        const int peer = (group->rank() + 1) % group->size();
+        const int other = (group->rank() + group->size() - 1) % group->size();
+        Collective send;
+        send.kind = Kind::Send;
+        send.count = bytes.size();
+        send.root = peer;
+        send.source = bytes.data();
+        Collective receive = send;
+        std::vector<char> got(bytes.size());
+        receive.kind = Kind::Receive;
+        receive.root = other;
+        receive.destination = got.data();
+        const Work works[] = {group->submit(send), group->submit(receive)};
+        for (const Work work : works) group->wait(work, kSeconds);
+      }
+    }
+    world.release(block);
+    world.wait(world.submit(barrier()), kSeconds);  // all have left the last group
+    world.split(-1, 0);
+    const auto last = world.split(0, 0);  // gives back what has been left
+    last->close();
+    world.wait(world.submit(barrier()), kSeconds);
+    world.split(0, 0)->close();
+    world.wait(world.submit(barrier()), kSeconds);
+    require(most() + 10 >= before, "a group's memory is left");
+  }));
+}
+
+TEST(Groups, ADifferenceNamesRanksOfTheWorldAndTheGroup) {
+  const auto outcomes = run_ranks(4, [](Communicator& world) {
+    const auto group = world.split(world.rank() % 2, 0);
+    if (world.rank() % 2 == 1) {
+      std::int32_t data[4] = {};
+      const std::uint64_t count = world.rank() == 3 ? 3 : 4;
+      group->wait(group->submit(all_reduce(ReduceOp::Sum, DType::I32, data, data, count, "g.py:1")),
+                  kSeconds);
+    } else {
+      check_sum(*group, 1, 2, 10);
+    }
+    world.wait(world.submit(barrier()), kSeconds);
+  });
+  for (const Outcome& each : outcomes) {
+    EXPECT_EQ(each.kind, ErrorKind::CollectiveMismatch) << each.message;
+    EXPECT_NE(each.message.find("rank 1: all_reduce(sum) of 4"), std::string::npos) << each.message;
+    EXPECT_NE(each.message.find("rank 3: all_reduce(sum) of 3"), std::string::npos) << each.message;
+    EXPECT_NE(each.message.find("in the group of rank 1, rank 3"), std::string::npos)
+        << each.message;
+  }
+}
+
+TEST(Groups, WhoFailsInOneHasFailedInAll) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks(3, [](Communicator& world) {
+    const auto pair = world.split(world.rank() == 2 ? 1 : 0, 0);
+    if (world.rank() == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      pair->abort("ValueError: in the pair");
+      check_sum(world, 1, 3, 1);
+    }
+    (world.rank() == 1 ? *pair : world)
+        .wait((world.rank() == 1 ? *pair : world).submit(barrier()), kSeconds);
+  });
+  EXPECT_LT(seconds_since(start), 2);
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::GroupClosed) << outcomes[0].message;
+  for (const std::size_t r : {1, 2}) {
+    EXPECT_EQ(outcomes[r].kind, ErrorKind::RemoteRank) << outcomes[r].message;
+    EXPECT_NE(outcomes[r].message.find("rank 0 failed"), std::string::npos) << outcomes[r].message;
+    EXPECT_NE(outcomes[r].message.find("ValueError: in the pair"), std::string::npos);
+  }
+}
+
+TEST(Groups, ATimeoutNamesTheRankOfTheWorld) {
+  const auto outcomes = run_ranks(4, [](Communicator& world) {
+    const auto group = world.split(world.rank() % 2, 0);
+    if (world.rank() != 1) return std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    group->wait(group->submit(barrier("g.py:9")), 0.2);
+  });
+  EXPECT_EQ(outcomes[1].kind, ErrorKind::CollectiveTimeout);
+  EXPECT_EQ(outcomes[1].message,
+            "rank 3 did not come to barrier at g.py:9 in the group of rank 1, rank 3 within 0.2 s");
+}
+
+TEST(Groups, OneThreadDrivesAFamily) {
+  expect_success(run_ranks(2, [](Communicator& world) {
+    const auto group = world.split(0, 0);
+    std::int64_t value = 1;
+    const Work work = world.submit(all_reduce(ReduceOp::Sum, DType::I64, &value, &value, 1));
+    if (world.rank() == 0) {
+      std::thread other([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        const Outcome outcome = outcome_of([&] { group->submit(barrier()); });
+        EXPECT_EQ(outcome.kind, ErrorKind::Busy) << outcome.message;
+      });
+      Collective late = barrier();
+      world.wait(work, kSeconds);
+      world.wait(world.submit(late), kSeconds);
+      other.join();
+    } else {
+      world.wait(work, kSeconds);
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      world.wait(world.submit(barrier()), kSeconds);
+    }
+    group->wait(group->submit(barrier()), kSeconds);
+  }));
+}
+
+// ---- sends and receives
+
+Collective transfer(Kind kind, int peer, void* data, std::uint64_t count, int tag = 0,
+                    const char* site = "p2p.py:1") {
+  Collective call;
+  call.kind = kind;
+  call.dtype = DType::I32;
+  call.count = count;
+  call.root = peer;
+  call.tag = tag;
+  if (kind == Kind::Send)
+    call.source = data;
+  else
+    call.destination = data;
+  call.site = site;
+  return call;
+}
+
+// Every rank sends a row of messages of all sizes to every other, from both lanes, and waits for
+// them and for those that it receives in an order of its own, with a collective in between.
+TEST_P(GroupsTest, SendsArriveInOrderWhateverIsWaitedForFirst) {
+  expect_success(run_ranks(GetParam(), [](Communicator& world) {
+    std::mt19937 random(77u + static_cast<unsigned>(world.rank()));
+    const std::size_t sizes[] = {0, 1,      256, 257, 5000, 40'000, 100'001,
+                                 3, 40'000, 2,   1,   7,    9,      70'000};
+    struct Flight {
+      Work work;
+      std::vector<std::int32_t> own;
+      SharedBlock block;
+      std::int32_t* at = nullptr;
+      std::size_t count = 0;
+      std::int32_t want = 0;
+      bool receives = false;
+    };
+    for (int repeat = 0; repeat < 3; ++repeat) {
+      std::vector<std::unique_ptr<Flight>> flights;
+      int tag = 0;
+      for (const std::size_t count : sizes) {
+        ++tag;
+        for (int peer = 0; peer < world.size(); ++peer) {
+          if (peer == world.rank()) continue;
+          for (const Kind kind : {Kind::Send, Kind::Receive}) {
+            auto flight = std::make_unique<Flight>();
+            flight->count = count;
+            flight->receives = kind == Kind::Receive;
+            const int from = flight->receives ? peer : world.rank();
+            const int to = flight->receives ? world.rank() : peer;
+            flight->want = from * 1000 + to * 10 + tag;
+            if (random() % 2 == 0) {
+              flight->block = world.allocate(count * sizeof(std::int32_t));
+              flight->at = static_cast<std::int32_t*>(flight->block.data);
+            } else {
+              flight->own.resize(count + 1);
+              flight->at = flight->own.data();
+            }
+            std::fill_n(flight->at, count, flight->receives ? -1 : flight->want);
+            flight->work = world.submit(transfer(kind, peer, flight->at, count, tag));
+            flights.push_back(std::move(flight));
+          }
+        }
+      }
+      std::int64_t value = 1;
+      const Work sum = world.submit(all_reduce(ReduceOp::Sum, DType::I64, &value, &value, 1));
+      std::shuffle(flights.begin(), flights.end(), random);
+      for (const auto& each : flights) {
+        world.wait(each->work, kSeconds);
+        for (std::size_t i = 0; i < each->count; ++i)
+          require(each->at[i] == each->want, "wrong element");
+        if (!each->receives) std::fill_n(each->at, each->count, -7);  // it is mine again
+        if (each->block.data != nullptr) world.release(each->block);
+      }
+      world.wait(sum, kSeconds);
+      require(value == world.size(), "wrong sum");
+    }
+  }));
+}
+
+TEST(SendReceive, ADifferenceIsRaisedOnBothSides) {
+  struct Change {
+    const char* name;
+    std::function<void(Collective&)> change;
+    const char* part;
+  };
+  const Change changes[] = {
+      {"count", [](Collective& call) { call.count = 4; }, "4 int32"},
+      {"dtype", [](Collective& call) { call.dtype = DType::F32; }, "float32"},
+      {"tag", [](Collective& call) { call.tag = 9; }, "tag 9"},
+  };
+  for (const Change& each : changes) {
+    const auto outcomes = run_ranks(3, [&](Communicator& world) {
+      std::int32_t data[8] = {};
+      if (world.rank() == 1) {
+        world.wait(world.submit(transfer(Kind::Send, 2, data, 5, 3, "s.py:1")), kSeconds);
+        world.wait(world.submit(transfer(Kind::Receive, 2, data, 5, 3, "s.py:2")), kSeconds);
+      } else if (world.rank() == 2) {
+        Collective receive = transfer(Kind::Receive, 1, data, 5, 3, "r.py:1");
+        each.change(receive);
+        world.wait(world.submit(receive), kSeconds);
+      }
+    });
+    EXPECT_FALSE(outcomes[0].kind) << outcomes[0].message;
+    for (const std::size_t r : {1, 2}) {
+      EXPECT_EQ(outcomes[r].kind, ErrorKind::CollectiveMismatch) << outcomes[r].message;
+      for (const char* part :
+           {"rank 1: send of 5 int32", "s.py:1", "rank 2: recv", "r.py:1", each.part})
+        EXPECT_NE(outcomes[r].message.find(part), std::string::npos) << outcomes[r].message;
+    }
+  }
+}
+
+TEST(SendReceive, WhoDoesNotComeIsNamed) {
+  const auto outcomes = run_ranks(2, [](Communicator& world) {
+    std::int32_t value = 0;
+    if (world.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    world.wait(world.submit(transfer(Kind::Receive, 1, &value, 1)), 0.2);
+  });
+  EXPECT_EQ(outcomes[0].kind, ErrorKind::CollectiveTimeout);
+  EXPECT_EQ(outcomes[0].message,
+            "rank 1 did not come to recv of 1 int32 from rank 1 at p2p.py:1 within 0.2 s");
+}
+
+TEST(SendReceive, WhatALeaverHasSentArrives) {
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    auto ranks = shm::make_thread_ranks(2);
+    const auto outcomes = run_ranks(ranks, [](Communicator& world) {
+      std::vector<std::int32_t> data(100, 5);
+      if (world.rank() == 1) {
+        world.wait(world.submit(transfer(Kind::Send, 0, data.data(), 100)), kSeconds);
+        return world.close();
+      }
+      std::fill(data.begin(), data.end(), 0);
+      world.wait(world.submit(transfer(Kind::Receive, 1, data.data(), 100)), kSeconds);
+      require(data[99] == 5, "wrong element");
+      world.wait(world.submit(transfer(Kind::Receive, 1, data.data(), 100)), kSeconds);
+    });
+    EXPECT_FALSE(outcomes[1].kind) << outcomes[1].message;
+    EXPECT_EQ(outcomes[0].kind, ErrorKind::RankLost) << outcomes[0].message;
+    EXPECT_NE(outcomes[0].message.find("rank 1 has left the job"), std::string::npos);
+  }
+}
+
+// ---- waiting for so long
+
+TEST(WaitFor, ReturnsInTimeAndNothingIsWrong) {
+  expect_success(run_ranks(3, [](Communicator& world) {
+    if (world.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    std::int64_t value = 1;
+    const Work work = world.submit(all_reduce(ReduceOp::Sum, DType::I64, &value, &value, 1));
+    if (world.rank() != 2) {
+      for (const double seconds : {0.0, 0.00001, 0.05}) {
+        const auto start = Clock::now();
+        require(!world.wait_for(work, seconds), "nobody has come yet");
+        require(seconds_since(start) >= seconds, "it came back too early");
+      }
+    }
+    require(world.wait_for(work, kSeconds) && value == 3, "wrong sum");
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, GroupsTest, testing::Values(2, 3, 4, 8),
+                         [](const auto& info) { return std::to_string(info.param); });
+
+}  // namespace
+}  // namespace ngd::comm
