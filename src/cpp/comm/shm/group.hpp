@@ -48,6 +48,10 @@ struct TaskState {
   const std::byte* source = nullptr;
   std::byte* destination = nullptr;
 
+  std::uint32_t stats = 0;         // its entry there
+  std::uint64_t moved_bytes = 0;   // for them
+  std::uint64_t completed_ns = 0;  // CLOCK_MONOTONIC
+
   Path path = Path::Undecided;
   bool staged = false;     // data pass through my staging area: I have the lane, or wait for it
   bool arrived = false;    // all ranks have published, and agree

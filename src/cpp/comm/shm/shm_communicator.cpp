@@ -47,7 +47,8 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Gro
                                  int rank, std::uint64_t id)
     : family_(std::move(family)),
       group_(std::move(members), rank, id, family_->moves()),
-      streams_(*family_, group_),
+      statistics_(group_.size()),
+      streams_(*family_, group_, statistics_),
       preferred_(preferred_algorithm()),
       submit_timeout_(config::timeout_seconds()) {
   family_->join(*this);
@@ -101,6 +102,8 @@ Work ShmCommunicator::submit_inside(const Collective& collective) {
     Task& fresh = task(sequence);
     fresh.begin();
     fresh.sequence = sequence;
+    fresh.stats = statistics_.entry_of(collective);
+    fresh.moved_bytes = larger_side_bytes(collective, group_.rank(), group_.size());
     prepare(fresh, collective);
     publish(fresh, collective);
     submitted_ = sequence;
@@ -255,6 +258,26 @@ void ShmCommunicator::advance(Task& task) {
   if (task.staged && !task.has_lane) take_lane(task);
   if (task.staged && !task.has_lane && task.path != Path::Exchange) return;
   task.complete = run(task);
+  if (task.complete) count(task);
+}
+
+void ShmCommunicator::count(Task& task) noexcept {
+  task.completed_ns = now_ns();
+  const std::uint64_t ns = task.completed_ns - group_.mine().slot(task.sequence).arrived_ns;
+  statistics_.add(task.stats, task.moved_bytes, ns, last_to_come(task.sequence));
+}
+
+int ShmCommunicator::last_to_come(std::uint64_t sequence) const noexcept {
+  int last = 0;
+  std::uint64_t latest = 0;
+  for (int r = 0; r < group_.size(); ++r) {
+    const std::uint64_t arrived = group_.segment(r).slot(sequence).arrived_ns;
+    if (arrived > latest) {
+      latest = arrived;
+      last = r;
+    }
+  }
+  return last;
 }
 
 // What I know to be staged begins before my peers have arrived.

@@ -15,6 +15,7 @@
 #include "comm/shm/group.hpp"
 #include "comm/shm/lane.hpp"
 #include "comm/shm/stream.hpp"
+#include "comm/stats.hpp"
 
 namespace ngd::comm::shm {
 
@@ -36,6 +37,7 @@ class ShmCommunicator final : public Communicator {
   bool done(Work work) override;
   bool wait_for(Work work, double seconds) override;
   std::unique_ptr<Communicator> split(int color, int key) override;
+  std::vector<CallStats> stats() const override { return statistics_.report(); }
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   void abort(const std::string& traceback) noexcept override;
@@ -76,6 +78,8 @@ class ShmCommunicator final : public Communicator {
   void decide(Task& task) const;
   bool take_lane(Task& task);
   bool run(Task& task);
+  void count(Task& task) noexcept;
+  int last_to_come(std::uint64_t sequence) const noexcept;
 
   // What a call waits for: a task, or a send or receive by its number.
   struct Target {
@@ -97,6 +101,7 @@ class ShmCommunicator final : public Communicator {
   std::shared_ptr<Family> family_;
   Group group_;
   Lane lane_;
+  Statistics statistics_;
   Streams streams_;
   Algorithm preferred_;
   double submit_timeout_;

@@ -27,9 +27,10 @@ std::size_t chunk_bytes(const Transfer& transfer) noexcept {
 
 }  // namespace
 
-Streams::Streams(Family& family, Group& group)
+Streams::Streams(Family& family, Group& group, Statistics& statistics)
     : family_(family),
       group_(group),
+      statistics_(statistics),
       outgoing_(static_cast<std::size_t>(group.size())),
       incoming_(static_cast<std::size_t>(group.size())) {}
 
@@ -44,6 +45,8 @@ Work Streams::submit(const Collective& collective) {
   fresh.source = static_cast<const std::byte*>(collective.source);
   fresh.destination = static_cast<std::byte*>(collective.destination);
   copy_site(collective.site, fresh.site);
+  fresh.submitted_ns = now_ns();
+  fresh.stats = statistics_.entry_of(collective);
   const auto peer = static_cast<std::size_t>(fresh.peer);
   if (fresh.kind == Kind::Send) {
     if (outgoing_[peer].stream == nullptr) open(fresh.peer);
@@ -80,6 +83,16 @@ const Transfer* Streams::find(std::uint64_t work) const noexcept {
   for (const Incoming& each : incoming_)
     if (const Transfer* found = look(each.receives)) return found;
   return nullptr;
+}
+
+Statistics::Entry Streams::stats_of(std::uint64_t work) const noexcept {
+  const Transfer* transfer = find(work);
+  return transfer == nullptr ? 0 : transfer->stats;
+}
+
+void Streams::finish(Transfer& transfer) noexcept {
+  --in_flight_;
+  statistics_.add(transfer.stats, transfer.bytes(), now_ns() - transfer.submitted_ns, -1);
 }
 
 Need Streams::need_of(std::uint64_t work) const noexcept {
@@ -125,7 +138,7 @@ void Streams::progress_sends(int peer) {
     else if (filling)
       fill(peer, send);
     if (send.over) {
-      --in_flight_;
+      finish(send);
       ++family_.moves();
     }
     filling = filling && (send.over || send.offset != kPrivate);
@@ -176,8 +189,8 @@ void Streams::progress_receives(int peer) {
       in.stream = reinterpret_cast<Stream*>(group_.segment(peer).at(offset));
     }
     if (!receive(peer, in.receives.front())) return;
+    finish(in.receives.front());
     in.receives.pop_front();
-    --in_flight_;
     raise(in.stream->received, ++in.letters, peer);
   }
 }

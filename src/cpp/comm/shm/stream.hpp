@@ -18,6 +18,7 @@
 #include "comm/communicator.hpp"
 #include "comm/shm/family.hpp"
 #include "comm/shm/group.hpp"
+#include "comm/stats.hpp"
 
 namespace ngd::comm::shm {
 
@@ -58,6 +59,8 @@ struct Transfer {
   const std::byte* source = nullptr;
   std::byte* destination = nullptr;
   char site[kSiteBytes] = {};
+  std::uint64_t submitted_ns = 0;
+  Statistics::Entry stats = 0;
 
   bool posted = false;       // a send: its letter is
   std::uint64_t letter = 0;  // its number in its stream
@@ -71,7 +74,7 @@ struct Transfer {
 // All streams of one rank in one group.
 class Streams {
  public:
-  Streams(Family& family, Group& group);
+  Streams(Family& family, Group& group, Statistics& statistics);
 
   Work submit(const Collective& collective);
   // Advances what can be. Throws CollectiveMismatch.
@@ -79,6 +82,7 @@ class Streams {
   bool known(Work work) const noexcept { return (work.sequence & ~kBetweenTwo) <= submitted_; }
   bool over(std::uint64_t work) const noexcept { return find(work) == nullptr; }
   std::uint64_t in_flight() const noexcept { return in_flight_; }
+  Statistics::Entry stats_of(std::uint64_t work) const noexcept;
   // What an unfinished work waits for, and what it is, for messages.
   Need need_of(std::uint64_t work) const noexcept;
   std::string describe(std::uint64_t work) const;
@@ -105,11 +109,13 @@ class Streams {
   void fill(int peer, Transfer& send);
   bool receive(int peer, Transfer& receive);
   bool drain(int peer, Transfer& receive);
+  void finish(Transfer& transfer) noexcept;
   void check_letter(const Transfer& receive, const Letter& letter) const;
   void raise(std::atomic<std::uint64_t>& flag, std::uint64_t value, int peer) noexcept;
 
   Family& family_;
   Group& group_;
+  Statistics& statistics_;
   std::vector<Outgoing> outgoing_;
   std::vector<Incoming> incoming_;
   std::vector<std::uint64_t> blocks_;

@@ -53,8 +53,15 @@ bool ShmCommunicator::wait_inside(Work work, Deadline deadline) {
   return guarded(*family_, [&] {
     check_known(work);
     family_->progress();
-    return complete(work.sequence) ||
-           block(target_of(work), deadline, [&] { return complete(work.sequence); });
+    if (complete(work.sequence)) return true;
+    const std::uint64_t start = now_ns();
+    const Target target = target_of(work);
+    const Statistics::Entry entry =
+        target.transfer != 0 ? streams_.stats_of(target.transfer) : target.task.stats;
+    const bool is_complete = block(target, deadline, [&] { return complete(work.sequence); });
+    const bool timed = is_complete && target.transfer == 0;
+    statistics_.add_waited(entry, (timed ? target.task.completed_ns : now_ns()) - start);
+    return is_complete;
   });
 }
 

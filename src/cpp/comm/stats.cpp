@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/stats.hpp"
+
+#include <algorithm>
+
+namespace ngd::comm {
+
+std::uint64_t larger_side_bytes(const Collective& collective, int rank, int size) noexcept {
+  return std::max(source_elements(collective, rank, size),
+                  destination_elements(collective, rank, size)) *
+         size_of(collective.dtype);
+}
+
+Statistics::Entry Statistics::look_up(const Collective& collective, const char* site) {
+  const std::string text = entries_.size() < kMostEntries ? site : "";
+  const std::string name = {static_cast<char>(collective.kind), static_cast<char>(collective.op)};
+  const auto [found, is_new] =
+      by_name_.try_emplace(name + text, static_cast<Entry>(entries_.size()));
+  if (is_new) {
+    CallStats stats;
+    stats.kind = collective.kind;
+    stats.op = collective.op;
+    stats.site = text;
+    stats.last.resize(static_cast<std::size_t>(ranks_));
+    entries_.push_back(std::move(stats));
+    ns_.emplace_back();
+  }
+  return found->second;
+}
+
+std::vector<CallStats> Statistics::report() const {
+  std::vector<CallStats> all = entries_;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i].seconds = static_cast<double>(ns_[i].all) * 1e-9;
+    all[i].waited_seconds = static_cast<double>(ns_[i].waited) * 1e-9;
+  }
+  return all;
+}
+
+}  // namespace ngd::comm
