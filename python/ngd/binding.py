@@ -62,6 +62,16 @@ def text_of(cpus: Collection[int]) -> str:
     return ",".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
 
 
+def listed(text: str) -> set[int]:
+    """The CPUs of "0-3,8": the way back."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            cpus |= set(range(int(first), int(last or first) + 1))
+    return cpus
+
+
 def _share(items: list[Item], rank: int, ranks: int) -> list[Item]:
     return items[rank * len(items) // ranks : (rank + 1) * len(items) // ranks]
 
@@ -86,20 +96,10 @@ def _nodes(allowed: Collection[int], system: Path) -> list[list[int]]:
     folders = (system / "node").glob("node[0-9]*")
     for folder in sorted(folders, key=lambda path: int(path.name.removeprefix("node"))):
         try:
-            cpus = _listed((folder / "cpulist").read_text())
+            cpus = listed((folder / "cpulist").read_text())
         except (OSError, ValueError):
             continue
         mine = sorted(cpus & set(allowed))
         if mine:
             nodes.append(mine)
     return nodes or [sorted(allowed)]
-
-
-def _listed(text: str) -> set[int]:
-    """The CPUs of "0-3,8"."""
-    cpus: set[int] = set()
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            cpus |= set(range(int(first), int(last or first) + 1))
-    return cpus

@@ -373,3 +373,8 @@ def build_info() -> dict[str, str | None]:
 def available_cores() -> int:
     """How many cores this process may keep busy: its affinity mask, and its cgroup's quota."""
     return _core.available_cores()
+
+
+def thread_count() -> int:
+    """How many threads a kernel uses; InitError where NGD_THREADS makes no sense."""
+    return _core.thread_count()

@@ -27,7 +27,7 @@ LAYERS = (
     {"autodiff", "reference", "variable", "passes"},
     {"compiler", "distributed"},
     {"__init__", "launch"},
-    {"cli", "nn", "optim", "data", "torch"},
+    {"cli", "doctor", "nn", "optim", "data", "torch"},
 )
 USERS_OF_THE_CORE = {"compiler", "distributed"}
 

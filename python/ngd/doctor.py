@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ngd doctor`: what ngd finds on this host, what is wrong with it, and what would mend it.
+
+Under a launcher every rank tells where it may run, and rank 0 prints; alone, two processes of its
+own show that ranks meet here, and how fast they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import re
+import resource
+import secrets
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from . import binding, config, environment, launch
+from .distributed import Group, available_cores, build_info, init, thread_count
+from .errors import Error, InitError
+
+SELF_TEST_SECONDS: Final = 60.0
+LEAST_SEGMENT: Final = 256 << 20
+"""Of address space, for each rank of a host: src/cpp/comm/shm/segment.cpp."""
+SLOW_US: Final = 100.0
+"""Two ranks on cores of their own take a few microseconds for eight bytes; on one core, more."""
+REPORT_BYTES: Final = 4096
+UNLIMITED: Final = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    topic: str
+    level: str
+    """"ok", "warning" (it works, not as well as it could), or "trouble"."""
+    text: str
+    fix: str = ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what `doctor` reads."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--no-self-test", action="store_true", help="start no ranks")
+    parser.set_defaults(action=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, print, and return 1 where there is trouble, else 0."""
+    findings = [*_build(), *_mpi(), *_switches(), *_memory()]
+    os.environ.setdefault("NGD_TIMEOUT", "30")
+    me: environment.Launch | None = None
+    try:
+        me = environment.detect()
+    except InitError as error:
+        fix = "start the ranks with mpirun, srun, torchrun or ngd run, or set what is missing"
+        findings.append(Finding("launcher", "trouble", str(error), fix))
+    readable = not any(f.topic in ("switches", "launcher") and f.level != "ok" for f in findings)
+    if readable and me is not None and me.launcher != "alone":
+        findings += _job(me)
+    elif readable:
+        findings.append(Finding("launcher", "ok", "none: this process is alone"))
+        findings += _cores()
+        if not args.no_self_test and build_info()["mode"] != "OFF":
+            findings.append(_self_test())
+    trouble = any(f.level == "trouble" for f in findings)
+    if me is None or me.rank == 0:
+        _print(findings, args.json)
+    return int(trouble)
+
+
+def _print(findings: list[Finding], as_json: bool) -> None:
+    if as_json:
+        trouble = any(f.level == "trouble" for f in findings)
+        print(json.dumps({"ok": not trouble, "findings": [asdict(f) for f in findings]}))
+        return
+    width = max(len(f.topic) for f in findings)
+    for finding in findings:
+        mark = "" if finding.level == "ok" else f"{finding.level.upper()}: "
+        print(f"{finding.topic:{width}}  {mark}{finding.text}")
+        if finding.fix:
+            print(f"{'':{width}}  -> {finding.fix}")
+
+
+def _build() -> Iterator[Finding]:
+    info = build_info()
+    text = f"ngd {info['version']}, mode {info['mode']}, Python {platform.python_version()}"
+    yield Finding("build", "ok", text)
+    kernels = f"oneDNN {info['onednn'] or 'none'}, SIMD level {info['simd']}"
+    if info["onednn"] is None:
+        fix = "reinstall without NGD_ONEDNN=OFF, where oneDNN supports this machine"
+        yield Finding("kernels", "warning", f"{kernels}: matrix products are slower", fix)
+    elif info["simd"] == "baseline" and platform.machine() == "x86_64":
+        capped = "NGD_SIMD" in os.environ
+        fix = "unset NGD_SIMD" if capped else "use a CPU with AVX2"
+        yield Finding("kernels", "warning", f"{kernels}: own kernels are slower", fix)
+    else:
+        yield Finding("kernels", "ok", kernels)
+
+
+def _mpi() -> Iterator[Finding]:
+    info = build_info()
+    path = shutil.which("mpirun")
+    found = version_of_mpirun(path) if path else None
+    if info["mode"] != "OMPI":
+        if found:
+            yield Finding("mpirun", "ok", f"{' '.join(found)} at {path}; it may start the ranks")
+        return
+    library = info["mpi"] or ""
+    built = re.match(r"(Open MPI) v([\d.]+)", library)
+    name = f"Open MPI {built[2]}" if built else library
+    fix = f"put the mpirun of {name} first on the PATH; if it is in a venv, activate that"
+    if path is None:
+        yield Finding("mpirun", "trouble", f"built with {name}, but no mpirun is on the PATH", fix)
+    elif found is None:
+        yield Finding("mpirun", "trouble", f"{path} does not say which MPI it is of", fix)
+    elif built is None or found[0] != built[1] or found[1].split(".")[0] != built[2].split(".")[0]:
+        text = f"built with {name}, but {path} is {' '.join(found)}: its ranks would not meet"
+        yield Finding("mpirun", "trouble", text, fix)
+    elif found[1] != built[2]:
+        yield Finding("mpirun", "warning", f"built with {name}; {path} is {found[1]}", fix)
+    else:
+        yield Finding("mpirun", "ok", f"{name} at {path}, as built with")
+
+
+def version_of_mpirun(path: str) -> tuple[str, str] | None:
+    """("Open MPI", "5.0.1"), ("MPICH", ...) or ("Intel MPI", ...): what `mpirun --version` says."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    for name, pattern in (
+        ("Open MPI", r"Open MPI\)? v?([\d.]+)"),
+        ("Intel MPI", r"Intel\(R\) MPI Library.*?Version ([\d.]+)"),
+        ("MPICH", r"HYDRA[\s\S]*?Version:\s+([\d.]+)"),
+    ):
+        match = re.search(pattern, done.stdout + done.stderr)
+        if match:
+            return name, match[1]
+    return None
+
+
+def _switches() -> Iterator[Finding]:
+    """The environment variables of ngd, each read as it will be."""
+    names = sorted(name for name in os.environ if name.startswith("NGD_") and name != "NGD_JOB")
+    text = ", ".join(f"{name}={os.environ[name]}" for name in names) or "none is set"
+    yield Finding("switches", "ok", text)
+    for read in (lambda: config.device(None, "NGD_DEVICE"), config.communicator, thread_count):
+        try:
+            read()
+        except Error as error:
+            yield Finding("switches", "trouble", str(error), "docs/environment.md has the values")
+
+
+def _memory() -> Iterator[Finding]:
+    """Shared memory is memfds: /dev/shm and RLIMIT_MEMLOCK do not matter, these limits do."""
+    gib = 1 << 30
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    limit = _cgroup_memory()
+    text = f"{physical / gib:.1f} GiB"
+    if limit < physical:
+        text += f", of which the cgroup allows {limit / gib:.1f}; what ranks share counts"
+    yield Finding("memory", "ok", f"{text}; /dev/shm is not used")
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if address_space != resource.RLIM_INFINITY:
+        ranks = max(0, address_space // LEAST_SEGMENT - 2)
+        level = "warning" if ranks >= 2 else "trouble"
+        text = f"RLIMIT_AS is {address_space / gib:.1f} GiB: room for {ranks} ranks on this host"
+        yield Finding("memory", level, text, "ulimit -v unlimited")
+    file_size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if file_size != resource.RLIM_INFINITY:
+        level = "warning" if file_size >= max(4 * gib, physical + gib) else "trouble"
+        text = f"RLIMIT_FSIZE is {file_size >> 20} MiB, which bounds shared memory too"
+        yield Finding("memory", level, text, "ulimit -f unlimited")
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if descriptors < 256:
+        text = f"RLIMIT_NOFILE is {descriptors}; a rank needs 3 for each rank of its host"
+        yield Finding("memory", "warning", text, "ulimit -n 1024")
+    refused = _refused_by_the_kernel()
+    if refused:
+        fix = f"allow {refused} in the container's seccomp profile, or use a newer kernel"
+        yield Finding("memory", "trouble", f"the kernel refuses {refused}", fix)
+
+
+def _refused_by_the_kernel() -> str:
+    """The first of the system calls that ngd needs which fails here."""
+    call = "memfd_create"
+    try:
+        memory = os.memfd_create("ngd-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with contextlib.closing(os.fdopen(memory, "wb")):
+            call = "fallocate"
+            os.posix_fallocate(memory, 0, 1 << 20)
+        call = "pidfd_open"
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        return f"{call} ({error.strerror})"
+    return ""
+
+
+def _cgroup_memory() -> int:
+    """What the nearest cgroup with a limit allows, in bytes."""
+    least = UNLIMITED
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    paths = {line.split(":")[1]: line.split(":", 2)[2] for line in lines}
+    root = Path("/sys/fs/cgroup")
+    for folder, path, name in (
+        (root, paths.get("", "/"), "memory.max"),
+        (root / "memory", paths.get("memory", "/"), "memory.limit_in_bytes"),
+    ):
+        # In a container the path may be the host's, and what is ours the root.
+        inside = [folder / path.lstrip("/"), *(folder / path.lstrip("/")).parents]
+        for candidate in inside:
+            if candidate.is_relative_to(folder):
+                with contextlib.suppress(OSError, ValueError):
+                    least = min(least, int((candidate / name).read_text()))
+    return least
+
+
+def _cores() -> Iterator[Finding]:
+    allowed = os.sched_getaffinity(0)
+    text = f"{binding.text_of(allowed)} ({len(allowed)} of {os.cpu_count()})"
+    if available_cores() < len(allowed):
+        text += f", of which the cgroup's quota pays for {available_cores()}"
+    yield Finding("cores", "ok", f"{text}; kernels use {thread_count()} threads")
+
+
+def _job(me: environment.Launch) -> Iterator[Finding]:
+    """Under a launcher: whether the ranks meet, where each runs, and how fast they are."""
+    place = f"{me.launcher}: rank {me.rank} of {me.size}, {me.local_size} of them on this host"
+    yield Finding("launcher", "ok", place)
+    if me.launcher == "pmi" and build_info()["mode"] == "OMPI" and not me.one_host:
+        text = "another MPI's mpirun started the ranks, and ngd was built with Open MPI"
+        yield Finding("launcher", "trouble", text, "use Open MPI's mpirun")
+    try:
+        world = init()
+        reports = _gather(world, _report(world))
+        measured = measure(world)
+    except Error as error:
+        fix = "docs/errors.md and docs/launchers.md say what this means"
+        yield Finding("ranks", "trouble", str(error), fix)
+        return
+    for report in reports:
+        yield Finding(f"rank {report['rank']}", *judge(report, reports, me.launcher))
+    if me.size > 1:
+        yield Finding("all_reduce", *_judge_speed(measured, me.size))
+
+
+def _report(world: Group) -> dict[str, Any]:
+    return {
+        "rank": world.rank,
+        "host": socket.gethostname(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "of": os.cpu_count() or 1,
+        "quota": available_cores(),
+        "threads": thread_count(),
+        "local_size": world.local_size,
+        "communicator": world.communicator.name,
+    }
+
+
+def _gather(world: Group, report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every rank's report, on every rank."""
+    text = json.dumps({**report, "cpus": binding.text_of(report["cpus"])}).encode()
+    texts = np.zeros((world.size, REPORT_BYTES), np.uint8)
+    texts[world.rank, : len(text)] = np.frombuffer(text, np.uint8)
+    texts = world.all_reduce(texts, op="max")
+    found = [json.loads(bytes(row).rstrip(b"\0")) for row in texts]
+    return [{**each, "cpus": binding.listed(each["cpus"])} for each in found]
+
+
+def judge(
+    report: dict[str, Any], reports: list[dict[str, Any]], launcher: str
+) -> tuple[str, str, str]:
+    """Whether a rank may run where it should: level, text and fix of its finding."""
+    cpus, threads, ranks = report["cpus"], report["threads"], report["local_size"]
+    text = (
+        f"on {report['host']}, over {report['communicator']}, core"
+        f"{'s' if len(cpus) > 1 else ''} {binding.text_of(cpus)} ({len(cpus)} of {report['of']}), "
+        f"{threads} thread{'s' if threads > 1 else ''}"
+    )
+    fair = max(1, report["of"] // ranks)
+    neighbours = [r for r in reports if r["host"] == report["host"] and r is not report]
+    free = report["of"] - len(set().union(*(r["cpus"] for r in neighbours), cpus))
+    with_mpirun = launcher == "openmpi"
+    fix = f"mpirun --map-by slot:PE={fair}, or --bind-to none" if with_mpirun else "bind to more"
+    if threads > len(cpus):
+        return "warning", f"{text}: more threads than cores", f"{fix}; or a smaller NGD_THREADS"
+    if len(cpus) < fair and free > 0:
+        return "warning", f"{text}, and {free} of them nobody may use", fix
+    if free > 0 and any(r["cpus"] == cpus for r in neighbours) and len(cpus) == 1:
+        return "warning", f"{text}, which it shares with another rank", fix
+    return "ok", text, ""
+
+
+def measure(group: Group) -> dict[str, float]:
+    """The median time of an all-reduce of 8 bytes, and the bandwidth of one of 16 MiB."""
+    times: dict[int, list[float]] = {2: [], 4 << 20: []}
+    for count, seconds in times.items():
+        buffer, result = np.empty(count, np.float32), np.empty(count, np.float32)
+        for _ in range(200 if count == 2 else 7):
+            buffer[:] = group.rank + 1  # a buffer that is not rewritten would stay in a cache
+            group.barrier()
+            start = time.perf_counter()
+            group.all_reduce(buffer, op="sum", out=result)
+            seconds.append(time.perf_counter() - start)
+            if result[0] != group.size * (group.size + 1) // 2:
+                raise RuntimeError(f"all_reduce: a sum of {result[0]} over {group.size} ranks")
+    small, large = (statistics.median(each[2:]) for each in times.values())
+    return {"latency_us": small * 1e6, "gbytes_per_s": (16 << 20) / large / 1e9}
+
+
+def _judge_speed(measured: dict[str, float], ranks: int) -> tuple[str, str, str]:
+    text = (
+        f"{ranks} ranks: {measured['latency_us']:.1f} us for 8 bytes, "
+        f"{measured['gbytes_per_s']:.1f} GB/s at 16 MiB"
+    )
+    if measured["latency_us"] > SLOW_US and ranks <= available_cores():
+        fix = "look for other programs on these cores, and for ranks that share one"
+        return "warning", f"{text}: slow", fix
+    return "ok", text, ""
+
+
+def _self_test() -> Finding:
+    """Two ranks of our own; whatever happens, they are gone when this returns."""
+    job = secrets.token_hex(16)
+    command = [sys.executable, "-m", "ngd.doctor"]
+    ranks: list[subprocess.Popen[str]] = []
+    fix = "docs/errors.md says what this means"
+    try:
+        for rank in range(2):
+            env = launch.rank_environment(rank, 2, job, 0, 0, os.environ) | {"NGD_COMM": "shm"}
+            process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            ranks.append(process)
+        end = time.monotonic() + SELF_TEST_SECONDS
+        said = [each.communicate(timeout=max(0.1, end - time.monotonic())) for each in ranks]
+    except subprocess.TimeoutExpired:
+        text = f"two ranks did not end within {SELF_TEST_SECONDS:.0f} s"
+        return Finding("self-test", "trouble", text, fix)
+    finally:
+        for each in ranks:
+            if each.poll() is None:
+                each.kill()
+                each.communicate()
+    for rank, each in enumerate(ranks):
+        if each.returncode != 0:
+            words = (said[rank][1].strip().splitlines() or [f"it returned {each.returncode}"])[-1]
+            return Finding("self-test", "trouble", f"rank {rank} of two failed: {words}", fix)
+    return Finding("self-test", *_judge_speed(json.loads(said[0][0]), 2))
+
+
+if __name__ == "__main__":  # a rank of the self-test
+    print(json.dumps(measure(init())))

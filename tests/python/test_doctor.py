@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ngd doctor`: what it finds right, and each trouble that it can find, with its fix."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ngd
+from ngd import doctor
+
+DEADLINE = 120.0
+MODE = ngd.build_info()["mode"]
+LAUNCHED = re.compile(r"(RANK|WORLD_SIZE|LOCAL_.*|(MASTER_|OMPI_COMM_|PMIX?_|PRTE_|SLURM_|NGD_).*)")
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+COMMAND = [sys.executable, "-c", "import sys; from ngd.cli import main; sys.exit(main())", "doctor"]
+
+needs_ranks = pytest.mark.skipif(MODE == "OFF", reason="built with NGD_DISTRIBUTED_ENABLE=OFF")
+
+
+def has_open_mpi() -> bool:
+    found = doctor.version_of_mpirun(MPIRUN) if MPIRUN else None
+    return found is not None and found[0] == "Open MPI"
+
+
+needs_mpirun = pytest.mark.skipif(not has_open_mpi(), reason="needs Open MPI's mpirun")
+
+
+def clean_environment() -> dict[str, str]:
+    environ = {k: v for k, v in os.environ.items() if not LAUNCHED.fullmatch(k)}
+    if MPIRUN:
+        environ["PATH"] = f"{Path(MPIRUN).parent}:{environ.get('PATH', '')}"
+    return environ
+
+
+def examine(
+    *arguments: str, before: tuple[str, ...] = (), **environ: str
+) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code, and the findings in JSON."""
+    done = subprocess.run(
+        [*before, *COMMAND, "--json", *arguments],
+        env=clean_environment() | environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.stdout, done.stderr
+    report = json.loads(done.stdout)
+    assert report["ok"] == (done.returncode == 0)
+    return done.returncode, report["findings"]
+
+
+def only(findings: list[dict[str, Any]], topic: str, level: str) -> dict[str, Any]:
+    """The one finding of that topic and level."""
+    (found,) = [f for f in findings if f["topic"] == topic and f["level"] == level]
+    return found
+
+
+@needs_ranks
+def test_a_healthy_host() -> None:
+    code, findings = examine()
+    assert code == 0, findings
+    topics = {f["topic"] for f in findings}
+    assert {"build", "kernels", "switches", "memory", "launcher", "cores", "self-test"} <= topics
+    assert only(findings, "build", "ok")["text"].startswith(f"ngd {ngd.__version__}, mode {MODE}")
+    (measured,) = [f["text"] for f in findings if f["topic"] == "self-test"]
+    numbers = re.fullmatch(r"2 ranks: ([\d.]+) us for 8 bytes, ([\d.]+) GB/s at 16 MiB.*", measured)
+    assert numbers is not None
+    assert min(map(float, numbers.groups())) > 0
+
+
+def test_it_speaks_plainly_too() -> None:
+    done = subprocess.run(
+        [*COMMAND, "--no-self-test"],
+        env=clean_environment() | {"NGD_COMM": "pigeon"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 1
+    assert "TROUBLE: NGD_COMM: expected one of auto" in done.stdout
+    assert "-> docs/environment.md" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("environ", "topic", "words"),
+    [
+        ({"NGD_THREADS": "many"}, "switches", "NGD_THREADS"),
+        ({"NGD_DEVICE": "TOASTER"}, "switches", "TOASTER"),
+        ({"RANK": "0"}, "launcher", "WORLD_SIZE is not set"),
+        ({"NGD_JOB": "a", "RANK": "2", "WORLD_SIZE": "2"}, "launcher", "is not below"),
+    ],
+)
+def test_trouble_in_the_environment(environ: dict[str, str], topic: str, words: str) -> None:
+    code, findings = examine("--no-self-test", **environ)
+    assert code == 1
+    trouble = only(findings, topic, "trouble")
+    assert words in trouble["text"]
+    assert trouble["fix"]
+
+
+@needs_ranks
+def test_trouble_of_the_self_test() -> None:
+    code, findings = examine(NGD_ALLREDUCE="star")
+    assert code == 1
+    assert "NGD_ALLREDUCE" in only(findings, "self-test", "trouble")["text"]
+
+
+@needs_ranks
+def test_a_rank_that_does_not_come() -> None:
+    environ = {"NGD_JOB": f"doctor-{os.getpid()}", "RANK": "0", "WORLD_SIZE": "2"}
+    code, findings = examine(**environ, NGD_TIMEOUT="1")
+    assert code == 1
+    assert "rank 1 did not come" in only(findings, "ranks", "trouble")["text"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "level", "words"),
+    [
+        ("ulimit -v 3000000", "warning", "RLIMIT_AS is 2.9 GiB: room for 9 ranks"),
+        ("ulimit -f 10240", "trouble", "RLIMIT_FSIZE is 10 MiB"),
+        ("ulimit -n 100", "warning", "RLIMIT_NOFILE is 100"),
+    ],
+)
+def test_limits(limits: str, level: str, words: str) -> None:
+    _, findings = examine("--no-self-test", before=("bash", "-c", f'{limits}; exec "$@"', "bash"))
+    found = only(findings, "memory", level)
+    assert words in found["text"]
+    assert found["fix"].startswith("ulimit")
+
+
+def fake_mpirun(folder: Path, says: str) -> str:
+    path = folder / "mpirun"
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{says}\nEND\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("says", "version"),
+    [
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to ...", ("Open MPI", "5.0.11")),
+        ("mpirun.real (OpenRTE) 4.1.4\nOpen MPI) 4.1.4", ("Open MPI", "4.1.4")),
+        ("HYDRA build details:\n    Version:       4.3.1\n    CC: gcc", ("MPICH", "4.3.1")),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 1", ("Intel MPI", "2021.9")),
+        ("something else", None),
+    ],
+)
+def test_versions_of_mpirun(tmp_path: Path, says: str, version: tuple[str, str] | None) -> None:
+    assert doctor.version_of_mpirun(fake_mpirun(tmp_path, says)) == version
+
+
+@pytest.mark.skipif(MODE != "OMPI", reason="needs mode OMPI")
+@pytest.mark.parametrize(
+    ("says", "level"),
+    [
+        ("mpirun (Open MPI) 2.1.1", "trouble"),
+        ("HYDRA build details:\n    Version: 4.3.1", "trouble"),
+        ("mpirun (Open MPI) 5.99.99", "warning"),
+    ],
+)
+def test_another_mpi_than_the_builds(tmp_path: Path, says: str, level: str) -> None:
+    fake_mpirun(tmp_path, says)
+    _, findings = examine("--no-self-test", PATH=f"{tmp_path}:/usr/bin:/bin")
+    found = only(findings, "mpirun", level)
+    assert "built with Open MPI" in found["text"]
+    assert "on the PATH" in found["fix"]
+
+
+def under_mpirun(ranks: int, *options: str, **environ: str) -> list[dict[str, Any]]:
+    assert MPIRUN is not None
+    environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    before = (MPIRUN, "--oversubscribe", "-np", str(ranks), *options)
+    return examine(before=before, **environ)[1]
+
+
+@needs_ranks
+@needs_mpirun
+def test_every_rank_tells_where_it_runs() -> None:
+    findings = under_mpirun(3, "--bind-to", "none")
+    assert "openmpi: rank 0 of 3" in only(findings, "launcher", "ok")["text"]
+    cores = len(os.sched_getaffinity(0))
+    for rank in range(3):
+        (found,) = [f for f in findings if f["topic"] == f"rank {rank}"]
+        assert f"({cores} of {os.cpu_count()})" in found["text"]
+    (measured,) = [f for f in findings if f["topic"] == "all_reduce"]
+    assert measured["text"].startswith("3 ranks: ")
+
+
+@needs_mpirun
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+@pytest.mark.parametrize("environ", [{}, {"NGD_THREADS": "2"}])
+def test_a_rank_bound_to_one_core_while_others_are_free(environ: dict[str, str]) -> None:
+    findings = under_mpirun(1, "--bind-to", "core", **environ)
+    warning = only(findings, "rank 0", "warning")
+    assert ("more threads than cores" in warning["text"]) == bool(environ)
+    assert "--bind-to none" in warning["fix"]
+
+
+REPORT = {"rank": 0, "host": "a", "communicator": "shm", "threads": 1, "of": 8, "local_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("mine", "other", "threads", "level", "words"),
+    [
+        ([0, 1, 2, 3], [4, 5, 6, 7], 4, "ok", "cores 0-3 (4 of 8), 4 threads"),
+        ([0], [1], 1, "warning", "6 of them nobody may use"),
+        ([0], [1], 4, "warning", "more threads than cores"),
+        ([0], [1, 2, 3, 4, 5, 6, 7], 1, "ok", "core 0 (1 of 8), 1 thread"),
+        ([*range(8)], [*range(8)], 4, "ok", "cores 0-7 (8 of 8)"),
+    ],
+)
+def test_bindings(mine: list[int], other: list[int], threads: int, level: str, words: str) -> None:
+    me = {**REPORT, "cpus": mine, "threads": threads}
+    got, text, fix = doctor.judge(me, [me, {**REPORT, "rank": 1, "cpus": other}], "openmpi")
+    assert got == level
+    assert words in text
+    assert (fix == "") == (level == "ok")
