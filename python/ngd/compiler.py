@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from . import _core, config, distributed, passes, reference
-from .distributed import Group
+from .collectives import Group
 from .dtype import SHORT_NAMES
 from .errors import BusyError, CompileError, ShapeError
 from .ir import PLACEHOLDER, Array, Graph, Node, Type

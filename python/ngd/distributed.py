@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of ranks, and collectives on arrays."""
+"""The world: joining it, leaving it, and every collective on arrays over it or over a group."""
 
 from __future__ import annotations
 
@@ -8,164 +8,18 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, TypeVar
 
 import numpy as np
 
-from . import _core, config, environment
-from .dtype import as_dtype, bfloat16, float16, float32, is_float
+from . import _core, collectives, config, environment
+from .collectives import Group, Mesh
 from .environment import Launch
-from .errors import GroupClosedError, InitError, ShapeError
-from .ir import Array, call_site
+from .errors import InitError
+from .ir import Shape, call_site
 from .variable import Variable
-
-
-class Group:
-    """Ranks that communicate: every collective is called by all of them, in the same order."""
-
-    def __init__(self, communicator: _core.Communicator) -> None:
-        self.communicator = communicator
-        self.rank: int = communicator.rank
-        self.size: int = communicator.size
-        self.local_rank: int = communicator.local_rank
-        self.local_size: int = communicator.local_size
-        self.closed = False
-        self._timeout = _core.timeout_seconds()
-
-    def __repr__(self) -> str:
-        return f"<ngd.Group rank {self.rank} of {self.size} ({self.communicator.name})>"
-
-    def check_open(self) -> None:
-        """Raise GroupClosedError after shutdown()."""
-        if self.closed:
-            raise GroupClosedError("this group was shut down; ngd.init() makes a new one")
-
-    def all_reduce(
-        self,
-        array: Any,
-        *,
-        op: str,
-        out: Array | None = None,
-        weight: float | None = None,
-        algorithm: str = "auto",
-        site: str | None = None,
-        sequence: _core.Sequence | None = None,
-    ) -> Array:
-        """Reduce over the ranks; see ngd.all_reduce."""
-        site = site or call_site()
-        if op not in REDUCTIONS:
-            raise ValueError(f"all_reduce: expected op among {', '.join(REDUCTIONS)}; got {op!r}")
-        if weight is not None:
-            return self._weighted_mean(array, op, weight, out, algorithm, site)
-        source = as_operand(array, "all_reduce")
-        destination = self._destination(source, out, "all_reduce")
-        self._run("all_reduce", op, source, destination, 0, algorithm, site, sequence)
-        return destination
-
-    def broadcast(
-        self,
-        array: Any,
-        *,
-        root: int = 0,
-        out: Array | None = None,
-        site: str | None = None,
-        sequence: _core.Sequence | None = None,
-    ) -> Array:
-        """Give every rank the root's array; see ngd.broadcast."""
-        site = site or call_site()
-        source = as_operand(array, "broadcast")
-        destination = self._destination(source, out, "broadcast")
-        self._run("broadcast", "none", source, destination, root, "auto", site, sequence)
-        return destination
-
-    def barrier(self, *, site: str | None = None) -> None:
-        """Return when every rank has come."""
-        nothing: Array = np.empty(0, np.uint8)
-        self._run("barrier", "none", nothing, nothing, 0, "auto", site or call_site(), None)
-
-    def _run(
-        self,
-        kind: str,
-        op: str,
-        source: Array,
-        destination: Array,
-        root: int,
-        algorithm: str,
-        site: str,
-        sequence: _core.Sequence | None,
-    ) -> None:
-        self.check_open()
-        work = self.communicator.submit(
-            kind,
-            op,
-            source.dtype.name,
-            source.size,
-            root,
-            source.ctypes.data,
-            destination.ctypes.data,
-            algorithm=algorithm,
-            site=site,
-            sequence=sequence,
-        )
-        self.communicator.wait(work, self._timeout)
-
-    def _destination(self, source: Array, out: Array | None, where: str) -> Array:
-        if out is None:
-            return np.empty_like(source)
-        if not isinstance(out, np.ndarray):
-            raise TypeError(f"{where}: out: expected a NumPy array; got {type(out).__name__}")
-        fits = out.shape == source.shape and out.dtype == source.dtype
-        if not (fits and out.flags.c_contiguous and out.flags.writeable):
-            contiguous = "contiguous" if out.flags.c_contiguous else "strided"
-            raise ShapeError(
-                f"{where}: out: expected a contiguous, writable {source.dtype} array of shape "
-                f"{source.shape}; got a {contiguous}"
-                f"{'' if out.flags.writeable else ', read-only'} {out.dtype} one of {out.shape}"
-            )
-        return out
-
-    def _weighted_mean(
-        self, array: Any, op: str, weight: float, out: Array | None, algorithm: str, site: str
-    ) -> Array:
-        """As the op in the graph: two sums, of two-byte floats in float32; 0 where all weigh 0."""
-        source = as_operand(array, "all_reduce")
-        if op != "mean" or not is_float(source.dtype):
-            raise ValueError(
-                "all_reduce: weight goes with op='mean' and floats; "
-                f"got op={op!r} and {source.dtype}"
-            )
-        if not 0 <= weight < float("inf"):
-            raise ValueError(f"all_reduce: expected a finite weight >= 0; got {weight}")
-        result = self._destination(source, out, "all_reduce")
-        dtype = float32 if source.dtype in (float16, bfloat16) else source.dtype
-        share = np.array(weight, dtype)
-        scaled = source.astype(dtype) * share if weight else np.zeros(source.shape, dtype)
-        kwargs: dict[str, Any] = {"op": "sum", "algorithm": algorithm, "site": site}
-        total = self.all_reduce(share, **kwargs)
-        sums = self.all_reduce(scaled, **kwargs)
-        result[...] = (sums / total if total else np.zeros_like(sums)).astype(source.dtype)
-        return result
-
-    def close(self) -> None:
-        """Leave; idempotent."""
-        if not self.closed:
-            self.closed = True
-            self.communicator.close()
-
-
-def as_operand(array: Any, where: str) -> Array:
-    """The argument of a collective, contiguous and in this machine's byte order.
-
-    It is copied only where it must be.
-    """
-    operand = np.asarray(array)
-    dtype = as_dtype(operand.dtype.newbyteorder("="), where)
-    return np.ascontiguousarray(operand, dtype).reshape(operand.shape)
-
-
-REDUCTIONS: Final = ("sum", "mean", "min", "max", "prod")
 
 logger = logging.getLogger("ngd")
 
@@ -173,34 +27,77 @@ _world: Group | None = None
 _alone: Group | None = None
 _hooked = False
 
+Batch = TypeVar("Batch")
+
 
 def alone() -> Group:
     """A group of one rank, which needs no launcher."""
     global _alone
     if _alone is None:
-        _alone = Group(_core.Communicator.make_self())
+        _alone = Group(_core.Communicator.make_self(), "alone")
     return _alone
 
 
-def init() -> Group:
+def init(*, comm: Any = None) -> Group:
     """Join the other ranks of this job and return the world; idempotent, implicit at first use.
 
     The launcher's environment says who and where they are (docs/launchers.md).
 
+    Parameters
+    ----------
+    comm
+        An mpi4py communicator, whose ranks then are the world (build mode OMPI). ngd duplicates
+        it; the MPI that mpi4py has begun stays mpi4py's to end.
+
     Raises
     ------
     InitError
-        The environment contradicts itself or this build; the message says what would help.
+        The environment contradicts itself or this build, or there is a world already and comm
+        asks for another; the message says what would help.
     CollectiveTimeoutError
         Ranks that did not come within NGD_TIMEOUT, named.
     """
     global _world
-    if _world is None or _world.closed:
-        launch = environment.detect()
-        install_hooks()
-        _world = Group(make_communicator(launch))
-        share_cores(_world)
+    there = _world is not None and not _world.closed
+    if comm is not None:
+        if there:
+            raise InitError(
+                "ngd.init: comm: expected to be the first to make the world; there is one "
+                f"already, {_world!r}: ngd.shutdown() ends it"
+            )
+        communicator = communicator_of(comm)
+    elif not there:
+        communicator = make_communicator(environment.detect())
+    else:
+        assert _world is not None
+        return _world
+    install_hooks()
+    _world = Group(communicator)
+    share_cores(_world)
     return _world
+
+
+def communicator_of(comm: Any) -> _core.Communicator:
+    """The ranks of an mpi4py communicator."""
+    built = _core.build_info()
+    if built["mode"] != "OMPI":
+        raise InitError(
+            f"ngd.init: comm: expected a build with NGD_DISTRIBUTED_ENABLE=OMPI, which has MPI; "
+            f"this one is of mode {built['mode']}"
+        )
+    if not hasattr(comm, "py2f"):
+        raise InitError(
+            f"ngd.init: comm: expected an mpi4py communicator; got {type(comm).__name__}"
+        )
+    mpi = sys.modules.get(type(comm).__module__)
+    theirs = mpi.Get_library_version().strip("\0\n ") if mpi is not None else ""
+    ours = (built["mpi"] or "").strip("\0\n ")
+    if theirs != ours:
+        raise InitError(
+            "ngd.init: comm: expected mpi4py and ngd to use one MPI; ngd was built against "
+            f"{ours}, and mpi4py runs on {theirs}"
+        )
+    return _core.Communicator.make_mpi(comm.py2f(), _core.timeout_seconds())
 
 
 def share_cores(world: Group) -> None:
@@ -300,7 +197,7 @@ def install_hooks() -> None:
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if _world is not None and not _world.closed:
-            _world.communicator.abort("".join(traceback.format_exception(kind, error, trace)))
+            _world.abort("".join(traceback.format_exception(kind, error, trace)))
         previous(kind, error, trace)
 
     sys.excepthook = tell_peers
@@ -310,50 +207,335 @@ def all_reduce(
     array: Any,
     *,
     op: str,
-    out: Array | None = None,
+    out: Any = None,
     weight: float | None = None,
     algorithm: str = "auto",
+    compression: Any = None,
+    async_op: bool = False,
     group: Group | None = None,
-) -> Array:
+) -> Any:
     """Reduce an array over all ranks, element by element; every rank gets the result.
 
     Parameters
     ----------
     array
-        Array-like of one shape and dtype on all ranks.
+        Array-like of one shape and dtype on all ranks; or a list of arrays, which travel together:
+        small ones of a dtype as one message. What NumPy can read is read in place: NumPy's own
+        arrays, DLPack (PyTorch's tensors on the CPU), the buffer protocol.
     op
         "sum", "mean", "min", "max" or "prod"; there is no default. A mean of integers is an error.
         NaN propagates through min and max; two-byte floats are accumulated in float32.
     out
-        Where to put the result (may be `array` itself); by default a fresh array.
+        Where to put the result (may be `array` itself); by default a fresh NumPy array. A list for
+        a list. With it, contiguous NumPy arrays take the quickest way.
     weight
         With op="mean": this rank's weight in the weighted mean. A rank of weight 0 contributes
         nothing, whatever its values; if all are 0, so is the result.
     algorithm
         "flat", "ring" or "auto" (NGD_ALLREDUCE, or what was measured to be the faster).
+    compression
+        "bf16": float32 travels as bfloat16, is accumulated in float32 and rounded once more; for a
+        sum S of values x the error is at most 2**-8 * (sum|x| + |S|) * (1 + 2**-8). An ngd.TopK
+        sends the largest elements only, the others later. Not with weight.
+    async_op
+        Return an ngd.Work at once, whose wait() returns the result.
     group
         The ranks; by default the world.
 
     Returns
     -------
-    numpy.ndarray
+    numpy.ndarray, or `out`, or an ngd.Work
         The same bits on every rank, and from run to run.
     """
-    return (group or init()).all_reduce(
-        array, op=op, out=out, weight=weight, algorithm=algorithm, site=call_site()
+    ranks = group or _world or init()
+    if weight is None and compression is None and algorithm == "auto" and not async_op:
+        result = ranks.quick_all_reduce(array, op, out)
+        if result is not None:
+            return result
+    return ranks.all_reduce(
+        array,
+        op=op,
+        out=out,
+        weight=weight,
+        algorithm=algorithm,
+        compression=compression,
+        async_op=async_op,
+        site=call_site(),
+    )
+
+
+def reduce_scatter(
+    array: Any,
+    *,
+    op: str,
+    axis: int = 0,
+    out: Any = None,
+    async_op: bool = False,
+    group: Group | None = None,
+) -> Any:
+    """Reduce over all ranks, and give every rank its block of the result.
+
+    Parameters
+    ----------
+    array
+        Array-like of one shape and dtype on all ranks; its size along `axis` is a multiple of the
+        number of ranks. Rank r gets the r-th part along that axis.
+    op
+        As in ngd.all_reduce.
+    axis
+        What the ranks share out. Others than 0 cost copies.
+    out
+        Where to put the block; with axis 0 it may be this rank's block of `array`.
+    async_op, group
+        As in ngd.all_reduce.
+    """
+    return (group or init()).reduce_scatter(
+        array, op=op, axis=axis, out=out, async_op=async_op, site=call_site()
+    )
+
+
+def all_gather(
+    array: Any,
+    *,
+    axis: int = 0,
+    out: Any = None,
+    async_op: bool = False,
+    group: Group | None = None,
+) -> Any:
+    """Join the arrays of all ranks along an axis, in the order of ranks; every rank gets all.
+
+    Parameters
+    ----------
+    array
+        Array-like of one shape and dtype on all ranks. A number counts as an array of one.
+    axis
+        Where to join. Others than 0 cost copies.
+    out
+        Where to put the result; with axis 0 `array` may be its own block of it.
+    async_op, group
+        As in ngd.all_reduce.
+    """
+    return (group or init()).all_gather(
+        array, axis=axis, out=out, async_op=async_op, site=call_site()
+    )
+
+
+def all_gather_v(
+    array: Any,
+    *,
+    counts: Sequence[int] | None = None,
+    out: Any = None,
+    async_op: bool = False,
+    group: Group | None = None,
+) -> Any:
+    """As ngd.all_gather with axis 0, where the ranks' arrays differ in length.
+
+    Parameters
+    ----------
+    array
+        Array-like, of one dtype and one shape behind the first axis on all ranks.
+    counts
+        The length of every rank's array, the same on all ranks; by default they tell one another
+        first, which costs one more collective and waits for it.
+    out, async_op, group
+        As in ngd.all_gather.
+    """
+    return (group or init()).all_gather_v(
+        array, counts=counts, out=out, async_op=async_op, site=call_site()
     )
 
 
 def broadcast(
-    array: Any, root: int = 0, *, out: Array | None = None, group: Group | None = None
-) -> Array:
-    """Give every rank the array of rank `root`; all pass one of the same shape and dtype."""
-    return (group or init()).broadcast(array, root=root, out=out, site=call_site())
+    array: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    group: Group | None = None,
+) -> Any:
+    """Give every rank the array of rank `root`; all pass one of the same shape and dtype.
+
+    `out` may be `array` itself. A list of arrays travels together, as in ngd.all_reduce.
+    """
+    return (group or init()).broadcast(array, root, out=out, async_op=async_op, site=call_site())
 
 
-def barrier(group: Group | None = None) -> None:
+def reduce(
+    array: Any,
+    root: int = 0,
+    *,
+    op: str,
+    out: Any = None,
+    async_op: bool = False,
+    group: Group | None = None,
+) -> Any:
+    """As ngd.all_reduce, but only rank `root` gets the result, and the others None.
+
+    `out` counts on the root, where it may be `array` itself.
+    """
+    return (group or init()).reduce(
+        array, root, op=op, out=out, async_op=async_op, site=call_site()
+    )
+
+
+def gather(
+    array: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    group: Group | None = None,
+) -> Any:
+    """As ngd.all_gather with axis 0, but only rank `root` gets the result, and the others None.
+
+    `out` counts on the root, where `array` may be its own block of it.
+    """
+    return (group or init()).gather(array, root, out=out, async_op=async_op, site=call_site())
+
+
+def scatter(
+    array: Any = None,
+    root: int = 0,
+    *,
+    out: Any = None,
+    shape: Shape | None = None,
+    dtype: Any = None,
+    async_op: bool = False,
+    group: Group | None = None,
+) -> Any:
+    """Give every rank its block, along axis 0, of the array of rank `root`.
+
+    Parameters
+    ----------
+    array
+        On the root: array-like whose first axis is a multiple of the number of ranks. Elsewhere:
+        None, or one of the same shape and dtype, which is only asked for these.
+    root
+        Whose array it is.
+    out
+        Where to put the block; on the root it may be its own block of `array`.
+    shape, dtype
+        Of a block: for a rank that gives neither `array` nor `out`.
+    async_op, group
+        As in ngd.all_reduce.
+    """
+    return (group or init()).scatter(
+        array, root, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
+    )
+
+
+def all_to_all(
+    array: Any, *, out: Any = None, async_op: bool = False, group: Group | None = None
+) -> Any:
+    """Exchange blocks: the r-th part of `array`, along axis 0, goes to rank r.
+
+    The result is of the same shape: its r-th part came from rank r. The first axis is a multiple
+    of the number of ranks; `out` is memory of its own.
+    """
+    return (group or init()).all_to_all(array, out=out, async_op=async_op, site=call_site())
+
+
+def all_to_all_v(
+    array: Any,
+    send_counts: Sequence[int],
+    receive_counts: Sequence[int] | None = None,
+    *,
+    out: Any = None,
+    async_op: bool = False,
+    group: Group | None = None,
+) -> Any:
+    """As ngd.all_to_all, with blocks of different lengths.
+
+    Parameters
+    ----------
+    array
+        Array-like, of one dtype and one shape behind the first axis on all ranks: the block for
+        rank 0, that for rank 1, and so on.
+    send_counts
+        The rows of each of these blocks.
+    receive_counts
+        The rows that each rank has for this one; by default they tell one another first, which
+        costs one more collective and waits for it.
+    out, async_op, group
+        As in ngd.all_to_all.
+    """
+    return (group or init()).all_to_all_v(
+        array, send_counts, receive_counts, out=out, async_op=async_op, site=call_site()
+    )
+
+
+def send(
+    array: Any, to: int, tag: int = 0, *, async_op: bool = False, group: Group | None = None
+) -> Any:
+    """Send an array to rank `to`, which receives it by ngd.recv; returns when it is taken.
+
+    Between two ranks the order of sends is that of receives; the tag, the dtype and the number of
+    elements are compared. What is asynchronous gives an ngd.Work.
+    """
+    return (group or init()).send(array, to, tag, async_op=async_op, site=call_site())
+
+
+def recv(
+    source: int,
+    tag: int = 0,
+    *,
+    out: Any = None,
+    shape: Shape | None = None,
+    dtype: Any = None,
+    async_op: bool = False,
+    group: Group | None = None,
+) -> Any:
+    """Receive the array that rank `source` sends, into `out` or one of that shape and dtype."""
+    return (group or init()).recv(
+        source, tag, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
+    )
+
+
+def barrier(group: Group | None = None, *, async_op: bool = False) -> Any:
     """Return when every rank has come."""
-    (group or init()).barrier(site=call_site())
+    return (group or init()).barrier(async_op=async_op, site=call_site())
+
+
+def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None = None) -> Mesh:
+    """Lay the ranks out as a grid: `make_mesh((2, 2), ("data", "model"))["data"]` is a group.
+
+    Parameters
+    ----------
+    shape
+        The lengths of the axes; their product is the number of ranks. The last varies fastest:
+        ranks 0 and 1 are neighbours along it.
+    names
+        A name for each axis.
+    group
+        The ranks; by default the world. All of them call this, and make all the groups at once.
+    """
+    return Mesh(group or init(), shape, names)
+
+
+def join(
+    batches: Iterable[Batch], *, empty: Batch | None = None, group: Group | None = None
+) -> Iterator[tuple[Batch, float]]:
+    """Go through batches until every rank has run out of them, as (batch, weight).
+
+    The weight is 1.0; a rank that has run out while others have not gets its last batch again
+    with weight 0.0, and so takes part in their collectives without changing the result:
+
+        for batch, weight in ngd.join(batches):
+            gradient = step(batch)
+            mean = ngd.all_reduce(gradient, op="mean", weight=weight)
+
+    Costs one all-reduce of a byte a step. Batches that differ in size want `weight * len(batch)`.
+
+    Parameters
+    ----------
+    batches
+        This rank's; as many as it has.
+    empty
+        What a rank without any batch repeats; without it that is a ValueError.
+    group
+        The ranks; by default the world.
+    """
+    return collectives.join(batches, group or init(), empty)
 
 
 def broadcast_variables(

@@ -25,11 +25,12 @@ LAYERS = (
     {"ir"},
     {"ops"},
     {"autodiff", "reference", "variable", "passes"},
+    {"collectives"},
     {"compiler", "distributed"},
     {"__init__", "launch"},
     {"cli", "doctor", "nn", "optim", "data", "torch"},
 )
-USERS_OF_THE_CORE = {"compiler", "distributed"}
+USERS_OF_THE_CORE = {"collectives", "compiler", "distributed"}
 
 INCLUDES = {
     "base": {"base"},

@@ -9,7 +9,7 @@ cdef class Grouped:
 
     def __init__(
         self, Communicator communicator, str kind, str op, int root, list sources,
-        list destinations, *, str algorithm="auto", str site="", Sequence sequence=None,
+        list destinations, *, str algorithm="auto", str site="",
     ):
         """Start it on contiguous arrays, which the caller keeps until wait returns."""
         cdef Collective pattern
@@ -24,8 +24,6 @@ cdef class Grouped:
         pattern.algorithm = algorithm_named(string_view(text.data(), text.size()))
         pattern.root = root
         pattern.site = _interned(_bytes(site))
-        if sequence is not None:
-            pattern.program = &sequence.identity
         for source, destination in zip(sources, destinations):
             tensor.dtype = <DType> (_dtype_of(source) - 1)
             tensor.count = PyArray_SIZE(source)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from ..distributed import Group
+from ..collectives import Group
 from . import works
 from .operands import (
     check,

@@ -12,7 +12,7 @@ import secrets
 from typing import Any, Final
 
 from .. import distributed, environment
-from ..distributed import Group
+from ..collectives import Group
 from ..errors import InitError
 from .process_group import ProcessGroup
 

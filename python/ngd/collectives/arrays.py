@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a collective reads and writes: NumPy's view of whatever the caller gave."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..dtype import as_dtype, bfloat16
+from ..errors import ShapeError
+from ..ir import Array, DType, Shape
+
+
+def view(array: Any, where: str) -> Array:
+    """The array as NumPy sees it, without a copy where it has memory of its own."""
+    if isinstance(array, np.ndarray):
+        return np.asarray(array)
+    if hasattr(array, "__dlpack__"):
+        return _from_dlpack(array, where)
+    return np.asarray(array)
+
+
+def _from_dlpack(array: Any, where: str) -> Array:
+    """NumPy has no bfloat16 of its own and refuses it: as integers it gets through."""
+    try:
+        if str(getattr(array, "dtype", "")) == "torch.bfloat16":
+            return np.from_dlpack(array.view(sys.modules["torch"].int16)).view(bfloat16)
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        if str(getattr(array, "dtype", "")) == "bfloat16":
+            return np.asarray(array)
+        raise TypeError(
+            f"{where}: expected an array in the CPU's memory; NumPy cannot read this "
+            f"{type(array).__name__}: {error}"
+        ) from None
+
+
+def operand(array: Any, where: str) -> Array:
+    """The argument of a collective, contiguous and in this machine's byte order.
+
+    It is copied only where it must be.
+    """
+    seen = view(array, where)
+    dtype = as_dtype(seen.dtype.newbyteorder("="), where)
+    contiguous = np.ascontiguousarray(seen, dtype).reshape(seen.shape)
+    return contiguous if contiguous.flags.aligned else contiguous.copy()
+
+
+def is_list(array: Any) -> bool:
+    """Whether the argument is a list or tuple of arrays, and not of numbers."""
+    return isinstance(array, (list, tuple)) and all(
+        isinstance(a, np.ndarray) or hasattr(a, "__dlpack__") for a in array
+    )
+
+
+def destination(out: Any, dtype: DType, shape: Shape, where: str) -> Array:
+    """What `out` is to NumPy, where it fits; a fresh array where it is None."""
+    if out is None:
+        return np.empty(shape, dtype)
+    if not isinstance(out, np.ndarray) and not hasattr(out, "__dlpack__"):
+        try:
+            memoryview(out)
+        except TypeError:
+            raise TypeError(
+                f"{where}: out: expected an array (NumPy's, or with DLPack or the buffer "
+                f"protocol); got {type(out).__name__}"
+            ) from None
+    seen = view(out, f"{where}: out")
+    flags = seen.flags
+    fits = seen.shape == shape and seen.dtype == dtype
+    if not (fits and flags.c_contiguous and flags.aligned and flags.writeable):
+        contiguous = "contiguous" if flags.c_contiguous else "strided"
+        if not flags.aligned:
+            contiguous = "misaligned"
+        raise ShapeError(
+            f"{where}: out: expected a contiguous, writable {dtype} array of shape {shape}; got a "
+            f"{contiguous}{'' if flags.writeable else ', read-only'} {seen.dtype} one of "
+            f"{seen.shape}"
+        )
+    return seen
+
+
+def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> list[Array]:
+    """One for each source, like it."""
+    if not many:
+        out = [out]
+    elif out is None:
+        out = [None] * len(sources)
+    elif not isinstance(out, (list, tuple)) or len(out) != len(sources):
+        got = f"{len(out)} of them" if isinstance(out, (list, tuple)) else type(out).__name__
+        raise ValueError(f"{where}: out: expected a list of {len(sources)} arrays; got {got}")
+    buffers = [destination(o, s.dtype, s.shape, where) for o, s in zip(out, sources, strict=True)]
+    for source, buffer in zip(sources, buffers, strict=True):
+        check_apart(source, buffer, where)
+    return buffers
+
+
+def check_apart(part: Array, whole: Array, where: str, own: Array | None = None) -> None:
+    """Refuse memory that is read and written; `part` may be in the place of `own`, or of all."""
+    place = whole if own is None else own
+    same = place.nbytes == part.nbytes and place.ctypes.data == part.ctypes.data
+    if not same and np.may_share_memory(part, whole):
+        allowed = "just the same" if own is None else "this rank's own block"
+        raise ValueError(
+            f"{where}: out: expected memory apart from the array's, or {allowed}; they overlap"
+        )
+
+
+def normal_axis(axis: int, shape: Shape, where: str) -> int:
+    """Count an axis from the front."""
+    if not -len(shape) <= axis < len(shape):
+        raise ShapeError(f"{where}: axis: expected one of an array of shape {shape}; got {axis}")
+    return axis % len(shape)
+
+
+def block_rows(shape: Shape, size: int, where: str) -> int:
+    """The rows of a rank's block where the first axis is shared out evenly."""
+    if not shape or shape[0] % size:
+        raise ShapeError(
+            f"{where}: expected a size that {size} ranks can share evenly; got an array of shape "
+            f"{shape}"
+        )
+    return shape[0] // size

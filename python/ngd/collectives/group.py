@@ -1,0 +1,575 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of ranks, and every collective on arrays as one of its methods.
+
+The functions of the same names in `ngd` document them; `site` is for them: the call site that
+messages show.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..dtype import as_dtype
+from ..errors import GroupClosedError, ShapeError
+from ..ir import Array, Shape, call_site
+from . import reduction
+from .arrays import (
+    block_rows,
+    check_apart,
+    destination,
+    destinations,
+    is_list,
+    normal_axis,
+    operand,
+)
+from .work import Pending, Submitted, Work
+
+GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
+"""Those of this process, for their statistics."""
+
+
+class Group:
+    """Ranks that communicate: every collective is called by all of them, in the same order.
+
+    Attributes
+    ----------
+    rank, size
+        This process's number in the group, from 0, and how many there are.
+    local_rank, local_size
+        The same among those on this host.
+    name
+        "world", or where the group came from; for messages and statistics.
+    """
+
+    def __init__(self, communicator: _core.Communicator, name: str = "world") -> None:
+        self.communicator = communicator
+        self.name = name
+        self.rank: int = communicator.rank
+        self.size: int = communicator.size
+        self.local_rank: int = communicator.local_rank
+        self.local_size: int = communicator.local_size
+        self.closed = False
+        self.timeout = _core.timeout_seconds()
+        self.quick_all_reduce = communicator.quick_all_reduce
+        self._children: weakref.WeakSet[Group] = weakref.WeakSet()
+        self._abandoned: list[tuple[list[Pending], Any]] = []
+        GROUPS.add(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<ngd.Group {self.name}: rank {self.rank} of {self.size} ({self.communicator.name})>"
+        )
+
+    def check_open(self) -> None:
+        """Raise GroupClosedError after shutdown()."""
+        if self.closed:
+            raise GroupClosedError("this group was shut down; ngd.init() makes a new one")
+
+    def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group | None:
+        """Make smaller groups of this one.
+
+        Parameters
+        ----------
+        color
+            The ranks that give the same number >= 0 become a group; None: this rank joins none.
+        key
+            Ranks are numbered in the order of their keys, those of one key in the order of their
+            ranks here.
+        name
+            For messages and statistics.
+
+        Returns
+        -------
+        Group or None
+            None where color is None. Every rank of this group must call split; closing a group
+            closes those that came from it.
+        """
+        if color is not None and color < 0:
+            raise ValueError(f"split: expected a color >= 0, or None; got {color}")
+        self.check_open()
+        made = self.communicator.split(-1 if color is None else color, key)
+        if made is None:
+            return None
+        group = Group(made, name or f"{self.name}/{color}")
+        self._children.add(group)
+        return group
+
+    def all_reduce(
+        self,
+        array: Any,
+        *,
+        op: str,
+        out: Any = None,
+        weight: float | None = None,
+        algorithm: str = "auto",
+        compression: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Reduce over the ranks; see ngd.all_reduce."""
+        if weight is None and compression is None and site is None and not async_op:
+            result = self.quick_all_reduce(array, op, out) if algorithm == "auto" else None
+            if result is not None:
+                return result
+        self._prepare()
+        call = reduction.Call(self, op, algorithm, site or call_site())
+        pending, finish, keep = reduction.begin(call, array, out, weight, compression)
+        return self._complete(f"all_reduce({op})", pending, finish, keep, async_op)
+
+    def reduce_scatter(
+        self,
+        array: Any,
+        *,
+        op: str,
+        axis: int = 0,
+        out: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Reduce over the ranks, and keep a block each; see ngd.reduce_scatter."""
+        where = "reduce_scatter"
+        reduction.check_op(op, where)
+        given = operand(array, where)
+        axis = normal_axis(axis, given.shape, where)
+        source = np.ascontiguousarray(np.moveaxis(given, axis, 0)) if axis else given
+        rows = block_rows(source.shape, self.size, where)
+        buffer, finish = self._block_first(out, source, rows, axis, where)
+        if axis == 0:
+            check_apart(buffer, source, where, source[self.rank * rows :][:rows])
+        return self._run(where, source, buffer, finish, async_op, site, op=op, count=buffer.size)
+
+    def all_gather(
+        self,
+        array: Any,
+        *,
+        axis: int = 0,
+        out: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Join the ranks' arrays; see ngd.all_gather."""
+        where = "all_gather"
+        given = np.atleast_1d(operand(array, where))
+        axis = normal_axis(axis, given.shape, where)
+        source = np.ascontiguousarray(np.moveaxis(given, axis, 0)) if axis else given
+        rows = len(source)
+        buffer, finish = self._block_first(out, source, rows * self.size, axis, where)
+        if axis == 0:
+            check_apart(source, buffer, where, buffer[self.rank * rows :][:rows])
+        return self._run(where, source, buffer, finish, async_op, site, count=source.size)
+
+    def all_gather_v(
+        self,
+        array: Any,
+        *,
+        counts: Sequence[int] | None = None,
+        out: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Join the ranks' arrays of different lengths; see ngd.all_gather_v."""
+        where, site = "all_gather_v", site or call_site()
+        source = np.atleast_1d(operand(array, where))
+        if counts is None:
+            lengths = self.all_gather(np.array([len(source)]), site=site)
+        else:
+            lengths = self._counts(counts, where, "counts")
+        if lengths[self.rank] != len(source):
+            raise ShapeError(
+                f"{where}: counts: expected {len(source)}, the rows of this rank's array, at "
+                f"place {self.rank}; got {lengths[self.rank]}"
+            )
+        buffer = destination(out, source.dtype, (int(lengths.sum()), *source.shape[1:]), where)
+        begin = int(lengths[: self.rank].sum())
+        check_apart(source, buffer, where, buffer[begin : begin + len(source)])
+        elements = self._elements(lengths, source)
+        given = buffer if out is None else out
+        return self._run(
+            "all_gather", source, buffer, lambda: given, async_op, site, counts=elements
+        )
+
+    def broadcast(
+        self,
+        array: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Give every rank the root's array; see ngd.broadcast."""
+        where, many = "broadcast", is_list(array)
+        sources = [operand(a, where) for a in (array if many else [array])]
+        buffers = destinations(out, sources, many, where)
+        given = list(buffers) if out is None else list(out) if many else [out]
+        if not many:
+            return self._run(
+                where,
+                sources[0],
+                buffers[0],
+                lambda: given[0],
+                async_op,
+                site,
+                root=root,
+                count=sources[0].size,
+            )
+        self._prepare()
+        grouped = _core.Grouped(
+            self.communicator,
+            where,
+            "none",
+            root,
+            sources,
+            buffers,
+            site=site or call_site(),
+        )
+        return self._complete(where, [grouped], lambda: given, (sources, buffers), async_op)
+
+    def reduce(
+        self,
+        array: Any,
+        root: int = 0,
+        *,
+        op: str,
+        out: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Reduce over the ranks to one of them; see ngd.reduce."""
+        where, here = "reduce", self._is_root(root, "reduce")
+        reduction.check_op(op, where)
+        source = operand(array, where)
+        buffer = np.empty(0, source.dtype)
+        if here:
+            buffer = destination(out, source.dtype, source.shape, where)
+            check_apart(source, buffer, where)
+        given = (buffer if out is None else out) if here else None
+        return self._run(
+            where,
+            source,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            op=op,
+            root=root,
+            count=source.size,
+        )
+
+    def gather(
+        self,
+        array: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Join the ranks' arrays on one of them; see ngd.gather."""
+        where, here = "gather", self._is_root(root, "gather")
+        source = np.atleast_1d(operand(array, where))
+        rows = len(source)
+        buffer = np.empty(0, source.dtype)
+        if here:
+            shape = (rows * self.size, *source.shape[1:])
+            buffer = destination(out, source.dtype, shape, where)
+            check_apart(source, buffer, where, buffer[self.rank * rows :][:rows])
+        given = (buffer if out is None else out) if here else None
+        return self._run(
+            where,
+            source,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            root=root,
+            count=source.size,
+        )
+
+    def scatter(
+        self,
+        array: Any = None,
+        root: int = 0,
+        *,
+        out: Any = None,
+        shape: Shape | None = None,
+        dtype: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Give every rank its block of the root's array; see ngd.scatter."""
+        where, here = "scatter", self._is_root(root, "scatter")
+        if array is None:
+            if here:
+                raise TypeError(f"{where}: expected rank {root}, the root, to give an array")
+            buffer = source = self._received(out, shape, dtype, where)
+        else:
+            source = operand(array, where)
+            rows = block_rows(source.shape, self.size, where)
+            buffer = destination(out, source.dtype, (rows, *source.shape[1:]), where)
+            check_apart(buffer, source, where, source[self.rank * rows :][:rows])
+        given = buffer if out is None else out
+        return self._run(
+            where,
+            source,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            root=root,
+            count=buffer.size,
+        )
+
+    def all_to_all(
+        self,
+        array: Any,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Exchange blocks; see ngd.all_to_all."""
+        where = "all_to_all"
+        source = operand(array, where)
+        block_rows(source.shape, self.size, where)
+        buffer = destination(out, source.dtype, source.shape, where)
+        self._check_disjoint(source, buffer, where)
+        given = buffer if out is None else out
+        return self._run(
+            where,
+            source,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            count=source.size // self.size,
+        )
+
+    def all_to_all_v(
+        self,
+        array: Any,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int] | None = None,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Exchange blocks of different lengths; see ngd.all_to_all_v."""
+        where, site = "all_to_all_v", site or call_site()
+        source = np.atleast_1d(operand(array, where))
+        sent = self._counts(send_counts, where, "send_counts")
+        if sent.sum() != len(source):
+            raise ShapeError(
+                f"{where}: send_counts: expected numbers that add up to the {len(source)} rows of "
+                f"the array; got {sent.tolist()}"
+            )
+        if receive_counts is None:
+            received = self.all_to_all(sent, site=site)
+        else:
+            received = self._counts(receive_counts, where, "receive_counts")
+        buffer = destination(out, source.dtype, (int(received.sum()), *source.shape[1:]), where)
+        self._check_disjoint(source, buffer, where)
+        given = buffer if out is None else out
+        return self._run(
+            "all_to_all",
+            source,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            counts=self._elements(sent, source),
+            receive_counts=self._elements(received, source),
+        )
+
+    def send(
+        self, array: Any, to: int, tag: int = 0, *, async_op: bool = False, site: str | None = None
+    ) -> Any:
+        """Send to one rank; see ngd.send."""
+        source = operand(array, "send")
+        self._check_other(to, "send", "to")
+        return self._run(
+            "send",
+            source,
+            source,
+            lambda: None,
+            async_op,
+            site,
+            root=to,
+            tag=tag,
+            count=source.size,
+        )
+
+    def recv(
+        self,
+        source: int,
+        tag: int = 0,
+        *,
+        out: Any = None,
+        shape: Shape | None = None,
+        dtype: Any = None,
+        async_op: bool = False,
+        site: str | None = None,
+    ) -> Any:
+        """Receive what one rank sends; see ngd.recv."""
+        self._check_other(source, "recv", "source")
+        buffer = self._received(out, shape, dtype, "recv")
+        given = buffer if out is None else out
+        return self._run(
+            "recv",
+            buffer,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            root=source,
+            tag=tag,
+            count=buffer.size,
+        )
+
+    def barrier(self, *, async_op: bool = False, site: str | None = None) -> Any:
+        """Return when every rank has come; see ngd.barrier."""
+        nothing: Array = np.empty(0, np.uint8)
+        return self._run("barrier", nothing, nothing, lambda: None, async_op, site, count=0)
+
+    def abandon(self, pending: list[Pending], keep: Any) -> None:
+        """Keep what a dropped Work leaves until the engine is done with it."""
+        self._abandoned.append((pending, keep))
+
+    def abort(self, traceback: str) -> None:
+        """Tell the other ranks that this one has failed, and close; smaller groups first."""
+        for child in list(self._children):
+            child.abort(traceback)
+        self.communicator.abort(traceback)
+
+    def close(self) -> None:
+        """Leave, the groups that were split from this one first; idempotent."""
+        if not self.closed:
+            for child in list(self._children):
+                child.close()
+            self.closed = True
+            self.communicator.close()
+            self._abandoned.clear()
+
+    def _prepare(self) -> None:
+        """Before everything that is submitted."""
+        self.check_open()
+        if self._abandoned:
+            self._abandoned = [
+                (pending, keep)
+                for pending, keep in self._abandoned
+                if not all(each.wait_for(0.0) for each in pending)
+            ]
+
+    def _run(
+        self,
+        kind: str,
+        source: Array,
+        buffer: Array,
+        finish: Callable[[], Any],
+        async_op: bool,
+        site: str | None,
+        *,
+        op: str = "none",
+        root: int = 0,
+        count: int = 0,
+        tag: int = 0,
+        counts: list[int] | None = None,
+        receive_counts: list[int] | None = None,
+    ) -> Any:
+        self._prepare()
+        number = self.communicator.submit(
+            kind,
+            op,
+            buffer.dtype.name,
+            count,
+            root,
+            source.ctypes.data,
+            buffer.ctypes.data,
+            site=site or call_site(),
+            tag=tag,
+            counts=counts,
+            receive_counts=receive_counts,
+        )
+        pending = Submitted(self.communicator, number)
+        return self._complete(kind, [pending], finish, (source, buffer), async_op)
+
+    def _complete(
+        self,
+        what: str,
+        pending: Sequence[Pending],
+        finish: Callable[[], Any],
+        keep: Any,
+        async_op: bool,
+    ) -> Any:
+        """Wait, or leave that to the caller."""
+        if async_op:
+            return Work(self, what, pending, finish, keep)
+        for each in pending:
+            each.wait(self.timeout)
+        return finish()
+
+    def _block_first(
+        self, out: Any, source: Array, rows: int, axis: int, where: str
+    ) -> tuple[Array, Callable[[], Any]]:
+        """A buffer for so many rows like the source's, whose first axis is the caller's `axis`."""
+        shape = (rows, *source.shape[1:])
+        if axis == 0:
+            buffer = destination(out, source.dtype, shape, where)
+            given = buffer if out is None else out
+            return buffer, lambda: given
+        buffer = np.empty(shape, source.dtype)
+        turned = np.moveaxis(buffer, 0, axis)
+        if out is None:
+            return buffer, lambda: np.ascontiguousarray(turned)
+        final = destination(out, source.dtype, turned.shape, where)
+
+        def put() -> Any:
+            final[...] = turned
+            return out
+
+        return buffer, put
+
+    def _received(self, out: Any, shape: Shape | None, dtype: Any, where: str) -> Array:
+        """What is received, as `out` or as shape and dtype say."""
+        if out is not None and shape is None and dtype is None:
+            seen = operand(out, f"{where}: out")
+            return destination(out, seen.dtype, seen.shape, where)
+        if shape is None or dtype is None:
+            raise TypeError(f"{where}: expected out, or shape and dtype, of what is received")
+        return destination(out, as_dtype(dtype, where), tuple(np.atleast_1d(shape)), where)
+
+    def _is_root(self, root: int, where: str) -> bool:
+        if not 0 <= root < self.size:
+            raise ValueError(f"{where}: expected root to be in [0, {self.size}); got {root}")
+        return root == self.rank
+
+    def _check_other(self, rank: int, where: str, name: str) -> None:
+        if not 0 <= rank < self.size or rank == self.rank:
+            raise ValueError(
+                f"{where}: {name}: expected another rank in [0, {self.size}); got {rank} on rank "
+                f"{self.rank}"
+            )
+
+    def _check_disjoint(self, source: Array, buffer: Array, where: str) -> None:
+        if np.may_share_memory(source, buffer):
+            raise ValueError(f"{where}: out: expected memory apart from the array's; they overlap")
+
+    def _counts(self, counts: Sequence[int], where: str, name: str) -> Array:
+        numbers = np.asarray(counts)
+        good = numbers.shape == (self.size,) and numbers.dtype.kind in "iu"
+        if not good or (numbers < 0).any():
+            raise ValueError(
+                f"{where}: {name}: expected a number >= 0 for each of {self.size} ranks; "
+                f"got {counts!r}"
+            )
+        return numbers.astype(np.int64)
+
+    def _elements(self, rows: Array, source: Array) -> list[int]:
+        row = int(np.prod(source.shape[1:], dtype=np.int64))
+        return [int(n) * row for n in rows]

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks laid out as a grid whose axes have names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .group import Group
+
+
+class Mesh:
+    """Ranks as a grid, the last axis varying fastest; `mesh[name]` is the group along an axis.
+
+    Attributes
+    ----------
+    group
+        All ranks of the grid.
+    names, shape
+        The axes and their lengths.
+    coordinates
+        This rank's place along each.
+    """
+
+    def __init__(self, group: Group, shape: Sequence[int], names: Sequence[str]) -> None:
+        self.shape, self.names = tuple(int(n) for n in shape), tuple(names)
+        if len(self.shape) != len(self.names) or len(set(self.names)) != len(self.names):
+            raise ValueError(
+                f"make_mesh: expected a name of its own for each axis of {self.shape}; "
+                f"got {self.names}"
+            )
+        if any(n < 1 for n in self.shape) or math.prod(self.shape) != group.size:
+            raise ValueError(
+                f"make_mesh: expected lengths >= 1 whose product is the group's {group.size} "
+                f"ranks; got {self.shape}, {math.prod(self.shape)} ranks"
+            )
+        self.group = group
+        grid = np.arange(group.size).reshape(self.shape)
+        self.coordinates = tuple(int(n) for n in np.argwhere(grid == group.rank)[0])
+        self._along: dict[str, Group] = {}
+        for axis, name in enumerate(self.names):
+            # My line along this axis goes by the number of its first rank.
+            start = (*self.coordinates[:axis], 0, *self.coordinates[axis + 1 :])
+            line = group.split(int(grid[start]), self.coordinates[axis], name=name)
+            assert line is not None
+            self._along[name] = line
+
+    def __getitem__(self, name: str) -> Group:
+        """The ranks that differ from this one along that axis only."""
+        if name not in self._along:
+            raise KeyError(f"Mesh: expected an axis among {', '.join(self.names)}; got {name!r}")
+        return self._along[name]
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={n}" for name, n in zip(self.names, self.shape, strict=True))
+        return f"<ngd.Mesh {axes}; this rank is at {self.coordinates}>"

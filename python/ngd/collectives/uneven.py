@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that have more data than others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import numpy as np
+
+from ..ir import call_site
+from .group import Group
+
+Batch = TypeVar("Batch")
+
+
+def join(
+    batches: Iterable[Batch], group: Group, empty: Batch | None = None
+) -> Iterator[tuple[Batch, float]]:
+    """See ngd.join."""
+    site, source, batch = call_site(), iter(batches), empty
+    mine = np.empty(1, np.uint8)
+    more = True
+    while True:
+        if more:
+            try:
+                batch = next(source)
+            except StopIteration:
+                more = False
+        mine[0] = more
+        group.all_reduce(mine, op="max", out=mine, site=site)
+        if not mine[0]:
+            return
+        if batch is None:
+            raise ValueError(
+                f"join: rank {group.rank} has no batch to repeat while others go on; give "
+                "empty=, a batch of the right shape"
+            )
+        yield batch, float(more)

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The handle of a collective that was started and goes on by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .. import _core
+from ..errors import BusyError
+
+if TYPE_CHECKING:
+    from .group import Group
+
+
+class Pending(Protocol):
+    """What the engine is at."""
+
+    def wait(self, timeout: float) -> None:
+        """Return when it is done; `timeout` is a deadline after which the group is closed."""
+
+    def wait_for(self, seconds: float) -> bool:
+        """Whether it is done after at most so many seconds."""
+
+
+class Submitted:
+    """One collective, by its number."""
+
+    def __init__(self, communicator: _core.Communicator, sequence: int) -> None:
+        self.communicator, self.sequence = communicator, sequence
+
+    def wait(self, timeout: float) -> None:
+        """As Pending."""
+        self.communicator.wait(self.sequence, timeout)
+
+    def wait_for(self, seconds: float) -> bool:
+        """As Pending."""
+        return self.communicator.wait_for(self.sequence, seconds)
+
+
+class Work:
+    """A collective on its way: what `async_op=True` returns.
+
+    Its arrays belong to it until wait() has returned; nobody else reads or writes them. Works may
+    be waited for in any order. Inside a host no thread moves them: each goes on in every call into
+    its group that waits, and in done(). A Work that is dropped without wait() is reported through
+    `sys.unraisablehook`.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        what: str,
+        pending: Sequence[Pending],
+        finish: Callable[[], Any],
+        keep: Any,
+    ) -> None:
+        self._group, self._what = group, what
+        self._pending: list[Pending] = list(pending)
+        self._finish: Callable[[], Any] | None = finish
+        self._keep = keep
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        state = "on its way" if self._finish else "failed" if self._error else "done"
+        return f"<ngd.Work {self._what}: {state}>"
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Return the result when it is there.
+
+        Parameters
+        ----------
+        timeout
+            Seconds after which to give up with TimeoutError: nothing is wrong then, and wait() may
+            be called again. By default the deadline is NGD_TIMEOUT, after which the group is
+            closed, as in a call that is not asynchronous.
+        """
+        if not self._advance(timeout):
+            raise TimeoutError(
+                f"Work.wait: {self._what} was not there after {timeout} s; it goes on"
+            )
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def done(self) -> bool:
+        """Whether wait() would return, or raise, at once. Moves all Works of the group forward."""
+        try:
+            return self._advance(0.0)
+        except BusyError:
+            return False
+        except Exception:
+            return True  # wait() raises it
+
+    def exception(self) -> BaseException | None:
+        """The error that wait() would raise now; None where it is on its way, or well."""
+        self.done()
+        return self._error
+
+    @property
+    def result(self) -> Any:
+        """What wait() returns; waits."""
+        return self.wait()
+
+    def _advance(self, seconds: float | None) -> bool:
+        """Go on for so long; whether it has ended."""
+        if self._finish is None:
+            return True
+        end = None if seconds is None else time.monotonic() + seconds
+        try:
+            while self._pending:
+                if end is None:
+                    self._pending[0].wait(self._group.timeout)
+                elif not self._pending[0].wait_for(max(0.0, end - time.monotonic())):
+                    return False
+                self._pending.pop(0)
+            self._result = self._finish()
+        except BusyError:
+            raise  # another thread is in the group: nothing has happened to this Work
+        except BaseException as error:
+            self._error = error
+            self._let_go()
+            raise
+        self._let_go()
+        return True
+
+    def _let_go(self) -> None:
+        self._finish = self._keep = None
+        self._pending = []
+
+    def __del__(self) -> None:
+        if getattr(self, "_finish", None) is not None:
+            self._group.abandon(self._pending, self._keep)
+            if not self._group.closed:
+                raise RuntimeError(f"{self._what}: this ngd.Work was dropped without wait()")
