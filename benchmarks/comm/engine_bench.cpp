@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce of float32 among the ranks of one host, without Python:
-//     engine_bench [ranks] [flat|ring] [bytes...]
-// Every rank rewrites its buffer before each call, so that no call finds its input in a peer's
-// cache. One JSON line a size and lane: the median over calls of the slowest rank's time.
+// Collectives of float32 among the ranks of one host, without Python:
+//     engine_bench [ranks] [kind] [flat|ring|auto] [bytes...]
+// `bytes` is the larger side of a rank. Every rank rewrites its source before each call, so that no
+// call finds its input in a peer's cache; where there is a core for each rank it is bound to one,
+// as by mpirun. One JSON line a size and lane: over the calls, the median and the lowest tenth of
+// the slowest rank's time.
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,30 +29,45 @@ constexpr int kWarmUp = 3;
 
 struct Settings {
   int ranks = 2;
+  Kind kind = Kind::AllReduce;
   std::string algorithm = "auto";
   std::vector<std::size_t> sizes{8,         1024,    4096,    8192,     16 << 10, 64 << 10,
                                  256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
 
-Collective all_reduce(DType dtype, ReduceOp op, void* data, std::size_t count) {
+struct Times {
+  double median, tenth;
+};
+
+bool in_place(Kind kind) {
+  return kind == Kind::AllReduce || kind == Kind::Broadcast || kind == Kind::Reduce;
+}
+
+// A block a rank where the kind is made of such, with `count` elements on the larger side.
+Collective make(const Settings& settings, float* source, float* destination, std::size_t count) {
   Collective collective;
-  collective.kind = Kind::AllReduce;
-  collective.op = op;
-  collective.dtype = dtype;
-  collective.count = count;
-  collective.source = collective.destination = data;
+  collective.kind = settings.kind;
+  collective.op = reduces(settings.kind) ? ReduceOp::Sum : ReduceOp::None;
+  collective.dtype = DType::F32;
+  collective.count =
+      has_blocks(settings.kind) ? count / static_cast<std::size_t>(settings.ranks) : count;
+  collective.source = source;
+  collective.destination = destination;
+  collective.algorithm = algorithm_named(settings.algorithm);
   collective.site = "engine_bench";
   return collective;
 }
 
-// Medians of the slowest rank's times, in seconds.
-double measure(Communicator& group, float* data, std::size_t count, Algorithm algorithm, int calls,
-               int inner) {
+Times measure(Communicator& group, const Settings& settings, float* source, float* destination,
+              std::size_t count) {
+  const std::size_t bytes = count * sizeof(float);
+  const int calls = bytes <= 128 << 10 ? 400 : bytes <= 4 << 20 ? 60 : 15;
+  const int inner = bytes <= 64 ? 100 : 1;  // the clock is no finer
   std::vector<double> times;
-  Collective collective = all_reduce(DType::F32, ReduceOp::Sum, data, count);
-  collective.algorithm = algorithm;
+  const Collective collective = make(settings, source, destination, count);
+  const std::size_t written = source_elements(collective, group.rank(), group.size());
   for (int i = -kWarmUp; i < calls; ++i) {
-    for (std::size_t k = 0; k < count; ++k) data[k] = static_cast<float>(1 + group.rank());
+    for (std::size_t k = 0; k < written; ++k) source[k] = static_cast<float>(1 + group.rank());
     Collective barrier;
     group.wait(group.submit(barrier), kTimeout);
     const auto start = std::chrono::steady_clock::now();
@@ -57,35 +75,53 @@ double measure(Communicator& group, float* data, std::size_t count, Algorithm al
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     if (i >= 0) times.push_back(spent.count() / inner);
   }
-  group.wait(group.submit(all_reduce(DType::F64, ReduceOp::Max, times.data(), times.size())),
-             kTimeout);
-  std::nth_element(times.begin(), times.begin() + calls / 2, times.end());
-  return times[static_cast<std::size_t>(calls) / 2];
+  Collective slowest;
+  slowest.kind = Kind::AllReduce;
+  slowest.op = ReduceOp::Max;
+  slowest.dtype = DType::F64;
+  slowest.count = times.size();
+  slowest.source = slowest.destination = times.data();
+  group.wait(group.submit(slowest), kTimeout);
+  std::sort(times.begin(), times.end());
+  return {times[times.size() / 2], times[times.size() / 10]};
 }
 
-void report(const Settings& settings, const char* lane, std::size_t bytes, double seconds) {
+void report(const Settings& settings, const char* lane, std::size_t bytes, Times times) {
+  const std::string kind(name_of(settings.kind));
   std::printf(
-      "{\"ranks\": %d, \"algorithm\": \"%s\", \"lane\": \"%s\", \"bytes\": %zu, "
-      "\"us\": %.3f, \"algbw_gbs\": %.3f}\n",
-      settings.ranks, settings.algorithm.c_str(), lane, bytes, seconds * 1e6,
-      static_cast<double>(bytes) / seconds * 1e-9);
+      "{\"kind\": \"%s\", \"ranks\": %d, \"algorithm\": \"%s\", \"lane\": \"%s\", \"bytes\": %zu, "
+      "\"us\": %.3f, \"us_tenth\": %.3f, \"algbw_gbs\": %.3f}\n",
+      kind.c_str(), settings.ranks, settings.algorithm.c_str(), lane, bytes, times.median * 1e6,
+      times.tenth * 1e6, static_cast<double>(bytes) / times.median * 1e-9);
   std::fflush(stdout);
 }
 
+// To the rank-th of the cores that this process may use, where there are enough.
+void bind(int rank, int ranks) {
+  cpu_set_t all, one;
+  if (::sched_getaffinity(0, sizeof all, &all) != 0 || CPU_COUNT(&all) < ranks) return;
+  CPU_ZERO(&one);
+  for (int core = 0, seen = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &all) && seen++ == rank) CPU_SET(core, &one);
+  ::sched_setaffinity(0, sizeof one, &one);
+}
+
 void run(const Settings& settings, int rank, const std::string& key) {
+  bind(rank, settings.ranks);
   const auto group = make_shm_communicator(key, rank, settings.ranks, kTimeout);
-  const Algorithm algorithm = algorithm_named(settings.algorithm);
+  const bool alone = in_place(settings.kind);
   for (const std::size_t bytes : settings.sizes) {
     const std::size_t count = bytes / sizeof(float);
-    const int calls = bytes <= 128 << 10 ? 400 : bytes <= 4 << 20 ? 60 : 15;
-    const int inner = bytes <= 64 ? 100 : 1;  // the clock is no finer
-    const SharedBlock block = group->allocate(bytes);
-    const double shared =
-        measure(*group, static_cast<float*>(block.data), count, algorithm, calls, inner);
+    const SharedBlock one = group->allocate(bytes), other = group->allocate(alone ? 0 : bytes);
+    auto* source = static_cast<float*>(one.data);
+    const Times shared =
+        measure(*group, settings, source, alone ? source : static_cast<float*>(other.data), count);
     if (rank == 0) report(settings, "shared", bytes, shared);
-    group->release(block);
-    std::vector<float> data(count);
-    const double staged = measure(*group, data.data(), count, algorithm, calls, inner);
+    group->release(one);
+    group->release(other);
+    std::vector<float> own(count), result(alone ? 0 : count);
+    const Times staged =
+        measure(*group, settings, own.data(), alone ? own.data() : result.data(), count);
     if (rank == 0) report(settings, "staged", bytes, staged);
   }
 }
@@ -95,9 +131,10 @@ void run(const Settings& settings, int rank, const std::string& key) {
 int main(int argc, char** argv) {
   Settings settings;
   if (argc > 1) settings.ranks = std::atoi(argv[1]);
-  if (argc > 2) settings.algorithm = argv[2];
-  if (argc > 3) settings.sizes.clear();
-  for (int i = 3; i < argc; ++i) settings.sizes.push_back(std::strtoull(argv[i], nullptr, 10));
+  if (argc > 2) settings.kind = kind_named(argv[2]);
+  if (argc > 3) settings.algorithm = argv[3];
+  if (argc > 4) settings.sizes.clear();
+  for (int i = 4; i < argc; ++i) settings.sizes.push_back(std::strtoull(argv[i], nullptr, 10));
   const std::string key = "engine_bench-" + std::to_string(::getpid());
   for (int rank = 1; rank < settings.ranks; ++rank)
     if (::fork() == 0) {

@@ -421,14 +421,19 @@ TEST(Memory, ALimitOfTheAddressSpaceMakesSegmentsSmaller) {
 }
 
 TEST(Memory, WithoutAddressSpaceThereIsAnErrorThatSaysSo) {
-  Child alone([key = new_key()] {
-    const rlimit limit{std::size_t{300} << 20, std::size_t{300} << 20};
-    ::setrlimit(RLIMIT_AS, &limit);
-    make_shm_communicator(key, 0, 2, 1);
-  });
-  const Outcome outcome = alone.outcome();
-  EXPECT_EQ(outcome.kind, ErrorKind::OutOfMemory);
-  EXPECT_NE(outcome.message.find("RLIMIT_AS"), std::string::npos) << outcome.message;
+  const std::string key = new_key();
+  std::vector<Child> children;
+  for (int rank = 0; rank < 2; ++rank)
+    children.emplace_back([=] {
+      const rlimit limit{std::size_t{300} << 20, std::size_t{300} << 20};
+      if (rank == 0) ::setrlimit(RLIMIT_AS, &limit);
+      make_shm_communicator(key, rank, 2, 10);
+    });
+  const Outcome poor = children[0].outcome(), told = children[1].outcome();
+  EXPECT_EQ(poor.kind, ErrorKind::OutOfMemory) << poor.message;
+  EXPECT_EQ(told.kind, ErrorKind::Init) << told.message;
+  for (const Outcome* each : {&poor, &told})
+    EXPECT_NE(each->message.find("RLIMIT_AS"), std::string::npos) << each->message;
 }
 #endif
 
