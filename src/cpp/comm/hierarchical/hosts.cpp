@@ -12,30 +12,24 @@
 #include "comm/hierarchical/transfers.hpp"
 
 namespace ngd::comm::hierarchical {
-namespace {
 
-// "rank 1" of the local communicator's messages becomes that rank's number in the world.
-std::string with_world_ranks(const std::string& text, const std::vector<int>& world) {
+std::string renumbered(const std::string& text, const Roster& roster) {
   static constexpr std::string_view kWord = "rank ";
   std::string result;
   std::size_t from = 0;
   for (std::size_t at = 0; (at = text.find(kWord, from)) != std::string::npos;) {
-    std::size_t end = at + kWord.size();
+    const std::size_t digits = at + kWord.size();
+    std::size_t end = digits;
     std::size_t number = 0;
-    const std::size_t digits = end;
     while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0)
       number = number * 10 + static_cast<std::size_t>(text[end++] - '0');
     result.append(text, from, digits - from);
-    if (end > digits && number < world.size())
-      result += std::to_string(world[number]);
-    else
-      result.append(text, digits, end - digits);
+    const bool known = end > digits && number < roster.here.size();
+    result += known ? std::to_string(roster.here[number]) : text.substr(digits, end - digits);
     from = end;
   }
   return result.append(text, from);
 }
-
-}  // namespace
 
 std::string host_name() {
   const std::string given = config::text("NGD_HOST", "");
@@ -47,13 +41,13 @@ std::string host_name() {
   return concat(boot, ":", network.st_ino);
 }
 
-Hosts::Hosts(const mpi::Channel& group, std::shared_ptr<const std::vector<int>> host_of,
+Hosts::Hosts(const mpi::Channel& group, std::shared_ptr<const Roster> roster,
              std::unique_ptr<Communicator> local)
-    : group_(group), host_of_(std::move(host_of)), local_(std::move(local)) {
+    : group_(group), roster_(std::move(roster)), local_(std::move(local)) {
   std::map<int, int> numbers;              // by the family's number of a host: the group's
   std::vector<std::vector<int>> ranks_on;  // by the group's number
   for (int r = 0; r < group.size(); ++r) {
-    const int family_number = (*host_of_)[static_cast<std::size_t>(group.world(r))];
+    const int family_number = roster_->host_of[static_cast<std::size_t>(group.world(r))];
     const auto [at, fresh] = numbers.emplace(family_number, static_cast<int>(ranks_on.size()));
     if (fresh) ranks_on.emplace_back();
     std::vector<int>& there = ranks_on[static_cast<std::size_t>(at->second)];
@@ -63,8 +57,10 @@ Hosts::Hosts(const mpi::Channel& group, std::shared_ptr<const std::vector<int>> 
   }
   const int me = group.rank;
   const auto my_place = static_cast<std::size_t>(place(me));
-  for (int r : ranks_on[static_cast<std::size_t>(host(me))]) here_.push_back(group.world(r));
-  const std::size_t per_host = here_.size();
+  const std::vector<int>& here = ranks_on[static_cast<std::size_t>(host(me))];
+  const std::size_t per_host = here.size();
+  for (int r : here)
+    if (r != me) neighbours_.push_back(group.world(r));
   check(static_cast<int>(per_host) == local_->size() && place(me) == local_->rank(), "a host of ",
         per_host, " ranks, of which ", local_->size(), " share memory");
   regular_ = ranks_on.size() > 1 && per_host > 1 &&
@@ -79,7 +75,7 @@ Hosts::Hosts(const mpi::Channel& group, std::shared_ptr<const std::vector<int>> 
 
 std::unique_ptr<Hosts> Hosts::among(const mpi::Channel& group,
                                     std::unique_ptr<Communicator> local) const {
-  return std::make_unique<Hosts>(group, host_of_, std::move(local));
+  return std::make_unique<Hosts>(group, roster_, std::move(local));
 }
 
 std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& collective) {
@@ -102,27 +98,12 @@ std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& c
   }
 }
 
-std::vector<int> Hosts::my_neighbours() const {
-  std::vector<int> others = here_;
-  std::erase(others, group_.world(group_.rank));
-  return others;
-}
-
-template <class Call>
-auto Hosts::renamed(Call&& call) {
-  try {
-    return call();
-  } catch (const Error& error) {
-    throw Error(error.kind(), with_world_ranks(error.what(), here_));
-  }
-}
-
 Work Hosts::submit(const Collective& collective) {
-  return renamed([&] { return local_->submit(collective); });
+  return with_world_ranks(*roster_, [&] { return local_->submit(collective); });
 }
 
 bool Hosts::done(Work work) {
-  return renamed([&] { return local_->done(work); });
+  return with_world_ranks(*roster_, [&] { return local_->done(work); });
 }
 
 }  // namespace ngd::comm::hierarchical

@@ -11,16 +11,27 @@
 #include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "comm/communicator.hpp"
 #include "comm/mpi/channel.hpp"
 #include "comm/mpi/transfer.hpp"
 
 namespace ngd::comm::hierarchical {
 
+// Who the ranks of the family are: the host of each, and, by their numbers in the shared memory of
+// my host, those that are here.
+struct Roster {
+  std::vector<int> host_of;
+  std::vector<int> here;
+};
+
+// "rank 1" of shared memory's messages becomes that rank's number in the world.
+std::string renumbered(const std::string& text, const Roster& roster);
+
 class Hosts {
  public:
-  // host_of: of every rank of the family. local: the ranks of my host, in the order of the group's.
-  Hosts(const mpi::Channel& group, std::shared_ptr<const std::vector<int>> host_of,
+  // local: the ranks of my host, in the order of the group's.
+  Hosts(const mpi::Channel& group, std::shared_ptr<const Roster> roster,
         std::unique_ptr<Communicator> local);
 
   // The hosts of a smaller group.
@@ -29,6 +40,7 @@ class Hosts {
 
   bool regular() const noexcept { return regular_; }
   Communicator& local() noexcept { return *local_; }
+  const std::shared_ptr<const Roster>& roster() const noexcept { return roster_; }
 
   // A transfer by way of the hosts; null where this collective has none.
   std::unique_ptr<mpi::Transfer> make_transfer(int tag, const Collective& collective);
@@ -42,7 +54,7 @@ class Hosts {
   // The host of a rank of the group, and its place there.
   int host(int rank) const noexcept { return host_[static_cast<std::size_t>(rank)]; }
   int place(int rank) const noexcept { return place_[static_cast<std::size_t>(rank)]; }
-  std::vector<int> my_neighbours() const;  // world ranks
+  const std::vector<int>& neighbours() const noexcept { return neighbours_; }  // world ranks
 
   // Every rank of a host must submit the same sequence to its local communicator. A transfer takes
   // a ticket when it begins, which is in the same order on all ranks, and submits in its turn.
@@ -55,15 +67,12 @@ class Hosts {
   bool done(Work work);
 
  private:
-  template <class Call>
-  auto renamed(Call&& call);
-
   mpi::Channel group_;
-  std::shared_ptr<const std::vector<int>> host_of_;
+  std::shared_ptr<const Roster> roster_;
   std::unique_ptr<Communicator> local_;
   std::vector<int> host_;
   std::vector<int> place_;
-  std::vector<int> here_;  // by local rank: its world rank
+  std::vector<int> neighbours_;  // world ranks
   mpi::Channel counterparts_;
   bool regular_ = false;
   bool in_blocks_ = false;  // the ranks of a host follow one another
@@ -74,5 +83,15 @@ class Hosts {
 // What this process calls its host: NGD_HOST; or where the kernel was booted and the network
 // namespace, beyond which its abstract sockets are not seen.
 std::string host_name();
+
+// Calls what may throw such a message.
+template <class Call>
+auto with_world_ranks(const Roster& roster, Call&& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    throw Error(error.kind(), renumbered(error.what(), roster));
+  }
+}
 
 }  // namespace ngd::comm::hierarchical

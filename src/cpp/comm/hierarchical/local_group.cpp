@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "comm/mpi/backoff.hpp"
@@ -12,25 +13,39 @@ namespace ngd::comm::hierarchical {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-LocalGroup::LocalGroup(std::shared_ptr<mpi::Family> family, std::unique_ptr<Communicator> inner)
-    : family_(std::move(family)), inner_(std::move(inner)) {
+namespace {
+
+constexpr double kForEver = std::numeric_limits<double>::infinity();
+constexpr double kShort = 1e-3;  // for a last look, by which shared memory says who is late
+
+}  // namespace
+
+LocalGroup::LocalGroup(std::shared_ptr<mpi::Family> family, std::shared_ptr<const Roster> roster,
+                       std::unique_ptr<Communicator> inner)
+    : family_(std::move(family)), roster_(std::move(roster)), inner_(std::move(inner)) {
   inner_->set_interrupt([this] { return interrupted(); });
   const std::lock_guard lock(family_->mutex());
   family_->add(*this);
 }
 
-void LocalGroup::rethrow() {
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+// In a forked child nobody holds the lock; the inner group says what is wrong there.
+template <class Call>
+auto LocalGroup::locked(Call&& call) {
+  std::unique_lock lock(family_->mutex(), std::defer_lock);
+  if (!family_->in_child()) lock.lock();
+  return with_world_ranks(*roster_, [&] {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    return call();
+  });
 }
 
 Work LocalGroup::submit(const Collective& collective) {
-  if (family_->in_child()) return inner_->submit(collective);  // which says what is wrong
-  const std::lock_guard lock(family_->mutex());
-  rethrow();
-  const Work work = inner_->submit(collective);
-  in_flight_.push_back(work);
-  family_->submitted();
-  return work;
+  return locked([&] {
+    const Work work = inner_->submit(collective);
+    in_flight_.push_back(work);
+    family_->submitted();
+    return work;
+  });
 }
 
 bool LocalGroup::progress() noexcept {
@@ -46,52 +61,48 @@ bool LocalGroup::progress() noexcept {
 // True when the work is done. Returns early once nothing else in the family needs to be moved: then
 // shared memory's own way of waiting is the better one.
 bool LocalGroup::await(Work work, double seconds) {
+  if (family_->in_child()) return false;
   const mpi::Family::Waiting waiting(*family_);
   mpi::Backoff backoff(local_size());
   const auto start = Clock::now();
-  while (true) {
-    {
-      const std::lock_guard lock(family_->mutex());
+  bool alone = false;
+  while (!alone) {
+    const bool done = locked([&] {
       family_->progress();
-      rethrow();
-      if (inner_->done(work)) return true;
-      if (!family_->in_flight_beside(*this)) return false;
-    }
+      alone = !family_->in_flight_beside(*this);
+      return inner_->done(work);
+    });
+    if (done) return true;
     if (Seconds(Clock::now() - start).count() >= seconds) return false;
     backoff.pause();
   }
+  return false;
 }
 
 void LocalGroup::wait(Work work, double timeout_seconds) {
-  if (family_->in_child()) return inner_->wait(work, timeout_seconds);
   const auto start = Clock::now();
-  if (await(work, timeout_seconds == 0 ? 1e18 : timeout_seconds)) return;
-  const double spent = Seconds(Clock::now() - start).count();
-  const double left = timeout_seconds == 0 ? 0 : std::max(timeout_seconds - spent, 1e-3);
-  const std::lock_guard lock(family_->mutex());
-  inner_->wait(work, left);
+  if (await(work, timeout_seconds == 0 ? kForEver : timeout_seconds)) return;
+  const bool late = timeout_seconds > 0 && Seconds(Clock::now() - start).count() >= timeout_seconds;
+  locked([&] { inner_->wait(work, late ? kShort : timeout_seconds); });
 }
 
 bool LocalGroup::wait_for(Work work, double seconds) {
-  if (family_->in_child()) return inner_->wait_for(work, seconds);
   const auto start = Clock::now();
   if (await(work, seconds)) return true;
   const double left = std::max(0.0, seconds - Seconds(Clock::now() - start).count());
-  const std::lock_guard lock(family_->mutex());
-  return inner_->wait_for(work, left);
+  return locked([&] { return inner_->wait_for(work, left); });
 }
 
 std::unique_ptr<Communicator> LocalGroup::split(int color, int key) {
-  std::unique_ptr<Communicator> child = inner_->split(color, key);
+  std::unique_ptr<Communicator> child = locked([&] { return inner_->split(color, key); });
   if (!child) return nullptr;
-  return std::make_unique<LocalGroup>(family_, std::move(child));
+  return std::make_unique<LocalGroup>(family_, roster_, std::move(child));
 }
 
 std::vector<CallStats> LocalGroup::stats() const { return inner_->stats(); }
 
 SharedBlock LocalGroup::allocate(std::size_t bytes) {
-  const std::lock_guard lock(family_->mutex());
-  return inner_->allocate(bytes);
+  return locked([&] { return inner_->allocate(bytes); });
 }
 
 void LocalGroup::release(SharedBlock block) noexcept {

@@ -10,13 +10,15 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "comm/hierarchical/hosts.hpp"
 #include "comm/mpi/family.hpp"
 
 namespace ngd::comm::hierarchical {
 
 class LocalGroup final : public Communicator, private mpi::Member {
  public:
-  LocalGroup(std::shared_ptr<mpi::Family> family, std::unique_ptr<Communicator> inner);
+  LocalGroup(std::shared_ptr<mpi::Family> family, std::shared_ptr<const Roster> roster,
+             std::unique_ptr<Communicator> inner);
   ~LocalGroup() override { close(); }
 
   std::string_view name() const noexcept override { return inner_->name(); }
@@ -39,9 +41,11 @@ class LocalGroup final : public Communicator, private mpi::Member {
  private:
   bool progress() noexcept override;
   bool await(Work work, double seconds);
-  void rethrow();
+  template <class Call>
+  auto locked(Call&& call);
 
   const std::shared_ptr<mpi::Family> family_;
+  const std::shared_ptr<const Roster> roster_;
   const std::unique_ptr<Communicator> inner_;
   std::deque<Work> in_flight_;
   std::exception_ptr failure_;  // found by progress(), thrown by the next call

@@ -41,28 +41,32 @@ std::vector<Card> exchange_cards(Communicator& world, double timeout_seconds) {
   return cards;
 }
 
-// By rank: the number of its host, in the order of their first ranks.
-std::vector<int> number_hosts(const std::vector<Card>& cards) {
-  std::map<std::string, int> numbers;
-  std::vector<int> host_of;
+Roster roster_of(const std::vector<Card>& cards, int rank) {
+  std::map<std::string, int> numbers;  // of hosts, in the order of their first ranks
+  Roster roster;
   for (const Card& card : cards)
-    host_of.push_back(numbers.emplace(card.host, static_cast<int>(numbers.size())).first->second);
-  return host_of;
+    roster.host_of.push_back(
+        numbers.emplace(card.host, static_cast<int>(numbers.size())).first->second);
+  for (int r = 0; r < static_cast<int>(cards.size()); ++r) {
+    const auto host = [&](int each) { return roster.host_of[static_cast<std::size_t>(each)]; };
+    if (host(r) == host(rank)) roster.here.push_back(r);
+  }
+  return roster;
 }
 
-std::unique_ptr<Communicator> meet_on_host(const std::vector<Card>& cards,
-                                           const std::vector<int>& host_of, int rank,
-                                           double timeout_seconds,
+std::unique_ptr<Communicator> meet_on_host(const std::vector<Card>& cards, const Roster& roster,
+                                           int rank, double timeout_seconds,
                                            const std::function<bool()>& interrupt) {
-  const int host = host_of[static_cast<std::size_t>(rank)];
-  const auto me = host_of.begin() + rank;
-  const auto local_rank = static_cast<int>(std::count(host_of.begin(), me, host));
-  const auto local_size = static_cast<int>(std::count(host_of.begin(), host_of.end(), host));
+  const auto me = std::find(roster.here.begin(), roster.here.end(), rank);
+  const auto local_rank = static_cast<int>(me - roster.here.begin());
+  const auto local_size = static_cast<int>(roster.here.size());
   if (local_size == 1) return make_self_communicator();
   std::string key = "hosts:";
   for (std::uint32_t word : cards.front().random) key += concat(std::hex, word, ".");
-  return make_shm_communicator(concat(key, ":", host), local_rank, local_size, timeout_seconds,
-                               interrupt);
+  key += std::to_string(roster.host_of[static_cast<std::size_t>(rank)]);
+  return with_world_ranks(roster, [&] {
+    return make_shm_communicator(key, local_rank, local_size, timeout_seconds, interrupt);
+  });
 }
 
 }  // namespace
@@ -74,11 +78,12 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(
   auto world = std::make_unique<mpi::MpiCommunicator>(std::move(family));
   world->set_interrupt(interrupt);
   std::unique_ptr<Communicator> local;
-  auto host_of = std::make_shared<std::vector<int>>();
+  std::shared_ptr<const hierarchical::Roster> roster;
   try {
     const auto cards = hierarchical::exchange_cards(*world, timeout_seconds);
-    *host_of = hierarchical::number_hosts(cards);
-    local = hierarchical::meet_on_host(cards, *host_of, world->rank(), timeout_seconds, interrupt);
+    roster =
+        std::make_shared<const hierarchical::Roster>(hierarchical::roster_of(cards, world->rank()));
+    local = hierarchical::meet_on_host(cards, *roster, world->rank(), timeout_seconds, interrupt);
   } catch (const Error& error) {
     world->abort(error.what());
     throw;
@@ -90,7 +95,7 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(
     world->close();
     return local;
   }
-  world->use(std::make_unique<hierarchical::Hosts>(world->channel(), host_of, std::move(local)));
+  world->use(std::make_unique<hierarchical::Hosts>(world->channel(), roster, std::move(local)));
   return world;
 }
 

@@ -45,7 +45,7 @@ class HostLanes : public LaneTransfer {
  public:
   std::vector<int> pending_peers() const override {
     std::vector<int> peers = LaneTransfer::pending_peers();
-    return peers.empty() ? hosts_.my_neighbours() : peers;
+    return peers.empty() ? hosts_.neighbours() : peers;
   }
 
  protected:
@@ -295,7 +295,7 @@ class HostBlocks : public Transfer {
     for (const auto* streams : {&outgoing_, &incoming_})
       for (const std::optional<Stream>& stream : *streams)
         if (stream && !stream->pending_peers().empty()) return stream->pending_peers();
-    return hosts_.my_neighbours();
+    return hosts_.neighbours();
   }
 
  protected:

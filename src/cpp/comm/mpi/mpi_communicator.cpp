@@ -520,14 +520,16 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
     family_->next_group = std::max(family_->next_group, static_cast<int>(choices[r + 2]));
   const int group = family_->next_group++;
   std::unique_ptr<Communicator> local;
-  if (hosts_) local = hosts_->local().split(color, key);
+  if (hosts_)
+    local = hierarchical::with_world_ranks(*hosts_->roster(),
+                                           [&] { return hosts_->local().split(color, key); });
   if (color < 0) return nullptr;
   Channel channel = child_channel(color, choices);
   channel.first_tag = group * kTagsPerGroup;
   if (channel.first_tag > family_->tag_limit() - kTagsPerGroup)
     fail(ErrorKind::Init, "split: this MPI has no tags for a group number ", group);
   if (local && local->size() == channel.size())
-    return std::make_unique<hierarchical::LocalGroup>(family_, std::move(local));
+    return std::make_unique<hierarchical::LocalGroup>(family_, hosts_->roster(), std::move(local));
   auto child = std::make_unique<MpiCommunicator>(family_, channel);
   if (local) child->use(hosts_->among(channel, std::move(local)));
   return child;

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every kind over MPI, and over hosts that NGD_HOST makes of this one. Every rank of an mpirun runs
+// all of these tests in the same order.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "base/error.hpp"
+#include "comm/communicator.hpp"
+#include "model.hpp"
+
+namespace ngd::comm {
+namespace {
+
+constexpr double kTimeout = 60;
+
+// Which ranks share a host.
+enum class Placement { Mpi, Pairs, RoundRobin, Uneven, OneHost };
+constexpr Placement kPlacements[] = {Placement::Mpi, Placement::Pairs, Placement::RoundRobin,
+                                     Placement::Uneven};
+
+int host_of(Placement placement, int rank, int size) {
+  switch (placement) {
+    case Placement::Pairs:
+      return rank / 2;
+    case Placement::RoundRobin:
+      return size % 2 == 0 ? rank % (size / 2) : rank;
+    case Placement::Uneven:
+      return rank == 0 ? 0 : 1;
+    default:
+      return 0;
+  }
+}
+
+int launched(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? 0 : std::atoi(value);
+}
+
+std::unique_ptr<Communicator> make(Placement placement) {
+  if (placement == Placement::Mpi) return make_mpi_communicator(-1, kTimeout);
+  const int rank = launched("OMPI_COMM_WORLD_RANK");
+  const int size = std::max(1, launched("OMPI_COMM_WORLD_SIZE"));
+  ::setenv("NGD_HOST", concat("host-", host_of(placement, rank, size)).c_str(), 1);
+  return make_hierarchical_communicator(-1, kTimeout);
+}
+
+class Hosts : public ::testing::TestWithParam<Placement> {
+ protected:
+  void SetUp() override { comm_ = make(GetParam()); }
+  void TearDown() override { comm_->close(); }
+  int rank() const { return comm_->rank(); }
+  int size() const { return comm_->size(); }
+
+  void run(Communicator& group, const Collective& call) {
+    group.wait(group.submit(call), kTimeout);
+  }
+
+  void check(Communicator& group, const Case& each, unsigned seed, bool shared) {
+    Model model(each, group.size(), seed);
+    const Bytes input = model.source(group.rank());
+    const Bytes want = model.destination(group.rank());
+    Collective call = model.collective(group.rank());
+    Bytes source = input;
+    Bytes destination(want.size() + 1, std::byte{0xee});
+    SharedBlock block;
+    if (shared) block = group.allocate(want.size() + 1);
+    call.source = source.data();
+    call.destination = shared ? block.data : destination.data();
+    run(group, call);
+    if (shared) std::memcpy(destination.data(), block.data, want.size());
+    if (shared) group.release(block);
+    destination.resize(want.size());
+    ASSERT_TRUE(destination == want) << describe(call) << " on rank " << rank();
+    ASSERT_TRUE(source == input) << "the source of " << describe(call) << " has changed";
+  }
+
+  std::unique_ptr<Communicator> comm_;
+};
+
+TEST_P(Hosts, KnowTheirPlace) {
+  const bool pairs = GetParam() == Placement::Pairs || GetParam() == Placement::RoundRobin;
+  if (pairs && size() % 2 == 0 && size() > 2) {
+    EXPECT_EQ(comm_->name(), "hierarchical");
+    EXPECT_EQ(comm_->local_size(), 2);
+    EXPECT_EQ(comm_->local_rank(),
+              GetParam() == Placement::Pairs ? rank() % 2 : rank() / (size() / 2));
+  }
+  if (GetParam() == Placement::Uneven && size() > 2) {
+    EXPECT_EQ(comm_->name(), "mpi");
+    EXPECT_EQ(comm_->local_size(), rank() == 0 ? 1 : size() - 1);
+  }
+}
+
+TEST(OneHost, IsSharedMemory) {
+  const auto group = make(Placement::OneHost);
+  EXPECT_EQ(group->name(), group->size() > 1 ? "shm" : "self");
+  group->close();
+}
+
+TEST_P(Hosts, EveryKindAndSize) {
+  unsigned seed = 0;
+  std::mt19937 random(7);
+  for (const Kind kind : kKindsHere)
+    for (const std::uint64_t count : {0, 1, 25, 700, 2049, 300'001}) {
+      for (const bool uneven : {false, true}) {
+        const bool even_only = kind == Kind::Broadcast || kind == Kind::Reduce;
+        if (uneven && even_only) continue;
+        Case each{kind, ReduceOp::Sum, DType::I32, count};
+        if (!reduces(kind)) each.op = ReduceOp::None;
+        each.root = static_cast<int>(++seed) % size();
+        if (uneven) each.counts = random_counts(size(), count, random);
+        check(*comm_, each, seed, seed % 2 == 0);
+      }
+    }
+}
+
+TEST_P(Hosts, EveryReductionInTheCanonicalOrder) {
+  const bool in_order = GetParam() == Placement::Pairs || GetParam() == Placement::Mpi;
+  unsigned seed = 100;
+  for (const DType dtype : {DType::F32, DType::BF16, DType::F64, DType::I64})
+    for (const ReduceOp op :
+         {ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Prod}) {
+      if (!in_order && is_floating(dtype) && op != ReduceOp::Min && op != ReduceOp::Max) continue;
+      if (op == ReduceOp::Mean && !is_floating(dtype)) continue;
+      for (const Kind kind : {Kind::ReduceScatter, Kind::Reduce})
+        check(*comm_, Case{kind, op, dtype, 30'000}, ++seed, false);
+    }
+}
+
+// As a reduce to each rank, whose model there is.
+TEST_P(Hosts, AllReducesInTheCanonicalOrder) {
+  const bool in_order = GetParam() == Placement::Pairs || GetParam() == Placement::Mpi;
+  unsigned seed = 1000;
+  for (const DType dtype : {DType::F32, DType::BF16, DType::F16, DType::I16})
+    for (const std::uint64_t count : {1, 5000, 65'537, 700'001, 3'000'000})
+      for (const ReduceOp op : {ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Max}) {
+        if (!in_order && is_floating(dtype) && op != ReduceOp::Max) continue;
+        if (op == ReduceOp::Mean && !is_floating(dtype)) continue;
+        if (count > 1'000'000 && (op != ReduceOp::Sum || dtype == DType::F16)) continue;
+        Case each{Kind::Reduce, op, dtype, count};
+        each.root = rank();
+        const Model model(each, size(), ++seed);
+        Bytes data = model.source(rank());
+        Collective call;
+        call.kind = Kind::AllReduce;
+        call.op = op;
+        call.dtype = dtype;
+        call.count = count;
+        call.source = call.destination = data.data();
+        run(*comm_, call);
+        ASSERT_TRUE(data == model.destination(rank())) << describe(call) << " on rank " << rank();
+      }
+}
+
+TEST_P(Hosts, ManyWorksInFlight) {
+  std::vector<std::vector<std::int32_t>> data;
+  std::vector<Work> works;
+  for (std::size_t i = 0; i < 30; ++i)
+    data.emplace_back(i % 3 == 0 ? 200'000 + i : 10 + i, rank() + static_cast<int>(i));
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    Collective call;
+    call.kind = i % 5 == 4 ? Kind::Broadcast : Kind::AllReduce;
+    call.op = i % 5 == 4 ? ReduceOp::None : ReduceOp::Sum;
+    call.dtype = DType::I32;
+    call.count = data[i].size();
+    call.root = call.kind == Kind::Broadcast ? static_cast<int>(i) % size() : 0;
+    call.source = call.destination = data[i].data();
+    works.push_back(comm_->submit(call));
+  }
+  for (std::size_t i = works.size(); i-- > 0;) comm_->wait(works[i], kTimeout);
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    const int n = size();
+    const int sum = n * static_cast<int>(i) + n * (n - 1) / 2;
+    const int want = i % 5 == 4 ? static_cast<int>(i) % n + static_cast<int>(i) : sum;
+    for (std::int32_t value : data[i]) ASSERT_EQ(value, want) << "work " << i;
+  }
+}
+
+TEST_P(Hosts, SendAndReceive) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  const int next = (rank() + 1) % size();
+  const int previous = (rank() - 1 + size()) % size();
+  for (const std::size_t count : {std::size_t{0}, std::size_t{3}, std::size_t{1'500'000}}) {
+    std::vector<std::vector<double>> out, in;
+    std::vector<Work> works;
+    for (int i = 0; i < 3; ++i) {
+      out.emplace_back(count, rank() + 0.25 * i);
+      in.emplace_back(count, -1.0);
+    }
+    for (int i = 0; i < 3; ++i) {
+      Collective call;
+      call.dtype = DType::F64;
+      call.count = count;
+      call.tag = i;
+      call.kind = Kind::Send;
+      call.root = next;
+      call.source = out[static_cast<std::size_t>(i)].data();
+      works.push_back(comm_->submit(call));
+      call.kind = Kind::Receive;
+      call.root = previous;
+      call.source = nullptr;
+      call.destination = in[static_cast<std::size_t>(i)].data();
+      works.push_back(comm_->submit(call));
+    }
+    run(*comm_, Collective{});  // stands outside of their sequence
+    for (std::size_t i = works.size(); i-- > 0;) comm_->wait(works[i], kTimeout);
+    for (int i = 0; i < 3; ++i)
+      for (double value : in[static_cast<std::size_t>(i)]) ASSERT_EQ(value, previous + 0.25 * i);
+  }
+}
+
+TEST_P(Hosts, SendAndReceiveMustAgree) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  for (const std::size_t count : {std::size_t{4}, std::size_t{1'000'000}}) {
+    std::vector<float> data(count);
+    Collective call;
+    call.dtype = DType::F32;
+    call.count = count;
+    call.kind = rank() == 0 ? Kind::Send : Kind::Receive;
+    call.root = rank() == 0 ? 1 : 0;
+    call.tag = rank() == 0 ? 5 : 6;
+    call.source = call.destination = data.data();
+    try {
+      if (rank() < 2) run(*comm_, call);
+      run(*comm_, Collective{});  // a small send is done before anybody receives it
+      ADD_FAILURE() << "rank " << rank() << " saw no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::CollectiveMismatch) << error.what();
+      EXPECT_NE(std::string(error.what()).find("tag 5"), std::string::npos) << error.what();
+    }
+    comm_->close();
+    comm_ = make(GetParam());
+  }
+}
+
+TEST_P(Hosts, UnevenAllToAllMustAgree) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  const std::vector<std::uint64_t> sent(static_cast<std::size_t>(size()), 2);
+  std::vector<std::uint64_t> received = sent;
+  if (rank() == 1) received[0] = 3;
+  std::vector<std::byte> data(100);
+  Collective call;
+  call.kind = Kind::AllToAll;
+  call.counts = sent.data();
+  call.receive_counts = received.data();
+  call.source = data.data();
+  call.destination = data.data() + 50;
+  try {
+    run(*comm_, call);
+    run(*comm_, Collective{});  // those who agree are done, and hear of it now
+    ADD_FAILURE() << "rank " << rank() << " saw no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::CollectiveMismatch) << error.what();
+  }
+}
+
+TEST_P(Hosts, SplitIntoGroups) {
+  const auto check_group = [&](Communicator* group, int color) {
+    if (group == nullptr) return;
+    unsigned seed = 100u * static_cast<unsigned>(color);
+    for (const Kind kind : kKindsHere)
+      for (const std::uint64_t count : {3, 50'000}) {
+        Case each{kind, reduces(kind) ? ReduceOp::Sum : ReduceOp::None, DType::I32, count};
+        check(*group, each, ++seed, count == 3);
+      }
+  };
+  const auto half = comm_->split(rank() % 2, -rank());
+  EXPECT_EQ(half->size(), (size() + 1 - rank() % 2) / 2);
+  EXPECT_EQ(half->rank(), half->size() - 1 - rank() / 2);  // by the keys
+  check_group(half.get(), rank() % 2);
+  const auto pair = comm_->split(rank() / 2, 0);
+  EXPECT_EQ(pair->rank(), rank() % 2);
+  check_group(pair.get(), rank() / 2);
+  const auto some = comm_->split(rank() == 0 ? -1 : 0, 0);
+  EXPECT_EQ(some == nullptr, rank() == 0);
+  check_group(some.get(), 0);
+  const auto all = comm_->split(0, 0);
+  check_group(all.get(), 0);
+  const auto quarter = half->split(half->rank() / 2, 0);
+  check_group(quarter.get(), rank() % 2);
+  for (Communicator* each : {quarter.get(), all.get(), some.get(), pair.get(), half.get()})
+    if (each != nullptr) each->close();
+}
+
+// Rank by rank, groups are waited for in another order: each wait must move the works of all.
+TEST_P(Hosts, GroupsOverlap) {
+  const auto pair = comm_->split(rank() / 2, 0);
+  const auto half = comm_->split(rank() % 2, 0);
+  Communicator* groups[] = {comm_.get(), pair.get(), half.get()};
+  for (int round = 0; round < 4; ++round) {
+    std::vector<std::vector<std::int32_t>> data;
+    std::vector<Work> works;
+    for (Communicator* group : groups) {
+      data.emplace_back(round % 2 == 0 ? 300'000 : 10, 1);
+      Collective call;
+      call.kind = Kind::AllReduce;
+      call.op = ReduceOp::Sum;
+      call.dtype = DType::I32;
+      call.count = data.back().size();
+      call.source = call.destination = data.back().data();
+      works.push_back(group->submit(call));
+    }
+    for (int i = 0; i < 3; ++i) {
+      const auto g = static_cast<std::size_t>((i + rank() + round) % 3);
+      groups[g]->wait(works[g], kTimeout);
+      for (std::int32_t value : data[g]) ASSERT_EQ(value, groups[g]->size());
+    }
+  }
+  half->close();
+  pair->close();
+}
+
+TEST_P(Hosts, WaitForTellsWhetherItIsThere) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  std::vector<std::int32_t> data(300'000, 1);
+  Collective call;
+  call.kind = Kind::AllReduce;
+  call.op = ReduceOp::Sum;
+  call.dtype = DType::I32;
+  call.count = data.size();
+  call.source = call.destination = data.data();
+  if (rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const Work work = comm_->submit(call);
+  if (rank() != 0) {
+    EXPECT_FALSE(comm_->wait_for(work, 0.05));
+  }
+  EXPECT_TRUE(comm_->wait_for(work, kTimeout));
+  EXPECT_EQ(data[7], size());
+}
+
+TEST_P(Hosts, MissingRankIsNamedByItsNumberInTheWorld) {
+  if (size() < 4) GTEST_SKIP() << "needs four ranks";
+  const auto half = comm_->split(rank() % 2, 0);
+  if (rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  if (rank() % 2 == 1) {
+    try {
+      half->wait(half->submit(Collective{}), 0.5);
+      EXPECT_EQ(rank(), 1) << "saw no error";  // the late one finds all the others there
+    } catch (const Error& error) {
+      if (rank() == 1) return;
+      EXPECT_EQ(error.kind(), ErrorKind::CollectiveTimeout) << error.what();
+      EXPECT_NE(std::string(error.what()).find("rank 1 "), std::string::npos) << error.what();
+    }
+  }
+  half->close();
+}
+
+std::string placement_name(const testing::TestParamInfo<Placement>& info) {
+  const char* names[] = {"Mpi", "Pairs", "RoundRobin", "Uneven"};
+  return names[static_cast<int>(info.param)];
+}
+INSTANTIATE_TEST_SUITE_P(Placed, Hosts, ::testing::ValuesIn(kPlacements), placement_name);
+
+}  // namespace
+}  // namespace ngd::comm
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  const int failed = RUN_ALL_TESTS();
+  ngd::comm::finalize_mpi();
+  return failed;
+}
