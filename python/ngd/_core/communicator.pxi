@@ -100,9 +100,20 @@ cdef class Communicator:
         result.communicator.get().set_interrupt(_signal_pending)
         return result
 
+    @staticmethod
+    def make_hierarchical(int fortran_handle, double timeout) -> Communicator:
+        """The same ranks, over shared memory inside a host and over MPI between hosts."""
+        cdef Communicator result = Communicator.__new__(Communicator)
+        with nogil:
+            result.communicator = make_hierarchical_communicator(
+                fortran_handle, timeout, _signal_pending
+            )
+        result.communicator.get().set_interrupt(_signal_pending)
+        return result
+
     @property
     def name(self) -> str:
-        """self, shm or mpi."""
+        """self, shm, mpi or hierarchical."""
         return _text(self.communicator.get().name())
 
     @property

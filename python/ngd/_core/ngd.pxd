@@ -166,6 +166,9 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         const string& job_key, int rank, int size, double timeout_seconds,
         cbool (*interrupt)() noexcept nogil
     ) except +ngd_raise_python_error
+    unique_ptr[CppCommunicator] make_hierarchical_communicator(
+        int fortran_handle, double timeout_seconds, cbool (*interrupt)() noexcept nogil
+    ) except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_mpi_communicator(
         int fortran_handle, double timeout_seconds
     ) except +ngd_raise_python_error
