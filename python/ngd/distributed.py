@@ -16,6 +16,7 @@ import numpy as np
 
 from . import _core, collectives, config, environment
 from .collectives import Group, Mesh
+from .collectives.group import GROUPS
 from .environment import Launch
 from .errors import InitError
 from .ir import Shape, call_site
@@ -179,6 +180,8 @@ def shutdown() -> None:
 def leave() -> None:
     """End the world, and MPI with it: after a failure MPI ends the process at once."""
     shutdown()
+    for group in list(GROUPS):
+        group.close()
     sys.stdout.flush()
     sys.stderr.flush()
     _core.finalize_mpi()
@@ -196,8 +199,9 @@ def install_hooks() -> None:
     def tell_peers(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if _world is not None and not _world.closed:
-            _world.abort("".join(traceback.format_exception(kind, error, trace)))
+        text = "".join(traceback.format_exception(kind, error, trace))
+        for group in [group for group in GROUPS if not group.closed]:
+            group.abort(text)
         previous(kind, error, trace)
 
     sys.excepthook = tell_peers

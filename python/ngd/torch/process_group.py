@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ..collectives import Group
+from ..errors import CollectiveError
 from . import works
 from .operands import (
     check,
@@ -47,12 +48,13 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     """
 
     def __init__(
-        self, group: Group, ranks: Sequence[int], timeout: timedelta, store: Any, *, owned: bool
+        self, group: Group, ranks: list[int] | None, timeout: timedelta, store: Any, *, owned: bool
     ) -> None:
         super().__init__(group.rank, group.size)
         self.group = group
         self.communicator = group.communicator
         self.ranks = ranks
+        """Their global numbers; None of the default group."""
         self.seconds = timeout.total_seconds()
         self._store = store
         self._owned = owned
@@ -94,6 +96,13 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         """The store over which the ranks met."""
         return self._store
 
+    def explained(self, error: Exception) -> Exception:
+        """The error; of a smaller group, with its ranks, which the engine counts from 0."""
+        if self.ranks is None or not isinstance(error, CollectiveError):
+            return error
+        kind: type[CollectiveError] = type(error)
+        return kind(f"{error} (in the group of the global ranks {self.ranks})")
+
     def shutdown(self) -> None:
         """Complete what is under way, and leave; ngd's own world stays as it is."""
         wait_for_all_of(self)
@@ -102,7 +111,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     def abort(self) -> None:
         """Leave at once: the peers are told."""
-        self.communicator.abort("torch.distributed aborted this process group")
+        self.group.abort("torch.distributed aborted this process group")
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long a wait may last, from now on."""
@@ -275,7 +284,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def recv(self, tensors: Any, rank: int, tag: int = 0) -> Work:
         """Receive from a rank."""
         outputs = as_list(tensors)
-        call = Call(self, "receive")
+        call = Call(self, "recv")
         for tensor in outputs:
             call.submit(None, call.receive(tensor), tensor.numel(), root=rank, tag=tag)
         return call.start(outputs)

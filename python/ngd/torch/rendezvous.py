@@ -22,13 +22,10 @@ KEY: Final = "ngd"
 def create(options: Any, _: Any = None) -> ProcessGroup:
     """Make a group of `options.group_size` ranks: what torch.distributed calls."""
     rank, size = options.group_rank, options.group_size
-    ranks = list(options.global_ranks_in_group)
-    whole = not ranks
-    world = our_world(rank, size) if whole else None
-    group = world or meet(options.store, rank, size)
-    return ProcessGroup(
-        group, ranks or range(size), options.timeout, options.store, owned=world is None
-    )
+    ranks = list(options.global_ranks_in_group) or None  # None: the default group
+    world = our_world(rank, size) if ranks is None else None
+    group = world or meet(options.store, rank, size, f"torch {options.group_id}")
+    return ProcessGroup(group, ranks, options.timeout, options.store, owned=world is None)
 
 
 def our_world(rank: int, size: int) -> Group | None:
@@ -42,10 +39,11 @@ def our_world(rank: int, size: int) -> Group | None:
     return distributed.init()
 
 
-def meet(store: Any, rank: int, size: int) -> Group:
+def meet(store: Any, rank: int, size: int, name: str) -> Group:
     """A new group of ranks of this host."""
     if rank == 0:
         store.set(KEY, secrets.token_hex(16))
-    key = "torch:" + store.get(KEY).decode()
+    key = f"torch:{store.get(KEY).decode()}"
     launch = environment.Launch("torch.distributed", rank, size, rank, size, key)
-    return Group(distributed.make_communicator(launch))
+    distributed.install_hooks()
+    return Group(distributed.make_communicator(launch), name)

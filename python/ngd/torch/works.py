@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -143,8 +143,11 @@ class Work(torch.distributed.Work):
                     if late:
                         self._give_up(seconds)
                     self._advance(SHORT_SLICE_SECONDS if short else SLICE_SECONDS)
-                except BaseException as error:
+                except Exception as error:
                     self._fail(error)
+                    return
+                except BaseException:  # Ctrl-C: it has closed the group.
+                    self._end()
                     raise
                 for work in others:
                     work._poll()
@@ -184,8 +187,8 @@ class Work(torch.distributed.Work):
             to.detach().copy_(received)
         self._end()
 
-    def _fail(self, error: BaseException) -> None:
-        self._error = error if isinstance(error, Exception) else RuntimeError(repr(error))
+    def _fail(self, error: Exception) -> None:
+        self._error = self._group.explained(error)
         self._end()
 
     def _end(self) -> None:
@@ -211,8 +214,3 @@ def wait_for_all_of(group: ProcessGroup) -> None:
             work.wait()
         except Error:
             return
-
-
-def annotate(error: Exception, ranks: Sequence[int]) -> Any:
-    """The same error, with the ranks of the group told by their global numbers."""
-    return type(error)(f"{error} (in a group: its ranks are the global {list(ranks)})")
