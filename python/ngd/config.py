@@ -30,6 +30,11 @@ def communicator() -> str:
     return name
 
 
+def host() -> str | None:
+    """NGD_HOST: what this rank's host is called; ranks of the same name share memory."""
+    return os.environ.get("NGD_HOST") or None
+
+
 def check() -> bool:
     """NGD_CHECK: verify the graph after every pass."""
     return os.environ.get("NGD_CHECK", "0") not in ("", "0")
