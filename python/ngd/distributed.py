@@ -98,7 +98,7 @@ def communicator_of(comm: Any) -> _core.Communicator:
             "ngd.init: comm: expected mpi4py and ngd to use one MPI; ngd was built against "
             f"{ours}, and mpi4py runs on {theirs}"
         )
-    return _core.Communicator.make_mpi(comm.py2f(), _core.timeout_seconds())
+    return between_hosts(comm.py2f())
 
 
 def share_cores(world: Group) -> None:
@@ -128,7 +128,7 @@ def share_cores(world: Group) -> None:
 def make_communicator(launch: Launch) -> _core.Communicator:
     """Pick among what was built: NGD_COMM, or what the mode and the hosts ask for."""
     mode, wanted = _core.build_info()["mode"], config.communicator()
-    one_host = launch.one_host
+    one_host = launch.one_host and (mode == "MLSL" or config.host() is None)
     if wanted == "auto":
         if launch.size == 1:
             wanted = "self"
@@ -138,7 +138,7 @@ def make_communicator(launch: Launch) -> _core.Communicator:
                 "NGD_DISTRIBUTED_ENABLE=OFF; build mode MLSL or OMPI"
             )
         else:
-            wanted = "shm" if one_host or mode == "MLSL" else "mpi"
+            wanted = "shm" if one_host or mode == "MLSL" else "hosts"
     if wanted == "self":
         if launch.size != 1:
             raise InitError(
@@ -146,7 +146,7 @@ def make_communicator(launch: Launch) -> _core.Communicator:
                 "makes groups of one"
             )
         return _core.Communicator.make_self()
-    if wanted == "shm" and not one_host:
+    if wanted == "shm" and not launch.one_host:
         raise InitError(
             f"ngd.init: the ranks are on several hosts ({launch.local_size} of {launch.size} on "
             "this one), and shared memory reaches one host only; build with "
@@ -159,7 +159,7 @@ def make_communicator(launch: Launch) -> _core.Communicator:
         return _core.Communicator.make_shm(
             launch.job_key or f"alone:{os.getpid()}", launch.rank, launch.size, timeout
         )
-    communicator = _core.Communicator.make_mpi(-1, timeout)
+    communicator = between_hosts(-1)
     if communicator.size != launch.size:
         raise InitError(
             f"ngd.init: {launch.launcher} started {launch.size} ranks, but MPI sees "
@@ -167,6 +167,17 @@ def make_communicator(launch: Launch) -> _core.Communicator:
             f"({_core.build_info()['mpi']})"
         )
     return communicator
+
+
+def between_hosts(fortran_handle: int) -> _core.Communicator:
+    """The ranks of an MPI communicator (-1: the world), which need not share a host.
+
+    NGD_COMM=mpi keeps them from using shared memory where they do.
+    """
+    timeout = _core.timeout_seconds()
+    if config.communicator() == "mpi":
+        return _core.Communicator.make_mpi(fortran_handle, timeout)
+    return _core.Communicator.make_hierarchical(fortran_handle, timeout)
 
 
 def shutdown() -> None:
