@@ -31,6 +31,10 @@ bool is_between_ranks(ErrorKind kind) {
          kind == ErrorKind::RankLost;
 }
 
+std::uint64_t nanoseconds(std::chrono::steady_clock::duration time) {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
+}
+
 std::string describe_program(const Header& header) {
   return header.program_hash == 0 ? "no compiled program"
                                   : concat("the program ", std::hex, header.program_hash);
@@ -53,7 +57,8 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family, Channel channel
       channel_(std::move(channel)),
       preferred_(preferred_algorithm()),
       mailbox_(channel_),
-      pairs_(channel_) {
+      statistics_(channel_.size()),
+      pairs_(channel_, statistics_) {
   const std::lock_guard lock(family_->mutex());
   family_->add(*this);
 }
@@ -103,8 +108,10 @@ Algorithm MpiCommunicator::resolve(const Collective& collective) const {
   return chosen == Algorithm::Auto ? Algorithm::Flat : chosen;
 }
 
-MpiCommunicator::Pending MpiCommunicator::prepare(const Collective& collective) const {
+MpiCommunicator::Pending MpiCommunicator::prepare(const Collective& collective) {
   Pending pending;
+  pending.stats = statistics_.entry_of(collective);
+  pending.start = Clock::now();
   pending.collective = collective;
   pending.collective.algorithm = resolve(collective);
   pending.header = header_of(pending.collective, size(), submitted_ + 1);
@@ -172,6 +179,16 @@ bool MpiCommunicator::is_complete(Work work) const {
   return place < works_.size() && works_[place].complete;
 }
 
+std::optional<Statistics::Entry> MpiCommunicator::stats_of(Work work) const {
+  if (work.sequence >= Pairs::kFirst) return pairs_.stats_of(work.sequence);
+  return works_[work.sequence - completed_ - 1].stats;
+}
+
+std::vector<CallStats> MpiCommunicator::stats() const {
+  const std::lock_guard lock(family_->mutex());
+  return statistics_.report();
+}
+
 void MpiCommunicator::wait(Work work, double timeout_seconds) {
   await(work, {timeout_seconds, kForEver}, "wait");
 }
@@ -188,6 +205,7 @@ bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
   const auto start = Clock::now();
   Backoff backoff(local_size());
   std::uint64_t seen = 0;
+  std::optional<Statistics::Entry> counted;
   auto last_move = start;
   auto next_look = start + std::chrono::milliseconds(100);
   while (true) {
@@ -195,8 +213,12 @@ bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
     {
       const std::lock_guard lock(family_->mutex());
       if (state_ == State::Open) family_->progress();
-      if (is_complete(work)) return true;
+      if (is_complete(work)) {
+        if (counted) statistics_.add_waited(*counted, nanoseconds(Clock::now() - start));
+        return true;
+      }
       require_open(call);
+      counted = stats_of(work);
       now = Clock::now();
       if (moves() != seen) {  // the deadline is that of a rank, not of a long transfer
         seen = moves();
@@ -241,12 +263,19 @@ void MpiCommunicator::advance_works() {
     if (work.complete) continue;
     if (work.received.empty() && !collect_headers(work)) break;
     work.complete = advance(work, static_cast<int>((completed_ + i) % kActive));
-    if (work.complete) ++moves_;
+    if (!work.complete) continue;
+    ++moves_;
+    count(work);
   }
   while (!works_.empty() && works_.front().complete) {
     works_.pop_front();
     ++completed_;
   }
+}
+
+void MpiCommunicator::count(const Pending& work) {
+  statistics_.add(work.stats, larger_side_bytes(work.collective, rank(), size()),
+                  nanoseconds(Clock::now() - work.start), work.last < 0 ? rank() : work.last);
 }
 
 bool MpiCommunicator::advance(Pending& work, int slot) {
@@ -296,16 +325,19 @@ void MpiCommunicator::prefer_last_words(const Pending& work) {
 // seen, before any rank's failure: it is more often the cause than the consequence.
 bool MpiCommunicator::collect_headers(Pending& work) {
   bool complete = true;
+  int missing = -1;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;
     if (mailbox_.from(peer).empty()) {
       complete = false;
+      missing = peer;
     } else if (const Header& theirs = mailbox_.from(peer).front().header;
                !agree(work.header, theirs)) {
       fail_mismatch(work, peer, theirs);
     }
   }
   if (!complete) {
+    work.last = missing;
     check_needed(work, false);
     return false;
   }

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@
 #include "comm/mpi/mailbox.hpp"
 #include "comm/mpi/pairs.hpp"
 #include "comm/mpi/transfer.hpp"
+#include "comm/stats.hpp"
 
 namespace ngd::comm::mpi {
 
@@ -50,6 +52,7 @@ class MpiCommunicator final : public Communicator, private Member {
   bool done(Work work) override { return wait_for(work, 0); }
   bool wait_for(Work work, double seconds) override;
   std::unique_ptr<Communicator> split(int color, int key) override;
+  std::vector<CallStats> stats() const override;
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   void abort(const std::string& traceback) noexcept override;
@@ -70,6 +73,9 @@ class MpiCommunicator final : public Communicator, private Member {
     std::vector<Message> received;   // by rank, once every header is here
     std::unique_ptr<Transfer> transfer;
     bool complete = false;
+    Statistics::Entry stats = 0;
+    Clock::time_point start;
+    int last = -1;  // who was missing when it was last looked at; nobody: I am the last to come
   };
   struct Limits {
     double timeout_seconds;  // of a rank; 0 = none
@@ -79,12 +85,14 @@ class MpiCommunicator final : public Communicator, private Member {
   void refuse_child(const char* call) const;
   void require_open(const char* call);
   Algorithm resolve(const Collective& collective) const;
-  Pending prepare(const Collective& collective) const;
+  Pending prepare(const Collective& collective);
   bool is_complete(Work work) const;
   bool await(Work work, Limits limits, const char* call);
 
   bool progress() noexcept override;
   void advance_works();
+  void count(const Pending& work);
+  std::optional<Statistics::Entry> stats_of(Work work) const;
   bool advance(Pending& work, int slot);
   bool collect_headers(Pending& work);
   void check_counts(const Pending& work, int peer) const;
@@ -113,6 +121,7 @@ class MpiCommunicator final : public Communicator, private Member {
   std::string failure_;
   bool failure_told_ = false;  // later calls throw GroupClosed
   Mailbox mailbox_;
+  Statistics statistics_;
   Pairs pairs_;
   std::deque<Pending> works_;
   std::uint64_t submitted_ = 0;  // sequence numbers start at 1

@@ -5,13 +5,20 @@
 
 namespace ngd::comm::mpi {
 
-Pairs::Pairs(const Channel& channel)
+Pairs::Pairs(const Channel& channel, Statistics& statistics)
     : channel_(channel),
+      statistics_(statistics),
       sends_(static_cast<std::size_t>(channel.size())),
       receives_(static_cast<std::size_t>(channel.size())) {}
 
 std::uint64_t Pairs::submit(Mailbox& mailbox, const Collective& collective) {
-  Pair pair{++last_, collective, header_of(collective, channel_.size(), 0), false, {}};
+  Pair pair{++last_,
+            collective,
+            header_of(collective, channel_.size(), 0),
+            statistics_.entry_of(collective),
+            std::chrono::steady_clock::now(),
+            false,
+            {}};
   pair.collective.program = nullptr;
   pair.collective.site = "";
   const auto peer = static_cast<std::size_t>(collective.root);
@@ -24,10 +31,19 @@ std::uint64_t Pairs::submit(Mailbox& mailbox, const Collective& collective) {
   pair.header.topic = Topic::Sent;
   const bool small = bytes <= kInlineBytes;
   mailbox.post_to(collective.root, pair.header, collective.source, small ? bytes : 0);
-  if (small) return last_;
+  if (small) {
+    count(pair);
+    return last_;
+  }
   sends_[peer].push_back(std::move(pair));
   ++pending_;
   return last_;
+}
+
+void Pairs::count(const Pair& pair) {
+  const std::chrono::nanoseconds spent = std::chrono::steady_clock::now() - pair.start;
+  statistics_.add(pair.stats, pair.collective.count * size_of(pair.collective.dtype),
+                  static_cast<std::uint64_t>(spent.count()), -1);
 }
 
 bool Pairs::advance(Mailbox& mailbox, int peer, Pair& oldest) {

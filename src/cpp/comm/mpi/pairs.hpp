@@ -5,6 +5,7 @@
 // once. Longer data follow on the pair's tag, one send at a time. The receiver compares.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "comm/collective.hpp"
 #include "comm/mpi/mailbox.hpp"
 #include "comm/mpi/transfer.hpp"
+#include "comm/stats.hpp"
 
 namespace ngd::comm::mpi {
 
@@ -23,7 +25,7 @@ class Pairs {
   // Numbers of works of this kind: above all of the common sequence.
   static constexpr std::uint64_t kFirst = std::uint64_t{1} << 63;
 
-  explicit Pairs(const Channel& channel);
+  Pairs(const Channel& channel, Statistics& statistics);
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
   // Throws CollectiveMismatch, Unreachable, and what check_not_ended(peer, header) throws.
@@ -37,6 +39,7 @@ class Pairs {
   // "send of 4 float32 to rank 1" and so on: of a work that is not complete.
   std::string describe(std::uint64_t number) const;
   int peer_of(std::uint64_t number) const;  // world rank
+  Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }
   void clear() noexcept;
 
  private:
@@ -44,6 +47,8 @@ class Pairs {
     std::uint64_t number;
     Collective collective;
     Header header;
+    Statistics::Entry stats;
+    std::chrono::steady_clock::time_point start;
     bool matched = false;  // a receive has seen its sender's header; a send has no more to learn
     std::optional<Stream> stream;
   };
@@ -53,7 +58,10 @@ class Pairs {
   bool advance(Mailbox& mailbox, int peer, Pair& oldest);
   bool match(Mailbox& mailbox, int peer, Pair& receive);
 
+  void count(const Pair& pair);
+
   const Channel& channel_;
+  Statistics& statistics_;
   std::vector<Line> sends_;
   std::vector<Line> receives_;
   std::uint64_t last_ = kFirst - 1;
@@ -68,6 +76,7 @@ void Pairs::progress(Mailbox& mailbox, Check&& check_not_ended) {
     for (std::vector<Line>* lines : {&sends_, &receives_}) {
       Line& line = (*lines)[static_cast<std::size_t>(peer)];
       while (!line.empty() && advance(mailbox, peer, line.front())) {
+        count(line.front());
         line.pop_front();
         --pending_;
         ++moves_;
