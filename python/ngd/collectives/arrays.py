@@ -20,7 +20,7 @@ def view(array: Any, where: str) -> Array:
         return np.asarray(array)
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array, where)
-    return np.asarray(array)
+    return np.asarray(memoryview(array) if isinstance(array, bytes) else array)
 
 
 def _from_dlpack(array: Any, where: str) -> Array:

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of some of the ranks, and grids of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import caught, run
+
+import ngd
+
+over = pytest.mark.parametrize("communicator", harness.communicators())
+everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
+
+
+def splits() -> None:
+    """Members, their order, collectives of every kind in them, groups of groups."""
+    world = ngd.init()
+    n, r = world.size, world.rank
+    half = world.split(r % 2, key=-r)
+    assert half is not None
+    members = sorted(range(r % 2, n, 2), reverse=True)
+    assert half.size == len(members)
+    assert members[half.rank] == r
+    assert ngd.all_gather(r, group=half).tolist() == members
+    assert ngd.all_reduce(np.full(5, r), op="sum", group=half)[0] == sum(members)
+    assert ngd.broadcast(np.full(70_000, r), half.size - 1, group=half)[-1] == members[-1]
+    nobody = world.split(None if r == 0 else 3)
+    assert (nobody is None) == (r == 0)
+    if nobody is not None:
+        assert ngd.all_gather(r, group=nobody).tolist() == list(range(1, n))
+        inner = nobody.split(0)
+        assert inner is not None
+        assert ngd.all_gather(inner.rank, group=inner).tolist() == list(range(n - 1))
+    assert ngd.all_reduce(1, op="sum") == n
+    half.close()
+    assert caught(lambda: half.barrier())["error"] == "GroupClosedError"
+    assert ngd.all_reduce(1, op="sum") == n
+    last = world.split(0)
+    assert last is not None
+    ngd.shutdown()
+    for group in (last, *([nobody, inner] if nobody is not None else [])):
+        assert group.closed
+        assert caught(lambda group=group: ngd.barrier(group))["error"] == "GroupClosedError"
+    assert ngd.all_reduce(1, op="sum") == n
+
+
+@everywhere
+def test_split(communicator: str, ranks: int) -> None:
+    run(splits, ranks, **harness.over(communicator, ranks))
+
+
+def overlapping() -> None:
+    """Works of three groups at once, waited for in different orders: no deadlock."""
+    world = ngd.init()
+    n, r = world.size, world.rank
+    rows, columns = world.split(r // 2), world.split(r % 2)
+    assert rows is not None
+    assert columns is not None
+    ranks = np.arange(n)
+    for count in (1, 50_000):
+        for _ in range(5):
+            mine = np.full(count, r)
+            works = [
+                ngd.all_reduce(mine, op="sum", group=group, async_op=True)
+                for group in (rows, world, columns)
+            ]
+            want = [ranks[ranks // 2 == r // 2], ranks, ranks[ranks % 2 == r % 2]]
+            for i in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (2, 0, 1))[r % 4]:
+                assert (works[i].wait() == want[i].sum()).all()
+
+
+@over
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_groups_overlap(communicator: str, ranks: int) -> None:
+    run(overlapping, ranks, **harness.over(communicator, ranks))
+
+
+def grid(shape: list[int]) -> dict[str, Any]:
+    world = ngd.init()
+    names = ("data", "model", "pipe")[: len(shape)]
+    mesh = ngd.make_mesh(shape, names)
+    assert mesh.shape == tuple(shape)
+    assert mesh["data"] is mesh["data"]
+    assert "data" in repr(mesh)
+    message = caught_key(mesh)
+    assert "nothing" in message
+    places = np.arange(world.size).reshape(shape)
+    assert places[mesh.coordinates] == world.rank
+    for axis, name in enumerate(names):
+        line = list(mesh.coordinates)
+        line[axis] = slice(None)
+        want = places[tuple(line)].tolist()
+        assert ngd.all_gather(world.rank, group=mesh[name]).tolist() == want
+        assert mesh[name].rank == mesh.coordinates[axis]
+    return {"names": [mesh[name].name for name in names]}
+
+
+def caught_key(mesh: ngd.Mesh) -> str:
+    with pytest.raises(KeyError) as error:
+        mesh["nothing"]
+    return str(error.value)
+
+
+@over
+@pytest.mark.parametrize(("ranks", "shape"), [(2, [2]), (4, [2, 2]), (4, [1, 4]), (4, [2, 1, 2])])
+def test_mesh(communicator: str, ranks: int, shape: list[int]) -> None:
+    arguments = {"shape": shape}
+    for outcome in run(grid, ranks, arguments=arguments, **harness.over(communicator, ranks)):
+        assert outcome.value["names"] == ["data", "model", "pipe"][: len(shape)]
+
+
+def raising() -> None:
+    world = ngd.init()
+    half = world.split(world.rank // 2)
+    ngd.barrier()
+    if world.rank == 1:
+        raise RuntimeError("the reason")
+    harness.say(str(caught(lambda: ngd.all_reduce(1, op="sum", group=half))))
+
+
+@harness.needs_ranks
+def test_a_failure_reaches_smaller_groups() -> None:
+    with harness.Job(raising, 2, **harness.over("shm", 2)) as job:
+        outcomes = job.wait(60)
+        assert "RemoteRankError" in outcomes[0].out
+        assert "the reason" in outcomes[0].out
+
+
+def counting() -> list[list[Any]]:
+    """Two call sites in two groups, rank 1 late for one of them."""
+    world = ngd.init()
+    pair = world.split(0, name="pair")
+    ones = np.ones(10, np.float32)
+    for _ in range(20):
+        if world.rank == 1:
+            time.sleep(0.005)
+        ngd.all_reduce(ones, op="sum")
+    for _ in range(3):
+        ngd.all_gather(ones, group=pair)
+    stats = ngd.comm_stats()
+    assert str(stats).splitlines()[0].split()[:3] == ["group", "op", "calls"]
+    assert len(str(stats).splitlines()) == len(stats) + 1
+    mine = [row for row in stats if "test_array_groups.py" in row.site]
+    for row in mine:
+        assert 0 <= row.waited <= row.seconds < 60
+    return [[row.group, row.op, row.calls, row.bytes, list(row.last)] for row in mine]
+
+
+@harness.needs_ranks
+def test_statistics_name_the_straggler() -> None:
+    for outcome in run(counting, 2, **harness.over("shm", 2)):
+        rows = {row[1]: row for row in outcome.value}
+        reduced, gathered = rows["all_reduce(sum)"], rows["all_gather"]
+        assert reduced[:4] == ["world", "all_reduce(sum)", 20, 800]
+        assert sum(reduced[4]) == 20
+        assert reduced[4][1] >= 15
+        assert gathered[:4] == ["pair", "all_gather", 3, 240]

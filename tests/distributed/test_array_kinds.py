@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of collective on arrays against NumPy's: shapes, dtypes, axes, destinations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import caught, run
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import ngd
+from ngd import dtype as dtypes
+
+over = pytest.mark.parametrize("communicator", harness.communicators())
+everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
+
+# The ranks must draw alike, so nothing is drawn at random and no failure is made smaller.
+alike = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=25,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+COMBINE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min}
+
+
+def array(rank: int, shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
+    """What a rank gives: small whole numbers, exact in every dtype."""
+    random = np.random.default_rng([seed, rank])
+    return random.integers(0, 9, shape).astype(dtype)
+
+
+def same(got: Any, want: Any) -> None:
+    """Equal, of one shape and dtype."""
+    assert got.shape == want.shape
+    assert got.dtype == want.dtype
+    assert got.tobytes() == np.ascontiguousarray(want).tobytes()
+
+
+def kinds() -> None:
+    world = ngd.init()
+    n, r = world.size, world.rank
+
+    @alike
+    @given(
+        rows=st.integers(0, 7),
+        rest=st.lists(st.integers(0, 5), max_size=2),
+        dtype=st.sampled_from(dtypes.NUMBERS),
+        op=st.sampled_from(sorted(COMBINE)),
+        root=st.integers(0, n - 1),
+        seed=st.integers(0, 999),
+    )
+    def check(rows: int, rest: list[int], dtype: Any, op: str, root: int, seed: int) -> None:
+        shape = (rows * n, *rest)
+        arrays = [array(k, shape, dtype, seed) for k in range(n)]
+        mine, mine_before = arrays[r], arrays[r].copy()
+        reduced = COMBINE[op](arrays, axis=0).astype(dtype)
+        block = slice(r * rows, (r + 1) * rows)
+        same(ngd.all_reduce(mine, op=op), reduced)
+        same(ngd.reduce_scatter(mine, op=op), reduced[block])
+        same(ngd.all_gather(mine), np.concatenate(arrays))
+        same(ngd.broadcast(mine, root), arrays[root])
+        same(ngd.all_to_all(mine), np.concatenate([a[block] for a in arrays]))
+        same(
+            ngd.scatter(mine if r == root else None, root, shape=(rows, *rest), dtype=dtype),
+            arrays[root][block],
+        )
+        at_root = {
+            "reduce": (ngd.reduce(mine, root, op=op), reduced),
+            "gather": (ngd.gather(mine, root), np.concatenate(arrays)),
+        }
+        for got, want in at_root.values():
+            if r == root:
+                same(got, want)
+            else:
+                assert got is None
+        same(mine, mine_before)
+
+    check()
+
+
+@everywhere
+def test_every_kind_is_numpys(communicator: str, ranks: int) -> None:
+    run(kinds, ranks, **harness.over(communicator, ranks))
+
+
+@pytest.mark.skipif(harness.MODE == "OFF", reason="built with NGD_DISTRIBUTED_ENABLE=OFF")
+def test_every_kind_with_eight_ranks() -> None:
+    run(kinds, 8, **harness.over("shm", 8))
+
+
+def uneven() -> None:
+    """Blocks of any length, none included, with and without their lengths told."""
+    world = ngd.init()
+    n, r = world.size, world.rank
+    random = np.random.default_rng(5)
+    for rest in [(), (3,), (2, 0), (50, 40)]:
+        for _ in range(4):
+            lengths = random.integers(0, 6, n)
+            arrays = [array(k, (int(lengths[k]), *rest), np.float32, 1) for k in range(n)]
+            same(ngd.all_gather_v(arrays[r]), np.concatenate(arrays))
+            same(ngd.all_gather_v(arrays[r], counts=lengths.tolist()), np.concatenate(arrays))
+            whole = np.zeros((int(lengths.sum()), *rest), np.float32)
+            begin = int(lengths[:r].sum())
+            own = whole[begin : begin + lengths[r]]
+            own[...] = arrays[r]
+            assert ngd.all_gather_v(own, out=whole) is whole
+            same(whole, np.concatenate(arrays))
+
+            table = random.integers(0, 5, (n, n))  # from row to column
+            sent = [array(k, (int(table[k].sum()), *rest), np.int16, 2) for k in range(n)]
+            blocks = [np.split(sent[k], np.cumsum(table[k])[:-1])[r] for k in range(n)]
+            same(ngd.all_to_all_v(sent[r], table[r]), np.concatenate(blocks))
+            same(ngd.all_to_all_v(sent[r], table[r], table[:, r]), np.concatenate(blocks))
+
+
+@everywhere
+def test_blocks_of_different_lengths(communicator: str, ranks: int) -> None:
+    run(uneven, ranks, **harness.over(communicator, ranks))
+
+
+def axes() -> None:
+    """Other axes than the first, strided operands, and results in place."""
+    world = ngd.init()
+    n, r = world.size, world.rank
+    arrays = [array(k, (2 * n, 3 * n, 4 * n), np.float64, 7) for k in range(n)]
+    mine, total = arrays[r], sum(arrays)
+    for axis in (0, 1, 2, -1):
+        same(ngd.all_gather(mine, axis=axis), np.concatenate(arrays, axis))
+        blocks = np.split(total, n, axis)
+        same(ngd.reduce_scatter(mine, op="sum", axis=axis), np.ascontiguousarray(blocks[r]))
+        out = np.empty_like(np.concatenate(arrays, axis))
+        assert ngd.all_gather(mine, axis=axis, out=out) is out
+        same(out, np.concatenate(arrays, axis))
+        out = np.empty(blocks[r].shape)
+        assert ngd.reduce_scatter(mine, op="sum", axis=axis, out=out) is out
+        same(out, blocks[r])
+    same(ngd.all_gather(mine.T[::2]), np.concatenate([a.T[::2] for a in arrays]))
+    same(
+        ngd.all_to_all(mine[:, ::-1]), np.concatenate([a[2 * r : 2 * r + 2, ::-1] for a in arrays])
+    )
+    swapped = mine.astype(mine.dtype.newbyteorder())
+    same(ngd.all_gather(swapped), np.concatenate(arrays))
+
+    whole = np.zeros((2 * n * n, 3))
+    own = whole[2 * n * r : 2 * n * (r + 1)]
+    own[...] = r
+    assert ngd.all_gather(own, out=whole) is whole
+    assert (whole == np.repeat(np.arange(n), 2 * n)[:, None]).all()
+    held = mine.copy()
+    part = held[2 * r : 2 * r + 2]
+    assert ngd.reduce_scatter(held, op="sum", out=part) is part
+    same(part, total[2 * r : 2 * r + 2])
+    held = mine.copy()
+    for root in range(n):
+        assert (ngd.reduce(held, root, op="sum", out=held) is held) == (root == r)
+        held[...] = mine
+    assert ngd.all_gather(r).tolist() == list(range(n))
+    assert ngd.all_gather([r, r]).tolist() == sorted([*range(n)] * 2)
+
+
+@everywhere
+def test_axes_strides_and_results_in_place(communicator: str, ranks: int) -> None:
+    run(axes, ranks, **harness.over(communicator, ranks))
+
+
+def ring() -> None:
+    """Every rank sends to the next, and receives from the one before, of any size."""
+    world = ngd.init()
+    n, r = world.size, world.rank
+    after, before = (r + 1) % n, (r - 1) % n
+    for count in (0, 1, 3000, 400_000):
+        mine = array(r, (count,), np.float32, 3)
+        want = array(before, (count,), np.float32, 3)
+        sending = ngd.send(mine, after, tag=4, async_op=True)
+        same(ngd.recv(before, tag=4, shape=count, dtype=np.float32), want)
+        assert sending.wait() is None
+        out = np.empty(count, np.float32)
+        if r % 2:
+            assert ngd.recv(before, out=out) is out
+            ngd.send(mine, after)
+        else:
+            coming = ngd.recv(before, out=out, async_op=True)
+            ngd.send(mine, after)
+            assert coming.wait() is out
+        same(out, want)
+    ngd.barrier()
+
+
+@over
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_send_and_recv(communicator: str, ranks: int) -> None:
+    run(ring, ranks, **harness.over(communicator, ranks))
+
+
+def refusals() -> list[str]:
+    """A refusal comes before anything is sent, names the call, and leaves the group open."""
+    world = ngd.init()
+    n, r = world.size, world.rank
+    odd, even = np.ones(2 * n + 1), np.ones(2 * n)
+    frozen = np.empty(2 * n)
+    frozen.flags.writeable = False
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("reduce_scatter: expected a size", lambda: ngd.reduce_scatter(odd, op="sum")),
+        ("reduce_scatter: expected op", lambda: ngd.reduce_scatter(even, op="xor")),
+        ("reduce_scatter: axis", lambda: ngd.reduce_scatter(even, op="sum", axis=1)),
+        ("reduce_scatter: out", lambda: ngd.reduce_scatter(even, op="sum", out=np.empty(3))),
+        ("reduce_scatter: out", lambda: ngd.reduce_scatter(even, op="sum", out=even[1:3])),
+        ("all_gather: axis", lambda: ngd.all_gather(even, axis=-2)),
+        ("all_gather: out", lambda: ngd.all_gather(even, out=even)),
+        ("all_gather_v: counts", lambda: ngd.all_gather_v(even, counts=[1] * n)),
+        ("all_gather_v: counts", lambda: ngd.all_gather_v(even, counts=[2.0 * n] * n)),
+        ("all_gather_v: counts", lambda: ngd.all_gather_v(even, counts=[2 * n] * (n + 1))),
+        ("all_to_all: expected", lambda: ngd.all_to_all(odd)),
+        ("all_to_all: out", lambda: ngd.all_to_all(even, out=even)),
+        ("all_to_all: out", lambda: ngd.all_to_all(even, out=frozen)),
+        ("all_to_all_v: send_counts", lambda: ngd.all_to_all_v(even, [1] * n)),
+        ("all_to_all_v: send_counts", lambda: ngd.all_to_all_v(even, [-1] * n)),
+        ("all_to_all_v: receive_counts", lambda: ngd.all_to_all_v(even, [2] * n, [])),
+        ("broadcast of 4 float64", lambda: ngd.broadcast(even, n)),
+        ("reduce: expected root", lambda: ngd.reduce(even, -1, op="sum")),
+        ("gather: expected root", lambda: ngd.gather(even, n)),
+        ("scatter: expected root", lambda: ngd.scatter(even, n)),
+        ("scatter: expected a size", lambda: ngd.scatter(odd)),
+        ("scatter: expected", lambda: ngd.scatter(None, r)),
+        ("scatter: expected", lambda: ngd.scatter(None, (r + 1) % n, shape=2)),
+        ("scatter: expected a dtype", lambda: ngd.scatter(None, (r + 1) % n, shape=2, dtype="c8")),
+        ("send: to", lambda: ngd.send(even, r)),
+        ("send: to", lambda: ngd.send(even, n)),
+        ("recv: source", lambda: ngd.recv(r, out=even)),
+        ("recv: expected", lambda: ngd.recv((r + 1) % n)),
+        ("recv: out", lambda: ngd.recv((r + 1) % n, out=frozen)),
+        ("recv: out", lambda: ngd.recv((r + 1) % n, out=[1.0])),
+        ("all_reduce: expected a dtype", lambda: ngd.all_reduce(np.ones(2, complex), op="sum")),
+        ("all_reduce: out", lambda: ngd.all_reduce(even[1:], op="sum", out=even[:-1])),
+        ("all_reduce: out", lambda: ngd.all_reduce([even, odd], op="sum", out=[even])),
+        ("all_reduce: out", lambda: ngd.all_reduce([even, odd], op="sum", out=[even, even])),
+        ("all_reduce: compression", lambda: ngd.all_reduce(even, op="sum", compression="zip")),
+        ("all_reduce: compression", lambda: ngd.all_reduce(even, op="sum", compression="bf16")),
+        ("all_reduce: ngd.TopK", lambda: ngd.all_reduce(even, op="max", compression=ngd.TopK(1))),
+        (
+            "all_reduce: weight",
+            lambda: ngd.all_reduce(even, op="mean", weight=1, compression=ngd.TopK(1)),
+        ),
+        ("split: expected a color", lambda: world.split(-1)),
+        ("make_mesh: expected lengths", lambda: ngd.make_mesh((n, 2), ("a", "b"))),
+        ("make_mesh: expected a name", lambda: ngd.make_mesh((n,), ("a", "b"))),
+        ("make_mesh: expected a name", lambda: ngd.make_mesh((n, 1), ("a", "a"))),
+    ]
+    for begins, call in calls:
+        error = caught(call)
+        assert error["message"].startswith(begins), (begins, error)
+    assert ngd.all_reduce(1, op="sum") == n
+    return [begins for begins, _ in calls]
+
+
+@over
+def test_refusals_name_the_call_and_leave_the_group_open(communicator: str) -> None:
+    run(refusals, 2, **harness.over(communicator, 2))
+
+
+def beside_mpi4py() -> None:
+    """mpi4py's word for it, where ngd runs in its communicator."""
+    from mpi4py import MPI
+
+    half = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2, -MPI.COMM_WORLD.rank)
+    world = ngd.init(comm=half)
+    assert (world.rank, world.size) == (half.rank, half.size)
+    assert "comm" in caught(lambda: ngd.init(comm=MPI.COMM_WORLD))["message"]
+    mine = np.arange(6.0) * (MPI.COMM_WORLD.rank + 1)
+    theirs = np.empty_like(mine)
+    half.Allreduce(mine, theirs, MPI.SUM)
+    same(ngd.all_reduce(mine, op="sum"), theirs)
+    gathered = np.empty((half.size, 6))
+    half.Allgather(mine, gathered)
+    same(ngd.all_gather(mine[None]), gathered)
+    exchanged = np.empty_like(mine)
+    half.Alltoall(mine, exchanged)
+    same(ngd.all_to_all(mine), exchanged)
+    ngd.shutdown()
+
+
+@pytest.mark.skipif(
+    harness.MODE != "OMPI" or not harness.HAS_OPEN_MPI,
+    reason="needs mode OMPI and Open MPI's mpirun",
+)
+def test_a_communicator_of_mpi4py() -> None:
+    pytest.importorskip("mpi4py")
+    run(beside_mpi4py, 4, launcher="mpirun")
+
+
+@pytest.mark.skipif(harness.MODE == "OMPI", reason="built with MPI")
+def test_a_communicator_of_mpi4py_needs_mpi() -> None:
+    error = caught(lambda: ngd.init(comm=object()))
+    assert error["error"] == "InitError"
+    assert "NGD_DISTRIBUTED_ENABLE=OMPI" in error["message"]

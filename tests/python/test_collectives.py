@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of one rank: what counts as an array, call sites, tables. No launcher, no peers."""
+
+from __future__ import annotations
+
+import array
+import gc
+import inspect
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import ngd
+from ngd.collectives import CallStats, CommStats, compare_ranks
+from ngd.distributed import alone
+
+
+class Exporter:
+    """Memory that only DLPack shows."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self.data.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self.data.__dlpack_device__()
+
+
+class Refusing(Exporter):
+    """Memory elsewhere."""
+
+    def __dlpack__(self, **how: Any) -> Any:
+        raise BufferError("on another device")
+
+
+def test_dlpack_is_read_and_written_in_place() -> None:
+    data = np.arange(4.0)
+    given = Exporter(data)
+    assert ngd.all_reduce(given, op="sum", group=alone()).tolist() == [0, 1, 2, 3]
+    assert ngd.all_reduce(np.full(4, 7.0), op="sum", out=given, group=alone()) is given
+    assert data.tolist() == [7] * 4
+    assert ngd.all_reduce([given, data], op="sum", group=alone())[0].tolist() == [7] * 4
+    with pytest.raises(
+        TypeError, match=r"all_gather: expected an array in the CPU's memory.*Refus"
+    ):
+        ngd.all_gather(Refusing(data), group=alone())
+
+
+def test_the_buffer_protocol_is_read_and_written_in_place() -> None:
+    data = array.array("f", [1, 2, 3])
+    assert ngd.all_gather(data, group=alone()).dtype == np.float32
+    assert ngd.all_gather(np.float32([4, 5, 6]), out=data, group=alone()) is data
+    assert data.tolist() == [4, 5, 6]
+    assert ngd.broadcast(memoryview(b"xyz"), group=alone()).tobytes() == b"xyz"
+    with pytest.raises(ngd.errors.ShapeError, match=r"broadcast: out: .*read-only"):
+        ngd.broadcast(b"xyz", out=b"abc", group=alone())
+
+
+def test_pytorchs_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        given = torch.arange(6).reshape(2, 3).to(dtype)
+        result = ngd.all_reduce(given, op="sum", group=alone())
+        assert result.dtype == (
+            ml_dtypes.bfloat16 if dtype == torch.bfloat16 else given.numpy().dtype
+        )
+        assert result.tolist() == given.tolist()
+        out = torch.zeros_like(given)
+        assert ngd.all_reduce(given, op="sum", out=out, group=alone()) is out
+        assert torch.equal(out, given)
+    with pytest.raises(TypeError, match="detach"):
+        ngd.all_reduce(torch.ones(3, requires_grad=True), op="sum", group=alone())
+
+
+@pytest.mark.parametrize("dtype", [d for d in ngd.dtype.ALL if d != ngd.bool_])
+def test_every_dtype_takes_the_quick_way(dtype: Any) -> None:
+    given, out = np.arange(6).astype(dtype), np.empty(6, dtype)
+
+    def quick(array: Any, op: Any, out: Any) -> Any:
+        return alone().quick_all_reduce(array, op, out)
+
+    assert quick(given, "sum", out) is out
+    assert (out == given).all()
+    result = quick(given.reshape(2, 3), "max", None)
+    assert (result.shape, result.dtype) == ((2, 3), given.dtype)
+    assert (result.ravel() == given).all()
+    assert quick(given, "sum", given) is given
+
+
+def test_what_is_not_plain_goes_the_other_way() -> None:
+    def quick(array: Any, op: Any, out: Any) -> Any:
+        return alone().quick_all_reduce(array, op, out)
+
+    plain = np.arange(6.0)
+    read_only = plain.copy()
+    read_only.flags.writeable = False
+    misaligned = np.frombuffer(b"\0" * 49, np.uint8)[1:].view(np.float64)
+    for given in (
+        plain[::2],
+        plain.reshape(2, 3).T,
+        plain.astype(">f8"),
+        plain.astype(complex),
+        plain.view(np.ma.MaskedArray),
+        misaligned,
+        [1.0],
+        3,
+    ):
+        assert quick(given, "sum", None) is None
+    for op in ("xor", None, 3, ["sum"]):
+        assert quick(plain, op, None) is None
+    for out in (read_only, plain[::2], plain[:5], plain.reshape(2, 3), plain.astype("f4"), [0.0]):
+        assert quick(plain, "sum", out) is None
+    both = np.arange(12.0)
+    assert quick(both[:6], "sum", both[1:7]) is None
+    assert quick(both[:6], "sum", both[6:]) is not None
+    assert quick(read_only, "sum", None).tolist() == plain.tolist()
+    assert ngd.all_reduce(misaligned, op="sum", group=alone()).tolist() == [0.0] * 6
+
+
+def test_the_quick_way_leaks_nothing() -> None:
+    given, out = np.ones(3), np.empty(3)
+    code = compile("call()", "quick", "exec")
+
+    def call() -> None:
+        ngd.all_reduce(given, op="sum", out=out, group=alone())
+        ngd.all_reduce(given, op="sum", group=alone())
+
+    def counts() -> list[int]:
+        gc.collect()
+        return [sys.getrefcount(x) for x in (given, out, code, np.dtype(float), "sum", call)]
+
+    exec(code, {"call": call})
+    before = counts()
+    for _ in range(50):
+        exec(code, {"call": call})
+    assert counts() == before
+
+
+def test_a_dropped_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: said.append(str(args.exc_value)))
+    work = ngd.all_gather(np.ones(3), async_op=True, group=alone())
+    del work
+    gc.collect()
+    assert said == ["all_gather: this ngd.Work was dropped without wait()"]
+    ngd.all_gather(np.ones(3), async_op=True, group=alone()).wait()
+    gc.collect()
+    assert len(said) == 1
+
+
+def test_functions_and_methods_take_the_same() -> None:
+    for name in (
+        *("all_reduce", "reduce_scatter", "all_gather", "all_gather_v", "broadcast", "reduce"),
+        *("gather", "scatter", "all_to_all", "all_to_all_v", "send", "recv", "barrier"),
+    ):
+        function = dict(inspect.signature(getattr(ngd, name)).parameters)
+        method = dict(inspect.signature(getattr(ngd.Group, name)).parameters)
+        assert function.pop("group").default is None
+        assert method.pop("site").default is None
+        del method["self"]
+        assert list(function.items()) == list(method.items()), name
+        assert getattr(ngd, name).__doc__
+
+
+def test_the_table_of_statistics() -> None:
+    rows = [
+        CallStats("world", "all_reduce(sum)", "a.py:3", 10, 2_000_000, 0.5, 0.25, (0, 9, 1)),
+        CallStats("data", "barrier", "b.py:77", 1, 0, 0.001, 0.0, (0, 0, 0)),
+    ]
+    lines = str(CommStats(rows)).splitlines()
+    assert lines[1].split() == [
+        *("world", "all_reduce(sum)", "10", "2.000", "500.000", "250.000", "1:9", "2:1", "a.py:3")
+    ]
+    assert lines[2].split() == ["data", "barrier", "1", "0.000", "1.000", "0.000", "b.py:77"]
+    assert (
+        len({line.index(end) for line, end in zip(lines[1:], ("a.py", "b.py"), strict=True)}) == 1
+    )
+
+
+def test_one_rank_agrees_with_itself() -> None:
+    text = "all_reduce f32[3] at a.py:1\nbroadcast f32[] at b.py:2"
+    assert compare_ranks(alone(), text, "here") == "all 1 ranks agree: 2 collectives"
+    assert compare_ranks(alone(), "", "here") == "all 1 ranks agree: 0 collectives"
+
+
+def test_ratios_of_top_k() -> None:
+    for ratio in (0, -1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="TopK: expected a ratio"):
+            ngd.TopK(ratio)
