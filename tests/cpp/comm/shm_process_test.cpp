@@ -106,10 +106,21 @@ void expect_success(std::vector<Child>& children) {
   }
 }
 
-// One of everything: inline, direct, staged, ring, broadcast.
+// A call of `kind` on blocks of `own`, which holds as many elements as the larger side has.
+Collective call_of(Kind kind, float* source, float* destination, std::size_t count, int size) {
+  Collective call = all_reduce(ReduceOp::Mean, DType::F32, source, destination, count);
+  call.kind = kind;
+  if (!reduces(kind)) call.op = ReduceOp::None;
+  if (has_blocks(kind)) call.count = count / static_cast<std::size_t>(size);
+  call.root = size - 1;
+  return call;
+}
+
+// One of everything: inline, direct, staged, ring, all kinds from both lanes, a ring of sends.
 void mixed_round(Communicator& group, const SharedBlock& block, std::vector<float>& own) {
   auto* shared = static_cast<float*>(block.data);
   const std::size_t count = own.size();
+  std::vector<float> other(count);
   std::vector<Collective> works;
   float tiny = 1;
   works.push_back(all_reduce(ReduceOp::Sum, DType::F32, &tiny, &tiny, 1));
@@ -118,9 +129,20 @@ void mixed_round(Communicator& group, const SharedBlock& block, std::vector<floa
   works.push_back(works.back());
   works.back().algorithm = Algorithm::Ring;
   works.push_back(broadcast(DType::F32, own.data(), own.data(), count, group.size() - 1));
+  for (const Kind kind : {Kind::ReduceScatter, Kind::AllGather, Kind::Reduce, Kind::Gather,
+                          Kind::Scatter, Kind::AllToAll})
+    for (float* source : {own.data(), shared})
+      works.push_back(call_of(kind, source, other.data(), count, group.size()));
   works.push_back(barrier());
   for (const Collective& each : works) group.wait(group.submit(each), kSeconds);
   if (tiny != static_cast<float>(group.size())) throw std::runtime_error("wrong sum");
+  Collective send = call_of(Kind::Send, own.data(), nullptr, count, group.size());
+  Collective receive = call_of(Kind::Receive, nullptr, other.data(), count, group.size());
+  send.root = (group.rank() + 1) % group.size();
+  receive.root = (group.rank() + group.size() - 1) % group.size();
+  const Work sent = group.submit(send), received = group.submit(receive);
+  group.wait(sent, kSeconds);
+  group.wait(received, kSeconds);
 }
 
 void fill(const SharedBlock& block, std::vector<float>& own, int rank) {
@@ -130,7 +152,7 @@ void fill(const SharedBlock& block, std::vector<float>& own, int rank) {
 
 constexpr std::size_t kCount = 300'000;
 
-TEST(Processes, ReduceAndBroadcast) {
+TEST(Processes, DoEverything) {
   for (const int size : {2, 3, 4}) {
     auto children = start_ranks(size, [](Communicator& group) {
       std::vector<float> own(kCount);
@@ -168,6 +190,31 @@ TEST(Death, IsNoticedByAllAtOnceWhereverItStrikes) {
       ASSERT_EQ(outcome.kind, ErrorKind::RankLost) << outcome.message;
       EXPECT_NE(outcome.message.find("rank " + std::to_string(victim) + " "), std::string::npos)
           << outcome.message;
+    }
+    EXPECT_LT(seconds_since(start), 1);
+  }
+}
+
+TEST(Death, InAGroupIsNoticedByTheGroupAndThenByAll) {
+  std::mt19937 random(8);
+  for (int repeat = 0; repeat < 6; ++repeat) {
+    auto children = start_ranks(4, [](Communicator& world) {
+      std::vector<float> own(kCount);
+      const SharedBlock block = world.allocate(kCount * sizeof(float));
+      fill(block, own, world.rank());
+      const auto group = world.split(world.rank() / 2, 0);
+      for (int i = 0; i < 1000; ++i) {
+        mixed_round(*group, block, own);
+        if (i % 10 == 9) world.wait(world.submit(barrier()), kSeconds);
+      }
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(60'000 + random() % 60'000));
+    const auto start = Clock::now();
+    children[2].kill();
+    for (const std::size_t r : {0, 1, 3}) {
+      const Outcome outcome = children[r].outcome();
+      ASSERT_EQ(outcome.kind, ErrorKind::RankLost) << outcome.message;
+      EXPECT_NE(outcome.message.find("rank 2 "), std::string::npos) << outcome.message;
     }
     EXPECT_LT(seconds_since(start), 1);
   }
