@@ -29,7 +29,8 @@ from typing import Any, Final
 import numpy as np
 
 from . import binding, config, environment, launch
-from .distributed import Group, available_cores, build_info, init, thread_count
+from .collectives import Group
+from .distributed import available_cores, build_info, init, thread_count
 from .errors import Error, InitError
 
 SELF_TEST_SECONDS: Final = 60.0
