@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -286,7 +286,7 @@ def opened(groups: Sequence[Ranks]) -> list[Group]:
 
 
 class Conversation:
-    """A step's collectives on arrays, one after the other: the INTERPRETER's."""
+    """A step's collectives on arrays: the INTERPRETER's."""
 
     def __init__(self, graph: Graph, group: Group) -> None:
         self.rank, self.size = group.rank, group.size
@@ -303,10 +303,9 @@ class Conversation:
             _core.Sequence(*sequence) if sequence[1] else None
             for sequence in self.ordering.sequences()
         ]
-        self.sent: list[tuple[Group, int, Array]] = []
 
-    def collective(self, node: Node, operand: Array) -> Array:
-        """Start one and wait for it; a send goes on until `finish`."""
+    def start(self, node: Node, operand: Array) -> Callable[[], Array]:
+        """Start one; what is returned waits for its result."""
         number = self.ordering.number(node.attrs.get("group"))
         group, kind, attrs = self.groups[number], kind_of(node), submission(node)
         result: Array = np.zeros(node.shape, node.dtype)
@@ -323,21 +322,15 @@ class Conversation:
             sequence=None if kind in ("send", "recv") else self.identities[number],
             **attrs,
         )
-        if kind == "send":
-            self.sent.append((group, work, operand))
-        else:
-            group.communicator.wait(work, _core.timeout_seconds())
-        return result
 
-    def finish(self) -> None:
-        """Return when everything sent has been taken."""
-        while self.sent:
-            group, work, _ = self.sent.pop()
+        def finish(_: Array = operand) -> Array:  # kept until here
             group.communicator.wait(work, _core.timeout_seconds())
+            return result
+
+        return finish
 
     def abort(self, why: str) -> None:
         """Tell the peers that this rank has left the common sequence."""
-        self.sent.clear()
         for group in self.groups if self.nodes else ():
             group.communicator.abort(why)
 
@@ -376,7 +369,6 @@ class InterpreterExecutable(_Base):
             values[variable] = variable.storage(self.device, HostStorage).read()
         try:
             results, updates = reference.evaluate(self.graph, inputs, values, self.ranks)
-            self.ranks.finish()
         except Exception as error:
             self.ranks.abort(str(error))
             raise

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -27,8 +27,11 @@ class Group(Protocol):
         """The number of ranks."""
         ...
 
-    def collective(self, node: Node, operand: Array) -> Array:
-        """Compute a collective, in the group of its attribute or else in this one."""
+    def start(self, node: Node, operand: Array) -> Callable[[], Array]:
+        """Start a collective, in the group of its attribute or else in this one.
+
+        The result is a function that waits for that of the collective.
+        """
         ...
 
 
@@ -40,8 +43,9 @@ def evaluate(
 ) -> tuple[list[Array], list[Array]]:
     """Compute a graph's outputs and its variables' next values, in the order of `updates`.
 
-    Without a group this is rank 0 of 1. Collectives run in the order of `in_order`, which is the
-    same on all ranks. Integers wrap silently; floats follow IEEE 754.
+    Without a group this is rank 0 of 1. Collectives start in the order of `in_order`, which is the
+    same on all ranks, and are waited for where their result is first read. Integers wrap silently;
+    floats follow IEEE 754.
     """
     values = dict(zip(graph.inputs, inputs, strict=True)) | dict(variables)
     for node, value in values.items():
@@ -50,29 +54,37 @@ def evaluate(
     uses = dict.fromkeys(order, 0)
     for node in (*graph.roots, *(i for n in order for i in n.inputs)):
         uses[node] += 1
+    started: dict[Node, Callable[[], Array]] = {}
+
+    def value_of(node: Node) -> Array:
+        if node in started:
+            values[node] = np.asarray(started.pop(node)(), order="C")
+            _check(node, values[node])
+        return values[node]
+
     for node in order:
-        if node not in values:
+        operands = [value_of(i) for i in node.inputs]
+        ranks = node.attrs.get("group") or group
+        if node.op.collective and group is not None and ranks is not None and ranks.size > 1:
+            started[node] = group.start(node, operands[0])
+        elif node not in values:
             with np.errstate(all="ignore"):
-                value = _compute(node, [values[i] for i in node.inputs], group)
+                value = _compute(node, operands, group)
             values[node] = np.asarray(value, order="C")
             _check(node, values[node])
         for operand in node.inputs:
             uses[operand] -= 1
             if not uses[operand]:
                 del values[operand]
-    return [values[n] for n in graph.outputs], [values[n] for _, n in graph.updates]
+    return [value_of(n) for n in graph.outputs], [value_of(n) for _, n in graph.updates]
 
 
 def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> Array:
     if node.op.name == "constant":
         value: Array = node.attrs["value"]
         return value
-    if group is not None and (node.op.collective or node.op is is_rank):
-        ranks = node.attrs.get("group") or group
-        if node.op is is_rank:
-            return np.array(ranks.rank == node.attrs["root"])
-        if ranks.size > 1:
-            return group.collective(node, operands[0])
+    if node.op is is_rank and group is not None:
+        return np.array((node.attrs.get("group") or group).rank == node.attrs["root"])
     return node.op.reference(*operands, **node.attrs)
 
 

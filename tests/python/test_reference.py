@@ -51,17 +51,16 @@ class ThreadGroup:
         self.size = len(meeting.arrays)
         self.asked: list[tuple[str, object]] = []
 
-    def collective(self, node: Node, operand: Array) -> Array:
+    def start(self, node: Node, operand: Array) -> Callable[[], Array]:
         assert __file__ in node.site
         kind, attrs = node.op.name, node.attrs
         self.asked.append((kind, attrs.get("reduce_op", attrs.get("root"))))
         given = self.meeting.exchange(self.rank, operand)
         if kind == "broadcast":
-            return given[attrs["root"]]
+            return lambda: given[attrs["root"]]
         total = np.asarray(COMBINE[attrs["reduce_op"]](given), operand.dtype)
-        if kind == "reduce_to" and attrs["root"] != self.rank:
-            return np.zeros_like(total)
-        return total
+        mine = kind != "reduce_to" or attrs["root"] == self.rank
+        return lambda: total if mine else np.zeros_like(total)
 
 
 def placeholder(name: str, *shape: int, dtype: np.dtype[Any] = float64) -> Node:

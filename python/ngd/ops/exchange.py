@@ -433,9 +433,10 @@ class Send(Collective):
     sent unless the token is wanted: make it an output of the step, or add it to something that is.
     Attrs: root (the other rank), tag, group.
 
-    Two ranks match their sends and receives by order: that of dependence, then of `tag`, which must
-    agree. The adjoint receives from `to` what its recv's adjoint sends, so a loss that holds the
-    token is differentiated through the other rank; see recv.
+    What one rank sends to another is received in the order in which it was made: both scripts make
+    their sends and receives in one order, as with MPI. A tag is compared, to notice if they do not.
+    The adjoint receives from `to` what its recv's adjoint sends, with the same tag, so a loss that
+    holds the token is differentiated through the other rank; see recv.
     """
 
     name = kind = "send"
@@ -455,7 +456,7 @@ class Send(Collective):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         x = node.inputs[0].type
         attrs = {**node.attrs, "shape": x.shape, "dtype": x.dtype}
-        return (recv.node((dy,), attrs),)
+        return (recv.node((dy + node,), attrs),)  # what comes back rests on what was sent
 
     def reference(self, x: Array, **attrs: Any) -> Array:
         return np.zeros((), x.dtype)

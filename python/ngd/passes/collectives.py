@@ -24,18 +24,26 @@ def in_order(graph: Graph) -> list[Node]:
     which a script made its nodes, and it respects dependence: what needs another's result is
     deeper.
 
-    A send or a receive has its place among those of its two ranks alone. Equally deep ones go by
-    their tags, and what is sent goes before what is awaited.
+    What one rank sends to another keeps the order in which it was made, for the other to make its
+    receives in; so none of them is less deep than the one made before.
     """
     depth: dict[Node, int] = {}
-    for node in graph.nodes:
+    latest: dict[Any, int] = {}
+    for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs are made before
         own = node.op.collective or node.op.name == "matmul"
         depth[node] = own + max((depth[i] for i in node.inputs), default=0)
+        if is_message(node):
+            pair = node.op, node.attrs.get("group"), node.attrs["root"]
+            depth[node] = latest[pair] = max(depth[node], latest.get(pair, 0))
+    return sorted(
+        (n for n in graph.nodes if n.op.collective),
+        key=lambda n: (depth[n], n.id if is_message(n) else 0),
+    )
 
-    def place(node: Node) -> tuple[int, int, bool]:
-        return depth[node], node.attrs.get("tag", 0), node.op.name == "recv"
 
-    return sorted((n for n in graph.nodes if n.op.collective), key=place)
+def is_message(node: Node) -> bool:
+    """Whether this goes between two ranks."""
+    return isinstance(node.op, Collective) and node.op.between_two
 
 
 def order_collectives(graph: Graph, target: Target) -> Graph:
@@ -58,7 +66,7 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
         if group.size == 1:
             return inputs[0]
         ordered = Ordered(node.op, number[node]).node(inputs, node.attrs)
-        if node.op.between_two:  # two equal ones are two
+        if is_message(node):  # two equal ones are two
             return ordered
         key = (node.op, inputs, tuple(sorted(node.attrs.items())))
         return unique.setdefault(key, ordered)
@@ -68,7 +76,7 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
 
 def check_root(node: Node, group: Ranks) -> None:
     """Refuse a rank that the group has not, or one that would talk to itself."""
-    root, between_two = node.attrs.get("root", 0), node.op.between_two  # type: ignore[attr-defined]
+    root, between_two = node.attrs.get("root", 0), is_message(node)
     if not 0 <= root < group.size:
         raise CompileError(
             f"{node.op.name} (made at {node.site}): expected a {'rank' if between_two else 'root'} "
