@@ -11,10 +11,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from . import _core, config, distributed, passes, reference
-from .collectives import Group
+from .collectives import Group, compare_ranks
 from .dtype import SHORT_NAMES
 from .errors import BusyError, CompileError, ShapeError
-from .ir import PLACEHOLDER, Array, Graph, Node, Type
+from .ir import PLACEHOLDER, Array, Graph, Node, Type, call_site
 from .ops.collective import WORLD, Collective, Ranks
 from .passes.collectives import check_root, in_order
 from .passes.plan_memory import Plan
@@ -35,6 +35,17 @@ class Executable(Protocol):
 
     def memory(self) -> dict[str, int]:
         """Bytes: what is planned, and what it would be without sharing."""
+        ...
+
+    def compare_ranks(self) -> str:
+        """Compare the collectives that the ranks will call; every rank calls this.
+
+        Returns
+        -------
+        str
+            For each group that the step talks in: that all agree, or the first difference, with
+            both call sites. The same on all ranks of a group.
+        """
         ...
 
 
@@ -106,6 +117,7 @@ class _Base:
     """What all executables share: the signature and its checks."""
 
     device: str
+    ordering: Ordering
 
     def __init__(self, graph: Graph, group: Group) -> None:
         self.graph, self.group = graph, group
@@ -182,6 +194,17 @@ class _Base:
         """Bytes of the variables; a device with a planner adds its arenas."""
         return {"variables": sum(v.type.bytes for v in self.variables)}
 
+    def compare_ranks(self) -> str:
+        """See Executable."""
+        site = call_site()
+        answers = [
+            compare_ranks(group, text, site)
+            for group, (text, _) in zip(
+                opened(self.ordering.groups), self.ordering.sequences(), strict=True
+            )
+        ]
+        return "\n".join(answers)
+
 
 class CpuExecutable(_Base):
     """A step on the CPU device: one call into C++, without the GIL."""
@@ -191,14 +214,14 @@ class CpuExecutable(_Base):
     def __init__(self, graph: Graph, group: Group) -> None:
         super().__init__(graph, group)
         self.plan = passes.run(graph, CpuTarget(group))
-        builder, groups = emit(self.plan, graph, group)
+        builder, self.ordering = emit(self.plan, graph, group)
         buffers = []
         for variable in self.variables:
             storage = variable.storage(self.device, CpuStorage)
             assert isinstance(storage, CpuStorage)
             buffers.append(storage.buffer)
         self.program = str(builder)
-        communicators = [g.communicator for g in opened(groups)]
+        communicators = [g.communicator for g in opened(self.ordering.groups)]
         self.native = _core.Executable(builder, communicators, buffers)
 
     def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
@@ -356,6 +379,7 @@ class InterpreterExecutable(_Base):
         super().__init__(graph, group)
         graph.verify()
         self.ranks = Conversation(graph, group)
+        self.ordering = self.ranks.ordering
         for variable in self.variables:
             variable.storage(self.device, HostStorage)
 
@@ -391,7 +415,8 @@ class NullExecutable(_Base):
     def __init__(self, graph: Graph, group: Group) -> None:
         super().__init__(graph, group)
         self.plan = passes.run(graph, CpuTarget(group))
-        self.program = str(emit(self.plan, graph, group)[0])
+        builder, self.ordering = emit(self.plan, graph, group)
+        self.program = str(builder)
 
     def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
         """Refuse."""
@@ -408,7 +433,7 @@ DEVICES: Final[dict[str, type[CpuExecutable | InterpreterExecutable | NullExecut
 }
 
 
-def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, list[Ranks]]:
+def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, Ordering]:
     """Write a plan down as a Program; the groups that it talks in by their numbers."""
     builder = _core.ProgramBuilder()
     builder.set_sizes(len(graph.inputs), len(graph.outputs), len(plan.variables))
@@ -441,7 +466,7 @@ def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, 
         )
     for text, hash in ordering.sequences():
         builder.add_group(text, hash)
-    return builder, ordering.groups
+    return builder, ordering
 
 
 _cache: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()

@@ -160,3 +160,37 @@ def test_statistics_name_the_straggler() -> None:
         assert sum(reduced[4]) == 20
         assert reduced[4][1] >= 15
         assert gathered[:4] == ["pair", "all_gather", 3, 240]
+
+
+def comparing(device: str) -> list[str]:
+    """Steps that agree, and steps of which the second collective is another one on rank 1."""
+    world = ngd.init()
+    pair = world.split(0, name="pair")
+    x = ngd.placeholder("x", (4,), "float32")
+    answers = []
+    for op in ("max", "min" if world.rank == 1 else "max"):
+        total = ngd.ops.all_reduce(x, op="sum")
+        largest = ngd.ops.all_reduce(total, op=op)  # differs
+        inner = ngd.ops.all_gather(largest, group=pair)
+        step = ngd.compile([x], [inner], device=device)
+        answers.append(step.compare_ranks())
+    return answers
+
+
+@over
+@pytest.mark.parametrize("device", ["CPU", "INTERPRETER", "NULL"])
+def test_compare_ranks(communicator: str, device: str) -> None:
+    arguments = {"device": device}
+    how = harness.over(communicator, 3)
+    for outcome in run(comparing, 3, arguments=arguments, **how):
+        same, different = (answer.splitlines() for answer in outcome.value)
+        assert same == [
+            "world: all 3 ranks agree, 2 collectives",
+            "pair: all 3 ranks agree, 1 collectives",
+        ]
+        assert different[0] == "world: rank 1 differs from rank 0 in collective 2:"
+        for line, rank, op in ((different[1], 0, "max"), (different[2], 1, "min")):
+            assert line.startswith(f"  rank {rank}: all_reduce")
+            assert f"={op} " in line
+            assert "test_array_groups.py:" in line
+        assert different[3:] == same[1:]

@@ -184,8 +184,8 @@ def test_the_table_of_statistics() -> None:
 
 def test_one_rank_agrees_with_itself() -> None:
     text = "all_reduce f32[3] at a.py:1\nbroadcast f32[] at b.py:2"
-    assert compare_ranks(alone(), text, "here") == "all 1 ranks agree: 2 collectives"
-    assert compare_ranks(alone(), "", "here") == "all 1 ranks agree: 0 collectives"
+    assert compare_ranks(alone(), text, "here") == "alone: all 1 ranks agree, 2 collectives"
+    assert compare_ranks(alone(), "", "here") == "alone: all 1 ranks agree, 0 collectives"
 
 
 def test_ratios_of_top_k() -> None:

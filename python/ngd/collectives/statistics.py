@@ -111,7 +111,7 @@ def compare_ranks(group: Group, text: str, site: str) -> str:
         other = next((rank for rank, what in enumerate(whats) if what != whats[0]), None)
         if other is not None:
             return (
-                f"rank {other} differs from rank 0 in collective {number + 1}:\n"
+                f"{group.name}: rank {other} differs from rank 0 in collective {number + 1}:\n"
                 f"  rank 0: {calls[0]}\n  rank {other}: {calls[other]}"
             )
-    return f"all {group.size} ranks agree: {longest} collectives"
+    return f"{group.name}: all {group.size} ranks agree, {longest} collectives"
