@@ -1,111 +1,151 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-reduce of float32 by ngd, from arrays and in the graph, in turns with MPI through mpi4py.
+"""Collectives of float32 by ngd, in turns with its peers.
 
-    mpirun -np 2 python benchmarks/comm/bench.py [--bytes 8 1048576 67108864] [--no-mpi]
+    python benchmarks/comm/bench.py --kind all_reduce broadcast --ranks 2 4 \
+        --peers openmpi,mpich,gloo --openmpi-python PATH --mpich-python PATH --gloo-python PATH \
+        --chart all_reduce.svg
 
-Before every call each rank rewrites its buffer, so that no call finds its operand shared in a cache
-already. A call's time is that of the slowest rank; a line holds its median over the calls, in
-microseconds, and algbw = bytes / time. In the graph the operand is computed by the same step: its
-time is the step's less that of an equal step without the all-reduce, taken in the same turn.
+Every turn is a fresh run of ngd and then one of the peer, each with a core a rank where there are
+enough (but gloo, whose threads are free). method.py says how each measures. The report has a line
+of JSON for every size, way ("array" or "graph") and peer: the medians over the turns of both times,
+in microseconds, of bytes / time, in GB/s, and of the ratios of the turns: how many times as fast
+ngd is. The interpreters of the peers are those of virtual environments of their own, with mpi4py
+and an MPI whose mpirun stands beside them, or with PyTorch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import ngd
-from ngd import ops
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from chart import draw
+from method import KINDS
 from timing import cpu_name
 
+HERE = Path(__file__).parent
 SIZES = [8, 1 << 10, 16 << 10, 128 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
-ROW = 1024
-"""The operand of a step is an outer product of rows of this many columns: written, hardly read."""
+PEERS = ("openmpi", "mpich", "gloo")
+RUN_SECONDS = 600
 
-
-def timed(call: Callable[[], Any]) -> float:
-    """The seconds of one call, begun by all ranks together."""
-    ngd.barrier()
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def step_of(count: int, reduced: bool) -> Callable[[], Any]:
-    """A compiled step that computes `count` numbers and, maybe, all-reduces them."""
-    columns = min(ROW, count)
-    left = ngd.placeholder("left", (count // columns, 1), "float32")
-    right = ngd.placeholder("right", (1, columns), "float32")
-    result = left * right
-    if reduced:
-        result = ops.all_reduce(result, op="sum")
-    step = ngd.compile([left, right], [result[:1, :1]], device="CPU")
-    operands = np.ones((count // columns, 1), np.float32), np.ones((1, columns), np.float32)
-    return lambda: step(*operands)
-
-
-def turns(nbytes: int, calls: int, rank: int, mpi: Any) -> dict[str, list[float]]:
-    """This rank's seconds of each call, by each way."""
-    count = nbytes // 4
-    buffer, result = np.empty(count, np.float32), np.empty(count, np.float32)
-    with_reduce, without = step_of(count, True), step_of(count, False)
-    ways: dict[str, Callable[[], Any]] = {
-        "array": lambda: ngd.all_reduce(buffer, op="sum", out=result),
-        "step": with_reduce,
-        "step without": without,
-    }
-    if mpi:
-        ways["mpi"] = lambda: mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, buffer)
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(-3, calls):
-        for way, call in ways.items():
-            buffer[:] = 1 + rank
-            spent = timed(call)
-            if number >= 0:
-                seconds[way].append(spent)
-    return seconds
+Times = dict[tuple[str, int], float]
+"""Microseconds by way and bytes."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bytes", type=int, nargs="+", default=SIZES)
-    parser.add_argument("--no-mpi", action="store_true", help="without mpi4py beside ngd")
-    args = parser.parse_args()
-    world = ngd.init()
-    mpi: Any = None
-    mpi_name = None
-    if not args.no_mpi:
-        from mpi4py import MPI
+    args = read_options()
+    cases = [(kind, ranks) for kind in args.kind for ranks in args.ranks]
+    for kind, ranks in cases:
+        lines: list[dict[str, Any]] = []
+        for peer in args.peers or [""]:
+            for line in compare(kind, ranks, peer, args):
+                print(json.dumps(line), flush=True)
+                lines.append(line)
+        if args.chart and (kind, ranks) == cases[0]:
+            draw(lines, args.chart)
 
-        mpi = MPI
-        mpi_name = mpi.Get_library_version().split(",")[0].strip()
-    for nbytes in args.bytes:
-        calls = 400 if nbytes <= 128 << 10 else 60 if nbytes <= 4 << 20 else 15
-        mine = turns(nbytes, calls, world.rank, mpi)
-        slowest = {way: ngd.all_reduce(np.array(t), op="max") for way, t in mine.items()}
-        slowest["graph"] = slowest["step"] - slowest.pop("step without")
-        line: dict[str, Any] = {"bytes": nbytes, "ranks": world.size, "mpi": mpi_name}
-        for way, times in slowest.items():
-            us = statistics.median(times.tolist()) * 1e6
-            line[f"{way}_us"] = round(us, 2)
-            if way != "step":
-                line[f"{way}_algbw_gbs"] = round(nbytes / us / 1e3, 3) if us > 0 else None
-        if mpi:
-            for way in ("array", "graph"):
-                ratios = (slowest["mpi"] / np.maximum(slowest[way], 1e-9)).tolist()
-                line[f"{way}_speedup_over_mpi"] = round(statistics.median(ratios), 2)
-        if world.rank == 0:
-            print(json.dumps({**line, "cpu": cpu_name()}), flush=True)
+
+def compare(kind: str, ranks: int, peer: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The lines of one kind and number of ranks, beside one peer, or none if it is empty."""
+    names: dict[str, str] = {}
+    ours: list[Times] = []
+    theirs: list[Times] = []
+    for _ in range(args.turns):
+        ours.append(run("ngd", kind, ranks, args, names))
+        theirs.append(run(peer, kind, ranks, args, names) if peer else {})
+    for way, nbytes in ours[0]:
+        line: dict[str, Any] = {"kind": kind, "from": way, "bytes": nbytes, "ranks": ranks}
+        line |= {"ngd": names["ngd"]} | figures("ngd", nbytes, [t[way, nbytes] for t in ours])
+        if peer:
+            their_times = [times["array", nbytes] for times in theirs]
+            line |= {"peer": names[peer]} | figures("peer", nbytes, their_times)
+            pairs = zip(ours, theirs, strict=True)
+            # A step's time less another's may be nothing at all.
+            ratios = [t["array", nbytes] / max(o[way, nbytes], 1e-3) for o, t in pairs]
+            line["speedup"] = round(statistics.median(ratios), 2)
+            line["speedups"] = [round(ratio, 2) for ratio in ratios]
+        yield line | {"cpu": cpu_name(), "cores": len(os.sched_getaffinity(0))}
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Collectives by ngd, in turns with its peers.")
+    parser.add_argument("--kind", choices=KINDS, nargs="+", default=["all_reduce"])
+    parser.add_argument("--from", dest="origin", choices=("array", "graph", "both"), default="both")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2])
+    parser.add_argument("--bytes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--peers", default="", help=f"some of {','.join(PEERS)}")
+    for peer in PEERS:
+        parser.add_argument(f"--{peer}-python", metavar="PATH", default=sys.executable)
+    parser.add_argument("--chart", type=Path, help="of the first kind and ranks: FILE.svg or .png")
+    args = parser.parse_args()
+    args.peers = [peer for peer in args.peers.split(",") if peer]
+    for peer in args.peers:
+        if peer not in PEERS:
+            parser.error(f"--peers: expected some of {', '.join(PEERS)}; got {peer!r}")
+    return args
+
+
+def figures(who: str, nbytes: int, times: Sequence[float]) -> dict[str, float | None]:
+    """The median time and the bandwidth, named."""
+    us = statistics.median(times)
+    gbytes_per_s = round(nbytes / us / 1e3, 3) if us > 0 else None
+    return {f"{who}_us": round(us, 2), f"{who}_gbs": gbytes_per_s}
+
+
+def run(
+    program: str, kind: str, ranks: int, args: argparse.Namespace, names: dict[str, str]
+) -> Times:
+    """One fresh run of a program, and what it calls itself."""
+    arguments = ["--kind", kind, "--bytes", *map(str, args.bytes)]
+    if program == "ngd":
+        arguments += ["--from", *(("array", "graph") if args.origin == "both" else [args.origin])]
+    done = subprocess.run(
+        [*command(program, ranks, args), *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment(program, ranks),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS,
+    )
+    if done.returncode != 0:
+        sys.exit(f"{program} failed:\n{done.stdout}{done.stderr}")
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    names[program] = lines[0]["program"]
+    return {(line["from"], line["bytes"]): line["us"] for line in lines}
+
+
+def enough_cores(ranks: int) -> bool:
+    return ranks <= len(os.sched_getaffinity(0))
+
+
+def command(program: str, ranks: int, args: argparse.Namespace) -> list[str]:
+    """What starts the ranks of a program."""
+    number, bind = str(ranks), "core" if enough_cores(ranks) else "none"
+    ngd_run = [sys.executable, "-m", "ngd.launch", "-n", number, "--no-prefix"]
+    if program == "ngd":
+        return [*ngd_run, "--bind", bind, str(HERE / "ngd_ranks.py")]
+    python = getattr(args, f"{program}_python")
+    if program == "gloo":  # its threads want to go where there is room
+        return [*ngd_run, python, str(HERE / "peers" / "gloo.py")]
+    mpirun = str(Path(python).parent / "mpirun")
+    options = ["--oversubscribe", "--bind-to", bind] if program == "openmpi" else ["-bind-to", bind]
+    return [mpirun, "-n", number, *options, python, str(HERE / "peers" / "mpi.py")]
+
+
+def environment(program: str, ranks: int) -> dict[str, str]:
+    """What the peers' own documentation advises."""
+    if program != "openmpi":
+        return {}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return root | ({} if enough_cores(ranks) else {"OMPI_MCA_mpi_yield_when_idle": "1"})
 
 
 if __name__ == "__main__":

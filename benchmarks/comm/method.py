@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How every program of the comparison measures a collective, ngd and its peers alike.
+
+Before every call each rank rewrites its operand, so that no call finds it shared in a cache; then
+all meet at a barrier, and a call's time is that of the slowest rank. A line of JSON holds the
+median over the calls, in microseconds. It needs nothing but NumPy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
+WARM_UP_CALLS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A collective of float32: what each rank holds before and after."""
+
+    kind: str
+    nbytes: int
+    """Of a rank's larger buffer: what is reduced, scattered, exchanged, or what is gathered."""
+    rank: int
+    ranks: int
+
+    @property
+    def count(self) -> int:
+        """Elements of the larger buffer: a multiple of the ranks where it is made of blocks."""
+        count = self.nbytes // 4
+        in_place = self.kind in ("all_reduce", "broadcast")
+        return count if in_place else max(1, count // self.ranks) * self.ranks
+
+    @property
+    def calls(self) -> int:
+        return 400 if self.nbytes <= 128 << 10 else 60 if self.nbytes <= 4 << 20 else 15
+
+    def buffers(self) -> tuple[Array, Array]:
+        """Source and destination; one and the same where the call works in place."""
+        whole, block = np.empty(self.count, np.float32), np.empty(self.count, np.float32)
+        block = block[: self.count // self.ranks]
+        return {
+            "all_reduce": (whole, whole),
+            "broadcast": (whole, whole),
+            "reduce_scatter": (whole, block),
+            "all_gather": (block, whole),
+            "all_to_all": (whole, np.empty_like(whole)),
+        }[self.kind]
+
+    def check(self, result: Array) -> None:
+        """Raise where `result` is not what comes of every rank's 1 + rank."""
+        total = self.ranks * (self.ranks + 1) / 2
+        expected = {"all_reduce": [total], "reduce_scatter": [total], "broadcast": [1.0]}
+        blocks = np.array(expected.get(self.kind, 1.0 + np.arange(self.ranks)), np.float32)
+        if (result.reshape(len(blocks), -1) != blocks[:, None]).any():
+            raise AssertionError(f"{self}: wrong result {result[:4]}...")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to call a collective."""
+
+    call: Callable[[], Any]
+    source: Array
+    result: Array | None = None
+    """Where the result is to be checked."""
+
+
+def read_arguments() -> argparse.Namespace:
+    """What the driver tells a program: kind and sizes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", choices=KINDS, required=True)
+    parser.add_argument("--bytes", type=int, nargs="+", required=True)
+    parser.add_argument("--from", dest="origins", nargs="+", default=["array"])
+    return parser.parse_args()
+
+
+def measure(
+    program: str,
+    case: Case,
+    ways: Mapping[str, Way],
+    barrier: Callable[[], Any],
+    slowest: Callable[[Array], Array],
+    less: Mapping[str, str] | None = None,
+) -> None:
+    """Time all ways in turns; rank 0 prints.
+
+    `slowest` gives every rank the element-wise maximum over the ranks. `less` names ways whose time
+    is another's less that of the named one.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(-WARM_UP_CALLS, case.calls):
+        for name, way in ways.items():
+            way.source[:] = 1 + case.rank
+            barrier()
+            start = time.perf_counter()
+            way.call()
+            spent = time.perf_counter() - start
+            if number >= 0:
+                seconds[name].append(spent)
+            elif way.result is not None:
+                case.check(way.result)
+    times = {name: slowest(np.array(spent)) for name, spent in seconds.items()}
+    for name, other in (less or {}).items():
+        times[name] = times[name] - times.pop(other)
+    if case.rank == 0:
+        for name, spent in times.items():
+            us = statistics.median(spent.tolist()) * 1e6
+            line = {"program": program, "from": name, "bytes": case.nbytes, "us": us}
+            print(json.dumps(line), flush=True)
