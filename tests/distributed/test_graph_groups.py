@@ -13,22 +13,17 @@ from test_graph_kinds import differences
 
 import ngd
 from ngd import ops
+from ngd.distributed import alone
+from ngd.ops.collective import Alone
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 devices = pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
 
 
-def split(color: int) -> Any:
-    """The group of the ranks that give this color."""
-    communicator = ngd.init().communicator.split(color, 0)
-    assert communicator is not None
-    return ngd.Group(communicator)
-
-
 def mesh() -> tuple[Any, Any]:
     """The row and the column of this rank in a square of 2 x 2."""
-    world = ngd.init()
-    return split(world.rank // 2), split(world.rank % 2)
+    square = ngd.make_mesh((2, 2), ("column", "row"))
+    return square["row"], square["column"]
 
 
 def two_groups(device: str) -> None:
@@ -90,6 +85,46 @@ def gradients_of_groups(device: str) -> None:
 @devices
 def test_gradients_of_two_groups(communicator: str, device: str) -> None:
     run(gradients_of_groups, 4, **harness.over(communicator, arguments={"device": device}))
+
+
+def tensor_parallel(device: str) -> None:
+    """A network divided along rows, the batch along columns: the gradients of one rank."""
+    world = ngd.init()
+    row, column = mesh()
+    random = np.random.default_rng(3)
+    rows, target = random.standard_normal((2, 2, 4, 3))  # a half of the batch for each column
+    first, second, bias = (random.standard_normal(s) for s in ((3, 6), (6, 3), (3,)))
+    mine = [np.split(first, 2, 1)[row.rank], np.split(second, 2, 0)[row.rank], bias]
+    w0, w1, b = (ngd.placeholder(f"w{i}", a.shape, np.float64) for i, a in enumerate(mine))
+
+    def loss_of(x: Any, y: Any, w0: Any, w1: Any, b: Any, group: Any) -> Any:
+        h = ops.all_reduce(ops.tanh(x @ w0) @ w1, op="sum", group=group) + b
+        return ops.mean(ops.square(h - y))
+
+    loss = loss_of(rows[column.rank], target[column.rank], w0, w1, b, row) / row.size
+    found = ngd.grad(loss, [w0, w1, b])
+    step = ngd.compile([w0, w1, b], [loss, *found], device=device)
+    gradients = step(*mine)[1:]
+    for which, gradient in enumerate(gradients):
+        slopes = differences(step, mine, which)
+        np.testing.assert_allclose(gradient, slopes, rtol=2e-5, atol=1e-8)
+
+    # What one rank computes of all: by its part of each matrix, and by the sum of a bias's copies.
+    whole = [ngd.constant(a) for a in (first, second, bias)]
+    one = loss_of(np.concatenate(rows), np.concatenate(target), *whole, Alone())
+    wants = ngd.compile([], ngd.grad(one, whole), group=alone(), device=device)()
+    parts = [np.split(wants[0], 2, 1)[row.rank], np.split(wants[1], 2, 0)[row.rank], wants[2]]
+    gradients[2] = row.all_reduce(gradients[2], op="sum")
+    for gradient, want in zip(gradients, parts, strict=True):
+        mean = column.all_reduce(gradient, op="mean")
+        np.testing.assert_allclose(mean, want, rtol=1e-12, atol=1e-14)
+    assert world.size == 4
+
+
+@over
+@devices
+def test_a_divided_network_has_the_gradients_of_a_whole_one(communicator: str, device: str) -> None:
+    run(tensor_parallel, 4, **harness.over(communicator, arguments={"device": device}))
 
 
 def around(device: str) -> None:
@@ -197,7 +232,7 @@ def mismatched(what: str, device: str) -> dict[str, str]:
     """The last rank does something else, inside a group or to the other rank."""
     world = ngd.init()
     odd = world.rank == world.size - 1
-    pair = split(world.rank // 2)
+    pair = world.split(world.rank // 2)
     v = ngd.variable("v", np.ones(4))
     x = ngd.placeholder("x", (4,), np.float64)
     if what == "group":
