@@ -27,6 +27,9 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.rank, self.size = 0, size
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.size})"
+
 
 def mlp() -> Any:
     x, t = ngd.placeholder("x", (4, 6)), ngd.placeholder("t", (4,), "int64")
@@ -62,14 +65,39 @@ def chain() -> Any:
     return [x, row], [ops.transpose(y) @ y, ops.sum(y * y, axis=0)], {}
 
 
+def exchange(group: Any, row: Any) -> Any:
+    """Every kind, in two groups; the largest first, so that offsets show how memory is shared."""
+    x = ngd.placeholder("x", (4, 3))
+    y = ops.reduce_scatter(x * 2, op="mean", group=group)
+    z = ops.all_gather(y + 1, axis=1, group=row)
+    moved = ops.all_to_all_v(ops.all_to_all(x, group=row), [1, 3], [1, 2], group=row)
+    rooted = ops.scatter(ops.gather_to(x, root=1, group=group), group=group)
+    token = ops.send(ops.reduce_to(x, op="max"), 1, tag=7)
+    back = ops.recv((2,), "float32", 1, after=token)
+    spread = ops.broadcast(ops.all_gather_v(back, [2, 1], group=row), root=1, group=group)
+    return [x], [z, moved, rooted, spread], {}
+
+
+class Row(Ranks):
+    """Another group."""
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("case", [mlp, swap, weighted, chain])
 def test_golden(case: Callable[[], Any], ranks: int) -> None:
-    inputs, outputs, updates = case()
-    group: Any = Ranks(ranks)
+    compare(case.__name__, ranks, Ranks(ranks), case())
+
+
+def test_golden_exchange() -> None:
+    group = Ranks(2)
+    compare("exchange", 2, group, exchange(group, Row(2)))
+
+
+def compare(name: str, ranks: int, group: Any, case: Any) -> None:
+    inputs, outputs, updates = case
     step = ngd.compile(inputs, outputs, updates, device="NULL", group=group)
     text = f"{step.graph}\n\n{step}"
-    path = HERE / f"{case.__name__}_{ranks}.txt"
+    path = HERE / f"{name}_{ranks}.txt"
     if os.environ.get("NGD_UPDATE_GOLDEN"):
         path.write_text(text)
     assert text == path.read_text()
