@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedDataParallel and fully_shard: over "ngd" as over "gloo", and as one process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import torch.distributed as dist  # noqa: E402
+import torch_ranks  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.algorithms.ddp_comm_hooks import (  # noqa: E402
+    default_hooks,
+    powerSGD_hook,
+)
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+pytestmark = harness.needs_ranks
+STEPS, BATCH = 10, 4
+
+Net = Any
+Batches = list[tuple[Any, Any]]
+
+
+class Block(nn.Module):  # type: ignore[misc,name-defined]
+    """Two convolutions with batch norm, and the way around them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+
+    def forward(self, x: Any) -> Any:
+        return torch.relu(x + self.body(x))
+
+
+def resnet() -> Net:
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)]
+    return nn.Sequential(nn.Conv2d(3, 8, 3), Block(8), nn.MaxPool2d(2), Block(8), *head)
+
+
+class Transformer(nn.Module):  # type: ignore[misc,name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Any) -> Any:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+def images(rank: int) -> Batches:
+    numbers = torch.Generator().manual_seed(rank)
+    draw = lambda: torch.randn(BATCH, 3, 10, 10, generator=numbers)  # noqa: E731
+    return [(draw(), torch.randint(0, 5, (BATCH,), generator=numbers)) for _ in range(STEPS)]
+
+
+def sentences(rank: int) -> Batches:
+    numbers = torch.Generator().manual_seed(rank)
+    draw = lambda top, *shape: torch.randint(0, top, shape, generator=numbers)  # noqa: E731
+    return [(draw(50, BATCH, 7), draw(5, BATCH)) for _ in range(STEPS)]
+
+
+CASES: dict[str, tuple[Callable[[], Net], Callable[[int], Batches]]] = {
+    "resnet": (resnet, images),
+    "transformer": (Transformer, sentences),
+}
+
+
+def fresh(case: str) -> Net:
+    torch.manual_seed(0)
+    return CASES[case][0]()
+
+
+def train(model: Net, batches: Batches) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    losses = []
+    for x, labels in batches:
+        loss = nn.functional.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def data_parallel(case: str) -> dict[str, dict[str, list[float]]]:
+    """The same training over either backend, with small buckets and with communication hooks."""
+    rank, _ = torch_ranks.join()
+    batches = CASES[case][1](rank)
+    losses: dict[str, dict[str, list[float]]] = {}
+    for name, group in (("ngd", dist.group.WORLD), ("gloo", dist.new_group(backend="gloo"))):
+        in_one = DistributedDataParallel(fresh(case), process_group=group)
+        in_many = DistributedDataParallel(
+            fresh(case), process_group=group, bucket_cap_mb=0.005, find_unused_parameters=True
+        )
+        hooked = DistributedDataParallel(fresh(case), process_group=group)
+        hooked.register_comm_hook(group, default_hooks.allreduce_hook)
+        low_rank = DistributedDataParallel(fresh(case), process_group=group)
+        state = powerSGD_hook.PowerSGDState(group, 1, start_powerSGD_iter=2)
+        low_rank.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        models = {"one": in_one, "many": in_many, "hook": hooked, "low rank": low_rank}
+        losses[name] = {how: train(model, batches) for how, model in models.items()}
+    return losses
+
+
+# Two terms have one sum. Of three, gloo adds in another order: a difference of a rounding, that the
+# steps make larger.
+@pytest.mark.parametrize(("ranks", "tolerance"), [(2, 0.0), (3, 1e-4)])
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_those_over_gloo(case: str, ranks: int, tolerance: float) -> None:
+    for losses in torch_ranks.run(data_parallel, ranks, arguments={"case": case}):
+        for how, mine in losses["ngd"].items():
+            assert mine == pytest.approx(losses["gloo"][how], rel=tolerance, abs=0.0), how
+
+
+def sharded(case: str, dtype: str) -> list[float]:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    rank, size = torch_ranks.join()
+    mesh = dist.init_device_mesh("cpu", (size,))
+    policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, dtype))
+    model = fresh(case)
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return train(model, CASES[case][1](rank))
+
+
+def alone(case: str, ranks: int) -> list[list[float]]:
+    """The losses of each rank when one process takes the mean of all ranks' gradients."""
+    model = fresh(case)
+    batches = [CASES[case][1](rank) for rank in range(ranks)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    losses: list[list[float]] = [[] for _ in range(ranks)]
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank in range(ranks):
+            x, labels = batches[rank][step]
+            loss = nn.functional.cross_entropy(model(x), labels)
+            (loss / ranks).backward()
+            losses[rank].append(loss.item())
+        optimizer.step()
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "tolerance"),
+    [(2, "float32", 1e-4), (3, "float32", 1e-4), (2, "bfloat16", 2e-2)],
+)
+def test_fully_shard_trains_as_one_process(ranks: int, dtype: str, tolerance: float) -> None:
+    arguments = {"case": "transformer", "dtype": dtype}
+    expected = alone("transformer", ranks)
+    outcomes = torch_ranks.run(sharded, ranks, arguments=arguments)
+    for losses, rightly in zip(outcomes, expected, strict=True):
+        assert losses == pytest.approx(rightly, rel=tolerance)
+
+
+def two_dimensional() -> list[float]:
+    """Columns, then rows, over one axis of a mesh; replicas over the other: as alone."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch_ranks.join()
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    whole = copy.deepcopy(net)
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallelize_module(net, mesh["model"], plan)
+    model = DistributedDataParallel(net, device_mesh=mesh["data"])
+    numbers = torch.Generator().manual_seed(1)
+    halves = [torch.randn(5, 6, generator=numbers) for _ in range(2)]
+    losses = []
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, foreach=False) for m in (model, whole)]
+    for _ in range(STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        here = model(halves[mesh.get_local_rank("data")]).square().mean()
+        here.backward()
+        there = sum(whole(half).square().mean() for half in halves) / 2
+        there.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        dist.all_reduce(mine := here.detach().clone(), op=dist.ReduceOp.AVG)
+        losses.append(abs(mine.item() - there.item()))
+    return losses
+
+
+def test_tensor_parallel_in_a_mesh() -> None:
+    for differences in torch_ranks.run(two_dimensional, 4):
+        assert max(differences) < 1e-5
