@@ -94,6 +94,7 @@ class ShmCommunicator final : public Communicator {
   std::uint32_t bell_of(Target target) const noexcept;
   const Task& blocker(const Task& target) const noexcept;
   void inspect(Target target, Deadline& deadline);
+  void check_ranks() const;
   void look_at_peers(Target target);
   void late(const Need& need, double seconds) const;
   std::string missed(const Need& need) const;

@@ -140,8 +140,12 @@ void ShmCommunicator::inspect(Target target, Deadline& deadline) {
     late(need_of(target), deadline.seconds);
 }
 
-void ShmCommunicator::look_at_peers(Target target) {
+void ShmCommunicator::check_ranks() const {
   for (int r = 0; r < group_.size(); ++r) family_->check_rank(group_.world(r));
+}
+
+void ShmCommunicator::look_at_peers(Target target) {
+  check_ranks();
   const bool watch = family_->time_to_watch(now_ns());
   const Need need = need_of(target);
   for (int r = need.first; r < need.last; ++r) {
@@ -152,6 +156,7 @@ void ShmCommunicator::look_at_peers(Target target) {
     const std::uint64_t moves = family_->moves();
     family_->progress();
     if (moves != family_->moves()) return;  // its last flag was raised before its end
+    check_ranks();                          // and so was what it had to say
     if (left)
       fail(ErrorKind::RankLost, "rank ", world, " has left the ",
            group_.id() == 0 ? "job" : "group", "; it is missed in ", missed(need));
