@@ -82,6 +82,21 @@ class Communicator:
         receive_counts: _Counts | None = None,
         tag: int = 0,
     ) -> int: ...
+    def submit_arrays(
+        self,
+        kind: str,
+        op: str,
+        source: NDArray[Any],
+        destination: NDArray[Any],
+        count: int,
+        root: int = 0,
+        *,
+        algorithm: str = "auto",
+        site: str = "",
+        counts: _Counts | None = None,
+        receive_counts: _Counts | None = None,
+        tag: int = 0,
+    ) -> int: ...
     def quick_all_reduce(self, array: object, op: object, out: object) -> NDArray[Any] | None: ...
     def wait(self, sequence: int, timeout: float) -> None: ...
     def wait_for(self, sequence: int, seconds: float) -> bool: ...

@@ -146,6 +146,34 @@ cdef class Communicator:
         collective.hpp says what count, root, counts and receive_counts mean to each kind.
         """
         cdef Collective collective
+        collective.dtype = _dtype(dtype)
+        collective.source = <const void*> source
+        collective.destination = <void*> destination
+        collective.count = count
+        collective.root = root
+        collective.tag = tag
+        if sequence is not None:
+            collective.program = &sequence.identity
+        return self._submit(collective, kind, op, algorithm, site, counts, receive_counts)
+
+    def submit_arrays(
+        self, str kind, str op, ndarray source, ndarray destination, uint64_t count, int root=0,
+        *, str algorithm="auto", str site="", counts=None, receive_counts=None, int tag=0,
+    ) -> int:
+        """As submit, on contiguous arrays of one of ngd's dtypes."""
+        cdef Collective collective
+        collective.dtype = <DType> (_dtype_of(source) - 1)
+        collective.source = PyArray_DATA(source)
+        collective.destination = PyArray_DATA(destination)
+        collective.count = count
+        collective.root = root
+        collective.tag = tag
+        return self._submit(collective, kind, op, algorithm, site, counts, receive_counts)
+
+    cdef uint64_t _submit(
+        self, Collective& collective, str kind, str op, str algorithm, str site, counts,
+        receive_counts,
+    ) except? 0:
         cdef vector[uint64_t] blocks, received
         cdef string text = _bytes(kind)
         cdef CppWork work
@@ -154,12 +182,6 @@ cdef class Communicator:
         collective.op = reduce_op_named(string_view(text.data(), text.size()))
         text = _bytes(algorithm)
         collective.algorithm = algorithm_named(string_view(text.data(), text.size()))
-        collective.dtype = _dtype(dtype)
-        collective.count = count
-        collective.root = root
-        collective.tag = tag
-        collective.source = <const void*> source
-        collective.destination = <void*> destination
         if counts is not None:
             blocks = counts
             self._check_counts(blocks)
@@ -169,8 +191,6 @@ cdef class Communicator:
             self._check_counts(received)
             collective.receive_counts = received.data()
         collective.site = _interned(_bytes(site))
-        if sequence is not None:
-            collective.program = &sequence.identity
         with nogil:
             validate(
                 collective, self.communicator.get().rank(), self.communicator.get().size()

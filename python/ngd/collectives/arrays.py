@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import as_dtype, bfloat16
+from ..dtype import SHORT_NAMES, as_dtype, bfloat16
 from ..errors import ShapeError
 from ..ir import Array, DType, Shape
 
@@ -43,6 +43,8 @@ def operand(array: Any, where: str) -> Array:
 
     It is copied only where it must be.
     """
+    if type(array) is np.ndarray and array.dtype in SHORT_NAMES and array.flags.carray:
+        return array
     seen = view(array, where)
     dtype = as_dtype(seen.dtype.newbyteorder("="), where)
     contiguous = np.ascontiguousarray(seen, dtype).reshape(seen.shape)
@@ -100,9 +102,10 @@ def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> 
 
 def check_apart(part: Array, whole: Array, where: str, own: Array | None = None) -> None:
     """Refuse memory that is read and written; `part` may be in the place of `own`, or of all."""
+    if not np.may_share_memory(part, whole):
+        return
     place = whole if own is None else own
-    same = place.nbytes == part.nbytes and place.ctypes.data == part.ctypes.data
-    if not same and np.may_share_memory(part, whole):
+    if place.nbytes != part.nbytes or place.ctypes.data != part.ctypes.data:
         allowed = "just the same" if own is None else "this rank's own block"
         raise ValueError(
             f"{where}: out: expected memory apart from the array's, or {allowed}; they overlap"

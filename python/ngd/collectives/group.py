@@ -483,14 +483,13 @@ class Group:
         receive_counts: list[int] | None = None,
     ) -> Any:
         self._prepare()
-        number = self.communicator.submit(
+        number = self.communicator.submit_arrays(
             kind,
             op,
-            buffer.dtype.name,
+            source,
+            buffer,
             count,
             root,
-            source.ctypes.data,
-            buffer.ctypes.data,
             site=site or call_site(),
             tag=tag,
             counts=counts,

@@ -80,15 +80,12 @@ def plain(call: Call, sources: list[Array], buffers: list[Array]) -> Started:
     communicator = call.group.communicator
     pending: list[Pending] = []
     if len(sources) == 1:
-        source, buffer = sources[0], buffers[0]
-        number = communicator.submit(
+        number = communicator.submit_arrays(
             "all_reduce",
             call.op,
-            source.dtype.name,
-            source.size,
-            0,
-            source.ctypes.data,
-            buffer.ctypes.data,
+            sources[0],
+            buffers[0],
+            sources[0].size,
             algorithm=call.algorithm,
             site=call.site,
         )
@@ -167,15 +164,8 @@ def sparse(
         mine = residual.choose(source)
         gathered = [np.empty((group.size, *part.shape), part.dtype) for part in mine]
         for part, whole in zip(mine, gathered, strict=True):
-            number = group.communicator.submit(
-                "all_gather",
-                "none",
-                part.dtype.name,
-                part.size,
-                0,
-                part.ctypes.data,
-                whole.ctypes.data,
-                site=call.site,
+            number = group.communicator.submit_arrays(
+                "all_gather", "none", part, whole, part.size, site=call.site
             )
             pending.append(Submitted(group.communicator, number))
         fills.append(_summed(call, buffer, gathered[0], gathered[1]))
