@@ -78,6 +78,15 @@ def init(*, comm: Any = None) -> Group:
     return _world
 
 
+def chosen(group: Group | None) -> Group:
+    """The group that a caller names, or the world."""
+    if group is None:
+        return init()
+    if not isinstance(group, Group):
+        raise TypeError(f"group: expected an ngd.Group; got {type(group).__name__}")
+    return group
+
+
 def communicator_of(comm: Any) -> _core.Communicator:
     """The ranks of an mpi4py communicator."""
     built = _core.build_info()
@@ -262,7 +271,7 @@ def all_reduce(
     numpy.ndarray, or `out`, or an ngd.Work
         The same bits on every rank, and from run to run.
     """
-    ranks = group or _world or init()
+    ranks = (_world or init()) if group is None else chosen(group)
     if weight is None and compression is None and algorithm == "auto" and not async_op:
         result = ranks.quick_all_reduce(array, op, out)
         if result is not None:
@@ -304,7 +313,7 @@ def reduce_scatter(
     async_op, group
         As in ngd.all_reduce.
     """
-    return (group or init()).reduce_scatter(
+    return chosen(group).reduce_scatter(
         array, op=op, axis=axis, out=out, async_op=async_op, site=call_site()
     )
 
@@ -330,9 +339,7 @@ def all_gather(
     async_op, group
         As in ngd.all_reduce.
     """
-    return (group or init()).all_gather(
-        array, axis=axis, out=out, async_op=async_op, site=call_site()
-    )
+    return chosen(group).all_gather(array, axis=axis, out=out, async_op=async_op, site=call_site())
 
 
 def all_gather_v(
@@ -355,7 +362,7 @@ def all_gather_v(
     out, async_op, group
         As in ngd.all_gather.
     """
-    return (group or init()).all_gather_v(
+    return chosen(group).all_gather_v(
         array, counts=counts, out=out, async_op=async_op, site=call_site()
     )
 
@@ -372,7 +379,7 @@ def broadcast(
 
     `out` may be `array` itself. A list of arrays travels together, as in ngd.all_reduce.
     """
-    return (group or init()).broadcast(array, root, out=out, async_op=async_op, site=call_site())
+    return chosen(group).broadcast(array, root, out=out, async_op=async_op, site=call_site())
 
 
 def reduce(
@@ -388,9 +395,7 @@ def reduce(
 
     `out` counts on the root, where it may be `array` itself.
     """
-    return (group or init()).reduce(
-        array, root, op=op, out=out, async_op=async_op, site=call_site()
-    )
+    return chosen(group).reduce(array, root, op=op, out=out, async_op=async_op, site=call_site())
 
 
 def gather(
@@ -405,7 +410,7 @@ def gather(
 
     `out` counts on the root, where `array` may be its own block of it.
     """
-    return (group or init()).gather(array, root, out=out, async_op=async_op, site=call_site())
+    return chosen(group).gather(array, root, out=out, async_op=async_op, site=call_site())
 
 
 def scatter(
@@ -434,7 +439,7 @@ def scatter(
     async_op, group
         As in ngd.all_reduce.
     """
-    return (group or init()).scatter(
+    return chosen(group).scatter(
         array, root, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
     )
 
@@ -447,7 +452,7 @@ def all_to_all(
     The result is of the same shape: its r-th part came from rank r. The first axis is a multiple
     of the number of ranks; `out` is memory of its own.
     """
-    return (group or init()).all_to_all(array, out=out, async_op=async_op, site=call_site())
+    return chosen(group).all_to_all(array, out=out, async_op=async_op, site=call_site())
 
 
 def all_to_all_v(
@@ -474,7 +479,7 @@ def all_to_all_v(
     out, async_op, group
         As in ngd.all_to_all.
     """
-    return (group or init()).all_to_all_v(
+    return chosen(group).all_to_all_v(
         array, send_counts, receive_counts, out=out, async_op=async_op, site=call_site()
     )
 
@@ -487,7 +492,7 @@ def send(
     Between two ranks the order of sends is that of receives; the tag, the dtype and the number of
     elements are compared. What is asynchronous gives an ngd.Work.
     """
-    return (group or init()).send(array, to, tag, async_op=async_op, site=call_site())
+    return chosen(group).send(array, to, tag, async_op=async_op, site=call_site())
 
 
 def recv(
@@ -501,14 +506,14 @@ def recv(
     group: Group | None = None,
 ) -> Any:
     """Receive the array that rank `source` sends, into `out` or one of that shape and dtype."""
-    return (group or init()).recv(
+    return chosen(group).recv(
         source, tag, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
     )
 
 
 def barrier(group: Group | None = None, *, async_op: bool = False) -> Any:
     """Return when every rank has come."""
-    return (group or init()).barrier(async_op=async_op, site=call_site())
+    return chosen(group).barrier(async_op=async_op, site=call_site())
 
 
 def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None = None) -> Mesh:
@@ -524,7 +529,7 @@ def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None
     group
         The ranks; by default the world. All of them call this, and make all the groups at once.
     """
-    return Mesh(group or init(), shape, names)
+    return Mesh(chosen(group), shape, names)
 
 
 def join(
@@ -550,14 +555,14 @@ def join(
     group
         The ranks; by default the world.
     """
-    return collectives.join(batches, group or init(), empty)
+    return collectives.join(batches, chosen(group), empty)
 
 
 def broadcast_variables(
     variables: Iterable[Variable] | Sequence[Variable], root: int = 0, *, group: Group | None = None
 ) -> None:
     """Give every rank the values of rank `root`, variable by variable, in the order of names."""
-    site, ranks = call_site(), group or init()
+    site, ranks = call_site(), chosen(group)
     for variable in sorted(variables, key=lambda v: v.name):
         variable.assign(ranks.broadcast(variable.numpy(), root=root, site=site))
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import array
 import gc
 import inspect
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -139,6 +141,29 @@ def test_the_quick_way_leaks_nothing() -> None:
     for _ in range(50):
         exec(code, {"call": call})
     assert counts() == before
+
+
+def test_a_call_from_c() -> None:
+    """No frame of Python's stands above an exit handler's."""
+    program = (
+        "import atexit, numpy, ngd\n"
+        "out = numpy.zeros(2)\n"
+        "atexit.register(lambda: print(out))\n"
+        "atexit.register(ngd.all_reduce, numpy.ones(2), op='sum', out=out)\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k == "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("[1. 1.]\n", "")
+
+
+def test_a_group_is_a_group() -> None:
+    for call in (ngd.all_reduce, ngd.reduce_scatter):
+        with pytest.raises(TypeError, match=r"group: expected an ngd.Group; got str"):
+            call(np.ones(1), op="sum", group="world")  # type: ignore[operator]
+    with pytest.raises(TypeError, match=r"group: expected an ngd.Group; got Mesh"):
+        ngd.barrier(ngd.make_mesh((1,), ("a",), group=alone()))  # type: ignore[arg-type]
 
 
 def test_a_dropped_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,12 @@ cdef const char* _interned(const string& site):
 
 
 cdef const char* _caller_site() except? NULL:
-    """Of the caller of the Python function that runs; NULL where that is the package itself."""
-    cdef object frame = _frame_above(_ONE)
+    """Of the caller of the Python function that runs; NULL where that is not the user's code."""
+    cdef object frame
+    try:
+        frame = _frame_above(_ONE)
+    except ValueError:  # the function was called from C
+        return NULL
     cdef PyFrameObject* raw = <PyFrameObject*> frame
     cdef PyObject* code = ngd_frame_code(raw)
     cdef int instruction = ngd_frame_lasti(raw)
