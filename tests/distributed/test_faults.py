@@ -136,7 +136,7 @@ def test_exception_reaches_the_others_with_its_traceback() -> None:
     assert raised.code == first.code == third.code == 1
     for outcome in (first, third):
         message = outcome.err.split("ngd.errors.RemoteRankError", 1)[1]
-        assert "rank 1" in message
+        assert message.startswith(": rank 1 failed: Traceback")  # whoever has told it first
         assert "ValueError: broken shard" in message
         assert "raise ValueError(shard[0])" in message
 
@@ -252,6 +252,23 @@ CALLS: dict[str, Any] = {
     "larger": lambda: ngd.all_reduce(np.ones(300_001, np.float32), op="sum"),
     "ring": lambda: ngd.all_reduce(np.ones(300_000, np.float32), op="sum", algorithm="ring"),
 }
+SIX: Any = np.ones(6, np.float32)
+CALLS |= {
+    "reduce_scatter": lambda: ngd.reduce_scatter(SIX, op="sum"),
+    "reduce_scatter max": lambda: ngd.reduce_scatter(SIX, op="max"),
+    "all_gather": lambda: ngd.all_gather(SIX),
+    "all_gather longer": lambda: ngd.all_gather(np.ones(7, np.float32)),
+    "all_gather_v": lambda: ngd.all_gather_v(SIX, counts=[6] * ngd.init().size),
+    "all_gather_v counts": lambda: ngd.all_gather_v(SIX, counts=[6] + [5] * (ngd.init().size - 1)),
+    "reduce": lambda: ngd.reduce(SIX, op="sum"),
+    "reduce root": lambda: ngd.reduce(SIX, 1, op="sum"),
+    "gather": lambda: ngd.gather(SIX),
+    "gather root": lambda: ngd.gather(SIX, 1),
+    "scatter": lambda: ngd.scatter(SIX, shape=(6 // ngd.init().size,), dtype="float32"),
+    "scatter root": lambda: ngd.scatter(SIX, 1, shape=(6 // ngd.init().size,), dtype="float32"),
+    "all_to_all": lambda: ngd.all_to_all(SIX),
+    "all_to_all larger": lambda: ngd.all_to_all(np.ones(60_000, np.float32)),
+}
 WORDS = {"sum": "all_reduce(sum) of 6 float32", "count": "of 5 ", "dtype": "float64", "op": "prod"}
 WORDS |= {"larger": "300001", "barrier": "barrier", "broadcast": "broadcast"}
 
@@ -261,12 +278,18 @@ def disagree(pairs: list[list[str]]) -> list[dict[str, str]]:
     errors = []
     for usual, odd in pairs:
         world = ngd.init()
-        errors.append(caught(CALLS[odd if world.rank == 0 else usual]))
+        call = CALLS[odd if world.rank == 0 else usual]
+        # Who only gives may have returned before the others disagreed.
+        errors.append(caught(lambda call=call: (call(), ngd.barrier())))
         ngd.shutdown()
     return errors
 
 
 PAIRS = [["sum", odd] for odd in ("count", "dtype", "op", "broadcast", "barrier", "larger")]
+PAIRS += [["reduce_scatter", "reduce_scatter max"], ["all_gather", "all_gather longer"]]
+PAIRS += [["all_gather_v", "all_gather_v counts"], ["all_to_all", "all_to_all larger"]]
+PAIRS += [[kind, f"{kind} root"] for kind in ("reduce", "gather", "scatter")]
+PAIRS += [["all_gather", "gather"], ["reduce_scatter", "all_to_all"], ["scatter", "sum"]]
 PAIRS += [["large", "larger"], ["broadcast", "root"], ["large", "ring"], ["barrier", "large"]]
 
 
@@ -306,6 +329,66 @@ def test_forgotten_call_is_a_mismatch(communicator: str) -> None:
             assert outcome.value["error"] == "CollectiveMismatchError", outcome
             assert "barrier" in outcome.value["message"]
             assert "all_reduce(sum)" in outcome.value["message"]
+
+
+def other_partner(what: str) -> dict[str, str]:
+    """A send of four doubles with tag 0, and a receive of something else; or none at all."""
+    world = ngd.init()
+
+    def call() -> None:
+        if world.rank == 0:
+            ngd.send(np.ones(4), 1)
+        elif what == "silence":
+            time.sleep(0.2)
+        else:
+            shape, dtype = (5 if what == "count" else 4,), "int64" if what == "dtype" else "float64"
+            ngd.recv(0, tag=int(what == "tag"), shape=shape, dtype=dtype)
+        ngd.barrier()
+
+    return caught(call)
+
+
+@over
+@pytest.mark.parametrize(
+    ("what", "words"), [("count", "of 5 "), ("dtype", "int64"), ("tag", "tag 1")]
+)
+def test_a_receive_of_something_else_is_a_mismatch(
+    communicator: str, what: str, words: str
+) -> None:
+    with Job(other_partner, 2, **harness.over(communicator, arguments={"what": what})) as job:
+        for outcome in job.wait(30):
+            assert outcome.value["error"] == "CollectiveMismatchError", outcome
+            message = outcome.value["message"]
+            assert "send of 4 float64 to rank 1" in message
+            assert "from rank 0" in message
+            assert words in message
+            assert message.count("test_faults.py:") >= 2
+
+
+def other_group(size: int) -> dict[str, str]:
+    """Rank 0 calls in a group of the first `size` ranks, the others in the world."""
+    world = ngd.init()
+    first = world.split(0 if world.rank < size else None)
+    group = first if world.rank == 0 else None
+    return caught(lambda: ngd.all_reduce(np.ones(3), op="sum", group=group))
+
+
+@over
+@pytest.mark.parametrize("size", [2, 3])
+def test_another_group_ends_at_the_deadline(communicator: str, size: int) -> None:
+    """Ranks that wait for one another in different groups: no sum, no hang."""
+    env = {"NGD_TIMEOUT": "5" if communicator == "mpi" else "1.5"}
+    arguments = {"size": size}
+    with Job(other_group, 3, **harness.over(communicator, env=env, arguments=arguments)) as job:
+        outcomes = job.wait(30)
+    errors = [outcome.value["error"] for outcome in outcomes]
+    if communicator == "mpi":  # who is late by a little sees the others leave
+        errors = ["CollectiveTimeoutError" if e == "RankLostError" else e for e in errors]
+    assert errors == ["CollectiveTimeoutError"] * 3, outcomes
+    for outcome in outcomes:
+        assert "rank " in outcome.value["message"]
+        assert "all_reduce(sum) of 3 float64" in outcome.value["message"]
+        assert "test_faults.py:" in outcome.value["message"]
 
 
 def other_order() -> dict[str, str]:

@@ -50,9 +50,10 @@ void Family::check_rank(int rank) const {
   if (rank == place_.rank || peer.state.load() != State::Failed) return;
   const auto kind = static_cast<ErrorKind>(peer.error_kind);
   const std::string text(peer.error_text, peer.error_length);
-  const bool of_the_group = kind == ErrorKind::CollectiveMismatch ||
-                            kind == ErrorKind::CollectiveTimeout || kind == ErrorKind::RankLost;
-  if (of_the_group) fail(kind, text);
+  const bool names_the_rank = kind == ErrorKind::CollectiveMismatch ||
+                              kind == ErrorKind::CollectiveTimeout || kind == ErrorKind::RankLost ||
+                              kind == ErrorKind::RemoteRank;
+  if (names_the_rank) fail(kind, text);
   fail(ErrorKind::RemoteRank, "rank ", rank, " failed: ", text);
 }
 

@@ -68,7 +68,11 @@ void ShmCommunicator::check_usable() const {
 }
 
 void ShmCommunicator::abort(const std::string& traceback) noexcept {
-  if (!closed_) family_->fail_with(ErrorKind::RemoteRank, traceback);
+  constexpr std::size_t kMost = kErrorBytes - 64;
+  const std::size_t cut = traceback.size() > kMost ? traceback.size() - kMost : 0;  // from its top
+  if (!closed_)
+    family_->fail_with(ErrorKind::RemoteRank,
+                       concat("rank ", family_->rank(), " failed: ", traceback.substr(cut)));
 }
 
 void ShmCommunicator::close() noexcept {
