@@ -513,7 +513,10 @@ def recv(
 
 def barrier(group: Group | None = None, *, async_op: bool = False) -> Any:
     """Return when every rank has come."""
-    return chosen(group).barrier(async_op=async_op, site=call_site())
+    ranks = (_world or init()) if group is None else chosen(group)
+    if not async_op and ranks.quick_barrier():
+        return None
+    return ranks.barrier(async_op=async_op, site=call_site())
 
 
 def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None = None) -> Mesh:

@@ -244,6 +244,18 @@ cdef class Communicator:
             self.communicator.get().wait(work, self.timeout)
         return destination
 
+    def quick_barrier(self) -> bool:
+        """Return True when every rank has come; False, at once, where the caller is no user's."""
+        cdef Collective collective
+        cdef CppWork work
+        collective.site = _caller_site()
+        if collective.site == NULL:
+            return False
+        with nogil:
+            work = self.communicator.get().submit(collective)
+            self.communicator.get().wait(work, self.timeout)
+        return True
+
     def wait(self, uint64_t sequence, double timeout) -> None:
         """Return when the result of that collective is there."""
         cdef CppWork work

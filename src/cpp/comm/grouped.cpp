@@ -49,7 +49,7 @@ void Grouped::plan(const std::vector<Tensor>& tensors) {
     if (alone || place == kNone ||
         packs_[place].count * size_of(tensor.dtype) + bytes_of(tensor) > kPackBytes) {
       if (!alone) place = packs_.size();
-      packs_.push_back({.dtype = tensor.dtype});
+      packs_.emplace_back().dtype = tensor.dtype;
     }
     Pack& pack = alone ? packs_.back() : packs_[place];
     pack.count += tensor.count;
