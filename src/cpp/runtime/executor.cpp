@@ -193,8 +193,10 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
 }
 
 void Executor::abort(const std::string& why) noexcept {
+  comm::Communicator* told = nullptr;
   for (const Step& step : steps_)
-    if (step.communicator != nullptr) step.communicator->abort(why);
+    if (step.communicator != nullptr && step.communicator != told)
+      (told = step.communicator)->abort(why);
 }
 
 void Executor::run_steps(const void* const* inputs, void* const* outputs) {
