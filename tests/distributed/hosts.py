@@ -145,7 +145,7 @@ class Hosts:
             self.space(0),
             harness.MPIRUN,
             *("--prtemca", "plm_ssh_agent", str(self.agent), "--host", places),
-            *(*mca, *passed_on, *options),
+            *(*mca, *passed_on, "--bind-to", "none", *options),  # they have the same cores
             *("-np", str(sum(per_host))),
         ]
 

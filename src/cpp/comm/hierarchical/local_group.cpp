@@ -50,7 +50,7 @@ Work LocalGroup::submit(const Collective& collective) {
 
 bool LocalGroup::progress() noexcept {
   try {
-    std::erase_if(in_flight_, [this](Work work) { return inner_->done(work); });
+    done_ += std::erase_if(in_flight_, [this](Work work) { return inner_->done(work); });
   } catch (...) {
     failure_ = std::current_exception();
     in_flight_.clear();

@@ -40,6 +40,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
 
  private:
   bool progress() noexcept override;
+  std::uint64_t moves() const noexcept override { return done_; }
   bool await(Work work, double seconds);
   template <class Call>
   auto locked(Call&& call);
@@ -48,6 +49,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
   const std::shared_ptr<const Roster> roster_;
   const std::unique_ptr<Communicator> inner_;
   std::deque<Work> in_flight_;
+  std::uint64_t done_ = 0;
   std::exception_ptr failure_;  // found by progress(), thrown by the next call
   bool closed_ = false;
 };

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -25,6 +26,8 @@ class Member {
   // Moves what can be moved, and keeps what goes wrong for the next call. True while works are in
   // flight.
   virtual bool progress() noexcept = 0;
+  // Grows whenever something has moved.
+  virtual std::uint64_t moves() const noexcept = 0;
 };
 
 class Family {
@@ -70,6 +73,8 @@ class Family {
 
  private:
   void run();
+  void pump() const noexcept;
+  std::uint64_t moves() const noexcept;
   void wake_progress_thread() noexcept;
 
   const Endpoint endpoint_;

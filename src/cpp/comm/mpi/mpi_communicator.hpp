@@ -100,7 +100,7 @@ class MpiCommunicator final : public Communicator, private Member {
   void check_needed(const Pending& work, bool headers_are_here);
   void begin(Pending& work, int slot);
   void prefer_last_words(const Pending& work);
-  std::uint64_t moves() const noexcept { return moves_ + pairs_.moves(); }
+  std::uint64_t moves() const noexcept override { return moves_ + pairs_.moves(); }
 
   [[noreturn]] void fail_mismatch(const Pending& mine, int peer, const Header& theirs);
   std::string differing_programs(const Pending& mine, int peer);

@@ -8,9 +8,10 @@ namespace ngd::comm::mpi {
 namespace {
 
 // A lane's scratch is a window, so all of it stays near 16 MiB whatever the number of ranks; a
-// slice never exceeds a quarter of kMaxMessageBytes, for partial sums may be twice as wide.
-constexpr std::size_t kMaxWindowBytes = std::size_t{8} << 20;
-constexpr std::size_t kMaxSliceBytes = kMaxMessageBytes / 4;
+// slice never exceeds half of kMaxMessageBytes, for partial sums may be twice as wide. Enough is
+// under way at once for a rank that looks every millisecond to keep a link of 10 Gbit/s busy.
+constexpr std::size_t kMaxWindowBytes = std::size_t{2} << 20;
+constexpr std::size_t kMaxSliceBytes = kMaxMessageBytes / 2;
 
 }  // namespace
 

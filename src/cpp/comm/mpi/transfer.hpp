@@ -161,7 +161,7 @@ struct Arithmetic {
 Arithmetic arithmetic_of(ReduceOp op, int size);
 
 // Elements of a window of which each of n owners reduces a slice, and how many lanes do so.
-inline constexpr int kReduceLanes = 2;
+inline constexpr int kReduceLanes = 8;
 std::size_t reduce_window(DType dtype, int owners);
 
 }  // namespace ngd::comm::mpi
