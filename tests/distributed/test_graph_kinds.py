@@ -73,16 +73,9 @@ def reductions(n: int, last: int) -> dict[str, Kind]:
     return kinds
 
 
-def exchanges(n: int, last: int) -> dict[str, Kind]:
-    """What moves."""
+def gathers(n: int, last: int) -> dict[str, Kind]:
+    """What is put together."""
     rows = [(r + 2) % 3 for r in range(n)]
-    sends = [[(r + 2 * s) % 3 for s in range(n)] for r in range(n)]  # rank r's rows for rank s
-    me = ngd.init().rank
-
-    def mine(given: Arrays, r: int) -> Any:
-        cuts = [np.split(a, np.cumsum(sends[s])[:-1]) for s, a in enumerate(given)]
-        return np.concatenate([cuts[s][r] for s in range(n)])
-
     return {
         "broadcast": Kind(
             lambda x: ops.broadcast(x, root=last), lambda g, r: g[last], lambda rank: (2, 3)
@@ -103,6 +96,29 @@ def exchanges(n: int, last: int) -> dict[str, Kind]:
             lambda g, r: np.concatenate(g, 1),
             lambda rank: (3, rows[rank]),
         ),
+        "gather_to": Kind(
+            lambda x: ops.gather_to(x, root=last),
+            lambda g, r: only(r, last, np.concatenate(g)),
+            lambda rank: (2, 3),
+        ),
+        "gather_to axis": Kind(
+            lambda x: ops.gather_to(x, axis=1),
+            lambda g, r: only(r, 0, np.concatenate(g, 1)),
+            lambda rank: (2, 3),
+        ),
+    }
+
+
+def exchanges(n: int, last: int) -> dict[str, Kind]:
+    """What is divided."""
+    sends = [[(r + 2 * s) % 3 for s in range(n)] for r in range(n)]  # rank r's rows for rank s
+    me = ngd.init().rank
+
+    def mine(given: Arrays, r: int) -> Any:
+        cuts = [np.split(a, np.cumsum(sends[s])[:-1]) for s, a in enumerate(given)]
+        return np.concatenate([cuts[s][r] for s in range(n)])
+
+    return {
         "all_to_all": Kind(
             ops.all_to_all,
             lambda g, r: np.concatenate([split(a, n)[r] for a in g]),
@@ -122,16 +138,6 @@ def exchanges(n: int, last: int) -> dict[str, Kind]:
             lambda x: ops.all_to_all_v(x, sends[me], [sends[s][me] for s in range(n)]),
             mine,
             lambda rank: (sum(sends[rank]), 2),
-        ),
-        "gather_to": Kind(
-            lambda x: ops.gather_to(x, root=last),
-            lambda g, r: only(r, last, np.concatenate(g)),
-            lambda rank: (2, 3),
-        ),
-        "gather_to axis": Kind(
-            lambda x: ops.gather_to(x, axis=1),
-            lambda g, r: only(r, 0, np.concatenate(g, 1)),
-            lambda rank: (2, 3),
         ),
         "scatter": Kind(
             lambda x: ops.scatter(x, root=last),
@@ -157,7 +163,7 @@ COMBINE: dict[str, Callable[[Any], Any]] = {
 
 def every_kind() -> dict[str, Kind]:
     size = ngd.init().size
-    return {**reductions(size, size - 1), **exchanges(size, size - 1)}
+    return {**reductions(size, size - 1), **gathers(size, size - 1), **exchanges(size, size - 1)}
 
 
 def operand(kind: Kind, rank: int, dtype: Any) -> Any:
