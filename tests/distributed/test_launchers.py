@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -144,6 +145,45 @@ def test_launcher_ends_a_job_that_fails(
         assert time.monotonic() - since < 10
         # The first rank to end decides: it may be the other one, which ends with 1.
         assert job.launcher.returncode in (code, 1), job.said
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("kill", "RankLostError: rank 1 "), ("raise", "broken")]
+)
+def test_ranks_of_ngd_run_say_what_they_saw(how: str, words: str) -> None:
+    with Job(end_badly, 3, arguments={"how": how}, launcher="ngd run") as job:
+        outcomes = job.wait(20)
+        for rank in (0, 2):
+            assert words in outcomes[rank].err, outcomes[rank]
+
+
+def count_to(limit: int, folder: str) -> list[int]:
+    """Adds up a step at a time, from its checkpoint; rank 1 dies in the middle of the first two."""
+    world = ngd.init()
+    restarts = int(os.environ["NGD_RESTART_COUNT"])
+    saved = Path(folder, "count")
+    count = np.array(int(saved.read_text()) if saved.exists() else 0)
+    ngd.broadcast(count, out=count)
+    begin = int(count)
+    while count < limit:
+        if world.rank == 1 and count == begin + limit // 3 and restarts < 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += ngd.all_reduce(1, op="max")
+        if world.rank == 0:
+            saved.with_suffix(".part").write_text(str(count))
+            saved.with_suffix(".part").rename(saved)
+    return [restarts, begin, int(count)]
+
+
+def test_a_job_that_is_started_again_resumes(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "ngd.launch", "-n", "3", "--max-restarts", "4"]
+    arguments = {"limit": 300, "folder": str(tmp_path)}
+    outcomes = run(count_to, 3, arguments=arguments, launcher=launcher)
+    restarts, begin, count = outcomes[0].value
+    assert [o.value for o in outcomes] == [outcomes[0].value] * 3
+    assert restarts == 2
+    assert 198 <= begin <= 202
+    assert count == 300
 
 
 def sleep_on() -> None:
