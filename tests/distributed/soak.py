@@ -43,7 +43,8 @@ def train(count: int, victim: int, fuse: float) -> None:
     x = ngd.placeholder("x", (count,), np.float64)
     gradient = ops.all_reduce(ops.tanh(x + w), op="mean")
     step = ngd.compile([x], [ops.sum(gradient)], {w: w - 0.1 * gradient})
-    batch = np.full(count, world.rank + 1.0)
+    batch, received = np.full(count, world.rank + 1.0), np.empty(count)
+    half = world.split(world.rank % 2)
     harness.say(json.dumps({"pid": os.getpid(), "maps": segments_of("self")}))
     try:
         number = 0
@@ -54,6 +55,11 @@ def train(count: int, victim: int, fuse: float) -> None:
             step(batch)
             ngd.all_reduce(batch, op="max")
             ngd.broadcast(batch, root=number % world.size)
+            half.all_reduce(batch, op="sum")
+            ngd.all_gather(batch[:5000])
+            sent = ngd.send(batch, (world.rank + 1) % world.size, async_op=True)
+            ngd.recv((world.rank - 1) % world.size, out=received)
+            sent.wait()
             if number % 3 == 0:
                 ngd.barrier()
     except ngd.errors.CollectiveError as error:
