@@ -273,7 +273,7 @@ def all_reduce(
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if weight is None and compression is None and algorithm == "auto" and not async_op:
-        result = ranks.quick_all_reduce(array, op, out)
+        result = ranks.quick("all_reduce", array, out, op)
         if result is not None:
             return result
     return ranks.all_reduce(
@@ -313,7 +313,12 @@ def reduce_scatter(
     async_op, group
         As in ngd.all_reduce.
     """
-    return chosen(group).reduce_scatter(
+    ranks = (_world or init()) if group is None else chosen(group)
+    if axis == 0 and not async_op:
+        result = ranks.quick("reduce_scatter", array, out, op)
+        if result is not None:
+            return result
+    return ranks.reduce_scatter(
         array, op=op, axis=axis, out=out, async_op=async_op, site=call_site()
     )
 
@@ -339,7 +344,12 @@ def all_gather(
     async_op, group
         As in ngd.all_reduce.
     """
-    return chosen(group).all_gather(array, axis=axis, out=out, async_op=async_op, site=call_site())
+    ranks = (_world or init()) if group is None else chosen(group)
+    if axis == 0 and not async_op:
+        result = ranks.quick("all_gather", array, out, "none")
+        if result is not None:
+            return result
+    return ranks.all_gather(array, axis=axis, out=out, async_op=async_op, site=call_site())
 
 
 def all_gather_v(
@@ -379,7 +389,12 @@ def broadcast(
 
     `out` may be `array` itself. A list of arrays travels together, as in ngd.all_reduce.
     """
-    return chosen(group).broadcast(array, root, out=out, async_op=async_op, site=call_site())
+    ranks = (_world or init()) if group is None else chosen(group)
+    if not async_op:
+        result = ranks.quick("broadcast", array, out, "none", root)
+        if result is not None:
+            return result
+    return ranks.broadcast(array, root, out=out, async_op=async_op, site=call_site())
 
 
 def reduce(
@@ -452,7 +467,12 @@ def all_to_all(
     The result is of the same shape: its r-th part came from rank r. The first axis is a multiple
     of the number of ranks; `out` is memory of its own.
     """
-    return chosen(group).all_to_all(array, out=out, async_op=async_op, site=call_site())
+    ranks = (_world or init()) if group is None else chosen(group)
+    if not async_op:
+        result = ranks.quick("all_to_all", array, out, "none")
+        if result is not None:
+            return result
+    return ranks.all_to_all(array, out=out, async_op=async_op, site=call_site())
 
 
 def all_to_all_v(

@@ -82,6 +82,23 @@ def kinds() -> None:
                 same(got, want)
             else:
                 assert got is None
+        in_out: dict[str, tuple[Callable[..., Any], Any]] = {
+            "all_reduce": (lambda out: ngd.all_reduce(mine, op=op, out=out), reduced),
+            "reduce_scatter": (
+                lambda out: ngd.reduce_scatter(mine, op=op, out=out),
+                reduced[block],
+            ),
+            "all_gather": (lambda out: ngd.all_gather(mine, out=out), np.concatenate(arrays)),
+            "broadcast": (lambda out: ngd.broadcast(mine, root, out=out), arrays[root]),
+            "all_to_all": (
+                lambda out: ngd.all_to_all(mine, out=out),
+                np.concatenate([a[block] for a in arrays]),
+            ),
+        }
+        for call, want in in_out.values():
+            out = np.empty(want.shape, dtype)
+            assert call(out) is out
+            same(out, want)
         same(mine, mine_before)
 
     check()

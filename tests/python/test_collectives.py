@@ -84,7 +84,7 @@ def test_every_dtype_takes_the_quick_way(dtype: Any) -> None:
     given, out = np.arange(6).astype(dtype), np.empty(6, dtype)
 
     def quick(array: Any, op: Any, out: Any) -> Any:
-        return alone().quick_all_reduce(array, op, out)
+        return alone().quick("all_reduce", array, out, op)
 
     assert quick(given, "sum", out) is out
     assert (out == given).all()
@@ -96,7 +96,7 @@ def test_every_dtype_takes_the_quick_way(dtype: Any) -> None:
 
 def test_what_is_not_plain_goes_the_other_way() -> None:
     def quick(array: Any, op: Any, out: Any) -> Any:
-        return alone().quick_all_reduce(array, op, out)
+        return alone().quick("all_reduce", array, out, op)
 
     plain = np.arange(6.0)
     read_only = plain.copy()

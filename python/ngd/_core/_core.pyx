@@ -8,6 +8,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
 from cython.operator cimport dereference
 from libc.stdint cimport int64_t, uint64_t
+from libc.string cimport memcpy
 from libcpp cimport bool as cbool
 from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
@@ -17,10 +18,10 @@ from libcpp.vector cimport vector
 
 from numpy cimport (
     NPY_BOOL, NPY_FLOAT64, NPY_FLOAT32, NPY_FLOAT16, NPY_INT8, NPY_INT16, NPY_INT32, NPY_INT64,
-    NPY_LONGLONG, NPY_UINT8, NPY_UINT16, NPY_UINT32, NPY_UINT64, NPY_ULONGLONG,
+    NPY_LONGLONG, NPY_MAXDIMS, NPY_UINT8, NPY_UINT16, NPY_UINT32, NPY_UINT64, NPY_ULONGLONG,
     PyArray_CompareLists, PyArray_DATA, PyArray_DIMS, PyArray_EMPTY, PyArray_ISCARRAY,
     PyArray_ISCARRAY_RO, PyArray_NBYTES, PyArray_NDIM, PyArray_SIZE, PyArray_TYPE, import_array,
-    ndarray
+    ndarray, npy_intp
 )
 
 from ngd cimport *

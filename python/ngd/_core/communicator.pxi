@@ -23,8 +23,13 @@ cdef void _fill_dtypes() noexcept:
 
 _fill_dtypes()
 
+cdef dict _quick_kinds = {
+    "all_reduce": <int> Kind.AllReduce, "reduce_scatter": <int> Kind.ReduceScatter,
+    "all_gather": <int> Kind.AllGather, "broadcast": <int> Kind.Broadcast,
+    "all_to_all": <int> Kind.AllToAll,
+}
 cdef dict _reductions = {
-    "sum": <int> ReduceOp.Sum, "mean": <int> ReduceOp.Mean, "min": <int> ReduceOp.Min,
+    "none": 0, "sum": <int> ReduceOp.Sum, "mean": <int> ReduceOp.Mean, "min": <int> ReduceOp.Min,
     "max": <int> ReduceOp.Max, "prod": <int> ReduceOp.Prod,
 }
 
@@ -38,13 +43,10 @@ cdef int _dtype_of(ndarray array) noexcept:
 
 
 cdef cbool _overlap(ndarray a, ndarray b) noexcept:
-    """Whether two contiguous arrays share memory, other than by being in the same place."""
+    """Whether two contiguous arrays share memory."""
     cdef const char* first = <const char*> PyArray_DATA(a)
     cdef const char* second = <const char*> PyArray_DATA(b)
-    return (
-        first != second and first < second + PyArray_NBYTES(b)
-        and second < first + PyArray_NBYTES(a)
-    )
+    return first < second + PyArray_NBYTES(b) and second < first + PyArray_NBYTES(a)
 
 
 cdef class Sequence:
@@ -198,50 +200,74 @@ cdef class Communicator:
             work = self.communicator.get().submit(collective)
         return work.sequence
 
-    def quick_all_reduce(self, array, op, out) -> object:
-        """Reduce from array to out, or a new array, for the caller of the function that calls this.
+    def quick(self, str kind, array, out, op, int root=0) -> object:
+        """Run a collective from array to out, or a new array, for the caller of my caller.
 
-        All in one crossing, for what is plain: NumPy's own arrays, contiguous, of one type, with an
-        op by name. None where something is not, and then nothing was done.
+        All in one crossing, for what is plain: NumPy's own arrays, contiguous, of one dtype, their
+        blocks along the first axis; an op by name. None where something is not, and then nothing
+        was done.
         """
-        cdef ndarray source, destination
         cdef Collective collective
         cdef CppWork work
-        if type(array) is not ndarray or (out is not None and type(out) is not ndarray):
+        cdef ndarray source, destination
+        cdef cbool blocks
+        reduction = _reductions.get(op) if type(op) is str else None
+        if type(array) is not ndarray or reduction is None:
             return None
         source = <ndarray> array
         cdef int dtype = _dtype_of(source)
-        reduction = _reductions.get(op) if type(op) is str else None
-        if dtype == 0 or reduction is None or not PyArray_ISCARRAY_RO(source):
+        if dtype == 0 or not PyArray_ISCARRAY_RO(source):
             return None
-        if out is None:
-            destination = PyArray_EMPTY(
-                PyArray_NDIM(source), PyArray_DIMS(source), PyArray_TYPE(source), 0
-            )
-        else:
-            destination = <ndarray> out
-            if (
-                PyArray_TYPE(destination) != PyArray_TYPE(source)
-                or not PyArray_ISCARRAY(destination)
-                or PyArray_NDIM(destination) != PyArray_NDIM(source)
-                or not PyArray_CompareLists(
-                    PyArray_DIMS(destination), PyArray_DIMS(source), PyArray_NDIM(source)
-                )
-                or _overlap(source, destination)
-            ):
-                return None
+        collective.kind = <Kind> <int> _quick_kinds[kind]
+        blocks = collective.kind != Kind.AllReduce and collective.kind != Kind.Broadcast
+        destination = self._quick_destination(collective.kind, blocks, source, out)
+        if destination is None:
+            return None
         collective.site = _caller_site()
         if collective.site == NULL:
             return None
-        collective.kind = Kind.AllReduce
         collective.op = <ReduceOp> <int> reduction
         collective.dtype = <DType> (dtype - 1)
+        collective.root = root
         collective.count = PyArray_SIZE(source)
+        if collective.kind == Kind.ReduceScatter or collective.kind == Kind.AllToAll:
+            collective.count //= self.communicator.get().size()
         collective.source = PyArray_DATA(source)
         collective.destination = PyArray_DATA(destination)
         with nogil:
             work = self.communicator.get().submit(collective)
             self.communicator.get().wait(work, self.timeout)
+        return destination
+
+    cdef ndarray _quick_destination(self, Kind kind, cbool blocks, ndarray source, out):
+        """`out`, or a new array, where it and the source are of fitting shapes; else None."""
+        cdef int size = self.communicator.get().size(), axes = PyArray_NDIM(source)
+        cdef npy_intp[NPY_MAXDIMS] shape
+        cdef ndarray destination
+        memcpy(shape, PyArray_DIMS(source), axes * sizeof(npy_intp))
+        if blocks:
+            if axes == 0 or (kind != Kind.AllGather and shape[0] % size != 0):
+                return None
+            if kind == Kind.AllGather:
+                shape[0] *= size
+            elif kind == Kind.ReduceScatter:
+                shape[0] //= size
+        if out is None:
+            return PyArray_EMPTY(axes, shape, PyArray_TYPE(source), 0)
+        if type(out) is not ndarray:
+            return None
+        destination = <ndarray> out
+        if (
+            PyArray_TYPE(destination) != PyArray_TYPE(source)
+            or not PyArray_ISCARRAY(destination)
+            or PyArray_NDIM(destination) != axes
+            or not PyArray_CompareLists(PyArray_DIMS(destination), shape, axes)
+        ):
+            return None
+        if _overlap(source, destination) and (
+            blocks or PyArray_DATA(source) != PyArray_DATA(destination)
+        ):
+            return None
         return destination
 
     def quick_barrier(self) -> bool:

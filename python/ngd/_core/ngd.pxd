@@ -91,6 +91,10 @@ cdef extern from "ngd.hpp" namespace "ngd::kernels" nogil:
 cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
     cdef enum class Kind:
         AllReduce
+        ReduceScatter
+        AllGather
+        Broadcast
+        AllToAll
     cdef enum class ReduceOp:
         Sum
         Mean

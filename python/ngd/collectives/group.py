@@ -55,7 +55,7 @@ class Group:
         self.local_size: int = communicator.local_size
         self.closed = False
         self.timeout = _core.timeout_seconds()
-        self.quick_all_reduce = communicator.quick_all_reduce
+        self.quick = communicator.quick
         self.quick_barrier = communicator.quick_barrier
         self._children: weakref.WeakSet[Group] = weakref.WeakSet()
         self._abandoned: list[tuple[list[Pending], Any]] = []
@@ -113,8 +113,9 @@ class Group:
         site: str | None = None,
     ) -> Any:
         """Reduce over the ranks; see ngd.all_reduce."""
-        if weight is None and compression is None and site is None and not async_op:
-            result = self.quick_all_reduce(array, op, out) if algorithm == "auto" else None
+        plain = weight is None and compression is None and algorithm == "auto"
+        if plain and site is None and not async_op:
+            result = self.quick("all_reduce", array, out, op)
             if result is not None:
                 return result
         self._prepare()
@@ -133,6 +134,10 @@ class Group:
         site: str | None = None,
     ) -> Any:
         """Reduce over the ranks, and keep a block each; see ngd.reduce_scatter."""
+        if axis == 0 and site is None and not async_op:
+            result = self.quick("reduce_scatter", array, out, op)
+            if result is not None:
+                return result
         where = "reduce_scatter"
         reduction.check_op(op, where)
         given = operand(array, where)
@@ -154,6 +159,10 @@ class Group:
         site: str | None = None,
     ) -> Any:
         """Join the ranks' arrays; see ngd.all_gather."""
+        if axis == 0 and site is None and not async_op:
+            result = self.quick("all_gather", array, out, "none")
+            if result is not None:
+                return result
         where = "all_gather"
         given = np.atleast_1d(operand(array, where))
         axis = normal_axis(axis, given.shape, where)
@@ -204,6 +213,10 @@ class Group:
         site: str | None = None,
     ) -> Any:
         """Give every rank the root's array; see ngd.broadcast."""
+        if site is None and not async_op:
+            result = self.quick("broadcast", array, out, "none", root)
+            if result is not None:
+                return result
         where, many = "broadcast", is_list(array)
         sources = [operand(a, where) for a in (array if many else [array])]
         buffers = destinations(out, sources, many, where)
@@ -335,6 +348,10 @@ class Group:
         site: str | None = None,
     ) -> Any:
         """Exchange blocks; see ngd.all_to_all."""
+        if site is None and not async_op:
+            result = self.quick("all_to_all", array, out, "none")
+            if result is not None:
+                return result
         where = "all_to_all"
         source = operand(array, where)
         block_rows(source.shape, self.size, where)

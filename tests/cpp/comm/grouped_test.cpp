@@ -85,7 +85,9 @@ TEST_P(GroupedTest, SameBitsAsOneByOne) {
                   0)
             << i;
       // Three are larger than 256 KiB and travel alone; the others of a dtype together.
-      if (communicator.size() > 1) EXPECT_EQ(calls(communicator) - before, 5u);
+      if (communicator.size() > 1) {
+        EXPECT_EQ(calls(communicator) - before, 5u);
+      }
     });
     for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.kind) << outcome.message;
   }
