@@ -72,6 +72,9 @@ std::vector<int> Requests::pending_peers() const {
 
 bool give_up(MPI_Request& request) noexcept {
   if (request == MPI_REQUEST_NULL) return true;
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (finalized) return false;
   const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
   int complete = 0;
   MPI_Cancel(&request);
