@@ -178,6 +178,15 @@ def make_communicator(launch: Launch) -> _core.Communicator:
     return communicator
 
 
+def meet(job_key: str, rank: int, size: int, name: str) -> Group:
+    """A group beside the world, of ranks of this host that know a key of their own."""
+    install_hooks()
+    if size == 1:
+        return Group(_core.Communicator.make_self(), name)
+    timeout = _core.timeout_seconds()
+    return Group(_core.Communicator.make_shm(job_key, rank, size, timeout), name)
+
+
 def between_hosts(fortran_handle: int) -> _core.Communicator:
     """The ranks of an MPI communicator (-1: the world), which need not share a host.
 

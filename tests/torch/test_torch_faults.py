@@ -16,6 +16,9 @@ import torch.distributed as dist  # noqa: E402
 import torch_ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+import ngd  # noqa: E402
+from ngd.torch import rendezvous  # noqa: E402
+
 pytestmark = harness.needs_ranks
 
 
@@ -67,7 +70,13 @@ def disagree() -> list[dict[str, str]]:
         found.append(harness.caught(lambda: dist.all_reduce(tensor, group=pair)))
     tensors = [torch.ones(2, 2 + rank % 2), torch.ones(2)]
     calls = [lambda: dist.all_reduce(tensors[0]), lambda: dist.broadcast(tensors[1], 0)]
-    return [*found, *(harness.caught(call) for call in calls)]
+    found += [harness.caught(call) for call in calls]
+    # What comes after a failure: a new world.
+    dist.destroy_process_group()
+    torch_ranks.join(store="another")
+    dist.all_reduce(tensor := torch.ones(1))
+    assert tensor.item() == 3
+    return found
 
 
 def test_a_mismatch_shows_both_sides() -> None:
@@ -117,3 +126,11 @@ def test_a_rank_that_leaves_is_named() -> None:
     with torch_ranks.job(leave_early, 2) as job:
         _, stayed = job.wait(60)
         assert last_words(stayed).startswith("RankLostError: rank 0 has left")
+
+
+def test_ranks_of_several_hosts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
+    store.set("ngd/host/1", "elsewhere")
+    monkeypatch.setenv("NGD_HOST", "here")
+    with pytest.raises(ngd.errors.InitError, match=r"rank 0 on here, rank 1 on elsewhere: .*gloo"):
+        rendezvous.meet(store, 0, 2, "torch's group 1")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
+from .. import distributed
 from ..collectives import Group
 from ..errors import CollectiveError
 from . import works
@@ -58,6 +59,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         self.seconds = timeout.total_seconds()
         self._store = store
         self._owned = owned
+        self._failed = False
         self._rank, self._size = group.rank, group.size
         self._name = self._description = ""
 
@@ -98,16 +100,19 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     def explained(self, error: Exception) -> Exception:
         """The error; of a smaller group, with its ranks, which the engine counts from 0."""
+        self._failed = True
         if self.ranks is None or not isinstance(error, CollectiveError):
             return error
         kind: type[CollectiveError] = type(error)
         return kind(f"{error} (in the group of the global ranks {self.ranks})")
 
     def shutdown(self) -> None:
-        """Complete what is under way, and leave; ngd's own world stays as it is."""
+        """Complete what is under way, and leave; ngd's own world stays, if it is in good order."""
         wait_for_all_of(self)
         if self._owned:
             self.group.close()
+        elif self._failed:
+            distributed.shutdown()
 
     def abort(self) -> None:
         """Leave at once: the peers are told."""

@@ -9,14 +9,13 @@ the store over which torch's ranks have met.
 from __future__ import annotations
 
 import secrets
-from typing import Any, Final
+from pathlib import Path
+from typing import Any
 
-from .. import distributed, environment
+from .. import config, distributed, environment
 from ..collectives import Group
 from ..errors import InitError
 from .process_group import ProcessGroup
-
-KEY: Final = "ngd"
 
 
 def create(options: Any, _: Any = None) -> ProcessGroup:
@@ -24,7 +23,7 @@ def create(options: Any, _: Any = None) -> ProcessGroup:
     rank, size = options.group_rank, options.group_size
     ranks = list(options.global_ranks_in_group) or None  # None: the default group
     world = our_world(rank, size) if ranks is None else None
-    group = world or meet(options.store, rank, size, f"torch {options.group_id}")
+    group = world or meet(options.store, rank, size, f"torch's group {options.group_id}")
     return ProcessGroup(group, ranks, options.timeout, options.store, owned=world is None)
 
 
@@ -41,9 +40,20 @@ def our_world(rank: int, size: int) -> Group | None:
 
 def meet(store: Any, rank: int, size: int, name: str) -> Group:
     """A new group of ranks of this host."""
+    store.set(f"ngd/host/{rank}", host())
     if rank == 0:
-        store.set(KEY, secrets.token_hex(16))
-    key = f"torch:{store.get(KEY).decode()}"
-    launch = environment.Launch("torch.distributed", rank, size, rank, size, key)
-    distributed.install_hooks()
-    return Group(distributed.make_communicator(launch), name)
+        store.set("ngd/key", secrets.token_hex(16))
+    hosts = [store.get(f"ngd/host/{each}").decode() for each in range(size)]
+    if len(set(hosts)) > 1:
+        places = ", ".join(f"rank {each} on {place}" for each, place in enumerate(hosts))
+        raise InitError(
+            f"{name}: expected the ranks of a group to be on one host, or to be ngd's world; got "
+            f'{places}: new_group(..., backend="gloo") makes a group of other ranks'
+        )
+    return distributed.meet(f"torch:{store.get('ngd/key').decode()}", rank, size, name)
+
+
+def host() -> str:
+    """What this rank's host is called; abstract sockets reach as far as a network namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return config.host() or f"{boot}:{Path('/proc/self/ns/net').stat().st_ino}"
