@@ -17,6 +17,7 @@ from harness import Job, caught, say
 from hosts import Hosts, permitted, sent_bytes
 
 import ngd
+from ngd import ops
 
 __all__ = ["permitted"]
 
@@ -39,9 +40,23 @@ def reduced_bits() -> dict[str, str]:
             for op in ("sum", "mean"):
                 result = ngd.all_reduce(numbers(world.rank, count, dtype), op=op)
                 bits[f"{dtype} {count} {op}"] = hashlib.sha256(result.tobytes()).hexdigest()
+    bits["steps"] = hashlib.sha256(trained().tobytes()).hexdigest()
     share = ngd.reduce_scatter(numbers(world.rank, 1_200_000, "float32"), op="sum")
     bits["reduce_scatter"] = hashlib.sha256(ngd.all_gather(share).tobytes()).hexdigest()
     return bits
+
+
+def trained(steps: int = 4) -> np.ndarray[Any, Any]:
+    """A matrix after some steps whose gradients are averaged over the ranks, in the graph."""
+    rank = ngd.init().rank
+    w = ngd.variable("w", numbers(99, 60_000, "float32").reshape(300, 200))
+    x = ngd.placeholder("x", (20, 300), np.float32)
+    loss = ops.mean(ops.tanh(x @ w) * ops.tanh(x @ w))
+    (gradient,) = ngd.grad(loss, [w])
+    step = ngd.compile([x], [loss], {w: w - 0.5 * ops.all_reduce(gradient, op="mean")})
+    for number in range(steps):
+        step(numbers(1000 * rank + number, 6_000, "float32").reshape(20, 300))
+    return w.numpy()
 
 
 def check_every_kind(count: int) -> None:
