@@ -9,7 +9,7 @@ import harness
 import numpy as np
 import pytest
 from harness import Job, caught, run
-from test_graph_kinds import differences
+from test_graph_kinds import differences, results
 
 import ngd
 from ngd import ops
@@ -226,6 +226,21 @@ def second_gradients_of_a_pair(device: str) -> None:
 def test_second_gradients_of_a_pair(communicator: str, device: str) -> None:
     how = harness.over(communicator, arguments={"device": device})
     run(second_gradients_of_a_pair, 2, **how)
+
+
+TWO_A_HOST = 'NGD_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"'
+"""A shell that tells the ranks of one machine to be two on each of several."""
+
+
+@pytest.mark.parametrize("communicator", harness.communicators()[1:])
+@pytest.mark.parametrize(
+    ("program", "ranks"), [(results, 4), (two_groups, 4), (tensor_parallel, 4), (pipeline, 3)]
+)
+def test_over_hosts_of_two(communicator: str, program: Any, ranks: int) -> None:
+    mpirun = harness.launcher_command("mpirun", ranks)
+    arguments = {} if program is results else {"device": "CPU"}
+    launcher = [*mpirun, "sh", "-c", TWO_A_HOST, "sh"]
+    run(program, ranks, arguments=arguments, launcher=launcher)
 
 
 def mismatched(what: str, device: str) -> dict[str, str]:
