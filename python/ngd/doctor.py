@@ -263,7 +263,7 @@ def _job(me: environment.Launch) -> Iterator[Finding]:
 def _report(world: Group) -> dict[str, Any]:
     return {
         "rank": world.rank,
-        "host": socket.gethostname(),
+        "host": config.host() or socket.gethostname(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "of": os.cpu_count() or 1,
         "quota": available_cores(),

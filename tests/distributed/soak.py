@@ -105,9 +105,10 @@ def said(job: harness.Job, rank: int) -> list[dict[str, Any]]:
 def wait_until_said(job: harness.Job, rank: int, seconds: float) -> dict[str, Any]:
     limit = time.monotonic() + seconds
     while not said(job, rank):
-        ended = any(harness.has_ended(process.pid) for process in job.processes.values())
+        started = [*job.processes.values(), *([job.launcher] if job.launcher else [])]
+        ended = any(harness.has_ended(process.pid) for process in started)
         if ended or time.monotonic() > limit:
-            raise AssertionError(f"no training in {seconds} s: {job.outcome(rank)}{job.said}")
+            raise AssertionError(f"no training: {job.outcome(rank)}{job.said}")
         time.sleep(0.005)
     return said(job, rank)[0]
 
