@@ -125,8 +125,7 @@ def dropped() -> None:
         time.sleep(0.2)
         assert (ngd.all_reduce(held, op="sum", out=held) == world.size).all()
     assert ngd.all_reduce(np.ones(200_000), op="sum")[0] == world.size
-    ngd.barrier()
-    ngd.barrier()
+    ngd.barrier(async_op=True).wait()
     if world.rank == 0:
         assert alive() is None
 

@@ -124,6 +124,27 @@ def test_what_is_not_plain_goes_the_other_way() -> None:
     assert ngd.all_reduce(misaligned, op="sum", group=alone()).tolist() == [0.0] * 6
 
 
+def test_lists_take_the_quick_way_too() -> None:
+    def quick(kind: str, array: Any, op: Any, out: Any) -> Any:
+        return alone().quick(kind, array, out, op)
+
+    given = [np.arange(5.0), np.float32(3.0) * np.ones((2, 2), np.float32), np.empty(0)]
+    out = [np.empty_like(a) for a in given]
+    for kind, op in (("all_reduce", "sum"), ("broadcast", "none")):
+        back = quick(kind, given, op, out)
+        assert all(x is y for x, y in zip(back, out, strict=True))
+        fresh = quick(kind, given, op, None)
+        for x, y, z in zip(fresh, given, out, strict=True):
+            assert (x == y).all()
+            assert (z == y).all()
+            assert not np.shares_memory(x, y)
+    assert quick("all_gather", given, "none", None) is None
+    for bad in ([], [given[0], 1.0], [given[0], given[1].T[:1]], [given[0].astype(complex)]):
+        assert quick("all_reduce", bad, "sum", None) is None
+    for bad in (out[:2], tuple(out), [out[0], out[1], None, out[2]], [*out[:2], np.empty(1)]):
+        assert quick("all_reduce", given, "sum", bad) is None
+
+
 def test_the_quick_way_leaks_nothing() -> None:
     given, out = np.ones(3), np.empty(3)
     code = compile("call()", "quick", "exec")
@@ -131,6 +152,8 @@ def test_the_quick_way_leaks_nothing() -> None:
     def call() -> None:
         ngd.all_reduce(given, op="sum", out=out, group=alone())
         ngd.all_reduce(given, op="sum", group=alone())
+        ngd.all_reduce([given, given], op="sum", group=alone())
+        ngd.all_reduce([given], op="sum", out=[out], group=alone())
 
     def counts() -> list[int]:
         gc.collect()

@@ -204,15 +204,21 @@ cdef class Communicator:
         """Run a collective from array to out, or a new array, for the caller of my caller.
 
         All in one crossing, for what is plain: NumPy's own arrays, contiguous, of one dtype, their
-        blocks along the first axis; an op by name. None where something is not, and then nothing
-        was done.
+        blocks along the first axis; an op by name; lists of such arrays. None where something is
+        not, and then nothing was done.
         """
         cdef Collective collective
         cdef CppWork work
         cdef ndarray source, destination
         cdef cbool blocks
         reduction = _reductions.get(op) if type(op) is str else None
-        if type(array) is not ndarray or reduction is None:
+        if reduction is None:
+            return None
+        if type(array) is list:
+            collective.op = <ReduceOp> <int> reduction
+            collective.root = root
+            return self._quick_list(kind, <list> array, out, collective)
+        if type(array) is not ndarray:
             return None
         source = <ndarray> array
         cdef int dtype = _dtype_of(source)
@@ -238,6 +244,45 @@ cdef class Communicator:
             work = self.communicator.get().submit(collective)
             self.communicator.get().wait(work, self.timeout)
         return destination
+
+    cdef list _quick_list(self, str kind, list arrays, out, Collective& pattern):
+        cdef vector[Tensor] tensors
+        cdef Tensor tensor
+        cdef unique_ptr[CppGrouped] grouped
+        cdef ndarray source, destination
+        cdef list results = []
+        cdef int dtype
+        cdef Py_ssize_t i
+        if not arrays or not (out is None or type(out) is list and len(out) == len(arrays)):
+            return None
+        pattern.kind = <Kind> <int> _quick_kinds[kind]
+        if pattern.kind != Kind.AllReduce and pattern.kind != Kind.Broadcast:
+            return None
+        for i in range(len(arrays)):
+            if type(arrays[i]) is not ndarray:
+                return None
+            source = <ndarray> arrays[i]
+            dtype = _dtype_of(source)
+            if dtype == 0 or not PyArray_ISCARRAY_RO(source):
+                return None
+            destination = self._quick_destination(
+                pattern.kind, False, source, None if out is None else out[i]
+            )
+            if destination is None:
+                return None
+            results.append(destination)
+            tensor.dtype = <DType> (dtype - 1)
+            tensor.count = PyArray_SIZE(source)
+            tensor.source = PyArray_DATA(source)
+            tensor.destination = PyArray_DATA(destination)
+            tensors.push_back(tensor)
+        pattern.site = _caller_site()
+        if pattern.site == NULL:
+            return None
+        with nogil:
+            grouped.reset(new CppGrouped(dereference(self.communicator), pattern, tensors))
+            grouped.get().wait(self.timeout)
+        return results
 
     cdef ndarray _quick_destination(self, Kind kind, cbool blocks, ndarray source, out):
         """`out`, or a new array, where it and the source are of fitting shapes; else None."""
