@@ -204,7 +204,7 @@ def _refused_by_the_kernel() -> str:
         memory = os.memfd_create("ngd-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with contextlib.closing(os.fdopen(memory, "wb")):
             call = "fallocate"
-            os.posix_fallocate(memory, 0, 1 << 20)
+            os.posix_fallocate(memory, 0, 4096)
         call = "pidfd_open"
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
