@@ -41,15 +41,12 @@ def train_on(raises: bool = False) -> None:
             raise KeyError("no such batch")
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_is_named(victim: int) -> None:
+def test_a_killed_rank_is_named() -> None:
     with torch_ranks.job(train_on, 3) as job:
-        job.wait_for(victim, "training")
-        job.kill(victim)
-        for outcome in job.wait(30, [rank for rank in range(3) if rank != victim]):
-            said = last_words(outcome)
-            assert said.startswith("RankLostError"), outcome
-            assert f"rank {victim}" in said, outcome
+        job.wait_for(1, "training")
+        job.kill(1)
+        for outcome in job.wait(30, [0, 2]):
+            assert last_words(outcome).startswith("RankLostError: rank 1 (process "), outcome
         job.wait(10)
 
 

@@ -18,6 +18,12 @@ from torch.distributed.algorithms.ddp_comm_hooks import (  # noqa: E402
     default_hooks,
     powerSGD_hook,
 )
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
+from torch.distributed.tensor.parallel import (  # noqa: E402
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 pytestmark = harness.needs_ranks
@@ -100,9 +106,8 @@ def train(model: Net, batches: Batches) -> list[float]:
     return losses
 
 
-def data_parallel(case: str) -> dict[str, dict[str, list[float]]]:
+def data_parallel(case: str, rank: int) -> dict[str, dict[str, list[float]]]:
     """The same training over either backend, with small buckets and with communication hooks."""
-    rank, _ = torch_ranks.join()
     batches = CASES[case][1](rank)
     losses: dict[str, dict[str, list[float]]] = {}
     for name, group in (("ngd", dist.group.WORLD), ("gloo", dist.new_group(backend="gloo"))):
@@ -120,33 +125,20 @@ def data_parallel(case: str) -> dict[str, dict[str, list[float]]]:
     return losses
 
 
-# Two terms have one sum. Of three, gloo adds in another order: a difference of a rounding, that the
-# steps make larger.
-@pytest.mark.parametrize(("ranks", "tolerance"), [(2, 0.0), (3, 1e-4)])
-@pytest.mark.parametrize("case", CASES)
-def test_losses_are_those_over_gloo(case: str, ranks: int, tolerance: float) -> None:
-    for losses in torch_ranks.run(data_parallel, ranks, arguments={"case": case}):
-        for how, mine in losses["ngd"].items():
-            assert mine == pytest.approx(losses["gloo"][how], rel=tolerance, abs=0.0), how
-
-
-def sharded(case: str, dtype: str) -> list[float]:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    rank, size = torch_ranks.join()
+def sharded(dtype: str, rank: int, size: int) -> list[float]:
     mesh = dist.init_device_mesh("cpu", (size,))
     policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, dtype))
-    model = fresh(case)
+    model = fresh("transformer")
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    return train(model, CASES[case][1](rank))
+    return train(model, sentences(rank))
 
 
-def alone(case: str, ranks: int) -> list[list[float]]:
+def alone(ranks: int) -> list[list[float]]:
     """The losses of each rank when one process takes the mean of all ranks' gradients."""
-    model = fresh(case)
-    batches = [CASES[case][1](rank) for rank in range(ranks)]
+    model = fresh("transformer")
+    batches = [sentences(rank) for rank in range(ranks)]
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     losses: list[list[float]] = [[] for _ in range(ranks)]
     for step in range(STEPS):
@@ -160,26 +152,28 @@ def alone(case: str, ranks: int) -> list[list[float]]:
     return losses
 
 
-@pytest.mark.parametrize(
-    ("ranks", "dtype", "tolerance"),
-    [(2, "float32", 1e-4), (3, "float32", 1e-4), (2, "bfloat16", 2e-2)],
-)
-def test_fully_shard_trains_as_one_process(ranks: int, dtype: str, tolerance: float) -> None:
-    arguments = {"case": "transformer", "dtype": dtype}
-    expected = alone("transformer", ranks)
-    outcomes = torch_ranks.run(sharded, ranks, arguments=arguments)
-    for losses, rightly in zip(outcomes, expected, strict=True):
-        assert losses == pytest.approx(rightly, rel=tolerance)
+def train_all() -> dict[str, Any]:
+    rank, size = torch_ranks.join()
+    losses: dict[str, Any] = {case: data_parallel(case, rank) for case in CASES}
+    return losses | {dtype: sharded(dtype, rank, size) for dtype in ("float32", "bfloat16")}
+
+
+# Two terms have one sum. Of three, gloo adds in another order: a difference of a rounding, that the
+# steps make larger.
+@pytest.mark.parametrize(("ranks", "tolerance"), [(2, 0.0), (3, 1e-4)])
+def test_losses_are_those_over_gloo_and_of_one_process(ranks: int, tolerance: float) -> None:
+    expected = alone(ranks)
+    for rank, losses in enumerate(torch_ranks.run(train_all, ranks)):
+        for case in CASES:
+            for how, mine in losses[case]["ngd"].items():
+                theirs = losses[case]["gloo"][how]
+                assert mine == pytest.approx(theirs, rel=tolerance, abs=0.0), (case, how)
+        assert losses["float32"] == pytest.approx(expected[rank], rel=1e-4)
+        assert losses["bfloat16"] == pytest.approx(expected[rank], rel=2e-2)
 
 
 def two_dimensional() -> list[float]:
     """Columns, then rows, over one axis of a mesh; replicas over the other: as alone."""
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
     torch_ranks.join()
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     torch.manual_seed(0)
