@@ -34,7 +34,7 @@ bool advance_flat_direct(Group& group, Task& task);
 // where it is not free.
 bool begin_flat_staged(Group& group, Lane& lane, Task& task);
 bool advance_flat_staged(Group& group, Lane& lane, Task& task);
-std::uint64_t flat_chunks(const Task& task) noexcept;
+std::uint64_t flat_chunks(const Group& group, const Task& task) noexcept;
 
 // Ring: the sum travels around, part by part, and then the result.
 bool advance_ring(Group& group, Task& task);

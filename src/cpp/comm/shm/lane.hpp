@@ -2,10 +2,10 @@
 // My staging area, as its one writer sees it: a row of buffers that are used in turn.
 //
 // Every chunk that passes through gets a ticket, counted through over all collectives of a group;
-// ticket t uses buffer t % kBuffers. A buffer may be filled again when all who read what it held
-// have said so (Slot::taken): for each buffer the lane remembers whose word that takes. So a rank
-// need not ask its peers before it uses its own lane, and it may complete a collective while they
-// still read.
+// ticket t uses buffer t % kBuffers. A buffer may be filled again when nobody reads it any more.
+// Where the peers only read it (exchange.cpp), they say so (Slot::taken), and the lane remembers
+// whose word that takes; so a rank may complete a collective while they still read. Where they
+// write their results back to it (flat.cpp), I hold it until I have taken them out.
 #pragma once
 
 #include "comm/shm/group.hpp"
@@ -29,12 +29,16 @@ class Lane {
     return first;
   }
   // Whether the buffer of a ticket may be filled.
-  bool free(Group& group, std::uint64_t ticket) { return group.met(guard(ticket)); }
+  bool free(Group& group, std::uint64_t ticket) {
+    return !held_[ticket % kBuffers] && group.met(guard(ticket));
+  }
   bool all_free(Group& group) {
     bool all = true;
-    for (Need& each : guards_) all = group.met(each) && all;
+    for (std::uint64_t buffer = 0; buffer < kBuffers; ++buffer) all = free(group, buffer) && all;
     return all;
   }
+  void hold(std::uint64_t ticket) noexcept { held_[ticket % kBuffers] = true; }
+  void give_back(std::uint64_t ticket) noexcept { held_[ticket % kBuffers] = false; }
   // What the ticket's buffer now holds is read when all have taken `value` chunks of `sequence`.
   void fill(Group& group, std::uint64_t ticket, std::uint64_t sequence, std::uint64_t value) {
     guard(ticket) = group.all(Need::Flag::Taken, sequence, value);
@@ -44,6 +48,7 @@ class Lane {
  private:
   std::uint64_t next_ = 0;
   Need guards_[kBuffers];
+  bool held_[kBuffers] = {};
 };
 
 }  // namespace ngd::comm::shm

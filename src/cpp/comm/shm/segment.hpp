@@ -12,7 +12,8 @@
 //   kSlots inline   | kInlineBytes x kSlots: payloads that ride beside the flag staging  | operands
 //   of private memory pass through here, chunk by chunk (lane.hpp)
 //
-// Only its owner writes to a control block, but for `departed`. Everything in a slot but its second
+// Only its owner writes to a control block, but for `departed` and buffers of the staging area that
+// take results (flat.cpp). Everything in a slot but its second
 // line is written before `published` is, and stays until every rank has finished the slot's
 // sequence; so a peer that has read `published` may read all of it. Flags are stored and loaded
 // sequentially consistent, because a sleeping peer is told of them (wait.hpp).

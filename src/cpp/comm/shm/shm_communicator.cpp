@@ -326,8 +326,8 @@ bool ShmCommunicator::take_lane(Task& wanting) {
   if (wanting.algorithm == Algorithm::Ring && !lane_.all_free(group_)) return false;
   wanting.has_lane = true;
   if (wanting.algorithm == Algorithm::Ring) return true;
-  wanting.lane =
-      lane_.reserve(wanting.path == Path::Exchange ? wanting.out_chunks : flat_chunks(wanting));
+  wanting.lane = lane_.reserve(wanting.path == Path::Exchange ? wanting.out_chunks
+                                                              : flat_chunks(group_, wanting));
   group_.mine().slot(wanting.sequence).lane = wanting.lane;
   return true;
 }

@@ -113,9 +113,10 @@ std::uint32_t ShmCommunicator::bell_of(Target target) const noexcept {
   return kUntilAny;
 }
 
-// The task whose need holds `target` up: its own, or that of the one before it in my lane.
+// The task whose need holds `target` up: its own, or that of one before it which has my lane.
 const Task& ShmCommunicator::blocker(const Task& target) const noexcept {
-  if (target.arrived && target.staged && !target.has_lane)
+  const bool lacks_nothing = target.need.first >= target.need.last;
+  if (target.arrived && (lacks_nothing || (target.staged && !target.has_lane)))
     for (std::uint64_t sequence = finished_ + 1; sequence < target.sequence; ++sequence)
       if (!task(sequence).complete) return task(sequence);
   return target;
