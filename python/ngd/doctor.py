@@ -233,10 +233,22 @@ def _cgroup_memory() -> int:
 
 def _cores() -> Iterator[Finding]:
     allowed = os.sched_getaffinity(0)
-    text = f"{binding.text_of(allowed)} ({len(allowed)} of {os.cpu_count()})"
+    text = f"{binding.text_of(allowed)} ({len(allowed)} of {len(reachable_cores())})"
     if available_cores() < len(allowed):
         text += f", of which the cgroup's quota pays for {available_cores()}"
     yield Finding("cores", "ok", f"{text}; kernels use {thread_count()} threads")
+
+
+def reachable_cores() -> set[int]:
+    """Where this process could run if nobody had bound it: the cores of its cpuset."""
+    mine = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, range(max(max(mine) + 1, os.cpu_count() or 1)))
+        return os.sched_getaffinity(0)
+    except OSError:
+        return mine
+    finally:
+        os.sched_setaffinity(0, mine)
 
 
 def _job(me: environment.Launch) -> Iterator[Finding]:
@@ -265,7 +277,7 @@ def _report(world: Group) -> dict[str, Any]:
         "rank": world.rank,
         "host": config.host() or socket.gethostname(),
         "cpus": sorted(os.sched_getaffinity(0)),
-        "of": os.cpu_count() or 1,
+        "of": len(reachable_cores()),
         "quota": available_cores(),
         "threads": thread_count(),
         "local_size": world.local_size,

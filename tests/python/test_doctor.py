@@ -191,19 +191,30 @@ def test_every_rank_tells_where_it_runs() -> None:
     cores = len(os.sched_getaffinity(0))
     for rank in range(3):
         (found,) = [f for f in findings if f["topic"] == f"rank {rank}"]
-        assert f"({cores} of {os.cpu_count()})" in found["text"]
+        assert f"({cores} of {len(doctor.reachable_cores())})" in found["text"]
     (measured,) = [f for f in findings if f["topic"] == "all_reduce"]
     assert measured["text"].startswith("3 ranks: ")
 
 
 @needs_mpirun
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 @pytest.mark.parametrize("environ", [{}, {"NGD_THREADS": "2"}])
 def test_a_rank_bound_to_one_core_while_others_are_free(environ: dict[str, str]) -> None:
     findings = under_mpirun(1, "--bind-to", "core", **environ)
     warning = only(findings, "rank 0", "warning")
     assert ("more threads than cores" in warning["text"]) == bool(environ)
     assert "--bind-to none" in warning["fix"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_binding_does_not_hide_cores() -> None:
+    mine = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, [max(mine)])
+        assert doctor.reachable_cores() >= mine
+        assert os.sched_getaffinity(0) == {max(mine)}
+    finally:
+        os.sched_setaffinity(0, mine)
 
 
 REPORT = {"rank": 0, "host": "a", "communicator": "shm", "threads": 1, "of": 8, "local_size": 2}
