@@ -96,6 +96,10 @@ class Collective(Op):
         """
         return {k: v for k, v in attrs.items() if k != "group"}
 
+    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+        """The element of the result where this rank's operand may already lie; None: nowhere."""
+        return None
+
     def reference(self, x: Array, **attrs: Any) -> Array:
         return x
 

@@ -187,6 +187,9 @@ class AllGather(Collective):
         expect_rows(self.name, x)
         return with_rows(x, x.shape[0] * group.size)
 
+    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+        return int(attrs["group"].rank) * x.count
+
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         return everywhere_equal(inputs, attrs)
 
@@ -225,6 +228,9 @@ class AllGatherV(Collective):
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         return block_counts(x, attrs)
+
+    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+        return int(sum(attrs["counts"][: attrs["group"].rank])) * row_elements(x)
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         return everywhere_equal(inputs, attrs)

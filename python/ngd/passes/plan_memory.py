@@ -3,9 +3,10 @@
 
 A *storage* is a run of bytes that one or more nodes share: a view lies in its source's storage, a
 kernel's result may lie over an operand that dies there, and a collective works in place where its
-operand dies there. A storage lives from the first instruction that writes it to the last that reads
-it; what a collective touches lives until its wait. Storages of one lane whose lives do not overlap
-share bytes. What feeds a collective goes to the shared lane, so that nothing is staged.
+operand dies there, or has its operand computed where the result will hold it. A storage lives from
+the first instruction that writes it to the last that reads it; what a collective touches lives
+until its wait. Storages of one lane whose lives do not overlap share bytes. What feeds a collective
+goes to the shared lane, so that nothing is staged.
 
 Offsets: storages are placed largest first, each at the lowest offset that is free throughout its
 life (greedy by size; Pisarchyk and Lee 2020, arXiv:2001.03288, section 5.2).
@@ -38,6 +39,16 @@ class Storage:
     bytes: int = 0
     first: int = 0
     last: int = 0
+    whole: Storage | None = None
+    """What this is a part of, if it is."""
+    offset: int = 0
+    """Where in the whole, in bytes."""
+
+    def keep(self, until: int) -> None:
+        """Let it live until that instruction at least."""
+        self.last = max(self.last, until)
+        if self.whole is not None:
+            self.whole.keep(until)
 
     @property
     def planned(self) -> bool:
@@ -138,6 +149,8 @@ class Planner:
         )
         self.output_place = {n: i for i, n in reversed(list(enumerate(schedule.graph.outputs)))}
         self.started: dict[Node, int] = {}
+        self.gathers = self.sole_gathers()
+        self.parts: list[Storage] = []
 
     def last_readers(self) -> dict[Node, Node | None]:
         """For every source, the last node that reads it; None where an output or a store does."""
@@ -149,6 +162,17 @@ class Planner:
             if root not in self.schedule.direct:
                 last[source_of(root)] = None
         return last
+
+    def sole_gathers(self) -> dict[Node, Node]:
+        """Of every source that an all_gather reads last, and no other collective, its start."""
+        return {
+            source: node
+            for node in self.schedule.order
+            if isinstance(node.op, Start)
+            and self.sent[source := source_of(node.inputs[0])] == 1
+            and self.last_reader[source] is node
+            and node.op.block.place_in_result(node.inputs[0].type, **node.attrs) is not None
+        }
 
     def run(self) -> None:
         """Emit everything in order; old values that are still wanted are copied before `direct`."""
@@ -209,7 +233,7 @@ class Planner:
         """The storage in which a node's value is found; it lives until the next step at least."""
         source = source_of(node)
         storage = self.leaf(source) if isinstance(source.op, Leaf) else self.storage[source]
-        storage.last = max(storage.last, len(self.plan.steps))
+        storage.keep(len(self.plan.steps))
         return storage
 
     def emit(self, node: Node) -> None:
@@ -239,8 +263,7 @@ class Planner:
 
     def append(self, step: Step) -> None:
         """Append a step; what it writes is alive there."""
-        storage = step.output[1]
-        storage.last = max(storage.last, len(self.plan.steps))
+        step.output[1].keep(len(self.plan.steps))
         self.plan.steps.append(step)
 
     def emit_start(self, node: Node) -> None:
@@ -250,8 +273,10 @@ class Planner:
         source = self.read(operand)
         dies = self.last_reader.get(source_of(operand)) is node
         alone = self.sent[source_of(operand)] == 1
-        in_place = block.in_place and dies and alone and source.lane == "shared"
-        result = source if in_place else self.new_storage("shared", node.type.bytes)
+        if block.in_place and dies and alone and source.lane == "shared":
+            result = source
+        else:
+            result = source.whole or self.new_storage("shared", node.type.bytes)
         self.storage[node] = result
         self.started[node] = len(self.plan.steps)
         self.append(
@@ -275,10 +300,31 @@ class Planner:
             self.storage[node] = Storage("output", self.output_place[node])
         else:
             lane = "shared" if node in self.sent else "private"
-            self.storage[node] = self.over_operand(node, inputs, lane) or self.new_storage(
-                lane, node.type.bytes
+            self.storage[node] = (
+                self.own_block(node)
+                or self.over_operand(node, inputs, lane)
+                or self.new_storage(lane, node.type.bytes)
             )
         return self.storage[node]
+
+    def own_block(self, node: Node) -> Storage | None:
+        """The place in an all_gather's result of what it will gather from this rank.
+
+        Between 2 ranks on a Zen 5 EPYC that is 1.25 times as fast as a copy for 1 MiB, and 1.4
+        times for 16 MiB.
+        """
+        start = self.gathers.get(node)
+        if start is None:
+            return None
+        assert isinstance(start.op, Start)
+        operand = start.inputs[0].type
+        place = start.op.block.place_in_result(operand, **start.attrs)
+        assert place is not None
+        whole = self.new_storage("shared", start.type.bytes)
+        part = Storage("shared", 0, operand.bytes, whole.first, whole.last, whole)
+        part.offset = place * operand.dtype.itemsize
+        self.parts.append(part)
+        return part
 
     def over_operand(
         self, node: Node, inputs: list[tuple[Type, Storage]], lane: str
@@ -296,7 +342,7 @@ class Planner:
 
     def copy(self, source: Storage, destination: Storage, node: Node) -> None:
         """Append a copy of a value of the node's type."""
-        source.last = max(source.last, len(self.plan.steps))
+        source.keep(len(self.plan.steps))
         types = (node.type, source), (node.type, destination)
         self.append(Step("run", "copy", [types[0]], types[1], {}, node.site))
 
@@ -319,6 +365,9 @@ class Planner:
                 placed.append(storage)
             total = max((aligned(s.place + s.bytes) for s in placed), default=0)
             setattr(self.plan, f"{lane}_bytes", total)
+        for part in self.parts:
+            assert part.whole is not None
+            part.place = part.whole.place + part.offset
         self.plan.unshared_bytes = sum(
             aligned(n.type.bytes)
             for n in self.schedule.order
