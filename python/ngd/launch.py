@@ -211,6 +211,10 @@ class _Job:
                 self._watch()
                 if not self.ranks and self.exit_code and self.restarts_left > 0:
                     self._start_again(command)
+        except BrokenPipeError:  # nobody reads what the ranks print: end as a pipeline does
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), sys.stdout.fileno())
+            self.exit_code = 128 + signal.SIGPIPE
         finally:
             self._signal_ranks(signal.SIGKILL)
             for process in self.ranks.values():

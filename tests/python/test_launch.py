@@ -187,6 +187,21 @@ print("ready", flush=True)
 """
 
 
+def test_a_reader_that_goes_away_ends_the_job(tmp_path: Path, mark: str) -> None:
+    program = """
+while True:
+    print("more", flush=True)
+"""
+    job = start(tmp_path, program, mark, "-n", "2")
+    assert job.stdout is not None
+    assert job.stderr is not None
+    assert "more" in job.stdout.readline()
+    job.stdout.close()
+    assert job.wait(DEADLINE) == 128 + signal.SIGPIPE
+    assert "Traceback" not in job.stderr.read()
+    job.stderr.close()
+
+
 def test_what_a_rank_has_started_goes_with_it(tmp_path: Path, mark: str) -> None:
     assert finish(start(tmp_path, GRANDCHILD, mark, "-n", "2"))[0] == 0
 
