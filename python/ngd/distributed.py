@@ -95,12 +95,12 @@ def communicator_of(comm: Any) -> _core.Communicator:
             f"ngd.init: comm: expected a build with NGD_DISTRIBUTED_ENABLE=OMPI, which has MPI; "
             f"this one is of mode {built['mode']}"
         )
-    if not hasattr(comm, "py2f"):
+    version = getattr(sys.modules.get(type(comm).__module__), "Get_library_version", None)
+    if version is None or not hasattr(comm, "py2f"):
         raise InitError(
             f"ngd.init: comm: expected an mpi4py communicator; got {type(comm).__name__}"
         )
-    mpi = sys.modules.get(type(comm).__module__)
-    theirs = mpi.Get_library_version().strip("\0\n ") if mpi is not None else ""
+    theirs = version().strip("\0\n ")
     ours = (built["mpi"] or "").strip("\0\n ")
     if theirs != ours:
         raise InitError(

@@ -3,6 +3,7 @@
 
 cdef extern from *:
     """
+    #include <frameobject.h>
     static int ngd_frame_lasti(PyFrameObject* frame) {
     #if PY_VERSION_HEX >= 0x030B0000
       return PyFrame_GetLasti(frame);
@@ -59,8 +60,10 @@ cdef const char* _caller_site() except? NULL:
     if file.startswith(_PACKAGE):
         Py_DECREF(<object> code)
         return NULL
-    Py_XDECREF(caller.code)
+    cdef const char* site = _interned(_bytes(f"{file}:{PyFrame_GetLineNumber(raw)}"))
+    cdef PyObject* before = caller.code
     caller.code = code
     caller.instruction = instruction
-    caller.site = _interned(_bytes(f"{file}:{PyFrame_GetLineNumber(raw)}"))
-    return caller.site
+    caller.site = site
+    Py_XDECREF(before)  # last: what this ends may call
+    return site
