@@ -138,6 +138,11 @@ def blocks(rank: int, size: int) -> None:
             dist.gather(mine, into, root)
             for got, expected in zip(into or [], values, strict=False):
                 same(got, expected, ("gather", what))
+            whole = layout(torch.zeros((size, *shape) if rank == root else (0,), dtype=dtype))
+            options = dist.GatherOptions()
+            options.rootRank = root
+            dist.group.WORLD.gather_single(whole, mine, options).wait()  # a function from 2.14 on
+            same(whole, torch.stack(values) if rank == root else whole, ("gather_single", what))
             got = layout(torch.zeros_like(mine))
             dist.scatter(got, [layout(v) for v in values] if rank == root else None, root)
             same(got, values[rank], ("scatter", what))

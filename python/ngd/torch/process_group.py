@@ -228,6 +228,15 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             call.submit(contiguous(tensor), place, tensor.numel(), root=root)
         return call.start([block for blocks in outputs for block in blocks])
 
+    def gather_single(self, output: Tensor, input: Tensor, opts: Any) -> Work:
+        """As gather, end to end in one tensor, which the others give empty."""
+        call, here = Call(self, "gather"), self._rank == opts.rootRank
+        if here:
+            call.check_whole(output, "output", input, "input")
+        place = call.receive(output) if here else None
+        call.submit(contiguous(input), place, input.numel(), root=opts.rootRank)
+        return call.start([output] if here else [])
+
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *_: Any) -> Work:
         """Give every rank its block of the root's."""
         root = opts if isinstance(opts, int) else opts.rootRank
