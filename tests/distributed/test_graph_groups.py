@@ -300,6 +300,40 @@ def refused() -> None:
         ops.all_gather_v(x, [3] * (n + 1))
     with pytest.raises(ValueError, match=r"^send: expected another rank"):
         ops.send(x, me, group=world)
+    nobodys: Any = Alone(rank=0, size=2)
+    for device in ("CPU", "INTERPRETER"):
+        with pytest.raises(TypeError, match=r"^compile: expected groups made by ngd"):
+            ngd.compile([x], [ops.all_reduce(x, op="sum", group=nobodys)], device=device)
+
+
+def uniform() -> None:
+    """What is proved equal on all ranks, and what in a group alone."""
+    world = ngd.init()
+    x = ngd.placeholder("x", (2 * world.size,), np.float32)
+    half = world.split(world.rank % 2)
+    equal = [
+        ops.all_reduce(x, op="max"),
+        ops.all_gather(x),
+        ops.broadcast(x),
+        ops.all_gather_v(x, [2 * world.size] * world.size),
+        ops.all_reduce(ngd.constant(3.0), op="sum", group=half),
+    ]
+    assert [node.uniform for node in equal] == [True] * len(equal)
+    varying = [
+        ops.all_reduce(x, op="max", group=half),
+        ops.all_gather(x, group=half),
+        ops.reduce_scatter(equal[0], op="sum"),
+        ops.reduce_to(equal[0], op="sum"),
+        ops.all_to_all(equal[0]),
+        ops.scatter(equal[0]),
+        ops.gather_to(equal[0]),
+    ]
+    assert [node.uniform for node in varying] == [False] * len(varying)
+
+
+@harness.needs_ranks
+def test_uniform_in_a_group_is_not_uniform() -> None:
+    run(uniform, 3)
 
 
 @harness.needs_ranks
