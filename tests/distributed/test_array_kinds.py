@@ -319,3 +319,35 @@ def test_a_communicator_of_something_else() -> None:
     assert error["error"] == "InitError"
     wanted = "an mpi4py communicator" if harness.MODE == "OMPI" else "NGD_DISTRIBUTED_ENABLE=OMPI"
     assert wanted in error["message"]
+
+
+def disagreeing(case: str) -> dict[str, str]:
+    """Rank 1 thinks otherwise than the others."""
+    world = ngd.init()
+    n, odd = world.size, world.rank == 1
+    ones = np.ones((2 * n, 3 + odd), np.float32)
+    few = [1 if odd and rank == 0 else 2 for rank in range(n)]
+    calls: dict[str, Callable[[], Any]] = {
+        "all_gather": lambda: ngd.all_gather(ones),
+        "all_gather_v": lambda: ngd.all_gather_v(ones),
+        "all_gather_v counts": lambda: ngd.all_gather_v(ones[:2, :3], counts=few),
+        # Whose blocks are right hears of it in the next call.
+        "all_to_all_v": lambda: (ngd.all_to_all_v(ones[:, :3], [2] * n, few), ngd.barrier()),
+        "lists": lambda: ngd.all_reduce([ones[:, 0], ones[: 3 + odd, 0]], op="sum"),
+        "split": lambda: world.split(0).all_reduce(ones, op="sum"),  # type: ignore[union-attr]
+    }
+    return caught(calls[case])
+
+
+@over
+@pytest.mark.parametrize(
+    "case", ["all_gather", "all_gather_v", "all_gather_v counts", "all_to_all_v", "lists", "split"]
+)
+def test_disagreement_is_told_to_all(communicator: str, case: str) -> None:
+    with harness.Job(
+        disagreeing, 3, arguments={"case": case}, **harness.over(communicator, 3)
+    ) as job:
+        for outcome in job.wait(60):
+            assert outcome.value is not None, outcome
+            assert outcome.value["error"] == "CollectiveMismatchError", outcome.value
+            assert "test_array_kinds.py" in outcome.value["message"]

@@ -234,13 +234,7 @@ class Group:
             )
         self._prepare()
         grouped = _core.Grouped(
-            self.communicator,
-            where,
-            "none",
-            root,
-            sources,
-            buffers,
-            site=site or call_site(),
+            self.communicator, where, "none", root, sources, buffers, site=site or call_site()
         )
         return self._complete(where, [grouped], lambda: given, (sources, buffers), async_op)
 
@@ -295,14 +289,7 @@ class Group:
             check_apart(source, buffer, where, buffer[self.rank * rows :][:rows])
         given = (buffer if out is None else out) if here else None
         return self._run(
-            where,
-            source,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            root=root,
-            count=source.size,
+            where, source, buffer, lambda: given, async_op, site, root=root, count=source.size
         )
 
     def scatter(
@@ -329,14 +316,7 @@ class Group:
             check_apart(buffer, source, where, source[self.rank * rows :][:rows])
         given = buffer if out is None else out
         return self._run(
-            where,
-            source,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            root=root,
-            count=buffer.size,
+            where, source, buffer, lambda: given, async_op, site, root=root, count=buffer.size
         )
 
     def all_to_all(
@@ -359,13 +339,7 @@ class Group:
         self._check_disjoint(source, buffer, where)
         given = buffer if out is None else out
         return self._run(
-            where,
-            source,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            count=source.size // self.size,
+            where, source, buffer, lambda: given, async_op, site, count=source.size // self.size
         )
 
     def all_to_all_v(
