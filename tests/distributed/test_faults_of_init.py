@@ -80,16 +80,29 @@ def test_nonsense_in_the_environment_is_named() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "present"), [(2, [0]), (2, [1]), (4, [0, 1, 3])])
-def test_rank_that_never_starts_is_named(ranks: int, present: list[int]) -> None:
+def test_rank_that_never_starts_is_named(ranks: int, present: list[int], tmp_path: Path) -> None:
     (missing,) = set(range(ranks)) - set(present)
-    start = time.monotonic()
-    with Job(cannot_init, ranks, env={"NGD_TIMEOUT": "1.5"}, start=present) as job:
+    go = tmp_path / "go"
+    how: dict[str, Any] = {"env": {"NGD_TIMEOUT": "1.5"}, "arguments": {"go": str(go)}}
+    with Job(init_together, ranks, start=present, **how) as job:
+        for rank in present:
+            job.wait_for(rank, "coming")
+        start = time.monotonic()
+        go.touch()
         outcomes = job.wait(20)
     assert time.monotonic() - start > 1.5
     for outcome in outcomes:
         assert outcome.value["error"] == "CollectiveTimeoutError", outcome
         assert f"rank {missing}" in outcome.value["message"]
         assert not any(f"rank {r} " in outcome.value["message"] for r in present)
+
+
+def init_together(go: str) -> dict[str, str]:
+    """However long the others took to start, no rank is late."""
+    say("coming")
+    while not Path(go).exists():
+        time.sleep(0.002)
+    return caught(ngd.init)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
