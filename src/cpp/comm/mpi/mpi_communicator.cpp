@@ -171,7 +171,7 @@ Work MpiCommunicator::submit(const Collective& collective) {
 bool MpiCommunicator::is_complete(Work work) const {
   if (work.sequence >= Pairs::kFirst) {
     check(work.sequence <= pairs_.last(), "a send or a receive that was never submitted");
-    return pairs_.complete(work.sequence);
+    return state_ == State::Open && pairs_.complete(work.sequence);  // closing forgets them
   }
   check(work.sequence <= submitted_, "collective ", work.sequence, " of ", submitted_);
   if (work.sequence <= completed_) return true;
