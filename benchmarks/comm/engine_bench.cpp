@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives of float32 among the ranks of one host, without Python:
 //     engine_bench [ranks] [kind] [flat|ring|auto] [bytes...]
+//     engine_bench [ranks] [kind] checks [bytes...]
 // `bytes` is the larger side of a rank. Every rank rewrites its source before each call, so that no
 // call finds its input in a peer's cache; where there is a core for each rank it is bound to one,
 // as by mpirun. One JSON line a size and lane: over the calls, the median and the lowest tenth of
-// the slowest rank's time.
+// the slowest rank's time. "checks": in turns with a group that neither compares fingerprints nor
+// watches for deaths, and the median of the differences.
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -18,6 +20,8 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "comm/shm/bootstrap.hpp"
+#include "comm/shm/shm_communicator.hpp"
 
 namespace {
 
@@ -31,6 +35,7 @@ struct Settings {
   int ranks = 2;
   Kind kind = Kind::AllReduce;
   std::string algorithm = "auto";
+  bool checks = false;
   std::vector<std::size_t> sizes{8,         1024,    4096,    8192,     16 << 10, 64 << 10,
                                  256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
@@ -126,20 +131,58 @@ void run(const Settings& settings, int rank, const std::string& key) {
   }
 }
 
+// What fingerprints and the death watch cost.
+void run_checks(const Settings& settings, int rank, const std::string& key) {
+  constexpr int kTurns = 11;
+  bind(rank, settings.ranks);
+  std::vector<std::unique_ptr<Communicator>> groups;
+  for (const bool checked : {true, false}) {
+    shm::Assembly assembly =
+        shm::assemble(key + (checked ? "-checked" : "-bare"), rank, settings.ranks, kTimeout, {});
+    groups.push_back(shm::make_world(
+        std::move(assembly.memory), std::move(assembly.liveness),
+        shm::Place{rank, settings.ranks, settings.ranks > assembly.cores, checked}));
+  }
+  for (const std::size_t bytes : settings.sizes) {
+    std::vector<float> source(bytes / sizeof(float)), destination(source.size());
+    std::vector<double> checked, bare, differences;
+    for (int turn = 0; turn < kTurns; ++turn) {
+      for (std::vector<double>* times : {&checked, &bare}) {
+        Communicator& group = *groups[times == &checked ? 0 : 1];
+        times->push_back(
+            measure(group, settings, source.data(), destination.data(), source.size()).median);
+      }
+      differences.push_back(checked.back() - bare.back());
+    }
+    for (auto* each : {&checked, &bare, &differences}) std::sort(each->begin(), each->end());
+    if (rank == 0)
+      std::printf(
+          "{\"kind\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"us\": %.3f, \"bare_us\": %.3f, "
+          "\"difference_ns\": %.1f}\n",
+          std::string(name_of(settings.kind)).c_str(), settings.ranks, bytes,
+          checked[kTurns / 2] * 1e6, bare[kTurns / 2] * 1e6, differences[kTurns / 2] * 1e9);
+  }
+}
+
+void run_rank(const Settings& settings, int rank, const std::string& key) {
+  settings.checks ? run_checks(settings, rank, key) : run(settings, rank, key);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   Settings settings;
   if (argc > 1) settings.ranks = std::atoi(argv[1]);
   if (argc > 2) settings.kind = kind_named(argv[2]);
-  if (argc > 3) settings.algorithm = argv[3];
+  if (argc > 3) settings.checks = argv[3] == std::string("checks");
+  if (argc > 3 && !settings.checks) settings.algorithm = argv[3];
   if (argc > 4) settings.sizes.clear();
   for (int i = 4; i < argc; ++i) settings.sizes.push_back(std::strtoull(argv[i], nullptr, 10));
   const std::string key = "engine_bench-" + std::to_string(::getpid());
   for (int rank = 1; rank < settings.ranks; ++rank)
     if (::fork() == 0) {
       try {
-        run(settings, rank, key);
+        run_rank(settings, rank, key);
       } catch (const std::exception& error) {
         std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
         ::_exit(1);
@@ -148,7 +191,7 @@ int main(int argc, char** argv) {
     }
   int result = 0;
   try {
-    run(settings, 0, key);
+    run_rank(settings, 0, key);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank 0: %s\n", error.what());
     result = 1;

@@ -23,6 +23,7 @@ struct Place {
   int rank = 0;
   int size = 1;
   bool crowded = false;  // more ranks than cores
+  bool checked = true;   // false: no fingerprints and no watch, to measure what they cost
 };
 
 class Family {
@@ -31,6 +32,7 @@ class Family {
 
   int rank() const noexcept { return place_.rank; }  // in the world
   int size() const noexcept { return place_.size; }
+  bool checked() const noexcept { return place_.checked; }
   Memory& memory() noexcept { return *memory_; }
   Liveness& liveness() noexcept { return *liveness_; }
   Heap& heap() noexcept { return heap_; }

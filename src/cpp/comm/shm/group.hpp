@@ -95,8 +95,10 @@ class Group {
     Segment segment;
     int world = 0;
   };
-  // `moves` counts flags that were waited for and have been seen.
-  Group(std::vector<Member> members, int rank, std::uint64_t id, std::uint64_t& moves);
+  // `moves` counts flags that were waited for and have been seen. checked: fingerprints are
+  // compared.
+  Group(std::vector<Member> members, int rank, std::uint64_t id, std::uint64_t& moves,
+        bool checked);
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
@@ -158,6 +160,7 @@ class Group {
   int size_;
   std::uint64_t id_;
   std::uint64_t& moves_;
+  bool checked_;
   std::vector<const void*> sources_;
   std::vector<void*> destinations_;
 };

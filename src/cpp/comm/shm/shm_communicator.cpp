@@ -46,7 +46,7 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
 ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Group::Member> members,
                                  int rank, std::uint64_t id)
     : family_(std::move(family)),
-      group_(std::move(members), rank, id, family_->moves()),
+      group_(std::move(members), rank, id, family_->moves(), family_->checked()),
       statistics_(group_.size()),
       streams_(*family_, group_, statistics_),
       preferred_(preferred_algorithm()),
@@ -160,7 +160,8 @@ void ShmCommunicator::prepare(Task& task, const Collective& collective) {
 void ShmCommunicator::publish(Task& task, const Collective& collective) {
   const Segment& mine = group_.mine();
   Slot& slot = mine.slot(task.sequence);
-  slot.fingerprint = fingerprint_of(task, group_.id(), collective, group_.size());
+  if (family_->checked())
+    slot.fingerprint = fingerprint_of(task, group_.id(), collective, group_.size());
   publish_source(task, slot, collective);
   slot.step.store(0, std::memory_order_relaxed);
   slot.taken.store(task.path == Path::Exchange && !task.takes ? kAll : 0,

@@ -133,8 +133,10 @@ void ShmCommunicator::compare_all() const {
 void ShmCommunicator::inspect(Target target, Deadline& deadline) {
   const std::uint64_t now = now_ns();
   if (deadline.at_ns == 0) deadline.at_ns = now + ns_of(deadline.seconds);
-  for (const ShmCommunicator* group : family_->groups()) group->compare_all();
-  look_at_peers(target);
+  if (family_->checked()) {
+    for (const ShmCommunicator* group : family_->groups()) group->compare_all();
+    look_at_peers(target);
+  }
   if (family_->time_to_ask(now) && interrupted())
     fail(ErrorKind::Interrupted, "interrupted in ", missed(need_of(target)));
   if (deadline.is_error && deadline.seconds > 0 && now >= deadline.at_ns)
