@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -242,7 +243,7 @@ def refusals() -> list[str]:
         ("all_to_all_v: send_counts", lambda: ngd.all_to_all_v(even, [1] * n)),
         ("all_to_all_v: send_counts", lambda: ngd.all_to_all_v(even, [-1] * n)),
         ("all_to_all_v: receive_counts", lambda: ngd.all_to_all_v(even, [2] * n, [])),
-        ("broadcast of 4 float64", lambda: ngd.broadcast(even, n)),
+        ("broadcast of", lambda: ngd.broadcast(even, n)),
         ("reduce: expected root", lambda: ngd.reduce(even, -1, op="sum")),
         ("gather: expected root", lambda: ngd.gather(even, n)),
         ("scatter: expected root", lambda: ngd.scatter(even, n)),
@@ -351,3 +352,21 @@ def test_disagreement_is_told_to_all(communicator: str, case: str) -> None:
             assert outcome.value is not None, outcome
             assert outcome.value["error"] == "CollectiveMismatchError", outcome.value
             assert "test_array_kinds.py" in outcome.value["message"]
+
+
+@pytest.mark.skipif(
+    harness.MODE != "OMPI" or not harness.HAS_OPEN_MPI,
+    reason="needs mode OMPI and Open MPI's mpirun",
+)
+def test_every_kind_between_two_hosts() -> None:
+    run(between_hosts, 4, launcher="mpirun")
+
+
+def between_hosts() -> None:
+    """Hosts of two ranks, told apart by name alone."""
+    os.environ["NGD_HOST"] = f"host-{int(os.environ['OMPI_COMM_WORLD_RANK']) // 2}"
+    assert ngd.init().communicator.name == "hierarchical"
+    kinds()
+    uneven()
+    axes()
+    ring()
