@@ -474,7 +474,7 @@ void MpiCommunicator::close_failed(ErrorKind kind, const std::string& message) n
   }
   drain(kFarewellSeconds, false);
   works_.clear();
-  pairs_.clear();
+  pairs_.abandon();
 }
 
 void MpiCommunicator::abort(const std::string& traceback) noexcept {
@@ -506,7 +506,7 @@ void MpiCommunicator::close() noexcept {
   // After a failure this process ends in MPI_Abort, unless all ranks are found to leave in order.
   drain(failed ? kFarewellSeconds : kQuickFarewellSeconds, true);
   works_.clear();
-  pairs_.clear();
+  pairs_.abandon();
   if (hosts_) hosts_->local().close();
   if (!mailbox_.close()) {
     family_->abandon();

@@ -96,10 +96,10 @@ int Pairs::peer_of(std::uint64_t number) const {
   return channel_.world(find(number)->collective.root);
 }
 
-void Pairs::clear() noexcept {
+void Pairs::abandon() noexcept {
   for (std::vector<Line>* lines : {&sends_, &receives_})
-    for (Line& line : *lines) line.clear();
-  pending_ = 0;
+    for (Line& line : *lines)
+      for (Pair& pair : line) pair.stream.reset();
 }
 
 }  // namespace ngd::comm::mpi

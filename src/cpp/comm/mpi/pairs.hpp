@@ -40,7 +40,8 @@ class Pairs {
   std::string describe(std::uint64_t number) const;
   int peer_of(std::uint64_t number) const;  // world rank
   Statistics::Entry stats_of(std::uint64_t number) const { return find(number)->stats; }
-  void clear() noexcept;
+  // Gives up all messages. What is not complete never will be.
+  void abandon() noexcept;
 
  private:
   struct Pair {
