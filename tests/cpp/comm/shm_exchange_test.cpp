@@ -76,6 +76,8 @@ void check_case(std::vector<std::unique_ptr<Communicator>>& ranks, const Case& e
   std::vector<Bytes> wanted;
   for (int r = 0; r < size; ++r) wanted.push_back(made.destination(r));
   for (const Lane lane : kLanes) {
+    // Where ranks take turns on the cores, each case takes its time.
+    if ((kSlow || size > 4) && lane != Lane::Private && lane != Lane::Mixed) continue;
     expect_success(run_ranks(ranks, [&](Communicator& group) {
       Model model = made;
       const int rank = group.rank();
@@ -108,9 +110,9 @@ TEST_P(ExchangeTest, EveryKindAndSize) {
   auto ranks = shm::make_thread_ranks(GetParam());
   unsigned seed = 0;
   for (const Kind kind : kKindsHere)
-    for (const std::uint64_t count : {0, 1, 3, 24, 25, 700, 2049, 40'000, 700'001}) {
-      if (kSlow && count > 2049 && count % 2 == 0) continue;
+    for (const std::uint64_t count : {0, 1, 3, 24, 25, 698, 2049, 40'003, 700'001}) {
       const int size = GetParam();
+      if ((kSlow || size > 4) && count % 5 == 3) continue;
       for (const bool in_place : {false, true}) {
         Case each{kind, ReduceOp::Max, DType::U8, count};
         each.root = static_cast<int>(seed) % size;
@@ -129,7 +131,7 @@ TEST_P(ExchangeTest, EveryDtypeAndReduction) {
            {ReduceOp::Sum, ReduceOp::Mean, ReduceOp::Min, ReduceOp::Max, ReduceOp::Prod}) {
         if (op == ReduceOp::Mean && !is_floating(dtype)) continue;
         if (op == ReduceOp::Sum && dtype == DType::Bool) continue;
-        if (kSlow && op != ReduceOp::Max) continue;
+        if ((kSlow || GetParam() > 4) && op != ReduceOp::Max && op != ReduceOp::Mean) continue;
         for (const std::uint64_t count : {5, 1500}) {
           Case each{kind, op, dtype, count};
           each.root = GetParam() - 1;
@@ -138,7 +140,7 @@ TEST_P(ExchangeTest, EveryDtypeAndReduction) {
       }
   for (const DType dtype : {DType::BF16, DType::F32, DType::F64})
     for (const ReduceOp op : {ReduceOp::Mean, ReduceOp::Sum})
-      check_case(ranks, {Kind::ReduceScatter, op, dtype, kSlow ? 50'001u : 300'001u}, ++seed);
+      check_case(ranks, {Kind::ReduceScatter, op, dtype, kSlow ? 90'001u : 300'001u}, ++seed);
 }
 
 TEST_P(ExchangeTest, UnevenBlocks) {

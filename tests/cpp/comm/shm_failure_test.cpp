@@ -242,6 +242,36 @@ TEST(Failure, WhoLeavesAfterHisShareIsNotMissed) {
   }
 }
 
+// Rank 1 has come to everything, but does its share of nothing: whatever rank 0 waits for, and
+// whichever collective holds its lane, it learns of it.
+TEST(Failure, WhoLeavesInTheMiddleIsMissedInWhatComesLaterToo) {
+  const auto start = Clock::now();
+  for (const Algorithm first : {Algorithm::Flat, Algorithm::Ring})
+    for (const Kind second : {Kind::AllReduce, Kind::AllGather, Kind::AllToAll}) {
+      std::atomic<int> submitted = 0;
+      const auto outcomes = run_ranks(2, [&](Communicator& group) {
+        std::vector<float> data(600'000), other(1'200'000);
+        Collective one = all_reduce(ReduceOp::Sum, DType::F32, data.data(), data.data(), 600'000);
+        one.algorithm = first;
+        Collective two = one;
+        two.kind = second;
+        two.algorithm = Algorithm::Ring;
+        two.count = 300'000;
+        two.destination = other.data();
+        group.submit(one);
+        const Work last = group.submit(two);
+        ++submitted;
+        while (submitted < 2) std::this_thread::yield();
+        if (group.rank() == 1) return group.close();
+        group.wait(last, kSeconds);
+      });
+      EXPECT_FALSE(outcomes[1].kind) << outcomes[1].message;
+      EXPECT_EQ(outcomes[0].kind, ErrorKind::RankLost) << outcomes[0].message;
+      EXPECT_NE(outcomes[0].message.find("rank 1 has left the job"), std::string::npos);
+    }
+  EXPECT_LT(seconds_since(start), 10);
+}
+
 TEST(Failure, AnInterruptEndsTheWaitOfAll) {
   const auto start = Clock::now();
   const auto outcomes = run_ranks(3, [](Communicator& group) {

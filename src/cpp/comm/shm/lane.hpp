@@ -32,10 +32,11 @@ class Lane {
   bool free(Group& group, std::uint64_t ticket) {
     return !held_[ticket % kBuffers] && group.met(guard(ticket));
   }
-  bool all_free(Group& group) {
-    bool all = true;
-    for (std::uint64_t buffer = 0; buffer < kBuffers; ++buffer) all = free(group, buffer) && all;
-    return all;
+  // The first buffer that is not free, or kBuffers.
+  std::uint64_t first_busy(Group& group) {
+    std::uint64_t buffer = 0;
+    while (buffer < kBuffers && free(group, buffer)) ++buffer;
+    return buffer;
   }
   void hold(std::uint64_t ticket) noexcept { held_[ticket % kBuffers] = true; }
   void give_back(std::uint64_t ticket) noexcept { held_[ticket % kBuffers] = false; }

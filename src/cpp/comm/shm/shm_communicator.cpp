@@ -324,9 +324,13 @@ bool ShmCommunicator::take_lane(Task& wanting) {
     const bool may_fill_it = earlier.path == Path::Undecided || earlier.staged;
     if (may_fill_it && !earlier.lane_done && !earlier.complete) return false;
   }
-  if (wanting.algorithm == Algorithm::Ring && !lane_.all_free(group_)) return false;
+  if (wanting.algorithm == Algorithm::Ring) {  // it takes all of it
+    const std::uint64_t busy = lane_.first_busy(group_);
+    wanting.has_lane = busy == kBuffers;
+    if (!wanting.has_lane) wanting.need = lane_.guard(busy);
+    return wanting.has_lane;
+  }
   wanting.has_lane = true;
-  if (wanting.algorithm == Algorithm::Ring) return true;
   wanting.lane = lane_.reserve(wanting.path == Path::Exchange ? wanting.out_chunks
                                                               : flat_chunks(group_, wanting));
   group_.mine().slot(wanting.sequence).lane = wanting.lane;

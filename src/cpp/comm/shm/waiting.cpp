@@ -14,7 +14,9 @@ namespace {
 
 constexpr std::uint64_t kSleepNs = 50'000'000;  // between two looks at the peers
 
-std::uint64_t ns_of(double seconds) { return static_cast<std::uint64_t>(seconds * 1e9); }
+std::uint64_t ns_of(double seconds) {
+  return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
+}
 
 }  // namespace
 
