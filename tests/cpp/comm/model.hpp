@@ -28,7 +28,7 @@ struct Case {
   DType dtype = DType::U8;
   std::uint64_t count = 0;
   int root = 0;
-  std::vector<std::uint64_t> counts;
+  std::vector<std::uint64_t> counts = {};
   bool in_place = false;
 };
 

@@ -106,7 +106,7 @@ class MpiCommunicator final : public Communicator, private Member {
   std::string differing_programs(const Pending& mine, int peer);
   std::string describe_awaited(Work work) const;
   [[noreturn]] void fail_timeout(Work work, double timeout_seconds);
-  [[noreturn]] void fail_interrupted(Work work);
+  void fail_interrupted(Work work);  // unless it is complete
   void close_failed(ErrorKind kind, const std::string& message) noexcept;
   void drain(double seconds, bool until_peers_left) noexcept;
   Channel child_channel(int color, const std::vector<std::int64_t>& choices) const;
