@@ -161,6 +161,13 @@ TEST_P(ExchangeTest, UnevenBlocks) {
       }
 }
 
+// Blocks that are stored past the caches, at an odd place.
+TEST(ExchangeOfLargeBlocks, ArriveWhole) {
+  auto ranks = shm::make_thread_ranks(2);
+  for (const Kind kind : {Kind::AllGather, Kind::Broadcast, Kind::AllToAll})
+    check_case(ranks, {kind, ReduceOp::None, DType::U8, (8 << 20) + 77}, 3000);
+}
+
 // Many of all kinds at once, waited for in another order on each rank.
 TEST_P(ExchangeTest, ManyInFlight) {
   expect_success(run_ranks(GetParam(), [](Communicator& group) {

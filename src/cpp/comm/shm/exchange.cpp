@@ -23,6 +23,7 @@
 
 #include "base/error.hpp"
 #include "comm/shm/algorithms.hpp"
+#include "comm/shm/copy.hpp"
 
 namespace ngd::comm::shm {
 
@@ -128,7 +129,7 @@ class Exchange {
     if (task_.kind == Kind::ReduceScatter || own.bytes == 0) return;
     const std::byte* from = task_.source + own.source;
     std::byte* to = task_.destination + own.destination;
-    if (from != to) std::memcpy(to, from, own.bytes);
+    if (from != to) copy_piece(to, from, own.bytes, own.bytes);
   }
 
   bool take() {
@@ -158,9 +159,9 @@ class Exchange {
     std::byte* to = task_.destination + piece.destination;
     if (is_staged(producer)) {
       const auto [begin, bytes] = cut(piece, task_.taken, share_);
-      std::memcpy(to + begin, chunk_of(producer), bytes);
+      copy_piece(to + begin, chunk_of(producer), bytes, piece.bytes);
     } else if (task_.taken == 0 && piece.bytes > 0) {
-      std::memcpy(to, piece.direct, piece.bytes);
+      copy_piece(to, piece.direct, piece.bytes, piece.bytes);
     }
   }
 
