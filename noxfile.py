@@ -70,7 +70,7 @@ def test_mpi(session: nox.Session) -> None:
 
 @nox.session
 def cpp(session: nox.Session) -> None:
-    """The C++ tests: as shipped, under ASan and UBSan, and base and comm under TSan."""
+    """The C++ tests: as shipped, under ASan and UBSan, and comm under TSan."""
     prepare(session, "cmake", "ninja", "numpy", "onednn-devel-cpu-gomp==2023.2.0")
     for preset in session.posargs or ("release", "asan", "tsan"):
         session.run("cmake", "--preset", preset, external=True)

@@ -76,7 +76,7 @@ def communicators() -> list[Any]:
 def worlds() -> list[Any]:
     """(communicator, ranks), as parameters of a test: every number of ranks, and MPI with some."""
     shm, mpi = communicators()
-    pairs = [(shm, ranks) for ranks in (1, 2, 3, 4)] + [(mpi, ranks) for ranks in (2, 3)]
+    pairs = [(shm, ranks) for ranks in (1, 2, 3, 4)] + [(mpi, 3)]
     return [pytest.param(*c.values, ranks, marks=c.marks) for c, ranks in pairs]
 
 

@@ -186,11 +186,11 @@ def reduce_for_seconds(nbytes: int) -> float:
 def test_slow_link_is_no_missing_rank() -> None:
     """A transfer may take longer than NGD_TIMEOUT: that is for ranks that do not move."""
     with Hosts(2) as hosts:
-        hosts.slow_down("20mbit", burst="32k")
+        hosts.slow_down("80mbit", burst="32k")
         outcomes = harness.run(
             reduce_for_seconds,
             4,
-            arguments={"nbytes": 6 * MIB},
+            arguments={"nbytes": 32 * MIB},
             env={"NGD_TIMEOUT": "2"},
             launcher=hosts.launcher(2),
         )
@@ -244,8 +244,8 @@ def test_cut_link_is_a_timeout_on_every_rank() -> None:
         assert value["error"] == "CollectiveTimeoutError", value
         assert value["again"] == "GroupClosedError"
         assert 2.5 < value["seconds"] < 8, value
-        beyond = {0: "rank 2", 1: "rank 3", 2: "rank 0", 3: "rank 1"}[rank]
-        assert beyond in value["message"] or "gave up" in value["message"], value
+        beyond = ("rank 2", "rank 3") if rank < 2 else ("rank 0", "rank 1")
+        assert any(peer in value["message"] for peer in beyond), value
 
 
 def test_killed_rank_on_another_host_ends_the_job() -> None:

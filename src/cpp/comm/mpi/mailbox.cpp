@@ -36,6 +36,7 @@ void Mailbox::listen(int peer) {
 }
 
 Mailbox::Outgoing& Mailbox::compose(Header header, const void* payload, std::size_t payload_bytes) {
+  owns_all_memory();
   reap();
   header.payload_bytes = static_cast<std::uint32_t>(payload_bytes);
   Outgoing& mail = outgoing_.emplace_back(
@@ -60,6 +61,7 @@ void Mailbox::post_to(int peer, const Header& header, const void* payload,
 }
 
 void Mailbox::progress() {
+  owns_all_memory();
   reap();
   int count = 0;
   const int code = MPI_Testsome(static_cast<int>(receives_.size()), receives_.data(), &count,

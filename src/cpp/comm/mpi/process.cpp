@@ -20,6 +20,7 @@ namespace {
 struct Process {
   std::atomic<pid_t> initialised_by{0};  // the process in which ngd called MPI_Init_thread
   std::atomic<int> failures{0};
+  std::atomic<bool> left_to_mpi{false};
   std::atomic<bool> stuck{false};  // a thread of ours was left inside MPI
 };
 Process process;
@@ -100,6 +101,15 @@ void unmark_failed() noexcept {
   int left = process.failures;
   while (left > 0 && !process.failures.compare_exchange_weak(left, left - 1)) {
   }
+}
+
+void leave_to_mpi() noexcept { process.left_to_mpi = true; }
+bool left_to_mpi() noexcept { return process.left_to_mpi; }
+
+void owns_all_memory() {
+  if (left_to_mpi())
+    fail(ErrorKind::GroupClosed, "MPI still holds memory of a collective that failed: this process ",
+         "can only exit");
 }
 
 std::string error_text(int code) {

@@ -40,6 +40,7 @@ void Requests::receive(void* data, std::size_t bytes, int peer, int tag) {
 
 bool Requests::test() {
   if (requests_.empty()) return true;
+  owns_all_memory();
   const int n = static_cast<int>(requests_.size());
   completed_.resize(requests_.size());
   statuses_.resize(requests_.size());
@@ -74,7 +75,7 @@ bool give_up(MPI_Request& request) noexcept {
   if (request == MPI_REQUEST_NULL) return true;
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (finalized) return false;
+  if (finalized || left_to_mpi()) return false;
   const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
   int complete = 0;
   MPI_Cancel(&request);
@@ -87,6 +88,7 @@ bool give_up(MPI_Request& request) noexcept {
 bool Requests::cancel() noexcept {
   bool clean = true;
   for (MPI_Request& request : requests_) clean = give_up(request) && clean;
+  if (!clean) leave_to_mpi();
   requests_.clear();
   peers_.clear();
   return clean;
