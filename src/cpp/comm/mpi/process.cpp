@@ -108,8 +108,8 @@ bool left_to_mpi() noexcept { return process.left_to_mpi; }
 
 void owns_all_memory() {
   if (left_to_mpi())
-    fail(ErrorKind::GroupClosed, "MPI still holds memory of a collective that failed: this process ",
-         "can only exit");
+    fail(ErrorKind::GroupClosed,
+         "MPI still holds memory of a collective that failed: this process ", "can only exit");
 }
 
 std::string error_text(int code) {

@@ -25,8 +25,9 @@ Endpoint open_endpoint(int fortran_handle, double timeout_seconds);
 void mark_failed() noexcept;
 void unmark_failed() noexcept;
 
-// After a failure MPI may not let go of a message whose memory is the caller's, who may free it: then
-// nothing may let MPI move messages any more. owns_all_memory() throws GroupClosed from there on.
+// After a failure MPI may not let go of a message whose memory is the caller's, who may free it:
+// then nothing may let MPI move messages any more. owns_all_memory() throws GroupClosed from there
+// on.
 void leave_to_mpi() noexcept;
 bool left_to_mpi() noexcept;
 void owns_all_memory();
