@@ -7,10 +7,13 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+DEADLINE_SECONDS = 600
 FEATURES, CLASSES, LEARNING_RATE = 784, 10, 0.01
 WARM_UP_STEPS, SAMPLES = 20, 5
 
@@ -20,6 +23,19 @@ def cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return "unknown"
+
+
+def last_line(
+    command: Sequence[str], program: str, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a turn of a program: the JSON object that it prints as its last line."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=DEADLINE_SECONDS, env=env
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"{program} returned {done.returncode}:\n{done.stderr}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def read_case() -> argparse.Namespace:

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -24,10 +23,9 @@ from typing import Any
 
 HERE = Path(__file__)
 sys.path.insert(0, str(HERE.parents[1]))
-from timing import cpu_name  # noqa: E402
+from timing import cpu_name, last_line  # noqa: E402
 
 BACKENDS = ("ngd", "gloo")
-DEADLINE_SECONDS = 600
 ROUNDS = 5
 WARM_UP_STEPS = 20
 
@@ -82,17 +80,8 @@ def measure(backend: str, args: argparse.Namespace) -> dict[str, Any]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks)]
     case = ["--hidden", *map(str, args.hidden), "--batch", str(args.batch)]
     case += ["--steps", str(args.steps), "--threads", str(args.threads), "--backend", backend]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(HERE), *case],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-        env={"OMP_NUM_THREADS": str(args.threads), **os.environ},
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{backend} returned {done.returncode}:\n{done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    env = {"OMP_NUM_THREADS": str(args.threads), **os.environ}
+    return last_line([sys.executable, *launcher, str(HERE), *case], backend, env)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,9 +20,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from timing import cpu_name  # noqa: E402
-
-DEADLINE_SECONDS = 600
+from timing import cpu_name, last_line  # noqa: E402
 
 
 def command_of(program: str, args: argparse.Namespace) -> list[str]:
@@ -43,17 +40,8 @@ def command_of(program: str, args: argparse.Namespace) -> list[str]:
 
 
 def measure(program: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One turn: the JSON object that the program prints as its last line."""
-    done = subprocess.run(
-        command_of(program, args),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_SECONDS,
-    )
-    if done.returncode != 0:
-        raise SystemExit(f"{program} returned {done.returncode}:\n{done.stderr}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    """One turn of one program."""
+    return last_line(command_of(program, args), program)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

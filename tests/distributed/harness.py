@@ -63,14 +63,14 @@ def open_mpi() -> bool:
 HAS_OPEN_MPI = open_mpi()
 
 
+needs_mpi = pytest.mark.skipif(
+    MODE != "OMPI" or not HAS_OPEN_MPI, reason="needs mode OMPI and Open MPI's mpirun"
+)
+
+
 def communicators() -> list[Any]:
     """The communicators of this build, as parameters of a test."""
-    why = "needs mode OMPI and Open MPI's mpirun"
-    with_mpi = MODE == "OMPI" and HAS_OPEN_MPI
-    return [
-        pytest.param("shm", marks=needs_ranks),
-        pytest.param("mpi", marks=pytest.mark.skipif(not with_mpi, reason=why)),
-    ]
+    return [pytest.param("shm", marks=needs_ranks), pytest.param("mpi", marks=needs_mpi)]
 
 
 def worlds() -> list[Any]:

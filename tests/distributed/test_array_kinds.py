@@ -306,10 +306,7 @@ def beside_mpi4py() -> None:
     ngd.shutdown()
 
 
-@pytest.mark.skipif(
-    harness.MODE != "OMPI" or not harness.HAS_OPEN_MPI,
-    reason="needs mode OMPI and Open MPI's mpirun",
-)
+@harness.needs_mpi
 def test_a_communicator_of_mpi4py() -> None:
     pytest.importorskip("mpi4py")
     run(beside_mpi4py, 4, launcher="mpirun")
@@ -354,10 +351,7 @@ def test_disagreement_is_told_to_all(communicator: str, case: str) -> None:
             assert "test_array_kinds.py" in outcome.value["message"]
 
 
-@pytest.mark.skipif(
-    harness.MODE != "OMPI" or not harness.HAS_OPEN_MPI,
-    reason="needs mode OMPI and Open MPI's mpirun",
-)
+@harness.needs_mpi
 def test_every_kind_between_two_hosts() -> None:
     run(between_hosts, 4, launcher="mpirun")
 
