@@ -91,7 +91,8 @@ class Outcome:
     value: Any
 
     def __str__(self) -> str:
-        return f"rank {self.rank} returned {self.code}\n--- out\n{self.out}--- err\n{self.err}"
+        ended = f"rank {self.rank} ended with {self.code} and returned {self.value!r}"
+        return f"{ended}\n--- out\n{self.out}--- err\n{self.err}"
 
 
 class Job:

@@ -306,7 +306,10 @@ def test_segments_are_not_given_to_another_user() -> None:
         job.wait_for(0, "coming")
         name = rendezvous()
     squatter = subprocess.Popen(
-        [sys.executable, "-c", SQUAT, str(NOBODY), name], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SQUAT, str(NOBODY), name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert squatter.stdout is not None
     try:
@@ -333,4 +336,5 @@ guest, _ = door.accept()
 guest.settimeout(10)
 data, ancillary, _, _ = guest.recvmsg(1 << 16, 1 << 10)
 print("got", len(data), "bytes,", len(ancillary), "descriptors")
+sys.stdin.read()  # the door stays taken until all have knocked
 """
