@@ -2,11 +2,14 @@
 // Collectives of float32 among the ranks of one host, without Python:
 //     engine_bench [ranks] [kind] [flat|ring|auto] [bytes...]
 //     engine_bench [ranks] [kind] checks [bytes...]
+//     engine_bench [ranks] copy all [bytes...]
 // `bytes` is the larger side of a rank. Every rank rewrites its source before each call, so that no
 // call finds its input in a peer's cache; where there is a core for each rank it is bound to one,
 // as by mpirun. One JSON line a size and lane: over the calls, the median and the lowest tenth of
 // the slowest rank's time. "checks": in turns with a group that neither compares fingerprints nor
-// watches for deaths, and the median of the differences.
+// watches for deaths, and the median of the differences. "copy": the ranks together copy `bytes`
+// from and to memory of their own, as the engine copies large blocks: what memory allows, for
+// comparison.
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,6 +24,7 @@
 
 #include "comm/communicator.hpp"
 #include "comm/shm/bootstrap.hpp"
+#include "comm/shm/copy.hpp"
 #include "comm/shm/shm_communicator.hpp"
 
 namespace {
@@ -36,6 +40,7 @@ struct Settings {
   Kind kind = Kind::AllReduce;
   std::string algorithm = "auto";
   bool checks = false;
+  bool copies = false;
   std::vector<std::size_t> sizes{8,         1024,    4096,    8192,     16 << 10, 64 << 10,
                                  256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
@@ -63,20 +68,19 @@ Collective make(const Settings& settings, float* source, float* destination, std
   return collective;
 }
 
-Times measure(Communicator& group, const Settings& settings, float* source, float* destination,
-              std::size_t count) {
-  const std::size_t bytes = count * sizeof(float);
+// Of `work`, before every call of which all ranks write `written` elements to source and meet.
+template <typename Work>
+Times measure(Communicator& group, float* source, std::size_t written, std::size_t bytes,
+              const Work& work) {
   const int calls = bytes <= 128 << 10 ? 400 : bytes <= 4 << 20 ? 60 : 15;
   const int inner = bytes <= 64 ? 100 : 1;  // the clock is no finer
   std::vector<double> times;
-  const Collective collective = make(settings, source, destination, count);
-  const std::size_t written = source_elements(collective, group.rank(), group.size());
   for (int i = -kWarmUp; i < calls; ++i) {
     for (std::size_t k = 0; k < written; ++k) source[k] = static_cast<float>(1 + group.rank());
     Collective barrier;
     group.wait(group.submit(barrier), kTimeout);
     const auto start = std::chrono::steady_clock::now();
-    for (int k = 0; k < inner; ++k) group.wait(group.submit(collective), kTimeout);
+    for (int k = 0; k < inner; ++k) work();
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     if (i >= 0) times.push_back(spent.count() / inner);
   }
@@ -91,8 +95,16 @@ Times measure(Communicator& group, const Settings& settings, float* source, floa
   return {times[times.size() / 2], times[times.size() / 10]};
 }
 
+Times measure(Communicator& group, const Settings& settings, float* source, float* destination,
+              std::size_t count) {
+  const Collective collective = make(settings, source, destination, count);
+  const std::size_t written = source_elements(collective, group.rank(), group.size());
+  return measure(group, source, written, count * sizeof(float),
+                 [&] { group.wait(group.submit(collective), kTimeout); });
+}
+
 void report(const Settings& settings, const char* lane, std::size_t bytes, Times times) {
-  const std::string kind(name_of(settings.kind));
+  const std::string kind(settings.copies ? "copy" : name_of(settings.kind));
   std::printf(
       "{\"kind\": \"%s\", \"ranks\": %d, \"algorithm\": \"%s\", \"lane\": \"%s\", \"bytes\": %zu, "
       "\"us\": %.3f, \"us_tenth\": %.3f, \"algbw_gbs\": %.3f}\n",
@@ -164,8 +176,24 @@ void run_checks(const Settings& settings, int rank, const std::string& key) {
   }
 }
 
+void run_copies(const Settings& settings, int rank, const std::string& key) {
+  bind(rank, settings.ranks);
+  const auto group = make_shm_communicator(key, rank, settings.ranks, kTimeout);
+  for (const std::size_t bytes : settings.sizes) {
+    const std::size_t mine = bytes / static_cast<std::size_t>(settings.ranks);
+    std::vector<float> source(mine / sizeof(float)), destination(source.size());
+    const auto copy = [&] {
+      shm::copy_piece(reinterpret_cast<std::byte*>(destination.data()),
+                      reinterpret_cast<const std::byte*>(source.data()), mine, mine);
+    };
+    const Times times = measure(*group, source.data(), source.size(), bytes, copy);
+    if (rank == 0) report(settings, "private", bytes, times);
+  }
+}
+
 void run_rank(const Settings& settings, int rank, const std::string& key) {
-  settings.checks ? run_checks(settings, rank, key) : run(settings, rank, key);
+  const auto how = settings.copies ? run_copies : settings.checks ? run_checks : run;
+  how(settings, rank, key);
 }
 
 }  // namespace
@@ -173,7 +201,8 @@ void run_rank(const Settings& settings, int rank, const std::string& key) {
 int main(int argc, char** argv) {
   Settings settings;
   if (argc > 1) settings.ranks = std::atoi(argv[1]);
-  if (argc > 2) settings.kind = kind_named(argv[2]);
+  if (argc > 2) settings.copies = argv[2] == std::string("copy");
+  if (argc > 2 && !settings.copies) settings.kind = kind_named(argv[2]);
   if (argc > 3) settings.checks = argv[3] == std::string("checks");
   if (argc > 3 && !settings.checks) settings.algorithm = argv[3];
   if (argc > 4) settings.sizes.clear();
