@@ -73,6 +73,7 @@ def train(args: argparse.Namespace) -> None:
             "us_per_step": round(statistics.median(rounds) * 1e6, 1),
         }
         print(json.dumps(result), flush=True)
+    torch.distributed.destroy_process_group()
 
 
 def measure(backend: str, args: argparse.Namespace) -> dict[str, Any]:
