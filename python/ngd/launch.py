@@ -33,6 +33,8 @@ PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LAST_WORDS_SECONDS: Final = 1.0
 """Ranks see within this time that one of them is lost, and then end by themselves."""
+LONGEST_LINE: Final = 1 << 16
+"""Bytes of a line that are held back until its end comes; longer ones are passed on in pieces."""
 
 GUARD: Final = """
 import os, signal, sys
@@ -149,14 +151,19 @@ def mpirun_command(hosts: str, command: Sequence[str]) -> list[str]:
 
 
 class _Stream:
-    """One output of a rank: whole lines go on to the launcher's own, behind the rank's number."""
+    """One output of a rank: whole lines go on to the launcher's own, behind the rank's number.
+
+    Bytes stay what they are, whatever they encode.
+    """
 
     def __init__(self, source: IO[bytes], target: TextIO, prefix: str) -> None:
         os.set_blocking(source.fileno(), False)
         self.source = source
-        self.target = target
-        self.prefix = prefix
+        self.target = target.buffer
+        self.prefix = prefix.encode()
         self.rest = b""
+        self.ending = b"\n"
+        """The last byte that was passed on."""
 
     def forward(self, last: bool = False) -> bool:
         """Pass on what has come, an unended line only at last; return whether more may come."""
@@ -170,8 +177,12 @@ class _Stream:
         # A progress bar ends its lines with a carriage return.
         lines = (self.rest + data).splitlines(keepends=True)
         keep = more and not last and bool(lines) and not lines[-1].endswith((b"\n", b"\r"))
+        keep = keep and len(lines[-1]) < LONGEST_LINE
         self.rest = lines.pop() if keep else b""
-        self.target.write("".join(self.prefix + line.decode(errors="replace") for line in lines))
+        for line in lines:
+            begins = self.ending == b"\n" or (self.ending == b"\r" and line != b"\n")
+            self.target.write(self.prefix + line if begins else line)
+            self.ending = line[-1:]
         self.target.flush()
         return more
 
@@ -198,7 +209,8 @@ class _Job:
         """Start, watch, start again, and clean up whatever happens."""
         signals_read, signals_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         old_wakeup = signal.set_wakeup_fd(signals_write, warn_on_full_buffer=False)
-        handlers = {s: signal.signal(s, self._remember_signal) for s in ENDING_SIGNALS}
+        heeded = [s for s in ENDING_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup
+        handlers = {s: signal.signal(s, self._remember_signal) for s in heeded}
         self._on_event(signals_read, lambda: self._interrupted(signals_read))
         try:
             self.guard = subprocess.Popen(
@@ -304,7 +316,7 @@ class _Job:
         self.selector.unregister(pidfd)
         os.close(pidfd)
         if code != 0 and self.exit_code is None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"returned {code}"
+            how = f"was killed by {_signal_name(-code)}" if code < 0 else f"returned {code}"
             _say(f"rank {rank} {how}" + ("; ending the others" if self.ranks else ""))
             self._end(128 - code if code < 0 else code, signal.SIGTERM, LAST_WORDS_SECONDS)
 
@@ -330,6 +342,14 @@ class _Job:
         for process in self.ranks.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
+
+
+def _signal_name(number: int) -> str:
+    """SIGKILL, say; most real-time signals have a number only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _bind(how: str, ranks: int) -> list[list[int]] | None:

@@ -126,11 +126,33 @@ def test_without_a_prefix_lines_are_what_the_rank_printed(tmp_path: Path, mark: 
     assert finish(job)[:2] == (0, "plain\n")
 
 
+def test_bytes_stay_what_they_are(tmp_path: Path, mark: str) -> None:
+    program = """
+import sys, time
+sys.stdout.buffer.write("gr\u00fcn ".encode() + bytes([255, 0]) + b"\\ncarriage\\r")
+sys.stdout.flush()
+time.sleep(0.2)
+sys.stdout.buffer.write(b"\\nreturn\\r\\n" + b"x" * (1 << 20) + b"\\n")
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program, encoding="utf-8")
+    done = subprocess.run(
+        launcher("-n", "1", str(script), mark),
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = ["grün ".encode() + b"\xff\0", b"carriage\r", b"return\r", b"x" * (1 << 20)]
+    assert done.stdout == b"".join(b"[0] " + line + b"\n" for line in lines)
+
+
 @pytest.mark.parametrize(
     ("ending", "code", "words"),
     [
         ("sys.exit(7)", 7, "rank 1 returned 7"),
         ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9, "rank 1 was killed by SIGKILL"),
+        ("os.kill(os.getpid(), 40)", 128 + 40, "rank 1 was killed by signal 40"),
         ("raise RuntimeError('why')", 1, "rank 1 returned 1"),
     ],
 )
@@ -214,6 +236,21 @@ def test_a_signal_ends_the_job(tmp_path: Path, mark: str, number: signal.Signals
     job.send_signal(number)
     code, _, _ = finish(job)
     assert code == 128 + number
+
+
+def test_nohup_keeps_the_job_going(tmp_path: Path, mark: str) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("print('ready', flush=True)\nimport time; time.sleep(1)\nprint('done')")
+    job = subprocess.Popen(
+        ["nohup", *launcher("-n", "1", str(script), mark)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    assert job.stdout.readline() == "[0] ready\n"
+    job.send_signal(signal.SIGHUP)
+    assert finish(job)[:2] == (0, "[0] done\n")
 
 
 def test_the_ranks_die_with_a_killed_launcher(tmp_path: Path, mark: str) -> None:
