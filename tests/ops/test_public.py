@@ -393,6 +393,21 @@ class TestShapes:
             for ours, theirs in ((ops.argmax, np.argmax), (ops.argmin, np.argmin)):
                 agrees(ours(-self.X, axis, keepdims), theirs(-self.X, axis, keepdims=keepdims))
 
+    @pytest.mark.parametrize("k", [0, 1, 3])
+    def test_top_k(self, k: int) -> None:
+        x = np.array([[2, 7, 7, -1], [np.nan, 0, np.nan, 5]], "f")
+        places = np.array([[1, 2, 0], [0, 2, 3]])[:, :k]
+        values, found = ops.top_k(x, k)
+        agrees(found, places)
+        agrees(values, np.take_along_axis(x, places, 1))
+        agrees(ops.top_k(x > 1, k)[1], np.array([[0, 1, 2], [3, 0, 1]])[:, :k])
+
+    def test_gradient_of_top_k(self) -> None:
+        x = constant_node(np.array([[1.0, 3.0, 2.0], [6.0, 5.0, 4.0]]))
+        values, _ = ops.top_k(x, 2)
+        (gradient,) = grad(ops.sum(values * np.array([10.0, 1.0])), [x])
+        agrees(gradient, np.array([[0.0, 10, 1], [10, 1, 0]]))
+
 
 MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
@@ -418,6 +433,12 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ops.sum([[1]], (0, -2)), ShapeError, "sum: expected axes that differ; got (0, -2)"),
     (lambda: ops.max(np.ones((2, 0))), ShapeError, "max: expected at least one element"),
     (lambda: ops.argmin(np.ones(0)), ShapeError, "argmin: expected at least one element along 0"),
+    (
+        lambda: ops.top_k([1, 2], 3),
+        ShapeError,
+        "top_k: expected a last axis of at least 3 elements; got i64[2]",
+    ),
+    (lambda: ops.top_k(1.0, 0), ShapeError, "top_k: expected a last axis of at least 0 elements"),
     (lambda: ops.concat([]), ShapeError, "concat: expected at least one tensor; got none"),
     (lambda: ops.concat([[[1]], [1]]), ShapeError, "concat: expected shapes that differ"),
     (lambda: ops.stack([[1], [1, 2]]), ShapeError, "stack: expected tensors of one shape"),

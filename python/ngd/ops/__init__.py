@@ -2,6 +2,7 @@
 """The ops, one block each: what it means, its gradient, its slow reference, its samples."""
 
 from .collective import all_reduce, broadcast, reduce_to
+from .compression import sparse_all_reduce
 from .elementwise import (
     abs,
     add,
@@ -59,7 +60,7 @@ from .loss import log_softmax, softmax, softmax_cross_entropy
 from .matmul import matmul
 from .operands import as_node
 from .random import dropout, random_bits, random_normal, random_uniform
-from .reduce import argmax, argmin, logsumexp, max, mean, min, prod, sum, var
+from .reduce import argmax, argmin, logsumexp, max, mean, min, prod, sum, top_k, var
 from .shape import (
     broadcast_to,
     concat,
@@ -155,6 +156,7 @@ __all__ = [
     "slice",
     "softmax",
     "softmax_cross_entropy",
+    "sparse_all_reduce",
     "split",
     "sqrt",
     "square",
@@ -164,6 +166,7 @@ __all__ = [
     "subtract",
     "sum",
     "tanh",
+    "top_k",
     "transpose",
     "var",
     "where",

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from ..dtype import ALL, FLOATS, NUMBERS, bool_, float32, float64, is_float
-from ..errors import GradientError, ShapeError
+from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, is_float
+from ..errors import DTypeError, GradientError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Type, register
 from .elementwise import cast, equal, where
 from .operands import HALVES, Value, as_node, expect_dtype
@@ -129,7 +129,9 @@ def no_gradient(node: Node) -> GradientError:
 
 
 class AllReduce(Collective):
-    """all_reduce(x, op=, weight=None, algorithm="auto", group=None): x combined over the ranks.
+    """all_reduce(x, op=, weight=None, compression=None, algorithm="auto", group=None).
+
+    x combined over the ranks.
 
     op is "sum", "mean", "min", "max" or "prod"; there is no default. "mean" takes floats; sums of
     bools do not exist. Attrs: reduce_op, algorithm ("auto", "flat" or "ring"), group.
@@ -137,6 +139,9 @@ class AllReduce(Collective):
     weight, a scalar, is for op="mean": the mean over ranks of x, each with the weight of its rank,
     so that uneven shards give what one process would. A rank of weight 0 contributes nothing, also
     if its x is NaN; if all weights are 0, so is the result. Weights are not checked for their sign.
+
+    compression="bf16": a float32 x travels as bfloat16, is added up in float32 and rounded once; so
+    does its gradient. sparse_all_reduce sends the largest elements alone.
 
     ngd.grad differentiates the sum of all ranks' losses: sum is its own adjoint, and so is mean.
     The others have no gradient.
@@ -152,16 +157,32 @@ class AllReduce(Collective):
         *,
         op: str,
         weight: Value | None = None,
+        compression: str | None = None,
         algorithm: str = "auto",
         group: Ranks | None = None,
     ) -> Node:
         x = as_node(x, where=self.name)
         attrs = with_group({"reduce_op": op, "algorithm": algorithm}, group)
+        if compression is not None:
+            return self._rounded(x, weight, compression, attrs)
         if weight is None:
             return self.node((x,), attrs)
         if op != "mean":
             raise ValueError(f'all_reduce: a weight is for op="mean"; got op={op!r}')
         return self._weighted_mean(x, as_node(weight, where=self.name), attrs)
+
+    def _rounded(
+        self, x: Node, weight: Value | None, compression: str, attrs: Mapping[str, Any]
+    ) -> Node:
+        if compression != "bf16":
+            raise ValueError(
+                f"all_reduce: compression: expected 'bf16' or None; got {compression!r}"
+            )
+        if weight is not None:
+            raise ValueError("all_reduce: weight does not go with compression; scale x first")
+        if x.dtype != float32:
+            raise DTypeError(f"all_reduce: compression='bf16' is for float32; got {x.type}")
+        return cast(self.node((cast(x, bfloat16),), attrs), float32)
 
     def _weighted_mean(self, x: Node, weight: Node, attrs: Mapping[str, Any]) -> Node:
         if weight.shape or not is_float(x.dtype):

@@ -20,7 +20,7 @@ from ..errors import ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, register
 from .elementwise import abs, cast, equal, exp, log, square, where
 from .operands import Value, as_axis, as_node, expect_dtype, float_of, narrow, widen
-from .shape import broadcast_to, concat, full, reshape, transpose
+from .shape import broadcast_to, concat, full, gather, iota, reshape, transpose
 
 Axis: TypeAlias = int | Sequence[int] | None
 
@@ -286,6 +286,47 @@ class ArgMin(ArgExtremum):
 
 
 argmin: Final[ArgMin] = register(ArgMin())
+
+
+class TopK(Op):
+    """The places of the k largest elements along the last axis, int64; attrs: k."""
+
+    name = "top_k"
+    dtypes = NUMBERS
+
+    def infer(self, x: Type, *, k: int) -> Type:
+        expect_dtype(self.name, (x,), self.dtypes)
+        if not x.shape or not 0 <= k <= x.shape[-1]:
+            raise ShapeError(f"top_k: expected a last axis of at least {k} elements; got {x}")
+        return Type(int64, (*x.shape[:-1], k))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (None,)
+
+    def reference(self, x: Array, *, k: int) -> Array:
+        # Of equals the first comes first where a stable sort goes from the back to the front.
+        backwards = np.argsort(widen(x)[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+        return narrow(x.shape[-1] - 1 - backwards[..., :k], int64)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, k in (((7,), 3), ((2, 3, 4), 1), ((5, 33), 33), ((0, 3), 2), ((2, 0), 0)):
+            yield Sample((Operand(shape),), {"k": k})
+
+
+TOP_K: Final[TopK] = register(TopK())
+
+
+def top_k(x: Value, k: int) -> tuple[Node, Node]:
+    """Find the k largest elements along the last axis: values, and places (int64), both [..., k].
+
+    The largest comes first, of equals the one of the smaller place; NaN counts as the largest.
+    """
+    x = as_node(x, where="top_k")
+    line = cast(x, uint8) if x.dtype == bool_ else x
+    places = TOP_K.node((line,), {"k": int(k)})
+    rows = math.prod(x.shape[:-1])
+    starts = reshape(iota(rows) * (x.shape[-1] if x.shape else 0), (*x.shape[:-1], 1))
+    return gather(reshape(x, (x.type.count,)), places + starts), places
 
 
 class LogSumExp(Reduction):

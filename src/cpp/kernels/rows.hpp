@@ -23,6 +23,7 @@ NGD_DECLARE_KERNEL(softmax_cross_entropy);
 namespace ref {
 NGD_DECLARE_KERNEL(reduce);
 NGD_DECLARE_KERNEL(arg_reduce);
+NGD_DECLARE_KERNEL(top_k);
 NGD_DECLARE_KERNEL(copy);
 NGD_DECLARE_KERNEL(transpose);
 NGD_DECLARE_KERNEL(slice);

@@ -14,6 +14,7 @@ constexpr KernelRow kCpuTable[] = {
     NGD_ROW("reduce", ref, reduce),
     NGD_ROW("argmax", ref, arg_reduce),
     NGD_ROW("argmin", ref, arg_reduce),
+    NGD_ROW("top_k", ref, top_k),
     NGD_ROW("copy", ref, copy),
     NGD_ROW("transpose", ref, transpose),
     NGD_ROW("slice", ref, slice),

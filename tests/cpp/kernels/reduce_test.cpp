@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// reduce, argmax and argmin against loops over the whole tensor.
+// reduce, argmax, argmin and top_k against loops over the whole tensor.
 #include "kernels/ref/reduce.hpp"
 
 #include <algorithm>
@@ -295,6 +295,47 @@ TEST(ArgReduce, KeepsNothingOfNothing) {
   std::string reasons;
   EXPECT_EQ(find(cpu_table(), query, nullptr, &reasons), nullptr);
   EXPECT_NE(reasons.find("argmax of no elements"), std::string::npos);
+}
+
+TEST(TopK, LargestFirstThenFirstOfEquals) {
+  const auto precedes = [](double a, double b) { return std::isnan(a) ? !std::isnan(b) : a > b; };
+  for (const DType dtype : all_dtypes())
+    for (const Shape& shape : {Shape{9}, Shape{4, 7}, Shape{3, 1}, Shape{2, 200}})
+      for (const std::int64_t k : {std::int64_t{0}, std::int64_t{1}, shape.back()}) {
+        Tensor x = random_tensor(dtype, shape, 7, -2, 2);
+        if (is_floating(dtype)) {
+          x.set(x.count() / 2, std::nan(""));
+          x.set(x.count() - 1, std::nan(""));
+        }
+        Shape out = shape;
+        out.back() = k;
+        const Tensor places = run("top_k", {x}, {{DType::I64, out}}, {})[0];
+        for (std::int64_t row = 0; row < x.count() / shape.back(); ++row) {
+          const std::int64_t first = row * shape.back();
+          std::vector<bool> taken(static_cast<std::size_t>(shape.back()));
+          for (std::int64_t i = 0; i < k; ++i) {
+            std::int64_t best = -1;
+            for (std::int64_t j = 0; j < shape.back(); ++j)
+              if (!taken[static_cast<std::size_t>(j)] &&
+                  (best < 0 || precedes(x.at(first + j), x.at(first + best))))
+                best = j;
+            taken[static_cast<std::size_t>(best)] = true;
+            ASSERT_EQ(places.integer(row * k + i), best);
+          }
+        }
+      }
+}
+
+TEST(TopK, Refusals) {
+  const auto reason = [](Shape in, Shape out) {
+    std::string reasons;
+    const KernelQuery query{"top_k", {{DType::F32, in}}, {{DType::I64, out}}, {}};
+    EXPECT_EQ(find(cpu_table(), query, nullptr, &reasons), nullptr);
+    return reasons;
+  };
+  EXPECT_NE(reason({3}, {4}).find("more places"), std::string::npos);
+  EXPECT_NE(reason({}, {}).find("other axes"), std::string::npos);
+  EXPECT_NE(reason({2, 3}, {3, 3}).find("other axes"), std::string::npos);
 }
 
 }  // namespace

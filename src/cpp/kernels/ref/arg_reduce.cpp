@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// argmax and argmin: the first of equals; NaN is more extreme than any number, as in NumPy.
+// argmax, argmin and top_k: the first of equals; NaN is more extreme than any number, as in NumPy.
 #include <algorithm>
+#include <numeric>
 #include <type_traits>
+#include <vector>
 
 #include "device/threads.hpp"
 #include "kernels/rows.hpp"
@@ -74,6 +76,50 @@ class ArgReduce final : public Kernel {
   std::int64_t length_ = 1, outer_ = 1, inner_ = 1;
 };
 
+// Orders all places by value, only as far as the first k need it.
+template <class T>
+void largest(const T* x, std::int64_t length, std::int64_t k, std::int64_t* out) {
+  std::vector<std::int64_t> places(static_cast<std::size_t>(length));
+  std::iota(places.begin(), places.end(), 0);
+  const auto before = [x](std::int64_t a, std::int64_t b) {
+    const auto of_a = comparable(x[a]), of_b = comparable(x[b]);
+    if (beats<true>(of_a, of_b)) return true;
+    return !beats<true>(of_b, of_a) && a < b;
+  };
+  const auto chosen = places.begin() + k;
+  if (chosen != places.end()) std::nth_element(places.begin(), chosen, places.end(), before);
+  std::sort(places.begin(), chosen, before);
+  std::copy(places.begin(), chosen, out);
+}
+
+class TopK final : public Kernel {
+ public:
+  explicit TopK(const KernelQuery& query)
+      : dtype_(query.inputs[0].dtype),
+        length_(query.inputs[0].shape.back()),
+        k_(query.outputs[0].shape.back()) {
+    const Shape& shape = query.inputs[0].shape;
+    for (std::size_t a = 0; a + 1 < shape.size(); ++a) rows_ *= shape[a];
+  }
+
+  void run(const KernelArgs& args) const override {
+    auto* out = static_cast<std::int64_t*>(args.outputs[0]);
+    visit_dtype(dtype_, [&]<class T>() {
+      const auto* x = static_cast<const T*>(args.inputs[0]);
+      const std::int64_t grain = kGrainWork / std::max<std::int64_t>(1, length_);
+      device::parallel_for(rows_, std::max<std::int64_t>(1, grain),
+                           [&](std::int64_t begin, std::int64_t end) {
+                             for (std::int64_t row = begin; row < end; ++row)
+                               largest(x + row * length_, length_, k_, out + row * k_);
+                           });
+    });
+  }
+
+ private:
+  DType dtype_;
+  std::int64_t length_, k_, rows_ = 1;
+};
+
 }  // namespace
 
 Verdict accept_arg_reduce(const KernelQuery& query) {
@@ -91,6 +137,22 @@ Verdict accept_arg_reduce(const KernelQuery& query) {
 
 std::unique_ptr<Kernel> construct_arg_reduce(const KernelQuery& query) {
   return std::make_unique<ArgReduce>(query);
+}
+
+Verdict accept_top_k(const KernelQuery& query) {
+  const TensorType& input = query.inputs[0];
+  const TensorType& output = query.outputs[0];
+  if (output.dtype != DType::I64) return Verdict::reject("the output is not i64");
+  if (input.shape.empty() || input.shape.size() != output.shape.size() ||
+      !std::equal(input.shape.begin(), input.shape.end() - 1, output.shape.begin()))
+    return Verdict::reject("the output has not the input's other axes");
+  if (output.shape.back() > input.shape.back())
+    return Verdict::reject("the output has more places than the input");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_top_k(const KernelQuery& query) {
+  return std::make_unique<TopK>(query);
 }
 
 }  // namespace ngd::kernels::ref
