@@ -180,6 +180,11 @@ class Job:
             process.wait()
         return [self.outcome(rank) for rank in (waited or range(self.ranks))]
 
+    def any_has_ended(self) -> bool:
+        """Whether a rank, or the launcher, has."""
+        pids = [p.pid for p in self.processes.values()] or [self._launcher_pid()]
+        return any(has_ended(pid) for pid in pids)
+
     def _launcher_pid(self) -> int:
         assert self.launcher is not None
         return self.launcher.pid
@@ -307,10 +312,15 @@ def caught(call: Callable[[], Any]) -> dict[str, str]:
     raise AssertionError(f"no error, but {result!r}")
 
 
+def own_rank() -> str:
+    """Which rank its launcher says that this process is."""
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    return next((os.environ[n] for n in names if n in os.environ), "0")
+
+
 def rank_main(file: str, name: str, arguments: str, folder: str) -> None:
     """What a rank runs."""
-    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-    rank = next((os.environ[n] for n in names if n in os.environ), "0")
+    rank = own_rank()
     for what, stream in (("out", sys.stdout), ("err", sys.stderr)):
         descriptor = os.open(f"{folder}/{rank}.{what}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, stream.fileno())

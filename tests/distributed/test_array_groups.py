@@ -10,6 +10,7 @@ import harness
 import numpy as np
 import pytest
 from harness import caught, run
+from standing import run_in_world
 
 import ngd
 
@@ -51,7 +52,7 @@ def splits() -> None:
 
 @everywhere
 def test_split(communicator: str, ranks: int) -> None:
-    run(splits, ranks, **harness.over(communicator, ranks))
+    run_in_world(splits, communicator, ranks)
 
 
 def overlapping() -> None:
@@ -77,7 +78,7 @@ def overlapping() -> None:
 @over
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_groups_overlap(communicator: str, ranks: int) -> None:
-    run(overlapping, ranks, **harness.over(communicator, ranks))
+    run_in_world(overlapping, communicator, ranks)
 
 
 def grid(shape: list[int]) -> dict[str, Any]:
@@ -109,8 +110,7 @@ def caught_key(mesh: ngd.Mesh) -> str:
 @over
 @pytest.mark.parametrize(("ranks", "shape"), [(2, [2]), (4, [2, 2]), (4, [1, 4]), (4, [2, 1, 2])])
 def test_mesh(communicator: str, ranks: int, shape: list[int]) -> None:
-    arguments = {"shape": shape}
-    for outcome in run(grid, ranks, arguments=arguments, **harness.over(communicator, ranks)):
+    for outcome in run_in_world(grid, communicator, ranks, shape=shape):
         assert outcome.value["names"] == ["data", "model", "pipe"][: len(shape)]
 
 
@@ -180,9 +180,7 @@ def comparing(device: str) -> list[str]:
 @over
 @pytest.mark.parametrize("device", ["CPU", "INTERPRETER", "NULL"])
 def test_compare_ranks(communicator: str, device: str) -> None:
-    arguments = {"device": device}
-    how = harness.over(communicator, 3)
-    for outcome in run(comparing, 3, arguments=arguments, **how):
+    for outcome in run_in_world(comparing, communicator, 3, device=device):
         same, different = (answer.splitlines() for answer in outcome.value)
         assert same == [
             "world: all 3 ranks agree, 2 collectives",

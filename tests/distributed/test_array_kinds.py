@@ -13,6 +13,7 @@ import pytest
 from harness import caught, run
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from standing import run_in_world
 
 import ngd
 from ngd import dtype as dtypes
@@ -107,7 +108,7 @@ def kinds() -> None:
 
 @everywhere
 def test_every_kind_is_numpys(communicator: str, ranks: int) -> None:
-    run(kinds, ranks, **harness.over(communicator, ranks))
+    run_in_world(kinds, communicator, ranks)
 
 
 @pytest.mark.skipif(harness.MODE == "OFF", reason="built with NGD_DISTRIBUTED_ENABLE=OFF")
@@ -142,7 +143,7 @@ def uneven() -> None:
 
 @everywhere
 def test_blocks_of_different_lengths(communicator: str, ranks: int) -> None:
-    run(uneven, ranks, **harness.over(communicator, ranks))
+    run_in_world(uneven, communicator, ranks)
 
 
 def axes() -> None:
@@ -187,7 +188,7 @@ def axes() -> None:
 
 @everywhere
 def test_axes_strides_and_results_in_place(communicator: str, ranks: int) -> None:
-    run(axes, ranks, **harness.over(communicator, ranks))
+    run_in_world(axes, communicator, ranks)
 
 
 def ring() -> None:
@@ -216,7 +217,7 @@ def ring() -> None:
 @over
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_send_and_recv(communicator: str, ranks: int) -> None:
-    run(ring, ranks, **harness.over(communicator, ranks))
+    run_in_world(ring, communicator, ranks)
 
 
 def refusals() -> list[str]:
@@ -282,7 +283,7 @@ def refusals() -> list[str]:
 
 @over
 def test_refusals_name_the_call_and_leave_the_group_open(communicator: str) -> None:
-    run(refusals, 2, **harness.over(communicator, 2))
+    run_in_world(refusals, communicator, 2)
 
 
 def beside_mpi4py() -> None:

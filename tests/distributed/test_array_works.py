@@ -14,6 +14,7 @@ import harness
 import numpy as np
 import pytest
 from harness import caught, run
+from standing import run_in_world
 
 import ngd
 
@@ -57,7 +58,7 @@ def any_order() -> None:
 
 @everywhere
 def test_works_are_waited_for_in_any_order(communicator: str, ranks: int) -> None:
-    run(any_order, ranks, **harness.over(communicator, ranks))
+    run_in_world(any_order, communicator, ranks)
 
 
 def slowly() -> None:
@@ -81,7 +82,7 @@ def slowly() -> None:
 
 @over
 def test_a_wait_with_a_timeout_may_be_repeated(communicator: str) -> None:
-    run(slowly, 2, **harness.over(communicator, 2))
+    run_in_world(slowly, communicator, 2)
 
 
 def failing() -> dict[str, Any]:
@@ -173,7 +174,7 @@ def grouped() -> None:
 
 @everywhere
 def test_lists_travel_together(communicator: str, ranks: int) -> None:
-    run(grouped, ranks, **harness.over(communicator, ranks))
+    run_in_world(grouped, communicator, ranks)
 
 
 def many_calls() -> int:
@@ -187,7 +188,7 @@ def many_calls() -> int:
 
 @harness.needs_ranks
 def test_small_arrays_are_one_collective() -> None:
-    calls = [outcome.value for outcome in run(many_calls, 2, **harness.over("shm"))]
+    calls = [outcome.value for outcome in run_in_world(many_calls, "shm", 2)]
     assert calls[0] == calls[1]
     assert 2 <= calls[0] <= 3  # ngd.init() has one of its own
 

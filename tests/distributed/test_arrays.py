@@ -9,7 +9,8 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
-from harness import caught, run
+from harness import caught
+from standing import run_in_world
 
 import ngd
 from ngd import dtype as dtypes
@@ -39,7 +40,7 @@ def shapes_and_dtypes() -> None:
 
 @everywhere
 def test_shapes_and_dtypes(communicator: str, ranks: int) -> None:
-    run(shapes_and_dtypes, ranks, **harness.over(communicator, ranks))
+    run_in_world(shapes_and_dtypes, communicator, ranks)
 
 
 def destinations() -> None:
@@ -63,7 +64,7 @@ def destinations() -> None:
 @over
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_destinations(communicator: str, ranks: int) -> None:
-    run(destinations, ranks, **harness.over(communicator, ranks))
+    run_in_world(destinations, communicator, ranks)
 
 
 def refusals() -> None:
@@ -87,7 +88,7 @@ def refusals() -> None:
 @over
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_refusals_leave_the_group_open(communicator: str, ranks: int) -> None:
-    run(refusals, ranks, **harness.over(communicator, ranks))
+    run_in_world(refusals, communicator, ranks)
 
 
 def weighted() -> None:
@@ -105,7 +106,7 @@ def weighted() -> None:
 
 @everywhere
 def test_weights(communicator: str, ranks: int) -> None:
-    run(weighted, ranks, **harness.over(communicator, ranks))
+    run_in_world(weighted, communicator, ranks)
 
 
 def broadcasts() -> None:
@@ -123,7 +124,7 @@ def broadcasts() -> None:
 
 @everywhere
 def test_broadcasts(communicator: str, ranks: int) -> None:
-    run(broadcasts, ranks, **harness.over(communicator, ranks))
+    run_in_world(broadcasts, communicator, ranks)
 
 
 def group() -> dict[str, Any]:
@@ -137,7 +138,7 @@ def group() -> dict[str, Any]:
 
 @everywhere
 def test_the_world_is_known(communicator: str, ranks: int) -> None:
-    for rank, outcome in enumerate(run(group, ranks, **harness.over(communicator, ranks))):
+    for rank, outcome in enumerate(run_in_world(group, communicator, ranks)):
         assert outcome.value["place"] == [rank, ranks, rank, ranks]
         assert outcome.value["name"] == (communicator if ranks > 1 else "self")
 
@@ -155,7 +156,7 @@ def again() -> None:
 @over
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_shutdown_then_init(communicator: str, ranks: int) -> None:
-    run(again, ranks, **harness.over(communicator, ranks))
+    run_in_world(again, communicator, ranks)
 
 
 def order() -> None:
@@ -173,4 +174,4 @@ def order() -> None:
 @over
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_late_ranks(communicator: str, ranks: int) -> None:
-    run(order, ranks, **harness.over(communicator, ranks))
+    run_in_world(order, communicator, ranks)

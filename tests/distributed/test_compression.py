@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import harness
 import numpy as np
 import pytest
-from harness import run
+from standing import run_in_world
 
 import ngd
+from ngd import ops
 
 everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
 over = pytest.mark.parametrize("communicator", harness.communicators())
@@ -40,7 +43,7 @@ def rounding() -> None:
 
 @everywhere
 def test_bf16_on_the_wire(communicator: str, ranks: int) -> None:
-    run(rounding, ranks, **harness.over(communicator, ranks))
+    run_in_world(rounding, communicator, ranks)
 
 
 def sparse() -> None:
@@ -75,7 +78,7 @@ def sparse() -> None:
 
 @everywhere
 def test_top_k(communicator: str, ranks: int) -> None:
-    run(sparse, ranks, **harness.over(communicator, ranks))
+    run_in_world(sparse, communicator, ranks)
 
 
 def sparse_lists() -> None:
@@ -95,7 +98,88 @@ def sparse_lists() -> None:
 
 @over
 def test_top_k_of_lists(communicator: str) -> None:
-    run(sparse_lists, 2, **harness.over(communicator, 2))
+    run_in_world(sparse_lists, communicator, 2)
+
+
+def compressed_in_the_graph(device: str) -> None:
+    """The ops have the bits of the calls on arrays."""
+    world = ngd.init()
+    random = np.random.default_rng(5 + world.rank)
+    x = ngd.placeholder("x", (3, 19), "float32")
+    left = ngd.variable("left", np.zeros((3, 19), "f"))
+    total, rest = ops.sparse_all_reduce(x, left, ratio=0.1, op="sum")
+    mean, _ = ops.sparse_all_reduce(x, np.zeros((3, 19), "f"), ratio=1, op="mean")
+    rounded = ops.all_reduce(x, op="mean", compression="bf16")
+    step = ngd.compile([x], [total, mean, rounded], updates={left: rest}, device=device)
+    top = ngd.TopK(0.1)
+    for _ in range(10):
+        values = random.standard_normal((3, 19)).astype("f")
+        values[0, 0] = np.inf  # is sent, and gone
+        got = step(values)
+        assert (got[0] == ngd.all_reduce(values, op="sum", compression=top)).all()
+        dense = ngd.all_reduce(values, op="mean")
+        assert np.allclose(got[1], dense, atol=1e-6)
+        assert (got[2] == ngd.all_reduce(values, op="mean", compression="bf16")).all()
+        assert (left.numpy() == top.residual).all()
+
+
+@everywhere
+@pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
+def test_in_the_graph(communicator: str, ranks: int, device: str) -> None:
+    run_in_world(compressed_in_the_graph, communicator, ranks, device=device)
+
+
+def gradient_of_rounded() -> None:
+    world = ngd.init()
+    x = ngd.placeholder("x", (2,), "float32")
+    y = ops.all_reduce(x, op="sum", compression="bf16")
+    (dx,) = ngd.grad(ops.sum(y * np.array([1 + 2.0**-9, 3], "f")), [x])
+    (got,) = ngd.compile([x], [dx])(np.ones(2, "f"))
+    assert got.tolist() == [world.size * 1.0, world.size * 3.0]  # 1 + 2**-9 is 1 in bfloat16
+
+
+@harness.needs_ranks
+def test_the_gradient_travels_rounded() -> None:
+    run_in_world(gradient_of_rounded, "shm", 2)
+
+
+ONES = np.ones(4, "f")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: ops.all_reduce(ONES, op="sum", compression="zip"), ValueError, "expected 'bf16'"),
+        (
+            lambda: ops.all_reduce(ONES.astype("f8"), op="sum", compression="bf16"),
+            ngd.errors.DTypeError,
+            r"compression='bf16' is for float32; got f64\[4\]",
+        ),
+        (
+            lambda: ops.all_reduce(ONES, op="mean", weight=1.0, compression="bf16"),
+            ValueError,
+            "weight does not go with compression",
+        ),
+        (
+            lambda: ops.sparse_all_reduce(ONES, ONES[:2], ratio=0.5, op="sum"),
+            ngd.errors.ShapeError,
+            r"one shape; got f32\[4\] and f32\[2\]",
+        ),
+        (
+            lambda: ops.sparse_all_reduce(ONES, ONES, ratio=0, op="sum"),
+            ValueError,
+            r"a ratio in \(0, 1\]; got 0",
+        ),
+        (
+            lambda: ops.sparse_all_reduce(ONES, ONES, ratio=0.5, op="max"),
+            ValueError,
+            "op among sum, mean; got 'max'",
+        ),
+    ],
+)
+def test_refusals_in_the_graph(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
 
 
 def least_squares() -> None:
@@ -113,7 +197,7 @@ def least_squares() -> None:
 
 @harness.needs_ranks
 def test_top_k_descends() -> None:
-    run(least_squares, 2, **harness.over("shm", 2))
+    run_in_world(least_squares, "shm", 2)
 
 
 def joining(batches: list[int]) -> list[list[float]]:
@@ -132,9 +216,7 @@ def joining(batches: list[int]) -> list[list[float]]:
 @everywhere
 def test_join(communicator: str, ranks: int) -> None:
     batches = [3, 0, 5, 1][:ranks]
-    outcomes = run(
-        joining, ranks, arguments={"batches": batches}, **harness.over(communicator, ranks)
-    )
+    outcomes = run_in_world(joining, communicator, ranks, batches=batches)
     for count, outcome in zip(batches, outcomes, strict=True):
         last = [10 + count - 1 if count else -1, 0.0]
         own = [[10 + i, 1.0] for i in range(count)]

@@ -10,6 +10,7 @@ import harness
 import numpy as np
 import pytest
 from harness import Job, caught, run, say
+from standing import run_in_world
 
 import ngd
 from ngd import ops
@@ -55,7 +56,7 @@ def results() -> None:
 
 @everywhere
 def test_results(communicator: str, ranks: int) -> None:
-    run(results, ranks, **harness.over(communicator, ranks))
+    run_in_world(results, communicator, ranks)
 
 
 def gradients() -> None:
@@ -94,7 +95,7 @@ def gradients() -> None:
 
 @everywhere
 def test_gradients_are_finite_differences(communicator: str, ranks: int) -> None:
-    run(gradients, ranks, **harness.over(communicator, ranks))
+    run_in_world(gradients, communicator, ranks)
 
 
 def uneven() -> None:
@@ -140,7 +141,7 @@ def uneven() -> None:
 
 @everywhere
 def test_uneven_shards_take_the_step_of_one_process(communicator: str, ranks: int) -> None:
-    run(uneven, ranks, **harness.over(communicator, ranks))
+    run_in_world(uneven, communicator, ranks)
 
 
 def creation_order() -> None:
@@ -231,6 +232,5 @@ def steps(device: str) -> dict[str, Any]:
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("device", DEVICES)
 def test_weights_stay_equal(communicator: str, ranks: int, device: str) -> None:
-    how = harness.over(communicator, arguments={"device": device})
-    outcomes = run(steps, ranks, **how)
+    outcomes = run_in_world(steps, communicator, ranks, device=device)
     assert len({o.value["weights"] for o in outcomes}) == 1

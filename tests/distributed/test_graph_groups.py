@@ -9,6 +9,7 @@ import harness
 import numpy as np
 import pytest
 from harness import Job, caught, run
+from standing import run_in_world
 from test_graph_kinds import differences, results
 
 import ngd
@@ -62,7 +63,7 @@ def two_groups(device: str) -> None:
 @over
 @devices
 def test_two_groups_in_one_step(communicator: str, device: str) -> None:
-    run(two_groups, 4, **harness.over(communicator, arguments={"device": device}))
+    run_in_world(two_groups, communicator, 4, device=device)
 
 
 def gradients_of_groups(device: str) -> None:
@@ -84,7 +85,7 @@ def gradients_of_groups(device: str) -> None:
 @over
 @devices
 def test_gradients_of_two_groups(communicator: str, device: str) -> None:
-    run(gradients_of_groups, 4, **harness.over(communicator, arguments={"device": device}))
+    run_in_world(gradients_of_groups, communicator, 4, device=device)
 
 
 def tensor_parallel(device: str) -> None:
@@ -124,7 +125,7 @@ def tensor_parallel(device: str) -> None:
 @over
 @devices
 def test_a_divided_network_has_the_gradients_of_a_whole_one(communicator: str, device: str) -> None:
-    run(tensor_parallel, 4, **harness.over(communicator, arguments={"device": device}))
+    run_in_world(tensor_parallel, communicator, 4, device=device)
 
 
 def around(device: str) -> None:
@@ -150,7 +151,7 @@ def around(device: str) -> None:
 @devices
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_around_the_ranks(communicator: str, device: str, ranks: int) -> None:
-    run(around, ranks, **harness.over(communicator, arguments={"device": device}))
+    run_in_world(around, communicator, ranks, device=device)
 
 
 def pipeline(device: str) -> None:
@@ -197,7 +198,7 @@ def pipeline(device: str) -> None:
 @devices
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_pipeline_is_one_process(communicator: str, device: str, ranks: int) -> None:
-    run(pipeline, ranks, **harness.over(communicator, arguments={"device": device}))
+    run_in_world(pipeline, communicator, ranks, device=device)
 
 
 def second_gradients_of_a_pair(device: str) -> None:
@@ -224,8 +225,7 @@ def second_gradients_of_a_pair(device: str) -> None:
 @over
 @devices
 def test_second_gradients_of_a_pair(communicator: str, device: str) -> None:
-    how = harness.over(communicator, arguments={"device": device})
-    run(second_gradients_of_a_pair, 2, **how)
+    run_in_world(second_gradients_of_a_pair, communicator, 2, device=device)
 
 
 TWO_A_HOST = 'NGD_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"'
@@ -333,10 +333,10 @@ def uniform() -> None:
 
 @harness.needs_ranks
 def test_uniform_in_a_group_is_not_uniform() -> None:
-    run(uniform, 3)
+    run_in_world(uniform, "shm", 3)
 
 
 @harness.needs_ranks
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_cannot_be_is_refused_when_it_is_built(ranks: int) -> None:
-    run(refused, ranks)
+    run_in_world(refused, "shm", ranks)

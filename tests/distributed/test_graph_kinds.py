@@ -10,7 +10,7 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
-from harness import run
+from standing import run_in_world
 
 import ngd
 from ngd import ops
@@ -201,7 +201,7 @@ def results() -> None:
 
 @everywhere
 def test_results(communicator: str, ranks: int) -> None:
-    run(results, ranks, **harness.over(communicator, ranks))
+    run_in_world(results, communicator, ranks)
 
 
 def differences(step: Callable[..., Any], given: Sequence[Any], which: int) -> Any:
@@ -254,5 +254,4 @@ def gradients(second: bool) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
 def test_gradients_are_finite_differences(communicator: str, ranks: int, second: bool) -> None:
-    how = harness.over(communicator, arguments={"second": second})
-    run(gradients, ranks, **how)
+    run_in_world(gradients, communicator, ranks, second=second)

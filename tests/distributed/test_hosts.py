@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from harness import Job, caught, say
 from hosts import Hosts, permitted, sent_bytes
+from standing import run_in_world
 
 import ngd
 from ngd import ops
@@ -127,7 +128,7 @@ def test_every_kind_between_hosts(count: int, per_host: int) -> None:
         assert value["bits"] == values[0]["bits"], f"rank {rank} has other bits than rank 0"
         for size, sent in value["sent"].items():
             assert sent <= 1.1 * 2 * int(size) * (count - 1) / count, f"rank {rank}: {size} bytes"
-    one_host = harness.run(reduced_bits, ranks, env={"NGD_COMM": "shm"})
+    one_host = run_in_world(reduced_bits, "shm", ranks)
     assert values[0]["bits"] == one_host[0].value
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
-from harness import Job, caught, run
+from harness import Job, caught
+from standing import run_in_world
 
 import ngd
 from ngd import ops
@@ -42,7 +43,7 @@ def one_operand_many_collectives() -> None:
 @over
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_one_operand_many_collectives(communicator: str, ranks: int) -> None:
-    run(one_operand_many_collectives, ranks, **harness.over(communicator, ranks))
+    run_in_world(one_operand_many_collectives, communicator, ranks)
 
 
 def constants_of_a_rank() -> None:
@@ -61,7 +62,7 @@ def constants_of_a_rank() -> None:
 @over
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_constants_of_a_rank(communicator: str, ranks: int) -> None:
-    run(constants_of_a_rank, ranks, **harness.over(communicator, ranks))
+    run_in_world(constants_of_a_rank, communicator, ranks)
 
 
 def shards_that_broadcast() -> None:
@@ -98,7 +99,7 @@ def shards_that_broadcast() -> None:
 @over
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_shards_that_broadcast(communicator: str, ranks: int) -> None:
-    run(shards_that_broadcast, ranks, **harness.over(communicator, ranks))
+    run_in_world(shards_that_broadcast, communicator, ranks)
 
 
 def fails_alone(device: str) -> dict[str, str]:
@@ -140,4 +141,4 @@ def bytes_and_halves() -> None:
 @over
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_bytes_and_halves(communicator: str, ranks: int) -> None:
-    run(bytes_and_halves, ranks, **harness.over(communicator, ranks))
+    run_in_world(bytes_and_halves, communicator, ranks)
