@@ -12,6 +12,8 @@ double number(const char* name, double fallback);  // throws Init when it is non
 inline double timeout_seconds() { return number("NGD_TIMEOUT", 300.0); }  // 0 = no deadline
 // auto, flat or ring
 inline std::string all_reduce_algorithm() { return text("NGD_ALLREDUCE", "auto"); }
+// -1 = that of the cores which this rank may use
+inline int numa_node() { return static_cast<int>(number("NGD_NUMA_NODE", -1)); }
 // auto, on or off: a thread that moves data between hosts while kernels run
 inline std::string progress() { return text("NGD_PROGRESS", "auto"); }
 inline std::string simd() { return text("NGD_SIMD", ""); }  // cap: baseline|avx2|avx512

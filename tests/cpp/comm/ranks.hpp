@@ -44,8 +44,9 @@ inline std::vector<Outcome> run_ranks(std::vector<std::unique_ptr<Communicator>>
   return outcomes;
 }
 
-inline std::vector<Outcome> run_ranks(int size, const std::function<void(Communicator&)>& body) {
-  auto ranks = shm::make_thread_ranks(size);
+inline std::vector<Outcome> run_ranks(int size, const std::function<void(Communicator&)>& body,
+                                      const std::vector<int>& nodes = {}) {
+  auto ranks = shm::make_thread_ranks(size, nodes);
   return run_ranks(ranks, body);
 }
 

@@ -272,6 +272,62 @@ TEST(Failure, WhoLeavesInTheMiddleIsMissedInWhatComesLaterToo) {
   EXPECT_LT(seconds_since(start), 10);
 }
 
+// The same of ranks on two memory nodes, for each rank: in the shared lane and through the lanes.
+TEST(Failure, WhoLeavesInTheMiddleIsMissedOnTheOtherNodeToo) {
+  constexpr std::size_t kElements = 600'000;
+  for (const bool shared : {true, false})
+    for (int leaver = 0; leaver < 4; ++leaver) {
+      std::atomic<int> submitted = 0;
+      const auto body = [&](Communicator& group) {
+        std::vector<float> own(shared ? 0 : kElements);
+        float* data = shared ? static_cast<float*>(group.allocate(kElements * sizeof(float)).data)
+                             : own.data();
+        const Work work = group.submit(
+            all_reduce(ReduceOp::Sum, DType::F32, data, data, kElements, "leave.py:4"));
+        ++submitted;
+        while (submitted < 4) std::this_thread::yield();
+        if (group.rank() == leaver) return group.close();
+        group.wait(work, kSeconds);
+      };
+      const auto start = Clock::now();
+      const auto outcomes = run_ranks(4, body, {0, 0, 1, 1});
+      EXPECT_LT(seconds_since(start), 2);
+      const std::string who = "rank " + std::to_string(leaver);
+      for (int r = 0; r < 4; ++r) {
+        const Outcome& outcome = outcomes[static_cast<std::size_t>(r)];
+        if (r == leaver) {
+          EXPECT_FALSE(outcome.kind) << outcome.message;
+        } else {
+          EXPECT_EQ(outcome.kind, ErrorKind::RankLost) << outcome.message;
+          EXPECT_NE(outcome.message.find(who + " has left the job"), std::string::npos)
+              << outcome.message;
+        }
+      }
+    }
+}
+
+// A rank that has come, and then does nothing for longer than the others wait.
+TEST(Timeout, NamesWhoDoesNotFinishOnMemoryNodes) {
+  const auto outcomes =
+      run_ranks(4,
+                [](Communicator& group) {
+                  std::vector<float> data(600'000);
+                  const Work work = group.submit(all_reduce(ReduceOp::Sum, DType::F32, data.data(),
+                                                            data.data(), data.size(), "late.py:5"));
+                  if (group.rank() == 2)
+                    return std::this_thread::sleep_for(std::chrono::milliseconds(900));
+                  group.wait(work, 0.4);
+                },
+                {0, 0, 1, 1});
+  for (const std::size_t r : {0, 1, 3}) {
+    EXPECT_EQ(outcomes[r].kind, ErrorKind::CollectiveTimeout) << outcomes[r].message;
+    EXPECT_NE(outcomes[r].message.find("rank 2 did not finish all_reduce(sum) of 600000 float32 "
+                                       "at late.py:5 within 0.4 s"),
+              std::string::npos)
+        << outcomes[r].message;
+  }
+}
+
 TEST(Failure, AnInterruptEndsTheWaitOfAll) {
   const auto start = Clock::now();
   const auto outcomes = run_ranks(3, [](Communicator& group) {

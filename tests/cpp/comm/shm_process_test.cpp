@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include <random>
 
 #include "comm/shm/liveness.hpp"
+#include "comm/shm/segment.hpp"
 #include "ranks.hpp"
 
 namespace ngd::comm {
@@ -83,18 +85,21 @@ std::string new_key() {
 
 using Body = std::function<void(Communicator&)>;
 
-Child start_rank(const std::string& key, int rank, int size, double timeout, const Body& body) {
+// `per_node` ranks on each memory node, or all on those of this machine.
+Child start_rank(const std::string& key, int rank, int size, double timeout, const Body& body,
+                 int per_node = 0) {
   return Child([=] {
+    if (per_node > 0) ::setenv("NGD_NUMA_NODE", std::to_string(rank / per_node).c_str(), 1);
     const auto group = make_shm_communicator(key, rank, size, timeout);
     body(*group);
   });
 }
 
-std::vector<Child> start_ranks(int size, const Body& body) {
+std::vector<Child> start_ranks(int size, const Body& body, int per_node = 0) {
   const std::string key = new_key();
   std::vector<Child> children;
   for (int rank = 0; rank < size; ++rank)
-    children.push_back(start_rank(key, rank, size, kSeconds, body));
+    children.push_back(start_rank(key, rank, size, kSeconds, body, per_node));
   return children;
 }
 
@@ -153,8 +158,8 @@ void fill(const SharedBlock& block, std::vector<float>& own, int rank) {
 constexpr std::size_t kCount = 300'000;
 
 TEST(Processes, DoEverything) {
-  for (const int size : {2, 3, 4}) {
-    auto children = start_ranks(size, [](Communicator& group) {
+  for (const auto& [size, per_node] : {std::pair{2, 0}, {3, 0}, {4, 0}, {4, 2}}) {
+    const Body everything = [](Communicator& group) {
       std::vector<float> own(kCount);
       const SharedBlock block = group.allocate(kCount * sizeof(float));
       fill(block, own, group.rank());
@@ -163,7 +168,8 @@ TEST(Processes, DoEverything) {
       for (std::size_t i = 0; i < kCount; ++i)
         if (own[i] != want || static_cast<float*>(block.data)[i] != want)
           throw std::runtime_error("wrong mean");
-    });
+    };
+    auto children = start_ranks(size, everything, per_node);
     expect_success(children);
   }
 }
@@ -179,7 +185,7 @@ TEST(Death, IsNoticedByAllAtOnceWhereverItStrikes) {
   for (int repeat = 0; repeat < 24; ++repeat) {
     const int size = 2 + repeat % 3;
     const auto victim = static_cast<std::size_t>(random()) % static_cast<std::size_t>(size);
-    auto children = start_ranks(size, run_until_killed);
+    auto children = start_ranks(size, run_until_killed, repeat % 2 == 0 && size == 4 ? 2 : 0);
     std::this_thread::sleep_for(std::chrono::microseconds(60'000 + random() % 60'000));
     const auto start = Clock::now();
     children[victim].kill();
@@ -388,6 +394,112 @@ std::size_t mapped_segments() {
   for (std::string line; std::getline(maps, line);)
     if (line.find("memfd:ngd") != std::string::npos) ++count;
   return count;
+}
+
+// ---- which memory a rank touches where the ranks sit on several memory nodes
+
+// Takes from this process, for as long as it lives, what it must not touch in the segment of a
+// rank: of the block at `offset` in its heap all but [first, last), which stays readable.
+class Forbidden {
+ public:
+  Forbidden(int rank, std::size_t offset, std::size_t bytes, std::size_t first, std::size_t last)
+      : block_(base_of(rank) + offset), bytes_(bytes) {
+    protect(0, first, PROT_NONE);
+    protect(first, last, PROT_READ);
+    protect(last, bytes, PROT_NONE);
+  }
+  Forbidden(const Forbidden&) = delete;
+  ~Forbidden() { protect(0, bytes_, PROT_READ | PROT_WRITE); }
+
+ private:
+  static std::byte* base_of(int rank) {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      const bool begins = line.find(" 00000000 ") != std::string::npos;
+      if (!begins || line.find("memfd:ngd") == std::string::npos) continue;
+      auto* base = reinterpret_cast<std::byte*>(std::stoull(line, nullptr, 16));
+      const auto& record = *reinterpret_cast<const shm::RankRecord*>(base);
+      if (record.magic == shm::kMagic && record.rank == rank) return base;
+    }
+    throw std::runtime_error("no segment of rank " + std::to_string(rank));
+  }
+  void protect(std::size_t from, std::size_t to, int allowed) const {
+    if (from < to && ::mprotect(block_ + from, to - from, allowed) != 0) std::abort();
+  }
+
+  std::byte* block_;
+  std::size_t bytes_;
+};
+
+constexpr std::size_t kPage = 4096, kPages = 64, kBlock = kPages * kPage;
+
+// An all_reduce in place in the shared lane, of 4 ranks, two a node in consecutive blocks of the
+// group, whose world ranks are given. Each rank may read, beyond its node, its half of the block of
+// its counterpart; anything else is a SIGSEGV.
+void stay_inside(Communicator& group, const SharedBlock& block, std::size_t offset,
+                 const std::vector<int>& world) {
+  auto* data = static_cast<std::int32_t*>(block.data);
+  const std::size_t count = kBlock / sizeof *data;
+  for (std::size_t i = 0; i < count; ++i)
+    data[i] = static_cast<std::int32_t>(i) * (1 + group.rank());
+  group.wait(group.submit(barrier()), kSeconds);
+  {
+    const int place = group.rank() % 2, other_node = 1 - group.rank() / 2;
+    const std::size_t half = kBlock / 2, first = static_cast<std::size_t>(place) * half;
+    const auto of = [&](int at) { return world[static_cast<std::size_t>(other_node * 2 + at)]; };
+    const Forbidden counterpart(of(place), offset, kBlock, first, first + half);
+    const Forbidden stranger(of(1 - place), offset, kBlock, 0, 0);
+    group.wait(group.submit(all_reduce(ReduceOp::Sum, DType::I32, data, data, count)), kSeconds);
+  }
+  for (std::size_t i = 0; i < count; ++i)
+    if (data[i] != static_cast<std::int32_t>(i) * 10) throw std::runtime_error("wrong sum");
+  group.wait(group.submit(barrier()), kSeconds);
+}
+
+// A block on a page, and its offset, which is the same on all ranks.
+std::pair<SharedBlock, std::size_t> aligned_block(Communicator& group) {
+  const SharedBlock raw = group.allocate(kBlock + kPage);  // the heap's first: it begins at a page
+  static_assert(shm::kHeapOffset % kPage == 0);
+  if (reinterpret_cast<std::uintptr_t>(raw.data) % kPage != 0)
+    throw std::runtime_error("not at a page");
+  return {{raw.data, kBlock}, shm::kHeapOffset};
+}
+
+TEST(MemoryNodes, OnlyCounterpartsAreReadAcrossAndNobodyIsWrittenTo) {
+  auto children = start_ranks(
+      4,
+      [](Communicator& world) {
+        const auto [block, offset] = aligned_block(world);
+        stay_inside(world, block, offset, {0, 1, 2, 3});
+      },
+      2);
+  expect_success(children);
+}
+
+// The world's blocks are not those of the nodes, its groups' are.
+TEST(MemoryNodes, AGroupGoesByItsOwnMembers) {
+  const std::string key = new_key();
+  std::vector<Child> children;
+  for (int rank = 0; rank < 4; ++rank)
+    children.emplace_back([=] {
+      ::setenv("NGD_NUMA_NODE", rank % 2 == 0 ? "5" : "3", 1);
+      const auto world = make_shm_communicator(key, rank, 4, kSeconds);
+      const auto [block, offset] = aligned_block(*world);
+      const auto group = world->split(0, rank % 2);
+      stay_inside(*group, block, offset, {0, 2, 1, 3});
+      group->close();
+    });
+  expect_success(children);
+}
+
+TEST(MemoryNodes, ANumberThatIsNoneIsRefused) {
+  Child child([key = new_key()] {
+    ::setenv("NGD_NUMA_NODE", "left", 1);
+    make_shm_communicator(key, 0, 1, kSeconds);
+  });
+  const Outcome outcome = child.outcome();
+  EXPECT_EQ(outcome.kind, ErrorKind::Init);
+  EXPECT_EQ(outcome.message, "NGD_NUMA_NODE: expected a number >= 0; got 'left'");
 }
 
 TEST(Leftovers, NoDescriptorAndNoMapping) {

@@ -127,11 +127,24 @@ std::vector<Case> cases(int size) {
   return all;
 }
 
-class AllReduceTest : public testing::TestWithParam<int> {};
+// How many ranks, and the memory node of each; none: all on one.
+struct World {
+  int size;
+  std::vector<int> nodes = {};
+};
+
+void PrintTo(const World& world, std::ostream* out) { *out << world.size; }
+
+using comm::run_ranks;
+std::vector<Outcome> run_ranks(const World& world, const std::function<void(Communicator&)>& body) {
+  return run_ranks(world.size, body, world.nodes);
+}
+
+class AllReduceTest : public testing::TestWithParam<World> {};
 
 TEST_P(AllReduceTest, FlatFollowsTheTreeBitForBit) {
-  const int size = GetParam();
-  auto ranks = shm::make_thread_ranks(size);
+  const int size = GetParam().size;
+  auto ranks = shm::make_thread_ranks(size, GetParam().nodes);
   unsigned seed = 0;
   for (const Case& each : cases(size)) {
     const auto inputs = reference::random_inputs(each.dtype, size, each.count, ++seed);
@@ -190,8 +203,8 @@ double worst_error(const Case& each, const std::vector<Bytes>& inputs, const Byt
 }
 
 TEST_P(AllReduceTest, RingIsExactForIntegersAndBoundedForFloats) {
-  const int size = GetParam();
-  auto ranks = shm::make_thread_ranks(size);
+  const int size = GetParam().size;
+  auto ranks = shm::make_thread_ranks(size, GetParam().nodes);
   unsigned seed = 100;
   for (const Case& each : cases(size)) {
     const auto inputs = reference::random_inputs(each.dtype, size, each.count, ++seed);
@@ -223,8 +236,8 @@ TEST_P(AllReduceTest, RingIsExactForIntegersAndBoundedForFloats) {
 }
 
 TEST_P(AllReduceTest, BroadcastComesFromEveryRoot) {
-  const int size = GetParam();
-  auto ranks = shm::make_thread_ranks(size);
+  const int size = GetParam().size;
+  auto ranks = shm::make_thread_ranks(size, GetParam().nodes);
   for (const std::size_t count : {0, 1, 32, 33, 8192, 8193, 524'288, 524'289, 1'500'001})
     for (int root = 0; root < size; ++root) {
       const auto input = reference::random_inputs(DType::U8, 1, count, 9)[0];
@@ -332,9 +345,14 @@ TEST_P(AllReduceTest, BarrierHoldsUntilTheLastHasCome) {
   }));
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, AllReduceTest,
-                         testing::ValuesIn(kSlow ? std::vector{2, 3} : std::vector{1, 2, 3, 4, 8}),
-                         [](const auto& info) { return std::to_string(info.param); });
+std::vector<World> worlds() {
+  if (kSlow) return {{2}, {3}, {4, {0, 0, 1, 1}}};
+  return {{1}, {2}, {3}, {4}, {8}, {4, {0, 0, 1, 1}}, {6, {2, 2, 0, 0, 1, 1}}};
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, AllReduceTest, testing::ValuesIn(worlds()), [](const auto& info) {
+  return std::to_string(info.param.size) + (info.param.nodes.empty() ? "" : "OnNodes");
+});
 
 TEST(SharedLane, BlocksAreAlignedApartAndReused) {
   auto ranks = shm::make_thread_ranks(1);

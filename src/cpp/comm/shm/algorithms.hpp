@@ -34,7 +34,17 @@ bool advance_flat_direct(Group& group, Task& task);
 // where it is not free.
 bool begin_flat_staged(Group& group, Lane& lane, Task& task);
 bool advance_flat_staged(Group& group, Lane& lane, Task& task);
+// How many chunks a staged task has, and which elements are in the one of a number.
 std::uint64_t flat_chunks(const Group& group, const Task& task) noexcept;
+Range flat_chunk(const Group& group, const Task& task, std::uint64_t number) noexcept;
+
+// Node by node: flat's result where the ranks sit on several memory nodes, by way of partial sums.
+inline bool goes_by_nodes(const Group& group, const Task& task) noexcept {
+  return task.kind == Kind::AllReduce && task.algorithm == Algorithm::Flat &&
+         group.nodes().count > 1 && !is_half(task.dtype);
+}
+bool begin_nodes_staged(Group& group, Lane& lane, Task& task);  // as begin_flat_staged
+bool advance_nodes(Group& group, Lane& lane, Task& task);
 
 // Ring: the sum travels around, part by part, and then the result.
 bool advance_ring(Group& group, Task& task);

@@ -12,10 +12,12 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/config.hpp"
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 #include "comm/messages.hpp"
 #include "comm/shm/channel.hpp"
+#include "comm/shm/numa.hpp"
 #include "comm/shm/shm_communicator.hpp"
 #include "device/threads.hpp"
 
@@ -169,7 +171,9 @@ class Rendezvous {
     assembly.cores = quota ? available : std::max(available, CPU_COUNT(&all));
     assembly.memory = make_process_memory(std::move(mappings), std::move(own));
     assembly.liveness = make_process_liveness(std::move(peers));
-    found(*assembly.memory, rank_, size_);
+    const int node = config::numa_node();
+    found(*assembly.memory, rank_, size_,
+          node != kNoNode ? node : node_of(parcel(rank_).message.cores));
     return assembly;
   }
 };

@@ -38,4 +38,11 @@ inline void copy_piece(std::byte* to, const std::byte* from, std::size_t bytes, 
   std::memcpy(to, from, bytes);
 }
 
+// Copies [0, bytes) but for a hole in it.
+inline void copy_around(std::byte* to, const std::byte* from, std::size_t bytes,
+                        std::size_t hole_begin, std::size_t hole_end) {
+  std::memcpy(to, from, hole_begin);
+  std::memcpy(to + hole_end, from + hole_end, bytes - hole_end);
+}
+
 }  // namespace ngd::comm::shm

@@ -47,6 +47,12 @@ std::string difference(const Group& group, std::uint64_t sequence, int first, in
                 describe(b), alike ? particulars(group, b, slot_b.program_hash) : "");
 }
 
+Nodes nodes_of_members(const std::vector<Group::Member>& members) {
+  std::vector<int> nodes;
+  for (const Group::Member& each : members) nodes.push_back(each.segment.record().node);
+  return nodes_of(nodes);
+}
+
 }  // namespace
 
 Group::Group(std::vector<Member> members, int rank, std::uint64_t id, std::uint64_t& moves,
@@ -57,6 +63,7 @@ Group::Group(std::vector<Member> members, int rank, std::uint64_t id, std::uint6
       id_(id),
       moves_(moves),
       checked_(checked),
+      nodes_(nodes_of_members(members_)),
       sources_(members_.size()),
       destinations_(members_.size() + 1) {}
 

@@ -8,6 +8,7 @@
 
 #include "base/reduce.hpp"
 #include "comm/collective.hpp"
+#include "comm/shm/numa.hpp"
 #include "comm/shm/segment.hpp"
 #include "comm/shm/wait.hpp"
 
@@ -24,7 +25,7 @@ struct Need {
   std::uint64_t value = 0;
 };
 
-enum class Path : std::uint8_t { Undecided, Inline, FlatDirect, FlatStaged, Ring, Exchange };
+enum class Path : std::uint8_t { Undecided, Inline, FlatDirect, FlatStaged, Nodes, Ring, Exchange };
 
 // A block of an exchange between two ranks, in bytes: where in the producer's source and in the
 // consumer's destination, and where it may be read at once (exchange.cpp).
@@ -103,6 +104,7 @@ class Group {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
   std::uint64_t id() const noexcept { return id_; }  // 0 = the world
+  Nodes nodes() const noexcept { return nodes_; }
   const Segment& segment(int rank) const noexcept {
     return members_[static_cast<std::size_t>(rank)].segment;
   }
@@ -161,6 +163,7 @@ class Group {
   std::uint64_t id_;
   std::uint64_t& moves_;
   bool checked_;
+  Nodes nodes_;
   std::vector<const void*> sources_;
   std::vector<void*> destinations_;
 };

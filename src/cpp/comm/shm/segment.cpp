@@ -108,7 +108,7 @@ Mapping map_segment(const Descriptor& fd) {
   return Mapping(base, bytes);
 }
 
-void found(Memory& memory, int rank, int size) {
+void found(Memory& memory, int rank, int size, int node) {
   memory.commit(0, kHeapOffset);
   RankRecord& record = memory.segment(rank).record();
   record.magic = kMagic;
@@ -116,6 +116,7 @@ void found(Memory& memory, int rank, int size) {
   record.rank = rank;
   record.size = size;
   record.pid = ::getpid();
+  record.node = node;
   record.state.store(State::Running);
 }
 

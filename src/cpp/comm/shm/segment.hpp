@@ -31,7 +31,7 @@
 namespace ngd::comm::shm {
 
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
-inline constexpr std::uint32_t kLayoutVersion = 2;
+inline constexpr std::uint32_t kLayoutVersion = 3;
 inline constexpr int kMaxRanks = 256;        // of a host
 inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
 inline constexpr std::size_t kLine = 64;
@@ -55,6 +55,7 @@ struct RankRecord {
   std::int32_t rank;
   std::int32_t size;
   std::int32_t pid;
+  std::int32_t node;  // the memory node that I run on, or kNoNode
 
   // How: the text and its kind stand before the state says Failed.
   alignas(kLine) std::atomic<State> state;
@@ -174,7 +175,7 @@ Descriptor create_segment(int size);
 Mapping map_segment(const Descriptor& fd);
 
 // Commits all of my own segment but the heap, and writes the record. The segment is zeroed.
-void found(Memory& memory, int rank, int size);
+void found(Memory& memory, int rank, int size, int node);
 
 // The memory of ranks that are processes: mappings by rank, and the memfd of my own.
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, Descriptor own);

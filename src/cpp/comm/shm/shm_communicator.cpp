@@ -294,7 +294,10 @@ void ShmCommunicator::start_early(Task& task) {
     const Slot& slot = group_.mine().slot(task.sequence);
     task.staged = slot.source_offset == kPrivate ||
                   (slot.destination_offset == kPrivate && gets_result(group_, task));
-    if (task.staged && (task.has_lane || take_lane(task))) begin_flat_staged(group_, lane_, task);
+    if (task.staged && (task.has_lane || take_lane(task))) {
+      const auto begin = goes_by_nodes(group_, task) ? begin_nodes_staged : begin_flat_staged;
+      begin(group_, lane_, task);
+    }
   }
 }
 
@@ -310,6 +313,8 @@ void ShmCommunicator::decide(Task& task) const {
   if (task.algorithm == Algorithm::Ring) {
     task.path = Path::Ring;
     shared = shared && !is_half(task.dtype);
+  } else if (goes_by_nodes(group_, task)) {
+    task.path = Path::Nodes;
   } else {
     task.path = shared ? Path::FlatDirect : Path::FlatStaged;
   }
@@ -346,6 +351,8 @@ bool ShmCommunicator::run(Task& task) {
       return advance_flat_direct(group_, task);
     case Path::FlatStaged:
       return advance_flat_staged(group_, lane_, task);
+    case Path::Nodes:
+      return advance_nodes(group_, lane_, task);
     case Path::Ring:
       return advance_ring(group_, task);
     case Path::Exchange:

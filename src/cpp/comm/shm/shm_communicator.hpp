@@ -127,7 +127,8 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept;
 std::unique_ptr<Communicator> make_world(std::unique_ptr<Memory> memory,
                                          std::unique_ptr<Liveness> liveness, Place place);
 
-// Ranks that are threads of this process: for tests.
-std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size);
+// Ranks that are threads of this process, each on the memory node that is given: for tests.
+std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size,
+                                                             const std::vector<int>& nodes = {});
 
 }  // namespace ngd::comm::shm

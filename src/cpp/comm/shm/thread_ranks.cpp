@@ -26,20 +26,22 @@ class ThreadMemory final : public Memory {
 
 }  // namespace
 
-std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size) {
+std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size,
+                                                             const std::vector<int>& nodes) {
   const std::size_t bytes = static_cast<std::size_t>(size) * kSegmentBytes;
   void* base = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED)
     fail(ErrorKind::OutOfMemory, "no memory for the segments of ", size, " threads");
   const auto mapping = std::make_shared<Mapping>(base, bytes);
-  std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < size; ++rank) {
-    auto memory = std::make_unique<ThreadMemory>(mapping);
-    found(*memory, rank, size);
-    ranks.push_back(make_world(std::move(memory), make_thread_liveness(),
-                               Place{rank, size, size > device::available_cores()}));
+    ThreadMemory memory(mapping);
+    found(memory, rank, size, nodes.empty() ? kNoNode : nodes[static_cast<std::size_t>(rank)]);
   }
+  std::vector<std::unique_ptr<Communicator>> ranks;
+  for (int rank = 0; rank < size; ++rank)
+    ranks.push_back(make_world(std::make_unique<ThreadMemory>(mapping), make_thread_liveness(),
+                               Place{rank, size, size > device::available_cores()}));
   return ranks;
 }
 
