@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives of float32 among the ranks of one host, without Python:
-//     engine_bench [ranks] [kind] [flat|ring|auto] [bytes...]
+//     engine_bench [ranks] [kind] [flat|ring|auto|nodes] [bytes...]
 //     engine_bench [ranks] [kind] checks [bytes...]
 //     engine_bench [ranks] copy all [bytes...]
 // `bytes` is the larger side of a rank. Every rank rewrites its source before each call, so that no
 // call finds its input in a peer's cache; where there is a core for each rank it is bound to one,
 // as by mpirun. One JSON line a size and lane: over the calls, the median and the lowest tenth of
-// the slowest rank's time. "checks": in turns with a group that neither compares fingerprints nor
-// watches for deaths, and the median of the differences. "copy": the ranks together copy `bytes`
-// from and to memory of their own, as the engine copies large blocks: what memory allows, for
-// comparison.
+// the slowest rank's time. "nodes": flat, of ranks that are told to be on two memory nodes.
+// "checks": in turns with a group that neither compares fingerprints nor watches for deaths, and
+// the median of the differences. "copy": the ranks together copy `bytes` from and to memory of
+// their own, as the engine copies large blocks: what memory allows, for comparison.
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -43,6 +43,8 @@ struct Settings {
   bool copies = false;
   std::vector<std::size_t> sizes{8,         1024,    4096,    8192,     16 << 10, 64 << 10,
                                  256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+
+  bool on_nodes() const { return algorithm == "nodes"; }
 };
 
 struct Times {
@@ -63,7 +65,7 @@ Collective make(const Settings& settings, float* source, float* destination, std
       has_blocks(settings.kind) ? count / static_cast<std::size_t>(settings.ranks) : count;
   collective.source = source;
   collective.destination = destination;
-  collective.algorithm = algorithm_named(settings.algorithm);
+  collective.algorithm = algorithm_named(settings.on_nodes() ? "flat" : settings.algorithm);
   collective.site = "engine_bench";
   return collective;
 }
@@ -192,6 +194,8 @@ void run_copies(const Settings& settings, int rank, const std::string& key) {
 }
 
 void run_rank(const Settings& settings, int rank, const std::string& key) {
+  if (settings.on_nodes())
+    ::setenv("NGD_NUMA_NODE", std::to_string(2 * rank / settings.ranks).c_str(), 1);
   const auto how = settings.copies ? run_copies : settings.checks ? run_checks : run;
   how(settings, rank, key);
 }
