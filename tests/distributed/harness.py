@@ -73,10 +73,14 @@ def communicators() -> list[Any]:
     return [pytest.param("shm", marks=needs_ranks), pytest.param("mpi", marks=needs_mpi)]
 
 
-def worlds() -> list[Any]:
-    """(communicator, ranks), as parameters of a test: every number of ranks, and MPI with some."""
+def worlds(*sizes: int) -> list[Any]:
+    """(communicator, ranks), as parameters of a test: these numbers of ranks, by default 1 to 4.
+
+    MPI, which is far the slowest of them here, with one of them: the default is the least that has
+    a middle.
+    """
     shm, mpi = communicators()
-    pairs = [(shm, ranks) for ranks in (1, 2, 3, 4)] + [(mpi, 3)]
+    pairs = [(shm, ranks) for ranks in sizes or (1, 2, 3, 4)] + [(mpi, min(sizes, default=3))]
     return [pytest.param(*c.values, ranks, marks=c.marks) for c, ranks in pairs]
 
 

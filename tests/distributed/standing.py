@@ -5,8 +5,11 @@
 
 The processes are those of a `harness.Job`, started when the first test asks for that world; every
 test is an `ngd.init()` of its own in them, which is what starting Python and MPI anew costs a
-second for. A program that fails ends its world, and the next test gets another one. What is about
+second for. A program that raises ends its world, and the next test gets another one. What is about
 processes (their start, their environment, their end) has `harness.run` and `harness.Job`.
+
+Where a group has failed, MPI cannot be finalized any more. So programs that make one fail, and
+catch the error, have worlds of their own: `fail_in_world`.
 """
 
 from __future__ import annotations
@@ -27,25 +30,45 @@ from harness import Job, Outcome
 
 import ngd
 
-_worlds: dict[tuple[str, int], World] = {}
+_worlds: dict[tuple[str, int, bool], World] = {}
 
 
 def run_in_world(
     program: Callable[..., Any], communicator: str, ranks: int, **arguments: Any
 ) -> list[Outcome]:
     """Call a function on the ranks of a world; all of them must succeed."""
-    world = _worlds.pop((communicator, ranks), None) or World(communicator, ranks)
+    return _call(program, communicator, ranks, False, arguments)
+
+
+def fail_in_world(
+    program: Callable[..., Any], communicator: str, ranks: int, **arguments: Any
+) -> list[Outcome]:
+    """Call a function that catches the error of a group."""
+    return _call(program, communicator, ranks, True, arguments)
+
+
+def _call(
+    program: Callable[..., Any],
+    communicator: str,
+    ranks: int,
+    fails: bool,
+    arguments: dict[str, Any],
+) -> list[Outcome]:
+    key = communicator, ranks, fails
+    world = _worlds.pop(key, None) or World(communicator, ranks)
     try:
         outcomes = world.call(program, arguments)
     except BaseException:
         world.close(kill=True)
         raise
-    _worlds[communicator, ranks] = world
+    _worlds[key] = world
     return outcomes
 
 
 def close_worlds() -> None:
-    """End all ranks, and look at what they leave."""
+    """End all ranks at once, and look at what they leave."""
+    for world in _worlds.values():
+        world.dismiss()
     while _worlds:
         _worlds.popitem()[1].close()
 
@@ -90,11 +113,15 @@ class World:
             for rank in ranks
         ]
 
+    def dismiss(self) -> None:
+        """Let the ranks end: they find that nobody holds their pipes any more."""
+        while self.pipes:
+            os.close(self.pipes.pop())
+
     def close(self, kill: bool = False) -> None:
-        """Let the ranks end; they find that nobody holds their pipes any more."""
+        """Wait for the ranks to end, or kill them."""
         with self.job:
-            for pipe in self.pipes:
-                os.close(pipe)
+            self.dismiss()
             shutil.rmtree(self.folder, ignore_errors=True)
             if not kill:
                 for outcome in self.job.wait(30):

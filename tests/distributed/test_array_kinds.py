@@ -13,7 +13,7 @@ import pytest
 from harness import caught, run
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from standing import run_in_world
+from standing import fail_in_world, run_in_world
 
 import ngd
 from ngd import dtype as dtypes
@@ -343,13 +343,9 @@ def disagreeing(case: str) -> dict[str, str]:
     "case", ["all_gather", "all_gather_v", "all_gather_v counts", "all_to_all_v", "lists", "split"]
 )
 def test_disagreement_is_told_to_all(communicator: str, case: str) -> None:
-    with harness.Job(
-        disagreeing, 3, arguments={"case": case}, **harness.over(communicator, 3)
-    ) as job:
-        for outcome in job.wait(60):
-            assert outcome.value is not None, outcome
-            assert outcome.value["error"] == "CollectiveMismatchError", outcome.value
-            assert "test_array_kinds.py" in outcome.value["message"]
+    for outcome in fail_in_world(disagreeing, communicator, 3, case=case):
+        assert outcome.value["error"] == "CollectiveMismatchError", outcome.value
+        assert "test_array_kinds.py" in outcome.value["message"]
 
 
 @harness.needs_mpi

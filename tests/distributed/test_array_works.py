@@ -14,7 +14,7 @@ import harness
 import numpy as np
 import pytest
 from harness import caught, run
-from standing import run_in_world
+from standing import fail_in_world, run_in_world
 
 import ngd
 
@@ -100,11 +100,9 @@ def failing() -> dict[str, Any]:
 
 @over
 def test_a_work_holds_its_error(communicator: str) -> None:
-    with harness.Job(failing, 2, **harness.over(communicator, 2)) as job:
-        for outcome in job.wait(60):
-            assert outcome.value is not None, outcome
-            assert outcome.value["error"] == "CollectiveMismatchError"
-            assert "test_array_works.py" in outcome.value["message"]
+    for outcome in fail_in_world(failing, communicator, 2):
+        assert outcome.value["error"] == "CollectiveMismatchError"
+        assert "test_array_works.py" in outcome.value["message"]
 
 
 def dropped() -> None:

@@ -16,6 +16,7 @@ import harness
 import numpy as np
 import pytest
 from harness import Job, Outcome, caught, say
+from standing import fail_in_world, run_in_world
 
 import ngd
 from ngd import ops
@@ -296,10 +297,7 @@ PAIRS += [["large", "larger"], ["broadcast", "root"], ["large", "ring"], ["barri
 @over
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_disagreement_shows_both_sides(communicator: str, ranks: int) -> None:
-    with Job(disagree, ranks, **harness.over(communicator, arguments={"pairs": PAIRS})) as job:
-        outcomes = job.wait(60)
-    for outcome in outcomes:
-        assert outcome.value is not None, f"{outcome}\n{job}"
+    for outcome in fail_in_world(disagree, communicator, ranks, pairs=PAIRS):
         for (usual, odd), error in zip(PAIRS, outcome.value, strict=True):
             assert error["error"] == "CollectiveMismatchError", (usual, odd, error)
             message = error["message"]
@@ -324,11 +322,10 @@ def only_some_call() -> dict[str, str]:
 
 @over
 def test_forgotten_call_is_a_mismatch(communicator: str) -> None:
-    with Job(only_some_call, 3, **harness.over(communicator)) as job:
-        for outcome in job.wait(30):
-            assert outcome.value["error"] == "CollectiveMismatchError", outcome
-            assert "barrier" in outcome.value["message"]
-            assert "all_reduce(sum)" in outcome.value["message"]
+    for outcome in fail_in_world(only_some_call, communicator, 3):
+        assert outcome.value["error"] == "CollectiveMismatchError", outcome
+        assert "barrier" in outcome.value["message"]
+        assert "all_reduce(sum)" in outcome.value["message"]
 
 
 def other_partner(what: str) -> dict[str, str]:
@@ -355,14 +352,13 @@ def other_partner(what: str) -> dict[str, str]:
 def test_a_receive_of_something_else_is_a_mismatch(
     communicator: str, what: str, words: str
 ) -> None:
-    with Job(other_partner, 2, **harness.over(communicator, arguments={"what": what})) as job:
-        for outcome in job.wait(30):
-            assert outcome.value["error"] == "CollectiveMismatchError", outcome
-            message = outcome.value["message"]
-            assert "send of 4 float64 to rank 1" in message
-            assert "from rank 0" in message
-            assert words in message
-            assert message.count("test_faults.py:") >= 2
+    for outcome in fail_in_world(other_partner, communicator, 2, what=what):
+        assert outcome.value["error"] == "CollectiveMismatchError", outcome
+        message = outcome.value["message"]
+        assert "send of 4 float64 to rank 1" in message
+        assert "from rank 0" in message
+        assert words in message
+        assert message.count("test_faults.py:") >= 2
 
 
 def other_group(size: int) -> dict[str, str]:
@@ -400,11 +396,10 @@ def other_order() -> dict[str, str]:
 
 @over
 def test_another_order_is_a_mismatch(communicator: str) -> None:
-    with Job(other_order, 3, **harness.over(communicator)) as job:
-        for outcome in job.wait(30):
-            assert outcome.value["error"] == "CollectiveMismatchError", outcome
-            assert "all_reduce(sum) of 4 float64" in outcome.value["message"]
-            assert "all_reduce(prod) of 4 float64" in outcome.value["message"]
+    for outcome in fail_in_world(other_order, communicator, 3):
+        assert outcome.value["error"] == "CollectiveMismatchError", outcome
+        assert "all_reduce(sum) of 4 float64" in outcome.value["message"]
+        assert "all_reduce(prod) of 4 float64" in outcome.value["message"]
 
 
 # Forks, signals, groups.
@@ -451,7 +446,7 @@ def after_shutdown() -> list[Any]:
 
 @over
 def test_a_collective_after_shutdown(communicator: str) -> None:
-    for outcome in harness.run(after_shutdown, 2, **harness.over(communicator)):
+    for outcome in run_in_world(after_shutdown, communicator, 2):
         held, step, total, same = outcome.value
         assert held["error"] == step["error"] == "GroupClosedError"
         assert "ngd.init()" in held["message"]
@@ -503,7 +498,7 @@ def two_threads() -> dict[str, str]:
 
 @over
 def test_a_second_thread_is_refused(communicator: str) -> None:
-    first, _ = harness.run(two_threads, 2, **harness.over(communicator))
+    first, _ = run_in_world(two_threads, communicator, 2)
     assert first.value["error"] == "BusyError"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
-from harness import Job, caught, run, say
-from standing import run_in_world
+from harness import caught, run, say
+from standing import fail_in_world, run_in_world
 
 import ngd
 from ngd import ops
@@ -192,10 +192,7 @@ def mismatched(what: str, device: str) -> dict[str, str]:
 def test_mismatched_programs_raise_before_the_first_step(
     communicator: str, ranks: int, what: str
 ) -> None:
-    how = harness.over(communicator, arguments={"what": what, "device": "CPU"})
-    with Job(mismatched, ranks, **how) as job:
-        outcomes = job.wait(60)
-    for outcome in outcomes:
+    for outcome in fail_in_world(mismatched, communicator, ranks, what=what, device="CPU"):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
         assert f"rank {ranks - 1}" in outcome.value["message"]
         assert f"rank {outcome.rank}" in outcome.value["message"]
@@ -206,9 +203,7 @@ def test_mismatched_programs_raise_before_the_first_step(
 @harness.needs_ranks
 @pytest.mark.parametrize("what", ["op", "extra", "kind"])
 def test_mismatch_on_the_interpreter(what: str) -> None:
-    with Job(mismatched, 2, arguments={"what": what, "device": "INTERPRETER"}) as job:
-        outcomes = job.wait(60)
-    for outcome in outcomes:
+    for outcome in fail_in_world(mismatched, "shm", 2, what=what, device="INTERPRETER"):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
 
 

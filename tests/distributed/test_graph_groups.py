@@ -8,8 +8,8 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
-from harness import Job, caught, run
-from standing import run_in_world
+from harness import caught, run
+from standing import fail_in_world, run_in_world
 from test_graph_kinds import differences, results
 
 import ngd
@@ -273,11 +273,7 @@ def mismatched(what: str, device: str) -> dict[str, str]:
 @devices
 @pytest.mark.parametrize("what", ["group", "order", "tag", "count"])
 def test_a_mismatch_in_a_group_is_named(communicator: str, device: str, what: str) -> None:
-    how = harness.over(communicator, arguments={"what": what, "device": device})
-    with Job(mismatched, 2, **how) as job:
-        outcomes = job.wait(60)
-    for outcome in outcomes:
-        assert outcome.value is not None, outcome
+    for outcome in fail_in_world(mismatched, communicator, 2, what=what, device=device):
         assert outcome.value["error"] == "CollectiveMismatchError", outcome
         assert outcome.value["message"].count("test_graph_groups.py:") >= 2, outcome
 

@@ -250,8 +250,7 @@ def gradients(second: bool) -> None:
                 assert np.allclose(gradient, slopes, rtol=2e-5, atol=1e-7), (name, device, which)
 
 
-@over
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(2, 3))
 @pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
 def test_gradients_are_finite_differences(communicator: str, ranks: int, second: bool) -> None:
     run_in_world(gradients, communicator, ranks, second=second)
