@@ -7,6 +7,8 @@ has to hold ngd-runtime[dev].
 
 from __future__ import annotations
 
+import os
+
 import nox
 
 nox.options.sessions = ["lint", "typecheck", "test"]
@@ -75,7 +77,7 @@ def cpp(session: nox.Session) -> None:
     for preset in session.posargs or ("release", "asan", "tsan"):
         session.run("cmake", "--preset", preset, external=True)
         session.run("cmake", "--build", "--preset", preset, external=True)
-        session.run("ctest", "--preset", preset, external=True)
+        session.run("ctest", "--preset", preset, "--parallel", str(os.cpu_count()), external=True)
 
 
 @nox.session

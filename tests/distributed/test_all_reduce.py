@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import harness
@@ -42,8 +43,9 @@ class Example:
     seed: int
 
 
-def draw_examples(number: int) -> list[Example]:
-    """The same on every rank and in every run: hypothesis derives them from nothing else."""
+@functools.cache
+def draw_examples(number: int) -> list[dict[str, Any]]:
+    """The fields of examples, the same in every run: hypothesis derives them from nothing else."""
     from hypothesis import HealthCheck, Phase, given, settings
     from hypothesis import strategies as st
 
@@ -63,7 +65,7 @@ def draw_examples(number: int) -> list[Example]:
         in_place=st.booleans(),
         seed=st.integers(0, 2**31),
     ).filter(lambda e: (e.dtype, e.op) != ("bool", "sum"))
-    examples: list[Example] = []
+    examples: list[dict[str, Any]] = []
 
     @settings(
         max_examples=number,
@@ -75,7 +77,7 @@ def draw_examples(number: int) -> list[Example]:
     )
     @given(any_example.filter(lambda e: e.op != "mean" or "float" in e.dtype))
     def collect(example: Example) -> None:
-        examples.append(example)
+        examples.append(asdict(example))
 
     collect()
     return examples
@@ -174,12 +176,12 @@ def mpi_result(example: Example, mine: Array) -> Array | None:
     return result
 
 
-def beside_mpi(number: int) -> dict[str, Any]:
+def beside_mpi(examples: list[dict[str, Any]]) -> dict[str, Any]:
     """As `program`; mpi4py's finalizer would wait for the others after an error."""
     from mpi4py import MPI
 
     try:
-        return program(number, against_mpi=True)
+        return program(examples, against_mpi=True)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -187,10 +189,10 @@ def beside_mpi(number: int) -> dict[str, Any]:
         raise
 
 
-def program(number: int, against_mpi: bool) -> dict[str, Any]:
+def program(examples: list[dict[str, Any]], against_mpi: bool) -> dict[str, Any]:
     world = ngd.init()
     digests, compared = [], 0
-    for example in draw_examples(number):
+    for example in (Example(**fields) for fields in examples):
         mine = contribution(example, world.rank)
         from_mpi = mpi_result(example, mine) if against_mpi else None
         out = mine.copy() if example.in_place else None
@@ -230,7 +232,7 @@ def test_random_arrays_beside_mpi4py(communicator: str, ranks: int) -> None:
     outcomes = run(
         beside_mpi,
         ranks,
-        arguments={"number": 150},
+        arguments={"examples": draw_examples(150)},
         # Open MPI's vector code saturates short integers where its scalar code wraps.
         env={"NGD_COMM": communicator, "OMPI_MCA_op": "^avx"},
         launcher="mpirun",
@@ -244,7 +246,7 @@ def test_random_arrays_beside_mpi4py(communicator: str, ranks: int) -> None:
 @harness.needs_ranks
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_same_bits_from_run_to_run(ranks: int) -> None:
-    arguments = {"number": 30, "against_mpi": False}
+    arguments = {"examples": draw_examples(30), "against_mpi": False}
     first = check_equal_on_all(run(program, ranks, arguments=arguments))
     assert check_equal_on_all(run(program, ranks, arguments=arguments)) == first
 
