@@ -68,6 +68,7 @@ def test_nonsense_in_the_environment_is_named() -> None:
         "NGD_COMM": "pigeon",
         "NGD_ALLREDUCE": "star",
         "NGD_THREADS": "many",
+        "NGD_NUMA_NODE": "left",
     }
     for name, value in nonsense.items():
         with Job(cannot_init, 2, env={name: value}) as job:
