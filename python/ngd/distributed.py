@@ -187,6 +187,13 @@ def meet(job_key: str, rank: int, size: int, name: str) -> Group:
     return Group(_core.Communicator.make_shm(job_key, rank, size, timeout), name)
 
 
+def world_over_mpi() -> Group | None:
+    """The world, if there is one and it is over MPI."""
+    if _world is None or _world.closed:
+        return None
+    return _world if _world.communicator.name in ("mpi", "hierarchical") else None
+
+
 def between_hosts(fortran_handle: int) -> _core.Communicator:
     """The ranks of an MPI communicator (-1: the world), which need not share a host.
 

@@ -127,7 +127,7 @@ def test_a_rank_that_leaves_is_named() -> None:
 
 def test_ranks_of_several_hosts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    store.set("ngd/host/1", "elsewhere")
+    store.set("ngd/member/1", "0 elsewhere")
     monkeypatch.setenv("NGD_HOST", "here")
-    with pytest.raises(ngd.errors.InitError, match=r"rank 0 on here, rank 1 on elsewhere: .*gloo"):
-        rendezvous.meet(store, 0, 2, "torch's group 1")
+    with pytest.raises(ngd.errors.InitError, match=r"rank 0 on here, rank 1 on elsewhere, .*gloo"):
+        rendezvous.meet(store, 0, 2, [0, 1], "torch's group 1")

@@ -22,6 +22,7 @@ ENVIRONMENT = {
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "GLOO_SOCKET_IFNAME": "lo",
 }
+PLAIN = ("RANK", "WORLD_SIZE")
 
 
 def job(program: Callable[..., Any], ranks: int, **how: Any) -> harness.Job:
@@ -40,7 +41,8 @@ def join(backend: str = "ngd", store: str = "store", **how: Any) -> tuple[int, i
     """Make the default group, and return my rank and the number of ranks."""
     torch.set_num_threads(1)
     folder = Path(sys.argv[-1])  # the job's
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    rank, size = (int(os.environ[n]) for n in (names if names[0] in os.environ else PLAIN))
     meeting = f"file://{folder}/{store}"
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=size, **how)
     return rank, size

@@ -358,6 +358,23 @@ cdef class Communicator:
         result.communicator.get().set_interrupt(_signal_pending)
         return result
 
+    def next_group_number(self) -> int:
+        """Of a world over MPI: the first number that no group of this rank has."""
+        return cpp_next_group_number(dereference(self.communicator))
+
+    def group_of(self, members, int number, str key, double timeout) -> Communicator:
+        """A group of a world over MPI, made by its members alone; see communicator.hpp."""
+        cdef Communicator result = Communicator.__new__(Communicator)
+        cdef vector[int] ranks = members
+        cdef string text = _bytes(key)
+        with nogil:
+            result.communicator = make_group_of(
+                dereference(self.communicator), ranks, number, text, timeout, _signal_pending
+            )
+        result.parent = self
+        result.communicator.get().set_interrupt(_signal_pending)
+        return result
+
     def stats(self) -> list:
         """What each call site has cost: (kind, op, site, calls, bytes, s, s waited, last)."""
         cdef vector[CallStats] entries = self.communicator.get().stats()

@@ -176,6 +176,13 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
     unique_ptr[CppCommunicator] make_mpi_communicator(
         int fortran_handle, double timeout_seconds
     ) except +ngd_raise_python_error
+    unique_ptr[CppCommunicator] make_group_of(
+        CppCommunicator& world, const vector[int]& members, int number, const string& key,
+        double timeout_seconds, cbool (*interrupt)() noexcept nogil
+    ) except +ngd_raise_python_error
+    int cpp_next_group_number "ngd::comm::next_group_number"(
+        CppCommunicator& world
+    ) except +ngd_raise_python_error
     void cpp_finalize_mpi "ngd::comm::finalize_mpi"() noexcept nogil
     string cpp_mpi_library_version "ngd::comm::mpi_library_version"() \
         except +ngd_raise_python_error

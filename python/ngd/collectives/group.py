@@ -100,6 +100,17 @@ class Group:
         self._children.add(group)
         return group
 
+    def group_of(self, members: Sequence[int], number: int, key: str, name: str) -> Group:
+        """Make a group of some ranks of a world over MPI, called by these alone.
+
+        They have agreed elsewhere on the list, on a key of their own, and on the largest of their
+        next_group_number()s. Errors name ranks as this group does.
+        """
+        self.check_open()
+        group = Group(self.communicator.group_of(members, number, key, self.timeout), name)
+        self._children.add(group)
+        return group
+
     def all_reduce(
         self,
         array: Any,

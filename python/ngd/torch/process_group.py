@@ -49,7 +49,14 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     """
 
     def __init__(
-        self, group: Group, ranks: list[int] | None, timeout: timedelta, store: Any, *, owned: bool
+        self,
+        group: Group,
+        ranks: list[int] | None,
+        timeout: timedelta,
+        store: Any,
+        *,
+        owned: bool,
+        counts: bool = False,
     ) -> None:
         super().__init__(group.rank, group.size)
         self.group = group
@@ -58,7 +65,8 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         """Their global numbers; None of the default group."""
         self.seconds = timeout.total_seconds()
         self._store = store
-        self._owned = owned
+        self._owned = owned  # not ngd's own world
+        self._counts = counts  # ranks from 0, in what the engine says
         self._failed = False
         self._rank, self._size = group.rank, group.size
         self._name = self._description = ""
@@ -99,12 +107,13 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         return self._store
 
     def explained(self, error: Exception) -> Exception:
-        """The error; of a smaller group, with its ranks, which the engine counts from 0."""
+        """The error; of a smaller group, with its ranks."""
         self._failed = True
         if self.ranks is None or not isinstance(error, CollectiveError):
             return error
         kind: type[CollectiveError] = type(error)
-        return kind(f"{error} (in the group of the global ranks {self.ranks})")
+        where = "counted in" if self._counts else "in"
+        return kind(f"{error} ({where} the group of the global ranks {self.ranks})")
 
     def shutdown(self) -> None:
         """Complete what is under way, and leave; ngd's own world stays, if it is in good order."""

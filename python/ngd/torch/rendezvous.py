@@ -2,8 +2,9 @@
 """How the ranks of torch.distributed become a group of ngd's.
 
 The default group is ngd's world where ngd's environment tells of the same ranks. Every other group
-is made anew by its members, who alone take part in torch's new_group: their job's key comes through
-the store over which torch's ranks have met.
+is made anew by its members, who alone take part in torch's new_group: what they must agree on goes
+through the store over which torch's ranks have met. Where ngd's world is over MPI it is a group of
+that world's family; else its members meet in the shared memory of their host.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from .process_group import ProcessGroup
 
 def create(options: Any, _: Any = None) -> ProcessGroup:
     """Make a group of `options.group_size` ranks: what torch.distributed calls."""
-    rank, size = options.group_rank, options.group_size
+    rank, size, store = options.group_rank, options.group_size, options.store
     ranks = list(options.global_ranks_in_group) or None  # None: the default group
-    world = our_world(rank, size) if ranks is None else None
-    group = world or meet(options.store, rank, size, f"torch's group {options.group_id}")
-    return ProcessGroup(group, ranks, options.timeout, options.store, owned=world is None)
+    name = f"torch's group {options.group_id}"
+    group = our_world(rank, size) if ranks is None else None
+    if group is not None:
+        return ProcessGroup(group, ranks, options.timeout, store, owned=False)
+    group, counts = meet(store, rank, size, ranks, name)
+    return ProcessGroup(group, ranks, options.timeout, store, owned=True, counts=counts)
 
 
 def our_world(rank: int, size: int) -> Group | None:
@@ -38,19 +42,31 @@ def our_world(rank: int, size: int) -> Group | None:
     return distributed.init()
 
 
-def meet(store: Any, rank: int, size: int, name: str) -> Group:
-    """A new group of ranks of this host."""
-    store.set(f"ngd/host/{rank}", host())
+def meet(
+    store: Any, rank: int, size: int, ranks: list[int] | None, name: str
+) -> tuple[Group, bool]:
+    """A new group, and whether its errors count its ranks from 0 instead of globally."""
+    world = distributed.world_over_mpi()
+    if world is None or ranks is None or ranks[rank] != world.rank:
+        number = 0  # no member of ngd's world, or a world that torch counts otherwise
+    else:
+        number = world.communicator.next_group_number()
     if rank == 0:
         store.set("ngd/key", secrets.token_hex(16))
-    hosts = [store.get(f"ngd/host/{each}").decode() for each in range(size)]
-    if len(set(hosts)) > 1:
-        places = ", ".join(f"rank {each} on {place}" for each, place in enumerate(hosts))
+    store.set(f"ngd/member/{rank}", f"{number} {host()}")
+    members = [store.get(f"ngd/member/{each}").decode().split(" ", 1) for each in range(size)]
+    numbers = [int(number) for number, _ in members]
+    key = f"torch:{store.get('ngd/key').decode()}"
+    if world is not None and ranks is not None and all(numbers):
+        return world.group_of(ranks, max(numbers), key, name), False
+    if len({place for _, place in members}) > 1:
+        places = ", ".join(f"rank {each} on {place}" for each, (_, place) in enumerate(members))
         raise InitError(
-            f"{name}: expected the ranks of a group to be on one host, or to be ngd's world; got "
-            f'{places}: new_group(..., backend="gloo") makes a group of other ranks'
+            f"{name}: expected the ranks of a group to be on one host, or torch's default group "
+            f"to be ngd's world over MPI; got {places}, without such a world: "
+            'new_group(..., backend="gloo") makes a group of other ranks'
         )
-    return distributed.meet(f"torch:{store.get('ngd/key').decode()}", rank, size, name)
+    return distributed.meet(key, rank, size, name), True
 
 
 def host() -> str:

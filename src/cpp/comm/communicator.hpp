@@ -132,6 +132,15 @@ std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double t
 // `interrupt` as above. Throws as both.
 std::unique_ptr<Communicator> make_hierarchical_communicator(
     int fortran_handle, double timeout_seconds, const std::function<bool()>& interrupt = {});
+// A group of some ranks of `world`, which is over MPI, made by these alone, of world's family. The
+// members call it with the same list of themselves, a `key` that is theirs alone, and the largest
+// of their next_group_number()s: all three come another way. Makes no blocking call of MPI. Throws
+// as above; CollectiveTimeout names who did not come.
+std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vector<int>& members,
+                                            int number, const std::string& key,
+                                            double timeout_seconds,
+                                            const std::function<bool()>& interrupt = {});
+int next_group_number(Communicator& world);
 std::string mpi_library_version();  // "" where MPI is not built in
 
 // To be called once at the process's exit, after every communicator was closed. Where ngd

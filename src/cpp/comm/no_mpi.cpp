@@ -16,6 +16,14 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(int fortran_handle,
   return make_mpi_communicator(fortran_handle, timeout);
 }
 
+std::unique_ptr<Communicator> make_group_of(Communicator&, const std::vector<int>&, int,
+                                            const std::string&, double timeout,
+                                            const std::function<bool()>&) {
+  return make_mpi_communicator(-1, timeout);
+}
+
+int next_group_number(Communicator&) { return 0; }
+
 void finalize_mpi() noexcept {}
 
 std::string mpi_library_version() { return ""; }

@@ -2,6 +2,7 @@
 // Every kind over MPI, and over hosts that NGD_HOST makes of this one. Every rank of an mpirun runs
 // all of these tests in the same order.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -316,6 +317,48 @@ TEST_P(Hosts, GroupsOverlap) {
   }
   half->close();
   pair->close();
+}
+
+// The ranks have come differently far with what is in flight when they split.
+TEST_P(Hosts, SplitWhileAWorkIsInFlight) {
+  for (int round = 0; round < 6; ++round) {
+    std::vector<std::int32_t> data(4 << 20, 1);
+    Collective call;
+    call.kind = Kind::AllReduce;
+    call.op = ReduceOp::Sum;
+    call.dtype = DType::I32;
+    call.count = data.size();
+    call.source = call.destination = data.data();
+    const Work work = comm_->submit(call);
+    for (int looks = (rank() + round) % size() * 10; looks > 0; --looks) comm_->done(work);
+    const auto half = comm_->split(rank() % 2, 0);
+    comm_->wait(work, kTimeout);
+    for (const std::int32_t value : data) ASSERT_EQ(value, size());
+    half->close();
+  }
+}
+
+// Rank 0 hears nothing of it, and has more numbers left than the others when all split.
+TEST_P(Hosts, MembersAloneMakeAGroup) {
+  if (size() < 3 || comm_->name() == "shm") GTEST_SKIP() << "needs a world over MPI, and 3 ranks";
+  static int groups = 0;
+  const std::string key = concat("members:", ::getppid(), ".", ++groups, ".");
+  std::vector<int> members;
+  for (int r = size() - 1; r > 0; --r) members.push_back(r);
+  std::unique_ptr<Communicator> group;
+  if (rank() > 0) {
+    group = make_group_of(*comm_, members, next_group_number(*comm_), key, kTimeout);
+    EXPECT_EQ(group->rank(), size() - 1 - rank());
+    EXPECT_EQ(group->size(), size() - 1);
+  }
+  const auto all = comm_->split(0, 0);
+  for (unsigned seed = 0; seed < 3; ++seed)
+    for (Communicator* each : {all.get(), group.get(), comm_.get()})
+      if (each != nullptr)
+        for (const std::uint64_t count : {5, 100'000})
+          check(*each, Case{Kind::ReduceScatter, ReduceOp::Sum, DType::I32, count}, seed, seed > 1);
+  if (group) group->close();
+  all->close();
 }
 
 TEST_P(Hosts, WaitForTellsWhetherItIsThere) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,14 @@ struct Roster {
   std::vector<int> host_of;
   std::vector<int> here;
 };
+
+// The same of some ranks only, of whom I am one.
+std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::Channel& group);
+
+// The ranks of `roster.here`, of which I am `rank`, meet in shared memory.
+std::unique_ptr<Communicator> meet_on_host(const Roster& roster, int rank, const std::string& key,
+                                           double timeout_seconds,
+                                           const std::function<bool()>& interrupt);
 
 // "rank 1" of shared memory's messages becomes that rank's number in the world.
 std::string renumbered(const std::string& text, const Roster& roster);

@@ -54,22 +54,36 @@ Roster roster_of(const std::vector<Card>& cards, int rank) {
   return roster;
 }
 
-std::unique_ptr<Communicator> meet_on_host(const std::vector<Card>& cards, const Roster& roster,
-                                           int rank, double timeout_seconds,
+std::string key_of(const std::vector<Card>& cards) {
+  std::string key = "hosts:";
+  for (std::uint32_t word : cards.front().random) key += concat(std::hex, word, ".");
+  return key;
+}
+
+}  // namespace
+
+std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::Channel& group) {
+  const auto host = [&](int r) { return roster.host_of[static_cast<std::size_t>(group.world(r))]; };
+  auto among = std::make_shared<Roster>();
+  among->host_of = roster.host_of;
+  for (int r = 0; r < group.size(); ++r)
+    if (host(r) == host(group.rank)) among->here.push_back(group.world(r));
+  return among;
+}
+
+std::unique_ptr<Communicator> meet_on_host(const Roster& roster, int rank, const std::string& key,
+                                           double timeout_seconds,
                                            const std::function<bool()>& interrupt) {
   const auto me = std::find(roster.here.begin(), roster.here.end(), rank);
   const auto local_rank = static_cast<int>(me - roster.here.begin());
   const auto local_size = static_cast<int>(roster.here.size());
   if (local_size == 1) return make_self_communicator();
-  std::string key = "hosts:";
-  for (std::uint32_t word : cards.front().random) key += concat(std::hex, word, ".");
-  key += std::to_string(roster.host_of[static_cast<std::size_t>(rank)]);
+  const std::string here = concat(key, roster.host_of[static_cast<std::size_t>(rank)]);
   return with_world_ranks(roster, [&] {
-    return make_shm_communicator(key, local_rank, local_size, timeout_seconds, interrupt);
+    return make_shm_communicator(here, local_rank, local_size, timeout_seconds, interrupt);
   });
 }
 
-}  // namespace
 }  // namespace hierarchical
 
 std::unique_ptr<Communicator> make_hierarchical_communicator(
@@ -83,7 +97,8 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(
     const auto cards = hierarchical::exchange_cards(*world, timeout_seconds);
     roster =
         std::make_shared<const hierarchical::Roster>(hierarchical::roster_of(cards, world->rank()));
-    local = hierarchical::meet_on_host(cards, *roster, world->rank(), timeout_seconds, interrupt);
+    local = hierarchical::meet_on_host(*roster, world->rank(), hierarchical::key_of(cards),
+                                       timeout_seconds, interrupt);
   } catch (const Error& error) {
     world->abort(error.what());
     throw;

@@ -40,6 +40,12 @@ std::string describe_program(const Header& header) {
                                   : concat("the program ", std::hex, header.program_hash);
 }
 
+MpiCommunicator& over_mpi(Communicator& world) {
+  auto* found = dynamic_cast<MpiCommunicator*>(&world);
+  check(found != nullptr, "a group of members of ", world.name(), ", which is not over MPI");
+  return *found;
+}
+
 Channel everybody(const Endpoint& endpoint) {
   Channel channel{endpoint.comm, std::vector<int>(static_cast<std::size_t>(endpoint.size)),
                   endpoint.rank, 0};
@@ -557,14 +563,56 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
                                            [&] { return hosts_->local().split(color, key); });
   if (color < 0) return nullptr;
   Channel channel = child_channel(color, choices);
-  channel.first_tag = group * kTagsPerGroup;
-  if (channel.first_tag > family_->tag_limit() - kTagsPerGroup)
-    fail(ErrorKind::Init, "split: this MPI has no tags for a group number ", group);
+  channel.first_tag = first_tag(group);
   if (local && local->size() == channel.size())
     return std::make_unique<hierarchical::LocalGroup>(family_, hosts_->roster(), std::move(local));
   auto child = std::make_unique<MpiCommunicator>(family_, channel);
   if (local) child->use(hosts_->among(channel, std::move(local)));
   return child;
+}
+
+int MpiCommunicator::first_tag(int group) const {
+  if (group >= family_->tag_limit() / kTagsPerGroup)
+    fail(ErrorKind::Init, "this MPI has no tags for a group number ", group);
+  return group * kTagsPerGroup;
+}
+
+// As in split, the number is the largest that a member proposed, so no member has a group of that
+// number; another group of other ranks may. Messages that come before their receiver has made the
+// group wait inside MPI.
+std::unique_ptr<Communicator> MpiCommunicator::group_of(const std::vector<int>& members, int number,
+                                                        const std::string& key,
+                                                        double timeout_seconds,
+                                                        const std::function<bool()>& interrupt) {
+  refuse_child("a new group");
+  check(number >= family_->next_group, "a group's number ", number, ", which this rank has used");
+  family_->next_group = number + 1;
+  Channel channel{channel_.comm, {}, -1, first_tag(number)};
+  for (const int member : members) {
+    if (member == rank()) channel.rank = channel.size();
+    channel.members.push_back(channel_.world(member));
+  }
+  check(channel.rank >= 0, "a new group without the rank that makes it");
+  std::shared_ptr<const hierarchical::Roster> roster;
+  if (hosts_) roster = hierarchical::roster_among(*hosts_->roster(), channel);
+  const auto meet = [&] {
+    return hierarchical::meet_on_host(*roster, channel.world(channel.rank), key, timeout_seconds,
+                                      interrupt);
+  };
+  if (roster && static_cast<int>(roster->here.size()) == channel.size())
+    return std::make_unique<hierarchical::LocalGroup>(family_, roster, meet());
+  auto group = std::make_unique<MpiCommunicator>(family_, channel);
+  group->set_interrupt(interrupt);
+  try {
+    if (roster) group->use(std::make_unique<hierarchical::Hosts>(channel, roster, meet()));
+  } catch (const Error& error) {
+    group->abort(error.what());
+    throw;
+  }
+  Collective barrier;
+  barrier.site = "a new group";
+  group->wait(group->submit(barrier), timeout_seconds);
+  return group;
 }
 
 Channel MpiCommunicator::child_channel(int color, const std::vector<std::int64_t>& choices) const {
@@ -610,5 +658,14 @@ std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double t
   return std::make_unique<mpi::MpiCommunicator>(
       std::make_shared<mpi::Family>(mpi::open_endpoint(fortran_handle, timeout_seconds)));
 }
+
+std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vector<int>& members,
+                                            int number, const std::string& key,
+                                            double timeout_seconds,
+                                            const std::function<bool()>& interrupt) {
+  return mpi::over_mpi(world).group_of(members, number, key, timeout_seconds, interrupt);
+}
+
+int next_group_number(Communicator& world) { return mpi::over_mpi(world).next_group(); }
 
 }  // namespace ngd::comm

@@ -36,6 +36,13 @@ class MpiCommunicator final : public Communicator, private Member {
   MpiCommunicator(std::shared_ptr<Family> family, Channel channel);
   ~MpiCommunicator() override { close(); }
 
+  // The first number that no group of this rank has.
+  int next_group() const noexcept { return family_->next_group; }
+  // A group of my family, made by its members alone: see make_group_of.
+  std::unique_ptr<Communicator> group_of(const std::vector<int>& members, int number,
+                                         const std::string& key, double timeout_seconds,
+                                         const std::function<bool()>& interrupt);
+
   // From here on long data take the way that the hosts offer; on all ranks, between two works.
   void use(std::unique_ptr<hierarchical::Hosts> hosts);
 
@@ -110,6 +117,7 @@ class MpiCommunicator final : public Communicator, private Member {
   void close_failed(ErrorKind kind, const std::string& message) noexcept;
   void drain(double seconds, bool until_peers_left) noexcept;
   Channel child_channel(int color, const std::vector<std::int64_t>& choices) const;
+  int first_tag(int group) const;
   std::string world_name(int peer) const { return concat("rank ", channel_.world(peer)); }
 
   const std::shared_ptr<Family> family_;
