@@ -217,28 +217,25 @@ TEST_P(Hosts, SendAndReceive) {
   }
 }
 
+// Of long data MPI would keep some for good, and this process could only exit.
 TEST_P(Hosts, SendAndReceiveMustAgree) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
-  for (const std::size_t count : {std::size_t{4}, std::size_t{1'000'000}}) {
-    std::vector<float> data(count);
-    Collective call;
-    call.dtype = DType::F32;
-    call.count = count;
-    call.kind = rank() == 0 ? Kind::Send : Kind::Receive;
-    call.root = rank() == 0 ? 1 : 0;
-    call.tag = rank() == 0 ? 5 : 6;
-    call.source = call.destination = data.data();
-    try {
-      if (rank() < 2) run(*comm_, call);
-      EXPECT_NE(rank(), 1) << "what was received is not what was asked for";
-      run(*comm_, Collective{});  // a small send is done before anybody receives it
-      ADD_FAILURE() << "rank " << rank() << " saw no error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::CollectiveMismatch) << error.what();
-      EXPECT_NE(std::string(error.what()).find("tag 5"), std::string::npos) << error.what();
-    }
-    comm_->close();
-    comm_ = make(GetParam());
+  std::vector<float> data(4);
+  Collective call;
+  call.dtype = DType::F32;
+  call.count = data.size();
+  call.kind = rank() == 0 ? Kind::Send : Kind::Receive;
+  call.root = rank() == 0 ? 1 : 0;
+  call.tag = rank() == 0 ? 5 : 6;
+  call.source = call.destination = data.data();
+  try {
+    if (rank() < 2) run(*comm_, call);
+    EXPECT_NE(rank(), 1) << "what was received is not what was asked for";
+    run(*comm_, Collective{});  // a small send is done before anybody receives it
+    ADD_FAILURE() << "rank " << rank() << " saw no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::CollectiveMismatch) << error.what();
+    EXPECT_NE(std::string(error.what()).find("tag 5"), std::string::npos) << error.what();
   }
 }
 

@@ -99,7 +99,11 @@ std::unique_ptr<Communicator> LocalGroup::split(int color, int key) {
   return std::make_unique<LocalGroup>(family_, roster_, std::move(child));
 }
 
-std::vector<CallStats> LocalGroup::stats() const { return inner_->stats(); }
+std::vector<CallStats> LocalGroup::stats() const {
+  if (family_->in_child()) return {};
+  const std::lock_guard lock(family_->mutex());  // the progress thread counts, too
+  return inner_->stats();
+}
 
 SharedBlock LocalGroup::allocate(std::size_t bytes) {
   return locked([&] { return inner_->allocate(bytes); });

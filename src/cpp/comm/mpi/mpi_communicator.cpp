@@ -312,6 +312,8 @@ bool MpiCommunicator::advance(Pending& work, int slot) {
 }
 
 void MpiCommunicator::begin(Pending& work, int slot) {
+  mailbox_.progress();
+  check_needed(work, true);  // MPI takes no data back from the way to a rank that has given up
   const int tag = channel_.first_tag + kFirstDataTag + slot * kTagsPerCollective;
   if (hosts_) work.transfer = hosts_->make_transfer(tag, work.collective);
   if (!work.transfer) work.transfer = make_transfer(channel_, tag, work.collective);
@@ -553,14 +555,13 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   gather.source = mine;
   gather.destination = choices.data();
   gather.site = "split";
-  wait(submit(gather), config::timeout_seconds());
+  const Work gathered = submit(gather);
+  wait(gathered, config::timeout_seconds());
   for (std::size_t r = 0; r < choices.size(); r += kNumbers)
     family_->next_group = std::max(family_->next_group, static_cast<int>(choices[r + 2]));
   const int group = family_->next_group++;
   std::unique_ptr<Communicator> local;
-  if (hosts_)
-    local = hierarchical::with_world_ranks(*hosts_->roster(),
-                                           [&] { return hosts_->local().split(color, key); });
+  if (hosts_) local = split_host(color, key, gathered);
   if (color < 0) return nullptr;
   Channel channel = child_channel(color, choices);
   channel.first_tag = first_tag(group);
@@ -613,6 +614,24 @@ std::unique_ptr<Communicator> MpiCommunicator::group_of(const std::vector<int>& 
   barrier.site = "a new group";
   group->wait(group->submit(barrier), timeout_seconds);
   return group;
+}
+
+// What is in flight submits to the ranks of my host whenever it has come so far; the split must
+// come at one place in that sequence. So all of it, up to `last`, ends first, and on every rank.
+std::unique_ptr<Communicator> MpiCommunicator::split_host(int color, int key, Work last) {
+  const double timeout = config::timeout_seconds();
+  std::uint64_t oldest = 0;
+  {
+    const std::lock_guard lock(family_->mutex());
+    oldest = completed_ + 1;
+  }
+  for (Work each{oldest}; each.sequence < last.sequence; ++each.sequence) wait(each, timeout);
+  Collective barrier;
+  barrier.site = "split";
+  wait(submit(barrier), timeout);
+  const std::lock_guard lock(family_->mutex());  // against the progress thread
+  return hierarchical::with_world_ranks(*hosts_->roster(),
+                                        [&] { return hosts_->local().split(color, key); });
 }
 
 Channel MpiCommunicator::child_channel(int color, const std::vector<std::int64_t>& choices) const {

@@ -116,6 +116,7 @@ class MpiCommunicator final : public Communicator, private Member {
   void fail_interrupted(Work work);  // unless it is complete
   void close_failed(ErrorKind kind, const std::string& message) noexcept;
   void drain(double seconds, bool until_peers_left) noexcept;
+  std::unique_ptr<Communicator> split_host(int color, int key, Work last);
   Channel child_channel(int color, const std::vector<std::int64_t>& choices) const;
   int first_tag(int group) const;
   std::string world_name(int peer) const { return concat("rank ", channel_.world(peer)); }
