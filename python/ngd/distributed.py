@@ -26,7 +26,9 @@ logger = logging.getLogger("ngd")
 
 _world: Group | None = None
 _alone: Group | None = None
-_hooked = False
+_hooked_in: int | None = None
+"""The process that has the hooks: a child that it forks inherits them, and is no rank."""
+
 
 Batch = TypeVar("Batch")
 
@@ -215,6 +217,8 @@ def shutdown() -> None:
 
 def leave() -> None:
     """End the world, and MPI with it: after a failure MPI ends the process at once."""
+    if os.getpid() == _hooked_in:
+        environment.tell_launcher()
     shutdown()
     for group in list(GROUPS):
         group.close()
@@ -225,16 +229,18 @@ def leave() -> None:
 
 def install_hooks() -> None:
     """Tell the peers when this rank raises, and leave in order when it ends."""
-    global _hooked
-    if _hooked:
+    global _hooked_in
+    if _hooked_in is not None:
         return
-    _hooked = True
+    _hooked_in = os.getpid()
     atexit.register(leave)
     previous = sys.excepthook
 
     def tell_peers(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        if os.getpid() == _hooked_in:
+            environment.tell_launcher()
         text = "".join(traceback.format_exception(kind, error, trace))
         for group in [group for group in GROUPS if not group.closed]:
             group.abort(text)

@@ -6,7 +6,9 @@ docs/launchers.md is the table of this module. Nothing is imported from, or aske
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -47,6 +49,24 @@ def detect(environ: Environ | None = None) -> Launch:
         if found is not None:
             return found
     return Launch("alone", 0, 1, 0, 1, None)
+
+
+def leaving_address(job: str) -> str:
+    """Where the ranks of `ngd run` say that they are about to end: an abstract socket."""
+    return f"\0ngd run {job}"
+
+
+def tell_launcher(environ: Environ | None = None) -> None:
+    """Let `ngd run` know that this rank is about to end, before its peers know."""
+    environ = os.environ if environ is None else environ
+    if "NGD_JOB" not in environ or "RANK" not in environ:
+        return
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel,
+    ):
+        channel.settimeout(0.2)  # the launcher reads at once, or never
+        channel.sendto(environ["RANK"].encode(), leaving_address(environ["NGD_JOB"]))
 
 
 def _ngd(environ: Environ) -> Launch | None:

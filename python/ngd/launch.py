@@ -2,9 +2,12 @@
 """`ngd run`: start the ranks of a job on this host, show what they print, and end them together.
 
 The first rank that fails ends the others: they have a moment to say what they saw, then come
-SIGTERM and, after a grace, SIGKILL. Every rank leads a process group of its own, so that whatever
-it has started goes with it. Should the launcher itself be killed, the kernel kills the ranks, and a
-guard, a process that does nothing else, what they have started.
+SIGTERM and, after a grace, SIGKILL. Who was first is not always who ended first: a rank that leaves
+tells its peers, and they may be quicker at ending; so it tells the launcher before them.
+
+Every rank leads a process group of its own, so that whatever it has started goes with it. Should
+the launcher itself be killed, the kernel kills the ranks, and a guard, a process that does nothing
+else, what they have started.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import IO, Final, TextIO
 
 from . import binding
 from .distributed import available_cores, build_info
+from .environment import leaving_address
 
 PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -35,6 +39,8 @@ LAST_WORDS_SECONDS: Final = 1.0
 """Ranks see within this time that one of them is lost, and then end by themselves."""
 LONGEST_LINE: Final = 1 << 16
 """Bytes of a line that are held back until its end comes; longer ones are passed on in pieces."""
+BOTH_SIGNALS: Final = 2
+"""On the agenda while no rank was signalled, and every one ends by itself."""
 
 GUARD: Final = """
 import os, signal, sys
@@ -204,6 +210,9 @@ class _Job:
         self.selector = selectors.DefaultSelector()
         self.signals: list[int] = []
         self.guard: subprocess.Popen[bytes] | None = None
+        self.news = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)  # of ranks about to end
+        self.leaving: list[int] = []  # ranks in the order in which they began to end
+        self.first: int | None = None  # the rank whose failure ends the job
 
     def run(self, command: Sequence[str]) -> int:
         """Start, watch, start again, and clean up whatever happens."""
@@ -238,6 +247,7 @@ class _Job:
                 signal.signal(number, handler)
             signal.set_wakeup_fd(old_wakeup)
             self.selector.close()
+            self.news.close()
             os.close(signals_read)
             os.close(signals_write)
         return self.exit_code or 0
@@ -245,13 +255,14 @@ class _Job:
     def _start_again(self, command: Sequence[str]) -> None:
         self.restarts_left -= 1
         self.restarts += 1
-        self.exit_code = None
+        self.exit_code = self.first = None
         self.agenda = []
         _say(f"restart {self.restarts} of {self.restarts + self.restarts_left}")
         self._start(command)
 
     def _start(self, command: Sequence[str]) -> None:
         job, port = secrets.token_hex(16), _free_port()
+        self._listen(job)
         for rank in range(self.size):
             try:
                 process = subprocess.Popen(
@@ -280,6 +291,34 @@ class _Job:
                 self.streams[rank].append(stream)
                 self._on_event(source.fileno(), functools.partial(self._printed, stream))
 
+    def _listen(self, job: str) -> None:
+        """Hear which ranks are about to end."""
+        self.leaving = []
+        if self.restarts:
+            self.selector.unregister(self.news)
+            self.news.close()
+            self.news = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.news.setblocking(False)
+        self.news.bind(leaving_address(job))
+        self._on_event(self.news.fileno(), self._note_who_leaves)
+
+    def _note_who_leaves(self) -> None:
+        """Bring the order up to date: who is dead by now and said nothing went before the others.
+
+        A rank that ends because another one is dead says so after that death.
+        """
+        said: list[int] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                name = self.news.recv(16)
+                said += [int(name)] if name.isdigit() else []
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        for rank, process in self.ranks.items():
+            silent = rank not in self.leaving and rank not in said
+            if silent and os.waitid(os.P_PID, process.pid, flags) is not None:
+                self.leaving.append(rank)
+        self.leaving += [rank for rank in dict.fromkeys(said) if rank not in self.leaving]
+
     def _tell_guard(self, sign: str, group: int) -> None:
         assert self.guard is not None
         assert self.guard.stdin is not None
@@ -305,6 +344,7 @@ class _Job:
             stream.source.close()
 
     def _exited(self, rank: int, pidfd: int) -> None:
+        self._note_who_leaves()
         process = self.ranks[rank]
         # What the rank has started goes with it. The zombie still holds the number of the group.
         os.killpg(process.pid, signal.SIGKILL)
@@ -315,10 +355,23 @@ class _Job:
             self._printed(stream, last=True)
         self.selector.unregister(pidfd)
         os.close(pidfd)
-        if code != 0 and self.exit_code is None:
-            how = f"was killed by {_signal_name(-code)}" if code < 0 else f"returned {code}"
+        if code != 0:
+            self._failed(rank, code)
+
+    def _failed(self, rank: int, code: int) -> None:
+        """End the job, or see that this rank was the first to fail although others ended before."""
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"returned {code}"
+        exit_code = 128 - code if code < 0 else code
+        if self.exit_code is None:
             _say(f"rank {rank} {how}" + ("; ending the others" if self.ranks else ""))
-            self._end(128 - code if code < 0 else code, signal.SIGTERM, LAST_WORDS_SECONDS)
+            self._end(exit_code, signal.SIGTERM, LAST_WORDS_SECONDS)
+            self.first = rank
+            return
+        by_itself = len(self.agenda) == BOTH_SIGNALS
+        order = self.leaving.index
+        if self.first is not None and by_itself and order(rank) < order(self.first):
+            _say(f"rank {rank}, which had left before, {how}")
+            self.exit_code, self.first = exit_code, rank
 
     def _remember_signal(self, number: int, frame: FrameType | None) -> None:
         self.signals.append(number)

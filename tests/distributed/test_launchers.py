@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -111,6 +112,8 @@ def test_two_jobs_at_once(first: str, second: str) -> None:
 
 def end_badly(how: str) -> None:
     """Rank 1 goes; rank 0 waits for it."""
+    if how == "exit slowly" and os.environ["RANK"] == "1":
+        atexit.register(time.sleep, 0.5)  # after ngd's own farewell
     rank = ngd.init().rank
     ngd.barrier()
     say("up")
@@ -143,8 +146,17 @@ def test_launcher_ends_a_job_that_fails(
         job.wait(20)
         assert job.launcher is not None
         assert time.monotonic() - since < 10
-        # The first rank to end decides: it may be the other one, which ends with 1.
-        assert job.launcher.returncode in (code, 1), job.said
+        # With mpirun the first rank to end decides: it may be the other one, which ends with 1.
+        codes = (code,) if launcher == "ngd run" else (code, 1)
+        assert job.launcher.returncode in codes, job.said
+
+
+def test_the_first_to_leave_decides_though_another_ends_before() -> None:
+    with Job(end_badly, 3, arguments={"how": "exit slowly"}, launcher="ngd run") as job:
+        job.wait(20)
+        assert job.launcher is not None
+        assert job.launcher.returncode == 3, job.said
+        assert "rank 1, which had left before, returned 3" in job.said
 
 
 @pytest.mark.parametrize(
