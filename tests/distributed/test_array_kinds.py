@@ -220,7 +220,7 @@ def test_send_and_recv(communicator: str, ranks: int) -> None:
     run_in_world(ring, communicator, ranks)
 
 
-def refusals() -> list[str]:
+def refusals() -> None:
     """A refusal comes before anything is sent, names the call, and leaves the group open."""
     world = ngd.init()
     n, r = world.size, world.rank
@@ -274,16 +274,43 @@ def refusals() -> list[str]:
         ("make_mesh: expected a name", lambda: ngd.make_mesh((n,), ("a", "b"))),
         ("make_mesh: expected a name", lambda: ngd.make_mesh((n, 1), ("a", "a"))),
     ]
+    check_refusals(calls)
+
+
+def refusals_of_numbers() -> None:
+    """What is no number of ranks, rows or axes, and what the engine could not count."""
+    world = ngd.init()
+    n, other = world.size, (world.rank + 1) % world.size
+    even = np.ones(2 * n)
+    twice = [even, even]
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("reduce_scatter: axis", lambda: ngd.reduce_scatter(even, op="sum", axis=0.5)),
+        ("all_gather_v: counts", lambda: ngd.all_gather_v(even, counts=np.uint64([2**63] * n))),
+        ("broadcast: root", lambda: ngd.broadcast(even, 0.5)),
+        ("reduce: root", lambda: ngd.reduce(even, 0.5, op="sum")),
+        ("gather: root", lambda: ngd.gather(even, "0")),
+        ("send: to", lambda: ngd.send(even, 0.5)),
+        ("send: tag", lambda: ngd.send(even, other, tag=2**31)),
+        ("recv: shape", lambda: ngd.recv(other, shape=(2, -1), dtype="f4")),
+        ("all_reduce: expected memory", lambda: ngd.all_reduce(twice, op="sum", out=twice)),
+        ("all_reduce: weight", lambda: ngd.all_reduce(even, op="mean", weight="1 kg")),
+        ("split: color", lambda: world.split(0.5)),
+        ("split: key", lambda: world.split(0, 2**31)),
+    ]
+    check_refusals(calls)
+
+
+def check_refusals(calls: list[tuple[str, Callable[[], Any]]]) -> None:
     for begins, call in calls:
         error = caught(call)
         assert error["message"].startswith(begins), (begins, error)
-    assert ngd.all_reduce(1, op="sum") == n
-    return [begins for begins, _ in calls]
+    assert ngd.all_reduce(1, op="sum") == ngd.init().size
 
 
 @over
 def test_refusals_name_the_call_and_leave_the_group_open(communicator: str) -> None:
     run_in_world(refusals, communicator, 2)
+    run_in_world(refusals_of_numbers, communicator, 2)
 
 
 def beside_mpi4py() -> None:

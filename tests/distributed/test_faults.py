@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -480,26 +481,80 @@ def test_survivors_make_a_new_group() -> None:
             assert outcome.value == ["RankLostError", "GroupClosedError", [5.0] * 3], outcome
 
 
-def two_threads() -> dict[str, str]:
+def two_threads(refused: str) -> int:
     """A second thread of rank 0 comes while the first one waits in a barrier for rank 1."""
-    world = ngd.init()
-    ngd.barrier()
-    if world.rank == 1:
-        time.sleep(1)
+    rank = ngd.init().rank
+    flag, errors = Path(refused), []
+    if rank == 1:
+        while not flag.exists():
+            time.sleep(0.01)
         ngd.barrier()
-        return {}
-    waiting = threading.Thread(target=ngd.barrier)
-    waiting.start()
-    time.sleep(0.4)
-    error = caught(ngd.barrier)
-    waiting.join(20)
-    return error
+        return 1
+
+    def call() -> None:
+        try:
+            ngd.barrier()
+        except ngd.errors.BusyError as error:
+            errors.append(error)
+            flag.touch()
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return len(errors)
+
+
+def busy_and_again(calls: int) -> list[int]:
+    """A thread of rank 0 looks at a Work all the time; what is refused for that is called again."""
+    world = ngd.init()
+    other = 1 - world.rank
+    small, large = np.full(4, 2.0), np.full(50_000, 3.0)
+    late = ngd.recv(other, out=np.empty(3), async_op=True)
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            late.done()
+
+    looking = threading.Thread(target=look)
+    if world.rank == 0:
+        looking.start()
+    wrong = again = 0
+    kinds: list[Callable[[int], Any]] = [
+        lambda n: ngd.all_reduce(small * n, op="sum")[0] == 4 * n,
+        lambda n: world.all_reduce(large * n, op="sum", site="here")[-1] == 6 * n,
+        lambda n: ngd.all_reduce([small * n, large], op="sum")[0][0] == 4 * n,
+        lambda n: len(ngd.all_gather_v(small[: 1 + (world.rank + n) % 2])) == 3,
+    ]
+    for number in range(calls):
+        done = False
+        while not done:
+            try:
+                wrong += not kinds[number % 4](number)
+                done = True
+            except ngd.errors.BusyError:
+                again += 1
+    over.set()
+    if world.rank == 0:
+        looking.join(60)
+    ngd.send(np.zeros(3), other)
+    late.wait()
+    return [wrong, again]
 
 
 @over
-def test_a_second_thread_is_refused(communicator: str) -> None:
-    first, _ = run_in_world(two_threads, communicator, 2)
-    assert first.value["error"] == "BusyError"
+def test_a_second_thread_is_refused(communicator: str, tmp_path: Path) -> None:
+    outcomes = run_in_world(two_threads, communicator, 2, refused=str(tmp_path / "refused"))
+    assert [outcome.value for outcome in outcomes] == [1, 1]
+
+
+@over
+def test_who_is_refused_has_done_nothing(communicator: str) -> None:
+    first, second = run_in_world(busy_and_again, communicator, 2, calls=1200)
+    assert (first.value[0], second.value) == (0, [0, 0])
+    assert first.value[1] > 0
 
 
 def interrupted() -> None:

@@ -9,6 +9,7 @@ import inspect
 import os
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import ml_dtypes
@@ -187,6 +188,41 @@ def test_a_group_is_a_group() -> None:
             call(np.ones(1), op="sum", group="world")  # type: ignore[operator]
     with pytest.raises(TypeError, match=r"group: expected an ngd.Group; got Mesh"):
         ngd.barrier(ngd.make_mesh((1,), ("a",), group=alone()))  # type: ignore[arg-type]
+
+
+class Interrupted:
+    """What is under way when Ctrl-C comes, between two calls of the engine."""
+
+    def __init__(self) -> None:
+        self.there = False
+
+    def wait(self, timeout: float) -> None:
+        raise KeyboardInterrupt
+
+    def wait_for(self, seconds: float) -> bool:
+        if not self.there:
+            raise KeyboardInterrupt
+        return True
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_an_interrupt_frees_nothing_that_is_under_way(async_op: bool) -> None:
+    group, pending = alone(), Interrupted()
+    held: list[weakref.ref[Any]] = []
+
+    def call() -> None:
+        memory = np.ones(3)
+        held.append(weakref.ref(memory))
+        group._complete("all_reduce(sum)", [pending], lambda: None, memory, async_op).done()
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    gc.collect()
+    assert held[0]() is not None
+    pending.there = True
+    group.all_reduce(np.ones(3), op="sum", async_op=True).wait()
+    gc.collect()
+    assert held[0]() is None
 
 
 def test_a_dropped_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,7 +200,7 @@ cdef class Communicator:
             work = self.communicator.get().submit(collective)
         return work.sequence
 
-    def quick(self, str kind, array, out, op, int root=0) -> object:
+    def quick(self, str kind, array, out, op, root=0) -> object:
         """Run a collective from array to out, or a new array, for the caller of my caller.
 
         All in one crossing, for what is plain: NumPy's own arrays, contiguous, of one dtype, their
@@ -212,7 +212,7 @@ cdef class Communicator:
         cdef ndarray source, destination
         cdef cbool blocks
         reduction = _reductions.get(op) if type(op) is str else None
-        if reduction is None:
+        if reduction is None or type(root) is not int:
             return None
         if type(array) is list:
             collective.op = <ReduceOp> <int> reduction
@@ -242,7 +242,7 @@ cdef class Communicator:
         collective.destination = PyArray_DATA(destination)
         with nogil:
             work = self.communicator.get().submit(collective)
-            self.communicator.get().wait(work, self.timeout)
+            self.communicator.get().finish(work, self.timeout)
         return destination
 
     cdef list _quick_list(self, str kind, list arrays, out, Collective& pattern):
@@ -281,7 +281,7 @@ cdef class Communicator:
             return None
         with nogil:
             grouped.reset(new CppGrouped(dereference(self.communicator), pattern, tensors))
-            grouped.get().wait(self.timeout)
+            grouped.get().finish(self.timeout)
         return results
 
     cdef ndarray _quick_destination(self, Kind kind, cbool blocks, ndarray source, out):
@@ -324,7 +324,7 @@ cdef class Communicator:
             return False
         with nogil:
             work = self.communicator.get().submit(collective)
-            self.communicator.get().wait(work, self.timeout)
+            self.communicator.get().finish(work, self.timeout)
         return True
 
     def wait(self, uint64_t sequence, double timeout) -> None:

@@ -148,6 +148,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         int local_size()
         CppWork submit(const Collective& collective) except +ngd_raise_python_error
         void wait(CppWork work, double timeout_seconds) except +ngd_raise_python_error
+        void finish(CppWork work, double timeout_seconds) except +ngd_raise_python_error
         cbool done(CppWork work) except +ngd_raise_python_error
         cbool wait_for(CppWork work, double seconds) except +ngd_raise_python_error
         unique_ptr[CppCommunicator] split(int color, int key) except +ngd_raise_python_error
@@ -164,6 +165,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         CppGrouped(CppCommunicator& communicator, const Collective& pattern,
                    const vector[Tensor]& tensors) except +ngd_raise_python_error
         void wait(double timeout_seconds) except +ngd_raise_python_error
+        void finish(double timeout_seconds) except +ngd_raise_python_error
         cbool wait_for(double seconds) except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_self_communicator() except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_shm_communicator(

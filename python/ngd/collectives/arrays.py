@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -112,8 +113,20 @@ def check_apart(part: Array, whole: Array, where: str, own: Array | None = None)
         )
 
 
+def whole(value: Any, where: str, name: str) -> int:
+    """An argument that counts ranks, axes and the like, as the engine takes it."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{where}: {name}: expected a whole number; got {value!r}") from None
+    if not -(2**31) <= number < 2**31:
+        raise ValueError(f"{where}: {name}: expected a number of 32 bits; got {number}")
+    return number
+
+
 def normal_axis(axis: int, shape: Shape, where: str) -> int:
     """Count an axis from the front."""
+    axis = whole(axis, where, "axis")
     if not -len(shape) <= axis < len(shape):
         raise ShapeError(f"{where}: axis: expected one of an array of shape {shape}; got {axis}")
     return axis % len(shape)

@@ -7,6 +7,7 @@ messages show.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from .. import _core
 from ..dtype import as_dtype
-from ..errors import GroupClosedError, ShapeError
+from ..errors import BusyError, GroupClosedError, ShapeError
 from ..ir import Array, Shape, call_site
 from . import reduction
 from .arrays import (
@@ -26,11 +27,15 @@ from .arrays import (
     is_list,
     normal_axis,
     operand,
+    whole,
 )
-from .work import Pending, Submitted, Work
+from .work import Pending, Submitted, Work, in_turn
 
 GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
 """Those of this process, for their statistics."""
+
+MOST_ROWS = 2**48
+"""That a rank may say it has: more than an address holds, and far from overflowing a sum."""
 
 
 class Group:
@@ -90,10 +95,11 @@ class Group:
             None where color is None. Every rank of this group must call split; closing a group
             closes those that came from it.
         """
-        if color is not None and color < 0:
+        number = -1 if color is None else whole(color, "split", "color")
+        if color is not None and number < 0:
             raise ValueError(f"split: expected a color >= 0, or None; got {color}")
         self.check_open()
-        made = self.communicator.split(-1 if color is None else color, key)
+        made = self.communicator.split(number, whole(key, "split", "key"))
         if made is None:
             return None
         group = Group(made, name or f"{self.name}/{color}")
@@ -211,7 +217,14 @@ class Group:
         elements = self._elements(lengths, source)
         given = buffer if out is None else out
         return self._run(
-            "all_gather", source, buffer, lambda: given, async_op, site, counts=elements
+            "all_gather",
+            source,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            counts=elements,
+            under_way=counts is None,
         )
 
     def broadcast(
@@ -229,6 +242,7 @@ class Group:
             if result is not None:
                 return result
         where, many = "broadcast", is_list(array)
+        root = whole(root, where, "root")
         sources = [operand(a, where) for a in (array if many else [array])]
         buffers = destinations(out, sources, many, where)
         given = list(buffers) if out is None else list(out) if many else [out]
@@ -260,7 +274,8 @@ class Group:
         site: str | None = None,
     ) -> Any:
         """Reduce over the ranks to one of them; see ngd.reduce."""
-        where, here = "reduce", self._is_root(root, "reduce")
+        where = "reduce"
+        root, here = self._root(root, where)
         reduction.check_op(op, where)
         source = operand(array, where)
         buffer = np.empty(0, source.dtype)
@@ -290,7 +305,8 @@ class Group:
         site: str | None = None,
     ) -> Any:
         """Join the ranks' arrays on one of them; see ngd.gather."""
-        where, here = "gather", self._is_root(root, "gather")
+        where = "gather"
+        root, here = self._root(root, where)
         source = np.atleast_1d(operand(array, where))
         rows = len(source)
         buffer = np.empty(0, source.dtype)
@@ -315,7 +331,8 @@ class Group:
         site: str | None = None,
     ) -> Any:
         """Give every rank its block of the root's array; see ngd.scatter."""
-        where, here = "scatter", self._is_root(root, "scatter")
+        where = "scatter"
+        root, here = self._root(root, where)
         if array is None:
             if here:
                 raise TypeError(f"{where}: expected rank {root}, the root, to give an array")
@@ -388,6 +405,7 @@ class Group:
             site,
             counts=self._elements(sent, source),
             receive_counts=self._elements(received, source),
+            under_way=receive_counts is None,
         )
 
     def send(
@@ -395,7 +413,7 @@ class Group:
     ) -> Any:
         """Send to one rank; see ngd.send."""
         source = operand(array, "send")
-        self._check_other(to, "send", "to")
+        to, tag = self._other(to, "send", "to"), whole(tag, "send", "tag")
         return self._run(
             "send",
             source,
@@ -420,7 +438,7 @@ class Group:
         site: str | None = None,
     ) -> Any:
         """Receive what one rank sends; see ngd.recv."""
-        self._check_other(source, "recv", "source")
+        source, tag = self._other(source, "recv", "source"), whole(tag, "recv", "tag")
         buffer = self._received(out, shape, dtype, "recv")
         given = buffer if out is None else out
         return self._run(
@@ -466,9 +484,7 @@ class Group:
         self.check_open()
         if self._abandoned:
             self._abandoned = [
-                (pending, keep)
-                for pending, keep in self._abandoned
-                if not all(each.wait_for(0.0) for each in pending)
+                (pending, keep) for pending, keep in self._abandoned if not _ended(pending)
             ]
 
     def _run(
@@ -486,21 +502,27 @@ class Group:
         tag: int = 0,
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
+        under_way: bool = False,
     ) -> Any:
+        """Submit, and wait or not. under_way: after another one of the same call."""
         self._prepare()
-        number = self.communicator.submit_arrays(
-            kind,
-            op,
-            source,
-            buffer,
-            count,
-            root,
-            site=site or call_site(),
-            tag=tag,
-            counts=counts,
-            receive_counts=receive_counts,
-        )
-        pending = Submitted(self.communicator, number)
+        site = site or call_site()
+
+        def submit() -> int:
+            return self.communicator.submit_arrays(
+                kind,
+                op,
+                source,
+                buffer,
+                count,
+                root,
+                site=site,
+                tag=tag,
+                counts=counts,
+                receive_counts=receive_counts,
+            )
+
+        pending = Submitted(self.communicator, in_turn(submit) if under_way else submit())
         return self._complete(kind, [pending], finish, (source, buffer), async_op)
 
     def _complete(
@@ -514,8 +536,12 @@ class Group:
         """Wait, or leave that to the caller."""
         if async_op:
             return Work(self, what, pending, finish, keep)
-        for each in pending:
-            each.wait(self.timeout)
+        try:
+            for each in pending:
+                in_turn(functools.partial(each.wait, self.timeout))
+        except BaseException:  # an interrupt may come between two calls of the engine
+            self.abandon(list(pending), keep)
+            raise
         return finish()
 
     def _block_first(
@@ -546,19 +572,27 @@ class Group:
             return destination(out, seen.dtype, seen.shape, where)
         if shape is None or dtype is None:
             raise TypeError(f"{where}: expected out, or shape and dtype, of what is received")
-        return destination(out, as_dtype(dtype, where), tuple(np.atleast_1d(shape)), where)
+        lengths = (shape,) if np.ndim(shape) == 0 else tuple(shape)
+        lengths = tuple(whole(n, where, "shape") for n in lengths)
+        if any(n < 0 for n in lengths):
+            raise ShapeError(f"{where}: shape: expected lengths >= 0; got {shape}")
+        return destination(out, as_dtype(dtype, where), lengths, where)
 
-    def _is_root(self, root: int, where: str) -> bool:
+    def _root(self, root: int, where: str) -> tuple[int, bool]:
+        """The root, and whether that is this rank."""
+        root = whole(root, where, "root")
         if not 0 <= root < self.size:
             raise ValueError(f"{where}: expected root to be in [0, {self.size}); got {root}")
-        return root == self.rank
+        return root, root == self.rank
 
-    def _check_other(self, rank: int, where: str, name: str) -> None:
+    def _other(self, rank: int, where: str, name: str) -> int:
+        rank = whole(rank, where, name)
         if not 0 <= rank < self.size or rank == self.rank:
             raise ValueError(
                 f"{where}: {name}: expected another rank in [0, {self.size}); got {rank} on rank "
                 f"{self.rank}"
             )
+        return rank
 
     def _check_disjoint(self, source: Array, buffer: Array, where: str) -> None:
         if np.may_share_memory(source, buffer):
@@ -567,9 +601,9 @@ class Group:
     def _counts(self, counts: Sequence[int], where: str, name: str) -> Array:
         numbers = np.asarray(counts)
         good = numbers.shape == (self.size,) and numbers.dtype.kind in "iu"
-        if not good or (numbers < 0).any():
+        if not good or (numbers < 0).any() or (numbers > MOST_ROWS).any():
             raise ValueError(
-                f"{where}: {name}: expected a number >= 0 for each of {self.size} ranks; "
+                f"{where}: {name}: expected a number of rows for each of {self.size} ranks; "
                 f"got {counts!r}"
             )
         return numbers.astype(np.int64)
@@ -577,3 +611,11 @@ class Group:
     def _elements(self, rows: Array, source: Array) -> list[int]:
         row = int(np.prod(source.shape[1:], dtype=np.int64))
         return [int(n) * row for n in rows]
+
+
+def _ended(pending: list[Pending]) -> bool:
+    """Whether the engine is done with it; False while another thread is in the group."""
+    try:
+        return all(each.wait_for(0.0) for each in pending)
+    except BusyError:
+        return False

@@ -7,6 +7,7 @@ the results come back from that.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from ..dtype import bfloat16, float16, float32, is_float
 from ..ir import Array
 from .arrays import destinations, is_list, operand
 from .compression import TopK
-from .work import Pending, Submitted
+from .work import Pending, Submitted, in_turn
 
 if TYPE_CHECKING:
     from .group import Group
@@ -114,6 +115,10 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
                 "all_reduce: weight goes with op='mean' and floats; "
                 f"got op={call.op!r} and {source.dtype}"
             )
+    try:
+        weight = float(weight)
+    except (TypeError, ValueError):
+        raise TypeError(f"all_reduce: weight: expected a number; got {weight!r}") from None
     if not 0 <= weight < float("inf"):
         raise ValueError(f"all_reduce: expected a finite weight >= 0; got {weight}")
     wide = [float32 if s.dtype in (float16, bfloat16) else s.dtype for s in sources]
@@ -164,9 +169,16 @@ def sparse(
         mine = residual.choose(source)
         gathered = [np.empty((group.size, *part.shape), part.dtype) for part in mine]
         for part, whole in zip(mine, gathered, strict=True):
-            number = group.communicator.submit_arrays(
-                "all_gather", "none", part, whole, part.size, site=call.site
+            submit = functools.partial(
+                group.communicator.submit_arrays,
+                "all_gather",
+                "none",
+                part,
+                whole,
+                part.size,
+                site=call.site,
             )
+            number = in_turn(submit) if pending else submit()
             pending.append(Submitted(group.communicator, number))
         fills.append(_summed(call, buffer, gathered[0], gathered[1]))
         keep.append((mine, gathered))

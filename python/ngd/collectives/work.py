@@ -5,13 +5,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from .. import _core
 from ..errors import BusyError
 
 if TYPE_CHECKING:
     from .group import Group
+
+
+Result = TypeVar("Result")
+
+NAP: Final = 50e-6
+"""Seconds until another thread is likely to have left the group."""
+
+
+def in_turn(call: Callable[[], Result]) -> Result:
+    """What belongs to a collective that is under way: as often as another thread is in the group.
+
+    A BusyError would say that nothing has happened.
+    """
+    while True:
+        try:
+            return call()
+        except BusyError:
+            time.sleep(NAP)
 
 
 class Pending(Protocol):
@@ -121,6 +139,8 @@ class Work:
             raise  # another thread is in the group: nothing has happened to this Work
         except BaseException as error:
             self._error = error
+            if self._pending:  # an interrupt may come between two calls of the engine
+                self._group.abandon(self._pending, self._keep)
             self._let_go()
             raise
         self._let_go()

@@ -14,11 +14,13 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.hpp"
@@ -50,6 +52,20 @@ struct SharedBlock {
   std::size_t bytes = 0;
 };
 
+// Calls what belongs to a work that is under way: where another thread is in the group, again until
+// it is not. Busy would say that nothing has happened.
+template <class Call>
+auto in_turn(Call&& call) {
+  for (;;) {
+    try {
+      return call();
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::Busy) throw;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -65,6 +81,10 @@ class Communicator {
   virtual Work submit(const Collective& collective) = 0;
   // Returns when destination holds the result. timeout_seconds: 0 = no deadline.
   virtual void wait(Work work, double timeout_seconds) = 0;
+  // The same for who has just submitted it: never Busy.
+  void finish(Work work, double timeout_seconds) {
+    in_turn([&] { wait(work, timeout_seconds); });
+  }
   // Progresses what can be progressed without blocking; throws what wait would throw.
   virtual bool done(Work work) = 0;
   // As wait, for at most `seconds`; false where that was not enough, and nothing is wrong then.

@@ -25,6 +25,40 @@ std::uint64_t bytes_of(const Tensor& tensor) noexcept {
   return tensor.count * size_of(tensor.dtype);
 }
 
+struct Span {
+  std::uintptr_t begin, end;
+  std::size_t number;  // of the tensor
+  bool operator<(const Span& other) const noexcept { return begin < other.begin; }
+};
+
+Span span_of(const void* data, const Tensor& tensor, std::size_t number) noexcept {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  return {begin, begin + bytes_of(tensor), number};
+}
+
+// A result that lies over another one, or over another tensor's source, would be lost or reduced
+// twice.
+void check_apart(Kind kind, const std::vector<Tensor>& tensors) {
+  const auto check_pair = [&](const Span& a, const Span& b) {
+    if (a.number != b.number && a.begin < b.end && b.begin < a.end)
+      fail(ErrorKind::InvalidArgument, name_of(kind),
+           ": expected memory apart for each array of the list; numbers ",
+           std::min(a.number, b.number), " and ", std::max(a.number, b.number), " overlap");
+  };
+  std::vector<Span> results;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    if (tensors[i].count > 0) results.push_back(span_of(tensors[i].destination, tensors[i], i));
+  std::sort(results.begin(), results.end());
+  for (std::size_t i = 1; i < results.size(); ++i) check_pair(results[i - 1], results[i]);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].count == 0) continue;
+    const Span source = span_of(tensors[i].source, tensors[i], i);
+    auto near = std::upper_bound(results.begin(), results.end(), source);
+    if (near != results.begin()) --near;  // the last that begins before the source
+    for (; near != results.end() && near->begin < source.end; ++near) check_pair(source, *near);
+  }
+}
+
 }  // namespace
 
 Grouped::Grouped(Communicator& communicator, const Collective& pattern,
@@ -37,7 +71,11 @@ Grouped::Grouped(Communicator& communicator, const Collective& pattern,
     pattern_.count = tensor.count;
     validate(pattern_, communicator.rank(), communicator.size());
   }
+  check_apart(pattern.kind, tensors);
   plan(tensors);
+  for (Pack& pack : packs_)  // what may fail comes before anything is started
+    if (pack.tensors.size() > 1)
+      pack.block = std::make_unique_for_overwrite<std::byte[]>(pack.count * size_of(pack.dtype));
   for (Pack& pack : packs_) start(pack);
 }
 
@@ -68,7 +106,6 @@ void Grouped::start(Pack& pack) {
     pattern_.source = pack.tensors.front().source;
     pattern_.destination = pack.tensors.front().destination;
   } else {
-    pack.block = std::make_unique_for_overwrite<std::byte[]>(pack.count * size_of(pack.dtype));
     pattern_.source = pattern_.destination = pack.block.get();
     const bool sends = pattern_.kind != Kind::Broadcast || pattern_.root == communicator_.rank();
     std::byte* to = pack.block.get();
@@ -77,10 +114,11 @@ void Grouped::start(Pack& pack) {
       to += bytes_of(tensor);
     }
   }
-  pack.work = communicator_.submit(pattern_);
+  const auto submit = [&] { return communicator_.submit(pattern_); };
+  pack.work = &pack == &packs_.front() ? submit() : in_turn(submit);
 }
 
-void Grouped::finish(Pack& pack) {
+void Grouped::unpack(Pack& pack) {
   const std::byte* from = pack.block.get();
   if (from == nullptr) return;
   for (const Tensor& tensor : pack.tensors) {
@@ -93,8 +131,12 @@ void Grouped::finish(Pack& pack) {
 void Grouped::wait(double timeout_seconds) {
   for (; finished_ < packs_.size(); ++finished_) {
     communicator_.wait(packs_[finished_].work, timeout_seconds);
-    finish(packs_[finished_]);
+    unpack(packs_[finished_]);
   }
+}
+
+void Grouped::finish(double timeout_seconds) {
+  in_turn([&] { wait(timeout_seconds); });
 }
 
 bool Grouped::wait_for(double seconds) {
@@ -105,7 +147,7 @@ bool Grouped::wait_for(double seconds) {
   for (; finished_ < packs_.size(); ++finished_) {
     const double left = std::chrono::duration<double>(end - Clock::now()).count();
     if (!communicator_.wait_for(packs_[finished_].work, std::max(left, 0.0))) return false;
-    finish(packs_[finished_]);
+    unpack(packs_[finished_]);
   }
   return true;
 }

@@ -32,7 +32,8 @@ class Grouped {
           const std::vector<Tensor>& tensors);
 
   void wait(double timeout_seconds);
-  bool wait_for(double seconds);  // false where that was not enough
+  void finish(double timeout_seconds);  // the same for who has just started it: never Busy
+  bool wait_for(double seconds);        // false where that was not enough
 
  private:
   struct Pack {
@@ -45,7 +46,7 @@ class Grouped {
 
   void plan(const std::vector<Tensor>& tensors);
   void start(Pack& pack);
-  void finish(Pack& pack);
+  void unpack(Pack& pack);
 
   Communicator& communicator_;
   Collective pattern_;

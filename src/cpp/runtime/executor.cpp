@@ -249,7 +249,7 @@ void Executor::start(Step& step) {
 }
 
 void Executor::finish(Step& step) {
-  step.communicator->wait(step.work, timeout_seconds_);
+  step.communicator->finish(step.work, timeout_seconds_);
   const bool staged = !device_.host_addressable();
   if (step.zeros > 0)
     std::memset(staged ? step.destination.data() : step.outputs[0], 0, step.zeros);

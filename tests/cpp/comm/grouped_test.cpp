@@ -116,5 +116,20 @@ TEST_P(GroupedTest, RefusesBeforeAnythingIsStarted) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, GroupedTest, testing::Values(1, 2, 3, 4));
 
+TEST(Grouped, RefusesResultsOverOtherTensors) {
+  const auto group = make_self_communicator();
+  std::vector<double> memory(100);
+  const auto at = [&](std::size_t source, std::size_t destination) {
+    return Tensor{DType::F64, 10, &memory[source], &memory[destination]};
+  };
+  const Collective sum = pattern_of(Kind::AllReduce, 0);
+  const std::vector<std::vector<Tensor>> bad{{at(0, 0), at(0, 0)},
+                                             {at(0, 20), at(40, 29)},
+                                             {at(0, 20), at(20, 0)},
+                                             {at(0, 50), at(41, 80)}};
+  for (const std::vector<Tensor>& tensors : bad) EXPECT_THROW(Grouped(*group, sum, tensors), Error);
+  Grouped(*group, sum, {at(0, 0), at(10, 10), at(40, 90), at(20, 30)}).wait(1);
+}
+
 }  // namespace
 }  // namespace ngd::comm
