@@ -218,3 +218,22 @@ def in_a_child() -> None:
 @over
 def test_collectives_in_a_forked_child(communicator: str) -> None:
     run(in_a_child, 2, **harness.over(communicator, 2))
+
+
+def left_alone() -> bool:
+    """Whether a long transfer has ended while this rank called nothing."""
+    world = ngd.init()
+    ngd.barrier()
+    work = ngd.all_reduce(np.ones(4_000_000, np.float32), op="sum", async_op=True)
+    time.sleep(1.5)
+    ended = work.done()
+    assert (work.wait() == world.size).all()
+    assert ngd.all_reduce(1, op="sum", async_op=True).wait() == world.size
+    return ended
+
+
+@harness.needs_mpi
+@pytest.mark.parametrize("progress", ["on", "off"])
+def test_transfers_over_mpi_go_on_by_themselves(progress: str) -> None:
+    how = harness.over("mpi", 2, env={"NGD_PROGRESS": progress})
+    assert [o.value for o in run(left_alone, 2, **how)] == [progress == "on"] * 2

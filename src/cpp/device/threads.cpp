@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/threads.hpp"
 
+#include <omp.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -8,7 +9,9 @@
 #include <atomic>
 #include <cmath>
 #include <fstream>
+#include <mutex>
 #include <string>
+#include <vector>
 
 #include "base/config.hpp"
 
@@ -40,6 +43,52 @@ double cgroup_cores() {
   return 0;
 }
 
+// Where threads other than the kernels' run, once it is known that these are bound; OpenMP binds
+// the main thread, too, so whatever that one starts would begin on its core.
+struct Elsewhere {
+  std::mutex mutex;
+  cpu_set_t cores{};
+  std::atomic<int> version{0};  // 0 = the kernels' threads are not bound
+} elsewhere;
+
+cpu_set_t cores_of_places() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (int place = 0; place < omp_get_num_places(); ++place) {
+    std::vector<int> ids(static_cast<std::size_t>(omp_get_place_num_procs(place)));
+    omp_get_place_proc_ids(place, ids.data());
+    for (const int id : ids) CPU_SET(id, &cores);
+  }
+  return cores;
+}
+
+// Asks each of the kernels' threads, as a kernel would call them.
+cpu_set_t cores_of_kernels() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+#pragma omp parallel num_threads(thread_count())
+  {
+    cpu_set_t mine;
+    CPU_ZERO(&mine);
+    sched_getaffinity(0, sizeof mine, &mine);
+#pragma omp critical
+    CPU_OR(&cores, &cores, &mine);
+  }
+  return cores;
+}
+
+void find_elsewhere() {
+  if (omp_get_proc_bind() == omp_proc_bind_false) return;
+  const cpu_set_t all = cores_of_places();
+  const cpu_set_t kernels = cores_of_kernels();
+  cpu_set_t others;
+  CPU_XOR(&others, &all, &kernels);
+  CPU_AND(&others, &others, &all);
+  const std::lock_guard lock(elsewhere.mutex);
+  elsewhere.cores = CPU_COUNT(&others) > 0 ? others : all;
+  ++elsewhere.version;
+}
+
 struct ForkGuard {
   ForkGuard() {
     pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
@@ -64,6 +113,17 @@ int thread_count() {
   return all;
 }
 
-void set_thread_share(int threads) noexcept { thread_share.store(std::max(1, threads)); }
+void set_thread_share(int threads) noexcept {
+  thread_share.store(std::max(1, threads));
+  find_elsewhere();
+}
+
+void keep_off_kernel_cores() noexcept {
+  thread_local int followed = 0;
+  if (elsewhere.version == followed) return;
+  const std::lock_guard lock(elsewhere.mutex);
+  followed = elsewhere.version;
+  sched_setaffinity(0, sizeof elsewhere.cores, &elsewhere.cores);
+}
 
 }  // namespace ngd::device

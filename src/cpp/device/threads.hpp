@@ -11,8 +11,12 @@ namespace ngd::device {
 // In a forked child 1 (libgomp hangs there with more). Throws Init where NGD_THREADS is no number.
 int thread_count();
 int available_cores() noexcept;  // of the affinity mask and the cgroup's quota
-void set_thread_share(
-    int threads) noexcept;  // what is left of them beside the ranks that share them
+// What is left of them beside the ranks that share them. Called by a thread that runs kernels.
+void set_thread_share(int threads) noexcept;
+// For a thread that runs none, as often as it likes: where OpenMP has bound the kernels' threads to
+// places (OMP_PROC_BIND), it runs from now on where none of them does or, if they are everywhere,
+// on any of their cores. Where they are not bound, it stays where the system puts it.
+void keep_off_kernel_cores() noexcept;
 
 // Calls body(begin, end) over [0, count) in pieces of at least `grain`, on up to thread_count()
 // threads. The pieces depend on count, grain and thread_count() alone.

@@ -14,6 +14,7 @@
 
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "device/threads.hpp"
 
 namespace ngd::comm::mpi {
 namespace {
@@ -131,6 +132,7 @@ void Family::run() {
       resting_ = false;
       nap = kShortestNap;
       if (waiting_ > 0 || !in_flight_) continue;
+      device::keep_off_kernel_cores();
     }
     const std::uint64_t before = moves();
     pump();

@@ -3,7 +3,8 @@
 //
 // MPI moves data only while it is called. Whoever waits in one group of the family moves the works
 // of all. While nobody waits and works are in flight, the progress thread does; it naps whenever
-// nothing moves, and rests while a caller waits.
+// nothing moves, rests while a caller waits, and stays off the cores of the kernels' threads where
+// these are known (docs/adr/0015).
 #pragma once
 
 #include <sys/types.h>
@@ -48,6 +49,7 @@ class Family {
   void remove(Member& member) noexcept { std::erase(members_, &member); }
   void progress() noexcept;
   bool in_flight_beside(const Member& member) const noexcept;
+  // A work has begun that must be moved again and again.
   void submitted() noexcept {
     in_flight_ = true;
     wake_progress_thread();
@@ -62,7 +64,7 @@ class Family {
     explicit Waiting(Family& family) : family_(family) { ++family.waiting_; }
     ~Waiting() {
       --family_.waiting_;
-      family_.wake_progress_thread();
+      if (family_.in_flight_) family_.wake_progress_thread();
     }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;

@@ -168,7 +168,8 @@ Work MpiCommunicator::submit(const Collective& collective) {
     close_failed(error.kind(), concat(describe(collective), ": ", error.what()));
     require_open(call.c_str());
   }
-  family_->submitted();
+  // What travels with its header is under way, and is found by whoever waits for it.
+  if (!travels_with_header(collective, size())) family_->submitted();
   return {++submitted_};
 }
 
