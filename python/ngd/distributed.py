@@ -487,7 +487,7 @@ def all_to_all(
     """Exchange blocks: the r-th part of `array`, along axis 0, goes to rank r.
 
     The result is of the same shape: its r-th part came from rank r. The first axis is a multiple
-    of the number of ranks; `out` is memory of its own.
+    of the number of ranks; `out` is `array` itself, or memory apart from it.
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if not async_op:

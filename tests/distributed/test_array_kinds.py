@@ -182,6 +182,15 @@ def axes() -> None:
     for root in range(n):
         assert (ngd.reduce(held, root, op="sum", out=held) is held) == (root == r)
         held[...] = mine
+    exchanged = np.concatenate([a[2 * r : 2 * r + 2] for a in arrays])
+    for held in (mine.copy(), np.repeat(mine, 900, -1)):
+        want = exchanged if held.shape == mine.shape else np.repeat(exchanged, 900, -1)
+        given = held.copy()
+        assert ngd.all_to_all(held, out=held) is held
+        same(held, want)
+        out = given if r % 2 else np.empty_like(given)  # in place on some ranks
+        assert ngd.all_to_all(given, out=out) is out
+        same(out, want)
     assert ngd.all_gather(r).tolist() == list(range(n))
     assert ngd.all_gather([r, r]).tolist() == sorted([*range(n)] * 2)
 
@@ -239,7 +248,7 @@ def refusals() -> None:
         ("all_gather_v: counts", lambda: ngd.all_gather_v(even, counts=[2.0 * n] * n)),
         ("all_gather_v: counts", lambda: ngd.all_gather_v(even, counts=[2 * n] * (n + 1))),
         ("all_to_all: expected", lambda: ngd.all_to_all(odd)),
-        ("all_to_all: out", lambda: ngd.all_to_all(even, out=even)),
+        ("all_to_all: out", lambda: ngd.all_to_all(odd[1:], out=odd[:-1])),
         ("all_to_all: out", lambda: ngd.all_to_all(even, out=frozen)),
         ("all_to_all_v: send_counts", lambda: ngd.all_to_all_v(even, [1] * n)),
         ("all_to_all_v: send_counts", lambda: ngd.all_to_all_v(even, [-1] * n)),

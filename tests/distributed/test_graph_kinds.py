@@ -14,6 +14,7 @@ from standing import run_in_world
 
 import ngd
 from ngd import ops
+from ngd.dtype import ALL
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
@@ -202,6 +203,39 @@ def results() -> None:
 @everywhere
 def test_results(communicator: str, ranks: int) -> None:
     run_in_world(results, communicator, ranks)
+
+
+def moved() -> None:
+    """Operands that die at the collective on all ranks, on one, or on none."""
+    world = ngd.init()
+    n, me = world.size, world.rank
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "broadcast": lambda x: ops.broadcast(x, root=n - 1),
+        "all_to_all": ops.all_to_all,
+    }
+    cases = [(dtype, rows) for dtype in ALL for rows in (0, 1, 701)]
+    cases.append((np.dtype(np.int16), 2_200_001 // n))  # what all copy together
+    for dtype, rows in cases:
+        given = [
+            np.random.default_rng(r).integers(0, 120, (2, rows * n)).astype(dtype) for r in range(n)
+        ]
+        x = ngd.placeholder("x", given[me].shape, dtype)
+        for kept_by in (range(0), range(1), range(n)):
+            for name, call in kinds.items():
+                y = ops.transpose(x)
+                step = ngd.compile([x], [call(y), *([y] if me in kept_by else [])], device="CPU")
+                want = given[n - 1].T
+                if name == "all_to_all":
+                    want = np.concatenate([split(a.T, n)[me] for a in given])
+                for _ in range(2):
+                    got, *kept = step(given[me])
+                    assert np.array_equal(got, want), (name, dtype, rows, kept_by)
+                    assert all(np.array_equal(k, given[me].T) for k in kept), (name, dtype, rows)
+
+
+@everywhere
+def test_in_place_or_not(communicator: str, ranks: int) -> None:
+    run_in_world(moved, communicator, ranks)
 
 
 def differences(step: Callable[..., Any], given: Sequence[Any], which: int) -> Any:

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,8 @@ import pytest
 import ngd
 from ngd import ops
 from ngd.errors import BusyError, CompileError, PoisonedVariableError, ShapeError
+from ngd.ir import Type
+from ngd.passes.plan_memory import Plan, Step, Storage
 
 DEVICES = ("CPU", "INTERPRETER")
 
@@ -184,6 +189,61 @@ def test_the_planner_shares_memory() -> None:
     assert memory["unshared"] >= 6 * 64 * 64 * 4
     a = np.eye(64, dtype=np.float32)
     assert step(a)[0] == 64
+
+
+class Pair:
+    """A group as far as compilation looks at it."""
+
+    rank, size = 0, 2
+
+
+@pytest.mark.parametrize("kind", ["all_to_all", "broadcast", "all_reduce"])
+def test_a_collective_is_in_place_where_its_operand_dies(kind: str) -> None:
+    group: Any = Pair()
+    call: Callable[[Any], Any] = {
+        "all_to_all": lambda x: ops.all_to_all(x, group=group),
+        "broadcast": lambda x: ops.broadcast(x, group=group),
+        "all_reduce": lambda x: ops.all_reduce(x, op="sum", group=group),
+    }[kind]
+
+    def places(outputs: Callable[[Any], list[Any]]) -> tuple[str, ...]:
+        """Where operand and result of the collective lie."""
+        x = ngd.placeholder("x", (4, 16))
+        text = str(ngd.compile([x], outputs(x * 2), device="NULL", group=group))
+        found = re.search(rf"(%\d+) = start {kind}\((%\d+)\)", text)
+        assert found
+        lies = dict(re.findall(r"(%\d+) : \S+ @ (\S+)", text))
+        return lies[found[2]], lies[found[1]]
+
+    operand, result = places(lambda y: [call(y)])
+    assert operand == result
+    operand, result = places(lambda y: [call(y), y])
+    assert operand != result
+    operand, result = places(lambda y: [call(y), ops.sum(y)])
+    assert operand != result
+
+
+def plan_of(*steps: Step) -> Plan:
+    return Plan(steps=list(steps))
+
+
+def test_verify_refuses_what_touches_a_buffer_in_flight() -> None:
+    type_ = Type(ngd.float32, (4,))
+    block, other = Storage("shared", 0, 16), Storage("shared", 64, 16)
+    near = Storage("shared", 4, 16)
+
+    def step(action: str, source: Storage, result: Storage, start: int = -1) -> Step:
+        inputs = [] if action == "wait" else [(type_, source)]
+        return Step(action, "all_to_all", inputs, (type_, result), {}, "here.py:1", start)
+
+    start, wait = step("start", block, block), step("wait", block, block, 0)
+    plan_of(start, wait).verify()
+    plan_of(start, step("run", other, other), wait).verify()
+    for touching in (step("run", block, other), step("run", other, block)):
+        with pytest.raises(CompileError, match="touches the buffer of a all_to_all in flight"):
+            plan_of(start, touching, wait).verify()
+    with pytest.raises(CompileError, match="lies over its operand"):
+        plan_of(step("start", near, block), wait).verify()
 
 
 def test_a_step_that_fails_leaves_the_variables_or_poisons_them() -> None:

@@ -364,7 +364,7 @@ class Group:
         source = operand(array, where)
         block_rows(source.shape, self.size, where)
         buffer = destination(out, source.dtype, source.shape, where)
-        self._check_disjoint(source, buffer, where)
+        check_apart(source, buffer, where)
         given = buffer if out is None else out
         return self._run(
             where, source, buffer, lambda: given, async_op, site, count=source.size // self.size

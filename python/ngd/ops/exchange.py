@@ -254,6 +254,7 @@ class AllToAll(Collective):
     """
 
     name = kind = "all_to_all"
+    in_place = True
 
     def __call__(
         self,

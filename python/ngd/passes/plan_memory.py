@@ -8,6 +8,17 @@ the first instruction that writes it to the last that reads it; what a collectiv
 until its wait. Storages of one lane whose lives do not overlap share bytes. What feeds a collective
 goes to the shared lane, so that nothing is staged.
 
+Between a start and its wait the peers read the operand, and where the collective is in place they
+write to it too: of an all_to_all, two ranks swap halves of the blocks that they exchange. That none
+of them finds anything else there, and that they find nothing of mine changed too early, is proved
+in three steps. Whatever read or wrote these bytes before stands before the start, in program order,
+and peers touch nothing of mine before they have seen that it has started. From the start to the
+wait no instruction of mine touches the result, nor writes to the operand (verify). When the wait
+returns, every rank has said that it has read and written there for the last time (the communicator
+says so: src/cpp/comm/communicator.hpp); so what lies there next, in this call, in another one or in
+that of another executable, is mine alone until my next start. Each rank may decide for itself what
+it does in place: the communicator does not need all of them to agree.
+
 Offsets: storages are placed largest first, each at the lowest offset that is free throughout its
 life (greedy by size; Pisarchyk and Lee 2020, arXiv:2001.03288, section 5.2).
 """
@@ -88,8 +99,19 @@ class Plan:
         """Prove that values alive at once share no byte, and that collectives are let alone."""
         self.verify_lives()
         for number, step in enumerate(self.steps):
-            if step.action == "wait":
+            if step.action == "start":
+                self.verify_start(step)
+            elif step.action == "wait":
                 self.verify_flight(step.start, number)
+
+    def verify_start(self, step: Step) -> None:
+        """Prove that operand and result lie apart, or where the collective may have both."""
+        operand, result = step.inputs[0], step.output
+        together = result[1] in (operand[1], operand[1].whole)
+        if overlap(operand, result) and not together:
+            raise CompileError(
+                f"plan_memory: the result of {step.op} (made at {step.site}) lies over its operand"
+            )
 
     def verify_flight(self, start: int, wait: int) -> None:
         """Prove that nothing between a start and its wait touches what the communicator has.

@@ -51,9 +51,10 @@ struct ProgramIdentity {
 //                                              receive_counts[r]: of rank r's block for me
 //   send, receive    count / -                 - / count                 -
 //
-// source and destination may be the same where both have `count` elements; in all_gather and gather
-// the source may be its own block of the destination, in reduce_scatter and scatter the destination
-// its own block of the source. Otherwise they do not overlap.
+// source and destination may be the same where both have `count` elements, and in an all_to_all
+// without counts, on all ranks or on some; in all_gather and gather the source may be its own block
+// of the destination, in reduce_scatter and scatter the destination its own block of the source.
+// Otherwise they do not overlap.
 struct Collective {
   Kind kind = Kind::Barrier;
   ReduceOp op = ReduceOp::None;

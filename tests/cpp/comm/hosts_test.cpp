@@ -122,6 +122,27 @@ TEST_P(Hosts, EveryKindAndSize) {
     }
 }
 
+TEST_P(Hosts, AllToAllInPlaceOnAllRanksOrSome) {
+  unsigned seed = 50;
+  for (const std::uint64_t count : {1, 25, 700, 2049, 300'001})
+    for (const bool shared : {false, true})
+      for (const bool on_all : {false, true}) {
+        Model model({Kind::AllToAll, ReduceOp::None, DType::I32, count}, size(), ++seed);
+        const Bytes& input = model.source(rank());
+        const Bytes want = model.destination(rank());
+        Collective call = model.collective(rank());
+        const SharedBlock block = comm_->allocate(want.size());
+        Bytes own(want.size()), source = input;
+        call.destination = shared ? block.data : own.data();
+        std::memcpy(call.destination, input.data(), input.size());
+        call.source = on_all || rank() % 2 == 1 ? call.destination : source.data();
+        run(*comm_, call);
+        ASSERT_EQ(std::memcmp(call.destination, want.data(), want.size()), 0)
+            << describe(call) << " on rank " << rank();
+        comm_->release(block);
+      }
+}
+
 TEST_P(Hosts, EveryReductionInTheCanonicalOrder) {
   const bool in_order = GetParam() == Placement::Pairs || GetParam() == Placement::Mpi;
   unsigned seed = 100;

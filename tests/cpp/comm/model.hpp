@@ -30,6 +30,7 @@ struct Case {
   int root = 0;
   std::vector<std::uint64_t> counts = {};
   bool in_place = false;
+  bool on_odd_ranks_only = false;
 };
 
 // What the definition in collective.hpp says, by loops over blocks.

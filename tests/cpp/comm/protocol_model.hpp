@@ -41,14 +41,17 @@ enum class Mutation {
   CopiesOutTooEarly,  // takes results out of its buffer before all have reduced
   RewritesTooEarly,   // a direct collective is over before all have read
   IgnoresTheLane,     // fills a buffer that is still read
+  TakesTooEarly,      // in place, takes a chunk to where its own still stands
   SlotsAnyTime,       // takes a slot that a peer may still read
   OnlyItsTarget,      // a blocking call advances nothing but what it waits for
   SleepsForTheWrong   // with several works, sleeps for one rank
 };
 
-// Staged: an exchange, whose lane's readers say when they have read. Pushed: a flat all-reduce,
-// whose peers write their results back to the buffer that they have read.
-enum class Kind : std::uint8_t { Inline, Direct, Staged, Pushed };
+// Direct: from when all are there until all have said that they are done, ranks read, or write,
+// each other's blocks. Staged: an exchange, whose lane's readers say when they have read. InPlace:
+// one that overwrites what it has sent. Pushed: a flat all-reduce, whose peers write their results
+// back to the buffer that they have read.
+enum class Kind : std::uint8_t { Inline, Direct, Staged, InPlace, Pushed };
 
 struct Command {
   enum Op : std::uint8_t { Start, Wait, Send, Receive } op;
@@ -192,6 +195,9 @@ class Machine {
     const Command& command() const { return scenario_.scripts[me_][rank_.command]; }
     Kind kind(int sequence) const { return scenario_.kinds[sequence - 1]; }
     bool uses_lane(int sequence) const { return kind(sequence) >= Kind::Staged; }
+    bool is_exchange(int sequence) const {
+      return kind(sequence) == Kind::Staged || kind(sequence) == Kind::InPlace;
+    }
     static void expect(bool condition, const char* what) {
       if (!condition) throw Fault{what};
     }
@@ -399,8 +405,7 @@ class Machine {
       if (only == nullptr) return rank_.transfer;
       const bool fills = uses_lane(only->sequence) && only->filled < scenario_.chunks;
       if (fills) return kUntilAny;
-      const int lacked =
-          only->arrived && kind(only->sequence) == Kind::Staged ? only->producer : only->next;
+      const int lacked = only->arrived && is_exchange(only->sequence) ? only->producer : only->next;
       return static_cast<std::uint8_t>((lacked == me_ ? lacked + 1 : lacked) + 1);
     }
 
@@ -419,13 +424,14 @@ class Machine {
 
     void advance(Task& each) {
       const Kind its = kind(each.sequence);
-      if (its == Kind::Staged && each.activity == 0 && !each.complete) {
+      const bool exchanges = is_exchange(each.sequence);
+      if (exchanges && each.activity == 0 && !each.complete) {
         if (fill(each)) return;
         each.activity = 1;
       }
       if (its == Kind::Pushed && each.filled == 0 && fill(each)) return;
       if (!each.arrived) return arrive(each);
-      if (its == Kind::Staged) return take(each);
+      if (exchanges) return take(each);
       if (its == Kind::Pushed) return push(each);
       if (its == Kind::Inline) return read_payloads(each);
       return reduce_direct(each);
@@ -528,6 +534,8 @@ class Machine {
         if (each.filled == scenario_.chunks) return finish(each);
         return stuck(each);
       }
+      const bool overwrites = kind(each.sequence) == Kind::InPlace && each.filled <= each.taken;
+      if (overwrites && !is(Mutation::TakesTooEarly)) return stuck(each);
       if (each.producer == me_) ++each.producer;
       if (each.producer >= scenario_.ranks) {
         each.producer = 0;
@@ -545,6 +553,7 @@ class Machine {
         return;
       }
       each.phase = 0;
+      expect(!overwrites, "a block is overwritten before it is sent");
       expect(peer(each.producer).buffers[(theirs.lane + each.taken) % kBuffers][me_] ==
                  content(each.sequence, each.taken),
              "a buffer is filled again before all have read it");

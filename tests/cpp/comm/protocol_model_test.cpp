@@ -76,7 +76,7 @@ Scenario relay(Kind kind) {
 }
 
 constexpr Kind kInline = Kind::Inline, kDirect = Kind::Direct, kStaged = Kind::Staged,
-               kPushed = Kind::Pushed;
+               kInPlace = Kind::InPlace, kPushed = Kind::Pushed;
 
 struct Case {
   const char* name;
@@ -89,6 +89,8 @@ std::vector<Case> cases() {
       {"direct2", rounds(2, {kDirect, kDirect, kDirect})},
       {"staged2", rounds(2, {kStaged, kStaged, kStaged})},
       {"staged2 of 2 chunks", rounds(2, {kStaged, kStaged, kStaged}, 2)},
+      {"in place2 of 3 chunks", rounds(2, {kInPlace, kInPlace}, 3)},
+      {"in place2, mixed", overlapping(2, {kInPlace, kStaged, kInPlace}, 2)},
       {"mixed2", rounds(2, {kStaged, kInline, kDirect, kStaged}, 2)},
       {"overlapping2", overlapping(2, {kStaged, kDirect, kStaged}, 2)},
       {"transfers2", start_receive_and_wait_send(2, kStaged, 2)},
@@ -100,16 +102,17 @@ std::vector<Case> cases() {
       {"direct3", rounds(3, {kDirect, kDirect, kDirect})},
       {"pushed3", rounds(3, {kPushed, kPushed, kPushed})},
       {"staged3", rounds(3, {kStaged, kStaged, kStaged})},
+      {"in place3", rounds(3, {kInPlace, kInPlace, kStaged})},
       {"transfers3", start_receive_and_wait_send(3, kDirect, 1)},
       {"relay3", relay(kInline)},
   };
 }
 
-constexpr Mutation kMutations[] = {Mutation::NoRecheck,         Mutation::RecheckTooEarly,
-                                   Mutation::BellsBeforeFlag,   Mutation::BellReadTooLate,
-                                   Mutation::RewritesTooEarly,  Mutation::IgnoresTheLane,
-                                   Mutation::CopiesOutTooEarly, Mutation::SlotsAnyTime,
-                                   Mutation::OnlyItsTarget,     Mutation::SleepsForTheWrong};
+constexpr Mutation kMutations[] = {
+    Mutation::NoRecheck,         Mutation::RecheckTooEarly,  Mutation::BellsBeforeFlag,
+    Mutation::BellReadTooLate,   Mutation::RewritesTooEarly, Mutation::IgnoresTheLane,
+    Mutation::CopiesOutTooEarly, Mutation::SlotsAnyTime,     Mutation::OnlyItsTarget,
+    Mutation::SleepsForTheWrong, Mutation::TakesTooEarly};
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr bool kSlow = true;

@@ -60,9 +60,11 @@ struct Operands {
 
 Operands place(Room& one, Room& other, const Case& each, const Model& model, int rank,
                std::size_t source, std::size_t destination) {
-  const bool whole = each.kind == Kind::Broadcast || each.kind == Kind::Reduce;
-  if (!each.in_place || each.kind == Kind::AllToAll)
-    return {one.make(source), other.make(destination)};
+  const bool whole =
+      each.kind == Kind::Broadcast || each.kind == Kind::Reduce || each.kind == Kind::AllToAll;
+  const bool apart = (each.on_odd_ranks_only && rank % 2 == 0) ||
+                     (each.kind == Kind::AllToAll && !each.counts.empty());
+  if (!each.in_place || apart) return {one.make(source), other.make(destination)};
   std::byte* memory = one.make(std::max(source, destination));
   if (whole || source == 0 || destination == 0) return {memory, memory};
   if (source < destination) return {memory + model.own_offset(rank), memory};
@@ -77,7 +79,8 @@ void check_case(std::vector<std::unique_ptr<Communicator>>& ranks, const Case& e
   for (int r = 0; r < size; ++r) wanted.push_back(made.destination(r));
   for (const Lane lane : kLanes) {
     // Where ranks take turns on the cores, each case takes its time.
-    if ((kSlow || size > 4) && lane != Lane::Private && lane != Lane::Mixed) continue;
+    const bool few = kSlow ? lane == Lane::OtherMix : size > 4 && lane > Lane::Shared;
+    if (few) continue;
     expect_success(run_ranks(ranks, [&](Communicator& group) {
       Model model = made;
       const int rank = group.rank();
@@ -159,6 +162,29 @@ TEST_P(ExchangeTest, UnevenBlocks) {
         each.in_place = in_place;
         check_case(ranks, each, ++seed);
       }
+}
+
+// Where all operands are shared, a large broadcast and an all_to_all in place are the work of all;
+// they are not where one rank's call does not allow it.
+TEST_P(ExchangeTest, TogetherOrNot) {
+  auto ranks = shm::make_thread_ranks(GetParam());
+  unsigned seed = 4000;
+  const std::uint64_t large = (8 << 20) + 77;
+  for (const bool in_place : {false, true}) {
+    if (kSlow || GetParam() > 4) break;
+    Case each{Kind::Broadcast, ReduceOp::None, DType::U8, large};
+    each.root = GetParam() - 1;
+    each.in_place = in_place;
+    check_case(ranks, each, ++seed);
+  }
+  for (const std::uint64_t count : {1, 31, 2048, 2049, 300'001, 1'100'003})
+    for (const bool on_odd_ranks_only : {false, true}) {
+      if (count > 300'001 && (kSlow || GetParam() > 4)) continue;
+      Case each{Kind::AllToAll, ReduceOp::None, DType::U16, count};
+      each.in_place = true;
+      each.on_odd_ranks_only = on_odd_ranks_only;
+      check_case(ranks, each, ++seed);
+    }
 }
 
 // Blocks that are stored past the caches, at an odd place.

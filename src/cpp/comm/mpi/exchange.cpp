@@ -4,6 +4,7 @@
 #include <cstring>
 #include <set>
 
+#include "comm/mpi/process.hpp"
 #include "comm/mpi/transfer.hpp"
 
 namespace ngd::comm::mpi {
@@ -47,6 +48,9 @@ class BlockExchange final : public Transfer {
     const bool from_root = collective.kind == Kind::Scatter;
     const bool to_root = collective.kind == Kind::Gather;
     const bool all_to_all = collective.kind == Kind::AllToAll;
+    const std::byte* outgoing = all_to_all && collective.source == collective.destination
+                                    ? save_source(size)
+                                    : static_cast<const std::byte*>(collective.source);
     const Blocks out(collective.counts, collective.count, size);
     const Blocks in(all_to_all ? collective.receive_counts : collective.counts, collective.count,
                     size);
@@ -61,7 +65,7 @@ class BlockExchange final : public Transfer {
           to_root ? rank == collective.root : !from_root || from == collective.root;
       const Slice sent = out[sends_each ? to : rank];
       const Slice received = in[receives_each ? from : rank];
-      const std::byte* source = at<const std::byte>(collective.source, sends_each, sent);
+      const std::byte* source = at<const std::byte>(outgoing, sends_each, sent);
       std::byte* destination = at<std::byte>(collective.destination, receives_each, received);
       if (distance == 0) {
         if (sends && receives && source != destination && sent.count != 0)
@@ -86,12 +90,26 @@ class BlockExchange final : public Transfer {
     return {peers.begin(), peers.end()};
   }
 
+  ~BlockExchange() override {
+    streams_.clear();
+    // Where MPI does not let go of a message, it keeps what it sends for good.
+    if (left_to_mpi()) static_cast<void>(new std::vector<std::byte>(std::move(saved_)));
+  }
+
  private:
   // A part that holds a block for each rank is entered at the block; one that is a block is not.
   template <class Byte, class Pointer>
   Byte* at(Pointer part, bool of_each, const Slice& block) const {
     if (part == nullptr || !of_each) return static_cast<Byte*>(part);
     return static_cast<Byte*>(part) + block.begin * size_of(collective_.dtype);
+  }
+
+  // In place, blocks come before those that stood there have gone.
+  const std::byte* save_source(int size) {
+    const auto* source = static_cast<const std::byte*>(collective_.source);
+    saved_.assign(source, source + collective_.count * static_cast<std::size_t>(size) *
+                                       size_of(collective_.dtype));
+    return saved_.data();
   }
 
   void add(const Channel& channel, int peer, int tag, const void* source, void* destination,
@@ -101,6 +119,7 @@ class BlockExchange final : public Transfer {
   }
 
   const Collective collective_;
+  std::vector<std::byte> saved_;
   std::vector<Stream> streams_;
 };
 

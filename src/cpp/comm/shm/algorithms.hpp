@@ -55,4 +55,10 @@ void plan_exchange(const Group& group, Task& task, const Collective& collective)
 void meet_exchange(Group& group, Task& task);
 bool advance_exchange(Group& group, Lane& lane, Task& task);
 
+// Together: a large broadcast, or an all_to_all in place, where all operands are shared: each rank
+// does a part of the work of all. May it be, by the call of one rank, or by all ranks' calls?
+bool may_be_together(const Group& group, const Task& task, int rank) noexcept;
+bool all_may_be_together(const Group& group, const Task& task) noexcept;
+bool advance_together(Group& group, Task& task);
+
 }  // namespace ngd::comm::shm

@@ -16,8 +16,13 @@
 //            there or have stood, a consumer `taken` to the number that it has of all its
 //            producers.
 // Chunk c + kBuffers waits until all have taken chunk c; chunk c is taken when all producers have
-// filled it. Filling and taking go on side by side, and in the order of (sequence, chunk), the
-// first of these that is not done can always be done: nobody waits in a circle.
+// filled it. Filling and taking go on side by side, and in the order of (sequence, chunk, filling
+// before taking), the first of these that is not done can always be done: nobody waits in a circle.
+//
+// An all_to_all in place (equal blocks; source and destination are the same) takes a chunk to where
+// its own chunk of that number has stood: it takes none before it has filled its own, and nobody
+// reads its source. Where all ranks' calls allow it, together.cpp does this instead, and a large
+// broadcast.
 #include <algorithm>
 #include <cstring>
 
@@ -144,6 +149,8 @@ class Exchange {
 
   bool take() {
     if (task_.taken == task_.in_chunks) return false;
+    if (task_.in_place && task_.taken == task_.filled && task_.filled < task_.out_chunks)
+      return false;
     for (; task_.producer < ranks_; ++task_.producer) {
       const int producer = task_.producer;
       if (producer == group_.rank()) continue;
@@ -166,13 +173,11 @@ class Exchange {
 
   void copy(int producer) {
     const Piece& piece = piece_of(producer);
-    std::byte* to = task_.destination + piece.destination;
-    if (is_staged(producer)) {
-      const auto [begin, bytes] = cut(piece, task_.taken, share_);
-      copy_piece(to + begin, chunk_of(producer), bytes, piece.bytes);
-    } else if (task_.taken == 0 && piece.bytes > 0) {
-      copy_piece(to, piece.direct, piece.bytes, piece.bytes);
-    }
+    const bool staged = is_staged(producer), whole = !staged && !task_.in_place;
+    const auto [begin, bytes] = cut(piece, task_.taken, whole ? piece.bytes : share_);
+    if (bytes == 0) return;
+    const std::byte* from = staged ? chunk_of(producer) : piece.direct + begin;
+    copy_piece(task_.destination + piece.destination + begin, from, bytes, piece.bytes);
   }
 
   void combine() {
@@ -224,7 +229,9 @@ class Exchange {
 const std::byte* direct_of(const Group& group, const Task& task, int producer, const Piece& piece) {
   const Segment& segment = group.segment(producer);
   const Slot& slot = segment.slot(task.sequence);
-  if (slot.source_offset == kPrivate) return nullptr;
+  const bool in_place =
+      task.kind == Kind::AllToAll && slot.source_offset == slot.destination_offset;
+  if (slot.source_offset == kPrivate || in_place) return nullptr;
   if (slot.source_offset != kInline) return segment.at(slot.source_offset) + piece.source;
   return inline_payload(segment, task.sequence, task.source_bytes, counts_bytes(group, task)) +
          piece.source;
@@ -257,6 +264,7 @@ void plan_exchange(const Group& group, Task& task, const Collective& collective)
   const bool one_block = gives_one_block(task.kind);
   task.path = Path::Exchange;
   task.uneven = collective.counts != nullptr;
+  task.in_place = task.kind == Kind::AllToAll && !task.uneven && task.source == task.destination;
   task.source_bytes = source_elements(collective, from_all ? me : task.root, ranks) * element;
   task.incoming.assign(static_cast<std::size_t>(ranks), Piece{});
   task.outgoing.assign(static_cast<std::size_t>(ranks), Piece{});
@@ -281,6 +289,11 @@ void plan_exchange(const Group& group, Task& task, const Collective& collective)
 
 void meet_exchange(Group& group, Task& task) {
   const int me = group.rank();
+  if (all_may_be_together(group, task)) {
+    task.path = Path::Together;
+    task.staged = false;
+    return;
+  }
   for (int p = 0; p < group.size(); ++p) {
     Piece& piece = task.incoming[static_cast<std::size_t>(p)];
     if (task.uneven && task.kind == Kind::AllToAll) meet_counts(group, task, p, piece);
@@ -291,10 +304,10 @@ void meet_exchange(Group& group, Task& task) {
     task.others_need_word |= group.segment(p).slot(task.sequence).source_offset != kInline;
     if (piece.bytes == 0) continue;
     piece.direct = direct_of(group, task, p, piece);
-    const bool staged = piece.direct == nullptr;
+    const bool staged = piece.direct == nullptr, whole = !staged && !task.in_place;
     task.any_staged |= staged;
     task.in_chunks = std::max(task.in_chunks,
-                              staged ? ceil_of(piece.bytes, share_of(task.kind, group.size())) : 1);
+                              whole ? 1 : ceil_of(piece.bytes, share_of(task.kind, group.size())));
   }
   if (task.kind == Kind::ReduceScatter && task.incoming[0].bytes > 0 && task.in_chunks == 0)
     task.in_chunks = 1;  // a group of one

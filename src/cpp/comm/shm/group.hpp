@@ -25,7 +25,16 @@ struct Need {
   std::uint64_t value = 0;
 };
 
-enum class Path : std::uint8_t { Undecided, Inline, FlatDirect, FlatStaged, Nodes, Ring, Exchange };
+enum class Path : std::uint8_t {
+  Undecided,
+  Inline,
+  FlatDirect,
+  FlatStaged,
+  Nodes,
+  Ring,
+  Exchange,
+  Together
+};
 
 // A block of an exchange between two ranks, in bytes: where in the producer's source and in the
 // consumer's destination, and where it may be read at once (exchange.cpp).
@@ -67,6 +76,8 @@ struct TaskState {
 
   // Of an exchange.
   bool uneven = false;             // blocks are as large as counts say
+  bool in_place = false;           // what I take comes where what I give has stood
+  bool may_be_together = false;    // as far as I know (together.cpp)
   bool takes = false;              // there is something to take from others
   bool shares = false;             // the others read my source in place
   bool others_need_word = false;   // some of them wait until I have read

@@ -189,8 +189,10 @@ void ShmCommunicator::publish_source(Task& task, Slot& slot, const Collective& c
   if (task.uneven) std::memcpy(mine.payload(task.sequence), collective.counts, counts_bytes);
   const std::size_t bytes =
       source_elements(collective, group_.rank(), group_.size()) * size_of(task.dtype);
-  const bool is_inline = task.path == Path::Exchange ? counts_bytes + bytes <= kInlineBytes
-                                                     : task.path == Path::Inline;
+  const bool is_inline = task.path == Path::Exchange
+                             ? counts_bytes + task.source_bytes <= kInlineBytes
+                             : task.path == Path::Inline;
+  slot.destination_offset = kPrivate;
   if (is_inline) {
     slot.source_offset = kInline;
     if (bytes > 0)
@@ -199,13 +201,14 @@ void ShmCommunicator::publish_source(Task& task, Slot& slot, const Collective& c
     return;
   }
   slot.source_offset = mine.offset_of(task.source, bytes);
-  slot.destination_offset = kPrivate;
   if (const std::uint64_t elements = destination_elements(collective, group_.rank(), group_.size());
       elements > 0)
     slot.destination_offset = mine.offset_of(task.destination, elements * size_of(task.dtype));
   if (task.path != Path::Exchange) return;
-  task.shares = task.out_chunks > 0 && slot.source_offset != kPrivate;
-  task.staged = task.out_chunks > 0 && slot.source_offset == kPrivate;
+  task.may_be_together = may_be_together(group_, task, group_.rank());
+  const bool shared = slot.source_offset != kPrivate && !task.in_place;
+  task.shares = task.out_chunks > 0 && shared;
+  task.staged = task.out_chunks > 0 && !shared;
   if (!task.staged) task.out_chunks = 0;
 }
 
@@ -288,6 +291,7 @@ int ShmCommunicator::last_to_come(std::uint64_t sequence) const noexcept {
 // What I know to be staged begins before my peers have arrived.
 void ShmCommunicator::start_early(Task& task) {
   if (task.path == Path::Exchange) {
+    if (task.may_be_together) return;
     if (task.staged && !task.has_lane) take_lane(task);
     advance_exchange(group_, lane_, task);
   } else if (task.path == Path::Undecided && task.algorithm == Algorithm::Flat && task.phase == 0) {
@@ -357,6 +361,8 @@ bool ShmCommunicator::run(Task& task) {
       return advance_ring(group_, task);
     case Path::Exchange:
       return advance_exchange(group_, lane_, task);
+    case Path::Together:
+      return advance_together(group_, task);
     case Path::Undecided:
       break;
   }
