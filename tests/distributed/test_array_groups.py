@@ -114,6 +114,25 @@ def test_mesh(communicator: str, ranks: int, shape: list[int]) -> None:
         assert outcome.value["names"] == ["data", "model", "pipe"][: len(shape)]
 
 
+def grids_that_differ() -> None:
+    world = ngd.init()
+    odd = world.rank == world.size - 1
+    for shape, names in (
+        ((1, world.size) if odd else (world.size, 1), ("a", "b")),
+        ((1, world.size), ("b", "a") if odd else ("a", "b")),
+    ):
+        error = caught(lambda shape=shape, names=names: ngd.make_mesh(shape, names))
+        assert error["error"] == "ValueError"
+        assert "rank 0 gives" in error["message"]
+        assert f"rank {world.size - 1}" in error["message"]
+    ngd.barrier()
+
+
+@over
+def test_meshes_that_differ_are_refused(communicator: str) -> None:
+    run_in_world(grids_that_differ, communicator, 3)
+
+
 def raising() -> None:
     world = ngd.init()
     half = world.split(world.rank // 2)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..ir import call_site
+from .arrays import whole
 from .group import Group
 
 
@@ -25,7 +27,8 @@ class Mesh:
     """
 
     def __init__(self, group: Group, shape: Sequence[int], names: Sequence[str]) -> None:
-        self.shape, self.names = tuple(int(n) for n in shape), tuple(names)
+        self.shape = tuple(whole(n, "make_mesh", "shape") for n in shape)
+        self.names = tuple(names)
         if len(self.shape) != len(self.names) or len(set(self.names)) != len(self.names):
             raise ValueError(
                 f"make_mesh: expected a name of its own for each axis of {self.shape}; "
@@ -37,6 +40,7 @@ class Mesh:
                 f"ranks; got {self.shape}, {math.prod(self.shape)} ranks"
             )
         self.group = group
+        self._compare()
         grid = np.arange(group.size).reshape(self.shape)
         self.coordinates = tuple(int(n) for n in np.argwhere(grid == group.rank)[0])
         self._along: dict[str, Group] = {}
@@ -46,6 +50,22 @@ class Mesh:
             line = group.split(int(grid[start]), self.coordinates[axis], name=name)
             assert line is not None
             self._along[name] = line
+
+    def _compare(self) -> None:
+        """Refuse, on all ranks, grids that differ: their groups would be of other ranks."""
+        mine = np.frombuffer(repr((self.shape, self.names)).encode(), np.uint8)
+        lengths = self.group.all_gather(np.array([len(mine)]), site=call_site())
+        texts = self.group.all_gather_v(mine, counts=lengths, site=call_site())
+        ends = np.cumsum(lengths)
+        said = [
+            texts[end - n : end].tobytes().decode() for n, end in zip(lengths, ends, strict=True)
+        ]
+        other = next((rank for rank, text in enumerate(said) if text != said[0]), None)
+        if other is not None:
+            raise ValueError(
+                f"make_mesh: expected the same shape and names on all ranks; rank 0 gives "
+                f"{said[0]}, rank {other} {said[other]}"
+            )
 
     def __getitem__(self, name: str) -> Group:
         """The ranks that differ from this one along that axis only."""
