@@ -366,6 +366,21 @@ def threads(rank: int, size: int) -> None:
     assert not failures, failures
 
 
+def many_in_flight(rank: int, size: int) -> None:
+    """More than the engine has places for, of which none can end before one of another group."""
+    other = dist.new_group()
+    first = dist.all_reduce(long := torch.ones(100_000), group=other, async_op=True)
+    if rank % 2:
+        first.wait()
+    tensors = [torch.full((1 + number % 3 * 2_000,), float(rank)) for number in range(150)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for number in reversed(range(150)):
+        works[number].wait()
+        same(tensors[number], torch.full_like(tensors[number], sum(range(size))), number)
+    first.wait()
+    same(long, torch.full_like(long, size), "the other group's")
+
+
 def mesh(rank: int, size: int) -> None:
     if size != 4:
         return
@@ -423,6 +438,7 @@ PROGRAMS = (
     works,
     groups,
     threads,
+    many_in_flight,
     mesh,
     refused,
 )

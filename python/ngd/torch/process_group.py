@@ -26,7 +26,7 @@ from .operands import (
     reduction,
     wire,
 )
-from .works import Work, started, wait_for_all_of
+from .works import Queue, Submission, Work, started, wait_for_all_of
 
 PASSED_OVER: Final = ("torch.", "ngd.")
 
@@ -61,6 +61,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         super().__init__(group.rank, group.size)
         self.group = group
         self.communicator = group.communicator
+        self.queue = Queue(group)
         self.ranks = ranks
         """Their global numbers; None of the default group."""
         self.seconds = timeout.total_seconds()
@@ -331,7 +332,7 @@ class Call:
         self.kind = kind
         self.site = call_site()
         self.copies: list[tuple[Tensor, Tensor]] = []
-        self._submissions: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._submissions: list[Submission] = []
         self._held: list[Tensor] = []
 
     def submit(
@@ -376,10 +377,7 @@ class Call:
     def start(self, outputs: list[Tensor]) -> Work:
         """Submit everything, and return the handle."""
         with works.turns:
-            submit = self.group.communicator.submit
-            sequences = [submit(*args, **kwargs) for args, kwargs in self._submissions]
-            work = Work(self.group, sequences, outputs, self._held, self.copies)
-            return started(work)
+            return started(Work(self.group, self._submissions, outputs, self._held, self.copies))
 
     def receive(self, tensor: Tensor) -> Tensor:
         """Contiguous memory that becomes the tensor's content."""

@@ -6,6 +6,8 @@ On one host the engine has no thread of its own: to wait is to do my share. So:
   between, because what it waits for may need what another thread has yet to submit
 - a wait for one collective also progresses those of all other groups: ranks may wait for the
   collectives of several groups in different orders
+- the engine has places for so many collectives of a group, and would wait for one in that group
+  alone: what it has no place for stays here, in a Queue, until somebody waits or submits
 - a Future is complete when get_future() returns: who waits for it cannot drive the engine
 """
 
@@ -14,9 +16,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +27,7 @@ from torch import Tensor
 from ..errors import CollectiveTimeoutError, Error
 
 if TYPE_CHECKING:
+    from ..collectives import Group
     from .process_group import ProcessGroup
 
 SLICE_SECONDS: Final = 5e-3
@@ -32,6 +36,17 @@ SHORT_SLICE_SECONDS: Final = 2e-4
 
 LAST_SLICE_SECONDS: Final = 1e-3
 MANY: Final = 64
+
+PLACES: Final = 24
+"""How many collectives of a group the engine is given at once. It has 64 places, and the n-th
+collective's is free when every rank is known to have finished the one 64 before, which ranks tell
+after every sixteenth. If the one 24 before is complete, every rank has submitted it, and finished
+the one 48 before."""
+
+BETWEEN_TWO: Final = ("send", "recv")
+
+Submission: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+"""What Communicator.submit is called with."""
 
 
 class Turns:
@@ -68,20 +83,81 @@ def start_anew() -> None:
 os.register_at_fork(after_in_child=start_anew)
 
 
+class Queue:
+    """A group's works that the engine has no place for yet. The caller has the turn."""
+
+    def __init__(self, group: Group) -> None:
+        self._communicator = group.communicator
+        self._in_flight: deque[int] = deque()
+        self._waiting: deque[Work] = deque()
+
+    def start(self, work: Work) -> None:
+        """Submit a work, in part or later where there is no room; raise what is wrong with it."""
+        behind_others = self._waiting and work.takes_places()
+        if behind_others or not self._submit(work):
+            self._waiting.append(work)
+
+    def fill(self) -> None:
+        """Submit what there is room for; works that fail keep their errors."""
+        while self._waiting:
+            work = self._waiting[0]
+            try:
+                if not self._submit(work):
+                    return
+            except Error as error:
+                work._fail(error)
+            self._waiting.popleft()
+
+    def wait_for_room(self, seconds: float) -> bool:
+        """Whether the oldest collective under way is complete, after so long."""
+        there = self._communicator.wait_for(self._in_flight[0], seconds)
+        if there:
+            self._in_flight.popleft()
+            self.fill()
+        return there
+
+    def give_up(self, seconds: float) -> None:
+        """Let the engine say who is missing."""
+        self._communicator.wait(self._in_flight[0], seconds)
+
+    def _submit(self, work: Work) -> bool:
+        """Submit what there is room for of a work; whether that was all of it."""
+        submissions, takes_places = work._submissions, work.takes_places()
+        while submissions:
+            if takes_places and not self._has_room():
+                return False
+            args, kwargs = submissions[0]
+            sequence = self._communicator.submit(*args, **kwargs)
+            submissions.popleft()
+            work._sequences.append(sequence)
+            if takes_places:
+                self._in_flight.append(sequence)
+        return True
+
+    def _has_room(self) -> bool:
+        in_flight = self._in_flight
+        while len(in_flight) >= PLACES:
+            if not self._communicator.done(in_flight[0]):
+                return False
+            in_flight.popleft()
+        return True
+
+
 class Work(torch.distributed.Work):
     """Collectives that were submitted together."""
 
     def __init__(
         self,
         group: ProcessGroup,
-        sequences: list[int],
+        submissions: Sequence[Submission],
         outputs: list[Tensor],
         held: Sequence[object],
         copies: list[tuple[Tensor, Tensor]],
     ) -> None:
         super().__init__()
         self._group = group
-        self._sequences = sequences
+        self._submissions = deque(submissions)
+        self._sequences: list[int] = []
         self._outputs = outputs
         self._held = held
         self._copies = copies
@@ -129,6 +205,10 @@ class Work(torch.distributed.Work):
             self._future.set_result(self._outputs)
         return self._future
 
+    def takes_places(self) -> bool:
+        """Whether what is to be submitted takes places of the engine's; a send takes none."""
+        return bool(self._submissions) and self._submissions[0][0][0] not in BETWEEN_TWO
+
     def _drive(self, seconds: float) -> None:
         """Wait in slices, and give others their turn."""
         begin = time.monotonic()
@@ -154,6 +234,11 @@ class Work(torch.distributed.Work):
 
     def _advance(self, seconds: float) -> None:
         """Go on for so long."""
+        while self._submissions:
+            if not self._group.queue.wait_for_room(seconds):
+                return
+        if self._over:  # it could not be submitted
+            return
         communicator, sequences = self._group.communicator, self._sequences
         while sequences:
             if not communicator.wait_for(sequences[0], seconds):
@@ -165,17 +250,22 @@ class Work(torch.distributed.Work):
         """Go on without waiting; an error is kept for whoever waits."""
         communicator, sequences = self._group.communicator, self._sequences
         try:
+            if self._submissions:
+                self._group.queue.fill()
             while sequences:
                 if not communicator.done(sequences[0]):
                     return
                 del sequences[0]
-            self._finish()
+            if not self._submissions and not self._over:
+                self._finish()
         except Error as error:
             self._fail(error)
 
     def _give_up(self, seconds: float) -> None:
         """Let the engine say who is missing."""
         try:
+            if self._submissions:
+                self._group.queue.give_up(LAST_SLICE_SECONDS)
             for sequence in self._sequences:
                 self._group.communicator.wait(sequence, LAST_SLICE_SECONDS)
         except CollectiveTimeoutError as error:
@@ -195,11 +285,13 @@ class Work(torch.distributed.Work):
         self._over = True
         self._held = ()
         self._copies = []
+        self._submissions.clear()
         outstanding.pop(self, None)
 
 
 def started(work: Work) -> Work:
-    """Note a work under way. The caller has the turn."""
+    """Start a work. The caller has the turn."""
+    work._group.queue.start(work)
     outstanding[work] = None
     if len(outstanding) > MANY:  # Most were never waited for: only a look ends those.
         for each in list(outstanding):
