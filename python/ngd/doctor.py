@@ -215,7 +215,10 @@ def _refused_by_the_kernel() -> str:
 def _cgroup_memory() -> int:
     """What the nearest cgroup with a limit allows, in bytes."""
     least = UNLIMITED
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:  # a kernel without cgroups, or no /proc
+        return least
     paths = {line.split(":")[1]: line.split(":", 2)[2] for line in lines}
     root = Path("/sys/fs/cgroup")
     for folder, path, name in (

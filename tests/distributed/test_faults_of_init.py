@@ -77,6 +77,12 @@ def test_nonsense_in_the_environment_is_named() -> None:
                 assert value in outcome.value["message"], outcome
 
 
+@pytest.mark.parametrize("seconds", ["0", "inf", "1e300"])
+def test_deadlines_that_never_come(seconds: str) -> None:
+    for outcome in harness.run(join_and_sum, 2, env={"NGD_TIMEOUT": seconds}):
+        assert outcome.value == {"sum": 11}, outcome
+
+
 # Absence.
 
 

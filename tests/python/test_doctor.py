@@ -236,3 +236,15 @@ def test_bindings(mine: list[int], other: list[int], threads: int, level: str, w
     assert got == level
     assert words in text
     assert (fix == "") == (level == "ok")
+
+
+def test_a_kernel_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_text = Path.read_text
+
+    def refuse(self: Path, *how: Any, **more: Any) -> str:
+        if self == Path("/proc/self/cgroup"):
+            raise FileNotFoundError(2, "no such file", str(self))
+        return read_text(self, *how, **more)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert doctor._cgroup_memory() == doctor.UNLIMITED

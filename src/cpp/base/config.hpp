@@ -2,6 +2,7 @@
 // The environment switches that the core reads, one line each. python/ngd/config.py has the rest.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 namespace ngd::config {
@@ -9,7 +10,8 @@ namespace ngd::config {
 std::string text(const char* name, const char* fallback);
 double number(const char* name, double fallback);  // throws Init when it is none
 
-inline double timeout_seconds() { return number("NGD_TIMEOUT", 300.0); }  // 0 = no deadline
+// 0 = no deadline; "inf" and the like are 30 years, which clocks can count
+inline double timeout_seconds() { return std::min(number("NGD_TIMEOUT", 300.0), 1e9); }
 // auto, flat or ring
 inline std::string all_reduce_algorithm() { return text("NGD_ALLREDUCE", "auto"); }
 // -1 = that of the cores which this rank may use
