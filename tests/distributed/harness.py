@@ -307,6 +307,14 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def hurried(seconds: float) -> ngd.Group:
+    """The world, whose ranks are given so long from here on; to start they may take longer."""
+    ngd.init()
+    os.environ["NGD_TIMEOUT"] = str(seconds)
+    ngd.shutdown()
+    return ngd.init()
+
+
 def caught(call: Callable[[], Any]) -> dict[str, str]:
     """The class and the message of the error that a call must raise."""
     try:

@@ -36,8 +36,9 @@ def last_line(outcome: Outcome) -> str:
 # Death.
 
 
-def train(device: str, count: int) -> None:
+def train(device: str, count: int, timeout: float = 60) -> None:
     """Steps for ever, with a collective in each."""
+    harness.hurried(timeout)
     w = ngd.variable("w", np.zeros(count))
     x = ngd.placeholder("x", (count,), np.float64)
     update = w + ops.all_reduce(ops.tanh(x + w), op="mean")
@@ -159,8 +160,8 @@ def test_failure_closes_the_group(communicator: str) -> None:
 @pytest.mark.parametrize("count", [10, 1_000_000])
 def test_stopped_rank_is_named_at_the_deadline(count: int) -> None:
     """Rank 1 is stopped for longer than NGD_TIMEOUT; when it goes on, the others have gone."""
-    arguments = {"device": "CPU", "count": count}
-    with Job(train, 3, arguments=arguments, env={"NGD_TIMEOUT": "2.5"}) as job:
+    arguments = {"device": "CPU", "count": count, "timeout": 2.5}
+    with Job(train, 3, arguments=arguments) as job:
         for rank in range(3):
             job.wait_for(rank, "training")
         job.kill(1, signal.SIGSTOP)
@@ -205,13 +206,13 @@ def sum_for_a_while() -> int:
     return wrong
 
 
-def one_is_late(eager: bool, seconds: float) -> dict[str, str]:
-    world = ngd.init()
+def one_is_late(eager: bool, timeout: float) -> dict[str, str]:
+    world = harness.hurried(timeout)
     x = ngd.placeholder("x", (3,), np.float32)
     step = ngd.compile([x], [ops.all_reduce(x, op="max")])
     step(np.ones(3, np.float32))
     if world.rank == 1:
-        time.sleep(seconds)
+        time.sleep(timeout + 1.5)
 
     def call() -> None:
         if eager:
@@ -226,9 +227,8 @@ def one_is_late(eager: bool, seconds: float) -> dict[str, str]:
 @over
 @pytest.mark.parametrize("eager", [True, False])
 def test_missing_rank_is_named_with_op_and_site(communicator: str, eager: bool) -> None:
-    timeout = 5 if communicator == "mpi" else 2  # which bounds the start of MPI too
-    env, arguments = {"NGD_TIMEOUT": str(timeout)}, {"eager": eager, "seconds": timeout + 1.5}
-    with Job(one_is_late, 3, **harness.over(communicator, env=env, arguments=arguments)) as job:
+    arguments = {"eager": eager, "timeout": 2}
+    with Job(one_is_late, 3, **harness.over(communicator, arguments=arguments)) as job:
         outcomes = job.wait(30)
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.value["error"] == "CollectiveTimeoutError", outcome
@@ -364,7 +364,7 @@ def test_a_receive_of_something_else_is_a_mismatch(
 
 def other_group(size: int) -> dict[str, str]:
     """Rank 0 calls in a group of the first `size` ranks, the others in the world."""
-    world = ngd.init()
+    world = harness.hurried(2.5)
     first = world.split(0 if world.rank < size else None)
     group = first if world.rank == 0 else None
     return caught(lambda: ngd.all_reduce(np.ones(3), op="sum", group=group))
@@ -374,9 +374,8 @@ def other_group(size: int) -> dict[str, str]:
 @pytest.mark.parametrize("size", [2, 3])
 def test_another_group_ends_at_the_deadline(communicator: str, size: int) -> None:
     """Ranks that wait for one another in different groups: no sum, no hang."""
-    env = {"NGD_TIMEOUT": "5" if communicator == "mpi" else "2.5"}
     arguments = {"size": size}
-    with Job(other_group, 3, **harness.over(communicator, env=env, arguments=arguments)) as job:
+    with Job(other_group, 3, **harness.over(communicator, arguments=arguments)) as job:
         outcomes = job.wait(30)
     errors = [outcome.value["error"] for outcome in outcomes]
     if communicator == "mpi":  # who is late by a little sees the others leave

@@ -178,7 +178,8 @@ def test_ngd_host_and_handles(by_handle: bool) -> None:
 # Links that are not what they should be.
 
 
-def reduce_for_seconds(nbytes: int) -> float:
+def reduce_for_seconds(nbytes: int, timeout: float = 60) -> float:
+    harness.hurried(timeout)
     data = np.ones(nbytes // 4, np.float32)
     start = time.monotonic()
     assert ngd.all_reduce(data, op="sum")[-1] == ngd.init().size
@@ -192,8 +193,7 @@ def test_slow_link_is_no_missing_rank() -> None:
         outcomes = harness.run(
             reduce_for_seconds,
             4,
-            arguments={"nbytes": 32 * MIB},
-            env={"NGD_TIMEOUT": "2"},
+            arguments={"nbytes": 32 * MIB, "timeout": 2},
             launcher=hosts.launcher(2),
         )
     assert all(outcome.value > 2 for outcome in outcomes)
@@ -212,8 +212,8 @@ def test_lossy_link() -> None:
 # Hosts and ranks that are gone.
 
 
-def reduce_for_ever() -> dict[str, Any]:
-    rank = ngd.init().rank
+def reduce_for_ever(timeout: float = 60) -> dict[str, Any]:
+    rank = harness.hurried(timeout).rank
     data = np.ones(MIB)
     ngd.all_reduce(data, op="sum")
     say("training")
@@ -234,8 +234,8 @@ def reduce_for_ever() -> dict[str, Any]:
 
 def test_cut_link_is_a_timeout_on_every_rank() -> None:
     with Hosts(2) as hosts:
-        env = {"NGD_TIMEOUT": "3"}
-        with Job(reduce_for_ever, 4, env=env, launcher=hosts.launcher(2)) as job:
+        arguments = {"timeout": 3}
+        with Job(reduce_for_ever, 4, arguments=arguments, launcher=hosts.launcher(2)) as job:
             for rank in range(4):
                 job.wait_for(rank, "training")
             hosts.cut_off(1)
