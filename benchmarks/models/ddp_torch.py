@@ -11,6 +11,7 @@ line a backend and turn, then one with the medians: of the times a step, and of 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -30,19 +31,16 @@ ROUNDS = 5
 WARM_UP_STEPS = 20
 
 
-def train(args: argparse.Namespace) -> None:
-    """One rank: the median of five rounds of steps."""
+def train(args: argparse.Namespace) -> list[float]:
+    """The seconds a step of each round."""
     import torch
     from torch import nn
-
-    import ngd.torch  # noqa: F401
 
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     sizes = [784, *args.hidden]
     layers = [module for i, o in pairwise(sizes) for module in (nn.Linear(i, o), nn.ReLU())]
     net = nn.Sequential(*layers, nn.Linear(sizes[-1], 10))
-    torch.distributed.init_process_group(args.backend)
     model = nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     images, labels = torch.rand(args.batch, 784), torch.randint(0, 10, (args.batch,))
@@ -62,6 +60,18 @@ def train(args: argparse.Namespace) -> None:
         for _ in range(args.steps):
             step()
         rounds.append((time.perf_counter() - begin) / args.steps)
+    return rounds
+
+
+def run_rank(args: argparse.Namespace) -> None:
+    """One rank: the median of the rounds."""
+    import torch
+
+    import ngd.torch  # noqa: F401
+
+    torch.distributed.init_process_group(args.backend)
+    rounds = train(args)
+    gc.collect()  # gloo aborts where a model still holds the group that is destroyed
     if torch.distributed.get_rank() == 0:
         result = {
             "backend": args.backend,
@@ -96,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--backend", choices=BACKENDS, help="under a launcher: the one to measure")
     args = parser.parse_args(argv)
     if "RANK" in os.environ:
-        train(args)
+        run_rank(args)
         return
     turns: list[dict[str, float]] = []
     for turn in range(args.turns):
