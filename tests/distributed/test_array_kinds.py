@@ -326,7 +326,11 @@ def beside_mpi4py() -> None:
     """mpi4py's word for it, where ngd runs in its communicator."""
     from mpi4py import MPI
 
-    half = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank % 2, -MPI.COMM_WORLD.rank)
+    number = MPI.COMM_WORLD.rank
+    half = MPI.COMM_WORLD.Split(number % 2, -number)
+    both = half.Create_intercomm(0, MPI.COMM_WORLD, 3 - number % 2)
+    for comm, words in ((both, "between two groups"), (MPI.COMM_NULL, "COMM_NULL")):
+        assert words in caught(lambda comm=comm: ngd.init(comm=comm))["message"]
     world = ngd.init(comm=half)
     assert (world.rank, world.size) == (half.rank, half.size)
     assert "comm" in caught(lambda: ngd.init(comm=MPI.COMM_WORLD))["message"]

@@ -45,6 +45,11 @@ Endpoint duplicate(int fortran_handle) {
   const MPI_Comm parent = fortran_handle == -1 ? MPI_COMM_WORLD : MPI_Comm_f2c(fortran_handle);
   if (parent == MPI_COMM_NULL)
     fail(ErrorKind::Init, "ngd.init: the MPI communicator given is MPI.COMM_NULL");
+  int between_groups = 0;
+  check_mpi(MPI_Comm_test_inter(parent, &between_groups), "MPI_Comm_test_inter");
+  if (between_groups)
+    fail(ErrorKind::Init, "ngd.init: the MPI communicator given is one between two groups: ",
+         "Intercomm.Merge() makes one of both");
   Endpoint endpoint;
   check_mpi(MPI_Comm_dup(parent, &endpoint.comm), "MPI_Comm_dup");
   check_mpi(MPI_Comm_set_errhandler(endpoint.comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
