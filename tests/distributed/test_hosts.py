@@ -248,8 +248,12 @@ def test_cut_link_is_a_timeout_on_every_rank() -> None:
         assert value["error"] == "CollectiveTimeoutError", value
         assert value["again"] == "GroupClosedError"
         assert 2.5 < value["seconds"] < 8, value
-        beyond = ("rank 2", "rank 3") if rank < 2 else ("rank 0", "rank 1")
-        assert any(peer in value["message"] for peer in beyond), value
+        # Who has all of its own from beyond the link waits for a neighbour that has not.
+        others = [f"rank {other}" for other in range(4) if other != rank]
+        assert any(other in value["message"] for other in others), value
+    for here, beyond in (((0, 1), ("rank 2", "rank 3")), ((2, 3), ("rank 0", "rank 1"))):
+        said = [outcomes[rank]["message"] for rank in here]
+        assert any(peer in message for peer in beyond for message in said), said
 
 
 def test_killed_rank_on_another_host_ends_the_job() -> None:
