@@ -12,8 +12,9 @@ std::uint64_t larger_side_bytes(const Collective& collective, int rank, int size
 }
 
 Statistics::Entry Statistics::look_up(const Collective& collective, const char* site) {
-  const std::string text = entries_.size() < kMostEntries ? site : "";
   const std::string name = {static_cast<char>(collective.kind), static_cast<char>(collective.op)};
+  if (const auto known = by_name_.find(name + site); known != by_name_.end()) return known->second;
+  const std::string text = entries_.size() < kMostEntries ? site : "";
   const auto [found, is_new] =
       by_name_.try_emplace(name + text, static_cast<Entry>(entries_.size()));
   if (is_new) {
