@@ -20,3 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     doctor.add_arguments(examine)
     args = parser.parse_args(argv)
     return int(args.action(args))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -267,6 +267,19 @@ def refusals() -> None:
         ("recv: expected", lambda: ngd.recv((r + 1) % n)),
         ("recv: out", lambda: ngd.recv((r + 1) % n, out=frozen)),
         ("recv: out", lambda: ngd.recv((r + 1) % n, out=[1.0])),
+        ("split: expected a color", lambda: world.split(-1)),
+        ("make_mesh: expected lengths", lambda: ngd.make_mesh((n, 2), ("a", "b"))),
+        ("make_mesh: expected a name", lambda: ngd.make_mesh((n,), ("a", "b"))),
+        ("make_mesh: expected a name", lambda: ngd.make_mesh((n, 1), ("a", "a"))),
+    ]
+    check_refusals(calls)
+
+
+def refusals_of_all_reduce() -> None:
+    """What its options do not go with."""
+    n = ngd.init().size
+    even, odd = np.ones(2 * n), np.ones(2 * n + 1)
+    calls: list[tuple[str, Callable[[], Any]]] = [
         ("all_reduce: expected a dtype", lambda: ngd.all_reduce(np.ones(2, complex), op="sum")),
         ("all_reduce: out", lambda: ngd.all_reduce(even[1:], op="sum", out=even[:-1])),
         ("all_reduce: out", lambda: ngd.all_reduce([even, odd], op="sum", out=[even])),
@@ -278,10 +291,15 @@ def refusals() -> None:
             "all_reduce: weight",
             lambda: ngd.all_reduce(even, op="mean", weight=1, compression=ngd.TopK(1)),
         ),
-        ("split: expected a color", lambda: world.split(-1)),
-        ("make_mesh: expected lengths", lambda: ngd.make_mesh((n, 2), ("a", "b"))),
-        ("make_mesh: expected a name", lambda: ngd.make_mesh((n,), ("a", "b"))),
-        ("make_mesh: expected a name", lambda: ngd.make_mesh((n, 1), ("a", "a"))),
+        ("all_reduce: expected algorithm", lambda: ngd.all_reduce(even, op="sum", algorithm="x")),
+        (
+            "all_reduce: ngd.TopK",
+            lambda: ngd.all_reduce(even, op="sum", algorithm="ring", compression=ngd.TopK(1)),
+        ),
+        (
+            "all_reduce: expected an array without a mask",
+            lambda: ngd.all_reduce(np.ma.masked_less(even, 3), op="sum"),
+        ),
     ]
     check_refusals(calls)
 
@@ -318,8 +336,8 @@ def check_refusals(calls: list[tuple[str, Callable[[], Any]]]) -> None:
 
 @over
 def test_refusals_name_the_call_and_leave_the_group_open(communicator: str) -> None:
-    run_in_world(refusals, communicator, 2)
-    run_in_world(refusals_of_numbers, communicator, 2)
+    for program in (refusals, refusals_of_all_reduce, refusals_of_numbers):
+        run_in_world(program, communicator, 2)
 
 
 def beside_mpi4py() -> None:

@@ -22,7 +22,7 @@ DEADLINE = 120.0
 MODE = ngd.build_info()["mode"]
 LAUNCHED = re.compile(r"(RANK|WORLD_SIZE|LOCAL_.*|(MASTER_|OMPI_COMM_|PMIX?_|PRTE_|SLURM_|NGD_).*)")
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-COMMAND = [sys.executable, "-c", "import sys; from ngd.cli import main; sys.exit(main())", "doctor"]
+COMMAND = [sys.executable, "-m", "ngd.cli", "doctor"]
 
 needs_ranks = pytest.mark.skipif(MODE == "OFF", reason="built with NGD_DISTRIBUTED_ENABLE=OFF")
 

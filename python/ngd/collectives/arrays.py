@@ -18,6 +18,8 @@ from ..ir import Array, DType, Shape
 def view(array: Any, where: str) -> Array:
     """The array as NumPy sees it, without a copy where it has memory of its own."""
     if isinstance(array, np.ndarray):
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(f"{where}: expected an array without a mask: its filled() is one")
         return np.asarray(array)
     if hasattr(array, "__dlpack__"):
         return _from_dlpack(array, where)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import _core
 from ..dtype import bfloat16, float16, float32, is_float
 from ..ir import Array
+from ..ops.collective import ALGORITHMS, REDUCTIONS
 from .arrays import destinations, is_list, operand
 from .compression import TopK
 from .work import Pending, Submitted, in_turn
@@ -24,7 +25,6 @@ from .work import Pending, Submitted, in_turn
 if TYPE_CHECKING:
     from .group import Group
 
-REDUCTIONS: Final = ("sum", "mean", "min", "max", "prod")
 
 Started = tuple[list[Pending], Callable[[], Any], Any]
 """What is on its way; how the results come to be when it is there; what must live until then."""
@@ -46,9 +46,22 @@ def check_op(op: str, where: str) -> None:
         raise ValueError(f"{where}: expected op among {', '.join(REDUCTIONS)}; got {op!r}")
 
 
+def check_algorithm(algorithm: str, compression: Any) -> None:
+    """Refuse what is no algorithm, and one for what has none."""
+    if algorithm not in ALGORITHMS:
+        raise ValueError(
+            f"all_reduce: expected algorithm among {', '.join(ALGORITHMS)}; got {algorithm!r}"
+        )
+    if algorithm != "auto" and isinstance(compression, TopK):
+        raise ValueError(
+            f"all_reduce: ngd.TopK gathers and has no algorithm to choose; got {algorithm!r}"
+        )
+
+
 def begin(call: Call, array: Any, out: Any, weight: float | None, compression: Any) -> Started:
     """Start the all-reduce of an array, or of a list of them."""
     check_op(call.op, "all_reduce")
+    check_algorithm(call.algorithm, compression)
     many = is_list(array)
     sources = [operand(a, "all_reduce") for a in (array if many else [array])]
     buffers = destinations(out, sources, many, "all_reduce")

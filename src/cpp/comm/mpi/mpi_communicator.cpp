@@ -252,8 +252,10 @@ bool MpiCommunicator::progress() noexcept {
   try {
     mailbox_.progress();
     advance_works();
-    pairs_.progress(mailbox_,
-                    [this](int peer, const Header& mine) { check_not_ended(peer, mine, true); });
+    // Who has left in order has sent all that he had to send: its data may still be on their way.
+    pairs_.progress(mailbox_, [this](int peer, const Header& mine, bool matched) {
+      check_not_ended(peer, mine, !matched || !has_left(peer));
+    });
   } catch (const Unreachable& lost) {
     const std::string where = works_.empty() ? "" : " in " + describe(works_.front().header);
     close_failed(lost.kind(), lost.what() + where);
@@ -385,12 +387,16 @@ void MpiCommunicator::check_needed(const Pending& work, bool headers_are_here) {
   }
 }
 
+bool MpiCommunicator::has_left(int peer) const {
+  return mailbox_.ended(peer) && mailbox_.ended(peer)->header.topic == Topic::Left;
+}
+
 void MpiCommunicator::check_not_ended(int peer, const Header& mine, bool needed) {
   if (!needed || !mailbox_.ended(peer)) return;
   const Message& end = *mailbox_.ended(peer);
   const std::string words(reinterpret_cast<const char*>(end.payload.data()), end.payload.size());
   const std::string who = world_name(peer);
-  if (end.header.topic == Topic::Left)
+  if (has_left(peer))
     fail(ErrorKind::RankLost, who, " left the group while this rank waited for it in ",
          describe(mine));
   if (is_between_ranks(end.header.error))

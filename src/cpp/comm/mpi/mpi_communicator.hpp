@@ -104,6 +104,7 @@ class MpiCommunicator final : public Communicator, private Member {
   bool collect_headers(Pending& work);
   void check_counts(const Pending& work, int peer) const;
   void check_not_ended(int peer, const Header& mine, bool needed);
+  bool has_left(int peer) const;
   void check_needed(const Pending& work, bool headers_are_here);
   void begin(Pending& work, int slot);
   void prefer_last_words(const Pending& work);

@@ -28,7 +28,7 @@ class Pairs {
   Pairs(const Channel& channel, Statistics& statistics);
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
-  // Throws CollectiveMismatch, Unreachable, and what check_not_ended(peer, header) throws.
+  // Throws CollectiveMismatch, Unreachable, and what check_not_ended(peer, header, matched) throws.
   template <class Check>
   void progress(Mailbox& mailbox, Check&& check_not_ended);
 
@@ -82,7 +82,7 @@ void Pairs::progress(Mailbox& mailbox, Check&& check_not_ended) {
         --pending_;
         ++moves_;
       }
-      if (!line.empty()) check_not_ended(peer, line.front().header);
+      if (!line.empty()) check_not_ended(peer, line.front().header, line.front().matched);
     }
 }
 
