@@ -22,6 +22,7 @@ namespace {
 constexpr double kFarewellSeconds = 1.0;        // for last words, before MPI_Abort
 constexpr double kQuickFarewellSeconds = 0.05;  // where the rest is done in MPI_Finalize
 constexpr double kLastWordsSeconds = 0.2;       // that a peer's take to come
+constexpr int kLooksBeforeData = 4;
 constexpr std::size_t kAlignment = 64;
 constexpr double kForEver = std::numeric_limits<double>::infinity();
 
@@ -316,8 +317,10 @@ bool MpiCommunicator::advance(Pending& work, int slot) {
 }
 
 void MpiCommunicator::begin(Pending& work, int slot) {
-  mailbox_.progress();
-  check_needed(work, true);  // MPI takes no data back from the way to a rank that has given up
+  // MPI takes no data back from the way to a rank that has given up. That it has comes behind its
+  // header, and MPI looks at what has come before it moves on: so it is asked again.
+  for (int look = 0; look < kLooksBeforeData; ++look) mailbox_.progress();
+  check_needed(work, true);
   const int tag = channel_.first_tag + kFirstDataTag + slot * kTagsPerCollective;
   if (hosts_) work.transfer = hosts_->make_transfer(tag, work.collective);
   if (!work.transfer) work.transfer = make_transfer(channel_, tag, work.collective);
