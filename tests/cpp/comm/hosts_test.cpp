@@ -63,6 +63,17 @@ class Hosts : public ::testing::TestWithParam<Placement> {
     group.wait(group.submit(call), kTimeout);
   }
 
+  // In place.
+  static Collective sum_of(std::vector<std::int32_t>& data) {
+    Collective call;
+    call.kind = Kind::AllReduce;
+    call.op = ReduceOp::Sum;
+    call.dtype = DType::I32;
+    call.count = data.size();
+    call.source = call.destination = data.data();
+    return call;
+  }
+
   void check(Communicator& group, const Case& each, unsigned seed, bool shared) {
     Model model(each, group.size(), seed);
     const Bytes input = model.source(group.rank());
@@ -335,13 +346,7 @@ TEST_P(Hosts, GroupsOverlap) {
     std::vector<Work> works;
     for (Communicator* group : groups) {
       data.emplace_back(round % 2 == 0 ? 300'000 : 10, 1);
-      Collective call;
-      call.kind = Kind::AllReduce;
-      call.op = ReduceOp::Sum;
-      call.dtype = DType::I32;
-      call.count = data.back().size();
-      call.source = call.destination = data.back().data();
-      works.push_back(group->submit(call));
+      works.push_back(group->submit(sum_of(data.back())));
     }
     for (int i = 0; i < 3; ++i) {
       const auto g = static_cast<std::size_t>((i + rank() + round) % 3);
@@ -357,13 +362,7 @@ TEST_P(Hosts, GroupsOverlap) {
 TEST_P(Hosts, SplitWhileAWorkIsInFlight) {
   for (int round = 0; round < 6; ++round) {
     std::vector<std::int32_t> data(4 << 20, 1);
-    Collective call;
-    call.kind = Kind::AllReduce;
-    call.op = ReduceOp::Sum;
-    call.dtype = DType::I32;
-    call.count = data.size();
-    call.source = call.destination = data.data();
-    const Work work = comm_->submit(call);
+    const Work work = comm_->submit(sum_of(data));
     for (int looks = (rank() + round) % size() * 10; looks > 0; --looks) comm_->done(work);
     const auto half = comm_->split(rank() % 2, 0);
     comm_->wait(work, kTimeout);
@@ -398,14 +397,8 @@ TEST_P(Hosts, MembersAloneMakeAGroup) {
 TEST_P(Hosts, WaitForTellsWhetherItIsThere) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   std::vector<std::int32_t> data(300'000, 1);
-  Collective call;
-  call.kind = Kind::AllReduce;
-  call.op = ReduceOp::Sum;
-  call.dtype = DType::I32;
-  call.count = data.size();
-  call.source = call.destination = data.data();
   if (rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  const Work work = comm_->submit(call);
+  const Work work = comm_->submit(sum_of(data));
   if (rank() != 0) {
     EXPECT_FALSE(comm_->wait_for(work, 0.05));
   }
