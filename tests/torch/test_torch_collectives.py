@@ -268,6 +268,27 @@ def coalesced(rank: int, size: int) -> None:
             dist.reduce_scatter_tensor(got, whole)
     for got, whole in zip(out, all_of, strict=True):
         same(got, size * whole[rank], "reduce_scatter_tensor")
+    many = [draw(rank, (n,), torch.float32, n) for n in sizes]
+    dist.all_reduce_coalesced(many)
+    for got, expected in zip(many, all_of, strict=True):
+        same(got, expected.sum(0), "all_reduce_coalesced")
+
+
+def lists_of_ranks(rank: int, size: int) -> None:
+    """all_gather_coalesced: of each rank a list of its tensors; also as many as there are ranks."""
+    for count in (1, 2, size, size + 1):
+        for dtype in (torch.float32, torch.complex64, torch.bool):
+            values = [[draw(r, (n + 2, 3), dtype, n) for n in range(count)] for r in range(size)]
+            into = [[torch.zeros_like(value) for value in of_rank] for of_rank in values]
+            dist.all_gather_coalesced(into, values[rank])
+            for r, (got, expected) in enumerate(zip(into, values, strict=True)):
+                for n in range(count):
+                    same(got[n], expected[n], ("all_gather_coalesced", count, dtype, r, n))
+    into = [[torch.zeros(3)] for _ in range(size)]
+    dist.all_gather_coalesced(into, [draw(rank, (3,))], async_op=True).wait()
+    same(torch.stack([of_rank[0] for of_rank in into]), torch.stack(each_rank(size, (3,))), "async")
+    with pytest.raises(ValueError, match=f"expected {size} lists of outputs, one a rank, of 1"):
+        dist.all_gather_coalesced(into[1:], [draw(rank, (3,))])
 
 
 def functions(rank: int, size: int) -> None:
@@ -434,6 +455,7 @@ PROGRAMS = (
     messages,
     objects,
     coalesced,
+    lists_of_ranks,
     functions,
     works,
     groups,

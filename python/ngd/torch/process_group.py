@@ -28,6 +28,7 @@ from .operands import (
 )
 from .works import Queue, Submission, Work, started, wait_for_all_of
 
+CPU: Final = torch.device("cpu")
 PASSED_OVER: Final = ("torch.", "ngd.")
 
 
@@ -107,6 +108,25 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         """The store over which the ranks met."""
         return self._store
 
+    # A group written in Python has no backends beneath it, one a device: it is its own.
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where tensors may be."""
+        return [CPU]
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        """Who communicates for a device."""
+        if torch.device(device).type != CPU.type:
+            raise RuntimeError(f"the ngd backend takes CPU tensors; got {device}")
+        return self
+
+    def supports_tensor_alloc(self, _: torch.device) -> bool:
+        """Whether it has memory of its own to give."""
+        return False
+
     def explained(self, error: Exception) -> Exception:
         """The error; of a smaller group, with its ranks."""
         self._failed = True
@@ -177,7 +197,17 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             call.submit(contiguous(tensor), place, tensor.numel(), counts=uneven(blocks))
         return call.start([block for blocks in outputs for block in blocks])
 
-    allgather_coalesced = allgather
+    def allgather_coalesced(
+        self, output_lists: list[list[Tensor]], inputs: list[Tensor], *_: Any
+    ) -> Work:
+        """As allgather, for several tensors: of each rank, the list of its tensors."""
+        lengths = [len(of_rank) for of_rank in output_lists]
+        if lengths != [len(inputs)] * self._size:
+            raise ValueError(
+                f"all_gather: expected {self._size} lists of outputs, one a rank, of "
+                f"{len(inputs)} tensors each, one an input; got lists of {lengths} tensors"
+            )
+        return self.allgather([list(blocks) for blocks in zip(*output_lists, strict=True)], inputs)
 
     def all_gather_single(self, output: Tensor, input: Tensor, *_: Any) -> Work:
         """Give every rank the tensors of all, end to end in one."""
