@@ -518,7 +518,7 @@ def compile(
     if group is None:
         needs = any(n.op.collective or n.op.name == "is_rank" for n in graph.nodes)
         group = distributed.init() if needs else distributed.alone()
-    key = (graph.inputs, graph.outputs, graph.updates, name, group)
+    key = (signature(graph), name, group)
     executable = _cache.get(key)
     if executable is None:
         executable = _cache[key] = DEVICES[name](graph, group)
@@ -533,6 +533,12 @@ def sorted_updates(updates: Mapping[Variable, Node]) -> tuple[tuple[Node, Node],
                 f"compile: updates: expected {{variable: node}}; got {variable!r}: {value!r}"
             )
     return tuple(sorted(updates.items(), key=lambda item: item[0].name))
+
+
+def signature(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Which nodes a graph is made of, as a key: nodes themselves compare as values."""
+    pairs = [node for pair in graph.updates for node in pair]
+    return tuple(tuple(n.id for n in nodes) for nodes in (graph.inputs, graph.outputs, pairs))
 
 
 def check_signature(graph: Graph) -> None:

@@ -8,6 +8,7 @@ its block (`ngd.ops`), a subclass of `Op`; this module knows no op by name but t
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -182,8 +183,8 @@ _next_id = itertools.count()
 class Node:
     """An op applied to nodes: a value that some step will compute.
 
-    Operators are NumPy's: `+ - * / ** @ < <= > >=`, `-x`, `abs(x)`, `x[...]`, `x.T`. `==` and `!=`
-    compare identity, as dictionaries need it; elementwise they are ngd.ops.equal and not_equal.
+    Operators are NumPy's: `+ - * / ** @ == != < <= > >=`, `-x`, `abs(x)`, `x[...]`, `x.T`. A node
+    is its own key in dictionaries and sets; whether two are one node, `is` tells, not `==`.
     """
 
     __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform")
@@ -220,8 +221,10 @@ class Node:
 
     def __bool__(self) -> bool:
         raise TypeError(
-            f"a Node has no truth value: it is computed later (made at {self.site}); "
-            "use ngd.ops.where to choose inside the graph"
+            f"a Node has no truth value: it is computed later (made at {self.site}); use "
+            "ngd.ops.where to choose inside the graph, ngd.ops.logical_and, logical_or and "
+            "logical_not for conditions, and `is` to ask whether two nodes are one (`==` and "
+            "`in` compare values)"
         )
 
     def __iter__(self) -> Iterator[Node]:
@@ -232,8 +235,20 @@ class Node:
             raise TypeError("len() of a scalar Node")
         return self.shape[0]
 
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        """The same op on these inputs: this very node where they are its own."""
+        return self if same_nodes(inputs, self.inputs) else self.op.node(inputs, self.attrs)
+
+    __hash__ = object.__hash__
+
     def _apply(self, op: str, *args: Any) -> Node:
         return REGISTRY[op](*args)
+
+    def _compare(self, op: str, other: Any) -> Any:
+        # What no array is made of (None, a string) equals no node: Python asks for identity then.
+        if not isinstance(other, Node) and np.asarray(other).dtype not in SHORT_NAMES:
+            return NotImplemented
+        return self._apply(op, self, other)
 
     def __add__(self, other: Any) -> Node:
         return self._apply("add", self, other)
@@ -277,6 +292,14 @@ class Node:
     def __abs__(self) -> Node:
         return self._apply("abs", self)
 
+    def __eq__(self, other: Any) -> Node:  # type: ignore[override]
+        node: Node = self._compare("equal", other)
+        return node
+
+    def __ne__(self, other: Any) -> Node:  # type: ignore[override]
+        node: Node = self._compare("not_equal", other)
+        return node
+
     def __lt__(self, other: Any) -> Node:
         return self._apply("less", self, other)
 
@@ -302,6 +325,11 @@ class Node:
     def T(self) -> Node:
         """The axes in reverse order."""
         return self._apply("transpose", self)
+
+
+def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
+    """Whether these are the same nodes in the same order; `==` of tuples would compare values."""
+    return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 class Leaf(Op):
@@ -377,7 +405,7 @@ def topological(roots: Iterable[Node]) -> list[Node]:
     return order
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """What is compiled: inputs by position, outputs, and the variables' next values.
 
@@ -429,8 +457,9 @@ class Graph:
                     f"two variables are called {variable.attrs['name']!r}: "
                     f"one made at {other.site}, one at {variable.site}"
                 )
+        given = set(self.inputs)
         for node in self.nodes:
-            if node.op is PLACEHOLDER and node not in self.inputs:
+            if node.op is PLACEHOLDER and node not in given:
                 raise CompileError(
                     f"placeholder {node.attrs['name']!r} (made at {node.site}) is needed "
                     "but is not among the inputs"

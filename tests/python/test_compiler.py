@@ -155,6 +155,23 @@ def test_numpys_functions_make_nodes() -> None:
         np.arctan2(x, x)
 
 
+def test_equality_of_nodes_is_elementwise(device: str) -> None:
+    x, y = ngd.placeholder("x", (4,)), ngd.placeholder("y", (4,))
+    outputs = [ops.where(x != 0, 1 / x, 0.0), x == y, x != y, x == 2]
+    a, b = np.array([0, 1, 2, np.nan], np.float32), np.array([0, 3, 2, np.nan], np.float32)
+    safe, equal, unequal, twos = ngd.compile([x, y], outputs, device=device)(a, b)
+    np.testing.assert_array_equal(safe, np.array([0, 1, 0.5, np.nan], np.float32))
+    np.testing.assert_array_equal(equal, a == b)
+    np.testing.assert_array_equal(unequal, a != b)
+    np.testing.assert_array_equal(twos, a == 2)
+
+
+def test_steps_of_equal_looking_nodes_are_two() -> None:
+    a, b = ngd.variable("v", np.zeros(2)), ngd.variable("v", np.ones(2))
+    first, second = ngd.compile([], [a * 1]), ngd.compile([], [b * 1])
+    assert first is not second
+
+
 def test_bad_graphs_are_refused_with_their_line() -> None:
     x, y = ngd.placeholder("x", (2,)), ngd.placeholder("y", (2,))
     with pytest.raises(CompileError, match=r"'y' \(made at .*test_compiler.py:\d+\) is needed"):

@@ -63,6 +63,8 @@ def test_type() -> None:
         (operator.mul, "multiply"),
         (operator.truediv, "divide"),
         (operator.pow, "power"),
+        (operator.eq, "equal"),
+        (operator.ne, "not_equal"),
         (operator.lt, "less"),
         (operator.le, "less_equal"),
         (operator.gt, "greater"),
@@ -75,6 +77,7 @@ def test_operators(apply: Callable[[Any, Any], Node], op: str) -> None:
     assert apply(x, y).inputs == (x, y)
     assert apply(x, np.ones(3, "f")).inputs[0] is x
     assert apply(x, 3.5).type.dtype in (float32, bool_)
+    assert apply(3.5, x).shape == (3,)
     if op not in ("less", "less_equal", "greater", "greater_equal"):
         reflected = apply(np.ones(3, "f"), x)  # NumPy defers to the node
         assert reflected.op is REGISTRY[op]
@@ -95,17 +98,38 @@ def test_more_operators() -> None:
     assert repr(-x) == "<ngd.Node negative f32[2,3]>"
 
 
-def test_equality_is_identity() -> None:
-    x, y = placeholder("x"), placeholder("x")
-    assert x == x
-    assert x != y
+def test_equality_compares_values_and_keys_are_nodes() -> None:
+    x, y = placeholder("x", 3), placeholder("x", 3)
+    assert (x == x).op is ops.equal
+    assert (np.float32(2) != x).op is ops.not_equal
+    assert (x == [1.0, 2.0, 3.0]).op is ops.equal
     assert {x: 1, y: 2}[x] == 1
+    assert len({x, y, x}) == 2
+    for nothing in (None, "x", object()):  # no array is made of these
+        assert operator.eq(x, nothing) is False
+        assert operator.ne(x, nothing) is True
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x, y: bool(x == y),
+        lambda x, y: x in [y],
+        lambda x, y: not x,
+        lambda x, y: x and y,
+        lambda x, y: 1 if x != 0 else 2,
+        lambda x, y: 0 < x < 1,
+        lambda x, y: (x,) == (y,),
+    ],
+)
+def test_a_node_has_no_truth_value(ask: Callable[[Node, Node], Any]) -> None:
+    words = r"no truth value.*test_ir\.py:\d+.*ops\.where.*logical_and.*`is`"
+    with pytest.raises(TypeError, match=words):
+        ask(placeholder("x", 3), placeholder("y", 3))
 
 
 def test_what_a_node_is_not() -> None:
     x = placeholder("x", 3)
-    with pytest.raises(TypeError, match=r"no truth value.*test_ir\.py:\d+"):
-        bool(x > 0)
     with pytest.raises(TypeError, match=r"cannot be iterated over.*test_ir\.py:\d+"):
         list(x)
     with pytest.raises(TypeError, match="scalar"):

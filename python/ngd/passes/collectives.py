@@ -61,14 +61,14 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
         if node.op.name == "is_rank":
             return constant_node(np.asarray(group.rank == node.attrs["root"]))
         if not isinstance(node.op, Collective):
-            return node if inputs == node.inputs else node.op.node(inputs, node.attrs)
+            return node.with_inputs(inputs)
         check_root(node, group)
         if group.size == 1:
             return inputs[0]
         ordered = Ordered(node.op, number[node]).node(inputs, node.attrs)
         if is_message(node):  # two equal ones are two
             return ordered
-        key = (node.op, inputs, tuple(sorted(node.attrs.items())))
+        key = (node.op, tuple(i.id for i in inputs), tuple(sorted(node.attrs.items())))
         return unique.setdefault(key, ordered)
 
     return graph.rewrite(change)
@@ -142,6 +142,6 @@ def split_collectives(graph: Graph, target: Target) -> Graph:
             wait = WAIT.node((start,))
             wait.uniform = node.uniform
             return wait
-        return node if inputs == node.inputs else node.op.node(inputs, node.attrs)
+        return node.with_inputs(inputs)
 
     return graph.rewrite(change)

@@ -38,12 +38,10 @@ def expand(graph: Graph, target: Target) -> Graph:
         new: dict[Node, Node] = {node: node for node in stop}
         for node in topological([root]):
             if node not in new:
-                inputs = tuple(new.get(i, i) for i in node.inputs)
-                same = inputs == node.inputs
-                new[node] = settle(node if same else node.op.node(inputs, node.attrs))
+                new[node] = settle(node.with_inputs(tuple(new.get(i, i) for i in node.inputs)))
         return new[root]
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
-        return settle(node if inputs == node.inputs else node.op.node(inputs, node.attrs))
+        return settle(node.with_inputs(inputs))
 
     return graph.rewrite(change)

@@ -76,7 +76,7 @@ def fuse_matmul(graph: Graph, target: Target) -> Graph:
         return product.op.node(product.inputs, {**product.attrs, "post": "relu"})
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
-        new = node if inputs == node.inputs else node.op.node(inputs, node.attrs)
+        new = node.with_inputs(inputs)
         for rule in (with_bias, with_relu):
             fused = rule(new)
             if fused is not None and query_node(target, fused).accepted:
@@ -114,7 +114,7 @@ def fuse_elementwise(graph: Graph, target: Target) -> Graph:
             return emit(node, groups[node], new)
         if node in absorbed:  # never read again: its group's root stands for it
             return node
-        return node if inputs == node.inputs else node.op.node(inputs, node.attrs)
+        return node.with_inputs(inputs)
 
     new: dict[Node, Node] = {}
     return graph.rewrite(change)
@@ -122,13 +122,13 @@ def fuse_elementwise(graph: Graph, target: Target) -> Graph:
 
 def grow(root: Node, counts: Counter[Node]) -> list[Node]:
     """The root and every elementwise producer of its shape that nobody outside reads."""
-    members, read_inside = [root], Counter(root.inputs)
+    members, inside, read_inside = [root], {root}, Counter(root.inputs)
     changed = True
     while changed and len(members) < MAX_INSTRUCTIONS:
         changed = False
         for node in list(read_inside):
             fits = (
-                node not in members
+                node not in inside
                 and is_elementwise(node)
                 and node.op.name != "broadcast_to"
                 and node.shape == root.shape
@@ -138,6 +138,7 @@ def grow(root: Node, counts: Counter[Node]) -> list[Node]:
             )
             if fits:
                 members.append(node)
+                inside.add(node)
                 read_inside.update(node.inputs)
                 changed = True
     return members
@@ -180,7 +181,8 @@ class Emitter:
         self.inside = set(members)
         self.new = new
         self.names: dict[Node, str] = {}
-        self.inputs: list[tuple[Node, tuple[int, ...]]] = []
+        self.inputs: dict[tuple[int, tuple[int, ...]], tuple[int, Node]] = {}
+        """What is read, by the node's id and the strides: the operand's number, and the node."""
         self.lines: list[str] = []
 
     def operand(self, node: Node) -> str:
@@ -190,11 +192,10 @@ class Emitter:
         literal = immediate(node)
         if literal is not None:
             return literal
-        source = see_through(node)
-        entry = (self.new[source], broadcast_strides(node, self.shape))
-        if entry not in self.inputs:
-            self.inputs.append(entry)
-        return f"i{self.inputs.index(entry)}"
+        source = self.new[see_through(node)]
+        key = (source.id, broadcast_strides(node, self.shape))
+        number, _ = self.inputs.setdefault(key, (len(self.inputs), source))
+        return f"i{number}"
 
     def instruction(self, node: Node) -> None:
         """Append one node's instruction."""
@@ -212,7 +213,7 @@ def emit(root: Node, members: list[Node], new: dict[Node, Node]) -> Node:
     emitter = Emitter(root, members, new)
     for node in members:
         emitter.instruction(node)
-    inputs = tuple(node for node, _ in emitter.inputs)
+    inputs = tuple(node for _, node in emitter.inputs.values())
     attrs = {
         "program": ";".join(emitter.lines),
         "results": (len(emitter.lines) - 1,),

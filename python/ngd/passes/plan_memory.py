@@ -82,7 +82,7 @@ class Step:
     """Of a start: where it is not the executable's."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Plan:
     """What the compiler turns into a Program."""
 
@@ -165,6 +165,7 @@ class Planner:
         self.plan = Plan(variables=schedule.graph.variables)
         self.storage: dict[Node, Storage] = {}
         self.variable_place = {v: i for i, v in enumerate(self.plan.variables)}
+        self.input_place = {n: i for i, n in enumerate(schedule.graph.inputs)}
         self.last_reader = self.last_readers()
         self.sent = Counter(
             source_of(n.inputs[0]) for n in schedule.order if isinstance(n.op, Start)
@@ -242,8 +243,7 @@ class Planner:
         """The storage of what comes from outside."""
         if node not in self.storage:
             if node.op is PLACEHOLDER:
-                place = self.schedule.graph.inputs.index(node)
-                self.storage[node] = Storage("input", place)
+                self.storage[node] = Storage("input", self.input_place[node])
             elif node.op is CONSTANT:
                 self.plan.constants.append(node.attrs["value"])
                 self.storage[node] = Storage("constant", len(self.plan.constants) - 1)

@@ -17,7 +17,7 @@ from .expand import VIEWS
 from .target import Target, query_node
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """Nodes in the order of execution, and how the variables get their new values."""
 

@@ -23,8 +23,7 @@ def simplify(graph: Graph, target: Target) -> Graph:
     unique: dict[Any, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
-        if inputs != node.inputs:
-            node = node.op.node(inputs, node.attrs)
+        node = node.with_inputs(inputs)
         for _ in range(8):
             simpler = next((new for rule in RULES if (new := rule(node)) is not None), None)
             if simpler is None:
@@ -39,10 +38,11 @@ def key_of(node: Node) -> Any:
     """What two nodes share when they compute the same value."""
     if node.op is CONSTANT:
         value = node.attrs["value"]
-        return (node.type, value.tobytes()) if value.size <= FOLD_LIMIT else node
+        return (node.type, value.tobytes()) if value.size <= FOLD_LIMIT else node.id
     if isinstance(node.op, Leaf) or node.op.collective:  # order_collectives has merged them
-        return node
-    return (node.op, node.inputs, tuple(sorted(node.attrs.items(), key=lambda item: item[0])))
+        return node.id
+    attrs = tuple(sorted(node.attrs.items(), key=lambda item: item[0]))
+    return (node.op, tuple(i.id for i in node.inputs), attrs)
 
 
 def scalar_value(node: Node) -> Any:
