@@ -79,8 +79,8 @@ def _walk_back(
     hands its adjoint to its active inputs. Without `beyond` the walk ends at each target, even
     where that depends on another one.
     """
-    order = topological([root])
-    ends = frozenset() if beyond else frozenset(targets)
+    ends = () if beyond else tuple(targets)
+    order = topological([root], stop=ends)
     active = set(targets)
     for node in order:
         if is_float(node.dtype) and any(i in active for i in node.inputs):
@@ -88,7 +88,7 @@ def _walk_back(
     adjoints = {root: seed} if root in active else {}
     for node in reversed(order):
         dy = adjoints.get(node)
-        if dy is None or node in ends or not any(i in active for i in node.inputs):
+        if dy is None or not any(i in active for i in node.inputs):
             continue
         with at_site(node.site):
             for operand, part in zip(node.inputs, _input_adjoints(node, dy), strict=True):

@@ -88,15 +88,21 @@ class CpuTarget:
 
     def __init__(self, group: Group) -> None:
         self.rank, self.size = group.rank, group.size
+        self.verdicts: dict[Any, passes.Verdict] = {}
 
     def query(
         self, op: str, inputs: Sequence[Type], output: Type, attrs: Mapping[str, Any]
     ) -> passes.Verdict:
-        """Ask the kernel table."""
-        name, reasons, _, in_place = _core.query_kernel(
-            op, [spec(t) for t in inputs], [spec(output)], native_attrs(attrs)
-        )
-        return passes.Verdict(name is not None, name or reasons, in_place)
+        """Ask the kernel table, once a question."""
+        key = (op, output, *inputs, *[(k, type(v), v) for k, v in attrs.items()])
+        verdict = self.verdicts.get(key)
+        if verdict is None:
+            name, reasons, _, in_place = _core.query_kernel(
+                op, [spec(t) for t in inputs], [spec(output)], native_attrs(attrs)
+            )
+            verdict = passes.Verdict(name is not None, name or reasons, in_place)
+            self.verdicts[key] = verdict
+        return verdict
 
 
 def spec(type: Type) -> tuple[str, tuple[int, ...]]:

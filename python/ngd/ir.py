@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
@@ -380,13 +381,14 @@ def constant_node(value: Array) -> Node:
     return Node(CONSTANT, (), {"value": array}, Type(array.dtype, array.shape))
 
 
-def topological(roots: Iterable[Node]) -> list[Node]:
+def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
     """Every node that the roots need, each after its inputs: depth first, inputs left to right.
 
-    The order depends on the structure alone, not on the order in which nodes were made.
+    The order depends on the structure alone, not on the order in which nodes were made. The walk
+    goes no further than the nodes of `stop`, which are left out.
     """
     order: list[Node] = []
-    seen: set[Node] = set()
+    seen: set[Node] = set(stop)
     for root in roots:
         stack: list[tuple[Node, Iterator[Node]]] = []
         if root not in seen:
@@ -422,12 +424,12 @@ class Graph:
         """Outputs, then next values."""
         return (*self.outputs, *(value for _, value in self.updates))
 
-    @property
+    @cached_property
     def nodes(self) -> list[Node]:
         """All nodes that are computed, each after its inputs."""
         return topological(self.roots)
 
-    @property
+    @cached_property
     def variables(self) -> list[Node]:
         """The variables that are read or written, by name."""
         found = {n for n in self.nodes if n.op is VARIABLE} | {v for v, _ in self.updates}
@@ -436,9 +438,10 @@ class Graph:
     def rewrite(self, change: Callable[[Node, tuple[Node, ...]], Node]) -> Graph:
         """The graph with every node replaced by change(node, its replaced inputs), bottom up."""
         new: dict[Node, Node] = {}
-        for node in self.nodes:
-            with at_site(node.site):
-                new[node] = change(node, tuple(new[i] for i in node.inputs))
+        with at_site(""):
+            for node in self.nodes:
+                _site_override[-1] = node.site
+                new[node] = change(node, tuple([new[i] for i in node.inputs]))
         return Graph(
             tuple(new.get(n, n) for n in self.inputs),
             tuple(new[n] for n in self.outputs),
@@ -449,6 +452,7 @@ class Graph:
         """Check what every pass must keep; raises CompileError that names the node."""
         if len(set(self.inputs)) != len(self.inputs):
             raise CompileError("a placeholder stands twice among the inputs")
+        given = set(self.inputs)
         names: dict[str, Node] = {}
         for variable in self.variables:
             other = names.setdefault(str(variable.attrs["name"]), variable)

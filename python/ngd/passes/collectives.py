@@ -27,6 +27,8 @@ def in_order(graph: Graph) -> list[Node]:
     What one rank sends to another keeps the order in which it was made, for the other to make its
     receives in; so none of them is less deep than the one made before.
     """
+    if not any(n.op.collective for n in graph.nodes):
+        return []
     depth: dict[Node, int] = {}
     latest: dict[Any, int] = {}
     for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs are made before

@@ -32,13 +32,12 @@ def expand(graph: Graph, target: Target) -> Graph:
                 f"{node.op.name} (made at {node.site}): the device has no kernel for "
                 f"{', '.join(str(i.type) for i in node.inputs)}: {verdict.implementation}"
             )
-        return settle_all(node.op.expand(*node.inputs, **node.attrs), stop=set(node.inputs))
+        return settle_all(node.op.expand(*node.inputs, **node.attrs), stop=node.inputs)
 
-    def settle_all(root: Node, stop: set[Node]) -> Node:
+    def settle_all(root: Node, stop: tuple[Node, ...]) -> Node:
         new: dict[Node, Node] = {node: node for node in stop}
-        for node in topological([root]):
-            if node not in new:
-                new[node] = settle(node.with_inputs(tuple(new.get(i, i) for i in node.inputs)))
+        for node in topological([root], stop=stop):
+            new[node] = settle(node.with_inputs(tuple([new[i] for i in node.inputs])))
         return new[root]
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:

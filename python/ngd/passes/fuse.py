@@ -9,6 +9,7 @@ instruction N, and #value an immediate.
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -121,37 +122,51 @@ def fuse_elementwise(graph: Graph, target: Target) -> Graph:
 
 
 def grow(root: Node, counts: Counter[Node]) -> list[Node]:
-    """The root and every elementwise producer of its shape that nobody outside reads."""
-    members, inside, read_inside = [root], {root}, Counter(root.inputs)
+    """The root and every elementwise producer of its shape that nobody outside reads.
+
+    Rounds go over the producers that the members so far read, in the order in which they were first
+    read. One that is turned down may fit in a later round, when more of its readers are members.
+    """
+    members: list[Node] = []
+    producers: list[Node] = []  # those that may still join
+    read_inside: dict[Node, int] = {}
+    outside: dict[Node, None] = {}  # what the members read there
+
+    def join(node: Node) -> None:
+        members.append(node)
+        for operand in node.inputs:
+            same_shape = operand.op.elementwise and operand.shape == root.shape
+            if same_shape and operand not in read_inside:
+                producers.append(operand)
+            read_inside[operand] = read_inside.get(operand, 0) + 1
+        outside.pop(node, None)
+        outside.update(external(node))
+
+    def fits(node: Node) -> bool:
+        if read_inside[node] != counts[node] or len(members) == MAX_INSTRUCTIONS:
+            return False
+        others = len(outside) - (node in outside)
+        return others + sum(source not in outside for source in external(node)) <= MAX_INPUTS
+
+    join(root)
     changed = True
     while changed and len(members) < MAX_INSTRUCTIONS:
         changed = False
-        for node in list(read_inside):
-            fits = (
-                node not in inside
-                and is_elementwise(node)
-                and node.op.name != "broadcast_to"
-                and node.shape == root.shape
-                and read_inside[node] == counts[node]
-                and len(members) < MAX_INSTRUCTIONS
-                and len(external([*members, node])) <= MAX_INPUTS
-            )
-            if fits:
-                members.append(node)
-                inside.add(node)
-                read_inside.update(node.inputs)
+        waiting, producers[:] = producers[:], []
+        left = []
+        for node in waiting:
+            if fits(node):
+                join(node)
                 changed = True
+            else:
+                left.append(node)
+        producers[:0] = left
     return members
 
 
-def external(members: list[Node]) -> list[Node]:
-    """What a group reads from outside, immediates left out, broadcasts seen through."""
-    inside, found = set(members), dict[Node, None]()
-    for node in members:
-        for operand in node.inputs:
-            if operand not in inside and immediate(operand) is None:
-                found[see_through(operand)] = None
-    return list(found)
+def external(node: Node) -> dict[Node, None]:
+    """What a node reads, immediates left out, broadcasts seen through."""
+    return {see_through(i): None for i in node.inputs if scalar_value(i) is None}
 
 
 def see_through(node: Node) -> Node:
@@ -176,9 +191,8 @@ class Emitter:
 
     OPCODES: ClassVar[dict[str, str]] = {"broadcast_to": "copy"}
 
-    def __init__(self, root: Node, members: list[Node], new: dict[Node, Node]) -> None:
+    def __init__(self, root: Node, new: dict[Node, Node]) -> None:
         self.shape = root.shape
-        self.inside = set(members)
         self.new = new
         self.names: dict[Node, str] = {}
         self.inputs: dict[tuple[int, tuple[int, ...]], tuple[int, Node]] = {}
@@ -187,13 +201,13 @@ class Emitter:
 
     def operand(self, node: Node) -> str:
         """The text by which an instruction names this operand."""
-        if node in self.inside:
+        if node in self.names:
             return self.names[node]
         literal = immediate(node)
         if literal is not None:
             return literal
         source = self.new[see_through(node)]
-        key = (source.id, broadcast_strides(node, self.shape))
+        key = (source.id, broadcast_strides(broadcast_chain(node), self.shape))
         number, _ = self.inputs.setdefault(key, (len(self.inputs), source))
         return f"i{number}"
 
@@ -210,7 +224,7 @@ class Emitter:
 
 def emit(root: Node, members: list[Node], new: dict[Node, Node]) -> Node:
     """The fused node of a group in order; `new` maps what it reads to the rewritten graph."""
-    emitter = Emitter(root, members, new)
+    emitter = Emitter(root, new)
     for node in members:
         emitter.instruction(node)
     inputs = tuple(node for _, node in emitter.inputs.values())
@@ -222,16 +236,23 @@ def emit(root: Node, members: list[Node], new: dict[Node, Node]) -> Node:
     return FusedElementwise(root.type).node(inputs, attrs)
 
 
-def broadcast_strides(node: Node, shape: Shape) -> tuple[int, ...]:
-    """The element strides with which a kernel over `shape` reads what `node` broadcasts."""
-    chain = [node]
-    while chain[-1].op.name == "broadcast_to":
-        chain.append(chain[-1].inputs[0])
+def broadcast_chain(node: Node) -> tuple[Shape, ...]:
+    """The shapes of a node and of what it broadcasts, down to what is there."""
+    chain = [node.shape]
+    while node.op.name == "broadcast_to":
+        node = node.inputs[0]
+        chain.append(node.shape)
+    return tuple(chain)
+
+
+@lru_cache(maxsize=4096)
+def broadcast_strides(chain: tuple[Shape, ...], shape: Shape) -> tuple[int, ...]:
+    """The element strides with which a kernel over `shape` reads what a chain broadcasts."""
     view = np.lib.stride_tricks.as_strided(
-        np.empty(1, np.int8), chain[-1].shape, dense_strides(chain[-1].shape)
+        np.empty(1, np.int8), chain[-1], dense_strides(chain[-1])
     )
     for outer in reversed(chain[:-1]):
-        view = np.broadcast_to(view, outer.shape)
+        view = np.broadcast_to(view, outer)
     return tuple(np.broadcast_to(view, shape).strides)
 
 

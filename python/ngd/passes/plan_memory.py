@@ -33,6 +33,7 @@ from ..errors import CompileError
 from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Array, Leaf, Node, Type
 from ..ops.collective import Ranks
 from .collectives import Start, Wait
+from .free_space import FreeSpace
 from .schedule import Schedule, is_view, source_of
 from .target import Target, query_node
 
@@ -164,6 +165,7 @@ class Planner:
         self.schedule, self.target = schedule, target
         self.plan = Plan(variables=schedule.graph.variables)
         self.storage: dict[Node, Storage] = {}
+        self.input_place = {n: i for i, n in enumerate(schedule.graph.inputs)}
         self.variable_place = {v: i for i, v in enumerate(self.plan.variables)}
         self.input_place = {n: i for i, n in enumerate(schedule.graph.inputs)}
         self.last_reader = self.last_readers()
@@ -371,21 +373,12 @@ class Planner:
     def place(self) -> None:
         """Give offsets, largest first."""
         for lane in ("private", "shared"):
-            placed: list[Storage] = []
+            free, total = FreeSpace(len(self.plan.steps) + 1), 0
             mine = [s for s in self.plan.storages if s.lane == lane and s.bytes > 0]
             for storage in sorted(mine, key=lambda s: (-s.bytes, s.first)):
-                rivals = sorted(
-                    (s for s in placed if not (s.last < storage.first or storage.last < s.first)),
-                    key=lambda s: s.place,
-                )
-                offset = 0
-                for rival in rivals:
-                    if offset + storage.bytes <= rival.place:
-                        break
-                    offset = max(offset, aligned(rival.place + rival.bytes))
-                storage.place = offset
-                placed.append(storage)
-            total = max((aligned(s.place + s.bytes) for s in placed), default=0)
+                size = aligned(storage.bytes)
+                storage.place = free.take(storage.first, storage.last, size)
+                total = max(total, storage.place + size)
             setattr(self.plan, f"{lane}_bytes", total)
         for part in self.parts:
             assert part.whole is not None

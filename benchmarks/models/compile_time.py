@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long it takes to build, differentiate and compile a graph: one JSON line a case.
+
+python benchmarks/models/compile_time.py [--peer-python PATH] [--turns 3] [--cases layers:500 ...]
+
+A turn is a fresh process; the seconds are those of the CPU, which it uses with one thread. With
+--peer-python, a Python that has another build of ngd, the two builds take turns, and `speedup` is
+the median of the paired ratios of time. `seconds` has the phases: what the user's script does
+(build, grad), the passes by name, `emit` (the program), and `executor` (kernels and buffers; only
+where the step can run here: the one with all-reduces is compiled for a rank of two, device NULL).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+WIDTH = 8
+CASES = (
+    "layers:500",
+    "layers:1000",
+    "layers:2000",
+    "layers:4000",
+    "additions:10000",
+    "additions:100000",
+    "variables:1000",
+    "variables:10000",
+    "all_reduces:200",
+)
+DEADLINE_SECONDS = 600
+
+
+class Clock:
+    """Adds up seconds by phase; a phase inside another counts for itself alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.inner = [0.0]
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count what runs inside."""
+        self.inner.append(0.0)
+        start = time.process_time()
+        try:
+            yield
+        finally:
+            whole = time.process_time() - start
+            own = whole - self.inner.pop()
+            self.inner[-1] += whole
+            self.seconds[name] = self.seconds.get(name, 0.0) + own
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, as a phase."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(name):
+                return function(*args, **kwargs)
+
+        return call
+
+
+class Two:
+    """A group as far as compilation looks at it."""
+
+    rank, size = 0, 2
+
+
+def layers(n: int, clock: Clock, reduced: bool = False) -> dict[str, Any]:
+    """Layers with a weight and a bias each, the gradient by all of them, and their updates."""
+    import ngd
+    from ngd import ops
+
+    with clock.phase("build"):
+        x = ngd.placeholder("x", (WIDTH, WIDTH))
+        variables, hidden = [], x
+        for i in range(n):
+            weights = ngd.variable(f"W{i}", np.zeros((WIDTH, WIDTH), np.float32))
+            bias = ngd.variable(f"b{i}", np.zeros(WIDTH, np.float32))
+            variables += [weights, bias]
+            hidden = ops.relu(hidden @ weights + bias)
+        loss = ops.mean(hidden)
+    with clock.phase("grad"):
+        gradients = ngd.grad(loss, variables)
+    with clock.phase("build"):
+        if reduced:
+            gradients = [ops.all_reduce(g, op="mean") for g in gradients]
+        updates = {v: v - 0.01 * g for v, g in zip(variables, gradients, strict=True)}
+    return {"inputs": [x], "outputs": [loss], "updates": updates}
+
+
+def all_reduces(n: int, clock: Clock) -> dict[str, Any]:
+    """Layers whose gradients are all-reduced."""
+    return layers(n, clock, reduced=True) | {"device": "NULL", "group": Two()}
+
+
+def additions(n: int, clock: Clock) -> dict[str, Any]:
+    """A chain of additions."""
+    import ngd
+
+    with clock.phase("build"):
+        x = y = ngd.placeholder("x", (WIDTH,))
+        for _ in range(n):
+            y = y + x
+    return {"inputs": [x], "outputs": [y]}
+
+
+def variables(n: int, clock: Clock) -> dict[str, Any]:
+    """Variables that one step updates."""
+    import ngd
+
+    with clock.phase("build"):
+        x = ngd.placeholder("x", (WIDTH,))
+        given = [ngd.variable(f"v{i}", np.zeros(WIDTH, np.float32)) for i in range(n)]
+        updates = {v: v - 0.01 * x for v in given}
+    return {"inputs": [x], "outputs": [], "updates": updates}
+
+
+BUILDERS: dict[str, Callable[[int, Clock], dict[str, Any]]] = {
+    "layers": layers,
+    "additions": additions,
+    "variables": variables,
+    "all_reduces": all_reduces,
+}
+
+
+def watch_compiler(clock: Clock) -> None:
+    """Let the clock hear of every phase of ngd.compile."""
+    from ngd import _core, compiler, ir, passes
+
+    pipeline = tuple(clock.timed(step.__name__, step) for step in passes.PIPELINE)
+    passes.PIPELINE = pipeline  # type: ignore[misc]
+    for owner, name, phase in (
+        (passes, "schedule", "schedule"),
+        (passes, "plan_memory", "plan_memory"),
+        (ir.Graph, "verify", "verify"),
+        (compiler, "emit", "emit"),
+        (_core, "Executable", "executor"),
+    ):
+        setattr(owner, name, clock.timed(phase, getattr(owner, name)))
+
+
+def turn(case: str) -> None:
+    """Measure one case here, and print it."""
+    os.environ["NGD_THREADS"] = "1"
+    import ngd
+
+    clock = Clock()
+    watch_compiler(clock)
+    name, _, n = case.partition(":")
+    start = time.process_time()
+    arguments = BUILDERS[name](int(n), clock)
+    with clock.phase("compile: the rest"):
+        step = ngd.compile(**arguments)
+    total = time.process_time() - start
+    del step
+    print(json.dumps({"total": total} | clock.seconds))
+
+
+def measure(python: str, case: str) -> dict[str, float]:
+    """A turn of a Python."""
+    command = [python, __file__, "--turn", case]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_SECONDS)
+    if done.returncode != 0:
+        raise SystemExit(f"{case} by {python} returned {done.returncode}:\n{done.stderr}")
+    seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
+
+
+def median(turns: list[dict[str, float]]) -> dict[str, float]:
+    """Of each phase."""
+    return {k: round(statistics.median(t.get(k, 0.0) for t in turns), 4) for k in turns[0]}
+
+
+def main() -> None:
+    """Run the cases."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cases", nargs="+", default=CASES)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--peer-python")
+    parser.add_argument("--turn", help="one case, in this process")
+    options = parser.parse_args()
+    if options.turn:
+        turn(options.turn)
+        return
+    for case in options.cases:
+        ours, peers = [], []
+        for _ in range(options.turns):
+            ours.append(measure(sys.executable, case))
+            if options.peer_python:
+                peers.append(measure(options.peer_python, case))
+        line: dict[str, Any] = {"case": case, "seconds": median(ours)}
+        if peers:
+            ratios = [p["total"] / o["total"] for o, p in zip(ours, peers, strict=True)]
+            line |= {"peer": median(peers), "speedup": round(statistics.median(ratios), 2)}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
