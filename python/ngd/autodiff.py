@@ -10,10 +10,11 @@ import numpy as np
 
 from .dtype import is_float
 from .errors import Error, GradientError
-from .ir import Node, Op, Shape, at_site, constant_node, topological
+from .ir import Node, Op, Shape, constant_node, topological
 from .ops.elementwise import add
 from .ops.reduce import sum
 from .ops.shape import broadcast_to, reshape, zeros
+from .sites import at_site
 
 UNUSED: Final = ("error", "zero")
 

@@ -14,10 +14,11 @@ from . import _core, config, distributed, passes, reference
 from .collectives import Group, compare_ranks
 from .dtype import SHORT_NAMES
 from .errors import BusyError, CompileError, ShapeError
-from .ir import PLACEHOLDER, Array, Graph, Node, Type, call_site
+from .ir import PLACEHOLDER, Array, Graph, Node, Type
 from .ops.collective import WORLD, Collective, Ranks
 from .passes.collectives import check_root, in_order
 from .passes.plan_memory import Plan
+from .sites import call_site
 from .variable import Variable
 
 WORLD.join = distributed.init

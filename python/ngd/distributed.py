@@ -19,7 +19,8 @@ from .collectives import Group, Mesh
 from .collectives.group import GROUPS
 from .environment import Launch
 from .errors import InitError
-from .ir import Shape, call_site
+from .ir import Shape
+from .sites import call_site
 from .variable import Variable
 
 logger = logging.getLogger("ngd")

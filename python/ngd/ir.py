@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Final, TypeAlias
@@ -22,6 +19,7 @@ from numpy.typing import NDArray
 
 from .dtype import NUMBERS, SHORT_NAMES
 from .errors import CompileError, GradientError, ShapeError
+from .sites import at_site, call_site
 
 Array: TypeAlias = NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
@@ -152,30 +150,6 @@ def register(op: Op) -> Any:
     REGISTRY[op.name] = op
     op.__doc__ = type(op).__doc__
     return op
-
-
-_PACKAGE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_site_override: list[str] = []
-
-
-def call_site() -> str:
-    """`file:line` of the nearest caller outside this package."""
-    if _site_override:
-        return _site_override[-1]
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-@contextmanager
-def at_site(site: str) -> Iterator[None]:
-    """Nodes made inside carry `site`: passes keep the user's line on what they rewrite."""
-    _site_override.append(site)
-    try:
-        yield
-    finally:
-        _site_override.pop()
 
 
 _next_id = itertools.count()

@@ -21,7 +21,7 @@ LONG_FOR_A_REASON = "long because"
 # Each row may import the rows above it, and within itself.
 LAYERS = (
     {"errors"},
-    {"dtype", "config", "environment", "binding"},
+    {"dtype", "config", "environment", "binding", "sites"},
     {"ir"},
     {"ops"},
     {"autodiff", "reference", "variable", "passes"},

@@ -439,6 +439,10 @@ def everything() -> None:
     for program in PROGRAMS:
         program(rank, size)
         dist.barrier()
+    sites = {site for _, _, site, *_ in dist.group.WORLD.communicator.stats()}
+    assert sites or size == 1
+    foreign = [site for site in sites if not site.startswith((__file__, "ngd.init"))]
+    assert not foreign, foreign
     dist.destroy_process_group()
     torch_ranks.join(store="another")
     dist.all_reduce(tensor := torch.ones(2))

@@ -21,10 +21,17 @@ cdef extern from *:
     PyObject* ngd_frame_code(PyFrameObject* frame)  # a new reference
     int PyFrame_GetLineNumber(PyFrameObject* frame)
 
-# A caller: an instruction of a code object. Those of one place in the table drive each other out.
+cdef enum Owner:
+    OF_NGD
+    OF_LIBRARY
+    OF_USER
+
+# A caller outside of ngd: an instruction of a code object. Those of one place in the table drive
+# each other out.
 cdef struct Caller:
     PyObject* code  # owned
     int instruction
+    Owner owner
     const char* site
 
 cdef enum:
@@ -34,7 +41,6 @@ cdef Caller[CALLERS] _callers
 cdef unordered_set[string] _sites
 cdef object _frame_above = sys._getframe
 cdef object _ONE = 1
-cdef str _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 cdef const char* _interned(const string& site):
@@ -42,28 +48,47 @@ cdef const char* _interned(const string& site):
 
 
 cdef const char* _caller_site() except? NULL:
-    """Of the caller of the Python function that runs; NULL where that is not the user's code."""
+    """Of the user who called the Python function that runs; NULL where ngd or C called it."""
     cdef object frame
+    cdef Owner owner
+    cdef const char* site
+    cdef const char* above
     try:
         frame = _frame_above(_ONE)
     except ValueError:  # the function was called from C
         return NULL
-    cdef PyFrameObject* raw = <PyFrameObject*> frame
-    cdef PyObject* code = ngd_frame_code(raw)
-    cdef int instruction = ngd_frame_lasti(raw)
+    site = _site_of(<PyFrameObject*> frame, &owner)
+    while owner == OF_LIBRARY:
+        frame = frame.f_back
+        if frame is None:
+            return site
+        above = _site_of(<PyFrameObject*> frame, &owner)
+        if owner == OF_USER:
+            return above
+        owner = OF_LIBRARY
+    return site
+
+
+cdef inline const char* _site_of(PyFrameObject* frame, Owner* owner) except? NULL:
+    """Where a frame is, and whose it is (sites.py); NULL of ngd's own."""
+    cdef PyObject* code = ngd_frame_code(frame)
+    cdef int instruction = ngd_frame_lasti(frame)
     cdef size_t place = ((<size_t> code >> 4) + <size_t> instruction * 7) % CALLERS
     cdef Caller* caller = &_callers[place]
     if caller.code == code and caller.instruction == instruction:
         Py_DECREF(<object> code)  # the table has one
+        owner[0] = caller.owner
         return caller.site
     file = (<object> code).co_filename
-    if file.startswith(_PACKAGE):
+    owner[0] = <Owner> <int> _owner(file).value
+    if owner[0] == OF_NGD:
         Py_DECREF(<object> code)
         return NULL
-    cdef const char* site = _interned(_bytes(f"{file}:{PyFrame_GetLineNumber(raw)}"))
+    cdef const char* site = _interned(_bytes(f"{file}:{PyFrame_GetLineNumber(frame)}"))
     cdef PyObject* before = caller.code
     caller.code = code
     caller.instruction = instruction
+    caller.owner = owner[0]
     caller.site = site
     Py_XDECREF(before)  # last: what this ends may call
     return site

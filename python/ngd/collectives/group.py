@@ -17,7 +17,8 @@ import numpy as np
 from .. import _core
 from ..dtype import as_dtype
 from ..errors import BusyError, GroupClosedError, ShapeError
-from ..ir import Array, Shape, call_site
+from ..ir import Array, Shape
+from ..sites import call_site
 from . import reduction
 from .arrays import (
     block_rows,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..ir import call_site
+from ..sites import call_site
 from .arrays import whole
 from .group import Group
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..ir import call_site
+from ..sites import call_site
 from .group import Group
 
 Batch = TypeVar("Batch")

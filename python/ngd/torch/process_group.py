@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -15,6 +14,7 @@ from torch.distributed import ReduceOp
 from .. import distributed
 from ..collectives import Group
 from ..errors import CollectiveError
+from ..sites import call_site
 from . import works
 from .operands import (
     check,
@@ -29,17 +29,6 @@ from .operands import (
 from .works import Queue, Submission, Work, started, wait_for_all_of
 
 CPU: Final = torch.device("cpu")
-PASSED_OVER: Final = ("torch.", "ngd.")
-
-
-def call_site() -> str:
-    """`file:line` of the nearest caller outside of torch and ngd."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        if not frame.f_globals.get("__name__", "").startswith(PASSED_OVER):
-            break
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class ProcessGroup(torch.distributed.ProcessGroup):

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Call sites: which line of the user's a message shows.
+
+Between the user and ngd there may be others: a decorator of the standard library, PyTorch, a
+library of training loops. A call site is the line of the nearest caller whose code is none of
+theirs. Where there is no such caller, because the program itself is installed, it is the nearest
+one outside of ngd. _core/sites.pxi goes the same way up, with a table of what it has seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
+from types import FrameType
+from typing import Final
+
+NGD: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+STANDARD_LIBRARY: Final = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
+COMMANDS: Final = os.path.join(sys.prefix, "bin", "")
+INSTALLED: Final = tuple(os.sep + each + os.sep for each in ("site-packages", "dist-packages"))
+
+_override: list[str] = []
+
+
+class Owner(Enum):
+    """Whose code a file is."""
+
+    NGD = 0
+    LIBRARY = 1
+    USER = 2
+
+
+@functools.cache
+def owner(file: str) -> Owner:
+    """Whose code a file is, by its name in code objects. What has no file was typed by the user."""
+    if file.startswith(NGD):
+        return Owner.NGD
+    if file.startswith(STANDARD_LIBRARY) or any(folder in file for folder in INSTALLED):
+        return Owner.LIBRARY
+    if file.startswith(COMMANDS) and not file.endswith(".py"):  # as pip makes one: it calls main()
+        return Owner.LIBRARY
+    return Owner.USER
+
+
+def call_site() -> str:
+    """`file:line` of the user's code that has called."""
+    if _override:
+        return _override[-1]
+    frame: FrameType | None = sys._getframe(1)
+    shown = nearest = None
+    while frame is not None:
+        shown, whose = frame, owner(frame.f_code.co_filename)
+        if whose is Owner.USER:
+            break
+        if nearest is None and whose is Owner.LIBRARY:
+            nearest = frame
+        frame = frame.f_back
+    else:
+        shown = nearest or shown
+    assert shown is not None
+    return f"{shown.f_code.co_filename}:{shown.f_lineno}"
+
+
+@contextmanager
+def at_site(site: str) -> Iterator[None]:
+    """What calls inside is shown at `site`: passes keep the user's line on what they rewrite."""
+    _override.append(site)
+    try:
+        yield
+    finally:
+        _override.pop()
