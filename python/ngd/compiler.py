@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _core, config, distributed, passes, reference
 from .collectives import Group, compare_ranks
-from .dtype import SHORT_NAMES
+from .dtype import SHORT_NAMES, has_mask, plain
 from .errors import BusyError, CompileError, ShapeError
 from .ir import PLACEHOLDER, Array, Graph, Node, Type
 from .ops.collective import WORLD, Collective, Ranks
@@ -156,7 +156,7 @@ class _Base:
         where = f"Executable: input {number} ({self.graph.inputs[number].attrs['name']!r})"
         if isinstance(value, Node):
             raise TypeError(f"{where}: expected an array {wanted}; got {value!r}")
-        array = np.asarray(value)
+        array = plain(value, where)
         if array.shape != wanted.shape:
             raise ShapeError(f"{where}: expected shape {wanted.shape}; got {array.shape}")
         if not isinstance(value, (bool, int, float)):
@@ -183,6 +183,7 @@ class _Base:
         for i, (array, wanted) in enumerate(zip(out, self.output_types, strict=True)):
             good = (
                 isinstance(array, np.ndarray)
+                and not has_mask(array)
                 and array.dtype == wanted.dtype
                 and array.shape == wanted.shape
                 and array.flags.c_contiguous

@@ -62,6 +62,23 @@ def as_dtype(value: Any, where: str) -> np.dtype[Any]:
     return dtype
 
 
+def plain(value: Any, where: str) -> np.ndarray[Any, Any]:
+    """What NumPy reads of an array-like; `where` is the public call, for the message.
+
+    A mask would be lost: NumPy's own functions would give the values under it.
+    """
+    if has_mask(value):
+        raise TypeError(f"{where}: expected an array without a mask: its filled() is one")
+    return np.asarray(value)
+
+
+def has_mask(value: Any) -> bool:
+    """Whether this is a masked array, or holds one."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_mask, value))
+    return isinstance(value, np.ma.MaskedArray)
+
+
 def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether gradients flow through a tensor of this dtype."""
     return dtype in FLOATS

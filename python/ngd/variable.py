@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import config
-from .dtype import as_dtype
+from .dtype import as_dtype, plain
 from .errors import PoisonedVariableError, ShapeError
 from .ir import PLACEHOLDER, VARIABLE, Array, DType, Node, Shape, Type, constant_node
 
@@ -60,10 +60,12 @@ class Variable(Node):
 
     def assign(self, value: Any) -> None:
         """Replace the value on every device; shape must be equal, the dtype is cast to."""
-        array = np.asarray(value)
+        where = f"variable {self.name!r}: assign()"
+        array = plain(value, where)
+        as_dtype(array.dtype, where)
         if array.shape != self.shape:
             raise ShapeError(
-                f"variable {self.name!r}: assign() expected shape {self.shape}; got {array.shape}"
+                f"{where} expected shape {self.shape}; got {array.shape}"
             )
         array = np.ascontiguousarray(array.astype(self.dtype)).reshape(self.shape)
         self._initial = array.copy()
@@ -106,7 +108,7 @@ def variable(name: str, initial: Any) -> Variable:
     where = f"variable {name!r}"
     if not isinstance(name, str) or not name:
         raise TypeError(f"variable: expected a non-empty name; got {name!r}")
-    array = np.asarray(initial)
+    array = plain(initial, where)
     typed = hasattr(initial, "dtype")
     if not typed and array.dtype == np.float64:
         array = array.astype(np.float32)
@@ -136,7 +138,7 @@ def constant(value: Any, dtype: Any = None) -> Node:
     Without `dtype`, Python floats make float32 and Python integers int64; arrays keep theirs.
     """
     target: DType | None = None if dtype is None else as_dtype(dtype, "constant")
-    array = np.asarray(value)
+    array = plain(value, "constant")
     if target is None and not hasattr(value, "dtype") and array.dtype == np.float64:
         target = np.dtype(np.float32)
     array = array.astype(target) if target is not None else array

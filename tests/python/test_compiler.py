@@ -133,6 +133,41 @@ def test_bad_arguments_are_named() -> None:
     np.testing.assert_array_equal(step(strided)[0], np.ones((2, 3)))
 
 
+MASKED = np.ma.masked_array(np.ones(2, np.float32), [False, True])
+
+
+def test_a_mask_is_refused_wherever_an_array_goes_in(device: str) -> None:
+    x, v = ngd.placeholder("x", (2,)), ngd.variable("masked", np.zeros(2, np.float32))
+    step = ngd.compile([x], [x + v], device=device)
+    calls = [
+        lambda: step(MASKED),
+        lambda: step(np.ma.masked_array(np.ones(2, np.float32))),  # an empty mask is one
+        lambda: step([1.0, np.ma.masked]),
+        lambda: ngd.variable("initial", MASKED),
+        lambda: v.assign(MASKED),
+        lambda: v.assign([np.ma.masked, 1.0]),
+        lambda: ngd.constant(MASKED),
+        lambda: ops.add(x, MASKED),
+        lambda: ops.maximum([1.0, np.ma.masked], x),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"expected an array without a mask: its filled\(\)"):
+            call()
+    with pytest.raises(ShapeError, match=r"out\[0\]"):
+        step(np.ones(2, np.float32), out=[MASKED.copy()])
+    np.testing.assert_array_equal(step(MASKED.filled(5))[0], [1, 5])
+    np.testing.assert_array_equal(step(np.ones(2, np.float32).view(np.ndarray))[0], [1, 1])
+
+
+def test_assign_takes_numbers_only() -> None:
+    v = ngd.variable("numbers", np.zeros(2, np.float32))
+    for value in (["1", "2"], [None, 1], [1j, 2], np.zeros(2, [("a", "f4")])):
+        with pytest.raises(TypeError, match=r"variable 'numbers': assign\(\): expected a dtype"):
+            v.assign(value)
+    v.assign([True, 2])
+    np.testing.assert_array_equal(v.numpy(), [1, 2])
+
+
 def test_what_would_be_lost_or_overwritten_is_refused(device: str) -> None:
     x, n = ngd.placeholder("x", (2,)), ngd.placeholder("n", (), "int8")
     step = ngd.compile([x, n], [x + 1, x * 2], device=device)

@@ -10,20 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import SHORT_NAMES, as_dtype, bfloat16
+from ..dtype import SHORT_NAMES, as_dtype, bfloat16, plain
 from ..errors import ShapeError
 from ..ir import Array, DType, Shape
 
 
 def view(array: Any, where: str) -> Array:
     """The array as NumPy sees it, without a copy where it has memory of its own."""
-    if isinstance(array, np.ndarray):
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(f"{where}: expected an array without a mask: its filled() is one")
-        return np.asarray(array)
-    if hasattr(array, "__dlpack__"):
+    if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
         return _from_dlpack(array, where)
-    return np.asarray(memoryview(array) if isinstance(array, bytes) else array)
+    return plain(memoryview(array) if isinstance(array, bytes) else array, where)
 
 
 def _from_dlpack(array: Any, where: str) -> Array:

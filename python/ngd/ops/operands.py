@@ -19,6 +19,7 @@ from ..dtype import (
     float16,
     float32,
     float64,
+    plain,
 )
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, DType, Node, Shape, Type, constant_node
@@ -64,7 +65,7 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
         return scalar(value, like.dtype, where)
     if value is None or isinstance(value, (str, bytes)):
         raise DTypeError(f"{where}: expected a node, an array or a number; got {value!r}")
-    array = np.asarray(value)
+    array = plain(value, where)
     as_dtype(array.dtype, where)
     return constant_node(array)
 
