@@ -15,7 +15,7 @@ from .collectives import Group, compare_ranks
 from .dtype import SHORT_NAMES, has_mask, plain
 from .errors import BusyError, CompileError, ShapeError
 from .ir import PLACEHOLDER, Array, Graph, Node, Type
-from .ops.collective import WORLD, Collective, Ranks
+from .ops.collective import WORLD, Collective, Ranks, expect_member
 from .passes.collectives import check_root, in_order
 from .passes.plan_memory import Plan
 from .sites import call_site
@@ -521,6 +521,8 @@ def compile(
     for argument, given in (("inputs", inputs), ("outputs", outputs)):
         if isinstance(given, (Node, str)) or not isinstance(given, Sequence):
             raise TypeError(f"compile: {argument}: expected a list of nodes; got {given!r}")
+    if isinstance(group, Group):
+        expect_member("compile", group)
     graph = Graph(tuple(inputs), tuple(outputs), sorted_updates(updates or {}))
     check_signature(graph)
     if group is None:

@@ -35,6 +35,10 @@ class BusyError(Error, RuntimeError):
     """A second call of an executable while one runs in another thread."""
 
 
+class NotMemberError(Error, ValueError):
+    """A collective on a group that this rank is no member of; nothing has happened."""
+
+
 class InitError(Error, RuntimeError):
     """A group of ranks cannot be made; the message says what was seen and what would help."""
 

@@ -64,9 +64,7 @@ class Variable(Node):
         array = plain(value, where)
         as_dtype(array.dtype, where)
         if array.shape != self.shape:
-            raise ShapeError(
-                f"{where} expected shape {self.shape}; got {array.shape}"
-            )
+            raise ShapeError(f"{where} expected shape {self.shape}; got {array.shape}")
         array = np.ascontiguousarray(array.astype(self.dtype)).reshape(self.shape)
         self._initial = array.copy()
         for storage in self._storages.values():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import harness
@@ -13,6 +14,7 @@ from harness import caught, run
 from standing import run_in_world
 
 import ngd
+from ngd import ops
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
@@ -23,7 +25,6 @@ def splits() -> None:
     world = ngd.init()
     n, r = world.size, world.rank
     half = world.split(r % 2, key=-r)
-    assert half is not None
     members = sorted(range(r % 2, n, 2), reverse=True)
     assert half.size == len(members)
     assert members[half.rank] == r
@@ -31,20 +32,18 @@ def splits() -> None:
     assert ngd.all_reduce(np.full(5, r), op="sum", group=half)[0] == sum(members)
     assert ngd.broadcast(np.full(70_000, r), half.size - 1, group=half)[-1] == members[-1]
     nobody = world.split(None if r == 0 else 3)
-    assert (nobody is None) == (r == 0)
-    if nobody is not None:
+    assert nobody.is_member == (r != 0)
+    if nobody.is_member:
         assert ngd.all_gather(r, group=nobody).tolist() == list(range(1, n))
         inner = nobody.split(0)
-        assert inner is not None
         assert ngd.all_gather(inner.rank, group=inner).tolist() == list(range(n - 1))
     assert ngd.all_reduce(1, op="sum") == n
     half.close()
     assert caught(lambda: half.barrier())["error"] == "GroupClosedError"
     assert ngd.all_reduce(1, op="sum") == n
     last = world.split(0)
-    assert last is not None
     ngd.shutdown()
-    for group in (last, *([nobody, inner] if nobody is not None else [])):
+    for group in (last, *([nobody, inner] if nobody.is_member else [])):
         assert group.closed
         assert caught(lambda group=group: ngd.barrier(group))["error"] == "GroupClosedError"
     assert ngd.all_reduce(1, op="sum") == n
@@ -53,6 +52,57 @@ def splits() -> None:
 @everywhere
 def test_split(communicator: str, ranks: int) -> None:
     run_in_world(splits, communicator, ranks)
+
+
+def non_member() -> None:
+    """Rank 0 is in no group: nothing that it does with what split gave it reaches anybody."""
+    world = ngd.init()
+    n, r = world.size, world.rank
+    some = world.split(None if r == 0 else 0, name="some")
+    ones, x = np.ones(2 * n), ngd.placeholder("x", (2,))
+    if r == 0:
+        assert (some.is_member, some.rank, some.size) == (False, -1, 0)
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: ngd.all_reduce(ones, op="sum", group=some),
+            "reduce_scatter": lambda: some.reduce_scatter(ones, op="sum"),
+            "all_gather": lambda: ngd.all_gather(ones, group=some, async_op=True),
+            "all_gather_v": lambda: ngd.all_gather_v(ones, group=some),
+            "broadcast": lambda: ngd.broadcast([ones], group=some),
+            "reduce": lambda: ngd.reduce(ones, op="sum", group=some),
+            "gather": lambda: ngd.gather(ones, group=some),
+            "scatter": lambda: ngd.scatter(ones, group=some),
+            "all_to_all": lambda: ngd.all_to_all(ones, group=some),
+            "all_to_all_v": lambda: ngd.all_to_all_v(ones, [], group=some),
+            "send": lambda: ngd.send(ones, 1, group=some),
+            "recv": lambda: ngd.recv(1, out=ones, group=some),
+            "barrier": lambda: ngd.barrier(some),
+            "split": lambda: some.split(0),
+            "group": lambda: ngd.make_mesh((1,), ("a",), group=some),
+            "compile": lambda: ngd.compile([x], [x + 1], group=some),
+        }
+        kinds = ["all_gather", "all_to_all", "broadcast", "gather_to", "scatter"]
+        for kind in kinds:
+            calls[f"{kind}: group"] = lambda kind=kind: getattr(ops, kind)(x, group=some)
+        calls["all_reduce: group"] = lambda: ops.all_reduce(x, op="sum", group=some)
+        calls["reduce_to: group"] = lambda: ops.reduce_to(x, op="sum", group=some)
+        for name, call in calls.items():
+            error = caught(call)
+            assert error["error"] == "NotMemberError", (name, error)
+            assert error["message"].startswith(f"{name}: "), (name, error)
+            assert "no member of" in error["message"], (name, error)
+            if name.endswith(": group"):
+                assert "test_array_groups.py:" in error["message"], (name, error)
+        some.close()
+    else:
+        assert (some.is_member, some.rank, some.size) == (True, r - 1, n - 1)
+        assert ngd.all_reduce(1, op="sum", group=some) == n - 1
+    assert ngd.all_reduce(1, op="sum") == n
+    assert all(row.group != "some" for row in ngd.comm_stats()) or r != 0
+
+
+@everywhere
+def test_who_is_in_no_group_is_refused(communicator: str, ranks: int) -> None:
+    run_in_world(non_member, communicator, ranks)
 
 
 def overlapping() -> None:

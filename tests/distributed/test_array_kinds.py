@@ -391,7 +391,7 @@ def disagreeing(case: str) -> dict[str, str]:
         # Whose blocks are right hears of it in the next call.
         "all_to_all_v": lambda: (ngd.all_to_all_v(ones[:, :3], [2] * n, few), ngd.barrier()),
         "lists": lambda: ngd.all_reduce([ones[:, 0], ones[: 3 + odd, 0]], op="sum"),
-        "split": lambda: world.split(0).all_reduce(ones, op="sum"),  # type: ignore[union-attr]
+        "split": lambda: world.split(0).all_reduce(ones, op="sum"),
     }
     return caught(calls[case])
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import _core
 from ..dtype import as_dtype
-from ..errors import BusyError, GroupClosedError, ShapeError
+from ..errors import BusyError, GroupClosedError, NotMemberError, ShapeError
 from ..ir import Array, Shape
 from ..sites import call_site
 from . import reduction
@@ -50,7 +50,12 @@ class Group:
         The same among those on this host.
     name
         "world", or where the group came from; for messages and statistics.
+    is_member
+        Whether this rank belongs to it. False only of what split(None) returns, which has rank -1
+        and size 0 and refuses every collective with NotMemberError.
     """
+
+    is_member: ClassVar[bool] = True
 
     def __init__(self, communicator: _core.Communicator, name: str = "world") -> None:
         self.communicator = communicator
@@ -77,7 +82,7 @@ class Group:
         if self.closed:
             raise GroupClosedError("this group was shut down; ngd.init() makes a new one")
 
-    def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group | None:
+    def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group:
         """Make smaller groups of this one.
 
         Parameters
@@ -92,9 +97,10 @@ class Group:
 
         Returns
         -------
-        Group or None
-            None where color is None. Every rank of this group must call split; closing a group
-            closes those that came from it.
+        Group
+            Where color is None, one that this rank is no member of (`is_member`), and that refuses
+            to be used. Every rank of this group must call split; closing a group closes those that
+            came from it.
         """
         number = -1 if color is None else whole(color, "split", "color")
         if color is not None and number < 0:
@@ -102,7 +108,7 @@ class Group:
         self.check_open()
         made = self.communicator.split(number, whole(key, "split", "key"))
         if made is None:
-            return None
+            return NonMember(name or f"{self.name}/None")
         group = Group(made, name or f"{self.name}/{color}")
         self._children.add(group)
         return group
@@ -612,6 +618,59 @@ class Group:
     def _elements(self, rows: Array, source: Array) -> list[int]:
         row = int(np.prod(source.shape[1:], dtype=np.int64))
         return [int(n) * row for n in rows]
+
+
+class NonMember(Group):
+    """What split() gives a rank that joins no group. `group=None` would mean the world."""
+
+    is_member = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rank = self.local_rank = -1
+        self.size = self.local_size = 0
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<ngd.Group {self.name}: this rank is no member>"
+
+    def refuse(self, call: str) -> Any:
+        """Raise the error of a call."""
+        raise NotMemberError(
+            f"{call}: this rank is no member of the group {self.name!r}: its split() gave no color "
+            "(group.is_member tells)"
+        )
+
+    def check_open(self) -> None:
+        """It never is."""
+        self.refuse("group")
+
+    def quick(self, kind: str, *_: Any) -> Any:
+        """As the communicator's."""
+        self.refuse(kind)
+
+    def quick_barrier(self) -> Any:
+        """As the communicator's."""
+        self.refuse("barrier")
+
+    def abort(self, traceback: str) -> None:
+        """There is nobody to tell."""
+
+    def close(self) -> None:
+        """There is nothing to leave."""
+        self.closed = True
+
+
+def _refusal(call: str) -> Callable[..., Any]:
+    def refuse(self: NonMember, *_: Any, **__: Any) -> Any:
+        self.refuse(call)
+
+    return refuse
+
+
+for _call, _method in vars(Group).items():
+    if callable(_method) and not _call.startswith("_") and _call not in vars(NonMember):
+        setattr(NonMember, _call, _refusal(_call))
 
 
 def _ended(pending: list[Pending]) -> bool:

@@ -27,6 +27,7 @@ class Mesh:
     """
 
     def __init__(self, group: Group, shape: Sequence[int], names: Sequence[str]) -> None:
+        group.check_open()
         self.shape = tuple(whole(n, "make_mesh", "shape") for n in shape)
         self.names = tuple(names)
         if len(self.shape) != len(self.names) or len(set(self.names)) != len(self.names):
@@ -48,7 +49,6 @@ class Mesh:
             # My line along this axis goes by the number of its first rank.
             start = (*self.coordinates[:axis], 0, *self.coordinates[axis + 1 :])
             line = group.split(int(grid[start]), self.coordinates[axis], name=name)
-            assert line is not None
             self._along[name] = line
 
     def _compare(self) -> None:

@@ -22,8 +22,9 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, is_float
-from ..errors import DTypeError, GradientError, ShapeError
+from ..errors import DTypeError, GradientError, NotMemberError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Type, register
+from ..sites import call_site
 from .elementwise import cast, equal, where
 from .operands import HALVES, Value, as_node, expect_dtype
 
@@ -104,9 +105,23 @@ class Collective(Op):
         return x
 
 
-def with_group(attrs: Mapping[str, Any], group: Ranks | None) -> dict[str, Any]:
+def expect_member(where: str, group: Ranks) -> Ranks:
+    """Refuse a group that this rank is no member of (Group.is_member); return any other one."""
+    if group.rank < 0:
+        raise NotMemberError(
+            f"{where}: group: this rank is no member of {group!r} (used at {call_site()})"
+        )
+    return group
+
+
+def ranks_of(where: str, group: Ranks | None) -> Ranks:
+    """The group that is named, or the world, which is joined then."""
+    return WORLD.ranks() if group is None else expect_member(where, group)
+
+
+def with_group(where: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict[str, Any]:
     """Attributes with the group, where there is one."""
-    return dict(attrs) if group is None else {**attrs, "group": group}
+    return dict(attrs) if group is None else {**attrs, "group": expect_member(where, group)}
 
 
 def everywhere_equal(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
@@ -162,7 +177,7 @@ class AllReduce(Collective):
         group: Ranks | None = None,
     ) -> Node:
         x = as_node(x, where=self.name)
-        attrs = with_group({"reduce_op": op, "algorithm": algorithm}, group)
+        attrs = with_group(self.name, {"reduce_op": op, "algorithm": algorithm}, group)
         if compression is not None:
             return self._rounded(x, weight, compression, attrs)
         if weight is None:
@@ -239,7 +254,9 @@ class Broadcast(Collective):
     in_place = True
 
     def __call__(self, x: Value, root: int = 0, *, group: Ranks | None = None) -> Node:
-        return self.node((as_node(x, where=self.name),), with_group({"root": int(root)}, group))
+        return self.node(
+            (as_node(x, where=self.name),), with_group(self.name, {"root": int(root)}, group)
+        )
 
     def infer(self, x: Type, *, root: int, group: Ranks | None = None) -> Type:
         return expect_root(self.name, root, group, x)
@@ -278,7 +295,7 @@ class ReduceTo(Collective):
     dtypes = NUMBERS
 
     def __call__(self, x: Value, *, op: str, root: int = 0, group: Ranks | None = None) -> Node:
-        attrs = with_group({"reduce_op": op, "root": int(root)}, group)
+        attrs = with_group(self.name, {"reduce_op": op, "root": int(root)}, group)
         return self.node((as_node(x, where=self.name),), attrs)
 
     def infer(self, x: Type, *, reduce_op: str, root: int, group: Ranks | None = None) -> Type:
@@ -317,7 +334,7 @@ class IsRank(Op):
     dtypes = ()
 
     def __call__(self, root: int, *, group: Ranks | None = None) -> Node:
-        return self.node((), with_group({"root": int(root)}, group))
+        return self.node((), with_group(self.name, {"root": int(root)}, group))
 
     def infer(self, *, root: int, group: Ranks | None = None) -> Type:
         return Type(bool_, ())

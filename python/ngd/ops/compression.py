@@ -8,7 +8,7 @@ import math
 from ..dtype import float32, float64, int32, int64
 from ..errors import ShapeError
 from ..ir import Node
-from .collective import WORLD, Ranks
+from .collective import Ranks, ranks_of
 from .elementwise import abs, cast, where
 from .exchange import all_gather
 from .operands import Value, as_node, expect_dtype
@@ -50,7 +50,7 @@ def sparse_all_reduce(
         raise ValueError(f"sparse_all_reduce: expected a ratio in (0, 1]; got {ratio}")
     if op not in ("sum", "mean"):
         raise ValueError(f"sparse_all_reduce: expected op among sum, mean; got {op!r}")
-    ranks, size = group or WORLD.ranks(), x.type.count
+    ranks, size = ranks_of("sparse_all_reduce", group), x.type.count
     held = reshape(x + residual, (size,))
     _, largest = top_k(abs(held), min(size, max(1, math.ceil(ratio * size))))
     places = cast(largest, int32 if size < 2**31 else int64)

@@ -16,7 +16,6 @@ from ..dtype import NUMBERS, as_dtype, float32, float64
 from ..errors import ShapeError
 from ..ir import Array, DType, Node, Operand, Sample, Shape, Type, register
 from .collective import (
-    WORLD,
     Alone,
     Collective,
     Ranks,
@@ -24,6 +23,7 @@ from .collective import (
     expect_reduction,
     expect_root,
     no_gradient,
+    ranks_of,
     reductions_to_test,
     with_group,
 )
@@ -114,7 +114,7 @@ class ReduceScatter(Collective):
         counts: Sequence[int] | None = None,
         group: Ranks | None = None,
     ) -> Node:
-        x, ranks = as_node(x, where=self.name), group or WORLD.ranks()
+        x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         along = as_axis(self.name, axis, x.ndim, x.type)
         attrs: dict[str, Any] = {"reduce_op": op, "group": ranks}
         if counts is not None:
@@ -177,7 +177,7 @@ class AllGather(Collective):
     name = kind = "all_gather"
 
     def __call__(self, x: Value, axis: int = 0, *, group: Ranks | None = None) -> Node:
-        x, ranks = as_node(x, where=self.name), group or WORLD.ranks()
+        x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         along = as_axis(self.name, axis, x.ndim, x.type)
         if along == 0:
             return self.node((x,), {"group": ranks})
@@ -216,7 +216,7 @@ class AllGatherV(Collective):
     def __call__(
         self, x: Value, counts: Sequence[int], axis: int = 0, *, group: Ranks | None = None
     ) -> Node:
-        x, ranks = as_node(x, where=self.name), group or WORLD.ranks()
+        x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         along = as_axis(self.name, axis, x.ndim, x.type)
         attrs = {"counts": as_counts(counts), "group": ranks}
         return moved_axis(self.node((moved_axis(x, along, 0),), attrs), 0, along)
@@ -264,7 +264,7 @@ class AllToAll(Collective):
         *,
         group: Ranks | None = None,
     ) -> Node:
-        x, ranks = as_node(x, where=self.name), group or WORLD.ranks()
+        x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         apart = as_axis(self.name, split_axis, x.ndim, x.type)
         together = as_axis(self.name, concat_axis, x.ndim, x.type)
         if apart == together == 0:
@@ -314,7 +314,7 @@ class AllToAllV(Collective):
         attrs = {
             "counts": as_counts(counts),
             "receive_counts": as_counts(receive_counts),
-            "group": group or WORLD.ranks(),
+            "group": ranks_of(self.name, group),
         }
         return self.node((as_node(x, where=self.name),), attrs)
 
@@ -369,7 +369,10 @@ class GatherTo(Collective):
     def __call__(
         self, x: Value, root: int = 0, axis: int = 0, *, group: Ranks | None = None
     ) -> Node:
-        x, attrs = as_node(x, where=self.name), {"root": int(root), "group": group or WORLD.ranks()}
+        x, attrs = (
+            as_node(x, where=self.name),
+            {"root": int(root), "group": ranks_of(self.name, group)},
+        )
         along = as_axis(self.name, axis, x.ndim, x.type)
         if along == 0:
             return self.node((x,), attrs)
@@ -405,7 +408,7 @@ class Scatter(Collective):
     def __call__(
         self, x: Value, root: int = 0, axis: int = 0, *, group: Ranks | None = None
     ) -> Node:
-        x, ranks = as_node(x, where=self.name), group or WORLD.ranks()
+        x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         along = as_axis(self.name, axis, x.ndim, x.type)
         attrs = {"root": int(root), "group": ranks}
         if along == 0:
@@ -450,7 +453,7 @@ class Send(Collective):
     between_two = True
 
     def __call__(self, x: Value, to: int, *, tag: int = 0, group: Ranks | None = None) -> Node:
-        attrs = with_group({"root": int(to), "tag": int(tag)}, group)
+        attrs = with_group(self.name, {"root": int(to), "tag": int(tag)}, group)
         return self.node((as_node(x, where=self.name),), attrs)
 
     def infer(self, x: Type, *, root: int, tag: int, group: Ranks | None = None) -> Type:
@@ -519,7 +522,7 @@ class Recv(Collective):
         wanted = as_dtype(dtype, self.name)
         token = scalar(0, wanted, self.name) if after is None else as_node(after, where=self.name)
         attrs = {"shape": as_shape(shape), "dtype": wanted, "root": int(source), "tag": int(tag)}
-        return self.node((token,), with_group(attrs, group))
+        return self.node((token,), with_group(self.name, attrs, group))
 
     def infer(
         self,
