@@ -216,7 +216,7 @@ def _cgroup_memory() -> int:
     """What the nearest cgroup with a limit allows, in bytes."""
     least = UNLIMITED
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text(errors="replace").splitlines()
     except OSError:  # a kernel without cgroups, or no /proc
         return least
     paths = {line.split(":")[1]: line.split(":", 2)[2] for line in lines}

@@ -264,7 +264,7 @@ def _started_with(pid: int, name: str) -> str | None:
     except OSError:
         return None
     prefix = name.encode() + b"="
-    return next((e[len(prefix) :].decode() for e in entries if e.startswith(prefix)), None)
+    return next((os.fsdecode(e[len(prefix) :]) for e in entries if e.startswith(prefix)), None)
 
 
 def _stat(pid: int) -> list[str]:

@@ -57,11 +57,26 @@ _MAIN_THREAD = threading.main_thread().ident
 
 
 cdef string _bytes(str text):
-    return text.encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return _odd_bytes(text)
+
+
+cdef string _odd_bytes(str text):
+    """Of a text that is no Unicode: the bytes of a path that is no UTF-8 are what they were."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 cdef str _text(string_view view):
-    return view.data()[:view.size()].decode()
+    return view.data()[:view.size()].decode("utf-8", "backslashreplace")
+
+
+cdef str _str(const string& text):
+    return _text(string_view(text.data(), text.size()))
 
 
 cdef DType _dtype(str name) except *:
@@ -155,7 +170,7 @@ def query_kernel(str op, list inputs, list outputs, dict attrs) -> tuple:
     with nogil:
         row = find(cpu_table(), query, &verdict, &reasons)
     if row == NULL:
-        return None, reasons.decode(), 0, 0
+        return None, _str(reasons), 0, 0
     return _text(row.implementation), "", verdict.scratch_bytes, verdict.in_place
 
 

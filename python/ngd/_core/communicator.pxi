@@ -380,7 +380,7 @@ cdef class Communicator:
         cdef vector[CallStats] entries = self.communicator.get().stats()
         return [
             (
-                _text(kind_name(each.kind)), _text(reduce_op_name(each.op)), each.site.decode(),
+                _text(kind_name(each.kind)), _text(reduce_op_name(each.op)), _str(each.site),
                 each.calls, each.bytes, each.seconds, each.waited_seconds, each.last,
             )
             for each in entries
@@ -396,7 +396,7 @@ cdef class Communicator:
 
     def abort(self, str traceback) -> None:
         """Tell the peers that this rank failed, and close."""
-        cdef string text = traceback.encode(errors="replace")
+        cdef string text = _bytes(traceback)
         with nogil:
             self.communicator.get().abort(text)
 

@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <cstring>
 #include <new>
 #include <stdexcept>
 
@@ -48,15 +49,24 @@ PyObject* builtin_class(ngd::ErrorKind kind) {
   }
 }
 
+// A message may hold a path that is no UTF-8, or another rank's words.
+void set_error(PyObject* type, const char* message) {
+  PyObject* text = PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::strlen(message)),
+                                        "backslashreplace");
+  if (text == nullptr) return;
+  PyErr_SetObject(type, text);
+  Py_DECREF(text);
+}
+
 void set(ngd::ErrorKind kind, const char* message) {
   const char* name = class_name(kind);
   if (name == nullptr || error_module == nullptr) {
-    PyErr_SetString(builtin_class(kind), message);
+    set_error(builtin_class(kind), message);
     return;
   }
   PyObject* type = PyObject_GetAttrString(error_module, name);
   if (type == nullptr) return;
-  PyErr_SetString(type, message);
+  set_error(type, message);
   Py_DECREF(type);
 }
 
@@ -76,11 +86,11 @@ void ngd_raise_python_error() {
     } catch (const ngd::Error& error) {
       set(error.kind(), error.what());
     } catch (const std::invalid_argument& error) {
-      PyErr_SetString(PyExc_ValueError, error.what());
+      set_error(PyExc_ValueError, error.what());
     } catch (const std::bad_alloc&) {
-      PyErr_SetString(PyExc_MemoryError, "out of memory");
+      set_error(PyExc_MemoryError, "out of memory");
     } catch (const std::exception& error) {
-      PyErr_SetString(PyExc_RuntimeError, error.what());
+      set_error(PyExc_RuntimeError, error.what());
     }
   }
   PyGILState_Release(state);

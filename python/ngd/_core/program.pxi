@@ -58,7 +58,7 @@ cdef class ProgramBuilder:
         self.program.groups.push_back(group)
 
     def __str__(self) -> str:
-        return program_text(self.program).decode()
+        return _str(program_text(self.program))
 
 
 cdef class Executable:

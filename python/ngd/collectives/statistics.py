@@ -96,7 +96,7 @@ def compare_ranks(group: Group, text: str, site: str) -> str:
     `text` has one collective a line, ending in " at FILE:LINE". Every rank calls this, and gets
     the same answer.
     """
-    mine = np.frombuffer(text.encode(), np.uint8)
+    mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     lengths = group.all_gather(np.array([len(mine)]), site=site)
     everything = group.all_gather_v(mine, counts=lengths, site=site).tobytes()
     ends = np.cumsum(lengths)
@@ -107,7 +107,7 @@ def compare_ranks(group: Group, text: str, site: str) -> str:
     longest = max(map(len, lines))
     for number in range(longest):
         calls = [each[number] if number < len(each) else "nothing more" for each in lines]
-        whats = [call.rpartition(" at ")[0] or call for call in calls]
+        whats = [call.partition(" at ")[0] for call in calls]
         other = next((rank for rank, what in enumerate(whats) if what != whats[0]), None)
         if other is not None:
             return (

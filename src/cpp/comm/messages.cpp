@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/messages.hpp"
 
+#include <cstring>
+
 #include "base/error.hpp"
 
 namespace ngd::comm {
 namespace {
+
+constexpr std::string_view kCut = "...";
+
+bool is_inside_character(char byte) noexcept {
+  return (static_cast<unsigned char>(byte) & 0xc0) == 0x80;
+}
 
 std::string_view take_line(std::string_view& text) {
   const std::size_t end = text.find('\n');
@@ -14,9 +22,39 @@ std::string_view take_line(std::string_view& text) {
 }
 
 // Call sites are carried for messages, never compared.
-std::string_view without_site(std::string_view line) { return line.substr(0, line.rfind(" at ")); }
+std::string_view without_site(std::string_view line) { return line.substr(0, line.find(" at ")); }
 
 }  // namespace
+
+// What is no UTF-8 at all may have many bytes that look like the inside of a character: cut it
+// then.
+std::string_view head_of(std::string_view text, std::size_t most) noexcept {
+  if (text.size() <= most) return text;
+  std::size_t end = most;
+  while (end > 0 && most - end < 3 && is_inside_character(text[end])) --end;
+  return text.substr(0, end);
+}
+
+std::string_view tail_of(std::string_view text, std::size_t most) noexcept {
+  if (text.size() <= most) return text;
+  const std::size_t cut = text.size() - most;
+  std::size_t begin = cut;
+  while (begin < text.size() && begin - cut < 3 && is_inside_character(text[begin])) ++begin;
+  return text.substr(begin);
+}
+
+void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept {
+  const std::size_t length = site == nullptr ? 0 : std::strlen(site);
+  if (length < kSiteBytes) {
+    if (length > 0) std::memcpy(to, site, length);
+    to[length] = '\0';
+    return;
+  }
+  const std::string_view kept = tail_of({site, length}, kSiteBytes - 1 - kCut.size());
+  std::memcpy(to, kCut.data(), kCut.size());
+  std::memcpy(to + kCut.size(), kept.data(), kept.size());
+  to[kCut.size() + kept.size()] = '\0';
+}
 
 std::string list_ranks(const std::vector<int>& ranks) {
   std::string list;

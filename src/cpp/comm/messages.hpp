@@ -2,11 +2,22 @@
 // Pieces of the error messages that every communicator words alike.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace ngd::comm {
+
+// The first, or the last, `most` bytes of a text, or up to three less: no character of UTF-8 is
+// cut.
+std::string_view head_of(std::string_view text, std::size_t most) noexcept;
+std::string_view tail_of(std::string_view text, std::size_t most) noexcept;
+
+// Copies a call site that is shown to other ranks. The end says most, the file's name and the line:
+// a long one is cut from the left, and then begins with "...".
+inline constexpr std::size_t kSiteBytes = 56;
+void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept;
 
 std::string list_ranks(const std::vector<int>& ranks);  // "rank 1", "rank 1, rank 3"
 

@@ -428,16 +428,16 @@ void MpiCommunicator::fail_mismatch(const Pending& mine, int peer, const Header&
 std::string MpiCommunicator::differing_programs(const Pending& mine, int peer) {
   Header header = mine.header;
   header.topic = Topic::Program;
-  const std::size_t shown = std::min(mine.program_text.size(), kMaxPayloadBytes);
-  mailbox_.post(header, mine.program_text.data(), shown);
+  const std::string_view shown = head_of(mine.program_text, kMaxPayloadBytes);
+  mailbox_.post(header, shown.data(), shown.size());
   const auto limit = Clock::now() + std::chrono::duration<double>(kFarewellSeconds);
   while (!mailbox_.program_text(peer)) {
     if (Clock::now() > limit) return "";
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     mailbox_.progress();
   }
-  return "; " + first_difference(channel_.world(rank()), mine.program_text.substr(0, shown),
-                                 channel_.world(peer), *mailbox_.program_text(peer));
+  return "; " + first_difference(channel_.world(rank()), shown, channel_.world(peer),
+                                 *mailbox_.program_text(peer));
 }
 
 std::string MpiCommunicator::describe_awaited(Work work) const {
@@ -486,8 +486,8 @@ void MpiCommunicator::close_failed(ErrorKind kind, const std::string& message) n
     header.topic = Topic::Failed;
     header.error = kind;
     header.sequence = completed_ + 1;
-    const std::size_t kept = std::min(message.size(), kMaxPayloadBytes);
-    mailbox_.post(header, message.data() + (message.size() - kept), kept);
+    const std::string_view kept = tail_of(message, kMaxPayloadBytes);
+    mailbox_.post(header, kept.data(), kept.size());
   } catch (const std::exception&) {
     // A peer that cannot be told will see its own deadline.
   }

@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "comm/collective.hpp"
+#include "comm/messages.hpp"
 
 namespace ngd::comm::mpi {
 
@@ -48,7 +49,7 @@ struct Header {
   std::uint64_t count = 0;  // 0 where blocks are uneven
   std::uint64_t counts_hash = 0;  // of what is then equal on all ranks; 0 where they are even
   std::uint64_t program_hash = 0;
-  char site[56] = {};
+  char site[kSiteBytes] = {};
 };
 static_assert(std::is_trivially_copyable_v<Header>);
 
@@ -84,10 +85,7 @@ inline Header header_of(const Collective& collective, int size, std::uint64_t se
     header.program_hash = collective.program->hash;
     header.has_program_text = collective.program->text != nullptr;
   }
-  // Of a long site the end is kept: the file's name and the line.
-  const std::size_t length = std::strlen(collective.site);
-  const std::size_t kept = std::min(length, sizeof(header.site) - 1);
-  std::memcpy(header.site, collective.site + (length - kept), kept);
+  copy_site(collective.site, header.site);
   return header;
 }
 

@@ -9,14 +9,14 @@
 #include <cerrno>
 #include <cstring>
 
+#include "comm/messages.hpp"
 #include "comm/shm/segment.hpp"
 
 namespace ngd::comm::shm {
 
 void Message::set_text(const std::string& value) noexcept {
-  const std::size_t length = std::min(value.size(), sizeof text - 1);
-  std::memcpy(text, value.data(), length);
-  text[length] = '\0';
+  const std::string_view kept = head_of(value, sizeof text - 1);
+  *std::copy(kept.begin(), kept.end(), text) = '\0';
 }
 
 Message make_message(Topic topic, int rank, int size) {

@@ -35,10 +35,9 @@ void Family::fail_with(ErrorKind kind, const std::string& message) noexcept {
   failed_ = true;
   why_ = message;
   RankRecord& mine = record();
-  const std::size_t length = std::min(message.size(), kErrorBytes);
-  // A traceback's end says most.
-  std::memcpy(mine.error_text, message.data() + (message.size() - length), length);
-  mine.error_length = static_cast<std::uint32_t>(length);
+  const std::string_view kept = tail_of(message, kErrorBytes);  // a traceback's end says most
+  std::copy(kept.begin(), kept.end(), mine.error_text);
+  mine.error_length = static_cast<std::uint32_t>(kept.size());
   mine.error_kind = static_cast<std::uint32_t>(kind);
   mine.state.store(State::Failed);
   for (int r = 0; r < size(); ++r)

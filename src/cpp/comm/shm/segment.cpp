@@ -75,14 +75,6 @@ std::uint64_t Segment::offset_of(const void* pointer, std::size_t bytes) const n
   return address - reinterpret_cast<std::uintptr_t>(base_);
 }
 
-void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept {
-  const std::size_t length = site == nullptr ? 0 : std::strlen(site);
-  const std::size_t kept = std::min(length, kSiteBytes - 1);
-  if (kept > 0) std::memcpy(to, site + length - kept, kept);
-  to[kept] = '\0';
-  if (kept < length) std::memcpy(to, "...", 3);
-}
-
 Descriptor create_segment(int size) {
   const std::size_t bytes = fitting_bytes(size);
   Descriptor fd(::memfd_create("ngd", MFD_CLOEXEC | MFD_ALLOW_SEALING));

@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "comm/collective.hpp"
+#include "comm/messages.hpp"
 #include "comm/shm/system.hpp"
 
 namespace ngd::comm::shm {
@@ -36,7 +37,6 @@ inline constexpr int kMaxRanks = 256;        // of a host
 inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
-inline constexpr std::size_t kSiteBytes = 56;
 inline constexpr std::size_t kInlineBytes = 2 << 10;  // flat.cpp has the measurement
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
@@ -152,9 +152,6 @@ class Segment {
   std::size_t bytes_ = 0;
   std::byte* control_ = nullptr;
 };
-
-// The end of a call site says most: cut from the left.
-void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept;
 
 // Who maps whose segment: processes over sealed memfds, or threads over one mapping.
 class Memory {

@@ -68,11 +68,9 @@ void ShmCommunicator::check_usable() const {
 }
 
 void ShmCommunicator::abort(const std::string& traceback) noexcept {
-  constexpr std::size_t kMost = kErrorBytes - 64;
-  const std::size_t cut = traceback.size() > kMost ? traceback.size() - kMost : 0;  // from its top
+  const std::string_view kept = tail_of(traceback, kErrorBytes - 64);
   if (!closed_)
-    family_->fail_with(ErrorKind::RemoteRank,
-                       concat("rank ", family_->rank(), " failed: ", traceback.substr(cut)));
+    family_->fail_with(ErrorKind::RemoteRank, concat("rank ", family_->rank(), " failed: ", kept));
 }
 
 void ShmCommunicator::close() noexcept {
