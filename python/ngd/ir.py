@@ -412,9 +412,9 @@ class Graph:
     def rewrite(self, change: Callable[[Node, tuple[Node, ...]], Node]) -> Graph:
         """The graph with every node replaced by change(node, its replaced inputs), bottom up."""
         new: dict[Node, Node] = {}
-        with at_site(""):
+        with at_site("") as move_to:
             for node in self.nodes:
-                _site_override[-1] = node.site
+                move_to(node.site)
                 new[node] = change(node, tuple([new[i] for i in node.inputs]))
         return Graph(
             tuple(new.get(n, n) for n in self.inputs),

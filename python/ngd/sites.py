@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from types import FrameType
@@ -66,10 +66,17 @@ def call_site() -> str:
 
 
 @contextmanager
-def at_site(site: str) -> Iterator[None]:
-    """What calls inside is shown at `site`: passes keep the user's line on what they rewrite."""
+def at_site(site: str) -> Iterator[Callable[[str], None]]:
+    """What calls inside is shown at `site`: passes keep the user's line on what they rewrite.
+
+    What it gives changes the site.
+    """
     _override.append(site)
+
+    def move(to: str) -> None:
+        _override[-1] = to
+
     try:
-        yield
+        yield move
     finally:
         _override.pop()
