@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "base/error.hpp"
+#include "base/number.hpp"
 
 namespace ngd::config {
 
@@ -15,11 +16,10 @@ std::string text(const char* name, const char* fallback) {
 double number(const char* name, double fallback) {
   const std::string value = text(name, "");
   if (value.empty()) return fallback;
-  char* end = nullptr;
-  const double parsed = std::strtod(value.c_str(), &end);
-  if (*end != '\0' || !(parsed >= 0))
+  const std::optional<double> parsed = parse_number<double>(value);
+  if (!parsed || !(*parsed >= 0))
     fail(ErrorKind::Init, name, ": expected a number >= 0; got '", value, "'");
-  return parsed;
+  return *parsed;
 }
 
 }  // namespace ngd::config

@@ -2,6 +2,7 @@
 // What the core throws. Cython turns each kind into the class of the same name in ngd.errors.
 #pragma once
 
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -36,6 +37,7 @@ class Error : public std::runtime_error {
 template <class... Parts>
 std::string concat(Parts&&... parts) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());
   (out << ... << std::forward<Parts>(parts));
   return out.str();
 }

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/config.hpp"
+#include "base/number.hpp"
 
 namespace ngd::device {
 
@@ -31,16 +32,13 @@ int affinity_cores() {
 
 // cgroup v2: "max 100000" or "150000 100000"; v1: two files. No file means no quota.
 double cgroup_cores() {
-  std::string quota;
-  double period = 0;
-  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2 >> quota >> period)
-    return quota == "max" || period <= 0 ? 0 : std::stod(quota) / period;
-  double v1_quota = 0;
-  std::ifstream quota_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-  std::ifstream period_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  if (quota_file >> v1_quota && period_file >> period && v1_quota > 0 && period > 0)
-    return v1_quota / period;
-  return 0;
+  std::string quota, period;
+  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); !(v2 >> quota >> period)) {
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
+    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
+  }
+  const auto used = parse_number<double>(quota), of = parse_number<double>(period);
+  return used && of && *used > 0 && *of > 0 ? *used / *of : 0;
 }
 
 // Where threads other than the kernels' run, once it is known that these are bound; OpenMP binds

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/program.hpp"
 
+#include <array>
+#include <charconv>
+#include <locale>
 #include <sstream>
 
 #include "base/error.hpp"
@@ -23,7 +26,8 @@ void print(std::ostream& out, const Attr& attr) {
   if (const auto* integer = std::get_if<std::int64_t>(&attr)) {
     out << *integer;
   } else if (const auto* number = std::get_if<double>(&attr)) {
-    out << *number;
+    std::array<char, 32> text;  // the shortest that reads back as this number
+    out.write(text.data(), std::to_chars(text.begin(), text.end(), *number).ptr - text.data());
   } else if (const auto* text = std::get_if<std::string>(&attr)) {
     out << '"' << *text << '"';
   } else {
@@ -47,6 +51,7 @@ constexpr std::string_view kActionNames[] = {"", "start ", "wait "};
 
 std::string to_string(const Program& program) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());
   out << "program(" << program.inputs << " inputs, " << program.outputs << " outputs, "
       << program.variables << " variables, private " << program.private_bytes << " bytes, shared "
       << program.shared_bytes << " bytes)\n";

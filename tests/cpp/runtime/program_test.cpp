@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <locale>
+#include <string>
+
 #include "base/error.hpp"
 
 namespace ngd::runtime {
@@ -31,6 +34,27 @@ TEST(Program, PrintsAStableText) {
             "  0: %1 = copy(%0)\n"
             "  1: %1 = start all_reduce(%1) reduce_op=\"mean\"\n"
             "  2: %1 = wait all_reduce(1)\n");
+}
+
+// 1234 is "1.234" there, and 0.5 is "0,5".
+struct Grouping : std::numpunct<char> {
+  char do_decimal_point() const override { return ','; }
+  char do_thousands_sep() const override { return '.'; }
+  std::string do_grouping() const override { return "\3"; }
+};
+
+TEST(Program, PrintsTheSameTextInEveryLocale) {
+  Program program = small();
+  program.shared_bytes = 123456;
+  program.instructions[0].attrs.set("rate", 0.123456789);
+  const std::string text = to_string(program);
+  EXPECT_NE(text.find("shared 123456 bytes"), std::string::npos);
+  EXPECT_NE(text.find("rate=0.123456789\n"), std::string::npos);
+  const std::locale before = std::locale::global(std::locale(std::locale(), new Grouping));
+  const std::string grouped = to_string(program), message = concat(1234, ' ', 0.5);
+  std::locale::global(before);
+  EXPECT_EQ(grouped, text);
+  EXPECT_EQ(message, "1234 0.5");
 }
 
 TEST(Program, RefusesWhatPointsOutside) {

@@ -19,6 +19,7 @@ cpu_set_t listed(const std::string& path) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   std::ifstream file(path);
+  file.imbue(std::locale::classic());  // in which "1,2" are two numbers
   for (int first = 0; file >> first;) {
     int last = first;
     if (file.peek() == '-') file.ignore() >> last;

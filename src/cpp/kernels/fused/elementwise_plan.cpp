@@ -2,13 +2,12 @@
 #include "kernels/fused/elementwise_plan.hpp"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <utility>
 
 #include "base/error.hpp"
+#include "base/number.hpp"
 
 namespace ngd::kernels::fused {
 
@@ -30,27 +29,20 @@ std::uint64_t bits_of(T value) {
 
 // An immediate's value as an element of its tile.
 std::uint64_t parse_immediate(std::string_view text, DType dtype) {
-  const std::string word(text);
-  char* end = nullptr;
-  std::uint64_t bits = 0;
-  errno = 0;
   if (is_floating(dtype)) {
-    const double value = std::strtod(word.c_str(), &end);
-    bits = dtype == DType::F64   ? bits_of(value)
-           : dtype == DType::F32 ? bits_of(static_cast<float>(value))
-           : dtype == DType::F16 ? bits_of(static_cast<float>(Float16(static_cast<float>(value))))
-                                 : bits_of(static_cast<float>(BFloat16(static_cast<float>(value))));
-    errno = 0;
-  } else if (dtype == DType::Bool) {
-    bits = std::strtoll(word.c_str(), &end, 10) != 0;
+    if (const auto value = parse_number<double>(text)) {
+      const auto single = static_cast<float>(*value);
+      return dtype == DType::F64   ? bits_of(*value)
+             : dtype == DType::F32 ? bits_of(single)
+             : dtype == DType::F16 ? bits_of(static_cast<float>(Float16(single)))
+                                   : bits_of(static_cast<float>(BFloat16(single)));
+    }
   } else if (dtype == DType::U64) {
-    bits = std::strtoull(word.c_str(), &end, 10);
-  } else {
-    bits = static_cast<std::uint64_t>(std::strtoll(word.c_str(), &end, 10));
+    if (const auto value = parse_number<std::uint64_t>(text)) return *value;
+  } else if (const auto value = parse_number<std::int64_t>(text)) {
+    return dtype == DType::Bool ? *value != 0 : static_cast<std::uint64_t>(*value);
   }
-  if (word.empty() || *end != '\0' || errno != 0)
-    throw Refusal(concat("immediate #", word, " is no ", short_name_of(dtype)));
-  return bits;
+  throw Refusal(concat("immediate #", text, " is no ", short_name_of(dtype)));
 }
 
 }  // namespace

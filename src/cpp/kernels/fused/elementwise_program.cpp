@@ -2,9 +2,9 @@
 #include "kernels/fused/elementwise_program.hpp"
 
 #include <array>
-#include <charconv>
 
 #include "base/error.hpp"
+#include "base/number.hpp"
 
 namespace ngd::kernels::fused {
 
@@ -78,14 +78,13 @@ Operand parse_operand(std::string_view word, DType dtype, const std::vector<Tens
     operand.kind = Operand::Kind::Immediate;
     return operand;
   }
-  const auto [end, error] =
-      std::from_chars(word.data() + 1, word.data() + word.size(), operand.index);
-  const bool is_number = error == std::errc() && end == word.data() + word.size();
+  const auto number = parse_number<int>(word.substr(1));
   operand.kind = word[0] == 'i' ? Operand::Kind::Input : Operand::Kind::Result;
   const std::size_t limit = word[0] == 'i' ? inputs.size() : before.size();
-  if ((word[0] != 'i' && word[0] != 't') || !is_number || operand.index < 0 ||
-      static_cast<std::size_t>(operand.index) >= limit)
+  if ((word[0] != 'i' && word[0] != 't') || !number || *number < 0 ||
+      static_cast<std::size_t>(*number) >= limit)
     refuse("operand ", word, " is neither an input, an earlier result nor an immediate");
+  operand.index = *number;
   const auto index = static_cast<std::size_t>(operand.index);
   const DType actual = word[0] == 'i' ? inputs[index].dtype : before[index].result;
   if (actual != dtype)
