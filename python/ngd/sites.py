@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -23,7 +24,15 @@ STANDARD_LIBRARY: Final = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 COMMANDS: Final = os.path.join(sys.prefix, "bin", "")
 INSTALLED: Final = tuple(os.sep + each + os.sep for each in ("site-packages", "dist-packages"))
 
-_override: list[str] = []
+
+class Shown(threading.local):
+    """The sites to show instead of the callers' own, the innermost last: each thread's own."""
+
+    def __init__(self) -> None:
+        self.sites: list[str] = []
+
+
+_shown: Final = Shown()
 
 
 class Owner(Enum):
@@ -48,8 +57,8 @@ def owner(file: str) -> Owner:
 
 def call_site() -> str:
     """`file:line` of the user's code that has called."""
-    if _override:
-        return _override[-1]
+    if _shown.sites:
+        return _shown.sites[-1]
     frame: FrameType | None = sys._getframe(1)
     shown = nearest = None
     while frame is not None:
@@ -71,12 +80,13 @@ def at_site(site: str) -> Iterator[Callable[[str], None]]:
 
     What it gives changes the site.
     """
-    _override.append(site)
+    sites = _shown.sites
+    sites.append(site)
 
     def move(to: str) -> None:
-        _override[-1] = to
+        sites[-1] = to
 
     try:
         yield move
     finally:
-        _override.pop()
+        sites.pop()
