@@ -107,6 +107,15 @@ def run(
     arguments = ["--kind", kind, "--bytes", *map(str, args.bytes)]
     if program == "ngd":
         arguments += ["--from", *(("array", "graph") if args.origin == "both" else [args.origin])]
+    lines = lines_of(program, ranks, args, arguments)
+    names[program] = lines[0]["program"]
+    return {(line["from"], line["bytes"]): line["us"] for line in lines}
+
+
+def lines_of(
+    program: str, ranks: int, args: argparse.Namespace, arguments: Sequence[str]
+) -> list[dict[str, Any]]:
+    """What a fresh run of a program prints."""
     done = subprocess.run(
         [*command(program, ranks, args), *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1"} | environment(program, ranks),
@@ -117,9 +126,7 @@ def run(
     )
     if done.returncode != 0:
         sys.exit(f"{program} failed:\n{done.stdout}{done.stderr}")
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    names[program] = lines[0]["program"]
-    return {(line["from"], line["bytes"]): line["us"] for line in lines}
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def enough_cores(ranks: int) -> bool:

@@ -4,6 +4,9 @@
 Before every call each rank rewrites its operand, so that no call finds it shared in a cache; then
 all meet at a barrier, and a call's time is that of the slowest rank. A line of JSON holds the
 median over the calls, in microseconds. It needs nothing but NumPy.
+
+With --tail N the calls follow one another, N of them, with nothing in between: the line then holds
+percentiles of the slowest rank's times.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ Array = np.ndarray[Any, Any]
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 WARM_UP_CALLS = 3
+WARM_UP_TAIL = 1000
+PERCENTILES = (50, 99, 99.9)
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--bytes", type=int, nargs="+", required=True)
     parser.add_argument("--from", dest="origins", nargs="+", default=["array"])
+    parser.add_argument("--tail", type=int, default=0, metavar="CALLS")
     return parser.parse_args()
 
 
@@ -118,3 +124,28 @@ def measure(
             us = statistics.median(spent.tolist()) * 1e6
             line = {"program": program, "from": name, "bytes": case.nbytes, "us": us}
             print(json.dumps(line), flush=True)
+
+
+def measure_tail(
+    program: str,
+    case: Case,
+    call: Callable[[], Any],
+    calls: int,
+    barrier: Callable[[], Any],
+    slowest: Callable[[Array], Array],
+) -> None:
+    """Time calls that follow one another; rank 0 prints the percentiles over the calls."""
+    now = time.perf_counter_ns
+    stamps = np.empty(calls + 1, np.int64)
+    for _ in range(WARM_UP_TAIL):
+        call()
+    barrier()
+    stamps[0] = now()
+    for number in range(1, calls + 1):
+        call()
+        stamps[number] = now()
+    us = slowest(np.diff(stamps) / 1e3)
+    if case.rank == 0:
+        found = dict(zip(map(str, PERCENTILES), np.percentile(us, PERCENTILES), strict=True))
+        line = {"program": program, "bytes": case.nbytes, "us": found, "most_us": float(us.max())}
+        print(json.dumps(line), flush=True)

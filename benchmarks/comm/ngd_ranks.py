@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from method import Array, Case, Way, measure, read_arguments
+from method import Array, Case, Way, measure, measure_tail, read_arguments
 
 import ngd
 from ngd import ops
@@ -59,6 +59,11 @@ def main() -> None:
     args, world = read_arguments(), ngd.init()
     for nbytes in args.bytes:
         case = Case(args.kind, nbytes, world.rank, world.size)
+        program = f"ngd {ngd.__version__}"
+        if args.tail:
+            way = from_arrays(case)
+            measure_tail(program, case, way.call, args.tail, ngd.barrier, slowest)
+            continue
         ways: dict[str, Way] = {}
         if "array" in args.origins:
             ways["array"] = from_arrays(case)
@@ -67,7 +72,7 @@ def main() -> None:
             ways["graph"] = in_the_graph(case, True)
             ways["without"] = in_the_graph(case, False)
             less = {"graph": "without"}
-        measure(f"ngd {ngd.__version__}", case, ways, ngd.barrier, slowest, less)
+        measure(program, case, ways, ngd.barrier, slowest, less)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from method import Array, Case, Way, measure, read_arguments
+from method import Array, Case, Way, measure, measure_tail, read_arguments
 
 
 def slowest(times: Array) -> Array:
@@ -40,6 +40,9 @@ def main() -> None:
         case = Case(args.kind, nbytes, world.rank, world.size)
         source, result = case.buffers()
         way = Way(call_of(args.kind, source, result), source, result)
+        if args.tail:
+            measure_tail(program, case, way.call, args.tail, world.Barrier, slowest)
+            continue
         measure(program, case, {"array": way}, world.Barrier, slowest)
 
 
