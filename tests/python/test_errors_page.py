@@ -15,13 +15,17 @@ FAULTS = [row for row in ROWS if not row.startswith(("| fault |", "| --- |"))]
 
 
 def named_in(text: str) -> list[str]:
-    return re.findall(r"`(test_\w+)`", text)
+    """Of Python `test_name`, of C++ `Suite.Name`."""
+    return re.findall(r"`(test_\w+|[A-Z]\w+\.[A-Z]\w+)`", text)
 
 
 def known_tests() -> set[str]:
     found: set[str] = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
         found |= set(re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE))
+    for path in (ROOT / "tests" / "cpp").rglob("*_test.cpp"):
+        suites = re.findall(r"^TEST(?:_[PF])?\((\w+),\s*(\w+)\)", path.read_text(), re.MULTILINE)
+        found |= {f"{suite}.{name}" for suite, name in suites}
     return found
 
 

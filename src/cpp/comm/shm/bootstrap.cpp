@@ -14,6 +14,7 @@
 
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "base/step.hpp"
 #include "comm/communicator.hpp"
 #include "comm/messages.hpp"
 #include "comm/shm/channel.hpp"
@@ -103,12 +104,16 @@ class Rendezvous {
   virtual ~Rendezvous() = default;
 
   Assembly run() {
+    Assembly assembly;
     try {
       exchange();
-      Assembly assembly = assemble_parts();
+      assembly = assemble_parts();
       confirm();
       return assembly;
     } catch (const Error& error) {
+      // Some may be through already: they read it there.
+      if (assembly.memory)
+        note_failure(assembly.memory->segment(rank_).record(), error.kind(), error.what());
       Message failure = make_message(Topic::Failure, rank_, size_);
       failure.error_kind = kind_for_all(error.kind());
       const bool told_so = failure.error_kind == error.kind();
@@ -194,8 +199,10 @@ class Host final : public Rendezvous {
              "or this job has two ranks 0: give each job a key of its own");
       fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
     }
+    protocol_step();
     if (::listen(listener_.get(), std::max(size_, 16)) != 0)
       fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
+    protocol_step();
     while (!missing().empty()) {
       if (clock_.expired()) late(list_ranks(missing()));
       poll_once();
@@ -215,13 +222,18 @@ class Host final : public Rendezvous {
       poll_once();
     }
     const Message go = make_message(Topic::Go, rank_, size_);
-    for (int r = 1; r < size_; ++r)
-      if (!channel(r).send(go)) lost(r);
+    // Who has died meanwhile is missed in the first collective.
+    for (int r = 1; r < size_; ++r) channel(r).send(go);
   }
 
+  // Also those who have connected and not been heard yet: else they would think that I am lost.
+  // From the shutdown on nobody connects any more.
   void tell(const Message& failure) noexcept override {
-    for (Channel& each : channels_)
-      if (each.open()) each.send(failure);
+    if (listener_.valid() && ::shutdown(listener_.get(), SHUT_RD) == 0)
+      while (accept_stranger()) continue;
+    for (std::vector<Channel>* channels : {&channels_, &strangers_})
+      for (Channel& each : *channels)
+        if (each.open()) each.send(failure);
   }
 
   Channel& channel(int rank) { return channels_[static_cast<std::size_t>(rank)]; }
@@ -268,10 +280,13 @@ class Host final : public Rendezvous {
     if (got.message.topic == Topic::Ready) ++ready_;
   }
 
-  void accept_stranger() {
+  bool accept_stranger() {
     Channel stranger(
         Descriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
-    if (stranger.open() && stranger.same_user()) strangers_.push_back(std::move(stranger));
+    if (!stranger.open()) return false;
+    protocol_step();
+    if (stranger.same_user()) strangers_.push_back(std::move(stranger));
+    return true;
   }
 
   void greet(std::size_t index) {
@@ -334,7 +349,7 @@ class Guest final : public Rendezvous {
     connect();
     make_segment();
     Parcel& mine = parcel(rank_);
-    if (!host_.send(mine.message, mine.segment.get(), mine.pidfd.get())) lost(0);
+    say(mine.message, mine.segment.get(), mine.pidfd.get());
     std::string waited_for;
     while (!missing().empty()) {
       Parcel got = next(waited_for);
@@ -346,7 +361,7 @@ class Guest final : public Rendezvous {
   }
 
   void confirm() override {
-    if (!host_.send(make_message(Topic::Ready, rank_, size_))) lost(0);
+    say(make_message(Topic::Ready, rank_, size_));
     while (next("rank 0").message.topic != Topic::Go) continue;
   }
 
@@ -359,6 +374,7 @@ class Guest final : public Rendezvous {
     for (;;) {
       Descriptor socket = open_socket();
       if (::connect(socket.get(), address, address_.length) == 0) {
+        protocol_step();
         host_ = Channel(std::move(socket));
         break;
       }
@@ -371,6 +387,12 @@ class Guest final : public Rendezvous {
       host_.close();  // it is told nothing
       fail(ErrorKind::Init, "ngd.init(): another user has taken this job's rendezvous");
     }
+  }
+
+  // Where rank 0 hears nothing any more, its last words say why.
+  void say(const Message& message, int segment_fd = -1, int pidfd = -1) {
+    if (host_.send(message, segment_fd, pidfd)) return;
+    for (;;) next("rank 0");
   }
 
   Parcel next(const std::string& waited_for) {

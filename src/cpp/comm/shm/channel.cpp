@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/step.hpp"
 #include "comm/messages.hpp"
 #include "comm/shm/segment.hpp"
 
@@ -54,6 +55,7 @@ bool Channel::same_user() const noexcept {
 }
 
 bool Channel::send(const Message& message, int segment_fd, int pidfd) noexcept {
+  protocol_step();
   iovec data{const_cast<Message*>(&message), sizeof message};
   alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
   msghdr header{};
@@ -71,7 +73,10 @@ bool Channel::send(const Message& message, int segment_fd, int pidfd) noexcept {
     std::memcpy(CMSG_DATA(rights), fds, bytes);
   }
   for (int attempt = 0; attempt < 50;) {  // five seconds for a peer that does not read
-    if (::sendmsg(fd(), &header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message)) return true;
+    if (::sendmsg(fd(), &header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message)) {
+      protocol_step();
+      return true;
+    }
     if (errno == EINTR) continue;
     // Too many descriptors under way, or a full socket: the other end is reading.
     if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS && errno != ENOBUFS)
@@ -94,9 +99,11 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
   ssize_t length = 0;
   do {
     length = ::recvmsg(fd(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  } while (length < 0 && errno == EINTR);
+    // Said once where the other end left without having heard me; what it said before comes then.
+  } while (length < 0 && (errno == EINTR || errno == ECONNRESET));
   if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Got::Nothing;
   if (length <= 0) return Got::End;
+  protocol_step();
   for (cmsghdr* each = CMSG_FIRSTHDR(&header); each != nullptr; each = CMSG_NXTHDR(&header, each)) {
     if (each->cmsg_level != SOL_SOCKET || each->cmsg_type != SCM_RIGHTS) continue;
     int fds[2] = {-1, -1};

@@ -34,12 +34,7 @@ void Family::fail_with(ErrorKind kind, const std::string& message) noexcept {
   if (failed_ || in_child()) return;
   failed_ = true;
   why_ = message;
-  RankRecord& mine = record();
-  const std::string_view kept = tail_of(message, kErrorBytes);  // a traceback's end says most
-  std::copy(kept.begin(), kept.end(), mine.error_text);
-  mine.error_length = static_cast<std::uint32_t>(kept.size());
-  mine.error_kind = static_cast<std::uint32_t>(kind);
-  mine.state.store(State::Failed);
+  note_failure(record(), kind, message);
   for (int r = 0; r < size(); ++r)
     if (r != rank()) wake(segment(r).record());
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/reduce.hpp"
+#include "base/step.hpp"
 #include "comm/collective.hpp"
 #include "comm/shm/numa.hpp"
 #include "comm/shm/segment.hpp"
@@ -128,8 +129,11 @@ class Group {
 
   // Raises a flag of mine, and wakes who sleeps for it.
   void raise(std::atomic<std::uint64_t>& flag, std::uint64_t value) const noexcept {
+    protocol_step();
     flag.store(value);
+    protocol_step();
     ring_bells();
+    protocol_step();
   }
   void raise_step(const Task& task, std::uint64_t step) const noexcept {
     raise(mine().slot(task.sequence).step, step);

@@ -11,6 +11,8 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/step.hpp"
+#include "comm/messages.hpp"
 
 namespace ngd::comm::shm {
 
@@ -109,7 +111,19 @@ void found(Memory& memory, int rank, int size, int node) {
   record.size = size;
   record.pid = ::getpid();
   record.node = node;
+  protocol_step();
   record.state.store(State::Running);
+  protocol_step();
+}
+
+void note_failure(RankRecord& mine, ErrorKind kind, const std::string& message) noexcept {
+  const std::string_view kept = tail_of(message, kErrorBytes);  // a traceback's end says most
+  std::copy(kept.begin(), kept.end(), mine.error_text);
+  mine.error_length = static_cast<std::uint32_t>(kept.size());
+  mine.error_kind = static_cast<std::uint32_t>(kind);
+  protocol_step();
+  mine.state.store(State::Failed);
+  protocol_step();
 }
 
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, Descriptor own) {

@@ -23,8 +23,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "base/error.hpp"
 #include "comm/collective.hpp"
 #include "comm/messages.hpp"
 #include "comm/shm/system.hpp"
@@ -173,6 +175,9 @@ Mapping map_segment(const Descriptor& fd);
 
 // Commits all of my own segment but the heap, and writes the record. The segment is zeroed.
 void found(Memory& memory, int rank, int size, int node);
+
+// Says in my own record that I have failed, and why.
+void note_failure(RankRecord& mine, ErrorKind kind, const std::string& message) noexcept;
 
 // The memory of ranks that are processes: mappings by rank, and the memfd of my own.
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, Descriptor own);

@@ -6,6 +6,7 @@
 
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "base/step.hpp"
 #include "comm/shm/algorithms.hpp"
 #include "comm/shm/guarded.hpp"
 
@@ -77,11 +78,16 @@ void ShmCommunicator::close() noexcept {
   if (closed_ || family_->in_child()) return;
   closed_ = true;
   family_->leave(*this);
+  protocol_step();
   group_.control(group_.rank()).left.store(1);
+  protocol_step();
   for (int r = 0; r < group_.size(); ++r)
     if (r != group_.rank()) wake(group_.record(r));
   if (group_.id() == 0) return;
-  for (int r = 0; r < group_.size(); ++r) group_.control(r).departed.fetch_add(1);
+  for (int r = 0; r < group_.size(); ++r) {
+    group_.control(r).departed.fetch_add(1);
+    protocol_step();
+  }
   std::vector<std::uint64_t> blocks = streams_.take_blocks();
   family_->retire(group_.mine().control_offset(), std::move(blocks), group_.size());
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "base/step.hpp"
 
 namespace ngd::comm::shm {
 
@@ -69,7 +70,9 @@ void Streams::open(int peer) {
   auto* stream = reinterpret_cast<Stream*>(group_.mine().at(offset));
   std::memset(static_cast<void*>(stream), 0, offsetof(Stream, letters));
   outgoing_[static_cast<std::size_t>(peer)].stream = stream;
+  protocol_step();
   group_.mine().control().streams[peer].store(offset, std::memory_order_release);
+  protocol_step();
 }
 
 const Transfer* Streams::find(std::uint64_t work) const noexcept {
@@ -108,7 +111,9 @@ std::string Streams::describe(std::uint64_t work) const {
 }
 
 void Streams::raise(std::atomic<std::uint64_t>& flag, std::uint64_t value, int peer) noexcept {
+  protocol_step();
   flag.store(value);
+  protocol_step();
   ring_bell(group_.record(peer), group_.world(group_.rank()));
   ++family_.moves();
 }

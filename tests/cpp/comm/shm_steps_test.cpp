@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank dies at each step of a run that does everything: it meets the others, takes part in every
+// kind of collective, in groups, in sends and receives, and leaves. The others get right results up
+// to there, and are told at once which rank died.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <stdexcept>
+#include <vector>
+
+#include "base/step.hpp"
+#include "processes.hpp"
+
+namespace ngd::comm {
+namespace {
+
+constexpr int kRanks = 3;
+constexpr std::size_t kCount = 60'000;  // of several chunks where they are staged
+constexpr double kDeadline = 30;        // of collectives: no survivor may need it
+// A rank that dies before its name can be found has never come, and neither has rank 0 to who comes
+// after it has given up; the others wait this long.
+constexpr double kMeetingSeconds = 0.4;
+
+int step_now = 0;
+int step_of_death = 0;
+
+void die_in_time() {
+  if (++step_now == step_of_death) ::kill(::getpid(), SIGKILL);
+}
+
+void expect_all(const float* values, std::size_t count, float wanted) {
+  for (std::size_t i = 0; i < count; ++i)
+    if (values[i] != wanted)
+      throw std::runtime_error(concat("expected ", wanted, "; got ", values[i], " at ", i));
+}
+
+// Mine is my rank + 1 everywhere.
+class Run {
+ public:
+  explicit Run(Communicator& world)
+      : world_(world), block_(world.allocate(kCount * sizeof(float))) {}
+
+  void everything() {
+    for (const std::size_t count : {std::size_t{3}, kCount}) all_kinds(world_, count);
+    reduce(world_, Algorithm::Ring, kCount, own_.data());
+    several_at_once();
+    sends(3);
+    sends(kCount);
+    groups();
+    reduce(world_, Algorithm::Auto, 3, own_.data());
+    world_.release(block_);
+    world_.close();
+  }
+
+ private:
+  float total(const Communicator& group) const {
+    return first(group) * static_cast<float>(group.size()) + pairs(group);
+  }
+  // Of the ranks of a group, which are consecutive in the world.
+  static float pairs(const Communicator& group) {
+    return static_cast<float>(group.size() * (group.size() - 1)) / 2;
+  }
+  float first(const Communicator& group) const {
+    return static_cast<float>(world_.rank() - group.rank() + 1);
+  }
+  float mine() const { return static_cast<float>(world_.rank() + 1); }
+
+  void finish(Communicator& group, const Collective& call) {
+    group.wait(group.submit(call), kDeadline);
+  }
+
+  void reduce(Communicator& group, Algorithm algorithm, std::size_t count, float* data) {
+    std::fill_n(data, count, mine());
+    Collective call = all_reduce(ReduceOp::Sum, DType::F32, data, data, count);
+    call.algorithm = algorithm;
+    finish(group, call);
+    expect_all(data, count, total(group));
+  }
+
+  void all_kinds(Communicator& group, std::size_t count) {
+    auto* shared = static_cast<float*>(block_.data);
+    for (float* data : {own_.data(), shared}) {
+      reduce(group, Algorithm::Flat, count, data);
+      const float root = first(group);
+      std::fill_n(data, count, mine());
+      finish(group, broadcast(DType::F32, data, data, count, 0));
+      expect_all(data, count, root);
+      exchange(group, Kind::AllGather, data, count);
+      exchange(group, Kind::ReduceScatter, data, count);
+      exchange(group, Kind::AllToAll, data, count);
+      exchange(group, Kind::Gather, data, count);
+      exchange(group, Kind::Scatter, data, count);
+      exchange(group, Kind::Reduce, data, count);
+    }
+    finish(group, barrier());
+  }
+
+  // Only that it ends: what it gives, other tests look at.
+  void exchange(Communicator& group, Kind kind, float* data, std::size_t count) {
+    std::fill_n(data, count, mine());
+    Collective call = all_reduce(ReduceOp::Sum, DType::F32, data, other_.data(), count);
+    call.kind = kind;
+    if (!reduces(kind)) call.op = ReduceOp::None;
+    if (has_blocks(kind)) call.count = count / static_cast<std::size_t>(group.size());
+    finish(group, call);
+  }
+
+  void several_at_once() {
+    std::vector<Work> works;
+    std::vector<float> values(80, mine());  // more than there are slots
+    for (float& value : values)
+      works.push_back(world_.submit(all_reduce(ReduceOp::Sum, DType::F32, &value, &value, 1)));
+    for (const Work work : works) world_.wait(work, kDeadline);
+    expect_all(values.data(), values.size(), total(world_));
+  }
+
+  void sends(std::size_t count) {
+    const int size = world_.size(), rank = world_.rank();
+    std::fill_n(own_.data(), count, mine());
+    Collective send = all_reduce(ReduceOp::None, DType::F32, own_.data(), nullptr, count);
+    send.kind = Kind::Send;
+    send.root = (rank + 1) % size;
+    Collective receive = all_reduce(ReduceOp::None, DType::F32, nullptr, other_.data(), count);
+    receive.kind = Kind::Receive;
+    receive.root = (rank + size - 1) % size;
+    const Work sent = world_.submit(send), received = world_.submit(receive);
+    world_.wait(sent, kDeadline);
+    world_.wait(received, kDeadline);
+    expect_all(other_.data(), count, static_cast<float>(receive.root + 1));
+  }
+
+  void groups() {
+    const auto all = world_.split(0, 0);
+    all_kinds(*all, 3);
+    const auto part = all->split(world_.rank() == 0 ? 0 : 1, 0);  // of one rank, and of two
+    all_kinds(*part, kCount);
+    part->close();
+    all->close();
+  }
+
+  Communicator& world_;
+  SharedBlock block_;
+  std::vector<float> own_ = std::vector<float>(kCount), other_ = std::vector<float>(kCount);
+};
+
+// What becomes of a run in which `victim` dies at `step`. False where it has fewer steps.
+bool dies_at(const std::string& key, int victim, int step) {
+  std::vector<Child> children;
+  for (int rank = 0; rank < kRanks; ++rank)
+    children.emplace_back([=] {
+      step_of_death = step;
+      if (rank == victim) step_hook = die_in_time;
+      const auto world = make_shm_communicator(key, rank, kRanks, kMeetingSeconds);
+      Run(*world).everything();
+    });
+  const bool died = children[static_cast<std::size_t>(victim)].outcome().message == "dead";
+  const auto start = Clock::now();
+  const std::string name = "rank " + std::to_string(victim);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == victim) continue;
+    const Outcome outcome = children[static_cast<std::size_t>(rank)].outcome();
+    const std::string where = concat("rank ", rank, " when ", name, " died at step ", step, ": ");
+    if (!outcome.kind) {  // it needed nothing more of the dead rank
+      EXPECT_EQ(outcome.message, "") << where;
+      continue;
+    }
+    EXPECT_TRUE(died) << where << outcome.message;
+    const bool never_came = outcome.kind == ErrorKind::CollectiveTimeout &&
+                            outcome.message.find("ngd.init()") != std::string::npos;
+    EXPECT_TRUE(outcome.kind == ErrorKind::RankLost || never_came) << where << outcome.message;
+    const bool named = outcome.message.find(name) != std::string::npos;
+    EXPECT_TRUE(named || (never_came && outcome.message.find("rank 0") == 0))
+        << where << outcome.message;
+  }
+  EXPECT_LT(seconds_since(start), 1 + kMeetingSeconds) << name << " at step " << step;
+  return died;
+}
+
+class DeathAtEachStep : public testing::TestWithParam<int> {};
+
+// A prime stride visits other steps with each victim; NGD_EVERY_STEP=1 visits all.
+TEST_P(DeathAtEachStep, IsNoticedByTheOthers) {
+  const int victim = GetParam();
+  const bool all = std::getenv("NGD_EVERY_STEP") != nullptr;
+  const int stride = all ? 1 : 7;
+  const std::string key = new_key();  // one for all runs: nothing of a run is in the next one's way
+  int step = all ? 1 : 1 + victim, runs = 0;
+  for (; dies_at(key, victim, step); step += stride) {
+    ++runs;
+    ASSERT_FALSE(HasFailure()) << "victim " << victim << ", step " << step;
+  }
+  EXPECT_GT(step, 300) << "the run has lost its steps";
+  RecordProperty("runs", runs);
+  std::printf("rank %d: %d deaths, of about %d steps\n", victim, runs, step - 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(OfRank, DeathAtEachStep, testing::Range(0, kRanks));
+
+}  // namespace
+}  // namespace ngd::comm
