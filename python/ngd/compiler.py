@@ -13,7 +13,7 @@ import numpy as np
 from . import _core, config, distributed, passes, reference
 from .collectives import Group, compare_ranks
 from .dtype import SHORT_NAMES, has_mask, plain
-from .errors import BusyError, CompileError, ShapeError
+from .errors import CompileError, ShapeError
 from .ir import PLACEHOLDER, Array, Graph, Node, Type
 from .ops.collective import WORLD, Collective, Ranks, expect_member
 from .passes.collectives import check_root, in_order
@@ -53,15 +53,15 @@ class Executable(Protocol):
 class CpuStorage:
     """A variable's value in the CPU device's memory."""
 
-    def __init__(self, type: Type, initial: Array) -> None:
-        self.type = type
-        self.buffer = _core.Buffer(type.bytes)
+    def __init__(self, variable: Variable, initial: Array) -> None:
+        self.type, self.cell = variable.type, variable.cell
+        self.buffer = _core.Buffer(self.type.bytes)
         self.write(initial)
 
     def read(self) -> Array:
-        """A copy of the value."""
+        """A copy of the value, where the variable may be read now."""
         value: Array = np.empty(self.type.shape, self.type.dtype)
-        self.buffer.read(value)
+        self.buffer.read(value, self.cell)
         return value
 
     def write(self, value: Array) -> None:
@@ -70,13 +70,15 @@ class CpuStorage:
 
 
 class HostStorage:
-    """A variable's value as a NumPy array: the INTERPRETER's."""
+    """A variable's value as a NumPy array, which never changes: the INTERPRETER's."""
 
-    def __init__(self, type: Type, initial: Array) -> None:
-        self.value = initial.copy()
+    def __init__(self, variable: Variable, initial: Array) -> None:
+        self.cell = variable.cell
+        self.write(initial)
 
     def read(self) -> Array:
-        """A copy of the value."""
+        """A copy of the value, where the variable may be read now."""
+        self.cell.check_readable()
         return self.value.copy()
 
     def write(self, value: Array) -> None:
@@ -132,6 +134,12 @@ class _Base:
         self.output_types = [n.type for n in graph.outputs]
         self.variables = [v for v in graph.variables if isinstance(v, Variable)]
         self.written = [v for v, _ in graph.updates if isinstance(v, Variable)]
+        written = {v.id for v in self.written}
+        self.hold = _core.Hold(
+            [v.cell for v in self.variables if v.id not in written],
+            [v.cell for v in self.written],
+            self.device,
+        )
 
     def prepare(self, arrays: tuple[Any, ...]) -> list[Array]:
         """The arguments as contiguous arrays of exactly the inputs' types."""
@@ -236,19 +244,7 @@ class CpuExecutable(_Base):
         """Run once."""
         inputs = self.prepare(arrays)
         outputs = self.results(out, inputs)
-        for variable in self.variables:
-            variable.check_readable()
-        try:
-            self.native.run(inputs, outputs)
-        except BusyError:
-            raise
-        except BaseException:
-            if self.native.variables_touched:
-                for variable in self.written:
-                    variable.poison()
-            raise
-        for variable in self.written:
-            variable.written(self.device)
+        self.hold.run(self.native, inputs, outputs)
         return outputs
 
     def memory(self) -> dict[str, int]:
@@ -388,17 +384,24 @@ class InterpreterExecutable(_Base):
         graph.verify()
         self.ranks = Conversation(graph, group)
         self.ordering = self.ranks.ordering
+        self.variables_touched = False
+        self.storages: dict[Variable, HostStorage] = {}
         for variable in self.variables:
-            variable.storage(self.device, HostStorage)
+            storage = variable.storage(self.device, HostStorage)
+            assert isinstance(storage, HostStorage)
+            self.storages[variable] = storage
 
     def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
         """Run once."""
         inputs = self.prepare(arrays)
         outputs = self.results(out, inputs)
-        values: dict[Node, Array] = {}
-        for variable in self.variables:
-            variable.check_readable()
-            values[variable] = variable.storage(self.device, HostStorage).read()
+        self.hold.run(self, inputs, outputs)
+        return outputs
+
+    def run(self, inputs: list[Array], outputs: list[Array]) -> None:
+        """Run once, while the variables are held."""
+        self.variables_touched = False
+        values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
         try:
             results, updates = reference.evaluate(self.graph, inputs, values, self.ranks)
         except Exception as error:
@@ -406,10 +409,9 @@ class InterpreterExecutable(_Base):
             raise
         for destination, result in zip(outputs, results, strict=True):
             destination[...] = result
+        self.variables_touched = bool(updates)
         for variable, value in zip(self.written, updates, strict=True):
-            variable.storage(self.device, HostStorage).write(value)
-            variable.written(self.device)
-        return outputs
+            self.storages[variable].write(value)
 
     def __str__(self) -> str:
         return str(self.graph)

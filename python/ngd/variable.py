@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import config
+from . import _core, config
 from .dtype import as_dtype, plain
-from .errors import PoisonedVariableError, ShapeError
+from .errors import ShapeError
 from .ir import PLACEHOLDER, VARIABLE, Array, DType, Node, Shape, Type, constant_node
 
 
@@ -19,7 +19,7 @@ class Storage(Protocol):
     """A variable's value on one device."""
 
     def read(self) -> Array:
-        """A copy of the value."""
+        """A copy of the value, where the variable may be read now."""
         ...
 
     def write(self, value: Array) -> None:
@@ -32,69 +32,62 @@ class Variable(Node):
 
     It is a handle: every executable of a device that uses the variable shares the one value there.
     Its name is its key in a checkpoint, and unique in a graph. Make one with ngd.variable.
+
+    While a step that writes it runs, nobody else may use it; while a step that reads it runs,
+    nobody may write it: what another thread, or a signal handler, asks for then is a BusyError.
     """
 
-    __slots__ = ("_initial", "_latest", "_poisoned", "_storages", "version")
+    __slots__ = ("_initial", "_storages", "cell")
 
     def __init__(self, name: str, initial: Array) -> None:
         super().__init__(VARIABLE, (), {"name": name}, Type(initial.dtype, initial.shape))
         self.uniform = True
         self._initial = initial
         self._storages: dict[str, Storage] = {}
-        self._latest: str | None = None
-        self._poisoned = False
-        self.version = 0
+        self.cell = _core.Cell(name)
 
     @property
     def name(self) -> str:
         """The variable's name."""
         return str(self.attrs["name"])
 
+    @property
+    def version(self) -> int:
+        """How often the value has been replaced."""
+        return self.cell.version
+
     def numpy(self, device: str | None = None) -> Array:
-        """Return a copy of the value on `device`; by default on the device that wrote it last."""
+        """Return a copy of the value on `device`; by default on the device that wrote it last.
+
+        BusyError while a step writes it.
+        """
         if device is not None:
             config.device(device, f"variable {self.name!r}")
-        self.check_readable()
-        storage = self._storages.get(device or self._latest or "")
+        self.cell.check_readable()
+        storage = self._storages.get(device or self.cell.latest or "")
         return storage.read() if storage is not None else self._initial.copy()
 
     def assign(self, value: Any) -> None:
-        """Replace the value on every device; shape must be equal, the dtype is cast to."""
+        """Replace the value on every device; shape must be equal, the dtype is cast to.
+
+        BusyError while a step reads or writes it.
+        """
         where = f"variable {self.name!r}: assign()"
         array = plain(value, where)
         as_dtype(array.dtype, where)
         if array.shape != self.shape:
             raise ShapeError(f"{where} expected shape {self.shape}; got {array.shape}")
         array = np.ascontiguousarray(array.astype(self.dtype)).reshape(self.shape)
+        self.cell.replace(list(self._storages.values()), array)
         self._initial = array.copy()
-        for storage in self._storages.values():
-            storage.write(array)
-        self._poisoned = False
-        self.version += 1
 
-    def storage(self, device: str, make: Callable[[Type, Array], Storage]) -> Storage:
+    def storage(self, device: str, make: Callable[[Variable, Array], Storage]) -> Storage:
         """Return the value on `device`, made from the newest value where there is none yet."""
         if device not in self._storages:
-            self._storages[device] = make(self.type, self.numpy())
-            self._latest = self._latest or device
+            made = make(self, self.numpy())
+            self._storages.setdefault(device, made)  # another thread may have made it
+            self.cell.latest = self.cell.latest or device
         return self._storages[device]
-
-    def written(self, device: str) -> None:
-        """Note that a step has replaced the value on `device`."""
-        self._latest = device
-        self.version += 1
-
-    def check_readable(self) -> None:
-        """Raise PoisonedVariableError where a step failed half-way through an update."""
-        if self._poisoned:
-            raise PoisonedVariableError(
-                f"variable {self.name!r}: a step failed while it was updated, so its value is "
-                "unknown; assign() a value, or load a checkpoint"
-            )
-
-    def poison(self) -> None:
-        """Refuse reads until the next assign(): a step failed half-way through the update."""
-        self._poisoned = True
 
 
 def variable(name: str, initial: Any) -> Variable:

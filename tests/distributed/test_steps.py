@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from typing import Any
 
 import harness
@@ -142,3 +144,37 @@ def bytes_and_halves() -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_bytes_and_halves(communicator: str, ranks: int) -> None:
     run_in_world(bytes_and_halves, communicator, ranks)
+
+
+def held_variable(device: str) -> dict[str, Any]:
+    """A signal comes while a step waits for a late rank; its handler asks for what the step has."""
+    world = ngd.init()
+    v = ngd.variable("weights", np.zeros(3))
+    step = ngd.compile([], [], updates={v: ops.all_reduce(v + 1, op="sum")}, device=device)
+    step()
+    said: dict[str, Any] = {}
+
+    def ask(number: int, frame: Any) -> None:
+        said["numpy"] = caught(v.numpy)
+        said["assign"] = caught(lambda: v.assign(np.ones(3)))
+        said["step"] = caught(step)
+
+    if world.rank == 0:
+        signal.signal(signal.SIGALRM, ask)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+    else:
+        time.sleep(1)
+    step()
+    step()  # the group is open, and nothing is held
+    return {**said, "value": v.numpy().tolist()}
+
+
+@over
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_signal_handler_meets_the_variable_of_a_step(communicator: str, device: str) -> None:
+    job = harness.over(communicator, arguments={"device": device})
+    first, second = harness.run(held_variable, 2, **job)
+    for what in ("numpy", "assign", "step"):
+        assert first.value[what]["error"] == "BusyError", first.value[what]
+        assert "variable 'weights' is written by a step" in first.value[what]["message"]
+    assert first.value["value"] == second.value["value"] == [14, 14, 14]

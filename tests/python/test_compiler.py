@@ -310,7 +310,7 @@ def test_a_step_that_fails_leaves_the_variables_or_poisons_them() -> None:
         step(np.array([0, 9]))
     np.testing.assert_array_equal(table.numpy(), 0)  # it failed before any update
     np.testing.assert_array_equal(other.numpy(), 0)
-    table.poison()
+    table.cell.poisoned = True
     with pytest.raises(PoisonedVariableError, match="'table'"):
         table.numpy()
     with pytest.raises(PoisonedVariableError, match="'table'"):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled part. Only ngd.compiler, ngd.collectives and ngd.distributed import it."""
+"""The compiled part.
+
+Only ngd.compiler, ngd.variable, ngd.collectives and ngd.distributed import it.
+"""
 
 import os
 
@@ -14,9 +17,11 @@ if _short_spin:
 try:
     from ._core import (
         Buffer,
+        Cell,
         Communicator,
         Executable,
         Grouped,
+        Hold,
         ProgramBuilder,
         Sequence,
         available_cores,
@@ -41,9 +46,11 @@ finally:
 
 __all__ = [
     "Buffer",
+    "Cell",
     "Communicator",
     "Executable",
     "Grouped",
+    "Hold",
     "ProgramBuilder",
     "Sequence",
     "available_cores",

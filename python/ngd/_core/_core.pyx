@@ -174,6 +174,9 @@ def query_kernel(str op, list inputs, list outputs, dict attrs) -> tuple:
     return _text(row.implementation), "", verdict.scratch_bytes, verdict.in_place
 
 
+include "cells.pxi"
+
+
 cdef class Buffer:
     """Memory on the CPU device: what a variable holds."""
 
@@ -188,8 +191,9 @@ cdef class Buffer:
             raise ValueError(f"Buffer.write: {array.nbytes} bytes into {self.buffer.bytes()}")
         cpu().copy_from_host(self.buffer.data(), PyArray_DATA(array), self.buffer.bytes())
 
-    def read(self, ndarray array) -> None:
-        """Copy the bytes out to a contiguous array."""
+    def read(self, ndarray array, Cell cell) -> None:
+        """Copy the bytes out to a contiguous array, where the variable may be read now."""
+        cell.check_readable()
         if <size_t> array.nbytes != self.buffer.bytes():
             raise ValueError(f"Buffer.read: {self.buffer.bytes()} bytes into {array.nbytes}")
         cpu().copy_to_host(PyArray_DATA(array), self.buffer.data(), self.buffer.bytes())

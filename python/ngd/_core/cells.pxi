@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# Part of _core.pyx: who uses a variable now.
+#
+# A step holds the variables that it reads, as do others that read them, and those that it writes,
+# alone. Nobody waits: who finds a variable held is refused. Taking and giving back are a few
+# assignments while the GIL is held, between which no Python code runs: no other thread comes
+# between them, and no Ctrl-C or signal handler leaves a variable held.
+
+cdef class Cell:
+    """What all users of a variable share: who holds it, and which value is the newest."""
+
+    cdef readonly str name
+    cdef int readers
+    cdef cbool writing
+    cdef public cbool poisoned
+    cdef public str latest  # the device that has the newest value
+    cdef public size_t version
+
+    def __init__(self, str name):
+        self.name = name
+
+    def check_readable(self) -> None:
+        """Raise what a read raises now."""
+        self.expect_no_writer()
+        self.expect_value()
+
+    def replace(self, list storages, ndarray value) -> None:
+        """Write the value to all storages; what happens in the middle leaves none that is valid."""
+        self.expect_nobody()
+        self.writing = True
+        try:
+            for storage in storages:
+                storage.write(value)
+            self.poisoned = False
+            self.version += 1
+        except BaseException:
+            self.poisoned = True
+            raise
+        finally:
+            self.writing = False
+
+    cdef int expect_no_writer(self) except -1:
+        if self.writing:
+            self.refuse("is written")
+        return 0
+
+    cdef int expect_nobody(self) except -1:
+        self.expect_no_writer()
+        if self.readers > 0:
+            self.refuse("is read")
+        return 0
+
+    cdef int expect_value(self) except -1:
+        if self.poisoned:
+            raise _errors.PoisonedVariableError(
+                f"variable {self.name!r}: a step failed while it was updated, so its value is "
+                "unknown; assign() a value, or load a checkpoint"
+            )
+        return 0
+
+    cdef int refuse(self, str what) except -1:
+        raise _errors.BusyError(
+            f"variable {self.name!r} {what} by a step that runs now, in another thread or below "
+            "this signal handler; call again when it has returned"
+        )
+
+
+cdef class Hold:
+    """The variables of an executable: runs a step while it holds them."""
+
+    cdef list read, written
+    cdef str device
+
+    def __init__(self, list read, list written, str device):
+        cdef Cell cell
+        for cell in read + written:
+            pass  # all of them are cells: from here on nobody asks
+        self.read, self.written, self.device = read, written, device
+
+    def run(self, step, list inputs, list outputs) -> None:
+        """Run step.run(inputs, outputs); a failure poisons what it has begun to write."""
+        cdef Cell cell
+        self.take()
+        try:
+            step.run(inputs, outputs)
+            for object_ in self.written:
+                cell = <Cell> object_
+                cell.latest = self.device
+                cell.version += 1
+        except BaseException:
+            if step.variables_touched:
+                for object_ in self.written:
+                    (<Cell> object_).poisoned = True
+            raise
+        finally:
+            for object_ in self.read:
+                (<Cell> object_).readers -= 1
+            for object_ in self.written:
+                (<Cell> object_).writing = False
+
+    cdef int take(self) except -1:
+        """Take all or none."""
+        cdef Cell cell
+        for object_ in self.read:
+            cell = <Cell> object_
+            cell.expect_no_writer()
+            cell.expect_value()
+        for object_ in self.written:
+            cell = <Cell> object_
+            cell.expect_nobody()
+            cell.expect_value()
+        for object_ in self.read:
+            (<Cell> object_).readers += 1
+        for object_ in self.written:
+            (<Cell> object_).writing = True
+        return 0

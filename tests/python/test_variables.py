@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables that several threads use: a value is whole, no update is lost, or BusyError says so."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ngd
+from ngd import ops
+from ngd.errors import BusyError, PoisonedVariableError
+
+DEVICES = ("CPU", "INTERPRETER")
+DEADLINE = 60.0
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def threads_alternate_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def insist(call: Callable[[], Any]) -> Any:
+    """Call until nobody else is in the way."""
+    ends = time.monotonic() + DEADLINE
+    while True:
+        try:
+            return call()
+        except BusyError:
+            assert time.monotonic() < ends
+            time.sleep(0)
+
+
+@contextmanager
+def in_threads(*works: Callable[[], None]) -> Iterator[None]:
+    """Run each in a thread beside the body; what one raises is raised here."""
+    errors: list[BaseException] = []
+
+    def run(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        for thread in threads:
+            thread.join(DEADLINE)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+def test_no_update_of_two_executables_is_lost(device: str) -> None:
+    v = ngd.variable("v", np.zeros((300, 300)))
+    same = np.eye(300)  # a product takes a while between the reading and the writing
+    steps = [ngd.compile([], [], updates={v: v @ same + n}, device=device) for n in (1.0, 2.0)]
+    rounds = 50
+
+    def repeat(step: Any) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(rounds):
+                insist(step)
+
+        return run
+
+    with in_threads(*(repeat(step) for step in steps)):
+        pass
+    np.testing.assert_array_equal(v.numpy(), 3.0 * rounds)
+    assert v.version == 2 * rounds
+
+
+def test_a_value_that_is_read_beside_a_step_is_whole(device: str) -> None:
+    v = ngd.variable("v", np.zeros(1_000_000, np.float32))
+    step = ngd.compile([], [], updates={v: v + 1}, device=device)
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            value = insist(v.numpy)
+            assert value.min() == value.max()
+
+    with in_threads(read):
+        for _ in range(60):
+            insist(step)
+        done.set()
+    assert v.numpy()[0] == 60
+
+
+def slow_step(v: ngd.Variable, device: str, *, writes: bool) -> Any:
+    """A step that takes a while, and reads or writes the variable."""
+    product = v
+    for _ in range(4 if device == "CPU" else 12):
+        product = product @ v
+    return ngd.compile(
+        [], [ops.sum(product)], updates={v: product} if writes else {}, device=device
+    )
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_who_meets_a_step_that_holds_a_variable_is_told(device: str, writes: bool) -> None:
+    v = ngd.variable("weights", np.eye(500))
+    step = slow_step(v, device, writes=writes)
+    reader = ngd.compile([], [v + 1], device=device)
+    writer = ngd.compile([], [], updates={v: v * 1}, device=device)
+    refused: dict[str, int] = dict.fromkeys(("numpy", "assign", "reader", "writer"), 0)
+    calls: dict[str, Callable[[], Any]] = {
+        "numpy": v.numpy,
+        "assign": lambda: v.assign(np.eye(500)),
+        "reader": reader,
+        "writer": writer,
+    }
+    wanted = set(calls) if writes else {"assign", "writer"}
+    done = threading.Event()
+
+    def disturb() -> None:
+        while not done.is_set():
+            for name, call in calls.items():
+                try:
+                    call()
+                except BusyError as error:
+                    messages.append(str(error))
+                    refused[name] += 1
+                time.sleep(0)
+
+    messages: list[str] = []
+    ends = time.monotonic() + DEADLINE
+    with in_threads(disturb):
+        while not all(refused[name] for name in wanted):
+            assert time.monotonic() < ends, refused
+            insist(step)
+        done.set()
+    assert all("variable 'weights' is " in m and "by a step that runs now" in m for m in messages)
+    np.testing.assert_array_equal(v.numpy(), np.eye(500))
+
+
+def test_readers_go_together() -> None:
+    v = ngd.variable("v", np.eye(600))
+    steps = [slow_step(v, "CPU", writes=False) for _ in range(2)]
+    assert steps[0] is not steps[1]
+    began = threading.Barrier(2)
+
+    def call(step: Any) -> Callable[[], None]:
+        def run() -> None:
+            began.wait(DEADLINE)
+            for _ in range(5):
+                np.testing.assert_array_equal(step()[0], 600)
+                np.testing.assert_array_equal(v.numpy(), np.eye(600))
+
+        return run
+
+    with in_threads(*map(call, steps)):
+        pass
+
+
+def test_a_refused_step_holds_nothing(device: str) -> None:
+    a, b = ngd.variable("a", np.zeros(2)), ngd.variable("b", np.zeros(2))
+    both = ngd.compile([], [], updates={a: a + 1, b: b + 1}, device=device)
+    b.cell.poisoned = True
+    with pytest.raises(PoisonedVariableError, match="'b'"):
+        both()
+    np.testing.assert_array_equal(a.numpy(), 0)
+    a.assign([1, 1])  # nobody holds it
+    b.assign([5, 5])
+    both()
+    np.testing.assert_array_equal(a.numpy(), 2)
+
+
+def test_a_failure_while_a_variable_is_written_poisons_it() -> None:
+    v, table = ngd.variable("v", np.zeros((2, 2))), ngd.variable("table", np.ones((3, 2)))
+    i = ngd.placeholder("i", (2,), "int64")
+    step = ngd.compile([i], [], updates={v: ops.gather(table, i)}, device="CPU")
+    with pytest.raises(ValueError, match="9"):
+        step(np.array([0, 9]))
+    with pytest.raises(PoisonedVariableError, match="'v'"):
+        v.numpy()
+    np.testing.assert_array_equal(table.numpy(), 1)
+    v.assign(np.zeros((2, 2)))
+    step(np.array([0, 2]))
+    np.testing.assert_array_equal(v.numpy(), 1)
+
+
+def test_an_assignment_that_fails_half_way_poisons() -> None:
+    v = ngd.variable("v", np.zeros(2))
+    for device in DEVICES:
+        ngd.compile([], [v * 1], device=device)
+
+    class Failing:
+        def write(self, value: Any) -> None:
+            raise KeyboardInterrupt
+
+    v._storages["CPU"] = Failing()
+    with pytest.raises(KeyboardInterrupt):
+        v.assign([1, 1])
+    with pytest.raises(PoisonedVariableError):
+        v.numpy()
