@@ -107,10 +107,17 @@ class CpuTarget:
             self.verdicts[key] = verdict
         return verdict
 
+    def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
+        """Place blocks in an arena: one walk in C++."""
+        return _core.first_fit(lives)
+
+
+NAMES: Final = {dtype: dtype.name for dtype in SHORT_NAMES}
+
 
 def spec(type: Type) -> tuple[str, tuple[int, ...]]:
     """A type as the compiled part takes it."""
-    return type.dtype.name, type.shape
+    return NAMES[type.dtype], type.shape
 
 
 def native_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
@@ -119,7 +119,7 @@ class Op:
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Whether the result is proved equal on all ranks."""
-        return all(node.uniform for node in inputs)
+        return all([node.uniform for node in inputs])
 
     @property
     def expands(self) -> bool:
@@ -129,7 +129,7 @@ class Op:
     def node(self, inputs: Sequence[Node], attrs: Mapping[str, Any] | None = None) -> Node:
         """Apply the op: infer the type and make the node."""
         attrs = attrs or {}
-        return Node(self, tuple(inputs), attrs, self.infer(*(n.type for n in inputs), **attrs))
+        return Node(self, tuple(inputs), attrs, self.infer(*[n.type for n in inputs], **attrs))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Node:
         """Check and normalize what the user gave; return the node."""
@@ -304,7 +304,7 @@ class Node:
 
 def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
     """Whether these are the same nodes in the same order; `==` of tuples would compare values."""
-    return len(a) == len(b) and all(map(operator.is_, a, b))
+    return a is b or (len(a) == len(b) and all(map(operator.is_, a, b)))
 
 
 class Leaf(Op):
@@ -363,21 +363,18 @@ def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
     """
     order: list[Node] = []
     seen: set[Node] = set(stop)
-    for root in roots:
-        stack: list[tuple[Node, Iterator[Node]]] = []
-        if root not in seen:
-            seen.add(root)
-            stack.append((root, iter(root.inputs)))
-        while stack:
-            node, rest = stack[-1]
-            for child in rest:
-                if child not in seen:
-                    seen.add(child)
-                    stack.append((child, iter(child.inputs)))
-                    break
+    stack: list[Node | None] = list(roots)[::-1]
+    while stack:
+        node = stack.pop()
+        if node is None:  # the inputs of the next one are listed
+            order.append(stack.pop())  # type: ignore[arg-type]
+        elif node not in seen:
+            seen.add(node)
+            if node.inputs:
+                stack += (node, None)
+                stack += node.inputs[::-1]
             else:
                 order.append(node)
-                stack.pop()
     return order
 
 
@@ -411,15 +408,20 @@ class Graph:
 
     def rewrite(self, change: Callable[[Node, tuple[Node, ...]], Node]) -> Graph:
         """The graph with every node replaced by change(node, its replaced inputs), bottom up."""
-        new: dict[Node, Node] = {}
+        new: dict[Node, Node] = {}  # of those that are replaced by another one
         with at_site("") as move_to:
             for node in self.nodes:
                 move_to(node.site)
-                new[node] = change(node, tuple([new[i] for i in node.inputs]))
+                inputs = tuple([new.get(i, i) for i in node.inputs]) if new else node.inputs
+                changed = change(node, inputs)
+                if changed is not node:
+                    new[node] = changed
+        if not new:
+            return self
         return Graph(
             tuple(new.get(n, n) for n in self.inputs),
-            tuple(new[n] for n in self.outputs),
-            tuple((v, new[value]) for v, value in self.updates),
+            tuple(new.get(n, n) for n in self.outputs),
+            tuple((v, new.get(value, value)) for v, value in self.updates),
         )
 
     def verify(self) -> None:
@@ -443,8 +445,8 @@ class Graph:
                     "but is not among the inputs"
                 )
             if node.inputs:
-                inferred = node.op.infer(*(n.type for n in node.inputs), **node.attrs)
-                if inferred != node.type:
+                inferred = node.op.infer(*[n.type for n in node.inputs], **node.attrs)
+                if inferred is not node.type and inferred != node.type:
                     raise CompileError(
                         f"{node.op.name} at {node.site} is typed {node.type}, "
                         f"but its inputs make {inferred}"
@@ -490,8 +492,15 @@ def print_attr(value: Any) -> str:
 
 def broadcast_shapes(where: str, *shapes: Shape) -> Shape:
     """NumPy's broadcasting; `where` names the public call in the message."""
+    if shapes.count(shapes[0]) == len(shapes):
+        return shapes[0]
     try:
-        return tuple(int(n) for n in np.broadcast_shapes(*shapes))
+        return _broadcast(shapes)
     except ValueError:
         got = " with ".join(str(s) for s in shapes)
         raise ShapeError(f"{where}: shapes do not broadcast: {got}") from None
+
+
+@lru_cache(maxsize=4096)
+def _broadcast(shapes: tuple[Shape, ...]) -> Shape:
+    return tuple([int(n) for n in np.broadcast_shapes(*shapes)])

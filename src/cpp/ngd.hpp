@@ -12,3 +12,4 @@
 #include "device/threads.hpp"
 #include "kernels/kernel.hpp"
 #include "runtime/executor.hpp"
+#include "runtime/first_fit.hpp"

@@ -220,6 +220,12 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         size_t private_bytes
         size_t shared_bytes
         vector[GroupSequence] groups
+    cppclass Life:
+        size_t first
+        size_t last
+        size_t bytes
+    vector[size_t] cpp_first_fit "ngd::runtime::first_fit"(const vector[Life]& lives) \
+        except +ngd_raise_python_error
     string program_text "ngd::runtime::to_string"(const CppProgram& program) \
         except +ngd_raise_python_error
     cppclass Executor:

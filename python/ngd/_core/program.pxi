@@ -1,6 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Part of _core.pyx: compiled steps.
 
+def first_fit(list lives) -> list:
+    """The lowest free offsets of blocks (first instruction, last instruction, bytes), in turn."""
+    cdef vector[Life] blocks
+    cdef Life life
+    blocks.reserve(len(lives))
+    for life.first, life.last, life.bytes in lives:
+        blocks.push_back(life)
+    return cpp_first_fit(blocks)
+
+
 cdef class ProgramBuilder:
     """Fills a Program; `str()` is its stable text form."""
 

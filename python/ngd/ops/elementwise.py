@@ -80,7 +80,10 @@ class Elementwise(Op):
 
     def infer(self, *inputs: Type) -> Type:
         dtype = expect_dtype(self.name, inputs, self.dtypes)
-        return Type(self.result or dtype, broadcast_shapes(self.name, *(t.shape for t in inputs)))
+        shape = broadcast_shapes(self.name, *[t.shape for t in inputs])
+        if self.result is None and shape is inputs[0].shape:
+            return inputs[0]
+        return Type(self.result or dtype, shape)
 
     def reference(self, *inputs: Array) -> Array:
         result = self.result or inputs[0].dtype
@@ -197,6 +200,13 @@ cast: Final[Cast] = register(Cast())
 
 def align(where: str, *values: Value) -> list[Node]:
     """Make nodes of operands, all of the dtype that NumPy would compute in."""
+    nodes = [v for v in values if isinstance(v, Node)]
+    if len({n.dtype for n in nodes}) == 1:  # the usual cases
+        dtype = nodes[0].dtype
+        if len(nodes) == len(values):
+            return nodes
+        if is_float(dtype) and all([isinstance(v, Node) or is_weak(v) for v in values]):
+            return [v if isinstance(v, Node) else scalar(v, dtype, where) for v in values]
     given = [v if is_weak(v) else as_node(v, where=where) for v in values]
     try:
         dtype = promote(*(v.dtype if isinstance(v, Node) else v for v in given))

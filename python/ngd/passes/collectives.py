@@ -55,6 +55,8 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
     and nowhere later: whether two operands turn out to be equal may hang on a rank's own constants,
     and then the ranks would not agree.
     """
+    if not any(n.op.collective or n.op.name == "is_rank" for n in graph.nodes):
+        return graph
     number = {node: i for i, node in enumerate(in_order(graph))}
     unique: dict[Any, Node] = {}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
+from itertools import chain
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -38,10 +39,8 @@ class FusedElementwise(Op):
 
 def uses(graph: Graph) -> Counter[Node]:
     """How often each node is read, the graph's own outputs and updates counted."""
-    counts: Counter[Node] = Counter(graph.roots)
-    for node in graph.nodes:
-        counts.update(node.inputs)
-    return counts
+    reads = [graph.roots, *[node.inputs for node in graph.nodes]]
+    return Counter(chain.from_iterable(reads))
 
 
 def fuse_matmul(graph: Graph, target: Target) -> Graph:
@@ -53,7 +52,7 @@ def fuse_matmul(graph: Graph, target: Target) -> Graph:
         return readers.get(node, 0) == 1
 
     def with_bias(node: Node) -> Node | None:
-        if node.op.name != "add" or node.dtype not in (float32, float64):
+        if node.dtype not in (float32, float64):
             return None
         for product, bias in (node.inputs, node.inputs[::-1]):
             if (
@@ -67,21 +66,21 @@ def fuse_matmul(graph: Graph, target: Target) -> Graph:
         return None
 
     def with_relu(node: Node) -> Node | None:
-        if node.op.name != "relu" or node.inputs[0].op.name != "matmul":
-            return None
         product = node.inputs[0]
-        if not only_reader(product) or product.attrs.get("post") or product.type != node.type:
+        if product.op.name != "matmul" or node.dtype not in (float32, float64):
             return None
-        if node.dtype not in (float32, float64):
+        if not only_reader(product) or product.attrs.get("post") or product.type != node.type:
             return None
         return product.op.node(product.inputs, {**product.attrs, "post": "relu"})
 
+    rules = {"add": with_bias, "relu": with_relu}
+
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         new = node.with_inputs(inputs)
-        for rule in (with_bias, with_relu):
-            fused = rule(new)
-            if fused is not None and query_node(target, fused).accepted:
-                new = fused
+        rule = rules.get(node.op.name)
+        fused = None if rule is None else rule(new)
+        if fused is not None and query_node(target, fused).accepted:
+            new = fused
         readers[new] = counts[node]
         return new
 
@@ -132,7 +131,7 @@ def grow(root: Node, counts: Counter[Node]) -> list[Node]:
     read_inside: dict[Node, int] = {}
     outside: dict[Node, None] = {}  # what the members read there
 
-    def join(node: Node) -> None:
+    def join(node: Node, inputs: list[Node]) -> None:
         members.append(node)
         for operand in node.inputs:
             same_shape = operand.op.elementwise and operand.shape == root.shape
@@ -140,23 +139,27 @@ def grow(root: Node, counts: Counter[Node]) -> list[Node]:
                 producers.append(operand)
             read_inside[operand] = read_inside.get(operand, 0) + 1
         outside.pop(node, None)
-        outside.update(external(node))
+        outside.update(dict.fromkeys(inputs))
 
-    def fits(node: Node) -> bool:
+    def joins(node: Node) -> bool:
         if read_inside[node] != counts[node] or len(members) == MAX_INSTRUCTIONS:
             return False
+        inputs = external(node)
+        added = [source for source in inputs if source not in outside]
         others = len(outside) - (node in outside)
-        return others + sum(source not in outside for source in external(node)) <= MAX_INPUTS
+        if others + len(set(added)) > MAX_INPUTS:
+            return False
+        join(node, inputs)
+        return True
 
-    join(root)
+    join(root, external(root))
     changed = True
     while changed and len(members) < MAX_INSTRUCTIONS:
         changed = False
         waiting, producers[:] = producers[:], []
         left = []
         for node in waiting:
-            if fits(node):
-                join(node)
+            if joins(node):
                 changed = True
             else:
                 left.append(node)
@@ -164,9 +167,9 @@ def grow(root: Node, counts: Counter[Node]) -> list[Node]:
     return members
 
 
-def external(node: Node) -> dict[Node, None]:
+def external(node: Node) -> list[Node]:
     """What a node reads, immediates left out, broadcasts seen through."""
-    return {see_through(i): None for i in node.inputs if scalar_value(i) is None}
+    return [see_through(i) for i in node.inputs if scalar_value(i) is None]
 
 
 def see_through(node: Node) -> Node:
@@ -238,20 +241,20 @@ def emit(root: Node, members: list[Node], new: dict[Node, Node]) -> Node:
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:
     """The shapes of a node and of what it broadcasts, down to what is there."""
-    chain = [node.shape]
+    shapes = [node.shape]
     while node.op.name == "broadcast_to":
         node = node.inputs[0]
-        chain.append(node.shape)
-    return tuple(chain)
+        shapes.append(node.shape)
+    return tuple(shapes)
 
 
 @lru_cache(maxsize=4096)
-def broadcast_strides(chain: tuple[Shape, ...], shape: Shape) -> tuple[int, ...]:
-    """The element strides with which a kernel over `shape` reads what a chain broadcasts."""
+def broadcast_strides(shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, ...]:
+    """The element strides with which a kernel over `shape` reads a broadcast_chain."""
     view = np.lib.stride_tricks.as_strided(
-        np.empty(1, np.int8), chain[-1], dense_strides(chain[-1])
+        np.empty(1, np.int8), shapes[-1], dense_strides(shapes[-1])
     )
-    for outer in reversed(chain[:-1]):
+    for outer in reversed(shapes[:-1]):
         view = np.broadcast_to(view, outer)
     return tuple(np.broadcast_to(view, shape).strides)
 

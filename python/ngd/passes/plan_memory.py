@@ -33,7 +33,6 @@ from ..errors import CompileError
 from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Array, Leaf, Node, Type
 from ..ops.collective import Ranks
 from .collectives import Start, Wait
-from .free_space import FreeSpace
 from .schedule import Schedule, is_view, source_of
 from .target import Target, query_node
 
@@ -373,12 +372,12 @@ class Planner:
     def place(self) -> None:
         """Give offsets, largest first."""
         for lane in ("private", "shared"):
-            free, total = FreeSpace(len(self.plan.steps) + 1), 0
             mine = [s for s in self.plan.storages if s.lane == lane and s.bytes > 0]
-            for storage in sorted(mine, key=lambda s: (-s.bytes, s.first)):
-                size = aligned(storage.bytes)
-                storage.place = free.take(storage.first, storage.last, size)
-                total = max(total, storage.place + size)
+            mine.sort(key=lambda s: (-s.bytes, s.first))
+            lives = [(s.first, s.last, aligned(s.bytes)) for s in mine]
+            for storage, place in zip(mine, self.target.first_fit(lives), strict=True):
+                storage.place = place
+            total = max((s.place + aligned(s.bytes) for s in mine), default=0)
             setattr(self.plan, f"{lane}_bytes", total)
         for part in self.parts:
             assert part.whole is not None

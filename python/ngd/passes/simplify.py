@@ -25,13 +25,22 @@ def simplify(graph: Graph, target: Target) -> Graph:
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         node = node.with_inputs(inputs)
         for _ in range(8):
-            simpler = next((new for rule in RULES if (new := rule(node)) is not None), None)
+            simpler = apply_rules(node)
             if simpler is None:
                 break
             node = simpler
         return unique.setdefault(key_of(node), node)
 
     return graph.rewrite(change)
+
+
+def apply_rules(node: Node) -> Node | None:
+    """What the first rule that fits makes of a node."""
+    for rule in RULES.get(node.op.name, ()):
+        simpler = rule(node)
+        if simpler is not None:
+            return simpler
+    return fold_constant(node)
 
 
 def key_of(node: Node) -> Any:
@@ -41,8 +50,8 @@ def key_of(node: Node) -> Any:
         return (node.type, value.tobytes()) if value.size <= FOLD_LIMIT else node.id
     if isinstance(node.op, Leaf) or node.op.collective:  # order_collectives has merged them
         return node.id
-    attrs = tuple(sorted(node.attrs.items(), key=lambda item: item[0]))
-    return (node.op, tuple(i.id for i in node.inputs), attrs)
+    attrs = tuple(sorted(node.attrs.items(), key=lambda item: item[0])) if node.attrs else ()
+    return (node.op, tuple([i.id for i in node.inputs]), attrs)
 
 
 def scalar_value(node: Node) -> Any:
@@ -55,36 +64,37 @@ def scalar_value(node: Node) -> Any:
 
 
 def drop_identity(node: Node) -> Node | None:
-    """Ops that hand their input through."""
-    name, inputs = node.op.name, node.inputs
-    if name in ("stop_gradient", "reshape", "broadcast_to", "cast") and node.type == inputs[0].type:
-        return inputs[0]
-    if name in ("multiply", "divide") and node.type == inputs[0].type:
-        one = scalar_value(inputs[1])
-        if one is not None and one == 1:
-            return inputs[0]
-    if name == "multiply" and node.type == inputs[1].type:
-        one = scalar_value(inputs[0])
-        if one is not None and one == 1:
-            return inputs[1]
+    """An op that hands its input through."""
+    return node.inputs[0] if node.type == node.inputs[0].type else None
+
+
+def drop_one(node: Node) -> Node | None:
+    """A product with 1, or a division by it."""
+    a, b = node.inputs
+    if is_one(b) and node.type == a.type:
+        return a
+    if node.op.name == "multiply" and is_one(a) and node.type == b.type:
+        return b
     return None
+
+
+def is_one(node: Node) -> bool:
+    """Whether this is a constant 1."""
+    value = scalar_value(node)
+    return value is not None and bool(value == 1)
 
 
 def merge_views(node: Node) -> Node | None:
     """Merge a view of a view, and drop a negative of a negative."""
     name = node.op.name
-    if not node.inputs or node.inputs[0].op.name != name:
+    if node.inputs[0].op.name != name:
         return None
     inner = node.inputs[0].inputs
     if name in ("reshape", "negative"):
         return inner[0] if name == "negative" else node.op.node(inner, node.attrs)
-    if name == "transpose":
-        outer_axes, inner_axes = node.attrs["axes"], node.inputs[0].attrs["axes"]
-        axes = tuple(inner_axes[a] for a in outer_axes)
-        if axes == tuple(range(len(axes))):
-            return inner[0]
-        return node.op.node(inner, {"axes": axes})
-    return None
+    outer_axes, inner_axes = node.attrs["axes"], node.inputs[0].attrs["axes"]
+    axes = tuple(inner_axes[a] for a in outer_axes)
+    return inner[0] if axes == tuple(range(len(axes))) else node.op.node(inner, {"axes": axes})
 
 
 def swaps_last_two(node: Node) -> bool:
@@ -97,8 +107,6 @@ def swaps_last_two(node: Node) -> bool:
 
 def transpose_into_matmul(node: Node) -> Node | None:
     """A matrix product reads a transposed operand in place."""
-    if node.op.name != "matmul":
-        return None
     for i, attr in ((0, "transpose_a"), (1, "transpose_b")):
         if swaps_last_two(node.inputs[i]):
             inputs = list(node.inputs)
@@ -109,18 +117,25 @@ def transpose_into_matmul(node: Node) -> Node | None:
 
 def fold_constant(node: Node) -> Node | None:
     """A small op on constants is computed now, by its reference."""
-    if isinstance(node.op, Leaf) or node.op.collective or not node.inputs:
-        return None
-    if node.type.count > FOLD_LIMIT or any(i.op is not CONSTANT for i in node.inputs):
+    for operand in node.inputs:
+        if operand.op is not CONSTANT:
+            return None
+    if not node.inputs or node.op.collective or node.type.count > FOLD_LIMIT:
         return None
     with np.errstate(all="ignore"):
         value = node.op.reference(*(i.attrs["value"] for i in node.inputs), **node.attrs)
     return constant_node(np.asarray(value, node.dtype))
 
 
-RULES: Final[tuple[Callable[[Node], Node | None], ...]] = (
-    drop_identity,
-    merge_views,
-    transpose_into_matmul,
-    fold_constant,
-)
+RULES: Final[dict[str, tuple[Callable[[Node], Node | None], ...]]] = {
+    "stop_gradient": (drop_identity,),
+    "reshape": (drop_identity, merge_views),
+    "broadcast_to": (drop_identity,),
+    "cast": (drop_identity,),
+    "multiply": (drop_one,),
+    "divide": (drop_one,),
+    "negative": (merge_views,),
+    "transpose": (merge_views,),
+    "matmul": (transpose_into_matmul,),
+}
+"""Of the ops that have some, in order; `fold_constant` follows, for all."""

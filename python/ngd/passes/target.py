@@ -33,6 +33,13 @@ class Target(Protocol):
         """Whether a native kernel computes this."""
         ...
 
+    def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
+        """Place blocks (first instruction, last instruction, bytes) in an arena, in turn.
+
+        Each comes to lie at the lowest offset where its bytes are free throughout its life.
+        """
+        ...
+
 
 def query_node(target: Target, node: Node) -> Verdict:
     """Ask for the kernel of a node as it stands."""

@@ -1,7 +1,53 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/kernel.hpp"
 
+#include <type_traits>
+
 namespace ngd::kernels {
+
+namespace {
+
+template <class Number>
+void append(std::string& key, Number number) {
+  key.append(reinterpret_cast<const char*>(&number), sizeof number);
+}
+
+void append_sized(std::string& key, std::string_view text) {
+  append(key, text.size());
+  key += text;
+}
+
+void append_sized(std::string& key, const std::vector<std::int64_t>& numbers) {
+  append(key, numbers.size());
+  for (const std::int64_t n : numbers) append(key, n);
+}
+
+}  // namespace
+
+std::string KernelQuery::key() const {
+  std::string key;
+  append_sized(key, op);
+  for (const auto* operands : {&inputs, &outputs}) {
+    append(key, operands->size());
+    for (const TensorType& type : *operands) {
+      append(key, type.dtype);
+      append_sized(key, type.shape);
+    }
+  }
+  for (const auto& [name, attr] : attrs.all()) {
+    append_sized(key, name);
+    append(key, attr.index());
+    std::visit(
+        [&](const auto& value) {
+          if constexpr (std::is_arithmetic_v<std::decay_t<decltype(value)>>)
+            append(key, value);
+          else
+            append_sized(key, value);
+        },
+        attr);
+  }
+  return key;
+}
 
 const KernelRow* find(KernelTable table, const KernelQuery& query, Verdict* verdict,
                       std::string* reasons) {

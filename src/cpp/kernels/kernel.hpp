@@ -20,6 +20,8 @@ struct KernelQuery {
   std::vector<TensorType> inputs;
   std::vector<TensorType> outputs;
   Attrs attrs;
+
+  std::string key() const;  // of equal queries, and of no others, equal
 };
 
 struct Verdict {
@@ -40,6 +42,7 @@ struct KernelArgs {
   void* scratch;
 };
 
+// One kernel may serve all instructions of a program that ask for the same.
 class Kernel {
  public:
   virtual ~Kernel() = default;

@@ -19,7 +19,7 @@ struct Executor::Step {
     std::size_t number;
   };
   const Instruction* instruction = nullptr;
-  std::unique_ptr<kernels::Kernel> kernel;
+  const kernels::Kernel* kernel = nullptr;     // of a Run
   Step* started = nullptr;                     // of a Wait
   comm::Communicator* communicator = nullptr;  // of a Start, and so on
   comm::Collective collective;
@@ -123,15 +123,23 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
 
 void Executor::bind_kernel(Step& step, const kernels::KernelQuery& query,
                            kernels::KernelTable table) {
+  const auto [kernel, is_new] = kernels_.try_emplace(query.key());
+  if (is_new) kernel->second = make_kernel(step, query, table);
+  step.kernel = kernel->second.get();
+}
+
+std::unique_ptr<kernels::Kernel> Executor::make_kernel(const Step& step,
+                                                       const kernels::KernelQuery& query,
+                                                       kernels::KernelTable table) {
   kernels::Verdict verdict;
   std::string reasons;
   const kernels::KernelRow* row = kernels::find(table, query, &verdict, &reasons);
   if (row == nullptr)
     fail(ErrorKind::Unsupported, device_.name(), ": no kernel for ", query.op, " (made at ",
          step.instruction->site, "): ", reasons);
-  step.kernel = row->construct(query);
   if (verdict.scratch_bytes > scratch_.bytes())
     scratch_ = device::Buffer(device_, verdict.scratch_bytes);
+  return row->construct(query);
 }
 
 void Executor::bind_start(Step& step, const kernels::KernelQuery& query) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "comm/communicator.hpp"
@@ -38,6 +39,8 @@ class Executor {
 
   void bind_step(const Instruction& instruction, kernels::KernelTable table);
   void bind_kernel(Step& step, const kernels::KernelQuery& query, kernels::KernelTable table);
+  std::unique_ptr<kernels::Kernel> make_kernel(const Step& step, const kernels::KernelQuery& query,
+                                               kernels::KernelTable table);
   void bind_start(Step& step, const kernels::KernelQuery& query);
   void* static_pointer(const Value& value) const;
   void run_steps(const void* const* inputs, void* const* outputs);
@@ -56,7 +59,8 @@ class Executor {
   device::Buffer staged_shared_;
   device::Buffer arena_, scratch_;
   comm::SharedBlock shared_;
-  std::vector<comm::ProgramIdentity> identities_;  // of each group
+  std::vector<comm::ProgramIdentity> identities_;                              // of each group
+  std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;  // by query
   std::vector<Step> steps_;
   double timeout_seconds_;
   std::atomic<bool> running_{false};

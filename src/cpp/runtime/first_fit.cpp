@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instructions are the leaves of a binary tree. A life is the union of at most two spans a
+// level of it, spans that are whole nodes. Each node keeps two sets of bytes: those of the blocks
+// that have it as such a span (throughout), and those of all blocks that are alive anywhere in it
+// (during). What is in use in the course of a life is then `during` of its spans, and `throughout`
+// of the nodes above them: a number of sets that grows with the logarithm of the number of
+// instructions. A set is a list of runs of bytes, and runs that touch are one: where blocks are
+// packed without gaps, thousands of them are one run.
+#include "runtime/first_fit.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace ngd::runtime {
+
+namespace {
+
+struct Run {
+  std::size_t begin, end;
+};
+
+class Bytes {
+ public:
+  void add(Run added) {
+    auto first = std::lower_bound(runs_.begin(), runs_.end(), added.begin,
+                                  [](const Run& run, std::size_t at) { return run.end < at; });
+    auto last = first;
+    for (; last != runs_.end() && last->begin <= added.end; ++last) {
+      added.begin = std::min(added.begin, last->begin);
+      added.end = std::max(added.end, last->end);
+    }
+    if (first == last) {
+      runs_.insert(first, added);
+    } else {
+      *first = added;
+      runs_.erase(first + 1, last);
+    }
+  }
+
+  // The lowest offset, not below this one, from which on `bytes` bytes are not in the set.
+  std::size_t lowest(std::size_t offset, std::size_t bytes) const {
+    auto run = std::upper_bound(runs_.begin(), runs_.end(), offset,
+                                [](std::size_t at, const Run& run) { return at < run.end; });
+    for (; run != runs_.end() && run->begin < offset + bytes; ++run) offset = run->end;
+    return offset;
+  }
+
+ private:
+  std::vector<Run> runs_;
+};
+
+class Arena {
+ public:
+  explicit Arena(std::size_t instructions)
+      : leaves_(std::bit_ceil(instructions)), throughout_(2 * leaves_), during_(2 * leaves_) {}
+
+  std::size_t take(const Life& life) {
+    find_nodes(life);
+    const std::size_t offset = lowest(life.bytes);
+    const Run run{offset, offset + life.bytes};
+    for (const std::size_t node : spans_) {
+      throughout_[node].add(run);
+      during_[node].add(run);
+    }
+    for (const std::size_t node : above_) during_[node].add(run);
+    return offset;
+  }
+
+ private:
+  // The spans of a life, and all nodes above one of them.
+  void find_nodes(const Life& life) {
+    spans_.clear();
+    above_.clear();
+    std::size_t left = leaves_ + life.first, right = leaves_ + life.last;
+    for (; left <= right; left /= 2, right /= 2) {
+      if (left % 2 == 1) spans_.push_back(left++);
+      if (right % 2 == 0) spans_.push_back(right--);
+    }
+    for (std::size_t node : spans_)
+      for (node /= 2; node > 0; node /= 2) above_.push_back(node);
+    std::sort(above_.begin(), above_.end());
+    above_.erase(std::unique(above_.begin(), above_.end()), above_.end());
+  }
+
+  // The lowest offset on which all sets agree.
+  std::size_t lowest(std::size_t bytes) const {
+    std::size_t offset = 0, before = 0;
+    do {
+      before = offset;
+      for (const std::size_t node : spans_) offset = during_[node].lowest(offset, bytes);
+      for (const std::size_t node : above_) offset = throughout_[node].lowest(offset, bytes);
+    } while (offset != before);
+    return offset;
+  }
+
+  std::size_t leaves_;
+  std::vector<Bytes> throughout_, during_;  // of node n the children are 2n and 2n + 1; 1 is all
+  std::vector<std::size_t> spans_, above_;
+};
+
+}  // namespace
+
+std::vector<std::size_t> first_fit(const std::vector<Life>& lives) {
+  std::size_t instructions = 1;
+  for (const Life& life : lives) instructions = std::max(instructions, life.last + 1);
+  Arena arena(instructions);
+  std::vector<std::size_t> offsets;
+  offsets.reserve(lives.size());
+  for (const Life& life : lives) offsets.push_back(arena.take(life));
+  return offsets;
+}
+
+}  // namespace ngd::runtime
