@@ -119,7 +119,7 @@ class Op:
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Whether the result is proved equal on all ranks."""
-        return all([node.uniform for node in inputs])
+        return all(node.uniform for node in inputs)
 
     @property
     def expands(self) -> bool:
@@ -363,7 +363,8 @@ def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
     """
     order: list[Node] = []
     seen: set[Node] = set(stop)
-    stack: list[Node | None] = list(roots)[::-1]
+    stack: list[Node | None] = [*roots]
+    stack.reverse()
     while stack:
         node = stack.pop()
         if node is None:  # the inputs of the next one are listed

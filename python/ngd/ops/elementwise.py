@@ -205,7 +205,7 @@ def align(where: str, *values: Value) -> list[Node]:
         dtype = nodes[0].dtype
         if len(nodes) == len(values):
             return nodes
-        if is_float(dtype) and all([isinstance(v, Node) or is_weak(v) for v in values]):
+        if is_float(dtype) and all(isinstance(v, Node) or is_weak(v) for v in values):
             return [v if isinstance(v, Node) else scalar(v, dtype, where) for v in values]
     given = [v if is_weak(v) else as_node(v, where=where) for v in values]
     try:

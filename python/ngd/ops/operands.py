@@ -42,7 +42,7 @@ def got(*types: Type) -> str:
 def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]) -> DType:
     """Return the one dtype of all operands, checked."""
     dtype = types[0].dtype
-    if dtype in allowed and all([t.dtype is dtype for t in types]):
+    if dtype in allowed and all(t.dtype is dtype for t in types):
         return dtype
     family = _FAMILIES.get(allowed) or " or ".join(SHORT_NAMES[d] for d in allowed)
     if any(t.dtype not in allowed for t in types):

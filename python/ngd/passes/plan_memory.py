@@ -25,8 +25,10 @@ life (greedy by size; Pisarchyk and Lee 2020, arXiv:2001.03288, section 5.2).
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any, Final
 
 from ..errors import CompileError
@@ -66,6 +68,11 @@ class Storage:
         """Whether the planner chooses the offset."""
         return self.lane in ("private", "shared")
 
+    @property
+    def span(self) -> tuple[str, int, int]:
+        """The lane, and where in it this begins and ends."""
+        return self.lane, self.place, self.place + self.bytes
+
 
 @dataclass
 class Step:
@@ -98,11 +105,7 @@ class Plan:
     def verify(self) -> None:
         """Prove that values alive at once share no byte, and that collectives are let alone."""
         self.verify_lives()
-        for number, step in enumerate(self.steps):
-            if step.action == "start":
-                self.verify_start(step)
-            elif step.action == "wait":
-                self.verify_flight(step.start, number)
+        self.verify_flights()
 
     def verify_start(self, step: Step) -> None:
         """Prove that operand and result lie apart, or where the collective may have both."""
@@ -113,41 +116,88 @@ class Plan:
                 f"plan_memory: the result of {step.op} (made at {step.site}) lies over its operand"
             )
 
-    def verify_flight(self, start: int, wait: int) -> None:
+    def verify_flights(self) -> None:
         """Prove that nothing between a start and its wait touches what the communicator has.
 
-        Its operand may be read, its result neither read nor written.
+        Its operand may be read, its result neither read nor written. So all results in flight lie
+        apart, and operands do unless they are one.
         """
-        operand, result = self.steps[start].inputs[0], self.steps[start].output
-        for step in self.steps[start + 1 : wait]:
-            writes = [step.output] if step.action != "wait" else []
-            bad = any(overlap(w, x) for w in writes for x in (operand, result))
-            if bad or any(overlap(r, result) for r in step.inputs):
+        operands, results = Spans(), Spans()
+        for number, step in enumerate(self.steps):
+            if step.action == "wait":
+                begun = self.steps[step.start]
+                operands.remove(*extent(begun.inputs[0]), step.start)
+                results.remove(*extent(begun.output), step.start)
+                continue
+            touched = [results.over(*extent(value)) for value in (*step.inputs, step.output)]
+            touched.append(operands.over(*extent(step.output)))
+            flights = [start for start in touched if start is not None]
+            if flights:
+                begun = self.steps[min(flights)]
                 raise CompileError(
                     f"plan_memory: {step.op} (made at {step.site}) touches the buffer of a "
-                    f"{self.steps[start].op} in flight (made at {self.steps[start].site})"
+                    f"{begun.op} in flight (made at {begun.site})"
                 )
+            if step.action == "start":
+                self.verify_start(step)
+                operands.add(*extent(step.inputs[0]), number)
+                results.add(*extent(step.output), number)
 
     def verify_lives(self) -> None:
         """Prove that no two storages that are alive at once share a byte."""
-        for lane in ("private", "shared"):
-            alive = [s for s in self.storages if s.lane == lane and s.bytes]
-            for i, a in enumerate(alive):
-                for b in alive[i + 1 :]:
-                    apart_in_time = a.last < b.first or b.last < a.first
-                    apart_in_space = a.place + a.bytes <= b.place or b.place + b.bytes <= a.place
-                    if not (apart_in_time or apart_in_space):
-                        raise CompileError(f"plan_memory: {a} and {b} are alive in one place")
+        planned = [s for s in self.storages if s.planned]
+        order = sorted(range(len(planned)), key=lambda i: planned[i].first)
+        ends: list[tuple[int, int]] = []  # of those in `alive`, the earliest first
+        alive = Spans()
+        for number in order:
+            storage = planned[number]
+            while ends and ends[0][0] < storage.first:
+                _, dead = heappop(ends)
+                alive.remove(*planned[dead].span, dead)
+            other = alive.over(*storage.span)
+            if other is not None:
+                raise CompileError(
+                    f"plan_memory: {planned[other]} and {storage} are alive in one place"
+                )
+            alive.add(*storage.span, number)
+            heappush(ends, (storage.last, number))
+
+
+class Spans:
+    """Runs of bytes of several lanes, each with a number, that lie apart or are equal."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[str, list[tuple[int, int, int]]] = {}
+
+    def add(self, lane: str, begin: int, end: int, number: int) -> None:
+        """Add a run."""
+        if begin < end:
+            insort(self.lanes.setdefault(lane, []), (begin, end, number))
+
+    def remove(self, lane: str, begin: int, end: int, number: int) -> None:
+        """Remove a run that was added."""
+        if begin < end:
+            runs = self.lanes[lane]
+            del runs[bisect_left(runs, (begin, end, number))]
+
+    def over(self, lane: str, begin: int, end: int) -> int | None:
+        """The number of a run that shares a byte with this one."""
+        runs = self.lanes.get(lane, ())
+        last = bisect_left(runs, (end,)) - 1
+        return runs[last][2] if begin < end and last >= 0 and runs[last][1] > begin else None
+
+
+def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
+    """The lane of a value, and where in it the value begins and ends."""
+    type_, storage = value
+    size = type_.bytes if storage.planned else bool(type_.bytes)
+    return storage.lane, storage.place, storage.place + size
 
 
 def overlap(a: tuple[Type, Storage], b: tuple[Type, Storage]) -> bool:
     """Whether two values share a byte."""
-    (a_type, x), (b_type, y) = a, b
-    if x.lane != y.lane or not a_type.bytes or not b_type.bytes:
-        return False
-    if not x.planned:
-        return x.place == y.place
-    return x.place < y.place + b_type.bytes and y.place < x.place + a_type.bytes
+    (a_lane, a_begin, a_end), (b_lane, b_begin, b_end) = extent(a), extent(b)
+    return a_lane == b_lane and max(a_begin, b_begin) < min(a_end, b_end)
 
 
 def plan_memory(schedule: Schedule, target: Target) -> Plan:

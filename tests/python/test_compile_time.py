@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What compiling costs, counted and not timed: it grows with the graph, and asks nothing twice."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ngd
+from ngd import _core, ops
+from ngd.errors import CompileError
+from ngd.ir import Graph
+from ngd.passes.plan_memory import Plan, Storage
+
+DOUBLE = 2.2
+"""How much more a graph of twice the size may cost."""
+
+
+class Pair:
+    """A group as far as compilation looks at it."""
+
+    rank, size = 0, 2
+
+
+def layers(n: int, reduced: bool = False) -> dict[str, Any]:
+    """Layers, the gradient by all weights and biases, and their updates."""
+    x = ngd.placeholder("x", (4, 4))
+    variables, hidden = [], x
+    for i in range(n):
+        w = ngd.variable(f"W{i}", np.zeros((4, 4), np.float32))
+        b = ngd.variable(f"b{i}", np.zeros(4, np.float32))
+        variables += [w, b]
+        hidden = ops.relu(hidden @ w + b)
+    loss = ops.mean(hidden)
+    gradients = ngd.grad(loss, variables)
+    if reduced:
+        gradients = [ops.all_reduce(g, op="mean") for g in gradients]
+    updates = {v: v - 0.1 * g for v, g in zip(variables, gradients, strict=True)}
+    return {"inputs": [x], "outputs": [loss], "updates": updates}
+
+
+def all_reduces(n: int) -> dict[str, Any]:
+    return layers(n, reduced=True)
+
+
+def additions(n: int) -> dict[str, Any]:
+    x = y = ngd.placeholder("x", (4,))
+    for _ in range(n):
+        y = y + x
+    return {"inputs": [x], "outputs": [y]}
+
+
+def variables(n: int) -> dict[str, Any]:
+    x = ngd.placeholder("x", (4,))
+    given = [ngd.variable(f"v{i}", np.zeros(4, np.float32)) for i in range(n)]
+    return {"inputs": [x], "outputs": [], "updates": {v: v - 0.1 * x for v in given}}
+
+
+def placeholders(n: int) -> dict[str, Any]:
+    given = [ngd.placeholder(f"x{i}", (4,)) for i in range(n)]
+    return {"inputs": given, "outputs": [ops.concat([a * b for a, b in pairwise(given)])]}
+
+
+def expansions(n: int) -> dict[str, Any]:
+    """Ops that are expanded, and differentiated by their expansion."""
+    x = y = ngd.placeholder("x", (4, 4))
+    for _ in range(n):
+        y = ops.tanh(y - ops.mean(y, axis=0) + ops.logsumexp(y, axis=1, keepdims=True))
+    return {"inputs": [x], "outputs": [y, ngd.grad(ops.sum(y), x)]}
+
+
+def sizes_of_every_kind(n: int) -> dict[str, Any]:
+    """Values that live long and have different sizes: the planner's worst."""
+    x = ngd.placeholder("x", (2, 4))
+    tops = [ops.concat([x] * (1 + i * 7 % 13)) @ np.eye(4, dtype=np.float32) for i in range(n)]
+    return {"inputs": [x], "outputs": [ops.sum(ops.concat(tops[::-1]))]}
+
+
+CASES: tuple[tuple[Callable[[int], dict[str, Any]], int], ...] = (
+    (layers, 50),
+    (all_reduces, 40),
+    (additions, 1500),
+    (variables, 250),
+    (placeholders, 400),
+    (expansions, 25),
+    (sizes_of_every_kind, 200),
+)
+
+
+def calls(make: Callable[[int], dict[str, Any]], n: int) -> int:
+    """How many functions, Python's and C's, are called to build, differentiate and compile."""
+    count = 0
+
+    def see(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += 1
+
+    before = sys.getprofile()
+    sys.setprofile(see)
+    try:
+        ngd.compile(**make(n), device="NULL", group=Pair())  # type: ignore[arg-type]
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize(("make", "n"), CASES, ids=[make.__name__ for make, _ in CASES])
+@pytest.mark.parametrize("check", [False, True], ids=["plain", "checked"])
+def test_twice_the_graph_costs_twice_the_calls(
+    make: Callable[[int], dict[str, Any]], n: int, check: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NGD_CHECK", str(int(check)))
+    calls(make, n)  # what is remembered from one compilation to the next is there now
+    assert calls(make, 2 * n) <= DOUBLE * calls(make, n)
+
+
+def test_every_question_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: Counter[Any] = Counter()
+    ask = _core.query_kernel
+
+    def counted(op: str, inputs: Any, outputs: Any, attrs: Mapping[str, Any]) -> Any:
+        asked[op, tuple(inputs), tuple(outputs), tuple(sorted(attrs.items()))] += 1
+        return ask(op, inputs, outputs, dict(attrs))
+
+    monkeypatch.setattr(_core, "query_kernel", counted)
+    ngd.compile(**layers(20))
+    assert asked
+    assert set(asked.values()) == {1}
+    assert len(asked) < 30  # whatever the number of layers
+
+
+def test_a_graph_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: Counter[int] = Counter()
+    real = Graph.nodes.func  # type: ignore[attr-defined]
+
+    def counted(graph: Graph) -> Any:
+        walks[id(graph)] += 1
+        kept.append(graph)
+        return real(graph)
+
+    kept: list[Graph] = []
+    monkeypatch.setattr(Graph.nodes, "func", counted)
+    ngd.compile(**layers(3))
+    assert kept
+    assert set(walks.values()) == {1}
+
+
+def test_a_chain_of_100000_is_as_good_as_any() -> None:
+    step = ngd.compile(**additions(100_000))
+    (result,) = step(np.full(4, 0.5, np.float32))
+    np.testing.assert_array_equal(result, 50_000.5)
+    del step
+
+
+def test_a_deep_gradient_and_a_deep_chain_that_nothing_fuses() -> None:
+    x = y = ngd.placeholder("x", (2, 2))
+    for _ in range(4_000):
+        y = ops.tanh(y @ x)
+    gradient = ngd.grad(ops.sum(y), x)
+    assert str(ngd.compile([x], [gradient], device="NULL")).count("matmul") >= 12_000
+
+
+def slow_first_fit(lives: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Each at the lowest end of another, or at 0, where it meets nothing that is alive with it."""
+    placed: list[tuple[int, int, int, int]] = []
+    for first, last, size in lives:
+        rivals = [(at, at + n) for f, t, n, at in placed if f <= last and first <= t]
+        fits = [
+            at
+            for at in (0, *(end for _, end in rivals))
+            if all(end <= at or at + size <= begin for begin, end in rivals)
+        ]
+        placed.append((first, last, size, min(fits)))
+    return [at for *_, at in placed]
+
+
+def random_lives(seed: int) -> list[tuple[int, int, int]]:
+    rng = random.Random(seed)
+    steps, longest = rng.randint(1, 70), rng.choice([1, 5, 70])
+    lives = []
+    for _ in range(rng.randint(0, 60)):
+        first = rng.randrange(steps)
+        last = min(steps - 1, first + rng.randint(0, longest))
+        lives.append((first, last, rng.choice([1, 2, 3, 64, 100])))
+    return sorted(lives, key=lambda life: -life[2]) if seed % 2 else lives
+
+
+def test_the_lowest_free_place_is_found() -> None:
+    for seed in range(400):
+        lives = random_lives(seed)
+        assert _core.first_fit(lives) == slow_first_fit(lives), f"seed {seed}"
+
+
+def test_verify_finds_what_lies_in_one_place() -> None:
+    found = 0
+    for seed in range(400):
+        lives = random_lives(seed)
+        storages = [
+            Storage("private", at, size, first, last)
+            for (first, last, size), at in zip(lives, slow_first_fit(lives), strict=True)
+        ]
+        Plan(storages=storages).verify()
+        for storage in storages[1:2]:
+            storage.place = storages[0].place
+            a, b = storages[:2]
+            if a.first <= b.last and b.first <= a.last:
+                found += 1
+                with pytest.raises(CompileError, match="alive in one place"):
+                    Plan(storages=storages).verify()
+    assert found > 20
