@@ -30,7 +30,7 @@ LAYERS = (
     {"__init__", "launch"},
     {"cli", "doctor", "nn", "optim", "data", "torch"},
 )
-USERS_OF_THE_CORE = {"collectives", "compiler", "distributed", "variable"}
+USERS_OF_THE_CORE = {"collectives", "compiler", "distributed", "torch", "variable"}
 
 INCLUDES = {
     "base": {"base"},

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled part.
-
-Only ngd.compiler, ngd.variable, ngd.collectives and ngd.distributed import it.
-"""
+"""The compiled part. Only compiler, variable, collectives, distributed and torch import it."""
 
 import os
 
@@ -24,6 +21,7 @@ try:
         Hold,
         ProgramBuilder,
         Sequence,
+        Turns,
         available_cores,
         build_info,
         finalize_mpi,
@@ -54,6 +52,7 @@ __all__ = [
     "Hold",
     "ProgramBuilder",
     "Sequence",
+    "Turns",
     "available_cores",
     "build_info",
     "finalize_mpi",

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections import deque
+from collections.abc import MutableSequence
 from collections.abc import Sequence as _Sequence
 from typing import Any
 
@@ -84,6 +86,9 @@ class Communicator:
         receive_counts: _Counts | None = None,
         tag: int = 0,
     ) -> int: ...
+    def submit_next(
+        self, waiting: deque[tuple[tuple[Any, ...], dict[str, Any]]], *lists: MutableSequence[int]
+    ) -> None: ...
     def submit_arrays(
         self,
         kind: str,
@@ -114,6 +119,11 @@ class Communicator:
     def stats(self) -> list[tuple[str, str, str, int, int, float, float, list[int]]]: ...
     def abort(self, traceback: str) -> None: ...
     def close(self) -> None: ...
+
+class Turns:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+    def wanted(self) -> bool: ...
 
 class Grouped:
     def __init__(

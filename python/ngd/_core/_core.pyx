@@ -5,6 +5,7 @@
 """The crossing into C++: thin, no op by name, no shape logic, no defaults."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
 from cython.operator cimport dereference
 from libc.stdint cimport int64_t, uint64_t
@@ -201,5 +202,6 @@ cdef class Buffer:
 
 include "sites.pxi"
 include "communicator.pxi"
+include "turns.pxi"
 include "grouped.pxi"
 include "program.pxi"

@@ -172,6 +172,17 @@ cdef class Communicator:
         collective.tag = tag
         return self._submit(collective, kind, op, algorithm, site, counts, receive_counts)
 
+    def submit_next(self, waiting, *lists) -> None:
+        """Submit the first of a deque of (args, kwargs), and move its number to the lists' ends.
+
+        Where that raises, nothing was submitted and nothing has moved: no interrupt comes between.
+        """
+        args, kwargs = waiting[0]
+        number = self.submit(*args, **kwargs)
+        waiting.popleft()
+        for numbers in lists:
+            numbers.append(number)
+
     cdef uint64_t _submit(
         self, Collective& collective, str kind, str op, str algorithm, str site, counts,
         receive_counts,

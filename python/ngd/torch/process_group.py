@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -26,7 +27,7 @@ from .operands import (
     reduction,
     wire,
 )
-from .works import Queue, Submission, Work, started, wait_for_all_of
+from .works import Queue, Submission, Work, complete_all_of, look_at_all_of, started
 
 CPU: Final = torch.device("cpu")
 
@@ -125,17 +126,30 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         where = "counted in" if self._counts else "in"
         return kind(f"{error} ({where} the group of the global ranks {self.ranks})")
 
+    def interrupted(self, error: BaseException) -> None:
+        """Something was raised in mid-call, by Ctrl-C or the handler of a signal: leave at once.
+
+        What the rank would call next, the peers would take for the call that they are in. The works
+        under way stay outstanding until a look at them finds the group closed.
+        """
+        self._failed = True
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        self.group.abort(f"interrupted in a call of torch.distributed by {text}")
+
     def shutdown(self) -> None:
         """Complete what is under way, and leave; ngd's own world stays, if it is in good order."""
-        wait_for_all_of(self)
+        complete_all_of(self)
         if self._owned:
             self.group.close()
         elif self._failed:
             distributed.shutdown()
+        look_at_all_of(self)
 
     def abort(self) -> None:
         """Leave at once: the peers are told."""
+        self._failed = True
         self.group.abort("torch.distributed aborted this process group")
+        look_at_all_of(self)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long a wait may last, from now on."""

@@ -9,12 +9,20 @@ On one host the engine has no thread of its own: to wait is to do my share. So:
 - the engine has places for so many collectives of a group, and would wait for one in that group
   alone: what it has no place for stays here, in a Queue, until somebody waits or submits
 - a Future is complete when get_future() returns: who waits for it cannot drive the engine
+
+Ctrl-C, or what the handler of a signal raises, comes between any two bytecodes. So:
+- a work is outstanding, and its tensors are kept, from before its first submission until the engine
+  has said that it is complete, or that its group is closed
+- to submit, and to note that, is one call of the engine's
+- whoever is interrupted in a submission or in a wait closes the group: the peers are told, and no
+  later call is taken for this one
+- whoever is interrupted in a mere look leaves everything as it was
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -24,7 +32,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
-from ..errors import CollectiveTimeoutError, Error
+from .._core import Turns
+from ..collectives.work import NAP
+from ..errors import BusyError, CollectiveTimeoutError, Error
 
 if TYPE_CHECKING:
     from ..collectives import Group
@@ -49,28 +59,9 @@ Submission: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """What Communicator.submit is called with."""
 
 
-class Turns:
-    """A lock that a thread cannot take again before those that were waiting for it."""
-
-    def __init__(self) -> None:
-        self._next = threading.Lock()
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._next:
-            self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def wanted(self) -> bool:
-        """Whether another thread waits."""
-        return self._next.locked()
-
-
 turns = Turns()
 outstanding: dict[Work, None] = {}
-"""What was submitted and is not known to be complete, oldest first. Keeps its tensors alive."""
+"""What the engine may not be done with, oldest first."""
 
 
 def start_anew() -> None:
@@ -94,44 +85,48 @@ class Queue:
     def start(self, work: Work) -> None:
         """Submit a work, in part or later where there is no room; raise what is wrong with it."""
         behind_others = self._waiting and work.takes_places()
-        if behind_others or not self._submit(work):
+        try:
+            there = not behind_others and self._submit(work)
+        except BusyError:  # a thread that is none of torch's is in the engine
+            there = False
+        if not there:
             self._waiting.append(work)
 
     def fill(self) -> None:
-        """Submit what there is room for; works that fail keep their errors."""
+        """Submit what there is room for; works that fail keep their errors. May be Busy."""
         while self._waiting:
             work = self._waiting[0]
             try:
                 if not self._submit(work):
                     return
+            except BusyError:
+                raise
             except Error as error:
                 work._fail(error)
             self._waiting.popleft()
 
     def wait_for_room(self, seconds: float) -> bool:
-        """Whether the oldest collective under way is complete, after so long."""
-        there = self._communicator.wait_for(self._in_flight[0], seconds)
-        if there:
+        """Whether there is room, after so long."""
+        if self._in_flight:
+            if not self._communicator.wait_for(self._in_flight[0], seconds):
+                return False
             self._in_flight.popleft()
-            self.fill()
-        return there
+        self.fill()
+        return True
 
     def give_up(self, seconds: float) -> None:
         """Let the engine say who is missing."""
-        self._communicator.wait(self._in_flight[0], seconds)
+        if self._in_flight:
+            self._communicator.wait(self._in_flight[0], seconds)
 
     def _submit(self, work: Work) -> bool:
         """Submit what there is room for of a work; whether that was all of it."""
         submissions, takes_places = work._submissions, work.takes_places()
+        lists = (work._sequences, self._in_flight) if takes_places else (work._sequences,)
         while submissions:
             if takes_places and not self._has_room():
                 return False
-            args, kwargs = submissions[0]
-            sequence = self._communicator.submit(*args, **kwargs)
-            submissions.popleft()
-            work._sequences.append(sequence)
-            if takes_places:
-                self._in_flight.append(sequence)
+            self._communicator.submit_next(submissions, *lists)
         return True
 
     def _has_room(self) -> bool:
@@ -169,7 +164,11 @@ class Work(torch.distributed.Work):
         """Return when the outputs hold the result; raise what went wrong, naming the rank."""
         if not self._over:
             asked = timeout.total_seconds() if timeout is not None else 0.0
-            self._drive(asked if asked > 0 else self._group.seconds)
+            try:
+                self._drive(asked if asked > 0 else self._group.seconds)
+            except BaseException as error:
+                self._group.interrupted(error)
+                raise
         if self._error is not None:
             raise self._error
         return True
@@ -201,8 +200,9 @@ class Work(torch.distributed.Work):
         """Wait, and return a completed Future of the outputs."""
         if self._future is None:
             self.wait()
-            self._future = torch.futures.Future()
-            self._future.set_result(self._outputs)
+            future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+            future.set_result(self._outputs)
+            self._future = future
         return self._future
 
     def takes_places(self) -> bool:
@@ -213,6 +213,7 @@ class Work(torch.distributed.Work):
         """Wait in slices, and give others their turn."""
         begin = time.monotonic()
         while not self._over:
+            busy = False
             with turns:
                 if self._over:
                     return
@@ -223,14 +224,15 @@ class Work(torch.distributed.Work):
                     if late:
                         self._give_up(seconds)
                     self._advance(SHORT_SLICE_SECONDS if short else SLICE_SECONDS)
-                except Exception as error:
+                except BusyError:
+                    busy = True
+                except Error as error:
                     self._fail(error)
                     return
-                except BaseException:  # Ctrl-C: it has closed the group.
-                    self._end()
-                    raise
                 for work in others:
                     work._poll()
+            if busy:
+                time.sleep(NAP)
 
     def _advance(self, seconds: float) -> None:
         """Go on for so long."""
@@ -258,6 +260,8 @@ class Work(torch.distributed.Work):
                 del sequences[0]
             if not self._submissions and not self._over:
                 self._finish()
+        except BusyError:
+            return
         except Error as error:
             self._fail(error)
 
@@ -282,27 +286,42 @@ class Work(torch.distributed.Work):
         self._end()
 
     def _end(self) -> None:
-        self._over = True
+        """Let the tensors go: the engine is done with them."""
+        outstanding.pop(self, None)
+        self._submissions.clear()
         self._held = ()
         self._copies = []
-        self._submissions.clear()
-        outstanding.pop(self, None)
+        self._over = True  # last: who is interrupted before it comes here again
 
 
 def started(work: Work) -> Work:
     """Start a work. The caller has the turn."""
-    work._group.queue.start(work)
-    outstanding[work] = None
-    if len(outstanding) > MANY:  # Most were never waited for: only a look ends those.
-        for each in list(outstanding):
-            each._poll()
+    try:
+        outstanding[work] = None
+        work._group.queue.start(work)
+        if len(outstanding) > MANY:  # Most were never waited for: only a look ends those.
+            for each in list(outstanding):
+                each._poll()
+    except BaseException as error:
+        if work._sequences:
+            work._group.interrupted(error)
+        else:
+            work._end()  # refused, before any of it was submitted
+        raise
     return work
 
 
-def wait_for_all_of(group: ProcessGroup) -> None:
+def complete_all_of(group: ProcessGroup) -> None:
     """Complete what a group has under way, errors apart."""
-    for work in [work for work in outstanding if work._group is group]:
-        try:
-            work.wait()
-        except Error:
-            return
+    for work in list(outstanding):
+        if work._group is group:
+            with contextlib.suppress(Error):
+                work.wait()
+
+
+def look_at_all_of(group: ProcessGroup) -> None:
+    """Let go what a group that is closed had under way."""
+    with turns:
+        for work in list(outstanding):
+            if work._group is group:
+                work._poll()
