@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +13,9 @@ import numpy as np
 
 from . import _core, config, distributed, passes, reference
 from .collectives import Group, compare_ranks
+from .collectives.work import in_turn
 from .dtype import SHORT_NAMES, has_mask, plain
-from .errors import CompileError, ShapeError
+from .errors import BusyError, CompileError, ShapeError
 from .ir import PLACEHOLDER, Array, Graph, Node, Type
 from .ops.collective import WORLD, Collective, Ranks, expect_member
 from .passes.collectives import check_root, in_order
@@ -320,7 +322,7 @@ def opened(groups: Sequence[Ranks]) -> list[Group]:
 
 
 class Conversation:
-    """A step's collectives on arrays: the INTERPRETER's."""
+    """A step's collectives on arrays: the INTERPRETER's. Each run of the step is a Talk."""
 
     def __init__(self, graph: Graph, group: Group) -> None:
         self.rank, self.size = group.rank, group.size
@@ -338,13 +340,22 @@ class Conversation:
             for sequence in self.ordering.sequences()
         ]
 
+
+class Talk:
+    """The collectives of one run of a step."""
+
+    def __init__(self, step: Conversation) -> None:
+        self.step, self.rank, self.size = step, step.rank, step.size
+        self.has_begun = False
+
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
         """Start one; what is returned waits for its result."""
-        number = self.ordering.number(node.attrs.get("group"))
-        group, kind, attrs = self.groups[number], kind_of(node), submission(node)
+        number = self.step.ordering.number(node.attrs.get("group"))
+        group, kind, attrs = self.step.groups[number], kind_of(node), submission(node)
         result: Array = np.zeros(node.shape, node.dtype)
         group.check_open()
-        work = group.communicator.submit(
+        submit = functools.partial(
+            group.communicator.submit,
             kind,
             attrs.pop("reduce_op", "none"),
             node.dtype.name,
@@ -353,20 +364,24 @@ class Conversation:
             operand.ctypes.data,
             result.ctypes.data,
             site=node.site,
-            sequence=None if kind in ("send", "recv") else self.identities[number],
+            sequence=None if kind in ("send", "recv") else self.step.identities[number],
             **attrs,
         )
+        work = in_turn(group, submit) if self.has_begun else submit()
+        self.has_begun = True
 
         def finish(_: Array = operand) -> Array:  # kept until here
-            group.communicator.wait(work, _core.timeout_seconds())
+            in_turn(group, lambda: group.communicator.wait(work, group.timeout))
             return result
 
         return finish
 
-    def abort(self, why: str) -> None:
-        """Tell the peers that this rank has left the common sequence."""
-        for group in self.groups if self.nodes else ():
-            group.communicator.abort(why)
+    def fail(self, error: BaseException) -> None:
+        """Tell the peers that this rank has left the common sequence, unless it has not begun."""
+        if isinstance(error, BusyError) and not self.has_begun:
+            return
+        for group in self.step.groups if self.step.nodes else ():
+            group.communicator.abort(str(error) or type(error).__name__)
 
 
 def kind_of(node: Node) -> str:
@@ -409,10 +424,11 @@ class InterpreterExecutable(_Base):
         """Run once, while the variables are held."""
         self.variables_touched = False
         values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
+        talk = Talk(self.ranks)
         try:
-            results, updates = reference.evaluate(self.graph, inputs, values, self.ranks)
-        except Exception as error:
-            self.ranks.abort(str(error))
+            results, updates = reference.evaluate(self.graph, inputs, values, talk)
+        except BaseException as error:  # an interrupt may come between two collectives
+            talk.fail(error)
             raise
         for destination, result in zip(outputs, results, strict=True):
             destination[...] = result

@@ -16,7 +16,7 @@ import numpy as np
 
 from . import _core, collectives, config, environment
 from .collectives import Group, Mesh
-from .collectives.group import GROUPS
+from .collectives.group import GROUPS, living
 from .environment import Launch
 from .errors import InitError
 from .ir import Shape
@@ -62,6 +62,7 @@ def init(*, comm: Any = None) -> Group:
         Ranks that did not come within NGD_TIMEOUT, named.
     """
     global _world
+    _core.stay_if_ending()
     there = _world is not None and not _world.closed
     if comm is not None:
         if there:
@@ -217,11 +218,16 @@ def shutdown() -> None:
 
 
 def leave() -> None:
-    """End the world, and MPI with it: after a failure MPI ends the process at once."""
+    """End the world, and MPI with it: after a failure MPI ends the process at once.
+
+    Threads that are left are daemons, which end with the process: where one waits in a group, its
+    wait ends here, and it does not come back to Python.
+    """
     if os.getpid() == _hooked_in:
         environment.tell_launcher()
+    _core.begin_end()
     shutdown()
-    for group in list(GROUPS):
+    for group in living(GROUPS):
         group.close()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -243,7 +249,7 @@ def install_hooks() -> None:
         if os.getpid() == _hooked_in:
             environment.tell_launcher()
         text = "".join(traceback.format_exception(kind, error, trace))
-        for group in [group for group in GROUPS if not group.closed]:
+        for group in [group for group in living(GROUPS) if not group.closed]:
             group.abort(text)
         previous(kind, error, trace)
 

@@ -4,6 +4,7 @@
 # cython: auto_pickle=False, autotestdict=False
 """The crossing into C++: thin, no op by name, no shape logic, no defaults."""
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
@@ -27,6 +28,7 @@ from numpy cimport (
 
 from ngd cimport *
 
+import os
 import sys
 import threading
 
@@ -42,6 +44,7 @@ ngd_set_error_module(_errors)
 cdef extern from "Python.h":
     # As Python declares it: the exception stays set, for ngd_raise_python_error to find.
     int PyErr_CheckSignals() noexcept
+    unsigned long PyThread_get_thread_ident() noexcept nogil
 
 cdef extern from *:
     """
@@ -54,7 +57,7 @@ cdef extern from *:
 
 _LANES = ("input", "output", "variable", "constant", "private", "shared")
 _ACTIONS = ("run", "start", "wait")
-_MAIN_THREAD = threading.main_thread().ident
+cdef unsigned long _main_thread = threading.main_thread().ident
 
 
 cdef string _bytes(str text):
@@ -106,11 +109,36 @@ cdef Attrs _attrs(dict attrs) except *:
     return result
 
 
+# Only the main thread handles signals. No other one may take the GIL in here: where the program is
+# ending, Python ends a thread that asks for it, by unwinding what called.
 cdef cbool _signal_pending() noexcept nogil:
+    if PyThread_get_thread_ident() != _main_thread:
+        return False
     with gil:
-        if threading.get_ident() != _MAIN_THREAD:
-            return False
         return PyErr_CheckSignals() != 0
+
+
+def _find_main_thread() -> None:
+    global _main_thread
+    _main_thread = threading.get_ident()
+
+
+os.register_at_fork(after_in_child=_find_main_thread)
+
+
+def begin_end() -> None:
+    """Tell that the program is ending: from now on `stay_if_ending` stays."""
+    ngd_begin_end(_main_thread)
+
+
+def stay_if_ending() -> None:
+    """Never return, where the program is ending and this is a daemon thread.
+
+    Python would end the thread as soon as it takes the GIL again; as from Python 3.14 on, it
+    sleeps instead. So no error of it is printed which only says that the program has ended.
+    """
+    with nogil:
+        ngd_stay_if_ending()
 
 
 def build_info() -> dict:

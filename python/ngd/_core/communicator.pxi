@@ -61,6 +61,7 @@ cdef class Sequence:
         self.identity.text = self.text.c_str()
 
 
+@cython.no_gc_clear
 cdef class Communicator:
     """A group of ranks; every call is collective over it."""
 
@@ -371,7 +372,10 @@ cdef class Communicator:
 
     def next_group_number(self) -> int:
         """Of a world over MPI: the first number that no group of this rank has."""
-        return cpp_next_group_number(dereference(self.communicator))
+        cdef int number
+        with nogil:
+            number = cpp_next_group_number(dereference(self.communicator))
+        return number
 
     def group_of(self, members, int number, str key, double timeout) -> Communicator:
         """A group of a world over MPI, made by its members alone; see communicator.hpp."""
@@ -388,7 +392,9 @@ cdef class Communicator:
 
     def stats(self) -> list:
         """What each call site has cost: (kind, op, site, calls, bytes, s, s waited, last)."""
-        cdef vector[CallStats] entries = self.communicator.get().stats()
+        cdef vector[CallStats] entries
+        with nogil:
+            entries = self.communicator.get().stats()
         return [
             (
                 _text(kind_name(each.kind)), _text(reduce_op_name(each.op)), _str(each.site),

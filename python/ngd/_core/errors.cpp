@@ -2,7 +2,9 @@
 #include "errors.hpp"
 
 #include <Python.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -12,6 +14,8 @@
 namespace {
 
 PyObject* error_module = nullptr;
+std::atomic<bool> ending{false};
+std::atomic<unsigned long> main_thread{0};
 
 const char* class_name(ngd::ErrorKind kind) {
   switch (kind) {
@@ -78,7 +82,19 @@ void ngd_set_error_module(PyObject* errors) {
   error_module = errors;
 }
 
+void ngd_begin_end(unsigned long thread) {
+  main_thread = thread;
+  ending = true;
+}
+
+// Not with the GIL, which the main thread needs.
+void ngd_stay_if_ending() {
+  if (!ending || PyThread_get_thread_ident() == main_thread || PyGILState_Check()) return;
+  for (;;) ::pause();
+}
+
 void ngd_raise_python_error() {
+  ngd_stay_if_ending();
   const PyGILState_STATE state = PyGILState_Ensure();
   if (!PyErr_Occurred()) {  // a Python error raised inside, such as KeyboardInterrupt, stands
     try {

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Part of _core.pyx: many tensors, one hand-off.
 
+@cython.no_gc_clear
 cdef class Grouped:
     """An all_reduce or a broadcast that runs on many arrays; see comm/grouped.hpp."""
 
     cdef unique_ptr[CppGrouped] grouped
-    cdef Communicator communicator
+    cdef Communicator communicator  # which it must not outlive
 
     def __init__(
         self, Communicator communicator, str kind, str op, int root, list sources,

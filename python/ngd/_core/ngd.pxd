@@ -11,6 +11,8 @@ from libcpp.vector cimport vector
 cdef extern from "errors.hpp" nogil:
     void ngd_set_error_module(object errors)
     void ngd_raise_python_error()
+    void ngd_begin_end(unsigned long main_thread)
+    void ngd_stay_if_ending()
 
 cdef extern from "ngd.hpp" namespace "ngd" nogil:
     cdef enum class DType:

@@ -71,24 +71,30 @@ cdef class ProgramBuilder:
         return _str(program_text(self.program))
 
 
+@cython.no_gc_clear
 cdef class Executable:
     """A program made ready to run."""
 
     cdef unique_ptr[Executor] executor
     cdef ProgramBuilder builder
-    cdef list communicators, variables  # kept alive
+    cdef tuple communicators, variables  # which the executor must not outlive
     cdef size_t n_inputs, n_outputs
 
     def __init__(self, ProgramBuilder builder, list communicators, list variables):
         cdef vector[void*] pointers
         cdef vector[CppCommunicator*] groups
-        self.builder, self.communicators, self.variables = builder, communicators, variables
+        self.builder = builder
+        # The garbage collector empties lists, and never tuples.
+        self.communicators, self.variables = tuple(communicators), tuple(variables)
         for variable in variables:
             pointers.push_back((<Buffer?> variable).buffer.data())
         for communicator in communicators:
             groups.push_back((<Communicator?> communicator).communicator.get())
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
         self.executor.reset(new Executor(builder.program, cpu(), cpu_table(), groups, pointers))
+
+    def __dealloc__(self):
+        self.executor.reset()
 
     def run(self, list inputs, list outputs) -> None:
         """Run once on contiguous arrays of the program's types."""

@@ -35,6 +35,16 @@ from .work import Pending, Submitted, Work, in_turn
 GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
 """Those of this process, for their statistics."""
 
+
+def living(groups: weakref.WeakSet[Group]) -> list[Group]:
+    """Those that there are now, while other threads may add some."""
+    while True:
+        try:
+            return list(groups)
+        except RuntimeError:  # another thread has changed the set meanwhile
+            continue
+
+
 MOST_ROWS = 2**48
 """That a rank may say it has: more than an address holds, and far from overflowing a sum."""
 
@@ -80,6 +90,7 @@ class Group:
     def check_open(self) -> None:
         """Raise GroupClosedError after shutdown()."""
         if self.closed:
+            _core.stay_if_ending()
             raise GroupClosedError("this group was shut down; ngd.init() makes a new one")
 
     def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group:
@@ -473,14 +484,14 @@ class Group:
 
     def abort(self, traceback: str) -> None:
         """Tell the other ranks that this one has failed, and close; smaller groups first."""
-        for child in list(self._children):
+        for child in living(self._children):
             child.abort(traceback)
         self.communicator.abort(traceback)
 
     def close(self) -> None:
         """Leave, the groups that were split from this one first; idempotent."""
         if not self.closed:
-            for child in list(self._children):
+            for child in living(self._children):
                 child.close()
             self.closed = True
             self.communicator.close()
@@ -529,7 +540,7 @@ class Group:
                 receive_counts=receive_counts,
             )
 
-        pending = Submitted(self.communicator, in_turn(submit) if under_way else submit())
+        pending = Submitted(self.communicator, in_turn(self, submit) if under_way else submit())
         return self._complete(kind, [pending], finish, (source, buffer), async_op)
 
     def _complete(
@@ -545,7 +556,7 @@ class Group:
             return Work(self, what, pending, finish, keep)
         try:
             for each in pending:
-                in_turn(functools.partial(each.wait, self.timeout))
+                in_turn(self, functools.partial(each.wait, self.timeout))
         except BaseException:  # an interrupt may come between two calls of the engine
             self.abandon(list(pending), keep)
             raise

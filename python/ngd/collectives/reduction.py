@@ -191,7 +191,7 @@ def sparse(
                 part.size,
                 site=call.site,
             )
-            number = in_turn(submit) if pending else submit()
+            number = in_turn(group, submit) if pending else submit()
             pending.append(Submitted(group.communicator, number))
         fills.append(_summed(call, buffer, gathered[0], gathered[1]))
         keep.append((mine, gathered))

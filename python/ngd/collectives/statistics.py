@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .group import GROUPS, Group
+from .group import GROUPS, Group, living
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def comm_stats() -> CommStats:
         counted (in a group of one). Groups that are closed and forgotten are not in it.
     """
     rows = []
-    for group in GROUPS:
+    for group in living(GROUPS):
         for kind, op, site, calls, moved, seconds, waited, last in group.communicator.stats():
             name = kind if op == "none" else f"{kind}({op})"
             rows.append(

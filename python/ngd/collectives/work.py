@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from .. import _core
-from ..errors import BusyError
+from ..errors import BusyError, CollectiveTimeoutError
 
 if TYPE_CHECKING:
     from .group import Group
@@ -16,20 +17,37 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-NAP: Final = 50e-6
-"""Seconds until another thread is likely to have left the group."""
+SHORTEST_NAP: Final = 50e-6
+LONGEST_NAP: Final = 1e-3
+"""Seconds between two tries."""
 
 
-def in_turn(call: Callable[[], Result]) -> Result:
-    """What belongs to a collective that is under way: as often as another thread is in the group.
+def in_turn(group: Group, call: Callable[[], Result]) -> Result:
+    """Make a call that belongs to a collective under way; retry while another thread is in there.
 
-    A BusyError would say that nothing has happened.
+    Where that takes longer than NGD_TIMEOUT, or Ctrl-C comes meanwhile, this rank has left the
+    common sequence: the group is closed, and the peers are told.
     """
+    begin, nap = math.nan, SHORTEST_NAP
     while True:
         try:
             return call()
         except BusyError:
-            time.sleep(NAP)
+            pass
+        try:
+            now = time.monotonic()
+            begin = now if math.isnan(begin) else begin
+            if 0 < group.timeout <= now - begin:
+                raise CollectiveTimeoutError(
+                    "another thread of this process has used the group for "
+                    f"{group.timeout:g} s; this one has a collective under way and could not go "
+                    "on with it"
+                )
+            time.sleep(nap)
+        except BaseException as error:
+            group.communicator.abort(f"{type(error).__name__}: {error}")
+            raise
+        nap = min(2 * nap, LONGEST_NAP)
 
 
 class Pending(Protocol):

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group of ranks and ONE way to make it work: submit a Collective, wait for its Work.
 //
-// A communicator holds no global state and is driven by one thread at a time (a second one that
-// calls meanwhile gets Busy); a process may hold many. All ranks submit the same sequence; a send
-// and its receive stand outside of it, in the sequence of their two ranks. Every blocking call
+// A communicator holds no global state and is driven by one thread at a time: a second one that
+// calls submit, wait, done or split meanwhile gets Busy. All other calls may come from any thread,
+// and from the interrupt callback. A call that waits ends with GroupClosed when another thread
+// closes the group. A process may hold many communicators. All ranks submit the same sequence; a
+// send and its receive stand outside of it, in the sequence of their two ranks. Every blocking call
 // progresses all outstanding works, checks its deadline, and watches its peers; whatever goes wrong
 // closes the communicator, and every later call throws GroupClosed with the first failure's
 // message.
@@ -20,7 +22,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/error.hpp"
@@ -52,20 +53,6 @@ struct SharedBlock {
   std::size_t bytes = 0;
 };
 
-// Calls what belongs to a work that is under way: where another thread is in the group, again until
-// it is not. Busy would say that nothing has happened.
-template <class Call>
-auto in_turn(Call&& call) {
-  for (;;) {
-    try {
-      return call();
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::Busy) throw;
-    }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
-}
-
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -77,13 +64,27 @@ class Communicator {
   virtual int local_size() const noexcept = 0;
 
   // Starts a collective. From here until its wait returns, source and destination are the
-  // communicator's. Never blocks for long; throws InvalidArgument before anything is published.
+  // communicator's. Never waits for another rank, however many works are in flight; throws
+  // InvalidArgument before anything is published.
   virtual Work submit(const Collective& collective) = 0;
   // Returns when destination holds the result. timeout_seconds: 0 = no deadline.
   virtual void wait(Work work, double timeout_seconds) = 0;
-  // The same for who has just submitted it: never Busy.
+  // Makes a call that belongs to a work under way, and retries it while another thread uses the
+  // group. Where that takes longer than timeout_seconds (0 = no deadline), or the interrupt says
+  // so, closes the group as abort() does and throws CollectiveTimeout or Interrupted.
+  template <class Call>
+  auto in_turn(double timeout_seconds, Call&& call) {
+    for (Turn turn(*this, timeout_seconds);; turn.wait()) {
+      try {
+        return call();
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::Busy) throw;
+      }
+    }
+  }
+  // As wait, for who has just submitted it: never Busy.
   void finish(Work work, double timeout_seconds) {
-    in_turn([&] { wait(work, timeout_seconds); });
+    in_turn(timeout_seconds, [&] { wait(work, timeout_seconds); });
   }
   // Progresses what can be progressed without blocking; throws what wait would throw.
   virtual bool done(Work work) = 0;
@@ -114,8 +115,7 @@ class Communicator {
   // Marks a call of submit, wait or done. Throws Busy where another thread is inside one.
   class Entry {
    public:
-    explicit Entry(Communicator& communicator) : Entry(communicator.inside_) {}
-    explicit Entry(std::atomic<bool>& inside) : inside_(inside) {
+    explicit Entry(Communicator& communicator) : inside_(communicator.inside_) {
       if (inside_.exchange(true, std::memory_order_acquire)) [[unlikely]]
         fail(ErrorKind::Busy, "a collective while another thread is in one of the same group");
     }
@@ -130,6 +130,23 @@ class Communicator {
   bool interrupted() const { return interrupt_ && interrupt_(); }
 
  private:
+  // How long a caller has retried.
+  class Turn {
+   public:
+    Turn(Communicator& group, double timeout_seconds) noexcept
+        : group_(group), timeout_seconds_(timeout_seconds) {}
+    void wait();  // a little; throws where that has been enough
+
+   private:
+    using Clock = std::chrono::steady_clock;
+    [[noreturn]] void give_up(ErrorKind kind, const std::string& why);
+
+    Communicator& group_;
+    double timeout_seconds_;
+    int naps_ = 0;
+    Clock::time_point begin_{}, asked_{};
+  };
+
   std::atomic<bool> inside_{false};
   std::function<bool()> interrupt_;
 };

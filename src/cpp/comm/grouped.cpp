@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/config.hpp"
 #include "base/error.hpp"
 
 namespace ngd::comm {
@@ -115,7 +116,8 @@ void Grouped::start(Pack& pack) {
     }
   }
   const auto submit = [&] { return communicator_.submit(pattern_); };
-  pack.work = &pack == &packs_.front() ? submit() : in_turn(submit);
+  const bool is_first = &pack == &packs_.front();
+  pack.work = is_first ? submit() : communicator_.in_turn(config::timeout_seconds(), submit);
 }
 
 void Grouped::unpack(Pack& pack) {
@@ -136,7 +138,7 @@ void Grouped::wait(double timeout_seconds) {
 }
 
 void Grouped::finish(double timeout_seconds) {
-  in_turn([&] { wait(timeout_seconds); });
+  communicator_.in_turn(timeout_seconds, [&] { wait(timeout_seconds); });
 }
 
 bool Grouped::wait_for(double seconds) {

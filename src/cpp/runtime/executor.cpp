@@ -190,9 +190,12 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
     std::atomic<bool>& flag;
     ~Release() { flag.store(false, std::memory_order_release); }
   } release{running_};
-  variables_touched_ = false;
+  variables_touched_ = has_begun_ = false;
   try {
     run_steps(inputs, outputs);
+  } catch (const Error& error) {
+    if (has_begun_ || error.kind() != ErrorKind::Busy) abort(error.what());
+    throw;
   } catch (const std::exception& error) {
     abort(error.what());
     throw;
@@ -253,7 +256,9 @@ void Executor::start(Step& step) {
     step.collective.source = step.source.data();
     step.collective.destination = step.destination.data();
   }
-  step.work = step.communicator->submit(step.collective);
+  const auto submit = [&] { return step.communicator->submit(step.collective); };
+  step.work = has_begun_ ? step.communicator->in_turn(timeout_seconds_, submit) : submit();
+  has_begun_ = true;
 }
 
 void Executor::finish(Step& step) {

@@ -26,8 +26,10 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   // Host pointers in, host pointers out; allocates nothing. Throws what a kernel or a collective
-  // throws, and Busy for a second call while one runs. Where the program has collectives, a failure
-  // closes their groups: the peers are told, since this rank has left the common sequence.
+  // throws; and Busy, after which nothing has happened, for a second call while one runs, and where
+  // another thread uses the group of the program's first collective. Where the program has
+  // collectives, a failure closes their groups: the peers are told, since this rank has left the
+  // common sequence.
   void run(const void* const* inputs, void* const* outputs);
 
   // Whether the last run() threw after the first instruction that writes a variable had begun.
@@ -64,6 +66,7 @@ class Executor {
   std::vector<Step> steps_;
   double timeout_seconds_;
   std::atomic<bool> running_{false};
+  bool has_begun_ = false;  // this run's collectives
   bool variables_touched_ = false;
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the groups of one rank share: the segments, the heap, the place on the wait ladder, and how
-// the rank is. A rank that fails in one of its groups has failed in all.
+// the rank is. A rank that fails in one of its groups has failed in all. Whoever calls holds the
+// monitor's lock, but for what never changes.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,6 +12,7 @@
 #include "base/error.hpp"
 #include "comm/shm/heap.hpp"
 #include "comm/shm/liveness.hpp"
+#include "comm/shm/monitor.hpp"
 #include "comm/shm/segment.hpp"
 #include "comm/shm/wait.hpp"
 
@@ -39,7 +40,7 @@ class Family {
   Ladder& ladder() noexcept { return ladder_; }
   Segment segment(int rank) const noexcept { return memory_->segment(rank); }
   RankRecord& record() const noexcept { return segment(rank()).record(); }
-  std::atomic<bool>& inside() noexcept { return inside_; }
+  Monitor& monitor() noexcept { return monitor_; }
   std::uint64_t& moves() noexcept { return moves_; }
   bool in_child() const noexcept { return fork_guard_.in_child(); }
 
@@ -53,6 +54,9 @@ class Family {
   // Says that I have failed, and why; the first reason stays.
   void fail_with(ErrorKind kind, const std::string& message) noexcept;
   bool failed() const noexcept { return failed_; }
+  // The group of all ranks is closed, and with it the family.
+  void close() noexcept { closed_ = true; }
+  bool closed() const noexcept { return closed_; }
   const std::string& why() const noexcept { return why_; }
   // Throws what has become of a rank of the world that says that it has failed.
   void check_rank(int rank) const;
@@ -74,10 +78,11 @@ class Family {
   std::unique_ptr<Liveness> liveness_;
   Heap heap_;
   Ladder ladder_;
-  std::atomic<bool> inside_{false};
+  Monitor monitor_;
   std::uint64_t moves_ = 0;
   std::vector<ShmCommunicator*> groups_;
   bool failed_ = false;
+  bool closed_ = false;
   std::string why_;
   std::uint64_t watched_ns_ = 0;
   std::uint64_t asked_ns_ = 0;

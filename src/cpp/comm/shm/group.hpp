@@ -61,6 +61,7 @@ struct TaskState {
 
   std::uint32_t stats = 0;         // its entry there
   std::uint64_t moved_bytes = 0;   // for them
+  std::uint64_t waited_ns = 0;     // for a slot, before it was published
   std::uint64_t completed_ns = 0;  // CLOCK_MONOTONIC
 
   Path path = Path::Undecided;
@@ -144,6 +145,11 @@ class Group {
   void ring_bells() const noexcept {
     for (int r = 0; r < size_; ++r)
       if (r != rank_) ring_bell(record(r), world(rank_));
+  }
+
+  void wake_all() const noexcept {
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) wake(record(r));
   }
 
   Need all(Need::Flag flag, std::uint64_t sequence, std::uint64_t value) const noexcept {

@@ -8,13 +8,14 @@
 
 namespace ngd::comm::shm {
 
-// Runs an engine call: whatever it throws closes the family, and is told to the peers.
+// Runs an engine call: whatever it throws closes the family, and is told to the peers. But for
+// GroupClosed: whoever closed the group meanwhile has told them.
 template <class Call>
 decltype(auto) guarded(Family& family, Call&& call) {
   try {
     return std::forward<Call>(call)();
   } catch (const Error& error) {
-    family.fail_with(error.kind(), error.what());
+    if (error.kind() != ErrorKind::GroupClosed) family.fail_with(error.kind(), error.what());
     throw;
   } catch (const std::exception& error) {
     family.fail_with(ErrorKind::Internal, error.what());

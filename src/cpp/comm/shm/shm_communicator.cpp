@@ -20,8 +20,7 @@ constexpr std::uint64_t kTold = kSlots / 4;
 
 // Of all that must be equal on all ranks. What an all_to_all sends whom, its two ranks compare.
 std::uint64_t fingerprint_of(const Task& task, std::uint64_t group, const Collective& collective,
-                             int size) noexcept {
-  const std::uint64_t program = collective.program == nullptr ? 0 : collective.program->hash;
+                             std::uint64_t program, int size) noexcept {
   std::uint64_t hash =
       mix(group, static_cast<std::uint64_t>(task.kind) | static_cast<std::uint64_t>(task.op) << 8 |
                      static_cast<std::uint64_t>(task.dtype) << 16 |
@@ -51,7 +50,7 @@ ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Gro
       statistics_(group_.size()),
       streams_(*family_, group_, statistics_),
       preferred_(preferred_algorithm()),
-      submit_timeout_(config::timeout_seconds()) {
+      split_timeout_(config::timeout_seconds()) {
   family_->join(*this);
 }
 
@@ -59,30 +58,39 @@ ShmCommunicator::~ShmCommunicator() { close(); }
 
 // ---- failing and leaving
 
-void ShmCommunicator::check_usable() const {
+// Comes first: in a child the monitor stays as another thread of the parent has left it.
+void ShmCommunicator::check_not_child() const {
   if (family_->in_child()) [[unlikely]]
     fail(ErrorKind::GroupClosed, "collectives do not work in a forked child: start a new program ",
          "(spawn) instead");
-  if (family_->failed() || closed_) [[unlikely]]
+}
+
+void ShmCommunicator::check_usable() const {
+  const bool closed = closed_ || family_->closed();
+  if (family_->failed() || closed) [[unlikely]]
     fail(ErrorKind::GroupClosed,
-         "this group is closed: ", closed_ ? "it was shut down" : family_->why());
+         "this group is closed: ", closed ? "it was shut down" : family_->why());
 }
 
 void ShmCommunicator::abort(const std::string& traceback) noexcept {
+  if (family_->in_child()) return;
+  const Locked locked(family_->monitor(), family_->record());
   const std::string_view kept = tail_of(traceback, kErrorBytes - 64);
   if (!closed_)
     family_->fail_with(ErrorKind::RemoteRank, concat("rank ", family_->rank(), " failed: ", kept));
 }
 
 void ShmCommunicator::close() noexcept {
-  if (closed_ || family_->in_child()) return;
+  if (family_->in_child()) return;
+  const Locked locked(family_->monitor(), family_->record());
+  if (closed_) return;
   closed_ = true;
+  if (group_.id() == 0) family_->close();
   family_->leave(*this);
   protocol_step();
   group_.control(group_.rank()).left.store(1);
   protocol_step();
-  for (int r = 0; r < group_.size(); ++r)
-    if (r != group_.rank()) wake(group_.record(r));
+  group_.wake_all();
   if (group_.id() == 0) return;
   for (int r = 0; r < group_.size(); ++r) {
     group_.control(r).departed.fetch_add(1);
@@ -95,7 +103,8 @@ void ShmCommunicator::close() noexcept {
 // ---- starting
 
 Work ShmCommunicator::submit(const Collective& collective) {
-  const Entry entry(family_->inside());
+  check_not_child();
+  const Inside inside(family_->monitor());
   check_usable();
   validate(collective, group_.rank(), group_.size());
   return submit_inside(collective);
@@ -104,30 +113,72 @@ Work ShmCommunicator::submit(const Collective& collective) {
 Work ShmCommunicator::submit_inside(const Collective& collective) {
   return guarded(*family_, [&] {
     if (between_two(collective.kind)) return streams_.submit(collective);
-    const std::uint64_t sequence = submitted_ + 1;
-    if (sequence > slots_free_to_) [[unlikely]]
-      wait_for_slot(sequence);
-    Task& fresh = task(sequence);
-    fresh.begin();
-    fresh.sequence = sequence;
-    fresh.stats = statistics_.entry_of(collective);
-    fresh.moved_bytes = larger_side_bytes(collective, group_.rank(), group_.size());
-    prepare(fresh, collective);
-    publish(fresh, collective);
-    submitted_ = sequence;
-    return Work{sequence};
+    const Statistics::Entry stats = statistics_.entry_of(collective);
+    const ProgramText program = text_of(collective.program);
+    if (submitted_ >= slots_free_to_) [[unlikely]]
+      progress();
+    if (!backlog_.empty() || !has_free_slot()) [[unlikely]]
+      keep_waiting(collective, stats, program);
+    else
+      start(collective, stats, program, 0);
+    return Work{submitted_ + backlog_.size()};
   });
 }
 
-// Whoever has not finished sequence - kSlots may still read the slot that I need.
-void ShmCommunicator::wait_for_slot(std::uint64_t sequence) {
-  Task oldest;
-  oldest.sequence = round_up(sequence - kSlots, kTold);
-  oldest.arrived = true;
-  oldest.need = group_.all(Need::Flag::Finished, oldest.sequence, oldest.sequence);
-  block({oldest, 0}, {submit_timeout_},
-        [&] { return finished_ >= oldest.sequence && group_.met(oldest.need); });
-  slots_free_to_ = oldest.sequence + kSlots;
+void ShmCommunicator::start(const Collective& collective, Statistics::Entry stats,
+                            const ProgramText& program, std::uint64_t waited_ns) {
+  const std::uint64_t sequence = submitted_ + 1;
+  Task& fresh = task(sequence);
+  fresh.begin();
+  fresh.sequence = sequence;
+  fresh.stats = stats;
+  fresh.waited_ns = waited_ns;
+  fresh.moved_bytes = larger_side_bytes(collective, group_.rank(), group_.size());
+  prepare(fresh, collective);
+  publish(fresh, collective, program);
+  submitted_ = sequence;
+}
+
+// Whoever has not finished sequence - kSlots may still read the slot that the next one needs.
+bool ShmCommunicator::has_free_slot() {
+  if (submitted_ < slots_free_to_) [[likely]]
+    return true;
+  const std::uint64_t oldest = round_up(submitted_ + 1 - kSlots, kTold);
+  if (finished_ < oldest) return false;
+  if (next_slots_.sequence != oldest)
+    next_slots_ = group_.all(Need::Flag::Finished, oldest, oldest);
+  if (!group_.met(next_slots_)) return false;
+  slots_free_to_ = oldest + kSlots;
+  return true;
+}
+
+// submit() never blocks: what it would have to wait for may need what its caller submits next.
+void ShmCommunicator::keep_waiting(const Collective& collective, Statistics::Entry stats,
+                                   const ProgramText& program) {
+  Waiting& kept = backlog_.emplace_back();
+  kept.collective = collective;
+  const auto ranks = static_cast<std::size_t>(group_.size());
+  if (collective.counts != nullptr)
+    kept.counts.assign(collective.counts, collective.counts + ranks);
+  if (collective.receive_counts != nullptr)
+    kept.receive_counts.assign(collective.receive_counts, collective.receive_counts + ranks);
+  copy_site(collective.site, kept.site);
+  kept.stats = stats;
+  kept.program = program;
+  kept.since_ns = now_ns();
+}
+
+void ShmCommunicator::start_from_backlog() {
+  Waiting& oldest = backlog_.front();
+  Collective collective = oldest.collective;
+  if (collective.counts != nullptr) collective.counts = oldest.counts.data();
+  if (collective.receive_counts != nullptr)
+    collective.receive_counts = oldest.receive_counts.data();
+  collective.program = nullptr;  // oldest.program has it
+  collective.site = oldest.site;
+  start(collective, oldest.stats, oldest.program, now_ns() - oldest.since_ns);
+  backlog_.pop_front();
+  ++family_->moves();
 }
 
 // Flat, unless the caller or NGD_ALLREDUCE wants the ring: flat is the faster one throughout.
@@ -161,19 +212,21 @@ void ShmCommunicator::prepare(Task& task, const Collective& collective) {
     task.path = Path::Inline;
 }
 
-void ShmCommunicator::publish(Task& task, const Collective& collective) {
+void ShmCommunicator::publish(Task& task, const Collective& collective,
+                              const ProgramText& program) {
   const Segment& mine = group_.mine();
   Slot& slot = mine.slot(task.sequence);
   if (family_->checked())
-    slot.fingerprint = fingerprint_of(task, group_.id(), collective, group_.size());
+    slot.fingerprint = fingerprint_of(task, group_.id(), collective, program.hash, group_.size());
   publish_source(task, slot, collective);
   slot.step.store(0, std::memory_order_relaxed);
   slot.taken.store(task.path == Path::Exchange && !task.takes ? kAll : 0,
                    std::memory_order_relaxed);
   slot.count = task.count;
   slot.arrived_ns = now_ns();
-  slot.program_hash = collective.program == nullptr ? 0 : collective.program->hash;
-  attach_program(slot, collective.program);
+  slot.program_hash = program.hash;
+  slot.program_offset = program.offset;
+  slot.program_length = program.length;
   slot.root = task.root;
   slot.kind = task.kind;
   slot.op = task.op;
@@ -217,11 +270,10 @@ void ShmCommunicator::publish_source(Task& task, Slot& slot, const Collective& c
 }
 
 // A program's text is written to the shared lane once, for the message that a mismatch may need.
-void ShmCommunicator::attach_program(Slot& slot, const ProgramIdentity* program) {
-  slot.program_offset = kPrivate;
-  slot.program_length = 0;
-  if (program == nullptr || program->text == nullptr) [[likely]]
-    return;
+ShmCommunicator::ProgramText ShmCommunicator::text_of(const ProgramIdentity* program) {
+  if (program == nullptr) [[likely]]
+    return {};
+  if (program->text == nullptr) return {program->hash};
   auto known = programs_.find(program->hash);
   if (known == programs_.end()) {
     const auto length = static_cast<std::uint32_t>(std::strlen(program->text));
@@ -231,21 +283,30 @@ void ShmCommunicator::attach_program(Slot& slot, const ProgramIdentity* program)
       std::memcpy(group_.mine().at(offset), program->text, length);
     } catch (const Error&) {  // no memory: the message will do without
     }
-    known = programs_.emplace(program->hash, ProgramText{offset, length}).first;
+    known = programs_.emplace(program->hash, ProgramText{program->hash, offset, length}).first;
   }
-  slot.program_offset = known->second.offset;
-  slot.program_length = known->second.length;
+  return known->second;
 }
 
 // ---- advancing
 
 bool ShmCommunicator::complete(std::uint64_t sequence) const noexcept {
   if ((sequence & kBetweenTwo) != 0) return streams_.over(sequence);
-  return sequence <= finished_ || task(sequence).complete;
+  return sequence <= finished_ || (sequence <= submitted_ && task(sequence).complete);
 }
 
 void ShmCommunicator::progress() {
   streams_.progress();
+  advance_all();
+  while (!backlog_.empty() && has_free_slot()) [[unlikely]] {
+    do {
+      start_from_backlog();
+    } while (!backlog_.empty() && has_free_slot());
+    advance_all();
+  }
+}
+
+void ShmCommunicator::advance_all() {
   const std::uint64_t before = finished_;
   for (std::uint64_t sequence = finished_ + 1; sequence <= submitted_; ++sequence) {
     Task& each = task(sequence);
@@ -276,7 +337,13 @@ void ShmCommunicator::advance(Task& task) {
 void ShmCommunicator::count(Task& task) noexcept {
   task.completed_ns = now_ns();
   const std::uint64_t ns = task.completed_ns - group_.mine().slot(task.sequence).arrived_ns;
-  statistics_.add(task.stats, task.moved_bytes, ns, last_to_come(task.sequence));
+  statistics_.add(task.stats, task.moved_bytes, ns + task.waited_ns, last_to_come(task.sequence));
+}
+
+std::vector<CallStats> ShmCommunicator::stats() const {
+  if (family_->in_child()) return {};
+  const Locked locked(family_->monitor(), family_->record());
+  return statistics_.report();
 }
 
 int ShmCommunicator::last_to_come(std::uint64_t sequence) const noexcept {
@@ -376,12 +443,14 @@ bool ShmCommunicator::run(Task& task) {
 // ---- memory
 
 SharedBlock ShmCommunicator::allocate(std::size_t bytes) {
-  if (family_->in_child()) check_usable();
+  check_not_child();
+  const Locked locked(family_->monitor(), family_->record());
   return {group_.mine().at(family_->heap().allocate(bytes)), bytes};
 }
 
 void ShmCommunicator::release(SharedBlock block) noexcept {
-  if (block.data == nullptr) return;
+  if (block.data == nullptr || family_->in_child()) return;
+  const Locked locked(family_->monitor(), family_->record());
   family_->heap().release(
       static_cast<std::uint64_t>(static_cast<std::byte*>(block.data) - group_.mine().base()));
 }

@@ -3,7 +3,7 @@
 // watches.
 #pragma once
 
-#include <functional>
+#include <deque>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -37,7 +37,7 @@ class ShmCommunicator final : public Communicator {
   bool done(Work work) override;
   bool wait_for(Work work, double seconds) override;
   std::unique_ptr<Communicator> split(int color, int key) override;
-  std::vector<CallStats> stats() const override { return statistics_.report(); }
+  std::vector<CallStats> stats() const override;
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   void abort(const std::string& traceback) noexcept override;
@@ -45,7 +45,9 @@ class ShmCommunicator final : public Communicator {
 
   // For the family: what is in flight in this group.
   void progress();
-  std::uint64_t in_flight() const noexcept { return submitted_ - finished_ + streams_.in_flight(); }
+  std::uint64_t in_flight() const noexcept {
+    return submitted_ - finished_ + backlog_.size() + streams_.in_flight();
+  }
   // Throws CollectiveMismatch where a rank has come to another collective: it must not hide behind
   // the absence of a third.
   void compare_all() const;
@@ -58,21 +60,46 @@ class ShmCommunicator final : public Communicator {
     std::uint64_t at_ns = 0;
   };
 
+  // Where a program's text lies, for the message that a mismatch may need.
+  struct ProgramText {
+    std::uint64_t hash = 0;
+    std::uint64_t offset = kPrivate;
+    std::uint32_t length = 0;
+  };
+  // A collective that was submitted and has no slot yet, with copies of what its caller may free.
+  struct Waiting {
+    Collective collective;
+    std::vector<std::uint64_t> counts, receive_counts;
+    char site[kSiteBytes];
+    Statistics::Entry stats;
+    ProgramText program;
+    std::uint64_t since_ns;
+  };
+
+  void check_not_child() const;
   void check_usable() const;
+  void check_still_open(Work work) const;
   void check_known(Work work) const;
 
+  void leave_unborn(std::uint64_t control) const noexcept;
   Work submit_inside(const Collective& collective);
   bool wait_inside(Work work, Deadline deadline);
-  void wait_for_slot(std::uint64_t sequence);
+  void start(const Collective& collective, Statistics::Entry stats, const ProgramText& program,
+             std::uint64_t waited_ns);
+  void keep_waiting(const Collective& collective, Statistics::Entry stats,
+                    const ProgramText& program);
+  bool has_free_slot();
+  void start_from_backlog();
   Algorithm resolve(const Collective& collective) const;
   void prepare(Task& task, const Collective& collective);
-  void publish(Task& task, const Collective& collective);
+  void publish(Task& task, const Collective& collective, const ProgramText& program);
   void publish_source(Task& task, Slot& slot, const Collective& collective);
-  void attach_program(Slot& slot, const ProgramIdentity* program);
+  ProgramText text_of(const ProgramIdentity* program);
 
   Task& task(std::uint64_t sequence) noexcept { return tasks_[sequence % kSlots]; }
   const Task& task(std::uint64_t sequence) const noexcept { return tasks_[sequence % kSlots]; }
   bool complete(std::uint64_t sequence) const noexcept;
+  void advance_all();
   void advance(Task& task);
   void start_early(Task& task);
   void decide(Task& task) const;
@@ -81,21 +108,21 @@ class ShmCommunicator final : public Communicator {
   void count(Task& task) noexcept;
   int last_to_come(std::uint64_t sequence) const noexcept;
 
-  // What a call waits for: a task, or a send or receive by its number.
-  struct Target {
-    const Task& task;
-    std::uint64_t transfer = 0;
-  };
-  Target target_of(Work work) const noexcept;
-  // Blocks until reached() is true, advancing everything. False where the time is over and that is
+  static bool is_transfer(Work work) noexcept { return (work.sequence & kBetweenTwo) != 0; }
+  bool in_backlog(Work work) const noexcept {
+    return !is_transfer(work) && work.sequence > submitted_;
+  }
+  // Blocks until a work is complete, advancing everything. False where the time is over and that is
   // no error.
-  bool block(Target target, Deadline deadline, const std::function<bool()>& reached);
-  Need need_of(Target target) const noexcept;
-  std::uint32_t bell_of(Target target) const noexcept;
-  const Task& blocker(const Task& target) const noexcept;
-  void inspect(Target target, Deadline& deadline);
+  bool block(Work work, Deadline deadline);
+  Statistics::Entry stats_of(Work work) const noexcept;
+  Need need_of(Work work) const noexcept;
+  std::uint32_t bell_of(Work work) const noexcept;
+  const Task* blocker(Work work) const noexcept;
+  void inspect(Work work, Deadline& deadline);
+  void ask(Work work);
   void check_ranks() const;
-  void look_at_peers(Target target);
+  void look_at_peers(Work work);
   void late(const Need& need, double seconds) const;
   std::string missed(const Need& need) const;
 
@@ -105,20 +132,18 @@ class ShmCommunicator final : public Communicator {
   Statistics statistics_;
   Streams streams_;
   Algorithm preferred_;
-  double submit_timeout_;
+  double split_timeout_;
 
   std::vector<Task> tasks_{kSlots};
-  std::uint64_t submitted_ = 0;
+  std::uint64_t submitted_ = 0;           // those in the backlog come behind
   std::uint64_t finished_ = 0;            // all sequences up to here are complete on this rank
-  std::uint64_t slots_free_to_ = kSlots;  // sequences up to here may be submitted
+  std::uint64_t slots_free_to_ = kSlots;  // sequences up to here may be published
+  Need next_slots_;                       // what frees more of them
+  std::deque<Waiting> backlog_;
   std::uint32_t splits_ = 0;
 
   bool closed_ = false;
-  struct ProgramText {
-    std::uint64_t offset;
-    std::uint32_t length;
-  };
-  std::unordered_map<std::uint64_t, ProgramText> programs_;
+  std::unordered_map<std::uint64_t, ProgramText> programs_;  // by hash
 };
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept;

@@ -19,8 +19,16 @@ struct Ticket {
 
 }  // namespace
 
+// The others may have come through, and then wait for me in the new group.
+void ShmCommunicator::leave_unborn(std::uint64_t control) const noexcept {
+  if (control == kPrivate) return;
+  Segment(group_.mine().base(), group_.mine().bytes(), control).control().left.store(1);
+  group_.wake_all();
+}
+
 std::unique_ptr<Communicator> ShmCommunicator::split(int color, int key) {
-  const Entry entry(family_->inside());
+  check_not_child();
+  const Inside inside(family_->monitor());
   check_usable();
   const std::uint64_t id =
       mix(mix(group_.id(), ++splits_), static_cast<std::uint64_t>(color) + 1) | 1;
@@ -38,7 +46,12 @@ std::unique_ptr<Communicator> ShmCommunicator::split(int color, int key) {
   gather.source = &mine;
   gather.destination = tickets.data();
   gather.site = "split()";
-  wait_inside(submit_inside(gather), {submit_timeout_});
+  try {
+    wait_inside(submit_inside(gather), {split_timeout_});
+  } catch (const Error&) {
+    leave_unborn(mine.control);
+    throw;
+  }
   if (color < 0) return nullptr;
 
   std::vector<int> ranks;  // of this group

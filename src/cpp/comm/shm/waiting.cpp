@@ -21,32 +21,35 @@ std::uint64_t ns_of(double seconds) {
 }  // namespace
 
 void ShmCommunicator::check_known(Work work) const {
-  const bool known = (work.sequence & kBetweenTwo) != 0
+  const bool known = is_transfer(work)
                          ? streams_.known(work)
-                         : work.sequence >= 1 && work.sequence <= submitted_;
+                         : work.sequence >= 1 && work.sequence <= submitted_ + backlog_.size();
   check(known, "a work that was never submitted: ", work.sequence);
 }
 
 void ShmCommunicator::wait(Work work, double timeout_seconds) {
-  const Entry entry(family_->inside());
+  check_not_child();
+  const Inside inside(family_->monitor());
   check_usable();
   wait_inside(work, {timeout_seconds});
 }
 
 bool ShmCommunicator::wait_for(Work work, double seconds) {
-  const Entry entry(family_->inside());
+  check_not_child();
+  const Inside inside(family_->monitor());
   check_usable();
   return wait_inside(work, {seconds, false, now_ns() + ns_of(seconds)});
 }
 
 bool ShmCommunicator::done(Work work) {
-  const Entry entry(family_->inside());
+  check_not_child();
+  const Inside inside(family_->monitor());
   check_usable();
   return guarded(*family_, [&] {
     check_known(work);
     family_->progress();
     if (complete(work.sequence)) return true;
-    look_at_peers(target_of(work));
+    look_at_peers(work);
     return complete(work.sequence);
   });
 }
@@ -57,47 +60,64 @@ bool ShmCommunicator::wait_inside(Work work, Deadline deadline) {
     family_->progress();
     if (complete(work.sequence)) return true;
     const std::uint64_t start = now_ns();
-    const Target target = target_of(work);
-    const Statistics::Entry entry =
-        target.transfer != 0 ? streams_.stats_of(target.transfer) : target.task.stats;
-    const bool is_complete = block(target, deadline, [&] { return complete(work.sequence); });
-    const bool timed = is_complete && target.transfer == 0;
-    statistics_.add_waited(entry, (timed ? target.task.completed_ns : now_ns()) - start);
+    const Statistics::Entry entry = stats_of(work);
+    const bool is_complete = block(work, deadline);
+    const Task& waited_for = task(work.sequence);  // its slot may serve another one already
+    const bool timed = is_complete && waited_for.sequence == work.sequence;
+    statistics_.add_waited(entry, (timed ? waited_for.completed_ns : now_ns()) - start);
     return is_complete;
   });
 }
 
-ShmCommunicator::Target ShmCommunicator::target_of(Work work) const noexcept {
-  const bool transfer = (work.sequence & kBetweenTwo) != 0;
-  return {task(work.sequence), transfer ? work.sequence : 0};
+Statistics::Entry ShmCommunicator::stats_of(Work work) const noexcept {
+  if (is_transfer(work)) return streams_.stats_of(work.sequence);
+  if (in_backlog(work)) return backlog_[work.sequence - submitted_ - 1].stats;
+  return task(work.sequence).stats;
 }
 
-// What holds a target up.
-Need ShmCommunicator::need_of(Target target) const noexcept {
-  return target.transfer != 0 ? streams_.need_of(target.transfer) : blocker(target.task).need;
+// What holds a work up.
+Need ShmCommunicator::need_of(Work work) const noexcept {
+  if (is_transfer(work)) return streams_.need_of(work.sequence);
+  const Task* task = blocker(work);
+  return task != nullptr ? task->need : next_slots_;
 }
 
-bool ShmCommunicator::block(Target target, Deadline deadline,
-                            const std::function<bool()>& reached) {
+// Another thread had its turn, or my caller's code ran: is there still a group?
+void ShmCommunicator::check_still_open(Work work) const {
+  if (family_->failed()) check_usable();
+  if (!closed_ && !family_->closed()) return;
+  const bool transfer = is_transfer(work);
+  const Kind kind = in_backlog(work) ? backlog_[work.sequence - submitted_ - 1].collective.kind
+                                     : task(work.sequence).kind;
+  fail(ErrorKind::GroupClosed, "this group was shut down while this rank waited for ",
+       transfer ? streams_.describe(work.sequence) : concat("a ", name_of(kind)));
+}
+
+bool ShmCommunicator::block(Work work, Deadline deadline) {
   Ladder& ladder = family_->ladder();
+  Monitor& monitor = family_->monitor();
   const std::uint64_t& moves = family_->moves();
   ladder.restart();
   for (;;) {
     const std::uint64_t before = moves;
     family_->progress();
-    if (reached()) return true;
+    if (complete(work.sequence)) return true;
     if (!deadline.is_error && now_ns() >= deadline.at_ns) return false;
+    if (monitor.wanted()) [[unlikely]] {
+      monitor.give_way();
+      check_still_open(work);
+    }
     if (before != moves) {
       ladder.restart();
     } else if (!ladder.hold()) {
-      inspect(target, deadline);
+      inspect(work, deadline);
       const std::uint64_t now = now_ns();
       const bool bounded = deadline.seconds > 0 && deadline.at_ns > now;
       const std::uint64_t left = bounded ? deadline.at_ns - now : kSleepNs;
-      sleep_unless(family_->record(), bell_of(target), std::min(left, kSleepNs), [&] {
+      sleep_unless(family_->record(), bell_of(work), std::min(left, kSleepNs), [&] {
         const std::uint64_t last = moves;
         family_->progress();
-        return reached() || last != moves;
+        return complete(work.sequence) || last != moves || monitor.wanted_before_sleep();
       });
       ladder.restart();
     }
@@ -105,23 +125,28 @@ bool ShmCommunicator::block(Target target, Deadline deadline,
 }
 
 // With one thing to wait for, only the rank that I lack needs to wake me.
-std::uint32_t ShmCommunicator::bell_of(Target target) const noexcept {
-  const Task& waiting = blocker(target.task);
-  const bool fills = target.transfer == 0 && waiting.staged && !waiting.lane_done &&
-                     (waiting.path == Path::Exchange || !waiting.arrived);
-  const Need need = need_of(target);
+std::uint32_t ShmCommunicator::bell_of(Work work) const noexcept {
+  const Task* waiting = is_transfer(work) ? nullptr : blocker(work);
+  const bool fills = waiting != nullptr && waiting->staged && !waiting->lane_done &&
+                     (waiting->path == Path::Exchange || !waiting->arrived);
+  const Need need = need_of(work);
   const bool alone = family_->in_flight() == 1 && need.flag != Need::Flag::Finished;
   if (alone && !fills && need.first < need.last) return until_rank(group_.world(need.first));
   return kUntilAny;
 }
 
-// The task whose need holds `target` up: its own, or that of one before it which has my lane.
-const Task& ShmCommunicator::blocker(const Task& target) const noexcept {
-  const bool lacks_nothing = target.need.first >= target.need.last;
-  if (target.arrived && (lacks_nothing || (target.staged && !target.has_lane)))
-    for (std::uint64_t sequence = finished_ + 1; sequence < target.sequence; ++sequence)
-      if (!task(sequence).complete) return task(sequence);
-  return target;
+// The task whose need holds a work up: its own; that of one before it which has my lane, or its
+// slot; null where the work waits for a slot that only peers still use.
+const Task* ShmCommunicator::blocker(Work work) const noexcept {
+  const Task* own = in_backlog(work) ? nullptr : &task(work.sequence);
+  if (own != nullptr) {
+    const bool lacks_nothing = own->need.first >= own->need.last;
+    if (!own->arrived || (!lacks_nothing && (!own->staged || own->has_lane))) return own;
+  }
+  const std::uint64_t end = own != nullptr ? work.sequence : submitted_ + 1;
+  for (std::uint64_t sequence = finished_ + 1; sequence < end; ++sequence)
+    if (!task(sequence).complete) return &task(sequence);
+  return own;
 }
 
 void ShmCommunicator::compare_all() const {
@@ -132,27 +157,36 @@ void ShmCommunicator::compare_all() const {
 }
 
 // The slow path of waiting: is there still anything to wait for?
-void ShmCommunicator::inspect(Target target, Deadline& deadline) {
+void ShmCommunicator::inspect(Work work, Deadline& deadline) {
   const std::uint64_t now = now_ns();
   if (deadline.at_ns == 0) deadline.at_ns = now + ns_of(deadline.seconds);
   if (family_->checked()) {
     for (const ShmCommunicator* group : family_->groups()) group->compare_all();
-    look_at_peers(target);
+    look_at_peers(work);
   }
-  if (family_->time_to_ask(now) && interrupted())
-    fail(ErrorKind::Interrupted, "interrupted in ", missed(need_of(target)));
+  if (family_->time_to_ask(now)) ask(work);
   if (deadline.is_error && deadline.seconds > 0 && now >= deadline.at_ns)
-    late(need_of(target), deadline.seconds);
+    late(need_of(work), deadline.seconds);
+}
+
+void ShmCommunicator::ask(Work work) {
+  bool is_over = false;
+  {
+    const Outside outside(family_->monitor());
+    is_over = interrupted();
+  }
+  check_still_open(work);
+  if (is_over) fail(ErrorKind::Interrupted, "interrupted in ", missed(need_of(work)));
 }
 
 void ShmCommunicator::check_ranks() const {
   for (int r = 0; r < group_.size(); ++r) family_->check_rank(group_.world(r));
 }
 
-void ShmCommunicator::look_at_peers(Target target) {
+void ShmCommunicator::look_at_peers(Work work) {
   check_ranks();
   const bool watch = family_->time_to_watch(now_ns());
-  const Need need = need_of(target);
+  const Need need = need_of(work);
   for (int r = need.first; r < need.last; ++r) {
     if (group_.has(need, r)) continue;
     const int world = group_.world(r);

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/shm/monitor.hpp"
+
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+
+namespace ngd::comm::shm {
+
+namespace {
+
+// Between two looks at a word that another thread will change soon: spin, yield, then nap. A system
+// call inside an engine call takes microseconds, a large copy milliseconds.
+class Nap {
+ public:
+  void take() noexcept {
+    if (taken_ < kSpins) {
+      pause_cpu();
+    } else if (taken_ < kSpins + kYields) {
+      ::sched_yield();
+    } else {
+      const timespec nap{0, std::min(kShortestNs << (taken_ - kSpins - kYields), kLongestNs)};
+      ::nanosleep(&nap, nullptr);
+    }
+    taken_ = std::min(taken_ + 1, kSpins + kYields + kDoublings);
+  }
+
+ private:
+  static constexpr int kSpins = 100, kYields = 10, kDoublings = 5;
+  static constexpr long kShortestNs = 10'000, kLongestNs = 200'000;
+  int taken_ = 0;
+};
+
+}  // namespace
+
+void Monitor::enter_slowly() {
+  for (Nap nap;; nap.take()) {
+    std::uint32_t word = 0;
+    if (word_.compare_exchange_strong(word, kInside | kLocked, std::memory_order_acquire,
+                                      std::memory_order_relaxed))
+      return;
+    if ((word & kInside) != 0)
+      fail(ErrorKind::Busy, "a collective while another thread is in one of the same group");
+  }
+}
+
+void Monitor::give_way() noexcept {
+  unlock_inside();
+  for (Nap nap; wanted(); nap.take()) {
+  }
+  lock_inside();
+}
+
+void Monitor::lock_inside() noexcept {
+  std::uint32_t word = kInside;
+  for (Nap nap; !word_.compare_exchange_strong(word, kInside | kLocked, std::memory_order_acquire,
+                                               std::memory_order_relaxed);
+       word = kInside)
+    nap.take();
+}
+
+void Monitor::lock(RankRecord& sleeper) noexcept {
+  wanted_.fetch_add(1);
+  if (sleeper.sleeping.load() != kAwake) wake(sleeper);
+  for (Nap nap;; nap.take()) {
+    std::uint32_t word = word_.load(std::memory_order_relaxed);
+    if ((word & kLocked) == 0 &&
+        word_.compare_exchange_strong(word, word | kLocked, std::memory_order_acquire,
+                                      std::memory_order_relaxed))
+      break;
+  }
+  wanted_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Nobody else changes the word while it is locked.
+void Monitor::unlock() noexcept {
+  word_.store(word_.load(std::memory_order_relaxed) & kInside, std::memory_order_release);
+}
+
+}  // namespace ngd::comm::shm
