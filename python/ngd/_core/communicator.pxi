@@ -73,7 +73,8 @@ cdef class Communicator:
         self.timeout = cpp_timeout_seconds()
 
     def __dealloc__(self):
-        self.communicator.reset()
+        with nogil:  # over MPI to leave takes a while
+            self.communicator.reset()
 
     @staticmethod
     def make_self() -> Communicator:

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of one: every collective is the identity, done when it is submitted.
+// A group of one: every collective is the identity, done when it is submitted, on whatever thread.
+#include <atomic>
 #include <cstring>
+#include <mutex>
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
@@ -54,16 +56,20 @@ class SelfCommunicator final : public Communicator {
 
  private:
   void check_open() const {
-    if (closed_) fail(ErrorKind::GroupClosed, "this group is closed: ", why_);
+    if (closed_.load(std::memory_order_acquire))
+      fail(ErrorKind::GroupClosed, "this group is closed: ", why_);
   }
   void close_with(const char* why) noexcept {
-    if (!closed_) std::strncpy(why_, why, sizeof why_ - 1);
-    closed_ = true;
+    const std::lock_guard lock(closing_);
+    if (closed_.load(std::memory_order_relaxed)) return;
+    std::strncpy(why_, why, sizeof why_ - 1);
+    closed_.store(true, std::memory_order_release);
   }
 
-  std::uint64_t submitted_ = 0;
-  bool closed_ = false;
-  char why_[256] = {};
+  std::atomic<std::uint64_t> submitted_{0};
+  std::mutex closing_;
+  std::atomic<bool> closed_{false};
+  char why_[256] = {};  // written before closed_ says so
 };
 
 }  // namespace

@@ -23,7 +23,7 @@ constexpr double kShort = 1e-3;  // for a last look, by which shared memory says
 LocalGroup::LocalGroup(std::shared_ptr<mpi::Family> family, std::shared_ptr<const Roster> roster,
                        std::unique_ptr<Communicator> inner)
     : family_(std::move(family)), roster_(std::move(roster)), inner_(std::move(inner)) {
-  inner_->set_interrupt([this] { return interrupted(); });
+  inner_->set_interrupt([this] { return ask(); });
   const std::lock_guard lock(family_->mutex());
   family_->add(*this);
 }
@@ -33,13 +33,23 @@ template <class Call>
 auto LocalGroup::locked(Call&& call) {
   std::unique_lock lock(family_->mutex(), std::defer_lock);
   if (!family_->in_child()) lock.lock();
+  held_ = &lock;
   return with_world_ranks(*roster_, [&] {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     return call();
   });
 }
 
+bool LocalGroup::ask() {
+  std::unique_lock<std::mutex>& lock = *held_;
+  lock.unlock();
+  const bool is_over = interrupted();
+  lock.lock();
+  return is_over;
+}
+
 Work LocalGroup::submit(const Collective& collective) {
+  const Entry entry(*this);
   return locked([&] {
     const Work work = inner_->submit(collective);
     in_flight_.push_back(work);
@@ -51,6 +61,10 @@ Work LocalGroup::submit(const Collective& collective) {
 bool LocalGroup::progress() noexcept {
   try {
     done_ += std::erase_if(in_flight_, [this](Work work) { return inner_->done(work); });
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::Busy) return true;  // a thread waits in there, and moves them
+    failure_ = std::current_exception();
+    in_flight_.clear();
   } catch (...) {
     failure_ = std::current_exception();
     in_flight_.clear();
@@ -80,6 +94,7 @@ bool LocalGroup::await(Work work, double seconds) {
 }
 
 void LocalGroup::wait(Work work, double timeout_seconds) {
+  const Entry entry(*this);
   const auto start = Clock::now();
   if (await(work, timeout_seconds == 0 ? kForEver : timeout_seconds)) return;
   const bool late = timeout_seconds > 0 && Seconds(Clock::now() - start).count() >= timeout_seconds;
@@ -87,6 +102,7 @@ void LocalGroup::wait(Work work, double timeout_seconds) {
 }
 
 bool LocalGroup::wait_for(Work work, double seconds) {
+  const Entry entry(*this);
   const auto start = Clock::now();
   if (await(work, seconds)) return true;
   const double left = std::max(0.0, seconds - Seconds(Clock::now() - start).count());
@@ -94,39 +110,28 @@ bool LocalGroup::wait_for(Work work, double seconds) {
 }
 
 std::unique_ptr<Communicator> LocalGroup::split(int color, int key) {
+  const Entry entry(*this);
   std::unique_ptr<Communicator> child = locked([&] { return inner_->split(color, key); });
   if (!child) return nullptr;
   return std::make_unique<LocalGroup>(family_, roster_, std::move(child));
 }
 
-std::vector<CallStats> LocalGroup::stats() const {
-  if (family_->in_child()) return {};
-  const std::lock_guard lock(family_->mutex());  // the progress thread counts, too
-  return inner_->stats();
-}
+std::vector<CallStats> LocalGroup::stats() const { return inner_->stats(); }
 
 SharedBlock LocalGroup::allocate(std::size_t bytes) {
-  return locked([&] { return inner_->allocate(bytes); });
+  return with_world_ranks(*roster_, [&] { return inner_->allocate(bytes); });
 }
 
-void LocalGroup::release(SharedBlock block) noexcept {
-  if (family_->in_child()) return;
-  const std::lock_guard lock(family_->mutex());
-  inner_->release(block);
-}
+void LocalGroup::release(SharedBlock block) noexcept { inner_->release(block); }
 
-void LocalGroup::abort(const std::string& traceback) noexcept {
-  if (family_->in_child()) return;
-  const std::lock_guard lock(family_->mutex());
-  inner_->abort(traceback);
-}
+void LocalGroup::abort(const std::string& traceback) noexcept { inner_->abort(traceback); }
 
+// A thread that waits inside holds the lock until its wait ends.
 void LocalGroup::close() noexcept {
-  if (closed_ || family_->in_child()) return;
-  closed_ = true;
+  if (family_->in_child()) return;
+  inner_->close();
   const std::lock_guard lock(family_->mutex());
   family_->remove(*this);
-  inner_->close();
 }
 
 }  // namespace ngd::comm::hierarchical

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group on one host, split from one on several: shared memory, but whoever waits in it moves the
 // works of its whole family.
+//
+// Whoever submits, waits or splits holds the family's lock, against the progress thread, and gives
+// it back while it asks its caller whether to go on. Everything else is shared memory's own affair,
+// which guards itself: so another thread can end a wait.
 #pragma once
 
 #include <deque>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -44,14 +49,15 @@ class LocalGroup final : public Communicator, private mpi::Member {
   bool await(Work work, double seconds);
   template <class Call>
   auto locked(Call&& call);
+  bool ask();
 
   const std::shared_ptr<mpi::Family> family_;
   const std::shared_ptr<const Roster> roster_;
   const std::unique_ptr<Communicator> inner_;
   std::deque<Work> in_flight_;
   std::uint64_t done_ = 0;
-  std::exception_ptr failure_;  // found by progress(), thrown by the next call
-  bool closed_ = false;
+  std::exception_ptr failure_;                    // found by progress(), thrown by the next call
+  std::unique_lock<std::mutex>* held_ = nullptr;  // by the call that is inside
 };
 
 }  // namespace ngd::comm::hierarchical

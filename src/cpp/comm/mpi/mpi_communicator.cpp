@@ -150,9 +150,9 @@ MpiCommunicator::Pending MpiCommunicator::prepare(const Collective& collective) 
 }
 
 Work MpiCommunicator::submit(const Collective& collective) {
-  const Entry entry(*this);
   const std::string call(name_of(collective.kind));
   refuse_child(call.c_str());
+  const Entry entry(*this);
   const std::lock_guard lock(family_->mutex());
   require_open(call.c_str());
   validate(collective, rank(), size());
@@ -207,8 +207,8 @@ bool MpiCommunicator::wait_for(Work work, double seconds) {
 }
 
 bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
-  const Entry entry(*this);
   refuse_child(call);
+  const Entry entry(*this);
   const Family::Waiting waiting(*family_);
   const std::chrono::duration<double> limit(limits.timeout_seconds);
   const auto start = Clock::now();
@@ -307,7 +307,8 @@ bool MpiCommunicator::advance(Pending& work, int slot) {
     finished = work.transfer->advance();
   } catch (const Unreachable&) {
     throw;
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::Busy) return false;  // another thread waits in shared memory
     prefer_last_words(work);
     throw;
   }
@@ -557,7 +558,8 @@ void MpiCommunicator::drain(double seconds, bool until_peers_left) noexcept {
 // it.
 std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   constexpr std::size_t kNumbers = 3;
-  const std::int64_t mine[kNumbers] = {color, key, family_->next_group};
+  const double timeout = config::timeout_seconds();
+  const std::int64_t mine[kNumbers] = {color, key, next_group()};
   std::vector<std::int64_t> choices(kNumbers * static_cast<std::size_t>(size()));
   Collective gather;
   gather.kind = Kind::AllGather;
@@ -567,10 +569,8 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   gather.destination = choices.data();
   gather.site = "split";
   const Work gathered = submit(gather);
-  wait(gathered, config::timeout_seconds());
-  for (std::size_t r = 0; r < choices.size(); r += kNumbers)
-    family_->next_group = std::max(family_->next_group, static_cast<int>(choices[r + 2]));
-  const int group = family_->next_group++;
+  finish(gathered, timeout);
+  const int group = take_group_number(choices, kNumbers);
   std::unique_ptr<Communicator> local;
   if (hosts_) local = split_host(color, key, gathered);
   if (color < 0) return nullptr;
@@ -581,6 +581,19 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   auto child = std::make_unique<MpiCommunicator>(family_, channel);
   if (local) child->use(hosts_->among(channel, std::move(local)));
   return child;
+}
+
+int MpiCommunicator::next_group() const noexcept {
+  const std::lock_guard lock(family_->mutex());
+  return family_->next_group;
+}
+
+int MpiCommunicator::take_group_number(const std::vector<std::int64_t>& choices,
+                                       std::size_t numbers) {
+  const std::lock_guard lock(family_->mutex());
+  for (std::size_t r = 0; r < choices.size(); r += numbers)
+    family_->next_group = std::max(family_->next_group, static_cast<int>(choices[r + 2]));
+  return family_->next_group++;
 }
 
 int MpiCommunicator::first_tag(int group) const {
@@ -597,8 +610,11 @@ std::unique_ptr<Communicator> MpiCommunicator::group_of(const std::vector<int>& 
                                                         double timeout_seconds,
                                                         const std::function<bool()>& interrupt) {
   refuse_child("a new group");
-  check(number >= family_->next_group, "a group's number ", number, ", which this rank has used");
-  family_->next_group = number + 1;
+  {
+    const std::lock_guard lock(family_->mutex());
+    check(number >= family_->next_group, "a group's number ", number, ", which this rank has used");
+    family_->next_group = number + 1;
+  }
   Channel channel{channel_.comm, {}, -1, first_tag(number)};
   for (const int member : members) {
     if (member == rank()) channel.rank = channel.size();
@@ -636,10 +652,10 @@ std::unique_ptr<Communicator> MpiCommunicator::split_host(int color, int key, Wo
     const std::lock_guard lock(family_->mutex());
     oldest = completed_ + 1;
   }
-  for (Work each{oldest}; each.sequence < last.sequence; ++each.sequence) wait(each, timeout);
+  for (Work each{oldest}; each.sequence < last.sequence; ++each.sequence) finish(each, timeout);
   Collective barrier;
   barrier.site = "split";
-  wait(submit(barrier), timeout);
+  finish(in_turn(timeout, [&] { return submit(barrier); }), timeout);
   const std::lock_guard lock(family_->mutex());  // against the progress thread
   return hierarchical::with_world_ranks(*hosts_->roster(),
                                         [&] { return hosts_->local().split(color, key); });

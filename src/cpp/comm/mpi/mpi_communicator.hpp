@@ -37,7 +37,7 @@ class MpiCommunicator final : public Communicator, private Member {
   ~MpiCommunicator() override { close(); }
 
   // The first number that no group of this rank has.
-  int next_group() const noexcept { return family_->next_group; }
+  int next_group() const noexcept;
   // A group of my family, made by its members alone: see make_group_of.
   std::unique_ptr<Communicator> group_of(const std::vector<int>& members, int number,
                                          const std::string& key, double timeout_seconds,
@@ -119,6 +119,7 @@ class MpiCommunicator final : public Communicator, private Member {
   void drain(double seconds, bool until_peers_left) noexcept;
   std::unique_ptr<Communicator> split_host(int color, int key, Work last);
   Channel child_channel(int color, const std::vector<std::int64_t>& choices) const;
+  int take_group_number(const std::vector<std::int64_t>& choices, std::size_t numbers);
   int first_tag(int group) const;
   std::string world_name(int peer) const { return concat("rank ", channel_.world(peer)); }
 
