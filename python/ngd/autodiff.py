@@ -8,10 +8,12 @@ from typing import Final, overload
 
 import numpy as np
 
-from .dtype import is_float
+from .dtype import float32, is_float
 from .errors import Error, GradientError
 from .ir import Node, Op, Shape, constant_node, topological
-from .ops.elementwise import add
+from .ops.elementwise import add, cast
+from .ops.operands import HALVES
+from .ops.precision import expansion, is_narrow, widened
 from .ops.reduce import sum
 from .ops.shape import broadcast_to, reshape, zeros
 from .sites import at_site
@@ -96,6 +98,8 @@ def _walk_back(
                 if part is None or operand not in active:
                     continue
                 part = _unbroadcast(part, operand.shape)
+                if operand.dtype in HALVES and part.dtype == float32:
+                    part = cast(part, operand.dtype)
                 if part.type != operand.type:
                     raise Error(
                         f"internal error: {node.op.name} made a gradient {part.type} "
@@ -109,9 +113,11 @@ def _walk_back(
 def _input_adjoints(node: Node, dy: Node) -> Sequence[Node | None]:
     """Ask the op's rule, or, of an op that only has an expansion, differentiate that."""
     op = node.op
+    if op.gradient_rounds and is_narrow(node):
+        node, dy = widened(node), cast(dy, float32)
     if type(op).grad is not Op.grad or not op.expands:
         return op.grad(node, dy)
-    root = op.expand(*node.inputs, **node.attrs)
+    root = expansion(node)
     adjoints = _walk_back(root, dy, node.inputs, beyond=False)
     first = {operand: place for place, operand in reversed(list(enumerate(node.inputs)))}
     return [adjoints.get(x) if first[x] == i else None for i, x in enumerate(node.inputs)]

@@ -88,6 +88,11 @@ class Op:
     """Computed by the elementwise kernel, under this name (kernels/fused/elementwise.inc)."""
     collective: ClassVar[bool] = False
     """Talks to other ranks: run by all of them, in one order."""
+    gradient_rounds: ClassVar[bool] = False
+    """Its gradient is made of several roundings: in two bytes it is computed in float32.
+
+    What only moves, chooses, negates or adds, and what is one op, has none or one.
+    """
     smooth: ClassVar[bool] = True
     """Whether second derivatives are checked against finite differences."""
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS

@@ -71,6 +71,7 @@ class Elementwise(Op):
     """An op whose result at a place depends on its operands at that place alone."""
 
     elementwise = True
+    gradient_rounds = True
     result: ClassVar[DType | None] = None
     """The result's dtype, where it is not the operands'."""
     compute: ClassVar[Callable[..., Any]]
@@ -114,6 +115,7 @@ class Rounding(Unary):
     """A step function: its gradient is zero. Integers are their own result."""
 
     dtypes = FLOATS
+    gradient_rounds = False
     smooth = False
 
     def __call__(self, x: Value) -> Node:
@@ -136,6 +138,7 @@ class Binary(Elementwise):
 class Comparison(Binary):
     """A bool of two operands."""
 
+    gradient_rounds = False
     dtypes: ClassVar[tuple[DType, ...]] = ALL
     result = bool_
     smooth = False
@@ -224,6 +227,7 @@ class Add(Binary):
     """a + b."""
 
     name = "add"
+    gradient_rounds = False
     compute = np.add
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -237,6 +241,7 @@ class Subtract(Binary):
     """a - b."""
 
     name = "subtract"
+    gradient_rounds = False
     compute = np.subtract
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -383,6 +388,7 @@ class Negative(Unary):
     """-x."""
 
     name = "negative"
+    gradient_rounds = False
     compute = np.negative
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
@@ -396,6 +402,7 @@ class Abs(Unary):
     """|x|; its gradient at 0 is 0."""
 
     name = "abs"
+    gradient_rounds = False
     compute = np.abs
     kink_at_zero = True
     smooth = False
@@ -411,6 +418,7 @@ class Sign(Unary):
     """-1, 0 or 1; NaN stays. Its gradient is zero."""
 
     name = "sign"
+    gradient_rounds = False
     compute = np.sign
     kink_at_zero = True
     smooth = False
@@ -575,6 +583,7 @@ class Relu(Unary):
     """max(x, 0); NaN propagates. Its gradient at 0 is 0."""
 
     name = "relu"
+    gradient_rounds = False
     compute = staticmethod(lambda x: np.maximum(x, x.dtype.type(0)))
     kink_at_zero = True
     smooth = False
@@ -761,6 +770,7 @@ class Where(Elementwise):
     """where(condition, x, y): x where the condition is true, else y, all broadcast together."""
 
     name = "where"
+    gradient_rounds = False
     dtypes = ALL
 
     def __call__(self, condition: Value, x: Value, y: Value) -> Node:

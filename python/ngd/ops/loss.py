@@ -27,6 +27,7 @@ class AlongAxis(Op):
     """A normalization along one axis, of at least one element; attrs: axis."""
 
     dtypes = FLOATS
+    gradient_rounds = True
 
     def __call__(self, x: Value, axis: int = -1) -> Node:
         x = as_node(x, where=self.name)

@@ -216,9 +216,8 @@ class Dropout(Op):
 
     def reference(self, x: Array, seed: Array, *, rate: float) -> Array:
         kept = random_uniforms(seed, x.size, float32).reshape(x.shape) >= np.float32(rate)
-        scale = np.array(1 / (1 - rate), x.dtype)
-        zero = np.zeros((), x.dtype)
-        return np.where(kept, narrow(widen(x) * widen(scale), x.dtype), zero)
+        wide = widen(x)
+        return narrow(np.where(kept, wide * wide.dtype.type(1 / (1 - rate)), 0), x.dtype)
 
     def samples(self) -> Iterable[Sample]:
         seed = Operand((2,), 0, 2**40, dtype=int64)

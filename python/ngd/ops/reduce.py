@@ -20,7 +20,7 @@ from ..errors import ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, register
 from .elementwise import abs, cast, equal, exp, log, square, where
 from .operands import Value, as_axis, as_node, expect_dtype, float_of, narrow, widen
-from .shape import broadcast_to, concat, full, gather, iota, reshape, transpose
+from .shape import broadcast_to, concat, full, gather, iota, reshape, stop_gradient, transpose
 
 Axis: TypeAlias = int | Sequence[int] | None
 
@@ -61,6 +61,7 @@ def extent(shape: Shape, axes: Shape) -> int:
 class Reduction(Op):
     """One result for all elements along the axes; attrs: axes, keepdims."""
 
+    gradient_rounds = True
     compute: ClassVar[Callable[..., Any]]
     has_identity: ClassVar[bool] = True
     """Whether there is a result for no elements at all."""
@@ -114,6 +115,7 @@ class Sum(Reduction):
     """The sum of the elements; 0 of none."""
 
     name = "sum"
+    gradient_rounds = False
     dtypes = (int64, uint64, *FLOATS)
     compute = np.sum
 
@@ -329,8 +331,17 @@ def top_k(x: Value, k: int) -> tuple[Node, Node]:
     return gather(reshape(x, (x.type.count,)), places + starts), places
 
 
+def _shift(x: Node, axes: Shape) -> Node:
+    """What exponents are taken off, so that none overflows: the largest one, where it is finite."""
+    largest = max(x, axes, keepdims=True)
+    return stop_gradient(where(abs(largest) < math.inf, largest, 0))
+
+
 class LogSumExp(Reduction):
-    """log(sum(exp(x))), without overflow; integers become floats first."""
+    """log(sum(exp(x))), without overflow; integers become floats first.
+
+    Its gradient is the softmax of x; 0 where all of x is -inf.
+    """
 
     name = "logsumexp"
     dtypes = FLOATS
@@ -340,15 +351,16 @@ class LogSumExp(Reduction):
         return cast(x, float_of(x.dtype))
 
     def expand(self, x: Node, *, axes: Shape, keepdims: bool) -> Node:
-        largest = max(x, axes, keepdims=True)
-        shift = where(abs(largest) < math.inf, largest, 0)
+        shift = _shift(x, axes)
         result = log(sum(exp(x - shift), axes, keepdims=True)) + shift
         return reshape(result, reduced_shape(x.shape, axes, keepdims))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         axes = node.attrs["axes"]
-        return (restore(dy, x, axes) * exp(x - restore(node, x, axes)),)
+        powers = exp(x - _shift(x, axes))  # exp(x - node) would lose what x has beside an offset
+        total = sum(powers, axes, keepdims=True)
+        return (restore(dy, x, axes) * (powers / where(equal(total, 0), 1, total)),)
 
     def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
         wide = widen(x)
@@ -361,6 +373,12 @@ class LogSumExp(Reduction):
 logsumexp: Final[LogSumExp] = register(LogSumExp())
 
 
+def _centered(x: Node, axes: Shape) -> Node:
+    """Take the mean off, twice: the first one is rounded, as much as x is far from zero."""
+    distance = x - mean(x, axes, keepdims=True)
+    return distance - mean(distance, axes, keepdims=True)
+
+
 class Var(Reduction):
     """The mean of the squared distances from the mean (NumPy's ddof=0); integers become float64."""
 
@@ -371,17 +389,18 @@ class Var(Reduction):
         return x if is_float(x.dtype) else cast(x, float64)
 
     def expand(self, x: Node, *, axes: Shape, keepdims: bool) -> Node:
-        return mean(square(x - mean(x, axes, keepdims=True)), axes, keepdims)
+        return mean(square(_centered(x, axes)), axes, keepdims)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         axes = node.attrs["axes"]
-        slope = (x - mean(x, axes, keepdims=True)) * (2 / (extent(x.shape, axes) or 1))
+        slope = _centered(x, axes) * (2 / (extent(x.shape, axes) or 1))
         return (restore(dy, x, axes) * slope,)
 
     def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
         wide = widen(x)
         distance = wide - mean.reference(wide, axes=axes, keepdims=True)
+        distance = distance - mean.reference(distance, axes=axes, keepdims=True)
         return narrow(mean.reference(distance * distance, axes=axes, keepdims=keepdims), x.dtype)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ..errors import CompileError
 from ..ir import Graph, Leaf, Node, topological
+from ..ops.precision import expansion
 from .target import Target, query_node
 
 VIEWS = ("reshape", "stop_gradient")
@@ -32,7 +33,7 @@ def expand(graph: Graph, target: Target) -> Graph:
                 f"{node.op.name} (made at {node.site}): the device has no kernel for "
                 f"{', '.join(str(i.type) for i in node.inputs)}: {verdict.implementation}"
             )
-        return settle_all(node.op.expand(*node.inputs, **node.attrs), stop=node.inputs)
+        return settle_all(expansion(node), stop=node.inputs)
 
     def settle_all(root: Node, stop: tuple[Node, ...]) -> Node:
         new: dict[Node, Node] = {node: node for node in stop}
