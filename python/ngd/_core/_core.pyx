@@ -6,7 +6,6 @@
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
-from cpython.pythread cimport PyThread_get_thread_ident
 from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
 from cython.operator cimport dereference
 from libc.stdint cimport int64_t, uint64_t
