@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-SHORTEST_NAP: Final = 50e-6
+NAP: Final = 50e-6
 LONGEST_NAP: Final = 1e-3
 """Seconds between two tries."""
 
@@ -28,7 +28,7 @@ def in_turn(group: Group, call: Callable[[], Result]) -> Result:
     Where that takes longer than NGD_TIMEOUT, or Ctrl-C comes meanwhile, this rank has left the
     common sequence: the group is closed, and the peers are told.
     """
-    begin, nap = math.nan, SHORTEST_NAP
+    begin, nap = math.nan, NAP
     while True:
         try:
             return call()
