@@ -105,6 +105,56 @@ def special_reductions(rank: int, size: int) -> None:
     same(mine, functools.reduce(operator.add, waves), "complex")
     dist.broadcast(mine := waves[rank].clone(), size - 1)
     same(mine, waves[-1], "complex broadcast")
+    total = functools.reduce(operator.add, waves)
+    for op, expected in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.AVG, total / size)):
+        dist.reduce(mine := waves[rank].clone(), size - 1, op=op)
+        same(mine, expected if rank == size - 1 else waves[rank], "complex reduce")
+        got = torch.zeros(6, dtype=torch.complex64)
+        dist.reduce_scatter(got, [wave.clone() for wave in waves], op=op)
+        same(got, waves[rank] * (size if op == dist.ReduceOp.SUM else 1), "complex reduce_scatter")
+        dist.reduce_scatter_tensor(got, torch.cat(waves), op=op)
+        same(got, waves[rank] * (size if op == dist.ReduceOp.SUM else 1), "reduce_scatter_tensor")
+
+
+def turned_when_read(rank: int, size: int) -> None:
+    """Views that are conjugated or negated when they are read: not what lies in memory."""
+    waves = [torch.complex(v, v + 1) for v in each_rank(size, (6,))]
+    into = [torch.zeros(6, dtype=torch.complex64).conj() for _ in range(size)]
+    dist.gather(waves[rank].conj(), into if rank == 0 else None, 0)
+    for got, wave in zip(into if rank == 0 else [], waves, strict=False):
+        same(got, wave.conj(), "gather")
+    mine = waves[rank].clone().conj()
+    dist.reduce(mine, 0)
+    total = functools.reduce(operator.add, waves)
+    same(mine, (total if rank == 0 else waves[rank]).conj(), "reduce")
+    negated = torch._neg_view(waves[rank].imag.clone())
+    dist.all_reduce(negated)
+    same(negated, -sum(wave.imag for wave in waves), "all_reduce")
+
+
+def waits_of_their_own(rank: int, size: int) -> None:
+    if size != 2:
+        return
+    group = dist.new_group(timeout=timedelta(seconds=300))
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"rank 1 did not come .* Timed out waiting 50ms"):
+            dist.barrier(group=group, timeout=timedelta(seconds=0.05))
+
+
+def profiled(rank: int, size: int) -> None:
+    """A profiler sees each call, and each wait."""
+    tensor = torch.ones(3, 4)
+    for make in (torch.profiler.profile, torch.autograd.profiler.profile):
+        with make(record_shapes=True) as profile:
+            dist.all_reduce(tensor)
+            work = dist.broadcast(tensor, 0, async_op=True)
+            work.wait()
+        events = profile.events() if hasattr(profile, "events") else profile.function_events
+        names = [event.name for event in events]
+        shapes = [event.input_shapes for event in events if event.name == "ngd:all_reduce"]
+        assert shapes == [[[3, 4]]], shapes
+        for name in ("all_reduce", "all_reduce (wait)", "broadcast", "broadcast (wait)"):
+            assert names.count(f"ngd:{name}") == 1 or size == 1, (name, names)
     many = [torch.full((n,), float(rank)) for n in (3, 0, 7)]
     dist.all_reduce_coalesced(many)
     for each in many:
@@ -418,7 +468,10 @@ def mesh(rank: int, size: int) -> None:
 def refusals(size: int) -> Iterator[tuple[str, Callable[[], Any]]]:
     one, two, whole = torch.ones(3), torch.ones(2), torch.ones(3, dtype=torch.int32)
     ones = [1] * size
+    wave, truth = torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.bool)
     yield "expected one of SUM, AVG", lambda: dist.all_reduce(whole, op=dist.ReduceOp.BXOR)
+    yield "torch.bool; got BXOR", lambda: dist.all_reduce(truth, op=dist.ReduceOp.BXOR)
+    yield "torch.complex64; got MAX", lambda: dist.reduce(wave, 0, op=dist.ReduceOp.MAX)
     yield "a mean needs a floating dtype", lambda: dist.all_reduce(whole, op=dist.ReduceOp.AVG)
     yield "dense CPU tensors", lambda: dist.all_reduce(one.to_sparse())
     yield f"expected {size} output tensors", lambda: dist.all_gather([one] * (size + 1), one)
@@ -452,6 +505,7 @@ def everything() -> None:
 PROGRAMS = (
     reductions,
     special_reductions,
+    turned_when_read,
     blocks,
     reduced_blocks,
     uneven_blocks,
@@ -466,6 +520,8 @@ PROGRAMS = (
     threads,
     many_in_flight,
     mesh,
+    profiled,
+    waits_of_their_own,
     refused,
 )
 

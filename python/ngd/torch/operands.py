@@ -36,6 +36,9 @@ OF_TRUTHS: Final = {
 }
 """Reductions of booleans."""
 
+OF_PAIRS: Final = {name: REDUCTIONS[name] for name in ("SUM", "AVG", "PREMUL_SUM")}
+"""Reductions of complex numbers, whose two parts travel as two numbers."""
+
 
 def check(tensor: Tensor, where: str) -> None:
     """Refuse what is no dense tensor of the CPU."""
@@ -48,11 +51,11 @@ def check(tensor: Tensor, where: str) -> None:
 
 def reduction(op: ReduceOp, dtype: torch.dtype, where: str) -> str:
     """The engine's name of a reduction."""
-    table = OF_TRUTHS if dtype is torch.bool else REDUCTIONS
+    table = OF_TRUTHS if dtype is torch.bool else OF_PAIRS if dtype.is_complex else REDUCTIONS
     for known, name in table.items():
         if op == getattr(ReduceOp, known):
             return name
-    others = ("AVG", "PREMUL_SUM", "BAND", "BOR", "BXOR")
+    others = (*REDUCTIONS, "BAND", "BOR", "BXOR")
     got = next((name for name in others if op == getattr(ReduceOp, name)), op)
     raise ValueError(f"{where}: expected one of {', '.join(table)} for {dtype}; got {got}")
 
@@ -64,23 +67,30 @@ def premultiplied(op: ReduceOp, tensor: Tensor) -> Tensor:
     return tensor.detach() * op.__getstate__()[1]
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether its memory is its elements, end to end: not conjugated or negated when it is read."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def contiguous(tensor: Tensor) -> Tensor:
     """The tensor, or a contiguous copy."""
-    return tensor if tensor.is_contiguous() else tensor.detach().contiguous()
+    if is_plain(tensor):
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def place_for(tensor: Tensor) -> Tensor:
     """Contiguous memory for what is to be received: the tensor's own, if it can be."""
-    if tensor.is_contiguous():
+    if is_plain(tensor):
         return tensor
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor | None:
     """The first tensor if all lie end to end behind it."""
     address = tensors[0].data_ptr()
     for tensor in tensors:
-        if tensor.data_ptr() != address or not tensor.is_contiguous():
+        if tensor.data_ptr() != address or not is_plain(tensor):
             return None
         address += tensor.numel() * tensor.element_size()
     return tensors[0]
@@ -104,6 +114,11 @@ def place_for_all(tensors: Sequence[Tensor]) -> tuple[Tensor, list[tuple[Tensor,
 
 
 def wire(tensor: Tensor) -> tuple[str, int]:
-    """How elements that nobody reduces travel: by their dtype's name, or as so many bytes each."""
+    """How an element travels: as so many numbers of a dtype."""
     name = DTYPES.get(tensor.dtype)
-    return (name, 1) if name is not None else ("uint8", tensor.element_size())
+    if name is not None:
+        return name, 1
+    part = tensor.dtype.to_real() if tensor.dtype.is_complex else None
+    if part in DTYPES:
+        return DTYPES[part], 2
+    return "uint8", tensor.element_size()

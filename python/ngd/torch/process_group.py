@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 from torch.distributed import ReduceOp
 
 from .. import distributed
@@ -27,7 +28,7 @@ from .operands import (
     reduction,
     wire,
 )
-from .works import Queue, Submission, Work, complete_all_of, look_at_all_of, started
+from .works import Queue, Submission, Work, complete_all_of, look_at_all_of, recorded, started
 
 CPU: Final = torch.device("cpu")
 
@@ -350,11 +351,12 @@ class ProcessGroup(torch.distributed.ProcessGroup):
         """Not done: a receive names the rank that sends."""
         raise ValueError("recv: expected the rank that sends: ngd receives from no unknown rank")
 
-    def barrier(self, *_: Any, **__: Any) -> Work:
-        """Meet all ranks."""
+    def barrier(self, opts: Any = None, *_: Any, **__: Any) -> Work:
+        """Meet all ranks; the options may bring a timeout of their own."""
         call = Call(self, "barrier")
         call.submit(None, None, 0)
-        return call.start([])
+        timeout = getattr(opts, "timeout", None)
+        return call.start([], timeout.total_seconds() if timeout is not None else 0.0)
 
 
 class Call:
@@ -393,7 +395,7 @@ class Call:
             dtype, factor = wire(tensors[0])
         if op is not None:
             reduce = reduction(op, tensors[0].dtype, self.kind)
-            if factor != 1:
+            if factor != 1 and not tensors[0].is_complex():
                 raise TypeError(f"{self.kind}: ngd does not reduce {tensors[0].dtype}")
         if factor != 1:
             counts = counts and [factor * c for c in counts]
@@ -407,10 +409,16 @@ class Call:
             )
         )
 
-    def start(self, outputs: list[Tensor]) -> Work:
-        """Submit everything, and return the handle."""
+    def start(self, outputs: list[Tensor], seconds: float = 0.0) -> Work:
+        """Submit everything, and return the handle. seconds: a deadline, where it is > 0."""
+        work = Work(self.group, self.kind, self._submissions, outputs, self._held, self.copies)
+        if seconds > 0:
+            work.seconds = seconds
+        if profiler._is_profiler_enabled:
+            with recorded(self.kind, self._held), works.turns:
+                return started(work)
         with works.turns:
-            return started(Work(self.group, self._submissions, outputs, self._held, self.copies))
+            return started(work)
 
     def receive(self, tensor: Tensor) -> Tensor:
         """Contiguous memory that becomes the tensor's content."""

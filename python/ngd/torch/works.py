@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from .._core import Turns
 from ..collectives.work import NAP
@@ -144,17 +145,21 @@ class Work(torch.distributed.Work):
     def __init__(
         self,
         group: ProcessGroup,
+        kind: str,
         submissions: Sequence[Submission],
         outputs: list[Tensor],
-        held: Sequence[object],
+        held: Sequence[Tensor],
         copies: list[tuple[Tensor, Tensor]],
     ) -> None:
         super().__init__()
+        self.seconds: float | None = None
+        """How long a wait may last; by default the group knows."""
         self._group = group
+        self._kind = kind
         self._submissions = deque(submissions)
         self._sequences: list[int] = []
         self._outputs = outputs
-        self._held = held
+        self._held: Sequence[Tensor] = held
         self._copies = copies
         self._error: Exception | None = None
         self._over = False
@@ -162,13 +167,15 @@ class Work(torch.distributed.Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return when the outputs hold the result; raise what went wrong, naming the rank."""
+        asked = timeout.total_seconds() if timeout is not None else 0.0
+        if asked <= 0:
+            asked = self._group.seconds if self.seconds is None else self.seconds
         if not self._over:
-            asked = timeout.total_seconds() if timeout is not None else 0.0
-            try:
-                self._drive(asked if asked > 0 else self._group.seconds)
-            except BaseException as error:
-                self._group.interrupted(error)
-                raise
+            if profiler._is_profiler_enabled:
+                with recorded(f"{self._kind} (wait)", self._held):
+                    self._complete(asked)
+            else:
+                self._complete(asked)
         if self._error is not None:
             raise self._error
         return True
@@ -208,6 +215,14 @@ class Work(torch.distributed.Work):
     def takes_places(self) -> bool:
         """Whether what is to be submitted takes places of the engine's; a send takes none."""
         return bool(self._submissions) and self._submissions[0][0][0] not in BETWEEN_TWO
+
+    def _complete(self, seconds: float) -> None:
+        """Wait to the end, or close the group."""
+        try:
+            self._drive(seconds)
+        except BaseException as error:
+            self._group.interrupted(error)
+            raise
 
     def _drive(self, seconds: float) -> None:
         """Wait in slices, and give others their turn."""
@@ -274,7 +289,8 @@ class Work(torch.distributed.Work):
                 self._group.communicator.wait(sequence, LAST_SLICE_SECONDS)
         except CollectiveTimeoutError as error:
             text = str(error).replace(f"within {LAST_SLICE_SECONDS:g} s", f"within {seconds:g} s")
-            raise CollectiveTimeoutError(text) from None
+            words = f"{text}: Timed out waiting {1000 * seconds:g}ms"  # as gloo says it
+            raise CollectiveTimeoutError(words) from None
 
     def _finish(self) -> None:
         for to, received in self._copies:
@@ -292,6 +308,12 @@ class Work(torch.distributed.Work):
         self._held = ()
         self._copies = []
         self._over = True  # last: who is interrupted before it comes here again
+
+
+def recorded(name: str, tensors: Sequence[Tensor]) -> Any:
+    """A range of torch.profiler's, named as gloo names its own."""
+    distinct = {id(tensor): tensor for tensor in tensors}
+    return torch._C._profiler._RecordFunctionFast(f"ngd:{name}", list(distinct.values()))
 
 
 def started(work: Work) -> Work:
