@@ -142,17 +142,18 @@ class Work:
 
     def _advance(self, seconds: float | None) -> bool:
         """Go on for so long; whether it has ended."""
-        if self._finish is None:
+        finish, pending = self._finish, self._pending
+        if finish is None:
             return True
         end = None if seconds is None else time.monotonic() + seconds
         try:
-            while self._pending:
+            # Another thread may be in here, too: what is done twice gives the same result.
+            for each in pending:
                 if end is None:
-                    self._pending[0].wait(self._group.timeout)
-                elif not self._pending[0].wait_for(max(0.0, end - time.monotonic())):
+                    each.wait(self._group.timeout)
+                elif not each.wait_for(max(0.0, end - time.monotonic())):
                     return False
-                self._pending.pop(0)
-            self._result = self._finish()
+            self._result = finish()
         except BusyError:
             raise  # another thread is in the group: nothing has happened to this Work
         except BaseException as error:
