@@ -124,7 +124,7 @@ class Op:
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Whether the result is proved equal on all ranks."""
-        return all(node.uniform for node in inputs)
+        return all(map(operator.attrgetter("uniform"), inputs))
 
     @property
     def expands(self) -> bool:
@@ -217,7 +217,12 @@ class Node:
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         """The same op on these inputs: this very node where they are its own."""
-        return self if same_nodes(inputs, self.inputs) else self.op.node(inputs, self.attrs)
+        if same_nodes(inputs, self.inputs):
+            return self
+        for new, old in zip(inputs, self.inputs, strict=True):
+            if new.type is not old.type and new.type != old.type:
+                return self.op.node(inputs, self.attrs)
+        return Node(self.op, inputs, self.attrs, self.type)  # equal types make an equal type
 
     __hash__ = object.__hash__
 
@@ -353,9 +358,9 @@ CONSTANT: Final[Constant] = register(Constant())
 VARIABLE: Final[VariableLeaf] = register(VariableLeaf())
 
 
-def constant_node(value: Array) -> Node:
-    """A constant of exactly this array's dtype and shape."""
-    array = np.array(value, order="C", copy=True)
+def constant_node(value: Any, dtype: DType | None = None) -> Node:
+    """A constant of exactly this array's dtype and shape, or of this dtype."""
+    array = np.array(value, dtype, order="C", copy=True)
     array.flags.writeable = False
     return Node(CONSTANT, (), {"value": array}, Type(array.dtype, array.shape))
 
@@ -432,9 +437,20 @@ class Graph:
 
     def verify(self) -> None:
         """Check what every pass must keep; raises CompileError that names the node."""
+        self.verify_leaves()
+        for node in self.nodes:
+            if node.inputs:
+                inferred = node.op.infer(*[n.type for n in node.inputs], **node.attrs)
+                if inferred != node.type:
+                    raise CompileError(
+                        f"{node.op.name} at {node.site} is typed {node.type}, "
+                        f"but its inputs make {inferred}"
+                    )
+
+    def verify_leaves(self) -> None:
+        """Check what only the one who gave the graph can have done wrong."""
         if len(set(self.inputs)) != len(self.inputs):
             raise CompileError("a placeholder stands twice among the inputs")
-        given = set(self.inputs)
         names: dict[str, Node] = {}
         for variable in self.variables:
             other = names.setdefault(str(variable.attrs["name"]), variable)
@@ -450,13 +466,6 @@ class Graph:
                     f"placeholder {node.attrs['name']!r} (made at {node.site}) is needed "
                     "but is not among the inputs"
                 )
-            if node.inputs:
-                inferred = node.op.infer(*[n.type for n in node.inputs], **node.attrs)
-                if inferred is not node.type and inferred != node.type:
-                    raise CompileError(
-                        f"{node.op.name} at {node.site} is typed {node.type}, "
-                        f"but its inputs make {inferred}"
-                    )
         for variable, value in self.updates:
             if variable.type != value.type:
                 raise CompileError(

@@ -201,15 +201,26 @@ class Cast(Op):
 cast: Final[Cast] = register(Cast())
 
 
+def one_dtype(values: Sequence[Value]) -> DType | None:
+    """The dtype of all nodes among the operands, where the others are scalars that take it."""
+    found, weak = None, False
+    for v in values:
+        if isinstance(v, Node):
+            if found is not None and v.type.dtype is not found:
+                return None
+            found = v.type.dtype
+        elif is_weak(v):
+            weak = True
+        else:
+            return None
+    return found if found is None or not weak or is_float(found) else None
+
+
 def align(where: str, *values: Value) -> list[Node]:
     """Make nodes of operands, all of the dtype that NumPy would compute in."""
-    nodes = [v for v in values if isinstance(v, Node)]
-    if len({n.dtype for n in nodes}) == 1:  # the usual cases
-        dtype = nodes[0].dtype
-        if len(nodes) == len(values):
-            return nodes
-        if is_float(dtype) and all(isinstance(v, Node) or is_weak(v) for v in values):
-            return [v if isinstance(v, Node) else scalar(v, dtype, where) for v in values]
+    only = one_dtype(values)
+    if only is not None:  # the usual case
+        return [v if isinstance(v, Node) else scalar(v, only, where) for v in values]
     given = [v if is_weak(v) else as_node(v, where=where) for v in values]
     try:
         dtype = promote(*(v.dtype if isinstance(v, Node) else v for v in given))

@@ -42,7 +42,10 @@ def got(*types: Type) -> str:
 def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]) -> DType:
     """Return the one dtype of all operands, checked."""
     dtype = types[0].dtype
-    if dtype in allowed and all(t.dtype is dtype for t in types):
+    for t in types:
+        if t.dtype is not dtype or dtype not in allowed:
+            break
+    else:
         return dtype
     family = _FAMILIES.get(allowed) or " or ".join(SHORT_NAMES[d] for d in allowed)
     if any(t.dtype not in allowed for t in types):
@@ -77,7 +80,7 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
     """Make a constant of shape () from a Python scalar that must fit the dtype."""
     try:
         with np.errstate(over="ignore"):
-            return constant_node(np.array(value, dtype))
+            return constant_node(value, dtype)
     except OverflowError:
         raise DTypeError(f"{where}: {value} does not fit in {SHORT_NAMES[dtype]}") from None
 

@@ -30,7 +30,7 @@ PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
 def run(graph: Graph, target: Target) -> Plan:
     """Run the whole pipeline; with NGD_CHECK=1 the graph is verified after every pass."""
     check = config.check()
-    graph.verify()
+    graph.verify() if check else graph.verify_leaves()
     for step in PIPELINE:
         graph = step(graph, target)
         if check:

@@ -33,8 +33,8 @@ def in_order(graph: Graph) -> list[Node]:
     latest: dict[Any, int] = {}
     for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs are made before
         own = node.op.collective or node.op.name == "matmul"
-        depth[node] = own + max((depth[i] for i in node.inputs), default=0)
-        if is_message(node):
+        depth[node] = own + max([depth[i] for i in node.inputs], default=0)
+        if own and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
             depth[node] = latest[pair] = max(depth[node], latest.get(pair, 0))
     return sorted(

@@ -204,8 +204,9 @@ class Emitter:
 
     def operand(self, node: Node) -> str:
         """The text by which an instruction names this operand."""
-        if node in self.names:
-            return self.names[node]
+        name = self.names.get(node)
+        if name is not None:
+            return name
         literal = immediate(node)
         if literal is not None:
             return literal

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..ir import Graph, Leaf, Node, topological
-from .collectives import Start, Wait
+from .collectives import WAIT, Start, Wait
 from .expand import VIEWS
 from .target import Target, query_node
 
@@ -32,7 +32,7 @@ class Schedule:
 
 def is_view(node: Node) -> bool:
     """Whether the node's value lies where its input's lies."""
-    return node.op.name in VIEWS or isinstance(node.op, Wait)
+    return node.op is WAIT or node.op.name in VIEWS
 
 
 def source_of(node: Node) -> Node:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..ir import CONSTANT, Graph, Leaf, Node, constant_node
+from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, constant_node
 from .target import Target
 
 FOLD_LIMIT: Final = 64
@@ -23,6 +23,8 @@ def simplify(graph: Graph, target: Target) -> Graph:
     unique: dict[Any, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+        if node.op is VARIABLE or node.op is PLACEHOLDER:
+            return node
         node = node.with_inputs(inputs)
         for _ in range(8):
             simpler = apply_rules(node)
