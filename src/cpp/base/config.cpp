@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/config.hpp"
 
+#include <charconv>
 #include <cstdlib>
+#include <system_error>
 
 #include "base/error.hpp"
 #include "base/number.hpp"
@@ -20,6 +22,18 @@ double number(const char* name, double fallback) {
   if (!parsed || !(*parsed >= 0))
     fail(ErrorKind::Init, name, ": expected a number >= 0; got '", value, "'");
   return *parsed;
+}
+
+int whole_number(const char* name, int fallback, int least, int most) {
+  const std::string value = text(name, "");
+  if (value.empty()) return fallback;
+  int parsed = 0;
+  const char* end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, parsed);
+  if (error != std::errc() || stop != end || parsed < least || parsed > most)
+    fail(ErrorKind::Init, name, ": expected a whole number from ", least, " to ", most, "; got '",
+         value, "'");
+  return parsed;
 }
 
 }  // namespace ngd::config

@@ -9,17 +9,19 @@ namespace ngd::config {
 
 std::string text(const char* name, const char* fallback);
 double number(const char* name, double fallback);  // throws Init when it is none
+// One of least..most; throws Init when it is none.
+int whole_number(const char* name, int fallback, int least, int most);
 
 // 0 = no deadline; "inf" and the like are 30 years, which clocks can count
 inline double timeout_seconds() { return std::min(number("NGD_TIMEOUT", 300.0), 1e9); }
 // auto, flat or ring
 inline std::string all_reduce_algorithm() { return text("NGD_ALLREDUCE", "auto"); }
 // -1 = that of the cores which this rank may use
-inline int numa_node() { return static_cast<int>(number("NGD_NUMA_NODE", -1)); }
+inline int numa_node() { return whole_number("NGD_NUMA_NODE", -1, 0, 1023); }
 // auto, on or off: a thread that moves data between hosts while kernels run
 inline std::string progress() { return text("NGD_PROGRESS", "auto"); }
 inline std::string simd() { return text("NGD_SIMD", ""); }  // cap: baseline|avx2|avx512
-// 0 = the fair share
-inline int threads() { return static_cast<int>(number("NGD_THREADS", 0)); }
+// 0 = the fair share; the most that an affinity mask can tell apart
+inline int threads() { return whole_number("NGD_THREADS", 0, 0, 1024); }
 
 }  // namespace ngd::config
