@@ -8,12 +8,15 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <condition_variable>
+#include <cstdint>
 #include <fstream>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "base/config.hpp"
+#include "base/error.hpp"
 #include "base/number.hpp"
 
 namespace ngd::device {
@@ -87,6 +90,49 @@ void find_elsewhere() {
   ++elsewhere.version;
 }
 
+// How many threads this process can have beside the one that asks, up to `wanted`: they are started
+// and ended. OpenMP would end the process where it cannot start one.
+int startable(int wanted) {
+  struct Gate {
+    std::mutex mutex;
+    std::condition_variable opens;
+    bool open = false;
+  } gate;
+  const auto wait = [](void* argument) -> void* {
+    auto& held = *static_cast<Gate*>(argument);
+    std::unique_lock lock(held.mutex);
+    held.opens.wait(lock, [&] { return held.open; });
+    return nullptr;
+  };
+  std::vector<pthread_t> threads;
+  for (pthread_t each{}; static_cast<int>(threads.size()) < wanted;) {
+    if (pthread_create(&each, nullptr, wait, &gate) != 0) break;
+    threads.push_back(each);
+  }
+  {
+    const std::lock_guard lock(gate.mutex);
+    gate.open = true;
+  }
+  gate.opens.notify_all();
+  for (const pthread_t each : threads) pthread_join(each, nullptr);
+  return static_cast<int>(threads.size());
+}
+
+// A kernel is built for a number of threads and must get them: as many of the `wanted` as OpenMP
+// and the system give.
+int count_threads(int wanted, bool by_the_user) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const int most = omp_get_max_active_levels() < 1 ? 1 : omp_get_thread_limit();
+  const int got = most < wanted ? most : 1 + startable(wanted - 1);
+  if (got < wanted && by_the_user)
+    fail(ErrorKind::Init, "NGD_THREADS: expected at most ", got, " here (",
+         most < wanted ? "OMP_THREAD_LIMIT, OMP_MAX_ACTIVE_LEVELS"
+                       : "RLIMIT_NPROC, RLIMIT_AS, the cgroup's pids.max",
+         "); got ", wanted);
+  return got;
+}
+
 struct ForkGuard {
   ForkGuard() {
     pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
@@ -103,12 +149,18 @@ int available_cores() noexcept {
 
 int thread_count() {
   if (forked.load(std::memory_order_relaxed)) return 1;
-  static const int wanted = config::threads();
-  if (wanted > 0) return wanted;
-  const int share = thread_share.load(std::memory_order_relaxed);
-  if (share > 0) return share;
+  static const int by_the_user = config::threads();
   static const int all = available_cores();
-  return all;
+  const int share = thread_share.load(std::memory_order_relaxed);
+  const int wanted = by_the_user > 0 ? by_the_user : share > 0 ? share : all;
+  if (wanted == 1) return 1;
+  // What was wanted last, and what there is of it: two halves of a word.
+  static std::atomic<std::uint64_t> answer{0};
+  const std::uint64_t last = answer.load(std::memory_order_relaxed);
+  if (last >> 32 == static_cast<std::uint64_t>(wanted)) return static_cast<int>(last & 0xffffffff);
+  const int got = count_threads(wanted, by_the_user > 0);
+  answer.store(static_cast<std::uint64_t>(wanted) << 32 | static_cast<std::uint64_t>(got));
+  return got;
 }
 
 void set_thread_share(int threads) noexcept {

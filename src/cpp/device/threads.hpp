@@ -7,8 +7,9 @@
 
 namespace ngd::device {
 
-// NGD_THREADS; or this process's share of its cores, once it is set; or all cores that it may use.
-// In a forked child 1 (libgomp hangs there with more). Throws Init where NGD_THREADS is no number.
+// NGD_THREADS; or this process's share of its cores, once it is set; or all cores that it may use;
+// of these as many as can be started. In a forked child 1 (libgomp hangs there with more). Throws
+// Init where NGD_THREADS is no number, or more than can be started.
 int thread_count();
 int available_cores() noexcept;  // of the affinity mask and the cgroup's quota
 // What is left of them beside the ranks that share them. Called by a thread that runs kernels.

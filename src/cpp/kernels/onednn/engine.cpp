@@ -26,11 +26,14 @@ dnnl::memory::data_type data_type(DType dtype) {
   }
 }
 
-ThreadScope::ThreadScope(int threads) : before_(omp_get_max_threads()), threads_(threads) {
+ThreadScope::ThreadScope(int threads)
+    : before_(omp_get_max_threads()), threads_(threads), dynamic_(omp_get_dynamic() != 0) {
   if (threads_ != before_) omp_set_num_threads(threads_);
+  if (dynamic_) omp_set_dynamic(0);  // OMP_DYNAMIC: OpenMP may give fewer threads than it is asked
 }
 
 ThreadScope::~ThreadScope() {
+  if (dynamic_) omp_set_dynamic(1);
   if (threads_ != before_) omp_set_num_threads(before_);
 }
 

@@ -23,6 +23,7 @@ class ThreadScope {
 
  private:
   int before_, threads_;
+  bool dynamic_;
 };
 
 }  // namespace ngd::kernels::onednn
