@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that are processes: the rendezvous, death, and what is left afterwards.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
@@ -290,6 +291,18 @@ TEST(Rendezvous, TwoJobsAtOnceNeverMeet) {
   auto three = start_ranks(3, check_sum), two = start_ranks(2, check_sum);
   expect_success(three);
   expect_success(two);
+}
+
+TEST(Rendezvous, WhatIsNoSealedMemfdIsNoSegment) {
+  const auto refused = [](int file) {
+    const shm::Descriptor fd(file);
+    EXPECT_EQ(::ftruncate(fd.get(), 1 << 28), 0);
+    const Outcome outcome = outcome_of([&] { shm::map_segment(fd); });
+    EXPECT_EQ(outcome.kind, ErrorKind::Init) << outcome.message;
+  };
+  refused(::memfd_create("not sealed", MFD_ALLOW_SEALING));
+  refused(::memfd_create("not to be sealed", 0));
+  refused(::open("/var/tmp", O_TMPFILE | O_RDWR, 0600));  // knows no seals: F_GET_SEALS fails
 }
 
 TEST(Rendezvous, AnInterruptEndsIt) {

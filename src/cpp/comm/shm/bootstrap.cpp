@@ -2,10 +2,10 @@
 #include "comm/shm/bootstrap.hpp"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include "comm/communicator.hpp"
 #include "comm/messages.hpp"
 #include "comm/shm/channel.hpp"
+#include "comm/shm/names.hpp"
 #include "comm/shm/numa.hpp"
 #include "comm/shm/shm_communicator.hpp"
 #include "device/threads.hpp"
@@ -27,37 +28,11 @@ namespace ngd::comm::shm {
 namespace {
 
 constexpr int kConnectRetryMs = 5;
-
-struct Address {
-  sockaddr_un address{};
-  socklen_t length = 0;
-};
-
-std::uint64_t hash_of(const std::string& text, std::uint64_t seed) {
-  std::uint64_t hash = seed;  // FNV-1a
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ull;
-  return hash;
-}
-
-Address address_of(const std::string& job_key) {
-  char name[64];
-  const int length =
-      std::snprintf(name, sizeof name, "ngd-%u-%016llx%016llx", static_cast<unsigned>(::geteuid()),
-                    static_cast<unsigned long long>(hash_of(job_key, 0xcbf29ce484222325ull)),
-                    static_cast<unsigned long long>(hash_of(job_key, 0x9ae16a3b2f90404full)));
-  Address result;
-  result.address.sun_family = AF_UNIX;
-  std::memcpy(result.address.sun_path + 1, name, static_cast<std::size_t>(length));
-  result.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 +
-                                         static_cast<std::size_t>(length));
-  return result;
-}
-
-Descriptor open_socket() {
-  Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket.valid()) fail(ErrorKind::Init, "ngd.init(): no socket: ", error_text(errno));
-  return socket;
-}
+// A full queue moves on as rank 0 reads it. Who waits in line gets in, however many strangers knock
+// without waiting.
+constexpr timeval kConnectWait{0, 20'000};
+constexpr std::uint64_t kLookAroundNs = 1'000'000'000;  // between two looks at who holds the names
+constexpr int kAcceptedAtOnce = 256;  // then those who have introduced themselves are heard
 
 int open_descriptors() {
   DIR* folder = ::opendir("/proc/self/fd");
@@ -89,7 +64,7 @@ ErrorKind kind_for_all(ErrorKind kind) {
 class Rendezvous {
  public:
   Rendezvous(const std::string& job_key, int rank, int size, const Clock& clock)
-      : address_(address_of(job_key)), rank_(rank), size_(size), clock_(clock) {
+      : addresses_(addresses_of(job_key)), rank_(rank), size_(size), clock_(clock) {
     parcels_.resize(static_cast<std::size_t>(size));
     Parcel& mine = parcel(rank);
     mine.message = make_message(Topic::Hello, rank, size);
@@ -139,16 +114,16 @@ class Rendezvous {
       if (r != rank_ && !here(r)) ranks.push_back(r);
     return ranks;
   }
-  [[noreturn]] void late(const std::string& who) const {
+  [[noreturn]] void late(const std::string& who, const std::string& why = {}) const {
     fail(ErrorKind::CollectiveTimeout, who, " did not come to ngd.init() within ", clock_.seconds(),
-         " s");
+         " s", why.empty() ? "" : "; ", why);
   }
   [[noreturn]] static void lost(int rank) {
     fail(ErrorKind::RankLost, "rank ", rank, " was lost in ngd.init()");
   }
   [[noreturn]] static void relay(const Message& failure) { fail(failure.error_kind, failure.text); }
 
-  Address address_;
+  std::vector<Address> addresses_;
   int rank_;
   int size_;
   const Clock& clock_;
@@ -167,14 +142,15 @@ class Rendezvous {
       mappings.push_back(map_segment(each.segment));
       if (r == rank_) own = std::move(each.segment);
       each.segment = Descriptor();
-      peers.push_back({std::move(each.pidfd), each.message.pid, each.message.start_time});
+      peers.push_back(
+          {KeptDescriptor(std::move(each.pidfd)), each.message.pid, each.message.start_time});
       CPU_OR(&all, &all, &each.message.cores);
     }
     // A quota below my own mask binds; else the ranks may have been bound to cores of their own.
     const int available = device::available_cores();
     const bool quota = available < CPU_COUNT(&parcel(rank_).message.cores);
     assembly.cores = quota ? available : std::max(available, CPU_COUNT(&all));
-    assembly.memory = make_process_memory(std::move(mappings), std::move(own));
+    assembly.memory = make_process_memory(std::move(mappings), rank_, std::move(own));
     assembly.liveness = make_process_liveness(std::move(peers));
     const int node = config::numa_node();
     found(*assembly.memory, rank_, size_,
@@ -190,19 +166,7 @@ class Host final : public Rendezvous {
  private:
   void exchange() override {
     channels_.resize(static_cast<std::size_t>(size_));
-    listener_ = open_socket();
-    const auto* address = reinterpret_cast<const sockaddr*>(&address_.address);
-    if (::bind(listener_.get(), address, address_.length) != 0) {
-      if (errno == EADDRINUSE)
-        fail(ErrorKind::Init,
-             "ngd.init(): another running job of this user has the same job key, "
-             "or this job has two ranks 0: give each job a key of its own");
-      fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
-    }
-    protocol_step();
-    if (::listen(listener_.get(), std::max(size_, 16)) != 0)
-      fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
-    protocol_step();
+    listen();
     while (!missing().empty()) {
       if (clock_.expired()) late(list_ranks(missing()));
       poll_once();
@@ -211,6 +175,29 @@ class Host final : public Rendezvous {
     strangers_.clear();
     make_segment();
     distribute();
+  }
+
+  // Under the first of the job's names that is free: one that another user holds is passed by.
+  void listen() {
+    listener_ = open_socket();
+    const auto bound = [&](const Address& each) {
+      if (::bind(listener_.get(), each.get(), each.length) == 0) return true;
+      if (errno == EADDRINUSE) return false;
+      fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
+    };
+    for (std::size_t i = 0; i < addresses_.size() && !bound(addresses_[i]); ++i) {
+      const Holders holders = holders_of(addresses_);
+      if (holders[i] == ::geteuid())
+        fail(ErrorKind::Init,
+             "ngd.init(): another running job of this user has the same job key, "
+             "or this job has two ranks 0: give each job a key of its own");
+      if (i + 1 == addresses_.size())
+        fail(ErrorKind::Init, "ngd.init(): no rendezvous is free: ", describe_others(holders));
+    }
+    protocol_step();
+    if (::listen(listener_.get(), SOMAXCONN) != 0)
+      fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
+    protocol_step();
   }
 
   void confirm() override {
@@ -259,7 +246,8 @@ class Host final : public Rendezvous {
     // From the back: greet() may remove the one that it is given.
     for (std::size_t i = strangers_.size(); i-- > 0;)
       if (fds[1 + channels_.size() + i].revents != 0) greet(i);
-    if (fds[0].revents != 0) accept_stranger();
+    if (fds[0].revents != 0)
+      for (int i = 0; i < kAcceptedAtOnce && accept_stranger(); ++i) continue;
   }
 
   void hear(int rank) {
@@ -280,12 +268,13 @@ class Host final : public Rendezvous {
     if (got.message.topic == Topic::Ready) ++ready_;
   }
 
+  // Whether there was one.
   bool accept_stranger() {
     Channel stranger(
         Descriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
     if (!stranger.open()) return false;
     protocol_step();
-    if (stranger.same_user()) strangers_.push_back(std::move(stranger));
+    if (peer_user(stranger.fd()) == ::geteuid()) strangers_.push_back(std::move(stranger));
     return true;
   }
 
@@ -370,23 +359,35 @@ class Guest final : public Rendezvous {
   }
 
   void connect() {
-    const auto* address = reinterpret_cast<const sockaddr*>(&address_.address);
+    std::uint64_t looked = now_ns();
     for (;;) {
-      Descriptor socket = open_socket();
-      if (::connect(socket.get(), address, address_.length) == 0) {
-        protocol_step();
-        host_ = Channel(std::move(socket));
-        break;
+      for (const Address& each : addresses_)
+        if (connect_to(each)) return;
+      const bool too_late = clock_.expired();
+      if (too_late || now_ns() - looked > kLookAroundNs) {
+        looked = now_ns();
+        const Holders holders = holders_of(addresses_);
+        const std::string others = describe_others(holders);
+        if (all_held_by_others(holders))
+          fail(ErrorKind::Init, "ngd.init(): no way to rank 0: ", others);
+        if (too_late) late("rank 0", others);
       }
-      if (errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR)
-        fail(ErrorKind::Init, "ngd.init(): no way to rank 0: ", error_text(errno));
-      if (clock_.expired()) late("rank 0");
       ::poll(nullptr, 0, std::min(kConnectRetryMs, clock_.next_poll_ms()));
     }
-    if (!host_.same_user()) {
-      host_.close();  // it is told nothing
-      fail(ErrorKind::Init, "ngd.init(): another user has taken this job's rendezvous");
-    }
+  }
+
+  // Whether a process of my user listens there: it is told nothing before that is known.
+  bool connect_to(const Address& address) {
+    Descriptor socket = open_socket();
+    const int flags = ::fcntl(socket.get(), F_GETFL);
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait, sizeof kConnectWait);
+    ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);
+    if (::connect(socket.get(), address.get(), address.length) != 0) return false;
+    if (peer_user(socket.get()) != ::geteuid()) return false;
+    protocol_step();
+    ::fcntl(socket.get(), F_SETFL, flags);
+    host_ = Channel(std::move(socket));
+    return true;
   }
 
   // Where rank 0 hears nothing any more, its last words say why.

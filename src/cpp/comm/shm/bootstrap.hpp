@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the processes of a job find one another and map one another's segments.
 //
-// Rank 0 listens on an abstract Unix socket whose name is made of the user's id and the job's key;
-// the others connect. No file is made, so nothing is left, however a process ends. The kernel
-// vouches for the user id at the other end. Then:
+// Rank 0 listens on an abstract Unix socket under one of the job's names (names.hpp); the others
+// connect. No file is made, so nothing is left, however a process ends. The kernel vouches for the
+// user id at the other end; nobody else is heard, or told anything. Then:
 //   1. each sends Hello with its segment and a pidfd of itself; rank 0 checks that they agree
 //   2. rank 0 sends every rank those of all others
 //   3. each maps them and says Ready; when all are, rank 0 says Go

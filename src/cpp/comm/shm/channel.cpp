@@ -47,13 +47,6 @@ int Clock::next_poll_ms() const {
   return static_cast<int>(std::min<std::uint64_t>(left_ms, 100));
 }
 
-bool Channel::same_user() const noexcept {
-  ucred credentials{};
-  socklen_t length = sizeof credentials;
-  return ::getsockopt(fd(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
-         credentials.uid == ::geteuid();
-}
-
 bool Channel::send(const Message& message, int segment_fd, int pidfd) noexcept {
   protocol_step();
   iovec data{const_cast<Message*>(&message), sizeof message};

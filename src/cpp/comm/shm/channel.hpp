@@ -61,7 +61,6 @@ class Channel {
   int fd() const noexcept { return socket_.get(); }
   bool open() const noexcept { return socket_.valid(); }
   void close() { socket_ = Descriptor(); }
-  bool same_user() const noexcept;  // whether the other end has my user id
 
   // False where the other end is gone.
   bool send(const Message& message, int segment_fd = -1, int pidfd = -1) noexcept;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm/liveness.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <fstream>
-#include <sstream>
-#include <string>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
 namespace ngd::comm::shm {
 
@@ -15,23 +17,25 @@ namespace {
 
 class ProcessLiveness final : public Liveness {
  public:
-  explicit ProcessLiveness(std::vector<PeerProcess> peers) : peers_(std::move(peers)) {}
+  explicit ProcessLiveness(std::vector<PeerProcess> peers) : peers_(std::move(peers)) {
+    for (const PeerProcess& peer : peers_)
+      in_proc_.push_back(start_time_of(peer.pid) == peer.start_time);
+  }
 
   bool alive(int rank) noexcept override {
-    const PeerProcess& peer = peers_[static_cast<std::size_t>(rank)];
-    if (peer.pidfd.valid()) {
-      pollfd fd{peer.pidfd.get(), POLLIN, 0};
-      return ::poll(&fd, 1, 0) <= 0;  // readable from the moment of death
-    }
-    try {
-      return start_time_of(peer.pid) == peer.start_time;
-    } catch (...) {
-      return true;
-    }
+    const auto index = static_cast<std::size_t>(rank);
+    const PeerProcess& peer = peers_[index];
+    pollfd fd{peer.pidfd.get(), POLLIN, 0};
+    const bool has_pidfd = fd.fd >= 0;
+    if (has_pidfd && ::poll(&fd, 1, 0) <= 0) return true;  // readable from the moment of death
+    if (!in_proc_[index]) return !has_pidfd;               // it is in another container
+    const std::uint64_t start_time = start_time_of(peer.pid);
+    return start_time == kUntold ? !has_pidfd : start_time == peer.start_time;
   }
 
  private:
   std::vector<PeerProcess> peers_;
+  std::vector<bool> in_proc_;  // whether /proc has a peer under the number that it knows
 };
 
 class ThreadLiveness final : public Liveness {
@@ -48,17 +52,24 @@ Descriptor open_own_pidfd() {
 #endif
 }
 
-std::uint64_t start_time_of(std::int32_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string line;
-  if (!std::getline(file, line)) return 0;
+std::uint64_t start_time_of(std::int32_t pid) noexcept {
+  char text[1024];
+  std::snprintf(text, sizeof text, "/proc/%d/stat", pid);
+  const Descriptor file(::open(text, O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return errno == ENOENT ? 0 : kUntold;
+  const ssize_t length = ::read(file.get(), text, sizeof text - 1);
+  if (length <= 0) return length < 0 && errno == ESRCH ? 0 : kUntold;
+  text[length] = '\0';
   // The name, field 2, is in parentheses and may hold any character: read on from the last one.
-  std::istringstream fields(line.substr(line.rfind(')') + 1));
-  std::string field;
-  fields >> field;  // field 3: the state
-  if (field == "Z" || field == "X") return 0;
-  for (int i = 4; i <= 22; ++i) fields >> field;
-  return std::stoull(field);  // field 22: the start time
+  const char* field = std::strrchr(text, ')');
+  if (field == nullptr || field[1] == '\0') return kUntold;
+  field += 2;  // field 3: the state
+  if (*field == 'Z' || *field == 'X') return 0;
+  for (int i = 4; i <= 22 && field != nullptr; ++i) {
+    field = std::strchr(field, ' ');
+    if (field != nullptr) ++field;
+  }
+  return field == nullptr ? kUntold : std::strtoull(field, nullptr, 10);  // 22: the start time
 }
 
 std::unique_ptr<Liveness> make_process_liveness(std::vector<PeerProcess> peers) {

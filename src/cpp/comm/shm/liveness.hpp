@@ -16,16 +16,19 @@ class Liveness {
   virtual bool alive(int rank) noexcept = 0;
 };
 
-// A peer process: by its pidfd, or, where the kernel has none (before Linux 5.3), by its place in
-// /proc, where the start time tells it from a later process of the same number.
+// A peer process: by its pidfd; where the kernel has none (before Linux 5.3), or somebody has
+// closed it, by its place in /proc, where the start time tells it from a later process of the same
+// number.
 struct PeerProcess {
-  Descriptor pidfd;
+  KeptDescriptor pidfd;
   std::int32_t pid = 0;
   std::uint64_t start_time = 0;
 };
 
-Descriptor open_own_pidfd();                    // invalid where the kernel has none
-std::uint64_t start_time_of(std::int32_t pid);  // 0 = no such process, or a zombie
+Descriptor open_own_pidfd();  // invalid where the kernel has none
+// 0 = no such process, or a zombie; kUntold where /proc cannot be read.
+std::uint64_t start_time_of(std::int32_t pid) noexcept;
+inline constexpr std::uint64_t kUntold = ~std::uint64_t{0};
 std::unique_ptr<Liveness> make_process_liveness(std::vector<PeerProcess> peers);
 std::unique_ptr<Liveness> make_thread_liveness();  // threads of a living process all live
 

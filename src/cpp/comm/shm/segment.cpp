@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "base/step.hpp"
 #include "comm/messages.hpp"
+#include "comm/shm/headroom.hpp"
 
 namespace ngd::comm::shm {
 
@@ -20,6 +21,12 @@ namespace {
 
 constexpr std::size_t kGiB = std::size_t{1} << 30;
 constexpr std::size_t kSmallest = std::size_t{256} << 20;
+// Other ranks take memory, too, between my look at what is left and my taking it: each a piece.
+constexpr std::size_t kPiece = std::size_t{4} << 20;
+constexpr std::size_t kReserve = std::size_t{16} << 20;
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // linux/mman.h, since 5.14
+#endif
 
 bool address_space_holds(std::size_t bytes) {
   void* base =
@@ -44,8 +51,10 @@ std::size_t fitting_bytes(int size) {
 
 class ProcessMemory final : public Memory {
  public:
-  ProcessMemory(std::vector<Mapping> mappings, Descriptor own)
-      : mappings_(std::move(mappings)), own_(std::move(own)) {}
+  ProcessMemory(std::vector<Mapping> mappings, int rank, Descriptor own)
+      : mappings_(std::move(mappings)),
+        own_base_(mappings_[static_cast<std::size_t>(rank)].base()),
+        own_(std::move(own)) {}
 
   Segment segment(int rank) const noexcept override {
     const Mapping& mapping = mappings_[static_cast<std::size_t>(rank)];
@@ -53,18 +62,53 @@ class ProcessMemory final : public Memory {
   }
 
   void commit(std::size_t offset, std::size_t bytes) override {
+    const std::size_t end = offset + bytes;
+    for (std::size_t at = offset; at < end; at += kPiece) {
+      try {
+        commit_piece(at, std::min(kPiece, end - at));
+      } catch (const Error&) {
+        ::madvise(own_base_ + offset, at - offset, MADV_REMOVE);
+        throw;
+      }
+    }
+  }
+
+ private:
+  // Pages of a memfd that no process has mapped count for the cgroup, but for none of its
+  // processes: when it is full, the kernel kills somebody else, the launcher say, and nothing is
+  // freed. So they are mapped as they are made, and asked for only where there is room.
+  void commit_piece(std::size_t offset, std::size_t bytes) {
+    const Headroom room = headroom();
+    if (room.bytes < bytes + kReserve)
+      fail(ErrorKind::OutOfMemory, "no memory for ", bytes,
+           " bytes more of the shared lane: ", room.limit, " has ", room.bytes >> 20,
+           " MiB left, of which ", kReserve >> 20, " are kept free");
     int result = 0;
     do {
-      result = ::fallocate(own_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+      result = ::madvise(own_base_ + offset, bytes, MADV_POPULATE_WRITE);
     } while (result != 0 && errno == EINTR);
+    if (result != 0 && errno == EINVAL) result = allocate(offset, bytes);
     if (result != 0)
       fail(ErrorKind::OutOfMemory, "no memory for ", bytes,
            " bytes of the shared lane: ", error_text(errno));
   }
 
- private:
+  // Before Linux 5.14.
+  int allocate(std::size_t offset, std::size_t bytes) {
+    const int fd = own_.get();
+    if (fd < 0)
+      fail(ErrorKind::OutOfMemory, "no memory for ", bytes,
+           " bytes of the shared lane: this process has closed the descriptor of its segment");
+    int result = 0;
+    do {
+      result = ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    } while (result != 0 && errno == EINTR);
+    return result;
+  }
+
   std::vector<Mapping> mappings_;
-  Descriptor own_;
+  std::byte* own_base_;
+  KeptDescriptor own_;
 };
 
 }  // namespace
@@ -89,8 +133,9 @@ Descriptor create_segment(int size) {
 
 Mapping map_segment(const Descriptor& fd) {
   struct stat status{};
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // -1 of what is no memfd
   if (::fstat(fd.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) < kHeapOffset ||
-      (::fcntl(fd.get(), F_GET_SEALS) & F_SEAL_SHRINK) == 0)
+      seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     fail(ErrorKind::Init, "what a rank sent as its segment is none");
   const auto bytes = static_cast<std::size_t>(status.st_size);
   void* base =
@@ -126,8 +171,9 @@ void note_failure(RankRecord& mine, ErrorKind kind, const std::string& message) 
   protocol_step();
 }
 
-std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, Descriptor own) {
-  return std::make_unique<ProcessMemory>(std::move(mappings), std::move(own));
+std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,
+                                            Descriptor own) {
+  return std::make_unique<ProcessMemory>(std::move(mappings), rank, std::move(own));
 }
 
 }  // namespace ngd::comm::shm

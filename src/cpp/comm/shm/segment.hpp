@@ -180,6 +180,7 @@ void found(Memory& memory, int rank, int size, int node);
 void note_failure(RankRecord& mine, ErrorKind kind, const std::string& message) noexcept;
 
 // The memory of ranks that are processes: mappings by rank, and the memfd of my own.
-std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, Descriptor own);
+std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,
+                                            Descriptor own);
 
 }  // namespace ngd::comm::shm

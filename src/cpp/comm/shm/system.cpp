@@ -2,6 +2,7 @@
 #include "comm/shm/system.hpp"
 
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,6 +14,25 @@ namespace ngd::comm::shm {
 
 Descriptor::~Descriptor() {
   if (fd_ >= 0) ::close(fd_);
+}
+
+KeptDescriptor::KeptDescriptor(Descriptor fd) noexcept {
+  struct stat status{};
+  if (!fd.valid() || ::fstat(fd.get(), &status) != 0) return;
+  device_ = status.st_dev;
+  inode_ = status.st_ino;
+  fd_ = std::move(fd);
+}
+
+KeptDescriptor::~KeptDescriptor() {
+  if (get() < 0) fd_.release();
+}
+
+int KeptDescriptor::get() const noexcept {
+  struct stat status{};
+  const bool ours = fd_.valid() && ::fstat(fd_.get(), &status) == 0 && status.st_dev == device_ &&
+                    status.st_ino == inode_;
+  return ours ? fd_.get() : -1;
 }
 
 Mapping::~Mapping() {

@@ -22,9 +22,28 @@ class Descriptor {
   ~Descriptor();
   int get() const noexcept { return fd_; }
   bool valid() const noexcept { return fd_ >= 0; }
+  int release() noexcept { return std::exchange(fd_, -1); }
 
  private:
   int fd_ = -1;
+};
+
+// Owns a descriptor for as long as a group lives. The program around us may close all that it does
+// not know, and its next file gets the number: so what stands behind the number is compared before
+// it is used, or closed. (Before Linux 6.9 pidfds cannot be told from eventfds and their like.)
+class KeptDescriptor {
+ public:
+  KeptDescriptor() = default;
+  explicit KeptDescriptor(Descriptor fd) noexcept;
+  KeptDescriptor(KeptDescriptor&&) noexcept = default;
+  KeptDescriptor& operator=(KeptDescriptor&&) = delete;
+  ~KeptDescriptor();
+  int get() const noexcept;  // -1 where there was none, or where it is not ours any more
+
+ private:
+  Descriptor fd_;
+  std::uint64_t device_ = 0;
+  std::uint64_t inode_ = 0;
 };
 
 // Owns a mapping.

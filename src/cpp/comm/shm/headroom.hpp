@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much memory may still be taken before the kernel kills somebody for it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ngd::comm::shm {
+
+struct Headroom {
+  std::uint64_t bytes = ~std::uint64_t{0};
+  std::string limit;  // what sets it: "the memory cgroup /job (512 MiB)"
+};
+
+// The least of what the machine has, and of what the cgroups of this process allow (both versions,
+// with all that they lie in). Caches of files count as free. A bound that cannot be read is none.
+Headroom headroom();
+
+}  // namespace ngd::comm::shm
