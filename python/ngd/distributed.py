@@ -7,8 +7,10 @@ import atexit
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -29,6 +31,8 @@ _world: Group | None = None
 _alone: Group | None = None
 _hooked_in: int | None = None
 """The process that has the hooks: a child that it forks inherits them, and is no rank."""
+_place: _core.Mark | None = None
+"""Shows to children of this process that its place in the job is taken."""
 
 
 Batch = TypeVar("Batch")
@@ -61,25 +65,81 @@ def init(*, comm: Any = None) -> Group:
     CollectiveTimeoutError
         Ranks that did not come within NGD_TIMEOUT, named.
     """
-    global _world
     _core.stay_if_ending()
-    there = _world is not None and not _world.closed
+    there = _world
+    if comm is None and there is not None and not there.closed:
+        return there
+    with _entrance.alone():
+        return _join(comm)
+
+
+def _join(comm: Any) -> Group:
+    """Make the world, unless another thread has made it meanwhile."""
+    global _world, _place
+    if _world is not None and not _world.closed:
+        if comm is None:
+            return _world
+        raise InitError(
+            "ngd.init: comm: expected to be the first to make the world; there is one "
+            f"already, {_world!r}: ngd.shutdown() ends it"
+        )
+    _place = None
     if comm is not None:
-        if there:
-            raise InitError(
-                "ngd.init: comm: expected to be the first to make the world; there is one "
-                f"already, {_world!r}: ngd.shutdown() ends it"
-            )
         communicator = communicator_of(comm)
-    elif not there:
-        communicator = make_communicator(environment.detect())
     else:
-        assert _world is not None
-        return _world
+        launch = environment.detect()
+        mark = None
+        if launch.size > 1:
+            environment.refuse_inherited_place(launch)
+            mark = _core.Mark(environment.name_of_place(launch))
+        communicator = make_communicator(launch)
+        _place = mark
     install_hooks()
     _world = Group(communicator)
     share_cores(_world)
     return _world
+
+
+class _Entrance:
+    """One thread at a time makes the world; who comes meanwhile waits for what becomes of it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.inside: int | None = None
+        self.failed = 0
+        """How often it went wrong; then `failure` says what."""
+        self.failure = ""
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Enter as the only one, or raise what has kept the one before from making the world."""
+        if self.inside == threading.get_ident():
+            raise InitError("ngd.init: called once more from within itself, by a signal handler")
+        failed_before = self.failed
+        with self.lock:
+            if self.failed > failed_before:
+                raise InitError(f"ngd.init: in another thread it failed meanwhile: {self.failure}")
+            try:
+                self.inside = threading.get_ident()
+                yield
+            except BaseException as error:
+                self.failed += 1
+                self.failure = f"{type(error).__name__}: {error}"
+                raise
+            finally:
+                self.inside = None
+
+
+_entrance = _Entrance()
+
+
+def _after_fork() -> None:
+    """A thread that was inside is none of the child's."""
+    global _entrance
+    _entrance = _Entrance()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def chosen(group: Group | None) -> Group:
@@ -211,10 +271,11 @@ def between_hosts(fortran_handle: int) -> _core.Communicator:
 
 def shutdown() -> None:
     """Leave the world in good order; ngd.init() makes a new one. Idempotent."""
-    global _world
+    global _world, _place
     if _world is not None:
         _world.close()
         _world = None
+    _place = None
 
 
 def leave() -> None:

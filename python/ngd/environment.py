@@ -7,8 +7,9 @@ docs/launchers.md is the table of this module. Nothing is imported from, or aske
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-import socket
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -16,6 +17,20 @@ from typing import Final, TypeAlias
 from .errors import InitError
 
 Environ: TypeAlias = Mapping[str, str]
+
+MOST: Final = 2**31 - 1
+"""Of ranks, and of whatever else launchers count."""
+_RECOGNISED: Final = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_NAMESPACE",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "PMI_FD",
+    "TORCHELASTIC_RUN_ID",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+)
+"""What other launchers are recognised by, and their jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,27 +66,65 @@ def detect(environ: Environ | None = None) -> Launch:
     return Launch("alone", 0, 1, 0, 1, None)
 
 
-def leaving_address(job: str) -> str:
-    """Where the ranks of `ngd run` say that they are about to end: an abstract socket."""
-    return f"\0ngd run {job}"
+def surroundings(environ: Environ) -> str:
+    """Which job other launchers say that this is. A launcher inside a rank changes it."""
+    found = {name: environ[name] for name in _RECOGNISED if name in environ}
+    return hashlib.sha256(repr(found).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def address_of_launcher(pipe: int) -> str:
+    """Where ranks say that they are about to end: a pipe of this process, for NGD_LAUNCHER.
+
+    A pipe has no name that others could take, and the kernel opens it to processes of its own user
+    only. They open it when they have something to say; the inode shows that it is still the same.
+    """
+    return f"/proc/{os.getpid()}/fd/{pipe} {os.fstat(pipe).st_ino}"
 
 
 def tell_launcher(environ: Environ | None = None) -> None:
     """Let `ngd run` know that this rank is about to end, before its peers know."""
     environ = os.environ if environ is None else environ
-    if "NGD_JOB" not in environ or "RANK" not in environ:
+    path, _, inode = environ.get("NGD_LAUNCHER", "").partition(" ")
+    of_another = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
+    if not path or of_another or "RANK" not in environ:
         return
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel,
-    ):
-        channel.settimeout(0.2)  # the launcher reads at once, or never
-        channel.sendto(environ["RANK"].encode(), leaving_address(environ["NGD_JOB"]))
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        if not stat.S_ISFIFO(found.st_mode) or str(found.st_ino) != inode:
+            return
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(pipe, f"{environ['RANK']}\n".encode())
+        finally:
+            os.close(pipe)
+
+
+def name_of_place(launch: Launch) -> str:
+    """What a process is marked with that has this place in its job."""
+    place = f"{launch.job_key}/{launch.rank}".encode(errors="surrogateescape")
+    return f"ngd-rank-{hashlib.sha256(place).hexdigest()[:32]}"
+
+
+def refuse_inherited_place(launch: Launch) -> None:
+    """Raise InitError if an ancestor is the rank that the environment says that this process is."""
+    mark, pid = name_of_place(launch).encode(), os.getppid()
+    while pid > 0:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
+            if mark in maps.read():
+                raise InitError(
+                    f"ngd.init: rank {launch.rank} is process {pid}, which is in the job already; "
+                    "this process descends from it and has inherited its environment. A child of "
+                    "a rank is no rank: let the rank itself make the call, or start a job of the "
+                    "child's own (ngd run, or another NGD_JOB, RANK and WORLD_SIZE)"
+                )
+        pid = _parent(pid)
 
 
 def _ngd(environ: Environ) -> Launch | None:
     if "NGD_JOB" not in environ:
         return None
+    if environ.get("NGD_SURROUNDINGS") not in (None, surroundings(environ)):
+        return None  # what `ngd run` has started started another launcher
     return _world(environ, "ngd", f"ngd:{environ['NGD_JOB']}")
 
 
@@ -220,8 +273,10 @@ def _number(environ: Environ, name: str, least: int, because: str | None = None)
         raise InitError(
             f"ngd.init: {name} is not set{hint}; start the ranks with a launcher, or set both"
         )
-    if not (text.isascii() and text.isdecimal()) or int(text) < least:
-        raise InitError(f"ngd.init: {name}={text!r} is not a whole number of at least {least}")
+    plain = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(MOST))
+    if not plain or not least <= int(text) <= MOST:
+        shown = text if len(text) < 40 else f"{text[:40]}..."
+        raise InitError(f"ngd.init: {name}={shown!r} is not a whole number from {least} to {MOST}")
     return int(text)
 
 

@@ -31,7 +31,7 @@ from typing import IO, Final, TextIO
 
 from . import binding
 from .distributed import available_cores, build_info
-from .environment import leaving_address
+from .environment import address_of_launcher, surroundings
 
 PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -126,13 +126,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def rank_environment(
-    rank: int, size: int, job: str, port: int, restarts: int, environ: Mapping[str, str]
+    rank: int,
+    size: int,
+    job: str,
+    port: int,
+    restarts: int,
+    environ: Mapping[str, str],
+    launcher: str = "",
 ) -> dict[str, str]:
     """The environment of a rank: see ngd.environment."""
     return {
         "PYTHONUNBUFFERED": "1",
         **environ,
         "NGD_JOB": job,
+        "NGD_LAUNCHER": launcher,
+        "NGD_SURROUNDINGS": surroundings(environ),
         "NGD_RESTART_COUNT": str(restarts),
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -210,7 +218,7 @@ class _Job:
         self.selector = selectors.DefaultSelector()
         self.signals: list[int] = []
         self.guard: subprocess.Popen[bytes] | None = None
-        self.news = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)  # of ranks about to end
+        self.news = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # of ranks about to end
         self.leaving: list[int] = []  # ranks in the order in which they began to end
         self.first: int | None = None  # the rank whose failure ends the job
 
@@ -221,6 +229,7 @@ class _Job:
         heeded = [s for s in ENDING_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # nohup
         handlers = {s: signal.signal(s, self._remember_signal) for s in heeded}
         self._on_event(signals_read, lambda: self._interrupted(signals_read))
+        self._on_event(self.news[0], self._note_who_leaves)
         try:
             self.guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", GUARD],
@@ -247,7 +256,8 @@ class _Job:
                 signal.signal(number, handler)
             signal.set_wakeup_fd(old_wakeup)
             self.selector.close()
-            self.news.close()
+            for end in self.news:
+                os.close(end)
             os.close(signals_read)
             os.close(signals_write)
         return self.exit_code or 0
@@ -262,12 +272,16 @@ class _Job:
 
     def _start(self, command: Sequence[str]) -> None:
         job, port = secrets.token_hex(16), _free_port()
-        self._listen(job)
+        listening = address_of_launcher(self.news[0])
+        self._note_who_leaves()  # of the start before
+        self.leaving = []
         for rank in range(self.size):
             try:
                 process = subprocess.Popen(
                     command,
-                    env=rank_environment(rank, self.size, job, port, self.restarts, os.environ),
+                    env=rank_environment(
+                        rank, self.size, job, port, self.restarts, os.environ, listening
+                    ),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -291,27 +305,14 @@ class _Job:
                 self.streams[rank].append(stream)
                 self._on_event(source.fileno(), functools.partial(self._printed, stream))
 
-    def _listen(self, job: str) -> None:
-        """Hear which ranks are about to end."""
-        self.leaving = []
-        if self.restarts:
-            self.selector.unregister(self.news)
-            self.news.close()
-            self.news = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.news.setblocking(False)
-        self.news.bind(leaving_address(job))
-        self._on_event(self.news.fileno(), self._note_who_leaves)
-
     def _note_who_leaves(self) -> None:
         """Bring the order up to date: who is dead by now and said nothing went before the others.
 
         A rank that ends because another one is dead says so after that death.
         """
         said: list[int] = []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                name = self.news.recv(16)
-                said += [int(name)] if name.isdigit() else []
+        with contextlib.suppress(BlockingIOError):  # a pipe holds less than this
+            said = [int(name) for name in os.read(self.news[0], 1 << 20).split() if name.isdigit()]
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         for rank, process in self.ranks.items():
             silent = rank not in self.leaving and rank not in said

@@ -52,6 +52,9 @@ class ProgramBuilder:
 class Sequence:
     def __init__(self, text: str, hash: int) -> None: ...
 
+class Mark:
+    def __init__(self, name: str) -> None: ...
+
 class Communicator:
     @staticmethod
     def make_self() -> Communicator: ...

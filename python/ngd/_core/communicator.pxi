@@ -61,6 +61,15 @@ cdef class Sequence:
         self.identity.text = self.text.c_str()
 
 
+cdef class Mark:
+    """While it lives, /proc/PID/maps of this process has a line that ends with this name."""
+
+    cdef unique_ptr[CppMark] mark
+
+    def __init__(self, str name):
+        self.mark.reset(new CppMark(_bytes(name)))
+
+
 @cython.no_gc_clear
 cdef class Communicator:
     """A group of ranks; every call is collective over it."""

@@ -169,6 +169,8 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         void wait(double timeout_seconds) except +ngd_raise_python_error
         void finish(double timeout_seconds) except +ngd_raise_python_error
         cbool wait_for(double seconds) except +ngd_raise_python_error
+    cppclass CppMark "ngd::comm::Mark":
+        CppMark(const string& name)
     unique_ptr[CppCommunicator] make_self_communicator() except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_shm_communicator(
         const string& job_key, int rank, int size, double timeout_seconds,
