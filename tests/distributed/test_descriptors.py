@@ -93,7 +93,7 @@ def test_a_death_is_seen_without_descriptors(reuse: bool) -> None:
 def use_the_last_descriptor() -> int:
     """No descriptor is free: a peer that is late is alive all the same."""
     world = ngd.init()
-    ngd.barrier()
+    ngd.all_reduce(1, op="sum")  # and with it all modules
     close_all()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
