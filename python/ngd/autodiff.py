@@ -37,6 +37,8 @@ def grad(loss: Node, wrt: Node | Sequence[Node], *, unused: str = "error") -> No
     its file and line. Integers, bools and stop_gradient end a path. A node that the loss does not
     depend on is a GradientError; with unused="zero" its gradient is zeros.
     """
+    if not isinstance(wrt, (Node, Sequence)) or isinstance(wrt, str):
+        raise TypeError(f"grad: wrt: expected a node or a list of nodes; got {wrt!r}")
     targets = [wrt] if isinstance(wrt, Node) else list(wrt)
     for node in (loss, *targets):
         if not isinstance(node, Node):

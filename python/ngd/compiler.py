@@ -11,12 +11,13 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from . import _core, config, distributed, passes, reference
+from . import _core, arguments, config, distributed, passes, reference
 from .collectives import Group, compare_ranks
 from .collectives.work import in_turn
-from .dtype import SHORT_NAMES, has_mask, plain
+from .dtype import SHORT_NAMES, has_mask
 from .errors import BusyError, CompileError, ShapeError
 from .ir import PLACEHOLDER, Array, Graph, Node, Type
+from .local import BoundToProcess
 from .ops.collective import WORLD, Collective, Ranks, expect_member
 from .passes.collectives import check_root, in_order
 from .passes.plan_memory import Plan
@@ -32,8 +33,10 @@ class Executable(Protocol):
     graph: Graph
     """The graph as it was given."""
 
-    def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
-        """Run once; see ngd.compile."""
+    def __call__(
+        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
+    ) -> list[Array]:
+        """Run once, on arrays by position or by the placeholders' names; see ngd.compile."""
         ...
 
     def memory(self) -> dict[str, int]:
@@ -131,9 +134,10 @@ def native_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Base:
+class _Base(BoundToProcess):
     """What all executables share: the signature and its checks."""
 
+    instead = "copy its nodes and variables, and compile those"
     device: str
     ordering: Ordering
 
@@ -150,13 +154,10 @@ class _Base:
             self.device,
         )
 
-    def prepare(self, arrays: tuple[Any, ...]) -> list[Array]:
+    def prepare(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
         """The arguments as contiguous arrays of exactly the inputs' types."""
-        if len(arrays) != len(self.input_types):
-            names = ", ".join(str(n.attrs["name"]) for n in self.graph.inputs)
-            raise TypeError(
-                f"Executable: expected {len(self.input_types)} arrays ({names}); got {len(arrays)}"
-            )
+        if named or len(arrays) != len(self.input_types):
+            arrays = arguments.in_order(self.graph.inputs, arrays, named)
         return [
             a
             if type(a) is np.ndarray
@@ -168,26 +169,9 @@ class _Base:
         ]
 
     def convert(self, number: int, value: Any) -> Array:
-        """One argument made to fit; what would lose values is an error that names the input."""
-        wanted = self.input_types[number]
+        """One argument made to fit."""
         where = f"Executable: input {number} ({self.graph.inputs[number].attrs['name']!r})"
-        if isinstance(value, Node):
-            raise TypeError(f"{where}: expected an array {wanted}; got {value!r}")
-        array = plain(value, where)
-        if array.shape != wanted.shape:
-            raise ShapeError(f"{where}: expected shape {wanted.shape}; got {array.shape}")
-        if not isinstance(value, (bool, int, float)):
-            if not np.can_cast(array.dtype, wanted.dtype, "safe"):
-                raise TypeError(f"{where}: expected dtype {wanted.dtype}; got {array.dtype}")
-            return np.ascontiguousarray(array, wanted.dtype).reshape(wanted.shape)
-        with np.errstate(over="ignore"):
-            converted = array.astype(wanted.dtype)
-        lost = (
-            converted != value if isinstance(value, int) else np.isinf(converted) != np.isinf(value)
-        )
-        if lost or not np.can_cast(array.dtype, wanted.dtype, "same_kind"):
-            raise TypeError(f"{where}: expected a value of {wanted.dtype}; got {value!r}")
-        return converted
+        return arguments.convert(value, self.input_types[number], where)
 
     def results(self, out: Sequence[Array] | None, inputs: list[Array]) -> list[Array]:
         """Fresh arrays for the outputs, or the caller's, checked: they overlap nothing."""
@@ -249,9 +233,11 @@ class CpuExecutable(_Base):
         communicators = [g.communicator for g in opened(self.ordering.groups)]
         self.native = _core.Executable(builder, communicators, buffers)
 
-    def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
+    def __call__(
+        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
+    ) -> list[Array]:
         """Run once."""
-        inputs = self.prepare(arrays)
+        inputs = self.prepare(arrays, named)
         outputs = self.results(out, inputs)
         self.hold.run(self.native, inputs, outputs)
         return outputs
@@ -413,9 +399,11 @@ class InterpreterExecutable(_Base):
             assert isinstance(storage, HostStorage)
             self.storages[variable] = storage
 
-    def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
+    def __call__(
+        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
+    ) -> list[Array]:
         """Run once."""
-        inputs = self.prepare(arrays)
+        inputs = self.prepare(arrays, named)
         outputs = self.results(out, inputs)
         self.hold.run(self, inputs, outputs)
         return outputs
@@ -451,7 +439,9 @@ class NullExecutable(_Base):
         builder, self.ordering = emit(self.plan, graph, group)
         self.program = str(builder)
 
-    def __call__(self, *arrays: Any, out: Sequence[Array] | None = None) -> list[Array]:
+    def __call__(
+        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
+    ) -> list[Array]:
         """Refuse."""
         raise CompileError("Executable: the NULL device compiles only; use CPU or INTERPRETER")
 
@@ -518,7 +508,7 @@ def compile(
     Parameters
     ----------
     inputs
-        Placeholders, in the order in which the step is called with arrays.
+        Placeholders, in the order in which the step is called with arrays; by name is well too.
     outputs
         Nodes whose values a call returns, as a list of fresh arrays (or in `out=`).
     updates
@@ -562,6 +552,8 @@ def compile(
 
 def sorted_updates(updates: Mapping[Variable, Node]) -> tuple[tuple[Node, Node], ...]:
     """By name, so that the graph's order does not depend on the dictionary's."""
+    if not isinstance(updates, Mapping):
+        raise TypeError(f"compile: updates: expected {{variable: node}}; got {updates!r}")
     for variable, value in updates.items():
         if not isinstance(variable, Variable) or not isinstance(value, Node):
             raise TypeError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -140,12 +141,23 @@ class Op:
         """Check and normalize what the user gave; return the node."""
         raise NotImplementedError(self.name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """There is one of each: its copy, here or in another process, is itself."""
+        if REGISTRY.get(self.name) is not self:
+            raise TypeError(f"{self!r} is a pass's own, and cannot be copied or pickled")
+        return op_named, (self.name,)
+
     def __repr__(self) -> str:
         return f"<ngd op {self.name}>"
 
 
 REGISTRY: Final[dict[str, Op]] = {}
 """Every op by its name, in the order of definition."""
+
+
+def op_named(name: str) -> Op:
+    """The op that is called so."""
+    return REGISTRY[name]
 
 
 def register(op: Op) -> Any:
@@ -156,6 +168,15 @@ def register(op: Op) -> Any:
     op.__doc__ = type(op).__doc__
     return op
 
+
+class NumPy:
+    """What NumPy's functions mean on nodes; set by ops/numpy_functions.py."""
+
+    ufuncs: Mapping[str, str]
+    call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+
+
+NUMPY: Final = NumPy()
 
 _next_id = itertools.count()
 
@@ -179,6 +200,12 @@ class Node:
         self.site = call_site()
         self.uniform = op.uniform(inputs, attrs)
         self.id = next(_next_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and pickles, which keep what is shared; all that it is made of goes first."""
+        ancestors = None if self.id in _copied.ids else Ancestors(self)
+        parts = (self.op, self.inputs, self.attrs, self.type, self.site, self.uniform)
+        return remade_node, (ancestors, *parts)
 
     @property
     def dtype(self) -> DType:
@@ -302,9 +329,21 @@ class Node:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Node:
         """NumPy's functions and operators on a node are the ops of the same name."""
-        if method != "__call__" or kwargs or ufunc.__name__ not in REGISTRY:
-            raise TypeError(f"numpy.{ufunc.__name__} has no op on a Node: see ngd.ops")
-        return self._apply(ufunc.__name__, *inputs)
+        name = NUMPY.ufuncs.get(ufunc.__name__, ufunc.__name__)
+        if method != "__call__" or kwargs or name not in REGISTRY:
+            called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            raise TypeError(f"numpy.{called} has no op on a Node: see ngd.ops")
+        return self._apply(name, *inputs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The others of NumPy's functions are the ops that mean the same."""
+        return NUMPY.call(function, args, kwargs)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        raise TypeError(
+            f"a Node is no array: a step computes its value (made at {self.site}); "
+            "compile it, and call that"
+        )
 
     @property
     def T(self) -> Node:
@@ -315,6 +354,67 @@ class Node:
 def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
     """Whether these are the same nodes in the same order; `==` of tuples would compare values."""
     return a is b or (len(a) == len(b) and all(map(operator.is_, a, b)))
+
+
+def remade_node(
+    ancestors: Any,
+    op: Op,
+    inputs: tuple[Node, ...],
+    attrs: dict[str, Any],
+    type: Type,
+    site: str,
+    uniform: bool,
+) -> Node:
+    """Make the copy of a node, of what Node.__reduce__ gives."""
+    for value in attrs.values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False
+    with at_site(site):
+        node = Node(op, inputs, attrs, type)
+    node.uniform = uniform
+    return node
+
+
+class Copied(threading.local):
+    """The nodes that are copied one after the other now: none of them brings its own inputs."""
+
+    def __init__(self) -> None:
+        self.ids: set[int] = set()
+
+
+_copied: Final = Copied()
+
+
+class Ancestors:
+    """All that a node is made of, in order: copied first, so that copying does not recurse.
+
+    A copy of a node needs those of its inputs, and so on, and a graph may be deeper than Python's
+    stack. As a list, each of whose nodes finds its inputs copied, it is copied in one loop.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.nodes = topological(node.inputs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (), None, self.in_turn()
+
+    def in_turn(self) -> Iterator[Any]:
+        """Each node, then the mark of the end."""
+        ids = {node.id for node in self.nodes} - _copied.ids
+        _copied.ids |= ids
+        yield from self.nodes
+        yield EndOfAncestors(ids)
+
+
+class EndOfAncestors:
+    """Copied when all ancestors are; a list may be read ahead."""
+
+    def __init__(self, ids: set[int]) -> None:
+        self.ids = ids
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _copied.ids -= self.ids
+        return bool, ()
 
 
 class Leaf(Op):

@@ -13,6 +13,7 @@ from . import _core, config
 from .dtype import as_dtype, plain
 from .errors import ShapeError
 from .ir import PLACEHOLDER, VARIABLE, Array, DType, Node, Shape, Type, constant_node
+from .sites import at_site
 
 
 class Storage(Protocol):
@@ -51,6 +52,10 @@ class Variable(Node):
         """The variable's name."""
         return str(self.attrs["name"])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is a variable of its own, of the same name, with the value of now."""
+        return remade_variable, (self.name, self.numpy(), self.site)
+
     @property
     def version(self) -> int:
         """How often the value has been replaced."""
@@ -88,6 +93,12 @@ class Variable(Node):
             self._storages.setdefault(device, made)  # another thread may have made it
             self.cell.latest = self.cell.latest or device
         return self._storages[device]
+
+
+def remade_variable(name: str, value: Array, site: str) -> Variable:
+    """Make the copy of a variable, of what Variable.__reduce__ gives."""
+    with at_site(site):
+        return Variable(name, value)
 
 
 def variable(name: str, initial: Any) -> Variable:

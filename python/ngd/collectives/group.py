@@ -18,6 +18,7 @@ from .. import _core
 from ..dtype import as_dtype
 from ..errors import BusyError, GroupClosedError, NotMemberError, ShapeError
 from ..ir import Array, Shape
+from ..local import BoundToProcess
 from ..sites import call_site
 from . import reduction
 from .arrays import (
@@ -49,7 +50,7 @@ MOST_ROWS = 2**48
 """That a rank may say it has: more than an address holds, and far from overflowing a sum."""
 
 
-class Group:
+class Group(BoundToProcess):
     """Ranks that communicate: every collective is called by all of them, in the same order.
 
     Attributes
@@ -65,6 +66,7 @@ class Group:
         and size 0 and refuses every collective with NotMemberError.
     """
 
+    instead = "another process calls ngd.init() or split() itself"
     is_member: ClassVar[bool] = True
 
     def __init__(self, communicator: _core.Communicator, name: str = "world") -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from .. import _core
 from ..errors import BusyError, CollectiveTimeoutError
+from ..local import BoundToProcess
 
 if TYPE_CHECKING:
     from .group import Group
@@ -75,7 +76,7 @@ class Submitted:
         return self.communicator.wait_for(self.sequence, seconds)
 
 
-class Work:
+class Work(BoundToProcess):
     """A collective on its way: what `async_op=True` returns.
 
     Its arrays belong to it until wait() has returned; nobody else reads or writes them. Works may
@@ -83,6 +84,8 @@ class Work:
     its group that waits, and in done(). A Work that is dropped without wait() is reported through
     `sys.unraisablehook`.
     """
+
+    instead = "wait() for it, and copy its result"
 
     def __init__(
         self,

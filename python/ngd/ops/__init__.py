@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ops, one block each: what it means, its gradient, its slow reference, its samples."""
 
+from . import numpy_functions as numpy_functions
 from .collective import all_reduce, broadcast, reduce_to
 from .compression import sparse_all_reduce
 from .elementwise import (

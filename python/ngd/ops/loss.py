@@ -105,7 +105,13 @@ class SoftmaxCrossEntropy(Op):
     dtypes = FLOATS
 
     def __call__(self, logits: Value, labels: Value) -> Node:
-        logits = as_node(logits, where=self.name)
+        logits, labels = as_node(logits, where=self.name), as_node(labels, where=self.name)
+        if labels.shape == logits.shape and labels.ndim:
+            raise ShapeError(
+                f"{self.name}: expected logits [..., classes] and integer labels [...]; got "
+                f"{got(logits.type, labels.type)}; if the labels are one-hot, give "
+                "ngd.ops.argmax(labels, -1)"
+            )
         chosen = as_indices(labels, self.name)
         return self.node((cast(logits, float_of(logits.dtype)), chosen))
 

@@ -38,11 +38,15 @@ class Reshape(Op):
     def __call__(self, x: Value, shape: int | Sequence[int]) -> Node:
         x = as_node(x, where=self.name)
         extents = as_shape(shape)
-        if -1 in extents:
+        if extents.count(-1) == 1:
             i = extents.index(-1)
             known = math.prod(extents[:i] + extents[i + 1 :])
-            rest = x.type.count // known if known > 0 else 0
-            extents = (*extents[:i], rest, *extents[i + 1 :])
+            if known <= 0 or x.type.count % known:
+                raise ShapeError(
+                    f"reshape: expected {x.type.count} elements as in {x.type}, and extents beside "
+                    f"-1 that divide them; got {extents}"
+                )
+            extents = (*extents[:i], x.type.count // known, *extents[i + 1 :])
         return x if extents == x.shape else self.node((x,), {"shape": extents})
 
     def infer(self, x: Type, *, shape: Shape) -> Type:
@@ -139,6 +143,15 @@ class BroadcastTo(Op):
 broadcast_to: Final[BroadcastTo] = register(BroadcastTo())
 
 
+def expect_list(where: str, values: Any) -> Sequence[Value]:
+    """Refuse a node where several are expected."""
+    if isinstance(values, Node):
+        raise TypeError(
+            f"{where}: expected a list of tensors, as in {where}([a, b]); got {values!r}"
+        )
+    return list(values)
+
+
 class Concat(Op):
     """concat(values, axis=0): joined along an axis, promoted to one dtype; attrs: axis."""
 
@@ -146,9 +159,10 @@ class Concat(Op):
     dtypes = ALL
 
     def __call__(self, values: Sequence[Value], axis: int = 0) -> Node:
-        if not values:
+        given = expect_list(self.name, values)
+        if not given:
             raise ShapeError("concat: expected at least one tensor; got none")
-        nodes = align(self.name, *values)
+        nodes = align(self.name, *given)
         along = as_axis(self.name, axis, nodes[0].ndim, nodes[0].type)
         return nodes[0] if len(nodes) == 1 else self.node(nodes, {"axis": along})
 
@@ -564,7 +578,7 @@ def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Node:
 
 def stack(values: Sequence[Value], axis: int = 0) -> Node:
     """Join tensors of one shape along a new axis."""
-    nodes = align("stack", *values)
+    nodes = align("stack", *expect_list("stack", values))
     if len({n.shape for n in nodes}) != 1:
         types = got(*(n.type for n in nodes))
         raise ShapeError(f"stack: expected tensors of one shape; got {types}")

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a compiled step is called with: arrays by position or by name, made to fit or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .dtype import bfloat16, is_float, plain
+from .errors import ShapeError
+from .ir import Array, DType, Node, Type
+
+
+def in_order(inputs: Sequence[Node], given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """All arguments by position: those without a name come first, as in a call of a function."""
+    names = [str(n.attrs["name"]) for n in inputs]
+    shown = ", ".join(names)
+    for name in named:
+        if names.count(name) != 1:
+            which = f"{names.count(name)} inputs are" if name in names else "no input is"
+            raise TypeError(f"Executable: {which} called {name!r}; the inputs are ({shown})")
+        if names.index(name) < len(given):
+            raise TypeError(f"Executable: input {name!r} is given twice, by position and by name")
+    missing = [name for name in names[len(given) :] if name not in named]
+    if missing or len(given) > len(names):
+        count = len(given) + len(named)
+        raise TypeError(f"Executable: expected {len(names)} arrays ({shown}); got {count}")
+    return [*given, *(named[name] for name in names[len(given) :])]
+
+
+def convert(value: Any, wanted: Type, where: str) -> Array:
+    """One argument made to fit; what would lose values is an error that says `where`."""
+    if isinstance(value, Node):
+        raise TypeError(f"{where}: expected an array {wanted}; got {value!r}")
+    try:
+        array = plain(value, where)
+    except ValueError as error:  # lists of different lengths
+        raise ShapeError(f"{where}: expected shape {wanted.shape}; got {error}") from None
+    if array.shape != wanted.shape:
+        raise ShapeError(f"{where}: expected shape {wanted.shape}; got {array.shape}")
+    if not is_python(value):
+        if not np.can_cast(array.dtype, wanted.dtype, "safe"):
+            name = "ngd.bfloat16" if wanted.dtype == bfloat16 else f"np.{wanted.dtype.name}"
+            raise TypeError(
+                f"{where}: expected dtype {wanted.dtype}; got {array.dtype}, of which values "
+                f"might be lost: if that is meant, convert it by .astype({name})"
+            )
+        return np.ascontiguousarray(array, wanted.dtype).reshape(wanted.shape)
+    with np.errstate(over="ignore"):
+        converted = array.astype(wanted.dtype) if kinds_fit(array, wanted.dtype) else None
+    if converted is None or loses(array, converted):
+        raise TypeError(f"{where}: expected a value of {wanted.dtype}; got {value!r}")
+    return np.ascontiguousarray(converted).reshape(wanted.shape)
+
+
+def is_python(value: Any) -> bool:
+    """Whether these are Python's numbers, in lists or not: they take the dtype of the input."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_python, value))
+    return isinstance(value, (bool, int, float))
+
+
+def kinds_fit(array: Array, dtype: DType) -> bool:
+    """Whether bool, integer or float may be given for this dtype."""
+    if array.size == 0 or array.dtype.kind == "b":
+        return True
+    if array.dtype.kind in "iu":
+        return dtype.kind != "b"
+    return array.dtype.kind == "f" and is_float(dtype)
+
+
+def loses(array: Array, converted: Array) -> bool:
+    """Whether integers are not the same any more, or a float became infinite."""
+    if array.dtype.kind == "f":
+        return bool((np.isinf(converted) != np.isinf(array)).any())
+    return bool((converted.astype(object) != array.astype(object)).any())

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mistakes that are made often: what is accepted, and what the refusal advises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ngd
+from ngd import ops
+from ngd.errors import ShapeError
+from ngd.ir import Node
+
+DEVICES = ("CPU", "INTERPRETER")
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_lists_of_numbers_are_arrays(device: str) -> None:
+    x, n = ngd.placeholder("x", (2, 2)), ngd.placeholder("n", (2,), "uint8")
+    step = ngd.compile([x, n], [x * 2, n], device=device)
+    doubled, same = step([[1, 2.5], (3, 4)], [0, 255])
+    np.testing.assert_array_equal(doubled, [[2, 5], [6, 8]])
+    np.testing.assert_array_equal(same, [0, 255])
+    (empty,) = ngd.compile([e := ngd.placeholder("e", (0,), "int8")], [e], device=device)([])
+    assert empty.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("x", "n", "says"),
+    [
+        (np.ones((2, 2)), [1, 2], r"input 0 \('x'\): .*got float64.*\.astype\(np\.float32\)"),
+        ([np.ones(2), np.ones(2)], [1, 2], r"got float64.*\.astype\(np\.float32\)"),
+        ([[1e39, 0], [0, 0]], [1, 2], "expected a value of float32"),
+        ([[2**24 + 1, 0], [0, 0]], [1, 2], "expected a value of float32"),
+        ([[1, 2], [3, 4]], [1, 256], r"input 1 \('n'\): expected a value of uint8"),
+        ([[1, 2], [3, 4]], [1.0, 2], r"expected a value of uint8"),
+        ([[1, 2], [3, 4]], [1, -1], r"expected a value of uint8"),
+        ([[1, 2], [3]], [1, 2], r"expected shape \(2, 2\)"),
+        ([["a", "b"], [3, 4]], [1, 2], r"expected dtype float32"),
+    ],
+)
+def test_what_would_be_lost_is_refused(x: Any, n: Any, says: str) -> None:
+    given, small = ngd.placeholder("x", (2, 2)), ngd.placeholder("n", (2,), "uint8")
+    step = ngd.compile([given, small], [given * 2, small])
+    with pytest.raises((TypeError, ShapeError), match=says):
+        step(x, n)
+
+
+def test_inputs_by_name(device: str) -> None:
+    x, y = ngd.placeholder("x", (2,)), ngd.placeholder("y", (2,))
+    step = ngd.compile([x, y], [x - y], device=device)
+    a, b = np.array([5, 6], np.float32), np.array([1, 2], np.float32)
+    out = np.empty(2, np.float32)
+    for result in (step(a, b), step(a, y=b), step(y=b, x=a), step(y=b, x=a, out=[out])):
+        np.testing.assert_array_equal(result[0], [4, 4])
+    for call, says in (
+        (lambda: step(a, x=a), "input 'x' is given twice"),
+        (lambda: step(a, z=b), r"no input is called 'z'; the inputs are \(x, y\)"),
+        (lambda: step(y=b), r"expected 2 arrays \(x, y\); got 1"),
+        (lambda: step(a, b, a), r"expected 2 arrays \(x, y\); got 3"),
+    ):
+        with pytest.raises(TypeError, match=says):
+            call()
+    alike = ngd.placeholder("x", (2,))
+    with pytest.raises(TypeError, match="2 inputs are called 'x'"):
+        ngd.compile([x, alike], [x + alike])(x=a)
+
+
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: np.sum(x, axis=1),
+    "mean": lambda x: np.mean(x, axis=(0, 1), keepdims=True),
+    "prod": lambda x: np.prod(x, 0),
+    "max": np.max,
+    "amin": lambda x: np.min(x, axis=-1),
+    "var": lambda x: np.var(x, axis=0),
+    "argmax": lambda x: np.argmax(x, axis=1),
+    "argmin": np.argmin,
+    "where": lambda x: np.where(x > 0, x, 0),
+    "round": np.round,
+    "abs": np.abs,
+    "rint": np.rint,
+    "concatenate": lambda x: np.concatenate([x, x], axis=1),
+    "stack": lambda x: np.stack([x, x]),
+    "split": lambda x: np.split(x, 3, axis=1)[1],
+    "reshape": lambda x: np.reshape(x, (3, -1)),
+    "transpose": np.transpose,
+    "broadcast_to": lambda x: np.broadcast_to(x, (2, 2, 3)),
+    "expand_dims": lambda x: np.expand_dims(x, 1),
+    "squeeze": lambda x: np.squeeze(x[:1]),
+    "shape": lambda x: np.zeros(np.shape(x)) + np.ndim(x) + np.size(x) + x,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -> None:
+    array = np.random.default_rng(1).normal(size=(2, 3)) * 3
+    x = ngd.placeholder("x", (2, 3), "float64")
+    (found,) = ngd.compile([x], [function(x)], device=device)(array)
+    wanted = function(array)
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda x: np.median(x), r"numpy\.median has no op on a Node: see ngd\.ops"),
+        (lambda x: np.std(x), r"numpy\.std .*ngd\.ops\.sqrt\(ngd\.ops\.var\(x\)\)"),
+        (lambda x: np.clip(x, 0, 1), r"numpy\.clip .*ngd\.ops\.maximum"),
+        (lambda x: np.linalg.norm(x), r"numpy\.linalg\.norm .*ngd\.ops\.square"),
+        (lambda x: np.var(x, ddof=1), r"numpy\.var on a Node takes \(x, axis, keepdims\).*ddof"),
+        (lambda x: np.add.reduce(x), r"numpy\.add\.reduce has no op on a Node"),
+        (lambda x: np.asarray(x), r"a Node is no array.*test_messages\.py:\d+.*compile it"),
+        (lambda x: np.array([x, x]), "a Node is no array"),
+        (lambda x: ops.concat(x, x), r"concat: expected a list of tensors, as in concat\(\[a, b\]"),
+        (lambda x: ops.stack(x, 0), r"stack: expected a list of tensors"),
+        (lambda x: ops.reshape(x, (4, -1)), r"reshape: expected 6 elements .*that divide them"),
+        (lambda x: ops.reshape(x, (-1, 0)), r"reshape: .*that divide them; got \(-1, 0\)"),
+        (lambda x: ops.reshape(x, (-1, -1)), r"reshape: expected 6 elements .*got \(-1, -1\)"),
+        (lambda x: ngd.grad(ops.sum(x), {"x": x}), r"grad: wrt: expected a node or a list of node"),
+        (lambda x: ngd.compile([x], [x], updates=[(x, x)]), r"updates: expected \{variable: node"),
+        (
+            lambda x: ops.softmax_cross_entropy(x, ngd.placeholder("y", (2, 3))),
+            r"softmax_cross_entropy: .*integer labels.*one-hot.*ngd\.ops\.argmax\(labels, -1\)",
+        ),
+        (
+            lambda x: ops.softmax_cross_entropy(x, np.eye(2, 3, dtype=int)),
+            r"softmax_cross_entropy: .*one-hot.*ngd\.ops\.argmax\(labels, -1\)",
+        ),
+    ],
+)
+def test_refusals_advise(function: Callable[[Node], Any], says: str) -> None:
+    with pytest.raises((TypeError, ShapeError), match=re.compile(says, re.DOTALL)):
+        function(ngd.placeholder("x", (2, 3)))
