@@ -2,12 +2,12 @@
 """The ops, one block each: what it means, its gradient, its slow reference, its samples."""
 
 from . import numpy_functions as numpy_functions
+from .cast import cast
 from .collective import all_reduce, broadcast, reduce_to
 from .compression import sparse_all_reduce
 from .elementwise import (
     abs,
     add,
-    cast,
     ceil,
     cos,
     divide,

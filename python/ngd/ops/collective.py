@@ -25,7 +25,8 @@ from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, is_
 from ..errors import DTypeError, GradientError, NotMemberError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Type, register
 from ..sites import call_site
-from .elementwise import cast, equal, where
+from .cast import cast
+from .elementwise import equal, where
 from .operands import HALVES, Value, as_node, expect_dtype
 
 ALGORITHMS: Final = ("auto", "flat", "ring")

@@ -8,8 +8,9 @@ import math
 from ..dtype import float32, float64, int32, int64
 from ..errors import ShapeError
 from ..ir import Node
+from .cast import cast
 from .collective import Ranks, ranks_of
-from .elementwise import abs, cast, where
+from .elementwise import abs, where
 from .exchange import all_gather
 from .operands import Value, as_node, expect_dtype
 from .reduce import top_k

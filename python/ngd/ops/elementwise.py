@@ -22,9 +22,7 @@ from ..dtype import (
     ALL,
     FLOATS,
     INTEGERS,
-    as_dtype,
     bool_,
-    float32,
     float64,
     is_float,
     promote,
@@ -42,8 +40,8 @@ from ..ir import (
     constant_node,
     register,
 )
+from .cast import cast
 from .operands import (
-    HALVES,
     Value,
     as_node,
     expect_dtype,
@@ -155,50 +153,6 @@ class Logical(Comparison):
 
     def __call__(self, a: Value, b: Value) -> Node:
         return self.node([cast(as_node(x, where=self.name), bool_) for x in (a, b)])
-
-
-class Cast(Op):
-    """cast(x, dtype): the values in another dtype; attrs: dtype.
-
-    Integers wrap. A float becomes an integer towards zero; out of range it saturates, and NaN is 0.
-    Anything but zero is True. float64 and integers reach a two-byte float by way of float32.
-    """
-
-    name = "cast"
-    elementwise = True
-    dtypes = ALL
-
-    def __call__(self, x: Value, dtype: Any) -> Node:
-        x = as_node(x, where=self.name)
-        dtype = as_dtype(dtype, self.name)
-        return x if x.dtype == dtype else self.node((x,), {"dtype": dtype})
-
-    def infer(self, x: Type, *, dtype: DType) -> Type:
-        return Type(dtype, x.shape)
-
-    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        (x,) = node.inputs
-        return (self(dy, x.dtype) if is_float(x.dtype) else None,)
-
-    def reference(self, x: Array, *, dtype: DType) -> Array:
-        x = widen(x)
-        if is_float(x.dtype) and dtype in INTEGERS:
-            limits = np.iinfo(dtype)
-            low, beyond = float(limits.min), float(int(limits.max) + 1)
-            whole = np.trunc(x.astype(float64))
-            inside = (whole >= low) & (whole < beyond)
-            outside = np.where(whole >= beyond, limits.max, limits.min).astype(dtype)
-            kept = np.where(inside, whole, 0).astype(dtype)
-            return np.where(inside, kept, np.where(np.isnan(whole), dtype.type(0), outside))
-        return (x.astype(float32) if dtype in HALVES else x).astype(dtype)
-
-    def samples(self) -> Iterable[Sample]:
-        for dtype in ALL:
-            yield Sample((Operand((3, 5), -300, 300),), {"dtype": dtype})
-        yield Sample((Operand((), -2, 2),), {"dtype": float32})
-
-
-cast: Final[Cast] = register(Cast())
 
 
 def one_dtype(values: Sequence[Value]) -> DType | None:

@@ -15,6 +15,7 @@ import numpy as np
 from ..dtype import NUMBERS, as_dtype, float32, float64
 from ..errors import ShapeError
 from ..ir import Array, DType, Node, Operand, Sample, Shape, Type, register
+from .cast import cast
 from .collective import (
     Alone,
     Collective,
@@ -27,7 +28,6 @@ from .collective import (
     reductions_to_test,
     with_group,
 )
-from .elementwise import cast
 from .operands import Value, as_axis, as_node, as_shape, scalar
 from .shape import reshape, transpose
 

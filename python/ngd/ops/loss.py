@@ -11,7 +11,8 @@ import numpy as np
 from ..dtype import FLOATS, int32, int64
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Type, register
-from .elementwise import cast, exp, log, where
+from .cast import cast
+from .elementwise import exp, log, where
 from .operands import INDICES, Value, as_axis, as_node, expect_dtype, float_of, got, narrow, widen
 from .reduce import max, sum
 from .shape import as_indices, check_indices, expand_dims, one_hot, stop_gradient

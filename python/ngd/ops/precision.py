@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..dtype import float32
 from ..ir import Node
-from .elementwise import cast
+from .cast import cast
 from .operands import HALVES
 
 

@@ -28,7 +28,8 @@ from ..dtype import (
 )
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, constant_node, register
-from .elementwise import cast, where
+from .cast import cast
+from .elementwise import where
 from .operands import HALVES, Value, as_node, as_shape, expect_dtype, narrow, widen
 from .shape import stack
 

@@ -18,7 +18,8 @@ import numpy as np
 from ..dtype import FLOATS, NUMBERS, bool_, float64, int64, is_float, uint8, uint64
 from ..errors import ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, register
-from .elementwise import abs, cast, equal, exp, log, square, where
+from .cast import cast
+from .elementwise import abs, equal, exp, log, square, where
 from .operands import Value, as_axis, as_node, expect_dtype, float_of, narrow, widen
 from .shape import broadcast_to, concat, full, gather, iota, reshape, stop_gradient, transpose
 

@@ -14,7 +14,8 @@ import numpy as np
 from ..dtype import ALL, INTEGERS, NUMBERS, as_dtype, bool_, float32, int32, int64
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, constant_node, register
-from .elementwise import align, cast, equal
+from .cast import cast
+from .elementwise import align, equal
 from .operands import (
     INDICES,
     Value,
