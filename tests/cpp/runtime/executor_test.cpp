@@ -96,6 +96,76 @@ TEST(Executor, TellsWhetherVariablesWereTouchedWhenAStepFails) {
   }
 }
 
+// A group of one in which another thread is: submit and wait are refused so often.
+class Crowded final : public comm::Communicator {
+ public:
+  std::vector<int> refusals;  // before each call that goes through, in turn
+  int aborts = 0;
+
+  std::string_view name() const noexcept override { return "crowded"; }
+  int rank() const noexcept override { return 0; }
+  int size() const noexcept override { return 1; }
+  int local_rank() const noexcept override { return 0; }
+  int local_size() const noexcept override { return 1; }
+  comm::Work submit(const comm::Collective& collective) override {
+    refuse();
+    return inner_->submit(collective);
+  }
+  void wait(comm::Work work, double timeout_seconds) override {
+    refuse();
+    inner_->wait(work, timeout_seconds);
+  }
+  bool done(comm::Work work) override { return inner_->done(work); }
+  bool wait_for(comm::Work work, double seconds) override {
+    return inner_->wait_for(work, seconds);
+  }
+  std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
+  comm::SharedBlock allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
+  void release(comm::SharedBlock block) noexcept override { inner_->release(block); }
+  void abort(const std::string&) noexcept override { ++aborts; }
+  void close() noexcept override {}
+
+ private:
+  void refuse() {
+    if (refusals.empty()) return;
+    if (refusals.front()-- > 0) fail(ErrorKind::Busy, "another thread");
+    refusals.erase(refusals.begin());
+  }
+  std::unique_ptr<Communicator> inner_ = comm::make_self_communicator();
+};
+
+// Refused at its first collective, a run has not begun; later on it waits for its turn.
+TEST(Executor, IsRefusedBeforeItHasBegunOrNotAtAll) {
+  Crowded group;
+  testing::RemoteDevice device;
+  device::Buffer variable(device, 12);
+  const float initial[] = {1, 1, 1};
+  float value[3] = {};
+  device.copy_from_host(variable.data(), initial, 12);
+  Executor executor(training_step(), device, testing::remote_table(), {&group}, {variable.data()});
+  const float input[] = {1, 2, 3};
+  float output[3] = {};
+  const void* inputs[] = {input};
+  void* outputs[] = {output};
+  group.refusals = {1};
+  try {
+    executor.run(inputs, outputs);
+    FAIL() << "was not refused";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::Busy);
+  }
+  EXPECT_EQ(group.aborts, 0);
+  EXPECT_FALSE(executor.variables_touched());
+  device.copy_to_host(value, variable.data(), 12);
+  EXPECT_EQ(value[0], 1);
+  group.refusals = {0, 3};
+  executor.run(inputs, outputs);
+  EXPECT_EQ(output[2], 34);
+  device.copy_to_host(value, variable.data(), 12);
+  EXPECT_EQ(value[2], 34);
+  EXPECT_EQ(group.aborts, 0);
+}
+
 TEST(Executor, NamesTheOpThatNoKernelTakes) {
   testing::RemoteDevice device;
   Program program = training_step();
