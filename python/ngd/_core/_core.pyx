@@ -59,21 +59,6 @@ _ACTIONS = ("run", "start", "wait")
 cdef unsigned long _main_thread = threading.main_thread().ident
 
 
-cdef string _bytes(str text):
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return _odd_bytes(text)
-
-
-cdef string _odd_bytes(str text):
-    """Of a text that is no Unicode: the bytes of a path that is no UTF-8 are what they were."""
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "surrogatepass")
-
-
 cdef str _text(string_view view):
     return view.data()[:view.size()].decode("utf-8", "backslashreplace")
 
@@ -87,15 +72,13 @@ cdef DType _dtype(str name) except *:
     return dtype_named(string_view(text.data(), text.size()))
 
 
-cdef TensorType _tensor_type(str dtype, tuple shape) except *:
-    cdef TensorType type
+cdef int _set_type(TensorType& type, str dtype, tuple shape) except -1:
     type.dtype = _dtype(dtype)
-    type.shape = shape
-    return type
+    type.shape = _int64s(shape)
+    return 0
 
 
-cdef Attrs _attrs(dict attrs) except *:
-    cdef Attrs result
+cdef int _set_attrs(Attrs& result, dict attrs) except -1:
     for name, value in attrs.items():
         if isinstance(value, int):  # and bool
             result.set_integer(_bytes(name), <int64_t> value)
@@ -104,8 +87,8 @@ cdef Attrs _attrs(dict attrs) except *:
         elif isinstance(value, str):
             result.set_text(_bytes(name), _bytes(value))
         else:
-            result.set_integers(_bytes(name), <vector[int64_t]> value)
-    return result
+            result.set_integers(_bytes(name), _int64s(value))
+    return 0
 
 
 # Only the main thread handles signals. No other one may take the GIL in here: where the program is
@@ -186,14 +169,17 @@ def kernel_table() -> list:
 def query_kernel(str op, list inputs, list outputs, dict attrs) -> tuple:
     """(implementation or None, reasons, scratch bytes, in-place bits) for types (dtype, shape)."""
     cdef KernelQuery query
+    cdef TensorType type
     cdef Verdict verdict
     cdef string reasons, op_bytes = _bytes(op)
     query.op = string_view(op_bytes.data(), op_bytes.size())
     for dtype, shape in inputs:
-        query.inputs.push_back(_tensor_type(dtype, shape))
+        _set_type(type, dtype, shape)
+        query.inputs.push_back(type)
     for dtype, shape in outputs:
-        query.outputs.push_back(_tensor_type(dtype, shape))
-    query.attrs = _attrs(attrs)
+        _set_type(type, dtype, shape)
+        query.outputs.push_back(type)
+    _set_attrs(query.attrs, attrs)
     cdef const KernelRow* row
     with nogil:
         row = find(cpu_table(), query, &verdict, &reasons)

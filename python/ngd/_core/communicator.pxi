@@ -207,11 +207,11 @@ cdef class Communicator:
         text = _bytes(algorithm)
         collective.algorithm = algorithm_named(string_view(text.data(), text.size()))
         if counts is not None:
-            blocks = counts
+            blocks = _uint64s(counts)
             self._check_counts(blocks)
             collective.counts = blocks.data()
         if receive_counts is not None:
-            received = receive_counts
+            received = _uint64s(receive_counts)
             self._check_counts(received)
             collective.receive_counts = received.data()
         collective.site = _interned(_bytes(site))
@@ -390,7 +390,7 @@ cdef class Communicator:
     def group_of(self, members, int number, str key, double timeout) -> Communicator:
         """A group of a world over MPI, made by its members alone; see communicator.hpp."""
         cdef Communicator result = Communicator.__new__(Communicator)
-        cdef vector[int] ranks = members
+        cdef vector[int] ranks = _ints(members)
         cdef string text = _bytes(key)
         with nogil:
             result.communicator = make_group_of(
@@ -403,14 +403,16 @@ cdef class Communicator:
     def stats(self) -> list:
         """What each call site has cost: (kind, op, site, calls, bytes, s, s waited, last)."""
         cdef vector[CallStats] entries
+        cdef size_t i
         with nogil:
             entries = self.communicator.get().stats()
         return [
             (
-                _text(kind_name(each.kind)), _text(reduce_op_name(each.op)), _str(each.site),
-                each.calls, each.bytes, each.seconds, each.waited_seconds, each.last,
+                _text(kind_name(entries[i].kind)), _text(reduce_op_name(entries[i].op)),
+                _str(entries[i].site), entries[i].calls, entries[i].bytes, entries[i].seconds,
+                entries[i].waited_seconds, entries[i].last,
             )
-            for each in entries
+            for i in range(entries.size())
         ]
 
     cdef int _check_counts(self, const vector[uint64_t]& counts) except -1:

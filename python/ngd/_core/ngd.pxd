@@ -14,6 +14,12 @@ cdef extern from "errors.hpp" nogil:
     void ngd_begin_end(unsigned long main_thread)
     void ngd_stay_if_ending()
 
+cdef extern from "values.hpp":
+    string _bytes "ngd_bytes_of"(str text) except +ngd_raise_python_error
+    vector[int] _ints "ngd_ints_of"(object numbers) except +ngd_raise_python_error
+    vector[int64_t] _int64s "ngd_int64s_of"(object numbers) except +ngd_raise_python_error
+    vector[uint64_t] _uint64s "ngd_uint64s_of"(object numbers) except +ngd_raise_python_error
+
 cdef extern from "ngd.hpp" namespace "ngd" nogil:
     cdef enum class DType:
         Bool
@@ -40,10 +46,12 @@ cdef extern from "ngd.hpp" namespace "ngd" nogil:
         pass
 
     cppclass Attrs:
-        void set_integer "set"(const string& name, int64_t value)
-        void set_number "set"(const string& name, double value)
-        void set_text "set"(const string& name, string value)
-        void set_integers "set"(const string& name, vector[int64_t] value)
+        void set_integer "set"(const string& name, int64_t value) \
+            except +ngd_raise_python_error
+        void set_number "set"(const string& name, double value) except +ngd_raise_python_error
+        void set_text "set"(const string& name, string value) except +ngd_raise_python_error
+        void set_integers "set"(const string& name, vector[int64_t] value) \
+            except +ngd_raise_python_error
 
     cdef enum class SimdLevel:
         pass

@@ -19,7 +19,7 @@ cdef class ProgramBuilder:
     def add_value(self, str dtype, tuple shape, str lane, size_t place) -> int:
         """Add a value and return its number."""
         cdef Value value
-        value.type = _tensor_type(dtype, shape)
+        _set_type(value.type, dtype, shape)
         value.lane = <Lane> <int> _LANES.index(lane)
         value.place = place
         self.program.values.push_back(value)
@@ -40,9 +40,9 @@ cdef class ProgramBuilder:
         cdef CppInstruction instruction
         instruction.action = <Action> <int> _ACTIONS.index(action)
         instruction.op = _bytes(op)
-        instruction.inputs = inputs
-        instruction.outputs = outputs
-        instruction.attrs = _attrs(attrs)
+        instruction.inputs = _ints(inputs)
+        instruction.outputs = _ints(outputs)
+        _set_attrs(instruction.attrs, attrs)
         instruction.start = start
         instruction.group = group
         instruction.site = _bytes(site)
