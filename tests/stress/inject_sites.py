@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The places of ngd's extension module that allocate or ask the kernel, from its disassembly.
+
+A site is a line of ngd's own source (of an inlined call: the innermost frame that is ngd's) with
+what it calls: an allocation, be it direct or by library code, or one of the kernel's calls. Library
+code is what bears no line of ngd's: templates of the standard library that were compiled into the
+module. Who calls such a function that allocates, allocates.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import subprocess
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# What may fail; the same list, in the same order, as in inject.cpp (FUNCTIONS).
+FUNCTIONS = (
+    *("allocate", "aligned_alloc", "mmap", "madvise", "memfd_create", "ftruncate", "fallocate"),
+    *("fcntl", "fstat", "socket", "bind", "listen", "accept4", "connect", "sendmsg", "recvmsg"),
+    *("poll", "getsockopt", "setsockopt", "getrlimit", "getrusage", "opendir"),
+    *("sched_getaffinity", "sched_setaffinity", "sysconf", "futex_wait", "futex_wake"),
+    *("pidfd_open", "getrandom", "pthread_create", "open", "read"),
+)
+SYSTEM = {*FUNCTIONS, "syscall"} - {"allocate", "futex_wait", "futex_wake", "pidfd_open"}
+
+# Of libstdc++: what may allocate for its caller.
+ALLOCATES = re.compile(
+    r"operator new|::basic_(o|i)?stringstream\(|::str\(|basic_stringbuf|__ostream_insert"
+    r"|basic_ostream<.*(operator<<|_M_insert|put)|basic_istream<.*operator>>|std::getline"
+    r"|basic_filebuf<.*::(open|basic_filebuf)\(|std::(runtime_error|invalid_argument|logic_error)::"
+    r"(runtime_error|invalid_argument|logic_error)|filesystem::.*(directory_iterator|_M_split_cmpts"
+    r"|operator/=|_List\(|operator\+\+)|_M_start_thread|basic_string<.*::(_M_|append|assign|reserve"
+    r"|resize|push_back|basic_string|replace|insert)"
+)
+# Calls that fail in a way that inject.cpp does not know: there must be none.
+UNKNOWN = re.compile(
+    r"^(malloc|calloc|realloc|reallocarray|posix_memalign|memalign|valloc|strdup|mremap|openat|fopen64|readv|write|writev"
+    r"|creat|dup[23]?|pipe2?|eventfd|epoll_\w+|signalfd|timerfd_\w+|socketpair|fork|vfork|clone"
+    r"|posix_spawnp?|shm_open|fopen|fdopen|accept|send|sendto|sendmmsg|recv|recvfrom|recvmmsg|select"
+    r"|pselect|ppoll|thrd_create)$"
+)
+# Neither library code nor on the way to it.
+IRRELEVANT = re.compile(r"^_?Py|^__pyx_|^_ZN3ngd|^_ZNK3ngd|@plt$")
+# They run when the module is loaded, before anything can be armed.
+AT_LOAD = re.compile(r"^_GLOBAL__sub_I|^__pyx_pymod_exec|^PyInit_|__pyx_(import|init)_")
+
+
+@dataclass
+class Call:
+    """A call instruction."""
+
+    begin: int
+    end: int
+    inside: str
+    target: str
+    source: str = ""  # "src/cpp/comm/grouped.cpp:70"; "" = library code
+
+
+@dataclass
+class Sites:
+    """All sites by number, and the calls of ngd's own lines, by address, with their sites."""
+
+    names: list[str] = field(default_factory=list)
+    listed: set[int] = field(default_factory=set)  # the others call nothing that may fail
+    ends: list[int] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+
+
+def disassemble(module: Path) -> list[Call]:
+    """Every call instruction of the module."""
+    command = ["objdump", "-d", "-w", "--no-show-raw-insn", "-j", ".text", str(module)]
+    calls: list[Call] = []
+    inside, waiting = "", False
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("0") and line.endswith(">:\n"):
+                inside = line[line.index("<") + 1 : -3]
+                continue
+            address, _, instruction = line.partition(":\t")
+            if not instruction:
+                continue
+            here = int(address, 16)
+            if waiting:
+                calls[-1].end = here
+            waiting = instruction.startswith(("call ", "callq ", "bnd call "))
+            if waiting:
+                target = re.search(r"<([^>+]+)(\+0x[0-9a-f]+)?>$", instruction.strip())
+                name = target[1] if target and "*" not in instruction else ""
+                calls.append(Call(here, 0, inside, name))
+    return [call for call in calls if call.end]
+
+
+def demangle(names: list[str]) -> list[str]:
+    """As c++filt says."""
+    text = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True)
+    return text.stdout.splitlines()
+
+
+class GeneratedFile:
+    """Cython's output: which line of a .pyx or .pxi each of its lines comes from."""
+
+    MARK = re.compile(r'^\s*/\* "([^"]+)":(\d+)$')
+
+    def __init__(self, path: Path) -> None:
+        self.lines: list[int] = []
+        self.names: list[str] = []
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if mark := self.MARK.match(line):
+                self.lines.append(number)
+                self.names.append(f"{mark[1].split('/')[-1]}:{mark[2]}")
+
+    def name(self, line: int) -> str:
+        place = bisect.bisect_right(self.lines, line) - 1
+        return self.names[place] if place >= 0 else f"line {line}"
+
+
+def find_sources(module: Path, calls: list[Call], root: Path) -> None:
+    """Fill in where each call stands in ngd's source."""
+    asked = "\n".join(hex(call.begin) for call in calls)
+    answer = subprocess.run(
+        ["addr2line", "-a", "-i", "-e", str(module)], input=asked, capture_output=True, text=True
+    )
+    generated: dict[Path, GeneratedFile] = {}
+    ours = (f"{root}/src/cpp/", f"{root}/python/ngd/_core/")
+    number = -1
+    for line in answer.stdout.splitlines():
+        if line.startswith("0x"):
+            number += 1
+            continue
+        if calls[number].source:
+            continue
+        name, _, place = line.partition(" (")[0].rpartition(":")
+        path = Path(name).resolve() if name.startswith("/") else Path(name)
+        if str(path).startswith(ours):
+            calls[number].source = f"{path.relative_to(root)}:{place}"
+        elif path.name in ("_core.cxx", "_core.cpp", "_core.pyx.cxx") and place.isdecimal():
+            file = generated.setdefault(path, GeneratedFile(path))
+            calls[number].source = file.name(int(place))
+
+
+def find(module: Path, root: Path) -> Sites:
+    """The sites of the module, which was built from the tree at `root`."""
+    calls = disassemble(module)
+    imports = sorted({call.target for call in calls if call.target.endswith("@plt")})
+    plain = {
+        name: text.removesuffix("@plt")
+        for name, text in zip(imports, demangle(imports), strict=True)
+    }
+    unknown = sorted({text for text in plain.values() if UNKNOWN.match(text)})
+    if unknown:
+        raise SystemExit(f"inject.cpp does not know {', '.join(unknown)}, which the module calls")
+    allocating = {name for name, text in plain.items() if ALLOCATES.search(text)}
+    wanted = allocating | {name for name, text in plain.items() if text in SYSTEM}
+    calls = [c for c in calls if c.target in wanted or not IRRELEVANT.search(c.target)]
+    find_sources(module, calls, root)
+    callers: dict[str, set[str]] = defaultdict(set)  # library functions, by what they call
+    for call in calls:
+        if not call.source:
+            callers[call.target].add(call.inside)
+    found = list(allocating)
+    while found:
+        new = callers[found.pop()] - allocating
+        allocating |= new
+        found += new
+    sites = Sites()
+    known: dict[str, int] = {}
+    for call in calls:
+        if not call.source:
+            continue
+        system = plain.get(call.target, "")
+        what = "allocate" if call.target in allocating else system if system in SYSTEM else ""
+        if AT_LOAD.search(call.inside):
+            what = ""
+        name = f"{call.source} {what}".strip()
+        if name not in known:
+            known[name] = len(sites.names)
+            sites.names.append(name)
+        if what:
+            sites.listed.add(known[name])
+        sites.ends.append(call.end)
+        sites.begins.append(call.begin if what else 0)
+        sites.numbers.append(known[name])
+    return sites
+
+
+if __name__ == "__main__":
+    import sys
+
+    result = find(Path(sys.argv[1]), Path(sys.argv[2]))
+    print(*sorted(result.names[n] for n in result.listed), sep="\n")
