@@ -37,6 +37,7 @@ class Error : public std::runtime_error {
 template <class... Parts>
 std::string concat(Parts&&... parts) {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);  // else a message is cut where there is no memory for it
   out.imbue(std::locale::classic());
   (out << ... << std::forward<Parts>(parts));
   return out.str();

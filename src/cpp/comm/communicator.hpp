@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.hpp"
@@ -104,7 +105,7 @@ class Communicator {
   virtual void release(SharedBlock block) noexcept = 0;
 
   // Tells the peers that this rank has failed, with its traceback (cut to what fits), and closes.
-  virtual void abort(const std::string& traceback) noexcept = 0;
+  virtual void abort(std::string_view traceback) noexcept = 0;
   // Leaves in good order: peers that still wait for this rank are told that it left. Idempotent.
   virtual void close() noexcept = 0;
 

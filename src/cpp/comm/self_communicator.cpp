@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A group of one: every collective is the identity, done when it is submitted, on whatever thread.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
@@ -51,7 +53,7 @@ class SelfCommunicator final : public Communicator {
   }
   void release(SharedBlock block) noexcept override { device::cpu().release(block.data); }
 
-  void abort(const std::string& traceback) noexcept override { close_with(traceback.c_str()); }
+  void abort(std::string_view traceback) noexcept override { close_with(traceback); }
   void close() noexcept override { close_with("it was shut down"); }
 
  private:
@@ -59,10 +61,10 @@ class SelfCommunicator final : public Communicator {
     if (closed_.load(std::memory_order_acquire))
       fail(ErrorKind::GroupClosed, "this group is closed: ", why_);
   }
-  void close_with(const char* why) noexcept {
+  void close_with(std::string_view why) noexcept {
     const std::lock_guard lock(closing_);
     if (closed_.load(std::memory_order_relaxed)) return;
-    std::strncpy(why_, why, sizeof why_ - 1);
+    std::copy_n(why.data(), std::min(why.size(), sizeof why_ - 1), why_);
     closed_.store(true, std::memory_order_release);
   }
 

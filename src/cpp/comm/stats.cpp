@@ -15,18 +15,22 @@ Statistics::Entry Statistics::look_up(const Collective& collective, const char* 
   const std::string name = {static_cast<char>(collective.kind), static_cast<char>(collective.op)};
   if (const auto known = by_name_.find(name + site); known != by_name_.end()) return known->second;
   const std::string text = entries_.size() < kMostEntries ? site : "";
-  const auto [found, is_new] =
-      by_name_.try_emplace(name + text, static_cast<Entry>(entries_.size()));
-  if (is_new) {
-    CallStats stats;
-    stats.kind = collective.kind;
-    stats.op = collective.op;
-    stats.site = text;
-    stats.last.resize(static_cast<std::size_t>(ranks_));
-    entries_.push_back(std::move(stats));
-    ns_.emplace_back();
+  if (const auto known = by_name_.find(name + text); known != by_name_.end()) return known->second;
+  CallStats stats;
+  stats.kind = collective.kind;
+  stats.op = collective.op;
+  stats.site = text;
+  stats.last.resize(static_cast<std::size_t>(ranks_));
+  const auto entry = static_cast<Entry>(entries_.size());
+  ns_.resize(entries_.size() + 1);
+  entries_.push_back(std::move(stats));
+  try {
+    by_name_.emplace(name + text, entry);
+  } catch (...) {  // no memory: nothing has happened
+    entries_.pop_back();
+    throw;
   }
-  return found->second;
+  return entry;
 }
 
 std::vector<CallStats> Statistics::report() const {

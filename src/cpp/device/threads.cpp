@@ -10,14 +10,14 @@
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
-#include <fstream>
 #include <mutex>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/config.hpp"
 #include "base/error.hpp"
 #include "base/number.hpp"
+#include "base/small_file.hpp"
 
 namespace ngd::device {
 
@@ -26,7 +26,7 @@ namespace {
 std::atomic<int> thread_share{0};  // 0 = not set
 std::atomic<bool> forked{false};
 
-int affinity_cores() {
+int affinity_cores() noexcept {
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
@@ -34,14 +34,16 @@ int affinity_cores() {
 }
 
 // cgroup v2: "max 100000" or "150000 100000"; v1: two files. No file means no quota.
-double cgroup_cores() {
-  std::string quota, period;
-  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); !(v2 >> quota >> period)) {
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_quota_us") >> quota;
-    std::ifstream("/sys/fs/cgroup/cpu/cpu.cfs_period_us") >> period;
-  }
-  const auto used = parse_number<double>(quota), of = parse_number<double>(period);
-  return used && of && *used > 0 && *of > 0 ? *used / *of : 0;
+double cgroup_cores() noexcept {
+  const auto share = [](std::string_view quota, std::string_view period) {
+    const auto used = parse_number<double>(quota), of = parse_number<double>(period);
+    return used && of && *used > 0 && *of > 0 ? *used / *of : 0;
+  };
+  SmallFile v2("/sys/fs/cgroup/cpu.max");
+  const std::string_view quota = v2.next_word();
+  if (!quota.empty()) return share(quota, v2.next_word());
+  return share(SmallFile("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").next_word(),
+               SmallFile("/sys/fs/cgroup/cpu/cpu.cfs_period_us").next_word());
 }
 
 // Where threads other than the kernels' run, once it is known that these are bound; OpenMP binds

@@ -2,6 +2,7 @@
 #include "runtime/executor.hpp"
 
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "base/config.hpp"
@@ -196,6 +197,9 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
   } catch (const Error& error) {
     if (has_begun_ || error.kind() != ErrorKind::Busy) abort(error.what());
     throw;
+  } catch (const std::bad_alloc&) {
+    abort("out of memory");
+    throw;
   } catch (const std::exception& error) {
     abort(error.what());
     throw;
@@ -203,7 +207,7 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
   variables_touched_ = false;
 }
 
-void Executor::abort(const std::string& why) noexcept {
+void Executor::abort(std::string_view why) noexcept {
   comm::Communicator* told = nullptr;
   for (const Step& step : steps_)
     if (step.communicator != nullptr && step.communicator != told)

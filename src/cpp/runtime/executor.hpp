@@ -4,7 +4,7 @@
 
 #include <atomic>
 #include <memory>
-#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -46,7 +46,7 @@ class Executor {
   void bind_start(Step& step, const kernels::KernelQuery& query);
   void* static_pointer(const Value& value) const;
   void run_steps(const void* const* inputs, void* const* outputs);
-  void abort(const std::string& why) noexcept;
+  void abort(std::string_view why) noexcept;
   void execute(Step& step);
   void start(Step& step);
   void finish(Step& step);

@@ -51,6 +51,7 @@ constexpr std::string_view kActionNames[] = {"", "start ", "wait "};
 
 std::string to_string(const Program& program) {
   std::ostringstream out;
+  out.exceptions(std::ios::badbit);  // else it is cut where there is no memory for it
   out.imbue(std::locale::classic());
   out << "program(" << program.inputs << " inputs, " << program.outputs << " outputs, "
       << program.variables << " variables, private " << program.private_bytes << " bytes, shared "

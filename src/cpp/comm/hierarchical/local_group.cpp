@@ -124,7 +124,7 @@ SharedBlock LocalGroup::allocate(std::size_t bytes) {
 
 void LocalGroup::release(SharedBlock block) noexcept { inner_->release(block); }
 
-void LocalGroup::abort(const std::string& traceback) noexcept { inner_->abort(traceback); }
+void LocalGroup::abort(std::string_view traceback) noexcept { inner_->abort(traceback); }
 
 // A thread that waits inside holds the lock until its wait ends.
 void LocalGroup::close() noexcept {

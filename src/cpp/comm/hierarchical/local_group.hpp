@@ -40,7 +40,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
   std::vector<CallStats> stats() const override;
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
-  void abort(const std::string& traceback) noexcept override;
+  void abort(std::string_view traceback) noexcept override;
   void close() noexcept override;
 
  private:

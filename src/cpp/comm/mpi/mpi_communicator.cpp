@@ -262,8 +262,8 @@ bool MpiCommunicator::progress() noexcept {
     close_failed(lost.kind(), lost.what() + where);
   } catch (const Error& error) {
     close_failed(error.kind(), error.what());
-  } catch (const std::exception& error) {
-    close_failed(ErrorKind::OutOfMemory, concat("out of memory: ", error.what()));
+  } catch (const std::exception&) {
+    close_failed(ErrorKind::OutOfMemory, "out of memory");
   }
   return !works_.empty() || !pairs_.idle();
 }
@@ -475,7 +475,7 @@ void MpiCommunicator::fail_interrupted(Work work) {
   throw Error(ErrorKind::Interrupted, what);
 }
 
-void MpiCommunicator::close_failed(ErrorKind kind, const std::string& message) noexcept {
+void MpiCommunicator::close_failed(ErrorKind kind, std::string_view message) noexcept {
   if (state_ != State::Open) return;
   state_ = State::Failed;
   failure_kind_ = kind;
@@ -497,7 +497,7 @@ void MpiCommunicator::close_failed(ErrorKind kind, const std::string& message) n
   pairs_.abandon();
 }
 
-void MpiCommunicator::abort(const std::string& traceback) noexcept {
+void MpiCommunicator::abort(std::string_view traceback) noexcept {
   if (family_->in_child()) return;
   const std::lock_guard lock(family_->mutex());
   close_failed(ErrorKind::RemoteRank, traceback);

@@ -62,7 +62,7 @@ class MpiCommunicator final : public Communicator, private Member {
   std::vector<CallStats> stats() const override;
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
-  void abort(const std::string& traceback) noexcept override;
+  void abort(std::string_view traceback) noexcept override;
   void close() noexcept override;
 
  private:
@@ -115,7 +115,7 @@ class MpiCommunicator final : public Communicator, private Member {
   std::string describe_awaited(Work work) const;
   [[noreturn]] void fail_timeout(Work work, double timeout_seconds);
   void fail_interrupted(Work work);  // unless it is complete
-  void close_failed(ErrorKind kind, const std::string& message) noexcept;
+  void close_failed(ErrorKind kind, std::string_view message) noexcept;
   void drain(double seconds, bool until_peers_left) noexcept;
   std::unique_ptr<Communicator> split_host(int color, int key, Work last);
   Channel child_channel(int color, const std::vector<std::int64_t>& choices) const;

@@ -30,10 +30,9 @@ std::uint64_t Family::in_flight() const noexcept {
   return works;
 }
 
-void Family::fail_with(ErrorKind kind, const std::string& message) noexcept {
+void Family::fail_with(ErrorKind kind, std::string_view message) noexcept {
   if (failed_ || in_child()) return;
   failed_ = true;
-  why_ = message;
   note_failure(record(), kind, message);
   for (int r = 0; r < size(); ++r)
     if (r != rank()) wake(segment(r).record());
@@ -72,14 +71,14 @@ std::uint64_t Family::new_control(std::uint64_t group) {
   return offset;
 }
 
-void Family::retire(std::uint64_t control, std::vector<std::uint64_t> others, int ranks) noexcept {
-  retired_.push_back({control, std::move(others), ranks});
+void Family::retire(std::list<Retired> group) noexcept {
+  retired_.splice(retired_.end(), group);
   sweep();
 }
 
 void Family::sweep() noexcept {
   const Segment mine = segment(rank());
-  std::erase_if(retired_, [&](const Retired& each) {
+  retired_.remove_if([&](const Retired& each) {
     const Control& control = Segment(mine.base(), mine.bytes(), each.control).control();
     if (control.departed.load() < static_cast<std::uint32_t>(each.ranks)) return false;
     heap_.release(each.control);

@@ -5,8 +5,9 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <memory>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.hpp"
@@ -52,12 +53,13 @@ class Family {
   std::uint64_t in_flight() const noexcept;  // how many works, in all groups
 
   // Says that I have failed, and why; the first reason stays.
-  void fail_with(ErrorKind kind, const std::string& message) noexcept;
+  // Asks for no memory: there may be none.
+  void fail_with(ErrorKind kind, std::string_view message) noexcept;
   bool failed() const noexcept { return failed_; }
   // The group of all ranks is closed, and with it the family.
   void close() noexcept { closed_ = true; }
   bool closed() const noexcept { return closed_; }
-  const std::string& why() const noexcept { return why_; }
+  std::string_view why() const noexcept { return {record().error_text, record().error_length}; }
   // Throws what has become of a rank of the world that says that it has failed.
   void check_rank(int rank) const;
   // Whether it is time again for system calls about my peers, and to ask my caller.
@@ -67,7 +69,12 @@ class Family {
   // A zeroed control block for a new group, and the way back, together with other blocks of the
   // group's: they are free when all its ranks have left it.
   std::uint64_t new_control(std::uint64_t group);
-  void retire(std::uint64_t control, std::vector<std::uint64_t> others, int ranks) noexcept;
+  struct Retired {
+    std::uint64_t control = 0;
+    std::vector<std::uint64_t> others;
+    int ranks = 0;
+  };
+  void retire(std::list<Retired> group) noexcept;  // one
 
  private:
   void sweep() noexcept;
@@ -83,15 +90,9 @@ class Family {
   std::vector<ShmCommunicator*> groups_;
   bool failed_ = false;
   bool closed_ = false;
-  std::string why_;
   std::uint64_t watched_ns_ = 0;
   std::uint64_t asked_ns_ = 0;
-  struct Retired {
-    std::uint64_t control;
-    std::vector<std::uint64_t> others;
-    int ranks;
-  };
-  std::vector<Retired> retired_;
+  std::list<Retired> retired_;
 };
 
 }  // namespace ngd::comm::shm

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <new>
 #include <utility>
 
 #include "base/error.hpp"
@@ -16,6 +17,9 @@ decltype(auto) guarded(Family& family, Call&& call) {
     return std::forward<Call>(call)();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::GroupClosed) family.fail_with(error.kind(), error.what());
+    throw;
+  } catch (const std::bad_alloc&) {
+    family.fail_with(ErrorKind::OutOfMemory, "out of memory");
     throw;
   } catch (const std::exception& error) {
     family.fail_with(ErrorKind::Internal, error.what());

@@ -29,31 +29,43 @@ std::uint64_t Heap::allocate(std::size_t bytes) {
     memory_.commit(committed_, upto - committed_);
     committed_ = upto;
   }
-  used_.emplace(offset, wanted);
-  free_.erase(hole);
-  if (offset > begin) free_.emplace(begin, offset - begin);
-  if (begin + size > end) free_.emplace(end, begin + size - end);
+  const bool before = offset > begin, behind = begin + size > end;
+  const auto used = used_.emplace(offset, wanted).first;
+  try {
+    if (before && behind) free_.emplace(end, begin + size - end);
+  } catch (...) {
+    used_.erase(used);
+    throw;
+  }
+  if (before) {
+    hole->second = offset - begin;
+  } else {
+    auto node = free_.extract(hole);
+    node.key() = end;
+    node.mapped() = begin + size - end;
+    if (behind) free_.insert(std::move(node));
+  }
   return offset;
 }
 
+// Asks for no memory: what was used becomes the hole.
 void Heap::release(std::uint64_t offset) noexcept {
-  const auto block = used_.find(offset);
-  if (block == used_.end()) return;
-  std::uint64_t begin = offset, end = offset + block->second;
-  used_.erase(block);
-  auto next = free_.lower_bound(begin);
-  if (next != free_.end() && next->first == end) {
-    end += next->second;
-    next = free_.erase(next);
+  auto block = used_.extract(offset);
+  if (block.empty()) return;
+  const auto next = free_.lower_bound(offset);
+  if (next != free_.end() && next->first == offset + block.mapped()) {
+    block.mapped() += next->second;
+    free_.erase(next);
   }
-  if (next != free_.begin()) {
-    const auto before = std::prev(next);
-    if (before->first + before->second == begin) {
-      begin = before->first;
-      free_.erase(before);
+  const auto behind = free_.lower_bound(offset);
+  if (behind != free_.begin()) {
+    const auto before = std::prev(behind);
+    if (before->first + before->second == offset) {
+      before->second += block.mapped();
+      return;
     }
   }
-  free_.emplace(begin, end - begin);
+  free_.insert(std::move(block));
 }
 
 }  // namespace ngd::comm::shm

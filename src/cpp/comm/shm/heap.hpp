@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <unordered_map>
 
 #include "comm/shm/segment.hpp"
 
@@ -26,7 +25,7 @@ class Heap {
   std::size_t end_;
   std::size_t committed_ = kHeapOffset;        // the pages below are there
   std::map<std::uint64_t, std::size_t> free_;  // offset -> bytes; no two adjoin
-  std::unordered_map<std::uint64_t, std::size_t> used_;
+  std::map<std::uint64_t, std::size_t> used_;
 };
 
 }  // namespace ngd::comm::shm

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm/numa.hpp"
 
+#include <dirent.h>
+
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <filesystem>
-#include <fstream>
+#include <memory>
 #include <string_view>
+
+#include "base/error.hpp"
+#include "base/small_file.hpp"
 
 namespace ngd::comm::shm {
 
@@ -18,19 +22,23 @@ constexpr std::string_view kNode = "node";
 cpu_set_t listed(const std::string& path) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
-  std::ifstream file(path);
-  file.imbue(std::locale::classic());  // in which "1,2" are two numbers
-  for (int first = 0; file >> first;) {
-    int last = first;
-    if (file.peek() == '-') file.ignore() >> last;
+  SmallFile file(path.c_str());
+  const std::string_view list = file.next_word();
+  const char *at = list.data(), *end = at + list.size();
+  const auto skip = [&](char wanted) { return at != end && *at == wanted && ++at; };
+  for (int first = 0, last = 0;;) {
+    const auto number = std::from_chars(at, end, first);
+    if (number.ec != std::errc()) return cores;
+    at = number.ptr;
+    last = first;
+    if (skip('-')) at = std::from_chars(at, end, last).ptr;
     for (int core = first; core <= std::min(last, CPU_SETSIZE - 1); ++core) CPU_SET(core, &cores);
-    if (file.peek() == ',') file.ignore();
+    skip(',');
   }
-  return cores;
 }
 
 // Of "node3"; kNoNode for what else lies there.
-int number_of(const std::string& name) {
+int number_of(std::string_view name) {
   int number = kNoNode;
   if (!name.starts_with(kNode)) return kNoNode;
   const char* end = name.data() + name.size();
@@ -41,14 +49,17 @@ int number_of(const std::string& name) {
 }  // namespace
 
 int node_of(const cpu_set_t& cores, const std::string& folder) {
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
-    const int number = number_of(entry.path().filename().string());
+  // Not with the standard library's iterator, which ends the process where there is no memory.
+  const auto close = [](DIR* open) { ::closedir(open); };
+  const std::unique_ptr<DIR, decltype(close)> nodes(::opendir(folder.c_str()), close);
+  if (nodes == nullptr || CPU_COUNT(&cores) == 0) return kNoNode;
+  while (const dirent* entry = ::readdir(nodes.get())) {
+    const int number = number_of(entry->d_name);
     if (number == kNoNode) continue;
-    const cpu_set_t here = listed(entry.path() / "cpulist");
+    const cpu_set_t here = listed(concat(folder, "/", entry->d_name, "/cpulist"));
     cpu_set_t both;
     CPU_AND(&both, &here, &cores);
-    if (CPU_COUNT(&cores) > 0 && CPU_EQUAL(&both, &cores)) return number;
+    if (CPU_EQUAL(&both, &cores)) return number;
   }
   return kNoNode;
 }

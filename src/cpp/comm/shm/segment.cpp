@@ -161,7 +161,7 @@ void found(Memory& memory, int rank, int size, int node) {
   protocol_step();
 }
 
-void note_failure(RankRecord& mine, ErrorKind kind, const std::string& message) noexcept {
+void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message) noexcept {
   const std::string_view kept = tail_of(message, kErrorBytes);  // a traceback's end says most
   std::copy(kept.begin(), kept.end(), mine.error_text);
   mine.error_length = static_cast<std::uint32_t>(kept.size());

@@ -177,7 +177,7 @@ Mapping map_segment(const Descriptor& fd);
 void found(Memory& memory, int rank, int size, int node);
 
 // Says in my own record that I have failed, and why.
-void note_failure(RankRecord& mine, ErrorKind kind, const std::string& message) noexcept;
+void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message) noexcept;
 
 // The memory of ranks that are processes: mappings by rank, and the memfd of my own.
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,

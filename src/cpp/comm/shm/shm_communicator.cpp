@@ -2,6 +2,7 @@
 #include "comm/shm/shm_communicator.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "base/config.hpp"
@@ -72,12 +73,14 @@ void ShmCommunicator::check_usable() const {
          "this group is closed: ", closed ? "it was shut down" : family_->why());
 }
 
-void ShmCommunicator::abort(const std::string& traceback) noexcept {
+void ShmCommunicator::abort(std::string_view traceback) noexcept {
   if (family_->in_child()) return;
   const Locked locked(family_->monitor(), family_->record());
-  const std::string_view kept = tail_of(traceback, kErrorBytes - 64);
-  if (!closed_)
-    family_->fail_with(ErrorKind::RemoteRank, concat("rank ", family_->rank(), " failed: ", kept));
+  char text[kErrorBytes];
+  const std::string_view kept = tail_of(traceback, sizeof text - 64);
+  const int length = std::snprintf(text, sizeof text, "rank %d failed: %.*s", family_->rank(),
+                                   static_cast<int>(kept.size()), kept.data());
+  if (!closed_) family_->fail_with(ErrorKind::RemoteRank, {text, static_cast<std::size_t>(length)});
 }
 
 void ShmCommunicator::close() noexcept {
@@ -96,8 +99,8 @@ void ShmCommunicator::close() noexcept {
     group_.control(r).departed.fetch_add(1);
     protocol_step();
   }
-  std::vector<std::uint64_t> blocks = streams_.take_blocks();
-  family_->retire(group_.mine().control_offset(), std::move(blocks), group_.size());
+  retired_.front() = {group_.mine().control_offset(), streams_.take_blocks(), group_.size()};
+  family_->retire(std::move(retired_));
 }
 
 // ---- starting

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <deque>
+#include <list>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -40,7 +41,7 @@ class ShmCommunicator final : public Communicator {
   std::vector<CallStats> stats() const override;
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
-  void abort(const std::string& traceback) noexcept override;
+  void abort(std::string_view traceback) noexcept override;
   void close() noexcept override;
 
   // For the family: what is in flight in this group.
@@ -82,6 +83,14 @@ class ShmCommunicator final : public Communicator {
   void check_known(Work work) const;
 
   void leave_unborn(std::uint64_t control) const noexcept;
+  // What a rank says to a split().
+  struct Ticket {
+    std::int64_t color;
+    std::int64_t key;
+    std::uint64_t control;  // its offset, or kPrivate
+  };
+  std::unique_ptr<Communicator> made_of(const std::vector<Ticket>& tickets, int color,
+                                        std::uint64_t id);
   Work submit_inside(const Collective& collective);
   bool wait_inside(Work work, Deadline deadline);
   void start(const Collective& collective, Statistics::Entry stats, const ProgramText& program,
@@ -143,6 +152,8 @@ class ShmCommunicator final : public Communicator {
   std::uint32_t splits_ = 0;
 
   bool closed_ = false;
+  std::list<Family::Retired> retired_ =
+      std::list<Family::Retired>(1);  // what close() fills in: it must not ask for memory
   std::unordered_map<std::uint64_t, ProgramText> programs_;  // by hash
 };
 

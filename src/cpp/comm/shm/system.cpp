@@ -6,9 +6,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <new>
 #include <system_error>
+
+#include "base/small_file.hpp"
 
 namespace ngd::comm::shm {
 
@@ -49,10 +50,7 @@ std::uint64_t now_ns() noexcept {
 std::string error_text(int error) { return std::system_category().message(error); }
 
 std::string boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  file >> id;
-  return id;
+  return std::string(SmallFile("/proc/sys/kernel/random/boot_id").next_word());
 }
 
 ForkGuard::ForkGuard() {
