@@ -39,14 +39,14 @@
 #include <new>
 
 // What may fail; the same list, in the same order, as in inject_sites.py (FUNCTIONS).
-#define FUNCTIONS(X)                                                                               \
-  X(allocate)                                                                                      \
-  X(aligned_alloc)                                                                                 \
-  X(mmap) X(madvise) X(memfd_create) X(ftruncate) X(fallocate) X(fcntl) X(fstat) X(socket) X(bind) \
-      X(listen) X(accept4) X(connect) X(sendmsg) X(recvmsg) X(poll) X(getsockopt) X(setsockopt)    \
-          X(getrlimit) X(getrusage) X(opendir) X(sched_getaffinity) X(sched_setaffinity)           \
-              X(sysconf) X(futex_wait) X(futex_wake) X(pidfd_open) X(getrandom) X(pthread_create)  \
-                  X(open) X(read)
+// clang-format off
+#define FUNCTIONS(X)                                                                          \
+  X(allocate) X(aligned_alloc) X(mmap) X(madvise) X(memfd_create) X(ftruncate) X(fallocate)   \
+  X(fcntl) X(fstat) X(socket) X(bind) X(listen) X(accept4) X(connect) X(sendmsg) X(recvmsg)   \
+  X(poll) X(getsockopt) X(setsockopt) X(getrlimit) X(getrusage) X(opendir)                    \
+  X(sched_getaffinity) X(sched_setaffinity) X(sysconf) X(futex_wait) X(futex_wake)            \
+  X(pidfd_open) X(getrandom) X(pthread_create) X(open) X(read)
+// clang-format on
 
 namespace {
 
