@@ -119,8 +119,7 @@ def stay_if_ending() -> None:
     Python would end the thread as soon as it takes the GIL again; as from Python 3.14 on, it
     sleeps instead. So no error of it is printed which only says that the program has ended.
     """
-    with nogil:
-        ngd_stay_if_ending()
+    ngd_stay_if_ending()
 
 
 def build_info() -> dict:

@@ -87,9 +87,10 @@ void ngd_begin_end(unsigned long thread) {
   ending = true;
 }
 
-// Not with the GIL, which the main thread needs.
+// Without the GIL, which the main thread needs.
 void ngd_stay_if_ending() {
-  if (!ending || PyThread_get_thread_ident() == main_thread || PyGILState_Check()) return;
+  if (!ending || PyThread_get_thread_ident() == main_thread) return;
+  if (PyGILState_Check()) PyEval_SaveThread();
   for (;;) ::pause();
 }
 
