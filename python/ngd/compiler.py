@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +12,8 @@ import numpy as np
 
 from . import _core, arguments, config, distributed, passes, reference
 from .collectives import Group, compare_ranks
-from .collectives.work import in_turn
 from .dtype import SHORT_NAMES, has_mask
-from .errors import BusyError, CompileError, ShapeError
+from .errors import CompileError, ShapeError
 from .ir import PLACEHOLDER, Array, Graph, Node, Type
 from .local import BoundToProcess
 from .ops.collective import WORLD, Collective, Ranks, expect_member
@@ -308,7 +306,7 @@ def opened(groups: Sequence[Ranks]) -> list[Group]:
 
 
 class Conversation:
-    """A step's collectives on arrays: the INTERPRETER's. Each run of the step is a Talk."""
+    """A step's collectives on arrays: the INTERPRETER's."""
 
     def __init__(self, graph: Graph, group: Group) -> None:
         self.rank, self.size = group.rank, group.size
@@ -326,48 +324,36 @@ class Conversation:
             for sequence in self.ordering.sequences()
         ]
 
-
-class Talk:
-    """The collectives of one run of a step."""
-
-    def __init__(self, step: Conversation) -> None:
-        self.step, self.rank, self.size = step, step.rank, step.size
-        self.has_begun = False
-
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
         """Start one; what is returned waits for its result."""
-        number = self.step.ordering.number(node.attrs.get("group"))
-        group, kind, attrs = self.step.groups[number], kind_of(node), submission(node)
+        number = self.ordering.number(node.attrs.get("group"))
+        group, kind, attrs = self.groups[number], kind_of(node), submission(node)
         result: Array = np.zeros(node.shape, node.dtype)
         group.check_open()
-        submit = functools.partial(
-            group.communicator.submit,
+        pending = _core.Pending.one(
+            group.communicator,
             kind,
             attrs.pop("reduce_op", "none"),
-            node.dtype.name,
+            operand,
+            result,
             attrs.pop("count", operand.size),
             attrs.pop("root", 0),
-            operand.ctypes.data,
-            result.ctypes.data,
             site=node.site,
-            sequence=None if kind in ("send", "recv") else self.step.identities[number],
+            sequence=None if kind in ("send", "recv") else self.identities[number],
             **attrs,
         )
-        work = in_turn(group, submit) if self.has_begun else submit()
-        self.has_begun = True
+        _core.start([pending])
 
-        def finish(_: Array = operand) -> Array:  # kept until here
-            in_turn(group, lambda: group.communicator.wait(work, group.timeout))
+        def finish() -> Array:
+            pending.finish(group.timeout)
             return result
 
         return finish
 
-    def fail(self, error: BaseException) -> None:
-        """Tell the peers that this rank has left the common sequence, unless it has not begun."""
-        if isinstance(error, BusyError) and not self.has_begun:
-            return
-        for group in self.step.groups if self.step.nodes else ():
-            group.communicator.abort(str(error) or type(error).__name__)
+    def under_way(self) -> _core.UnderWay:
+        """A context for a run of the step: an exception in it closes the groups it talks in."""
+        groups = self.groups if self.nodes else []
+        return _core.UnderWay([g.communicator for g in groups], [g.abort for g in groups], True)
 
 
 def kind_of(node: Node) -> str:
@@ -405,24 +391,20 @@ class InterpreterExecutable(_Base):
         """Run once."""
         inputs = self.prepare(arrays, named)
         outputs = self.results(out, inputs)
+        self.variables_touched = False
         self.hold.run(self, inputs, outputs)
         return outputs
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Run once, while the variables are held."""
-        self.variables_touched = False
         values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
-        talk = Talk(self.ranks)
-        try:
-            results, updates = reference.evaluate(self.graph, inputs, values, talk)
-        except BaseException as error:  # an interrupt may come between two collectives
-            talk.fail(error)
-            raise
-        for destination, result in zip(outputs, results, strict=True):
-            destination[...] = result
-        self.variables_touched = bool(updates)
-        for variable, value in zip(self.written, updates, strict=True):
-            self.storages[variable].write(value)
+        with self.ranks.under_way():
+            results, updates = reference.evaluate(self.graph, inputs, values, self.ranks)
+            for destination, result in zip(outputs, results, strict=True):
+                destination[...] = result
+            self.variables_touched = bool(updates)
+            for variable, value in zip(self.written, updates, strict=True):
+                self.storages[variable].write(value)
 
     def __str__(self) -> str:
         return str(self.graph)

@@ -95,9 +95,14 @@ def _join(comm: Any) -> Group:
         communicator = make_communicator(launch)
         _place = mark
     install_hooks()
-    _world = Group(communicator)
-    share_cores(_world)
-    return _world
+    world = Group(communicator)
+    try:
+        share_cores(world)
+    except BaseException:
+        world.close()
+        raise
+    _world = world
+    return world
 
 
 class _Entrance:
@@ -300,7 +305,7 @@ def install_hooks() -> None:
     global _hooked_in
     if _hooked_in is not None:
         return
-    _hooked_in = os.getpid()
+    atexit.unregister(leave)  # of one that was interrupted here
     atexit.register(leave)
     previous = sys.excepthook
 
@@ -315,6 +320,7 @@ def install_hooks() -> None:
         previous(kind, error, trace)
 
     sys.excepthook = tell_peers
+    _hooked_in = os.getpid()
 
 
 def all_reduce(
@@ -676,8 +682,12 @@ def broadcast_variables(
 ) -> None:
     """Give every rank the values of rank `root`, variable by variable, in the order of names."""
     site, ranks = call_site(), chosen(group)
-    for variable in sorted(variables, key=lambda v: v.name):
-        variable.assign(ranks.broadcast(variable.numpy(), root=root, site=site))
+    ordered = sorted(variables, key=lambda v: v.name)
+    for variable in ordered:
+        variable.cell.check_readable()
+    with ranks.under_way():
+        for variable in ordered:
+            variable.assign(ranks.broadcast(variable.numpy(), root=root, site=site))
 
 
 def build_info() -> dict[str, str | None]:

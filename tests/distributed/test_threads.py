@@ -17,8 +17,7 @@ import pytest
 from harness import Job, caught, run, say
 
 import ngd
-from ngd import ops
-from ngd.collectives.work import in_turn
+from ngd import _core, ops
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 
@@ -352,13 +351,14 @@ def turn_never_comes() -> list[Any]:
         time.sleep(2.0)
         return left_alone(ngd.barrier)
     ended: list[Any] = []
-    work = ngd.barrier(async_op=True)
-    waiter = threading.Thread(target=lambda: ended.append(caught(work.wait)))
+    nothing = np.empty(0, np.uint8)
+    mine = _core.Pending.one(world.communicator, "barrier", "none", nothing, nothing, 0)
+    _core.start([mine])
+    waiter = threading.Thread(target=lambda: ended.append(caught(lambda: mine.wait(4.0))))
     waiter.start()
     time.sleep(0.3)
-    world.timeout = 0.5  # of this thread's patience
     begin = time.monotonic()
-    first = caught(lambda: in_turn(world, lambda: world.communicator.wait(1, 0.0)))
+    first = caught(lambda: mine.finish(0.5))
     seconds = time.monotonic() - begin
     waiter.join(30)
     return [first, *ended, seconds]

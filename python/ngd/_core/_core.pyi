@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections import deque
-from collections.abc import MutableSequence
+from collections.abc import Callable, MutableSequence
 from collections.abc import Sequence as _Sequence
+from types import TracebackType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -84,9 +85,7 @@ class Communicator:
         source: int,
         destination: int,
         *,
-        algorithm: str = "auto",
         site: str = "",
-        sequence: Sequence | None = None,
         counts: _Counts | None = None,
         receive_counts: _Counts | None = None,
         tag: int = 0,
@@ -94,21 +93,6 @@ class Communicator:
     def submit_next(
         self, waiting: deque[tuple[tuple[Any, ...], dict[str, Any]]], *lists: MutableSequence[int]
     ) -> None: ...
-    def submit_arrays(
-        self,
-        kind: str,
-        op: str,
-        source: NDArray[Any],
-        destination: NDArray[Any],
-        count: int,
-        root: int = 0,
-        *,
-        algorithm: str = "auto",
-        site: str = "",
-        counts: _Counts | None = None,
-        receive_counts: _Counts | None = None,
-        tag: int = 0,
-    ) -> int: ...
     def quick(
         self, kind: str, array: object, out: object, op: object, root: int = 0
     ) -> NDArray[Any] | list[NDArray[Any]] | None: ...
@@ -130,9 +114,28 @@ class Turns:
     def __exit__(self, *error: object) -> None: ...
     def wanted(self) -> bool: ...
 
-class Grouped:
-    def __init__(
-        self,
+class Pending:
+    @property
+    def started(self) -> bool: ...
+    @staticmethod
+    def one(
+        communicator: Communicator,
+        kind: str,
+        op: str,
+        source: NDArray[Any],
+        destination: NDArray[Any],
+        count: int,
+        root: int = 0,
+        *,
+        algorithm: str = "auto",
+        site: str = "",
+        sequence: Sequence | None = None,
+        counts: _Counts | None = None,
+        receive_counts: _Counts | None = None,
+        tag: int = 0,
+    ) -> Pending: ...
+    @staticmethod
+    def each(
         communicator: Communicator,
         kind: str,
         op: str,
@@ -142,9 +145,28 @@ class Grouped:
         *,
         algorithm: str = "auto",
         site: str = "",
-    ) -> None: ...
+    ) -> Pending: ...
     def wait(self, timeout: float) -> None: ...
+    def finish(self, timeout: float) -> None: ...
     def wait_for(self, seconds: float) -> bool: ...
+
+def start(pending: list[Pending]) -> None: ...
+def run(pending: list[Pending], timeout: float) -> None: ...
+
+class UnderWay:
+    def __init__(
+        self,
+        communicators: list[Communicator],
+        aborts: list[Callable[[str], None]],
+        promised: bool,
+    ) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
 
 class Cell:
     name: str

@@ -215,5 +215,5 @@ cdef class Buffer:
 include "sites.pxi"
 include "communicator.pxi"
 include "turns.pxi"
-include "grouped.pxi"
+include "pending.pxi"
 include "program.pxi"

@@ -76,10 +76,13 @@ cdef class Communicator:
 
     cdef unique_ptr[CppCommunicator] communicator
     cdef Communicator parent  # which this one must not outlive
+    cdef list dropped  # Pendings that nobody waits for
+    cdef UnderWay call  # that makes several collectives
     cdef double timeout
 
     def __cinit__(self):
         self.timeout = cpp_timeout_seconds()
+        self.dropped = []
 
     def __dealloc__(self):
         with nogil:  # over MPI to leave takes a while
@@ -151,61 +154,25 @@ cdef class Communicator:
 
     def submit(
         self, str kind, str op, str dtype, uint64_t count, int root, size_t source,
-        size_t destination, *, str algorithm="auto", str site="", Sequence sequence=None,
-        counts=None, receive_counts=None, int tag=0,
+        size_t destination, *, str site="", counts=None, receive_counts=None, int tag=0,
     ) -> int:
         """Start a collective on memory by address, which the caller keeps until wait returns.
 
         collective.hpp says what count, root, counts and receive_counts mean to each kind.
         """
         cdef Collective collective
-        collective.dtype = _dtype(dtype)
-        collective.source = <const void*> source
-        collective.destination = <void*> destination
-        collective.count = count
-        collective.root = root
-        collective.tag = tag
-        if sequence is not None:
-            collective.program = &sequence.identity
-        return self._submit(collective, kind, op, algorithm, site, counts, receive_counts)
-
-    def submit_arrays(
-        self, str kind, str op, ndarray source, ndarray destination, uint64_t count, int root=0,
-        *, str algorithm="auto", str site="", counts=None, receive_counts=None, int tag=0,
-    ) -> int:
-        """As submit, on contiguous arrays of one of ngd's dtypes."""
-        cdef Collective collective
-        collective.dtype = <DType> (_dtype_of(source) - 1)
-        collective.source = PyArray_DATA(source)
-        collective.destination = PyArray_DATA(destination)
-        collective.count = count
-        collective.root = root
-        collective.tag = tag
-        return self._submit(collective, kind, op, algorithm, site, counts, receive_counts)
-
-    def submit_next(self, waiting, *lists) -> None:
-        """Submit the first of a deque of (args, kwargs), and move its number to the lists' ends.
-
-        Where that raises, nothing was submitted and nothing has moved: no interrupt comes between.
-        """
-        args, kwargs = waiting[0]
-        number = self.submit(*args, **kwargs)
-        waiting.popleft()
-        for numbers in lists:
-            numbers.append(number)
-
-    cdef uint64_t _submit(
-        self, Collective& collective, str kind, str op, str algorithm, str site, counts,
-        receive_counts,
-    ) except? 0:
         cdef vector[uint64_t] blocks, received
         cdef string text = _bytes(kind)
         cdef CppWork work
         collective.kind = kind_named(string_view(text.data(), text.size()))
         text = _bytes(op)
         collective.op = reduce_op_named(string_view(text.data(), text.size()))
-        text = _bytes(algorithm)
-        collective.algorithm = algorithm_named(string_view(text.data(), text.size()))
+        collective.dtype = _dtype(dtype)
+        collective.source = <const void*> source
+        collective.destination = <void*> destination
+        collective.count = count
+        collective.root = root
+        collective.tag = tag
         if counts is not None:
             blocks = _uint64s(counts)
             self._check_counts(blocks)
@@ -221,6 +188,17 @@ cdef class Communicator:
             )
             work = self.communicator.get().submit(collective)
         return work.sequence
+
+    def submit_next(self, waiting, *lists) -> None:
+        """Submit the first of a deque of (args, kwargs), and move its number to the lists' ends.
+
+        Where that raises, nothing was submitted and nothing has moved: no interrupt comes between.
+        """
+        args, kwargs = waiting[0]
+        number = self.submit(*args, **kwargs)
+        waiting.popleft()
+        for numbers in lists:
+            numbers.append(number)
 
     def quick(self, str kind, array, out, op, root=0) -> object:
         """Run a collective from array to out, or a new array, for the caller of my caller.
@@ -372,8 +350,16 @@ cdef class Communicator:
     def split(self, int color, int key) -> Communicator | None:
         """The group of those who give my color, by key; None for a negative color."""
         cdef Communicator result = Communicator.__new__(Communicator)
+        cdef cbool follows = self.call is not None and self.call.engaged
         with nogil:
-            result.communicator = self.communicator.get().split(color, key)
+            if follows:
+                result.communicator = self.communicator.get().split_next(
+                    color, key, self.timeout
+                )
+            else:
+                result.communicator = self.communicator.get().split(color, key)
+        if self.call is not None:
+            self.call.engaged = True
         if not result.communicator:
             return None
         result.parent = self
@@ -423,6 +409,22 @@ cdef class Communicator:
             )
         return 0
 
+    cdef int look_at_dropped(self) except -1:
+        """Let go of what is over."""
+        cdef list dropped = self.dropped
+        cdef Pending each
+        if not dropped:
+            return 0
+        self.dropped = []
+        try:
+            for each in dropped:
+                each._has_ended(self, 0.0)
+        except _errors.BusyError:
+            pass  # another thread is in the group
+        finally:
+            self.dropped += [each for each in dropped if not (<Pending> each).over]
+        return 0
+
     def abort(self, str traceback) -> None:
         """Tell the peers that this rank failed, and close."""
         cdef string text = _bytes(traceback)
@@ -433,3 +435,4 @@ cdef class Communicator:
         """Leave in good order; idempotent."""
         with nogil:
             self.communicator.get().close()
+        self.dropped.clear()

@@ -157,11 +157,15 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         int local_rank()
         int local_size()
         CppWork submit(const Collective& collective) except +ngd_raise_python_error
+        CppWork submit_next(const Collective& collective, double timeout_seconds) \
+            except +ngd_raise_python_error
         void wait(CppWork work, double timeout_seconds) except +ngd_raise_python_error
         void finish(CppWork work, double timeout_seconds) except +ngd_raise_python_error
         cbool done(CppWork work) except +ngd_raise_python_error
         cbool wait_for(CppWork work, double seconds) except +ngd_raise_python_error
         unique_ptr[CppCommunicator] split(int color, int key) except +ngd_raise_python_error
+        unique_ptr[CppCommunicator] split_next(int color, int key, double timeout_seconds) \
+            except +ngd_raise_python_error
         vector[CallStats] stats() except +ngd_raise_python_error
         void abort(const string& traceback)
         void close()

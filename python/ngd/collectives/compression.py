@@ -8,6 +8,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from .. import _core
 from ..dtype import float32, float64
 from ..ir import Array
 
@@ -38,6 +39,7 @@ class TopK:
             raise ValueError(f"TopK: expected a ratio in (0, 1]; got {ratio}")
         self.ratio = ratio
         self._residual: Array | None = None
+        self._next: tuple[_core.Pending, Array] | None = None
         self._parts: dict[Hashable, TopK] = {}
 
     def __getitem__(self, key: Hashable) -> TopK:
@@ -50,11 +52,12 @@ class TopK:
     @property
     def residual(self) -> Array | None:
         """What was not sent so far, of the last array's shape; None before the first call."""
-        return None if self._residual is None else self._residual.copy()
+        memory = self._memory()
+        return None if memory is None else memory.copy()
 
     def reset(self) -> None:
         """Forget what was not sent, here and in all parts."""
-        self._residual = None
+        self._residual = self._next = None
         self._parts.clear()
 
     def check(self, op: str, source: Array) -> None:
@@ -64,7 +67,7 @@ class TopK:
                 "all_reduce: ngd.TopK is for op='sum' and 'mean' of float32 and float64; got "
                 f"op={op!r} and {source.dtype}"
             )
-        memory = self._residual
+        memory = self._memory()
         if memory is not None and (memory.shape, memory.dtype) != (source.shape, source.dtype):
             raise ValueError(
                 f"all_reduce: this ngd.TopK remembers a {memory.dtype} array of shape "
@@ -72,15 +75,25 @@ class TopK:
                 "key for every array"
             )
 
-    def choose(self, source: Array) -> tuple[Array, Array]:
-        """The places and values to send of the array and what was left of those before."""
-        held = source.flatten()
-        if self._residual is not None:
-            held += self._residual.ravel()
+    def choose(self, source: Array) -> tuple[tuple[Array, Array], Array]:
+        """The places and values to send of the array and what was left before; what is left now."""
+        held, memory = source.flatten(), self._memory()
+        if memory is not None:
+            held += memory.ravel()
         count = min(held.size, max(1, math.ceil(self.ratio * held.size)))
         order = np.argpartition(np.abs(held), held.size - count) if count else np.empty(0, np.intp)
         places = np.sort(order[held.size - count :])
         values = held[places]
         held[places] = 0
-        self._residual = held.reshape(source.shape)
-        return places.astype(np.uint32 if held.size < 2**32 else np.uint64), values
+        sent = places.astype(np.uint32 if held.size < 2**32 else np.uint64), values
+        return sent, held.reshape(source.shape)
+
+    def keep(self, left: Array, pending: _core.Pending) -> None:
+        """Remember what is left, from when `pending`, which sends the rest, has started."""
+        self._next = pending, left
+
+    def _memory(self) -> Array | None:
+        if self._next is not None and self._next[0].started:
+            self._residual = self._next[1]
+            self._next = None
+        return self._residual

@@ -7,7 +7,6 @@ messages show.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ import numpy as np
 
 from .. import _core
 from ..dtype import as_dtype
-from ..errors import BusyError, GroupClosedError, NotMemberError, ShapeError
+from ..errors import GroupClosedError, NotMemberError, ShapeError
 from ..ir import Array, Shape
 from ..local import BoundToProcess
 from ..sites import call_site
@@ -31,7 +30,7 @@ from .arrays import (
     operand,
     whole,
 )
-from .work import Pending, Submitted, Work, in_turn
+from .work import Plan, Work
 
 GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
 """Those of this process, for their statistics."""
@@ -81,7 +80,6 @@ class Group(BoundToProcess):
         self.quick = communicator.quick
         self.quick_barrier = communicator.quick_barrier
         self._children: weakref.WeakSet[Group] = weakref.WeakSet()
-        self._abandoned: list[tuple[list[Pending], Any]] = []
         GROUPS.add(self)
 
     def __repr__(self) -> str:
@@ -155,10 +153,10 @@ class Group(BoundToProcess):
             result = self.quick("all_reduce", array, out, op)
             if result is not None:
                 return result
-        self._prepare()
+        self.check_open()
         call = reduction.Call(self, op, algorithm, site or call_site())
-        pending, finish, keep = reduction.begin(call, array, out, weight, compression)
-        return self._complete(f"all_reduce({op})", pending, finish, keep, async_op)
+        plan = reduction.plan(call, array, out, weight, compression)
+        return self._run_plan(f"all_reduce({op})", plan, async_op)
 
     def reduce_scatter(
         self,
@@ -220,12 +218,18 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Join the ranks' arrays of different lengths; see ngd.all_gather_v."""
-        where, site = "all_gather_v", site or call_site()
-        source = np.atleast_1d(operand(array, where))
-        if counts is None:
+        source, site = np.atleast_1d(operand(array, "all_gather_v")), site or call_site()
+        if counts is not None:
+            lengths = self._counts(counts, "all_gather_v", "counts")
+            return self._gather_uneven(source, lengths, out, async_op, site)
+        with self.under_way():
             lengths = self.all_gather(np.array([len(source)]), site=site)
-        else:
-            lengths = self._counts(counts, where, "counts")
+            return self._gather_uneven(source, lengths, out, async_op, site)
+
+    def _gather_uneven(
+        self, source: Array, lengths: Array, out: Any, async_op: bool, site: str
+    ) -> Any:
+        where = "all_gather_v"
         if lengths[self.rank] != len(source):
             raise ShapeError(
                 f"{where}: counts: expected {len(source)}, the rows of this rank's array, at "
@@ -237,14 +241,7 @@ class Group(BoundToProcess):
         elements = self._elements(lengths, source)
         given = buffer if out is None else out
         return self._run(
-            "all_gather",
-            source,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            counts=elements,
-            under_way=counts is None,
+            "all_gather", source, buffer, lambda: given, async_op, site, counts=elements
         )
 
     def broadcast(
@@ -277,11 +274,11 @@ class Group(BoundToProcess):
                 root=root,
                 count=sources[0].size,
             )
-        self._prepare()
-        grouped = _core.Grouped(
+        self.check_open()
+        pending = _core.Pending.each(
             self.communicator, where, "none", root, sources, buffers, site=site or call_site()
         )
-        return self._complete(where, [grouped], lambda: given, (sources, buffers), async_op)
+        return self._run_plan(where, Plan([pending], lambda: given), async_op)
 
     def reduce(
         self,
@@ -409,10 +406,17 @@ class Group(BoundToProcess):
                 f"{where}: send_counts: expected numbers that add up to the {len(source)} rows of "
                 f"the array; got {sent.tolist()}"
             )
-        if receive_counts is None:
-            received = self.all_to_all(sent, site=site)
-        else:
+        if receive_counts is not None:
             received = self._counts(receive_counts, where, "receive_counts")
+            return self._exchange_uneven(source, sent, received, out, async_op, site)
+        with self.under_way():
+            received = self.all_to_all(sent, site=site)
+            return self._exchange_uneven(source, sent, received, out, async_op, site)
+
+    def _exchange_uneven(
+        self, source: Array, sent: Array, received: Array, out: Any, async_op: bool, site: str
+    ) -> Any:
+        where = "all_to_all_v"
         buffer = destination(out, source.dtype, (int(received.sum()), *source.shape[1:]), where)
         self._check_disjoint(source, buffer, where)
         given = buffer if out is None else out
@@ -425,7 +429,6 @@ class Group(BoundToProcess):
             site,
             counts=self._elements(sent, source),
             receive_counts=self._elements(received, source),
-            under_way=receive_counts is None,
         )
 
     def send(
@@ -480,10 +483,6 @@ class Group(BoundToProcess):
         nothing: Array = np.empty(0, np.uint8)
         return self._run("barrier", nothing, nothing, lambda: None, async_op, site, count=0)
 
-    def abandon(self, pending: list[Pending], keep: Any) -> None:
-        """Keep what a dropped Work leaves until the engine is done with it."""
-        self._abandoned.append((pending, keep))
-
     def abort(self, traceback: str) -> None:
         """Tell the other ranks that this one has failed, and close; smaller groups first."""
         for child in living(self._children):
@@ -492,20 +491,14 @@ class Group(BoundToProcess):
 
     def close(self) -> None:
         """Leave, the groups that were split from this one first; idempotent."""
-        if not self.closed:
-            for child in living(self._children):
-                child.close()
-            self.closed = True
-            self.communicator.close()
-            self._abandoned.clear()
+        for child in living(self._children):
+            child.close()
+        self.closed = True
+        self.communicator.close()
 
-    def _prepare(self) -> None:
-        """Before everything that is submitted."""
-        self.check_open()
-        if self._abandoned:
-            self._abandoned = [
-                (pending, keep) for pending, keep in self._abandoned if not _ended(pending)
-            ]
+    def under_way(self) -> _core.UnderWay:
+        """A context for a call of several collectives: an exception amid them closes the group."""
+        return _core.UnderWay([self.communicator], [self.abort], False)
 
     def _run(
         self,
@@ -522,47 +515,35 @@ class Group(BoundToProcess):
         tag: int = 0,
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
-        under_way: bool = False,
     ) -> Any:
-        """Submit, and wait or not. under_way: after another one of the same call."""
-        self._prepare()
-        site = site or call_site()
+        """One collective on arrays."""
+        self.check_open()
+        pending = _core.Pending.one(
+            self.communicator,
+            kind,
+            op,
+            source,
+            buffer,
+            count,
+            root,
+            site=site or call_site(),
+            tag=tag,
+            counts=counts,
+            receive_counts=receive_counts,
+        )
+        return self._run_plan(kind, Plan([pending], finish), async_op)
 
-        def submit() -> int:
-            return self.communicator.submit_arrays(
-                kind,
-                op,
-                source,
-                buffer,
-                count,
-                root,
-                site=site,
-                tag=tag,
-                counts=counts,
-                receive_counts=receive_counts,
-            )
+    def _run_plan(self, what: str, plan: Plan, async_op: bool) -> Any:
+        """Start, and wait or leave that to the caller.
 
-        pending = Submitted(self.communicator, in_turn(self, submit) if under_way else submit())
-        return self._complete(kind, [pending], finish, (source, buffer), async_op)
-
-    def _complete(
-        self,
-        what: str,
-        pending: Sequence[Pending],
-        finish: Callable[[], Any],
-        keep: Any,
-        async_op: bool,
-    ) -> Any:
-        """Wait, or leave that to the caller."""
+        An interrupt comes before it has begun, or closes the group in a wait, or after it is over.
+        """
         if async_op:
-            return Work(self, what, pending, finish, keep)
-        try:
-            for each in pending:
-                in_turn(self, functools.partial(each.wait, self.timeout))
-        except BaseException:  # an interrupt may come between two calls of the engine
-            self.abandon(list(pending), keep)
-            raise
-        return finish()
+            work = Work(self, what, plan)
+            work._start()
+            return work
+        _core.run(plan.pending, self.timeout)
+        return plan.finish()
 
     def _block_first(
         self, out: Any, source: Array, rows: int, axis: int, where: str
@@ -684,11 +665,3 @@ def _refusal(call: str) -> Callable[..., Any]:
 for _call, _method in vars(Group).items():
     if callable(_method) and not _call.startswith("_") and _call not in vars(NonMember):
         setattr(NonMember, _call, _refusal(_call))
-
-
-def _ended(pending: list[Pending]) -> bool:
-    """Whether the engine is done with it; False while another thread is in the group."""
-    try:
-        return all(each.wait_for(0.0) for each in pending)
-    except BusyError:
-        return False

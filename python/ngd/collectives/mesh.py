@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..ir import Array
 from ..sites import call_site
 from .arrays import whole
 from .group import Group
@@ -41,18 +42,25 @@ class Mesh:
                 f"ranks; got {self.shape}, {math.prod(self.shape)} ranks"
             )
         self.group = group
-        self._compare()
         grid = np.arange(group.size).reshape(self.shape)
         self.coordinates = tuple(int(n) for n in np.argwhere(grid == group.rank)[0])
         self._along: dict[str, Group] = {}
+        with group.under_way():
+            difference = self._compare()
+            if not difference:
+                self._split(grid)
+        if difference:
+            raise ValueError(difference)
+
+    def _split(self, grid: Array) -> None:
         for axis, name in enumerate(self.names):
             # My line along this axis goes by the number of its first rank.
             start = (*self.coordinates[:axis], 0, *self.coordinates[axis + 1 :])
-            line = group.split(int(grid[start]), self.coordinates[axis], name=name)
+            line = self.group.split(int(grid[start]), self.coordinates[axis], name=name)
             self._along[name] = line
 
-    def _compare(self) -> None:
-        """Refuse, on all ranks, grids that differ: their groups would be of other ranks."""
+    def _compare(self) -> str:
+        """How grids differ, on all ranks alike: their groups would be of other ranks."""
         mine = np.frombuffer(repr((self.shape, self.names)).encode(), np.uint8)
         lengths = self.group.all_gather(np.array([len(mine)]), site=call_site())
         texts = self.group.all_gather_v(mine, counts=lengths, site=call_site())
@@ -61,11 +69,12 @@ class Mesh:
             texts[end - n : end].tobytes().decode() for n, end in zip(lengths, ends, strict=True)
         ]
         other = next((rank for rank, text in enumerate(said) if text != said[0]), None)
-        if other is not None:
-            raise ValueError(
-                f"make_mesh: expected the same shape and names on all ranks; rank 0 gives "
-                f"{said[0]}, rank {other} {said[other]}"
-            )
+        if other is None:
+            return ""
+        return (
+            f"make_mesh: expected the same shape and names on all ranks; rank 0 gives "
+            f"{said[0]}, rank {other} {said[other]}"
+        )
 
     def __getitem__(self, name: str) -> Group:
         """The ranks that differ from this one along that axis only."""

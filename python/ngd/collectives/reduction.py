@@ -7,7 +7,6 @@ the results come back from that.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,14 +19,14 @@ from ..ir import Array
 from ..ops.collective import ALGORITHMS, REDUCTIONS
 from .arrays import destinations, is_list, operand
 from .compression import TopK
-from .work import Pending, Submitted, in_turn
+from .work import Plan
 
 if TYPE_CHECKING:
     from .group import Group
 
 
-Started = tuple[list[Pending], Callable[[], Any], Any]
-"""What is on its way; how the results come to be when it is there; what must live until then."""
+Filled = tuple[list[_core.Pending], Callable[[], None]]
+"""What is to be started; what fills the results when it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,8 @@ def check_algorithm(algorithm: str, compression: Any) -> None:
         )
 
 
-def begin(call: Call, array: Any, out: Any, weight: float | None, compression: Any) -> Started:
-    """Start the all-reduce of an array, or of a list of them."""
+def plan(call: Call, array: Any, out: Any, weight: float | None, compression: Any) -> Plan:
+    """Prepare the all-reduce of an array, or of a list of them."""
     check_op(call.op, "all_reduce")
     check_algorithm(call.algorithm, compression)
     many = is_list(array)
@@ -69,14 +68,14 @@ def begin(call: Call, array: Any, out: Any, weight: float | None, compression: A
     if weight is not None and compression is not None:
         raise ValueError("all_reduce: weight does not go with compression; scale the array first")
     if weight is not None:
-        pending, fill, keep = weighted(call, sources, buffers, weight)
+        pending, fill = weighted(call, sources, buffers, weight)
     elif compression is None:
-        pending, fill, keep = plain(call, sources, buffers)
+        pending, fill = plain(call, sources, buffers)
     elif isinstance(compression, TopK):
         residuals = [compression[i] for i in range(len(sources))] if many else [compression]
-        pending, fill, keep = sparse(call, sources, buffers, residuals)
+        pending, fill = sparse(call, sources, buffers, residuals)
     elif compression == "bf16":
-        pending, fill, keep = rounded(call, sources, buffers)
+        pending, fill = rounded(call, sources, buffers)
     else:
         raise ValueError(
             f"all_reduce: compression: expected 'bf16', an ngd.TopK or None; got {compression!r}"
@@ -86,15 +85,15 @@ def begin(call: Call, array: Any, out: Any, weight: float | None, compression: A
         fill()
         return results if many else results[0]
 
-    return pending, finish, keep
+    return Plan(pending, finish)
 
 
-def plain(call: Call, sources: list[Array], buffers: list[Array]) -> Started:
+def plain(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
     """The arrays as they are: one by itself, many with one hand-off."""
     communicator = call.group.communicator
-    pending: list[Pending] = []
     if len(sources) == 1:
-        number = communicator.submit_arrays(
+        pending = _core.Pending.one(
+            communicator,
             "all_reduce",
             call.op,
             sources[0],
@@ -103,24 +102,21 @@ def plain(call: Call, sources: list[Array], buffers: list[Array]) -> Started:
             algorithm=call.algorithm,
             site=call.site,
         )
-        pending.append(Submitted(communicator, number))
     else:
-        pending.append(
-            _core.Grouped(
-                communicator,
-                "all_reduce",
-                call.op,
-                0,
-                sources,
-                buffers,
-                algorithm=call.algorithm,
-                site=call.site,
-            )
+        pending = _core.Pending.each(
+            communicator,
+            "all_reduce",
+            call.op,
+            0,
+            sources,
+            buffers,
+            algorithm=call.algorithm,
+            site=call.site,
         )
-    return pending, lambda: None, (sources, buffers)
+    return [pending], lambda: None
 
 
-def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: float) -> Started:
+def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: float) -> Filled:
     """As the op in the graph: two sums, of two-byte floats in float32; 0 where all weigh 0."""
     for source in sources:
         if call.op != "mean" or not is_float(source.dtype):
@@ -141,17 +137,17 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
     ]
     totals = {d: np.array(weight, d) for d in wide}
     sent = [*totals.values(), *(np.asarray(s) for s in scaled)]
-    pending, _, keep = plain(replace(call, op="sum"), sent, sent)
+    pending, _ = plain(replace(call, op="sum"), sent, sent)
 
     def fill() -> None:
         for buffer, sums, dtype in zip(buffers, sent[len(totals) :], wide, strict=True):
             total = totals[dtype]
             buffer[...] = (sums / total if total else np.zeros_like(sums)).astype(buffer.dtype)
 
-    return pending, fill, keep
+    return pending, fill
 
 
-def rounded(call: Call, sources: list[Array], buffers: list[Array]) -> Started:
+def rounded(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
     """float32 as bfloat16 on the wire. The engine accumulates that in float32 and rounds once."""
     for source in sources:
         if source.dtype != float32:
@@ -159,48 +155,39 @@ def rounded(call: Call, sources: list[Array], buffers: list[Array]) -> Started:
                 f"all_reduce: compression='bf16' is for float32 arrays; got {source.dtype}"
             )
     sent = [source.astype(bfloat16) for source in sources]
-    pending, _, keep = plain(call, sent, sent)
+    pending, _ = plain(call, sent, sent)
 
     def fill() -> None:
         for buffer, result in zip(buffers, sent, strict=True):
             buffer[...] = result
 
-    return pending, fill, keep
+    return pending, fill
 
 
-def sparse(
-    call: Call, sources: list[Array], buffers: list[Array], residuals: list[TopK]
-) -> Started:
+def sparse(call: Call, sources: list[Array], buffers: list[Array], residuals: list[TopK]) -> Filled:
     """Of each array the largest elements, with their places; the rest stays for the next call."""
     group = call.group
     for source, residual in zip(sources, residuals, strict=True):
         residual.check(call.op, source)
-    pending: list[Pending] = []
+    pending: list[_core.Pending] = []
     fills: list[Callable[[], None]] = []
-    keep: list[Any] = []
     for source, buffer, residual in zip(sources, buffers, residuals, strict=True):
-        mine = residual.choose(source)
+        mine, left = residual.choose(source)
         gathered = [np.empty((group.size, *part.shape), part.dtype) for part in mine]
-        for part, whole in zip(mine, gathered, strict=True):
-            submit = functools.partial(
-                group.communicator.submit_arrays,
-                "all_gather",
-                "none",
-                part,
-                whole,
-                part.size,
-                site=call.site,
+        pending += [
+            _core.Pending.one(
+                group.communicator, "all_gather", "none", part, whole, part.size, site=call.site
             )
-            number = in_turn(group, submit) if pending else submit()
-            pending.append(Submitted(group.communicator, number))
+            for part, whole in zip(mine, gathered, strict=True)
+        ]
+        residual.keep(left, pending[0])
         fills.append(_summed(call, buffer, gathered[0], gathered[1]))
-        keep.append((mine, gathered))
 
     def fill() -> None:
         for each in fills:
             each()
 
-    return pending, fill, keep
+    return pending, fill
 
 
 def _summed(call: Call, buffer: Array, places: Array, values: Array) -> Callable[[], None]:

@@ -97,8 +97,9 @@ def compare_ranks(group: Group, text: str, site: str) -> str:
     the same answer.
     """
     mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
-    lengths = group.all_gather(np.array([len(mine)]), site=site)
-    everything = group.all_gather_v(mine, counts=lengths, site=site).tobytes()
+    with group.under_way():
+        lengths = group.all_gather(np.array([len(mine)]), site=site)
+        everything = group.all_gather_v(mine, counts=lengths, site=site).tobytes()
     ends = np.cumsum(lengths)
     lines = [
         everything[end - length : end].decode().splitlines()

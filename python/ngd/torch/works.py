@@ -34,7 +34,6 @@ from torch import Tensor
 from torch.autograd import profiler
 
 from .._core import Turns
-from ..collectives.work import NAP
 from ..errors import BusyError, CollectiveTimeoutError, Error
 
 if TYPE_CHECKING:
@@ -44,6 +43,9 @@ if TYPE_CHECKING:
 SLICE_SECONDS: Final = 5e-3
 SHORT_SLICE_SECONDS: Final = 2e-4
 """Where another thread wants to get in, or another group has works to be progressed."""
+
+NAP: Final = 50e-6
+"""Until another thread, which does not take turns, is likely to have left the group."""
 
 LAST_SLICE_SECONDS: Final = 1e-3
 MANY: Final = 64

@@ -83,6 +83,10 @@ class Communicator {
       }
     }
   }
+  // As submit, and below split, for a call that has submitted something before: never Busy.
+  Work submit_next(const Collective& collective, double timeout_seconds) {
+    return in_turn(timeout_seconds, [&] { return submit(collective); });
+  }
   // As wait, for who has just submitted it: never Busy.
   void finish(Work work, double timeout_seconds) {
     in_turn(timeout_seconds, [&] { wait(work, timeout_seconds); });
@@ -96,6 +100,9 @@ class Communicator {
   // equals in the order of their ranks here; null for a negative color. Every rank of this group
   // calls it. Close the new group before this one.
   virtual std::unique_ptr<Communicator> split(int color, int key) = 0;
+  std::unique_ptr<Communicator> split_next(int color, int key, double timeout_seconds) {
+    return in_turn(timeout_seconds, [&] { return split(color, key); });
+  }
 
   // One entry a kind, reduction and call site. Empty where nothing is counted.
   virtual std::vector<CallStats> stats() const { return {}; }

@@ -468,7 +468,8 @@ void MpiCommunicator::fail_timeout(Work work, double timeout_seconds) {
 void MpiCommunicator::fail_interrupted(Work work) {
   const std::lock_guard lock(family_->mutex());
   require_open("wait");
-  if (is_complete(work)) return;
+  // Python's exception is set. Complete: the result is lost, and the group is whole.
+  if (is_complete(work)) throw Error(ErrorKind::Interrupted, "interrupted");
   const std::string what = concat("interrupted in ", describe_awaited(work));
   close_failed(ErrorKind::Interrupted, what);
   failure_told_ = true;

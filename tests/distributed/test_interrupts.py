@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short form of tests/stress/interrupts.py, most of it where an interrupt once did harm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from harness import needs_ranks
+
+sys.path.append(str(Path(__file__).parents[1] / "stress"))
+
+import interrupts
+
+pytestmark = needs_ranks
+
+
+def run(*arguments: object) -> None:
+    options = interrupts.parser().parse_args([*map(str, arguments), "--seed", "1"])
+    report = interrupts.run(options)
+    assert (report["runs"], report["findings"]) == (options.runs, 0)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("all_reduce_ring", "all_reduce_rounded", "all_reduce_sparse_list", "all_gather_v"),
+        *("works_of_forms", "works_asked", "step_of_the_interpreter", "step_twice"),
+        *("make_mesh", "broadcast_variables", "assign", "init", "shutdown"),
+    ],
+)
+def test_an_interrupt_between_two_bytecodes(case: str) -> None:
+    run("--runs", 12, "--case", case)
+
+
+def test_interrupts_between_bytecodes_of_any_call() -> None:
+    run("--runs", 40)
+
+
+def test_signals_while_ranks_wait() -> None:
+    run("--runs", 40, "--mode", "signal")
