@@ -119,7 +119,7 @@ def exiting(rank: int) -> list[Step]:
 
 
 def kinds(rank: int, count: int) -> list[Step]:
-    """Each kind of collective, on so many elements."""
+    """Each kind of collective, on so many elements; long because each kind has a check."""
     mine, both = of(rank, count), joined(count)
     peer, under_way = 1 - rank, list[Any]()
     half = count // 2 * 2
@@ -504,7 +504,7 @@ def stranger(rank: int) -> list[Step]:
 
 
 def refusals(rank: int) -> list[Step]:
-    """Calls that are refused, or say how things are."""
+    """Calls that are refused, or say how things are; long because it is a list."""
     world = alone().communicator
 
     def raises(kind: type[BaseException], call: Callable[[], Any]) -> Step:

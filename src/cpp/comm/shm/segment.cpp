@@ -124,7 +124,14 @@ std::uint64_t Segment::offset_of(const void* pointer, std::size_t bytes) const n
 Descriptor create_segment(int size) {
   const std::size_t bytes = fitting_bytes(size);
   Descriptor fd(::memfd_create("ngd", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid() || ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0 ||
+  const auto resized = [&] {
+    int result = 0;
+    do {
+      result = ::ftruncate(fd.get(), static_cast<off_t>(bytes));
+    } while (result != 0 && errno == EINTR);
+    return result == 0;
+  };
+  if (!fd.valid() || !resized() ||
       ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     fail(ErrorKind::OutOfMemory, "no shared memory segment of ", bytes >> 20,
          " MiB: ", error_text(errno), errno == EFBIG ? ": raise RLIMIT_FSIZE (ulimit -f)" : "");
