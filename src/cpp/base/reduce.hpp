@@ -12,7 +12,8 @@ namespace ngd {
 enum class Combine : std::uint8_t { Sum, Min, Max, Prod };
 
 // destination[i] = combine(sources[0][i], ..., sources[n - 1][i]), then divided by
-// `divisor` (1 = not divided; floats only).
+// `divisor` (1 = not divided; sums of floats only). Where that sum is beyond the largest float, and
+// the quotient is not, it is the quotient.
 //
 // The order is the canonical one: a balanced binary tree over the sources in their order,
 // ((s0 + s1) + (s2 + s3)) + ...; for n that is no power of two the left subtree takes the largest

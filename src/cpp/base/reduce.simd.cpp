@@ -5,10 +5,17 @@
 // to four sources in registers; more sources are split into the left subtree (the largest power of
 // two below n) and the rest, each reduced to a block of its own, and those two are combined.
 // Two-byte floats are widened to float32 block by block, and narrowed once at the end.
+//
+// A sum that will be divided may overflow although the quotient does not. The division notices an
+// infinite or NaN sum, which costs it nothing, and leaves the destination as it was there: one of
+// the sources may be it. Such elements, and they alone, are then summed once more in double,
+// of doubles by a power of two smaller. All others are what they would be without this.
 #include "base/reduce.hpp"
 
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #include "base/dtype.hpp"
@@ -154,10 +161,55 @@ void tree_of_halves(const void* const* s, int n, std::size_t offset, Widen widen
 }
 
 template <class T>
-void divide(T* values, std::size_t count, double divisor) {
+using BitsOf = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+
+template <class T>
+bool is_finite(T value) {
+  constexpr auto kInfinity = std::bit_cast<BitsOf<T>>(std::numeric_limits<T>::infinity());
+  return (std::bit_cast<BitsOf<T>>(value) & kInfinity) != kInfinity;
+}
+
+// out[i] = sums[i] / divisor where the sum is finite, else kept[i], which is out or sums. Whether
+// all are. (Times a power of two is the same as divided by its inverse, and faster.)
+template <class T>
+bool divide(const T* sums, const T* kept, T* out, std::size_t count, double divisor) {
   const T by = static_cast<T>(divisor);
-  NGD_INDEPENDENT
-  for (std::size_t i = 0; i < count; ++i) values[i] = values[i] / by;
+  const T times = std::bit_cast<BitsOf<T>>(by) << (sizeof(T) == 4 ? 9 : 12) == 0 ? T{1} / by : T{0};
+  BitsOf<T> lost = 0;
+  const auto put = [&](std::size_t i, T quotient) {
+    const bool good = is_finite(sums[i]);
+    out[i] = good ? quotient : kept[i];
+    lost |= static_cast<BitsOf<T>>(!good);
+  };
+  if (times != 0) {
+    NGD_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) put(i, sums[i] * times);
+  } else {
+    NGD_INDEPENDENT
+    for (std::size_t i = 0; i < count; ++i) put(i, sums[i] / by);
+  }
+  return lost == 0;
+}
+
+// The tree over n terms, in double.
+template <class Term>
+double sum_of(const Term& term, int first, int n) {
+  if (n == 1) return term(first);
+  const int left = static_cast<int>(std::bit_floor(static_cast<unsigned>(n - 1)));
+  return sum_of(term, first, left) + sum_of(term, first + left, n - left);
+}
+
+// The quotient of an element whose sum has overflowed, or has an infinite or NaN term.
+template <class Term>
+double quotient_of(const Term& term, int n, double divisor, bool doubles) {
+  const double scale = doubles ? 1.0 / std::bit_ceil(static_cast<unsigned>(n)) : 1.0;
+  const auto scaled = [&](int i) { return term(i) * scale; };
+  const double small = sum_of(scaled, 0, n) / divisor;
+  const double quotient = small / scale;
+  // A mean is no larger than the largest term: only rounding has made it so.
+  if (divisor >= n && is_finite(small) && !is_finite(quotient))
+    return std::copysign(std::numeric_limits<double>::max(), quotient);
+  return quotient;
 }
 
 // One call of reduce_to_many, but for what the template parameters say.
@@ -225,8 +277,31 @@ void finish_stores(bool past_caches) {
 #endif
 }
 
+// Sums of floats, divided.
+template <class T>
+void run_divided(const Range& range) {
+  alignas(64) T sums[kBlock];
+  const bool past_caches = is_past_caches(range, sizeof(T));
+  for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
+    const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
+    T* out = past_caches ? sums : static_cast<T*>(range.destinations[0]) + offset;
+    tree<Add, T>(range.sources, range.n, offset, sums, count);
+    if (!divide(sums, out, out, count, range.divisor)) [[unlikely]]
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto term = [&](int r) -> double { return at<T>(range.sources[r], offset)[i]; };
+        if (!is_finite(sums[i]))
+          out[i] = static_cast<T>(
+              quotient_of(term, range.n, range.divisor, sizeof(T) == sizeof(double)));
+      }
+    store(range, out, offset * sizeof(T), count * sizeof(T), past_caches);
+  }
+  finish_stores(past_caches);
+}
+
 template <class Op, class T>
 void run(const Range& range) {
+  if constexpr (std::is_floating_point_v<T> && std::is_same_v<Op, Add>)
+    if (range.divisor != 1.0) return run_divided<T>(range);
   alignas(64) T scratch[kBlock];
   const bool past_caches = is_past_caches(range, sizeof(T));
   const bool direct = range.n <= 4 && !past_caches;
@@ -234,8 +309,6 @@ void run(const Range& range) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
     T* out = direct ? static_cast<T*>(range.destinations[0]) + offset : scratch;
     tree<Op, T>(range.sources, range.n, offset, out, count);
-    if constexpr (std::is_floating_point_v<T>)
-      if (range.divisor != 1.0) divide(out, count, range.divisor);
     store(range, out, offset * sizeof(T), count * sizeof(T), past_caches);
   }
   finish_stores(past_caches);
@@ -249,7 +322,18 @@ void run_halves(const Range& range, bool bf16) {
   for (std::size_t offset = 0; offset < range.count; offset += kBlock) {
     const std::size_t count = range.count - offset < kBlock ? range.count - offset : kBlock;
     tree_of_halves<Op>(range.sources, range.n, offset, bf16 ? widen_bf16 : widen_f16, wide, count);
-    if (range.divisor != 1.0) divide(wide, count, range.divisor);
+    const bool divided = std::is_same_v<Op, Add> && range.divisor != 1.0;
+    if (divided && !divide(wide, wide, wide, count, range.divisor)) [[unlikely]]
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto term = [&](int r) -> double {
+          const auto* source = at<std::uint16_t>(range.sources[r], offset) + i;
+          float value = 0;
+          bf16 ? widen_bf16(source, &value, 1) : widen_f16(source, &value, 1);
+          return value;
+        };
+        if (!is_finite(wide[i]))
+          wide[i] = static_cast<float>(quotient_of(term, range.n, range.divisor, false));
+      }
     bf16 ? narrow_bf16(wide, result, count) : narrow_f16(wide, result, count);
     store(range, result, offset * 2, count * 2, past_caches);
   }

@@ -34,7 +34,7 @@ TEST_P(ReduceTest, FollowsTheTreeBitForBit) {
       for (const Combine combine : kCombines) {
         if (!makes_sense(combine, dtype)) continue;
         for (const double divisor : {1.0, 3.0}) {
-          if (divisor != 1.0 && !is_floating(dtype)) continue;
+          if (divisor != 1.0 && (!is_floating(dtype) || combine != Combine::Sum)) continue;
           reference::Bytes got(count * size_of(dtype) + 1, std::byte{0x5a});
           reduce(combine, dtype, sources.data(), n, got.data(), count, divisor);
           const auto want = reference::tree(combine, dtype, inputs, count, divisor);
@@ -45,6 +45,72 @@ TEST_P(ReduceTest, FollowsTheTreeBitForBit) {
         }
       }
     }
+}
+
+double number(double value) { return value; }
+double number(float value) { return value; }
+double number(BFloat16 value) { return static_cast<float>(value); }
+double number(Float16 value) { return static_cast<float>(value); }
+
+template <class T>
+T from_number(double value) {
+  if constexpr (std::is_floating_point_v<T>)
+    return static_cast<T>(value);
+  else
+    return T(static_cast<float>(value));
+}
+
+template <class T>
+void expect_means(DType dtype, int n, const std::vector<std::vector<double>>& rows,
+                  const std::vector<double>& wanted) {
+  const std::size_t count = 1500;  // more than a block, with the rows somewhere in it
+  for (const bool in_place : {false, true}) {
+    std::vector<std::vector<T>> inputs(static_cast<std::size_t>(n));
+    for (int r = 0; r < n; ++r)
+      for (std::size_t i = 0; i < count; ++i)
+        inputs[static_cast<std::size_t>(r)].push_back(
+            static_cast<T>(static_cast<float>(r) + static_cast<float>(i % 7)));
+    for (std::size_t k = 0; k < rows.size(); ++k)
+      for (int r = 0; r < n; ++r)
+        inputs[static_cast<std::size_t>(r)][1000 + k * 9] =
+            from_number<T>(rows[k][static_cast<std::size_t>(r)]);
+    std::vector<const void*> sources;
+    for (const auto& input : inputs) sources.push_back(input.data());
+    std::vector<T> fresh(count);
+    T* out = in_place ? inputs.back().data() : fresh.data();
+    reduce(Combine::Sum, dtype, sources.data(), n, out, count, n);
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      const double got = number(out[1000 + k * 9]), want = number(from_number<T>(wanted[k]));
+      const double ulp = std::abs(want) * std::numeric_limits<double>::epsilon();
+      EXPECT_TRUE(got == want || std::abs(got - want) <= ulp)
+          << name_of(dtype) << " n " << n << " row " << k << ": " << got << " instead of " << want;
+    }
+    EXPECT_EQ(number(out[8]), (n - 1) / 2.0 + 1.0);
+  }
+}
+
+// The largest finite number of a dtype, m: sums of it overflow, means of it do not.
+template <class T>
+void expect_means_of_largest(DType dtype, double m) {
+  const double inf = std::numeric_limits<double>::infinity();
+  expect_means<T>(dtype, 2, {{m, m}, {-m, -m}, {m, m / 2}, {inf, m}, {m, -m}},
+                  {m, -m, m / 4 * 3, inf, 0});
+  expect_means<T>(dtype, 3, {{m, m, m}, {-m, -m, -m}, {m, m, -m}, {m, m, -inf}},
+                  {m, -m, m / 3, -inf});
+  expect_means<T>(dtype, 4, {{m, m, -m, -m}, {m, m, m, m}, {m, m, 0, 0}, {-m, -m, 0, 0}},
+                  {0, m, m / 2, -m / 2});
+  std::vector<double> five(5, m), seventeen(17, -m);
+  expect_means<T>(dtype, 5, {five}, {m});
+  expect_means<T>(dtype, 17, {seventeen}, {-m});
+}
+
+TEST(Mean, IsFiniteWhereverItIsRepresentable) {
+  expect_means_of_largest<float>(DType::F32, std::numeric_limits<float>::max());
+  expect_means_of_largest<double>(DType::F64, std::numeric_limits<double>::max());
+  const double largest_bf16 = std::bit_cast<float>(std::uint32_t{0x7f7f0000});
+  expect_means<BFloat16>(DType::BF16, 2, {{largest_bf16, largest_bf16}}, {largest_bf16});
+  expect_means<BFloat16>(DType::BF16, 4, {std::vector<double>(4, -largest_bf16)}, {-largest_bf16});
+  expect_means<Float16>(DType::F16, 3, {{65504, 65504, 65504}}, {65504});
 }
 
 TEST_P(ReduceTest, DestinationsMayBeSources) {

@@ -2,6 +2,7 @@
 #include "comm/hierarchical/transfers.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 
 #include "base/reduce.hpp"
@@ -30,11 +31,21 @@ class Scratch {
   SharedBlock block_;
 };
 
-Collective local_step(const Collective& whole, Kind kind) {
+// A mean of all ranks is that of the hosts' means where these are exact: their sums might overflow.
+bool averages_inside(const Hosts& hosts, const Collective& whole) {
+  return whole.op == ReduceOp::Mean && std::has_single_bit(static_cast<unsigned>(hosts.per_host()));
+}
+
+Arithmetic arithmetic_between(const Hosts& hosts, const Collective& whole) {
+  return mpi::arithmetic_of(whole.op,
+                            averages_inside(hosts, whole) ? hosts.count() : hosts.ranks());
+}
+
+Collective local_step(const Hosts& hosts, const Collective& whole, Kind kind) {
+  const bool sums = whole.op == ReduceOp::Mean && !averages_inside(hosts, whole);
   Collective step;
   step.kind = kind;
-  step.op =
-      reduces(kind) ? (whole.op == ReduceOp::Mean ? ReduceOp::Sum : whole.op) : ReduceOp::None;
+  step.op = reduces(kind) ? (sums ? ReduceOp::Sum : whole.op) : ReduceOp::None;
   step.dtype = whole.dtype;
   return step;
 }
@@ -174,7 +185,7 @@ class AllReduce final : public HostLanes {
   }
 
   void reduce_inside(Lane& lane) {
-    Collective inside = local_step(collective_, Kind::ReduceScatter);
+    Collective inside = local_step(hosts_, collective_, Kind::ReduceScatter);
     inside.dtype = partial_dtype_;
     inside.source = source(lane.window);
     if (half_) {
@@ -207,7 +218,7 @@ class AllReduce final : public HostLanes {
     std::byte* sum = sum_at(lane, own);
     for (int h = 0; h < size_; ++h)
       sources_[static_cast<std::size_t>(h)] = h == rank_ ? sum : contribution(lane, own, h);
-    const Arithmetic arithmetic = mpi::arithmetic_of(collective_.op, hosts_.ranks());
+    const Arithmetic arithmetic = arithmetic_between(hosts_, collective_);
     reduce(arithmetic.combine, partial_dtype_, sources_.data(), size_,
            half_ ? sum : destination(own), own.count, arithmetic.divisor);
     if (half_)
@@ -226,7 +237,7 @@ class AllReduce final : public HostLanes {
   }
 
   void gather_inside(Lane& lane) {
-    Collective inside = local_step(collective_, Kind::AllGather);
+    Collective inside = local_step(hosts_, collective_, Kind::AllGather);
     inside.source = destination(mine(lane));
     inside.destination = destination(lane.window);
     inside.counts = slice_counts(lane);
@@ -270,7 +281,7 @@ class Broadcast final : public HostLanes {
       const std::byte* held = hop_ == 0 ? source(lane.window) : destination(lane.window);
       if (leads_ && hop_ < size_ - 1)
         lane.requests.send(held, bytes(lane.window), (rank_ + 1) % size_, lane.tag);
-      Collective inside = local_step(collective_, Kind::Broadcast);
+      Collective inside = local_step(hosts_, collective_, Kind::Broadcast);
       inside.root = leader_;
       inside.count = lane.window.count;
       inside.source = leads_ ? held : nullptr;
@@ -327,7 +338,7 @@ class HostBlocks : public Transfer {
   }
 
   Collective region_step(Kind kind, int h) const {
-    Collective step = local_step(collective_, kind);
+    Collective step = local_step(hosts_, collective_, kind);
     step.count = collective_.count;
     if (collective_.counts != nullptr)
       step.counts = collective_.counts + static_cast<std::ptrdiff_t>(h) * hosts_.per_host();
@@ -419,7 +430,7 @@ class ReduceScatter final : public HostBlocks {
     std::vector<const void*> terms;
     for (int h = 0; h < count(); ++h)
       terms.push_back(h == hosts_.mine() ? sums(h) : contribution(h));
-    const Arithmetic arithmetic = mpi::arithmetic_of(collective_.op, hosts_.ranks());
+    const Arithmetic arithmetic = arithmetic_between(hosts_, collective_);
     reduce(arithmetic.combine, collective_.dtype, terms.data(), count(), collective_.destination,
            block(hosts_.mine()).count, arithmetic.divisor);
   }

@@ -15,8 +15,10 @@
 // 2009, section 2). Flat, whose ranks read from all and write to all, moves m times that.
 //
 // m is a power of two, so the tree over a node's ranks is a subtree of the canonical one, and the
-// tree over the nodes is the rest of it: the bits are flat's. Two-byte floats stay with flat: their
-// partial sums are float32, which would double what crosses, and need a place.
+// tree over the nodes is the rest of it: the bits are flat's. A mean is that of the nodes' means,
+// which do not overflow; to divide by m is exact, of all but the smallest floats. Two-byte floats
+// stay with flat: their partial sums are float32, which would double what crosses, and need a
+// place.
 //
 // Where every operand lies in the shared lane, partial sums and results stand in the destinations.
 // In place this holds, too: a slice of a source is read by one rank only, before he writes to it.
@@ -65,14 +67,15 @@ class Chunk {
     for (int place = 0; place < nodes_.ranks; ++place)
       group_.sources()[place] = source(rank_at(node_, place)) + slice_.begin * element_;
     reduce(combine_of(task_.op), task_.dtype, group_.sources(), nodes_.ranks,
-           partials(group_.rank()) + slice_.begin * element_, slice_.count());
+           partials(group_.rank()) + slice_.begin * element_, slice_.count(),
+           divisor_of(task_, nodes_.ranks));
   }
 
   void combine() const {
     const Range mine = piece(node_);
     for (int node = 0; node < nodes_.count; ++node)
       group_.sources()[node] = partials(rank_at(node, place_)) + mine.begin * element_;
-    reduce_to_node(mine, nodes_.count, divisor_of(task_, group_.size()), true);
+    reduce_to_node(mine, nodes_.count, divisor_of(task_, nodes_.count), true);
   }
 
   void spread() const {
