@@ -48,7 +48,8 @@ class Executable(Protocol):
         -------
         str
             For each group that the step talks in: that all agree, or the first difference, with
-            both call sites. The same on all ranks of a group.
+            both call sites; and whether what they compute differs, which it may by right. The same
+            on all ranks of a group.
         """
         ...
 
@@ -205,8 +206,8 @@ class _Base(BoundToProcess):
         """See Executable."""
         site = call_site()
         answers = [
-            compare_ranks(group, text, site)
-            for group, (text, _) in zip(
+            compare_ranks(group, text, computation, site)
+            for group, (text, _, computation) in zip(
                 opened(self.ordering.groups), self.ordering.sequences(), strict=True
             )
         ]
@@ -256,10 +257,12 @@ class Ordering:
     """The groups that a step talks in, and what each is told of the sequence of its collectives.
 
     Number 0 is the executable's own group, the others are counted in the order of their first
-    collective. What goes between two ranks is part of no sequence.
+    collective. What goes between two ranks is part of no sequence. With the sequence each is told
+    which step it is and what that computes: others may call the same collectives.
     """
 
-    def __init__(self, group: Ranks) -> None:
+    def __init__(self, group: Ranks, graph: Graph) -> None:
+        self.graph, self.site = graph, call_site()
         self.groups: list[Ranks] = [group]
         self.lines: list[list[tuple[str, str]]] = [[]]
 
@@ -277,9 +280,12 @@ class Ordering:
         if kind not in ("send", "recv"):
             self.lines[number].append((collective_line(kind, attrs, type), site))
 
-    def sequences(self) -> list[tuple[str, int]]:
-        """Of each group the text and the hash."""
-        return [digest(lines) for lines in self.lines]
+    def sequences(self) -> list[tuple[str, int, int]]:
+        """Of each group the text, its hash, and the number of what the step computes."""
+        computes = passes.computation(self.graph) if any(self.lines) else 0
+        which = f"\n\n{described(self.graph)}, compiled at {self.site}"
+        digests = map(digest, self.lines)
+        return [(text + which, hash, computes) if hash else ("", 0, 0) for text, hash in digests]
 
 
 def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
@@ -287,6 +293,15 @@ def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
     local = {"algorithm", "receive_counts", "counts" if "receive_counts" in attrs else "algorithm"}
     shown = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k not in local)
     return f"{kind}{shown} {SHORT_NAMES[type.dtype] if 'counts' in attrs else type}"
+
+
+def described(graph: Graph) -> str:
+    """A step in a few words: what it returns and updates."""
+    outputs = [f"{n.op.name} {n.type}" for n in graph.outputs]
+    updates = [str(v.attrs["name"]) for v, _ in graph.updates]
+    parts = [("outputs", outputs), ("updates", updates)]
+    few = (f"{name} {', '.join(v[:3])}{', ...' if len(v) > 3 else ''}" for name, v in parts if v)
+    return f"the step with {' and '.join(few) or 'no output'}"
 
 
 def digest(sequence: list[tuple[str, str]]) -> tuple[str, int]:
@@ -310,7 +325,7 @@ class Conversation:
 
     def __init__(self, graph: Graph, group: Group) -> None:
         self.rank, self.size = group.rank, group.size
-        self.ordering = Ordering(group)
+        self.ordering = Ordering(group, graph)
         self.nodes = in_order(graph)
         for node in self.nodes:
             ranks = node.attrs.get("group")
@@ -320,8 +335,8 @@ class Conversation:
                 self.ordering.add(kind_of(node), attrs, node.type, number, node.site)
         self.groups = opened(self.ordering.groups)
         self.identities = [
-            _core.Sequence(*sequence) if sequence[1] else None
-            for sequence in self.ordering.sequences()
+            _core.Sequence(*sequence, of.communicator) if sequence[1] else None
+            for sequence, of in zip(self.ordering.sequences(), self.groups, strict=True)
         ]
 
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
@@ -446,7 +461,7 @@ def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, 
     for constant in plan.constants:
         builder.add_constant(constant.tobytes())
     numbers: dict[tuple[Type, str, int], int] = {}
-    ordering = Ordering(group)
+    ordering = Ordering(group, graph)
 
     def value(typed: tuple[Type, Any]) -> int:
         type_, storage = typed
@@ -469,8 +484,8 @@ def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, 
             ranks,
             step.site,
         )
-    for text, hash in ordering.sequences():
-        builder.add_group(text, hash)
+    for text, hash, computation in ordering.sequences():
+        builder.add_group(text, hash, computation)
     return builder, ordering
 
 

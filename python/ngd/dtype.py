@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
 
-from .errors import DTypeError
+from .errors import DTypeError, ShapeError
 
 bool_: Final = np.dtype(np.bool_)
 int8: Final = np.dtype(np.int8)
@@ -77,6 +79,28 @@ def has_mask(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(map(has_mask, value))
     return isinstance(value, np.ma.MaskedArray)
+
+
+def whole(value: Any, where: str, name: str, bits: int = 32) -> int:
+    """An argument that counts ranks, axes, lengths and the like, as the engine takes it."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{where}: {name}: expected a whole number; got {value!r}") from None
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError(f"{where}: {name}: expected a number of {bits} bits; got {number}")
+    return number
+
+
+def lengths(shape: Any, where: str, itemsize: int = 1) -> tuple[int, ...]:
+    """A shape, or one length, of an array that can be: its bytes can be counted."""
+    many = isinstance(shape, (tuple, list)) or getattr(shape, "ndim", 0) == 1
+    extents = tuple(whole(n, where, "shape", 64) for n in (shape if many else (shape,)))
+    if any(n < 0 for n in extents):
+        raise ShapeError(f"{where}: shape: expected lengths >= 0; got {shape}")
+    if math.prod(extents) * itemsize >= 2**63:
+        raise ShapeError(f"{where}: shape: expected fewer than 2**63 bytes; got {shape}")
+    return extents
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

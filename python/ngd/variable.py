@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import index
 from typing import Any, Protocol
 
 import numpy as np
 
 from . import _core, config
-from .dtype import as_dtype, plain
+from .dtype import as_dtype, lengths, plain
 from .errors import ShapeError
 from .ir import PLACEHOLDER, VARIABLE, Array, DType, Node, Shape, Type, constant_node
 from .sites import at_site
@@ -124,14 +123,13 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
     `uniform` promises that all ranks give the same value (a learning rate, a step number).
     """
     where = f"placeholder {name!r}"
+    wanted = as_dtype(dtype, where)
     try:
-        sizes = tuple(index(n) for n in (shape if isinstance(shape, (tuple, list)) else (shape,)))
-    except TypeError:
-        sizes = (-1,)
-    if any(n < 0 for n in sizes):
-        raise ShapeError(f"{where}: shapes are static: expected integers >= 0; got {shape!r}")
+        sizes = lengths(shape, where, wanted.itemsize)
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"{error}; shapes are static: expected integers >= 0") from None
     attrs = {"name": str(name), "uniform": bool(uniform)}
-    return Node(PLACEHOLDER, (), attrs, Type(as_dtype(dtype, where), sizes))
+    return Node(PLACEHOLDER, (), attrs, Type(wanted, sizes))
 
 
 def constant(value: Any, dtype: Any = None) -> Node:

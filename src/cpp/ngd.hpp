@@ -8,6 +8,7 @@
 #include "base/simd.hpp"
 #include "comm/communicator.hpp"
 #include "comm/grouped.hpp"
+#include "comm/layout.hpp"
 #include "comm/mark.hpp"
 #include "device/device.hpp"
 #include "device/threads.hpp"

@@ -240,6 +240,36 @@ def test_missing_rank_is_named_with_op_and_site(communicator: str, eager: bool) 
     assert late.value["error"] in ("CollectiveTimeoutError", "RankLostError"), late
 
 
+def elsewhere(instead: str) -> dict[str, str]:
+    """Rank 0 comes to an all_reduce; rank 1 waits for a message, computes, or has done nothing."""
+    world = harness.hurried(2)
+    if instead == "a step":
+        ngd.barrier()
+    if world.rank == 1 and instead != "recv":
+        time.sleep(4)
+    if world.rank == 1 and instead == "recv":
+        return caught(lambda: ngd.recv(0, out=np.empty(3)))
+    return caught(lambda: (ngd.all_reduce(np.ones(4), op="sum"), ngd.barrier()))
+
+
+@over
+@pytest.mark.parametrize(
+    ("instead", "words"),
+    [
+        ("recv", "rank 1 waits in recv of 3 float64 from rank 0 at "),
+        ("a step", "rank 1 waits in no collective; its last one of this group was barrier"),
+    ],
+)
+def test_what_a_missing_rank_is_in_is_told(communicator: str, instead: str, words: str) -> None:
+    with Job(elsewhere, 2, **harness.over(communicator, arguments={"instead": instead})) as job:
+        first, second = job.wait(30)
+    assert first.value["error"] in ("CollectiveTimeoutError", "RankLostError"), first
+    messages = [first.value["message"], (second.value or {"message": ""})["message"]]
+    if communicator == "mpi":  # a receive is told to nobody; who receives hears of the other
+        words = "recv of 3 float64 from rank 0 at " if instead == "recv" else ""
+    assert any(words in m and "all_reduce(sum) of 4 float64 at " in m for m in messages), messages
+
+
 # Disagreement.
 
 CALLS: dict[str, Any] = {

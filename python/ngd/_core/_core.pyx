@@ -43,6 +43,7 @@ ngd_set_error_module(_errors)
 cdef extern from "Python.h":
     # As Python declares it: the exception stays set, for ngd_raise_python_error to find.
     int PyErr_CheckSignals() noexcept
+    long PyLong_AsLongAndOverflow(object number, int* overflow) except? -1
     unsigned long PyThread_get_thread_ident() noexcept nogil
 
 cdef extern from *:

@@ -49,16 +49,28 @@ cdef cbool _overlap(ndarray a, ndarray b) noexcept:
     return first < second + PyArray_NBYTES(b) and second < first + PyArray_NBYTES(a)
 
 
+cdef Layout _layout_of(ndarray array, int64_t* extents, uint64_t* room) noexcept:
+    cdef int i
+    for i in range(PyArray_NDIM(array)):
+        extents[i] = PyArray_DIMS(array)[i]
+    return layout_of_shape(extents, PyArray_NDIM(array), 0, room)
+
+
 cdef class Sequence:
     """What a rank's step says of all its collectives: compared with the peers' at the first one."""
 
     cdef string text
     cdef ProgramIdentity identity
+    cdef unique_ptr[HeldComputation] held
 
-    def __init__(self, str text, uint64_t hash):
+    def __init__(self, str text, uint64_t hash, uint64_t computation, Communicator communicator):
         self.text = _bytes(text)
         self.identity.hash = hash
         self.identity.text = self.text.c_str()
+        self.identity.computation = computation
+        self.held.reset(
+            new HeldComputation(communicator.communicator.get().computations(), computation)
+        )
 
 
 cdef class Mark:
@@ -208,15 +220,22 @@ cdef class Communicator:
         not, and then nothing was done.
         """
         cdef Collective collective
+        cdef Layout layout
+        cdef int64_t[NPY_MAXDIMS] extents
+        cdef uint64_t[NPY_MAXDIMS] room
         cdef CppWork work
         cdef ndarray source, destination
         cdef cbool blocks
         reduction = _reductions.get(op) if type(op) is str else None
         if reduction is None or type(root) is not int:
             return None
+        cdef int beyond = 0
+        cdef long place = PyLong_AsLongAndOverflow(root, &beyond)
+        if beyond != 0 or place != <int> place:
+            return None
         if type(array) is list:
             collective.op = <ReduceOp> <int> reduction
-            collective.root = root
+            collective.root = <int> place
             return self._quick_list(kind, <list> array, out, collective)
         if type(array) is not ndarray:
             return None
@@ -234,12 +253,16 @@ cdef class Communicator:
             return None
         collective.op = <ReduceOp> <int> reduction
         collective.dtype = <DType> (dtype - 1)
-        collective.root = root
+        collective.root = <int> place
         collective.count = PyArray_SIZE(source)
         if collective.kind == Kind.ReduceScatter or collective.kind == Kind.AllToAll:
             collective.count //= self.communicator.get().size()
         collective.source = PyArray_DATA(source)
         collective.destination = PyArray_DATA(destination)
+        if PyArray_NDIM(source) > 1:
+            layout = _layout_of(source, extents, room)
+            if layout.hash != 0:
+                collective.layout = &layout
         with nogil:
             work = self.communicator.get().submit(collective)
             self.communicator.get().finish(work, self.timeout)
@@ -250,6 +273,8 @@ cdef class Communicator:
         cdef Tensor tensor
         cdef unique_ptr[CppGrouped] grouped
         cdef ndarray source, destination
+        cdef int64_t[NPY_MAXDIMS] extents
+        cdef uint64_t[NPY_MAXDIMS] room
         cdef list results = []
         cdef int dtype
         cdef Py_ssize_t i
@@ -275,6 +300,7 @@ cdef class Communicator:
             tensor.count = PyArray_SIZE(source)
             tensor.source = PyArray_DATA(source)
             tensor.destination = PyArray_DATA(destination)
+            tensor.layout = _layout_of(source, extents, room).hash
             tensors.push_back(tensor)
         pattern.site = _caller_site()
         if pattern.site == NULL:

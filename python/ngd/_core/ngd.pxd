@@ -3,7 +3,7 @@
 
 from libc.stdint cimport int64_t, uint64_t
 from libcpp cimport bool as cbool
-from libcpp.memory cimport unique_ptr
+from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.string cimport string
 from libcpp.string_view cimport string_view
 from libcpp.vector cimport vector
@@ -119,6 +119,15 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
     cppclass ProgramIdentity:
         uint64_t hash
         const char* text
+        uint64_t computation
+    cppclass Layout:
+        uint64_t hash
+    Layout layout_of_shape(const int64_t* extents, int axes, uint64_t more, uint64_t* room)
+    cppclass Computations:
+        pass
+    cppclass HeldComputation:
+        HeldComputation(shared_ptr[Computations] all, uint64_t computation) \
+            except +ngd_raise_python_error
     cppclass Collective:
         Kind kind
         ReduceOp op
@@ -130,6 +139,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         void* destination
         const uint64_t* counts
         const uint64_t* receive_counts
+        const Layout* layout
         Algorithm algorithm
         const ProgramIdentity* program
         const char* site
@@ -167,6 +177,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         unique_ptr[CppCommunicator] split_next(int color, int key, double timeout_seconds) \
             except +ngd_raise_python_error
         vector[CallStats] stats() except +ngd_raise_python_error
+        const shared_ptr[Computations]& computations()
         void abort(const string& traceback)
         void close()
         void set_interrupt(cbool (*interrupt)() noexcept nogil)
@@ -175,6 +186,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         uint64_t count
         const void* source
         void* destination
+        uint64_t layout
     cppclass CppGrouped "ngd::comm::Grouped":
         CppGrouped(CppCommunicator& communicator, const Collective& pattern,
                    const vector[Tensor]& tensors) except +ngd_raise_python_error
@@ -226,6 +238,7 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
     cppclass GroupSequence "ngd::runtime::GroupSequence":
         string text
         uint64_t hash
+        uint64_t computation
     cppclass CppProgram "ngd::runtime::Program":
         vector[Value] values
         vector[CppInstruction] instructions

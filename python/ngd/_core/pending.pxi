@@ -13,7 +13,8 @@ cdef class Pending:
     cdef Communicator communicator
     cdef object kept
     cdef Collective collective
-    cdef vector[uint64_t] counts, receive_counts
+    cdef vector[uint64_t] counts, receive_counts, room
+    cdef Layout layout  # of the numbers in room
     cdef vector[Tensor] tensors
     cdef unique_ptr[CppGrouped] grouped
     cdef CppWork work
@@ -24,12 +25,14 @@ cdef class Pending:
     def one(
         Communicator communicator, str kind, str op, ndarray source, ndarray destination,
         uint64_t count, int root=0, *, str algorithm="auto", str site="", Sequence sequence=None,
-        counts=None, receive_counts=None, int tag=0,
+        counts=None, receive_counts=None, int tag=0, shape=(), uint64_t more=0,
     ) -> Pending:
         """A collective on contiguous arrays of one of ngd's dtypes.
 
-        collective.hpp says what count, root, counts and receive_counts mean to each kind.
+        collective.hpp says what count, root, counts and receive_counts mean to each kind. The ranks
+        compare `shape`, extents of 1 aside, and `more`: layout.hpp.
         """
+        cdef vector[int64_t] extents = shape
         cdef Pending result = Pending.__new__(Pending)
         result.communicator = communicator
         result.kept = source, destination, sequence
@@ -49,6 +52,12 @@ cdef class Pending:
             result.receive_counts = receive_counts
             communicator._check_counts(result.receive_counts)
             result.collective.receive_counts = result.receive_counts.data()
+        result.room.resize(extents.size())
+        result.layout = layout_of_shape(
+            extents.data(), <int> extents.size(), more, result.room.data()
+        )
+        if result.layout.hash != 0:
+            result.collective.layout = &result.layout
         validate(
             result.collective, communicator.communicator.get().rank(),
             communicator.communicator.get().size()
@@ -64,6 +73,8 @@ cdef class Pending:
         cdef Pending result = Pending.__new__(Pending)
         cdef Tensor tensor
         cdef ndarray source, destination
+        cdef int64_t[NPY_MAXDIMS] extents
+        cdef uint64_t[NPY_MAXDIMS] room
         result.communicator = communicator
         result.kept = sources, destinations
         result.many = True
@@ -73,6 +84,7 @@ cdef class Pending:
             tensor.count = PyArray_SIZE(source)
             tensor.source = PyArray_DATA(source)
             tensor.destination = PyArray_DATA(destination)
+            tensor.layout = _layout_of(source, extents, room).hash
             result.tensors.push_back(tensor)
         return result
 

@@ -60,11 +60,12 @@ cdef class ProgramBuilder:
         self.program.private_bytes = private_bytes
         self.program.shared_bytes = shared_bytes
 
-    def add_group(self, str text, uint64_t hash) -> None:
+    def add_group(self, str text, uint64_t hash, uint64_t computation) -> None:
         """Add a group with the sequence of its collectives, for the comparison between ranks."""
         cdef GroupSequence group
         group.text = _bytes(text)
         group.hash = hash
+        group.computation = computation
         self.program.groups.push_back(group)
 
     def __str__(self) -> str:

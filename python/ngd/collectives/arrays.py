@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..dtype import SHORT_NAMES, as_dtype, bfloat16, plain
+from ..dtype import SHORT_NAMES, as_dtype, bfloat16, plain, whole
 from ..errors import ShapeError
 from ..ir import Array, DType, Shape
 
@@ -109,17 +108,6 @@ def check_apart(part: Array, whole: Array, where: str, own: Array | None = None)
         raise ValueError(
             f"{where}: out: expected memory apart from the array's, or {allowed}; they overlap"
         )
-
-
-def whole(value: Any, where: str, name: str) -> int:
-    """An argument that counts ranks, axes and the like, as the engine takes it."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{where}: {name}: expected a whole number; got {value!r}") from None
-    if not -(2**31) <= number < 2**31:
-        raise ValueError(f"{where}: {name}: expected a number of 32 bits; got {number}")
-    return number
 
 
 def normal_axis(axis: int, shape: Shape, where: str) -> int:

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
+from typing import Final
 
 import numpy as np
 
 from .. import _core
 from ..dtype import float32, float64
 from ..ir import Array
+
+TOP_K: Final = ("sum", "mean")
+"""The reductions that it does."""
 
 
 class TopK:
@@ -62,7 +66,7 @@ class TopK:
 
     def check(self, op: str, source: Array) -> None:
         """Refuse what this does not do, before anything is sent."""
-        if op not in ("sum", "mean") or source.dtype not in (float32, float64):
+        if op not in TOP_K or source.dtype not in (float32, float64):
             raise ValueError(
                 "all_reduce: ngd.TopK is for op='sum' and 'mean' of float32 and float64; got "
                 f"op={op!r} and {source.dtype}"

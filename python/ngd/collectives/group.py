@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import _core
-from ..dtype import as_dtype
+from ..dtype import as_dtype, lengths, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
 from ..ir import Array, Shape
 from ..local import BoundToProcess
@@ -28,7 +28,6 @@ from .arrays import (
     is_list,
     normal_axis,
     operand,
-    whole,
 )
 from .work import Plan, Work
 
@@ -155,8 +154,12 @@ class Group(BoundToProcess):
                 return result
         self.check_open()
         call = reduction.Call(self, op, algorithm, site or call_site())
-        plan = reduction.plan(call, array, out, weight, compression)
-        return self._run_plan(f"all_reduce({op})", plan, async_op)
+        if weight is None:
+            plan = reduction.plan(call, array, out, weight, compression)
+            return self._run_plan(f"all_reduce({op})", plan, async_op)
+        with self.under_way():  # the weights are told first
+            plan = reduction.plan(call, array, out, weight, compression)
+            return self._run_plan(f"all_reduce({op})", plan, async_op)
 
     def reduce_scatter(
         self,
@@ -182,7 +185,18 @@ class Group(BoundToProcess):
         buffer, finish = self._block_first(out, source, rows, axis, where)
         if axis == 0:
             check_apart(buffer, source, where, source[self.rank * rows :][:rows])
-        return self._run(where, source, buffer, finish, async_op, site, op=op, count=buffer.size)
+        return self._run(
+            where,
+            source,
+            buffer,
+            finish,
+            async_op,
+            site,
+            op=op,
+            count=buffer.size,
+            shape=given.shape,
+            more=axis,
+        )
 
     def all_gather(
         self,
@@ -206,7 +220,17 @@ class Group(BoundToProcess):
         buffer, finish = self._block_first(out, source, rows * self.size, axis, where)
         if axis == 0:
             check_apart(source, buffer, where, buffer[self.rank * rows :][:rows])
-        return self._run(where, source, buffer, finish, async_op, site, count=source.size)
+        return self._run(
+            where,
+            source,
+            buffer,
+            finish,
+            async_op,
+            site,
+            count=source.size,
+            shape=given.shape,
+            more=axis,
+        )
 
     def all_gather_v(
         self,
@@ -220,28 +244,35 @@ class Group(BoundToProcess):
         """Join the ranks' arrays of different lengths; see ngd.all_gather_v."""
         source, site = np.atleast_1d(operand(array, "all_gather_v")), site or call_site()
         if counts is not None:
-            lengths = self._counts(counts, "all_gather_v", "counts")
-            return self._gather_uneven(source, lengths, out, async_op, site)
+            rows = self._counts(counts, "all_gather_v", "counts")
+            return self._gather_uneven(source, rows, out, async_op, site)
         with self.under_way():
-            lengths = self.all_gather(np.array([len(source)]), site=site)
-            return self._gather_uneven(source, lengths, out, async_op, site)
+            rows = self.all_gather(np.array([len(source)]), site=site)
+            return self._gather_uneven(source, rows, out, async_op, site)
 
     def _gather_uneven(
-        self, source: Array, lengths: Array, out: Any, async_op: bool, site: str
+        self, source: Array, rows: Array, out: Any, async_op: bool, site: str
     ) -> Any:
         where = "all_gather_v"
-        if lengths[self.rank] != len(source):
+        if rows[self.rank] != len(source):
             raise ShapeError(
                 f"{where}: counts: expected {len(source)}, the rows of this rank's array, at "
-                f"place {self.rank}; got {lengths[self.rank]}"
+                f"place {self.rank}; got {rows[self.rank]}"
             )
-        buffer = destination(out, source.dtype, (int(lengths.sum()), *source.shape[1:]), where)
-        begin = int(lengths[: self.rank].sum())
+        buffer = destination(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
+        begin = int(rows[: self.rank].sum())
         check_apart(source, buffer, where, buffer[begin : begin + len(source)])
-        elements = self._elements(lengths, source)
+        elements = self._elements(rows, source)
         given = buffer if out is None else out
         return self._run(
-            "all_gather", source, buffer, lambda: given, async_op, site, counts=elements
+            "all_gather",
+            source,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            counts=elements,
+            shape=source.shape[1:],
         )
 
     def broadcast(
@@ -273,6 +304,7 @@ class Group(BoundToProcess):
                 site,
                 root=root,
                 count=sources[0].size,
+                shape=sources[0].shape,
             )
         self.check_open()
         pending = _core.Pending.each(
@@ -310,6 +342,7 @@ class Group(BoundToProcess):
             op=op,
             root=root,
             count=source.size,
+            shape=source.shape,
         )
 
     def gather(
@@ -333,7 +366,15 @@ class Group(BoundToProcess):
             check_apart(source, buffer, where, buffer[self.rank * rows :][:rows])
         given = (buffer if out is None else out) if here else None
         return self._run(
-            where, source, buffer, lambda: given, async_op, site, root=root, count=source.size
+            where,
+            source,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            root=root,
+            count=source.size,
+            shape=source.shape,
         )
 
     def scatter(
@@ -361,7 +402,15 @@ class Group(BoundToProcess):
             check_apart(buffer, source, where, source[self.rank * rows :][:rows])
         given = buffer if out is None else out
         return self._run(
-            where, source, buffer, lambda: given, async_op, site, root=root, count=buffer.size
+            where,
+            source,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            root=root,
+            count=buffer.size,
+            shape=buffer.shape,
         )
 
     def all_to_all(
@@ -384,7 +433,14 @@ class Group(BoundToProcess):
         check_apart(source, buffer, where)
         given = buffer if out is None else out
         return self._run(
-            where, source, buffer, lambda: given, async_op, site, count=source.size // self.size
+            where,
+            source,
+            buffer,
+            lambda: given,
+            async_op,
+            site,
+            count=source.size // self.size,
+            shape=source.shape,
         )
 
     def all_to_all_v(
@@ -429,6 +485,7 @@ class Group(BoundToProcess):
             site,
             counts=self._elements(sent, source),
             receive_counts=self._elements(received, source),
+            shape=source.shape[1:],
         )
 
     def send(
@@ -515,6 +572,8 @@ class Group(BoundToProcess):
         tag: int = 0,
         counts: list[int] | None = None,
         receive_counts: list[int] | None = None,
+        shape: Shape = (),
+        more: int = 0,
     ) -> Any:
         """One collective on arrays."""
         self.check_open()
@@ -530,6 +589,8 @@ class Group(BoundToProcess):
             tag=tag,
             counts=counts,
             receive_counts=receive_counts,
+            shape=shape,
+            more=more,
         )
         return self._run_plan(kind, Plan([pending], finish), async_op)
 
@@ -573,11 +634,8 @@ class Group(BoundToProcess):
             return destination(out, seen.dtype, seen.shape, where)
         if shape is None or dtype is None:
             raise TypeError(f"{where}: expected out, or shape and dtype, of what is received")
-        lengths = (shape,) if np.ndim(shape) == 0 else tuple(shape)
-        lengths = tuple(whole(n, where, "shape") for n in lengths)
-        if any(n < 0 for n in lengths):
-            raise ShapeError(f"{where}: shape: expected lengths >= 0; got {shape}")
-        return destination(out, as_dtype(dtype, where), lengths, where)
+        wanted = as_dtype(dtype, where)
+        return destination(out, wanted, lengths(shape, where, wanted.itemsize), where)
 
     def _root(self, root: int, where: str) -> tuple[int, bool]:
         """The root, and whether that is this rank."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ..dtype import whole
 from ..ir import Array
 from ..sites import call_site
-from .arrays import whole
 from .group import Group
 
 

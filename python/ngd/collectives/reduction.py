@@ -7,6 +7,7 @@ the results come back from that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from ..dtype import bfloat16, float16, float32, is_float
 from ..ir import Array
 from ..ops.collective import ALGORITHMS, REDUCTIONS
 from .arrays import destinations, is_list, operand
-from .compression import TopK
+from .compression import TOP_K, TopK
 from .work import Plan
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def plain(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
             sources[0],
             buffers[0],
             sources[0].size,
+            shape=sources[0].shape,
             algorithm=call.algorithm,
             site=call.site,
         )
@@ -117,7 +119,10 @@ def plain(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
 
 
 def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: float) -> Filled:
-    """As the op in the graph: two sums, of two-byte floats in float32; 0 where all weigh 0."""
+    """As the op in the graph, of two-byte floats in float32; 0 where all weigh 0.
+
+    The weights are told first, and then counted in units in which their sum is in [1/4, 1/2).
+    """
     for source in sources:
         if call.op != "mean" or not is_float(source.dtype):
             raise ValueError(
@@ -130,21 +135,41 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
         raise TypeError(f"all_reduce: weight: expected a number; got {weight!r}") from None
     if not 0 <= weight < float("inf"):
         raise ValueError(f"all_reduce: expected a finite weight >= 0; got {weight}")
+    weights = call.group.all_gather(np.float64(weight), site=call.site)
+    weights /= power_of_two(weights.max())
+    total = tree_sum(weights)
+    unit = 4 * power_of_two(max(total, 1.0))
+    share, whole = weights[call.group.rank] / unit, total / unit
     wide = [float32 if s.dtype in (float16, bfloat16) else s.dtype for s in sources]
-    scaled = [
-        s.astype(d) * d.type(weight) if weight else np.zeros(s.shape, d)
+    sent = [
+        np.asarray(s.astype(d) * d.type(share)) if weight else np.zeros(s.shape, d)
         for s, d in zip(sources, wide, strict=True)
     ]
-    totals = {d: np.array(weight, d) for d in wide}
-    sent = [*totals.values(), *(np.asarray(s) for s in scaled)]
     pending, _ = plain(replace(call, op="sum"), sent, sent)
 
     def fill() -> None:
-        for buffer, sums, dtype in zip(buffers, sent[len(totals) :], wide, strict=True):
-            total = totals[dtype]
-            buffer[...] = (sums / total if total else np.zeros_like(sums)).astype(buffer.dtype)
+        for buffer, sums in zip(buffers, sent, strict=True):
+            finite = np.isfinite(sums)
+            with np.errstate(over="ignore"):
+                mean = sums / sums.dtype.type(whole) if whole else np.zeros_like(sums)
+            most = np.finfo(sums.dtype).max  # only rounding may have made a mean larger
+            np.clip(mean, -most, most, out=mean, where=finite)
+            buffer[...] = mean.astype(buffer.dtype)
 
     return pending, fill
+
+
+def power_of_two(x: float) -> float:
+    """The greatest that is no more than x >= 0; of 0 it is 1."""
+    return math.ldexp(1.0, math.frexp(x)[1] - 1) if x else 1.0
+
+
+def tree_sum(terms: Array) -> float:
+    """In the order in which ranks are summed."""
+    if len(terms) == 1:
+        return float(terms[0])
+    left = 1 << (len(terms) - 1).bit_length() - 1
+    return tree_sum(terms[:left]) + tree_sum(terms[left:])
 
 
 def rounded(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
@@ -176,7 +201,15 @@ def sparse(call: Call, sources: list[Array], buffers: list[Array], residuals: li
         gathered = [np.empty((group.size, *part.shape), part.dtype) for part in mine]
         pending += [
             _core.Pending.one(
-                group.communicator, "all_gather", "none", part, whole, part.size, site=call.site
+                group.communicator,
+                "all_gather",
+                "none",
+                part,
+                whole,
+                part.size,
+                shape=source.shape,
+                more=1 + TOP_K.index(call.op),
+                site=call.site,
             )
             for part, whole in zip(mine, gathered, strict=True)
         ]

@@ -90,21 +90,23 @@ def comm_stats() -> CommStats:
     return CommStats(sorted(rows, key=lambda row: (-row.waited, row.group, row.op, row.site)))
 
 
-def compare_ranks(group: Group, text: str, site: str) -> str:
+def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     """The first difference between the ranks' sequences of collectives, in words.
 
-    `text` has one collective a line, ending in " at FILE:LINE". Every rank calls this, and gets
-    the same answer.
+    `text` has one collective a line, ending in " at FILE:LINE", then an empty line and which step
+    it is; `computation` tells what that computes. Every rank calls this, and gets the same answer.
     """
     mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     with group.under_way():
         lengths = group.all_gather(np.array([len(mine)]), site=site)
         everything = group.all_gather_v(mine, counts=lengths, site=site).tobytes()
     ends = np.cumsum(lengths)
-    lines = [
-        everything[end - length : end].decode().splitlines()
+    texts = [
+        everything[end - length : end].decode().partition("\n\n")
         for end, length in zip(ends, lengths, strict=True)
     ]
+    computations = group.all_gather(np.uint64(computation), site=site)
+    lines = [each[0].splitlines() for each in texts]
     longest = max(map(len, lines))
     for number in range(longest):
         calls = [each[number] if number < len(each) else "nothing more" for each in lines]
@@ -115,4 +117,11 @@ def compare_ranks(group: Group, text: str, site: str) -> str:
                 f"{group.name}: rank {other} differs from rank 0 in collective {number + 1}:\n"
                 f"  rank 0: {calls[0]}\n  rank {other}: {calls[other]}"
             )
-    return f"{group.name}: all {group.size} ranks agree, {longest} collectives"
+    agreed = f"{group.name}: all {group.size} ranks agree, {longest} collectives"
+    others = np.flatnonzero(computations != computations[0])
+    if len(others):
+        agreed += (
+            f"; rank {others[0]} computes something else than rank 0:\n  rank 0: {texts[0][2]}\n"
+            f"  rank {others[0]}: {texts[others[0]][2]}"
+        )
+    return agreed

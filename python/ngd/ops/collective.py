@@ -15,19 +15,22 @@ The references are those of one rank; an evaluator with a group calls the group 
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, is_float
+from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, is_float, whole
 from ..errors import DTypeError, GradientError, NotMemberError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Type, register
 from ..sites import call_site
 from .cast import cast
-from .elementwise import equal, where
-from .operands import HALVES, Value, as_node, expect_dtype
+from .elementwise import abs, equal, floor, log, maximum, minimum, power, where
+from .operands import HALVES, Value, as_node, expect_dtype, scalar
+from .shape import stop_gradient
 
 ALGORITHMS: Final = ("auto", "flat", "ring")
 REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
@@ -144,6 +147,10 @@ def no_gradient(node: Node) -> GradientError:
     return GradientError(f'{node.op.name}(op="{kind}") has no gradient (used at {node.site})')
 
 
+_TOTALS: Final[weakref.WeakValueDictionary[Any, Node]] = weakref.WeakValueDictionary()
+"""By weight, algorithm and group: the sum of the ranks' weights, in a common unit."""
+
+
 class AllReduce(Collective):
     """all_reduce(x, op=, weight=None, compression=None, algorithm="auto", group=None).
 
@@ -205,13 +212,26 @@ class AllReduce(Collective):
             raise ShapeError(
                 f"all_reduce: expected floats and a scalar weight; got {x.type} and {weight.type}"
             )
+        # Weights count by their ratios alone. In a unit that is a power of two their sum is in
+        # [1/4, 1/2): none is beyond the dtype, no sum of weighted x overflows, and no bit changes.
+        # A mean is no larger than the largest x: only rounding can make it so.
+        # Arrays are weighted likewise: collectives/reduction.py.
         dtype = float32 if x.dtype in HALVES else x.dtype  # the sums of a two-byte mean
-        share = cast(weight, dtype)
-        attrs = {**attrs, "reduce_op": "sum"}
-        weighted = self.node((where(equal(share, 0), 0, cast(x, dtype) * share),), attrs)
-        total = self.node((share,), attrs)
-        nothing = equal(total, 0)
-        return cast(where(nothing, 0, weighted / where(nothing, 1, total)), x.dtype)
+        sums, largest = ({**attrs, "reduce_op": op} for op in ("sum", "max"))
+        key = (weight.id, attrs["algorithm"], attrs.get("group"))
+        total = _TOTALS.get(key)  # all that have one weight are told it once
+        if total is None:
+            wide = cast(weight, float64)
+            unit = power_of_two(self.node((stop_gradient(abs(wide)),), largest))
+            total = _TOTALS[key] = self.node((wide / unit,), sums)
+        (mine,) = total.inputs
+        unit = 4.0 * power_of_two(maximum(stop_gradient(abs(total)), 1.0))
+        share, whole = cast(mine / unit, dtype), cast(total / unit, dtype)
+        weighted = self.node((where(equal(mine, 0), 0, cast(x, dtype) * share),), sums)
+        nothing = equal(whole, 0)
+        mean, most = weighted / where(nothing, 1, whole), float(np.finfo(dtype).max)
+        mean = where(abs(weighted) <= most, minimum(maximum(mean, -most), most), mean)
+        return cast(where(nothing, 0, mean), x.dtype)
 
     def infer(self, x: Type, *, reduce_op: str, algorithm: str, group: Ranks | None = None) -> Type:
         expect_reduction(self.name, reduce_op, x)
@@ -235,6 +255,12 @@ class AllReduce(Collective):
         yield Sample((Operand((0,)),), {"reduce_op": "sum", "algorithm": "ring"})
 
 
+def power_of_two(x: Node) -> Node:
+    """The greatest that is no more than x, or next to it; x is a float64 >= 0. Of 0 it is 1."""
+    exponent = floor(log(where(equal(x, 0), 1, x)) / math.log(2))
+    return power(scalar(2.0, float64, "power_of_two"), minimum(exponent, 1023.0))
+
+
 def reductions_to_test() -> list[tuple[dict[str, Any], DType | None]]:
     """Each reduction, with a dtype where it does not take all numbers."""
     free: list[tuple[str, DType | None]] = [(op, None) for op in ("sum", "min", "max", "prod")]
@@ -256,7 +282,8 @@ class Broadcast(Collective):
 
     def __call__(self, x: Value, root: int = 0, *, group: Ranks | None = None) -> Node:
         return self.node(
-            (as_node(x, where=self.name),), with_group(self.name, {"root": int(root)}, group)
+            (as_node(x, where=self.name),),
+            with_group(self.name, {"root": whole(root, self.name, "root")}, group),
         )
 
     def infer(self, x: Type, *, root: int, group: Ranks | None = None) -> Type:
@@ -296,7 +323,9 @@ class ReduceTo(Collective):
     dtypes = NUMBERS
 
     def __call__(self, x: Value, *, op: str, root: int = 0, group: Ranks | None = None) -> Node:
-        attrs = with_group(self.name, {"reduce_op": op, "root": int(root)}, group)
+        attrs = with_group(
+            self.name, {"reduce_op": op, "root": whole(root, self.name, "root")}, group
+        )
         return self.node((as_node(x, where=self.name),), attrs)
 
     def infer(self, x: Type, *, reduce_op: str, root: int, group: Ranks | None = None) -> Type:
@@ -335,7 +364,8 @@ class IsRank(Op):
     dtypes = ()
 
     def __call__(self, root: int, *, group: Ranks | None = None) -> Node:
-        return self.node((), with_group(self.name, {"root": int(root)}, group))
+        attrs = {"root": whole(root, self.name, "root")}
+        return self.node((), with_group(self.name, attrs, group))
 
     def infer(self, *, root: int, group: Ranks | None = None) -> Type:
         return Type(bool_, ())

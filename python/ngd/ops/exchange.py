@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import NUMBERS, as_dtype, float32, float64
+from ..dtype import NUMBERS, as_dtype, float32, float64, lengths, whole
 from ..errors import ShapeError
 from ..ir import Array, DType, Node, Operand, Sample, Shape, Type, register
 from .cast import cast
@@ -28,7 +28,7 @@ from .collective import (
     reductions_to_test,
     with_group,
 )
-from .operands import Value, as_axis, as_node, as_shape, scalar
+from .operands import Value, as_axis, as_node, scalar
 from .shape import reshape, transpose
 
 
@@ -91,7 +91,7 @@ def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what:
 
 def as_counts(counts: Sequence[int]) -> tuple[int, ...]:
     """Counts as an attribute."""
-    return tuple(int(n) for n in counts)
+    return tuple(whole(n, "counts", f"number {i}", 64) for i, n in enumerate(counts))
 
 
 class ReduceScatter(Collective):
@@ -371,7 +371,7 @@ class GatherTo(Collective):
     ) -> Node:
         x, attrs = (
             as_node(x, where=self.name),
-            {"root": int(root), "group": ranks_of(self.name, group)},
+            {"root": whole(root, self.name, "root"), "group": ranks_of(self.name, group)},
         )
         along = as_axis(self.name, axis, x.ndim, x.type)
         if along == 0:
@@ -410,7 +410,7 @@ class Scatter(Collective):
     ) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         along = as_axis(self.name, axis, x.ndim, x.type)
-        attrs = {"root": int(root), "group": ranks}
+        attrs = {"root": whole(root, self.name, "root"), "group": ranks}
         if along == 0:
             return self.node((x,), attrs)
         mine = self.node((blocks_of(self.name, x, along, ranks.size),), attrs)
@@ -453,7 +453,11 @@ class Send(Collective):
     between_two = True
 
     def __call__(self, x: Value, to: int, *, tag: int = 0, group: Ranks | None = None) -> Node:
-        attrs = with_group(self.name, {"root": int(to), "tag": int(tag)}, group)
+        attrs = with_group(
+            self.name,
+            {"root": whole(to, self.name, "to"), "tag": whole(tag, self.name, "tag")},
+            group,
+        )
         return self.node((as_node(x, where=self.name),), attrs)
 
     def infer(self, x: Type, *, root: int, tag: int, group: Ranks | None = None) -> Type:
@@ -521,7 +525,12 @@ class Recv(Collective):
     ) -> Node:
         wanted = as_dtype(dtype, self.name)
         token = scalar(0, wanted, self.name) if after is None else as_node(after, where=self.name)
-        attrs = {"shape": as_shape(shape), "dtype": wanted, "root": int(source), "tag": int(tag)}
+        attrs = {
+            "shape": lengths(shape, self.name, wanted.itemsize),
+            "dtype": wanted,
+            "root": whole(source, self.name, "source"),
+            "tag": whole(tag, self.name, "tag"),
+        }
         return self.node((token,), with_group(self.name, attrs, group))
 
     def infer(

@@ -11,6 +11,7 @@ from ..ir import Graph
 from .collectives import order_collectives, split_collectives
 from .expand import expand
 from .fuse import fuse_elementwise, fuse_matmul
+from .identity import computation
 from .plan_memory import Plan, plan_memory
 from .schedule import Schedule, schedule
 from .simplify import simplify
@@ -41,4 +42,14 @@ def run(graph: Graph, target: Target) -> Plan:
     return plan
 
 
-__all__ = ["PIPELINE", "Plan", "Schedule", "Target", "Verdict", "plan_memory", "run", "schedule"]
+__all__ = [
+    "PIPELINE",
+    "Plan",
+    "Schedule",
+    "Target",
+    "Verdict",
+    "computation",
+    "plan_memory",
+    "run",
+    "schedule",
+]

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/dtype.hpp"
+#include "comm/layout.hpp"
 
 namespace ngd::comm {
 
@@ -31,8 +32,10 @@ enum class Algorithm : std::uint8_t { Auto, Flat, Ring };
 
 // What a rank's compiled program says of all its collectives; rides in the first one of every call.
 struct ProgramIdentity {
-  std::uint64_t hash = 0;      // of the sequence of collectives; 0 = eager
-  const char* text = nullptr;  // one line a collective with its call site, for the message
+  std::uint64_t hash = 0;  // of the sequence of collectives; 0 = eager
+  // For the message: one line a collective with its call site; an empty one; which program it is.
+  const char* text = nullptr;
+  std::uint64_t computation = 0;  // of what it computes (computations.hpp)
 };
 
 // What moves. Every rank's part of a collective is a row of blocks of elements, end to end; the
@@ -67,6 +70,7 @@ struct Collective {
   // size() numbers each, or null: all blocks have `count` elements. Read in submit() only.
   const std::uint64_t* counts = nullptr;
   const std::uint64_t* receive_counts = nullptr;
+  const Layout* layout = nullptr;  // null: a row. Read in submit() only
   Algorithm algorithm = Algorithm::Auto;
   const ProgramIdentity* program = nullptr;
   const char* site = "";  // "train.py:42": carried for messages, never compared

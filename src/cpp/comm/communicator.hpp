@@ -27,6 +27,7 @@
 
 #include "base/error.hpp"
 #include "comm/collective.hpp"
+#include "comm/computations.hpp"
 
 namespace ngd::comm {
 
@@ -116,6 +117,11 @@ class Communicator {
   // Leaves in good order: peers that still wait for this rank are told that it left. Idempotent.
   virtual void close() noexcept = 0;
 
+  // Of the programs that talk here. May outlive this.
+  virtual const std::shared_ptr<Computations>& computations() const noexcept {
+    return computations_;
+  }
+
   // Called about ten times a second while a call blocks; returns true to interrupt it.
   void set_interrupt(std::function<bool()> interrupt) { interrupt_ = std::move(interrupt); }
 
@@ -157,6 +163,7 @@ class Communicator {
 
   std::atomic<bool> inside_{false};
   std::function<bool()> interrupt_;
+  std::shared_ptr<Computations> computations_ = std::make_shared<Computations>();
 };
 
 // Size 1: every collective is the identity.

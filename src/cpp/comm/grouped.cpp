@@ -73,11 +73,24 @@ Grouped::Grouped(Communicator& communicator, const Collective& pattern,
     validate(pattern_, communicator.rank(), communicator.size());
   }
   check_apart(pattern.kind, tensors);
+  describe_list(tensors);
   plan(tensors);
   for (Pack& pack : packs_)  // what may fail comes before anything is started
     if (pack.tensors.size() > 1)
       pack.block = std::make_unique_for_overwrite<std::byte[]>(pack.count * size_of(pack.dtype));
   for (Pack& pack : packs_) start(pack);
+}
+
+// A list of one is as its array.
+void Grouped::describe_list(const std::vector<Tensor>& tensors) {
+  std::vector<std::uint64_t> layouts;
+  for (const Tensor& tensor : tensors) {
+    entries_.push_back(entry_of(tensor.dtype, tensor.count));
+    layouts.push_back(tensor.layout);
+  }
+  layout_ = layout_of_list(entries_, layouts);
+  if (tensors.size() == 1) layout_ = {Layout::Of::Shape, layouts.front()};
+  pattern_.layout = layout_.hash == 0 ? nullptr : &layout_;
 }
 
 // Goes through the tensors in order and gives each small one to the open pack of its dtype, a

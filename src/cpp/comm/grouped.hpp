@@ -21,6 +21,7 @@ struct Tensor {
   std::uint64_t count = 0;
   const void* source = nullptr;
   void* destination = nullptr;
+  std::uint64_t layout = 0;  // the hash of its own (layout.hpp)
 };
 
 class Grouped {
@@ -44,13 +45,16 @@ class Grouped {
     Work work;
   };
 
+  void describe_list(const std::vector<Tensor>& tensors);
   void plan(const std::vector<Tensor>& tensors);
   void start(Pack& pack);
   void unpack(Pack& pack);
 
   Communicator& communicator_;
   Collective pattern_;
-  std::vector<Pack> packs_;  // of one tensor: not packed
+  std::vector<std::uint64_t> entries_;  // of layout_
+  Layout layout_;                       // of the whole list: each pack says it
+  std::vector<Pack> packs_;             // of one tensor: not packed
   std::size_t finished_ = 0;
 };
 

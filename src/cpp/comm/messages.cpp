@@ -24,6 +24,15 @@ std::string_view take_line(std::string_view& text) {
 // Call sites are carried for messages, never compared.
 std::string_view without_site(std::string_view line) { return line.substr(0, line.find(" at ")); }
 
+constexpr std::string_view kEnd = "\n\n";  // of the collectives in a program's text
+
+std::string_view collectives_of(std::string_view text) { return text.substr(0, text.find(kEnd)); }
+
+std::string_view name_of_program(std::string_view text) {
+  const std::size_t end = text.find(kEnd);
+  return end == std::string_view::npos ? "a program" : text.substr(end + kEnd.size());
+}
+
 }  // namespace
 
 // What is no UTF-8 at all may have many bytes that look like the inside of a character: cut it
@@ -63,6 +72,8 @@ std::string list_ranks(const std::vector<int>& ranks) {
 }
 
 std::string first_difference(int rank, std::string_view mine, int peer, std::string_view theirs) {
+  mine = collectives_of(mine);
+  theirs = collectives_of(theirs);
   for (int number = 1; !mine.empty() || !theirs.empty(); ++number) {
     const bool mine_ended = mine.empty();
     const bool theirs_ended = theirs.empty();
@@ -74,6 +85,13 @@ std::string first_difference(int rank, std::string_view mine, int peer, std::str
                   theirs_ended ? "(the end)" : their_line);
   }
   return "their texts are equal";
+}
+
+std::string computation_difference(int rank_a, const std::string& call_a, std::string_view text_a,
+                                   int rank_b, const std::string& call_b, std::string_view text_b) {
+  return concat(", whose collectives are the same: rank ", rank_a, ": ", name_of_program(text_a),
+                ", in ", call_a, "; rank ", rank_b, ": ", name_of_program(text_b), ", in ", call_b,
+                "; all ranks call their programs in one order");
 }
 
 }  // namespace ngd::comm

@@ -21,8 +21,13 @@ void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept;
 
 std::string list_ranks(const std::vector<int>& ranks);  // "rank 1", "rank 1, rank 3"
 
-// Where two programs' texts part: "the first difference is in line 2:\n  rank 0: ...\n  rank 1:
+// Of two programs' texts (collective.hpp), where their collectives part: "the first difference is
+// in line 2:\n  rank 0: ...\n  rank 1:
 // ...".
 std::string first_difference(int rank, std::string_view mine, int peer, std::string_view theirs);
+
+// The other case: the collectives are the same, and what the programs compute is not.
+std::string computation_difference(int rank_a, const std::string& call_a, std::string_view text_a,
+                                   int rank_b, const std::string& call_b, std::string_view text_b);
 
 }  // namespace ngd::comm

@@ -58,8 +58,11 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
     else
       staged_shared_ = device::Buffer(device_, program_.shared_bytes);
   }
-  for (const GroupSequence& group : program_.groups)
-    identities_.push_back({group.hash, group.text.c_str()});
+  for (std::size_t i = 0; i < program_.groups.size(); ++i) {
+    const GroupSequence& group = program_.groups[i];
+    identities_.push_back({group.hash, group.text.c_str(), group.computation});
+    if (group.hash != 0) held_.emplace_back(communicators_[i]->computations(), group.computation);
+  }
   staged_inputs_.resize(program_.inputs);
   staged_outputs_.resize(program_.outputs);
   if (!device_.host_addressable())

@@ -62,6 +62,7 @@ class Executor {
   device::Buffer arena_, scratch_;
   comm::SharedBlock shared_;
   std::vector<comm::ProgramIdentity> identities_;                              // of each group
+  std::vector<comm::HeldComputation> held_;                                    // there
   std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;  // by query
   std::vector<Step> steps_;
   double timeout_seconds_;

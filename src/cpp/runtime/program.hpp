@@ -38,8 +38,9 @@ struct Instruction {
 
 // What the ranks of a group compare of their programs.
 struct GroupSequence {
-  std::string text;        // one line a collective, in order, with its call site
+  std::string text;        // one line a collective, in order, with its call site; and which step
   std::uint64_t hash = 0;  // of the same lines without the call sites; 0 = no collective
+  std::uint64_t computation = 0;  // of what the step computes (comm/computations.hpp)
 };
 
 struct Program {

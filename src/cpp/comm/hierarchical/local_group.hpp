@@ -38,6 +38,9 @@ class LocalGroup final : public Communicator, private mpi::Member {
   bool wait_for(Work work, double seconds) override;
   std::unique_ptr<Communicator> split(int color, int key) override;
   std::vector<CallStats> stats() const override;
+  const std::shared_ptr<Computations>& computations() const noexcept override {
+    return inner_->computations();
+  }
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   void abort(std::string_view traceback) noexcept override;

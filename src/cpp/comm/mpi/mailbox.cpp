@@ -96,8 +96,8 @@ void Mailbox::sort_in(int rank, std::size_t bytes) {
     peer.sent.push_back(std::move(message));
     return;
   }
-  if (message.header.topic == Topic::Program) {
-    peer.program_text.emplace(reinterpret_cast<const char*>(text), message.header.payload_bytes);
+  if (message.header.topic == Topic::Details) {
+    peer.details.emplace(reinterpret_cast<const char*>(text), message.header.payload_bytes);
     return;
   }
   peer.left = message.header.topic == Topic::Left;

@@ -35,9 +35,7 @@ class Mailbox {
   std::deque<Message>& sent_by(int peer) { return peers_[index(peer)].sent; }
   // Set once a peer has said Failed or Left: no Submitted comes after it.
   const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
-  const std::optional<std::string>& program_text(int peer) const {
-    return peers_[index(peer)].program_text;
-  }
+  const std::optional<std::string>& details(int peer) const { return peers_[index(peer)].details; }
   bool has_left(int peer) const { return peers_[index(peer)].left; }
   bool everything_sent() { return reap(); }
 
@@ -50,7 +48,7 @@ class Mailbox {
     std::deque<Message> arrived;
     std::deque<Message> sent;
     std::optional<Message> ended;
-    std::optional<std::string> program_text;
+    std::optional<std::string> details;
     bool left = false;
   };
   struct Outgoing {

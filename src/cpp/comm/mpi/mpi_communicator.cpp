@@ -41,6 +41,29 @@ std::string describe_program(const Header& header) {
                                   : concat("the program ", std::hex, header.program_hash);
 }
 
+// A layout as it travels, and what it says there.
+std::string bytes_of(const Layout& layout) {
+  std::string bytes(1, static_cast<char>(layout.of));
+  if (layout.known > 0)
+    bytes.append(reinterpret_cast<const char*>(layout.numbers),
+                 layout.known * sizeof *layout.numbers);
+  return bytes;
+}
+
+struct ReadLayout {
+  explicit ReadLayout(const std::string& bytes) {
+    if (bytes.empty()) return;
+    layout.of = static_cast<Layout::Of>(bytes.front());
+    numbers.resize((bytes.size() - 1) / sizeof numbers.front());
+    if (!numbers.empty())
+      std::memcpy(numbers.data(), bytes.data() + 1, numbers.size() * sizeof numbers.front());
+    layout.entries = layout.known = numbers.size();
+    layout.numbers = numbers.data();
+  }
+  std::vector<std::uint64_t> numbers;
+  Layout layout;
+};
+
 MpiCommunicator& over_mpi(Communicator& world) {
   auto* found = dynamic_cast<MpiCommunicator*>(&world);
   check(found != nullptr, "a group of members of ", world.name(), ", which is not over MPI");
@@ -122,9 +145,13 @@ MpiCommunicator::Pending MpiCommunicator::prepare(const Collective& collective) 
   pending.collective = collective;
   pending.collective.algorithm = resolve(collective);
   pending.header = header_of(pending.collective, size(), submitted_ + 1);
-  if (pending.header.has_program_text) pending.program_text = collective.program->text;
+  if (pending.header.has_program_text)
+    pending.details = collective.program->text;
+  else if (collective.layout != nullptr)
+    pending.details = bytes_of(*collective.layout);
   Collective& kept = pending.collective;
   kept.program = nullptr;
+  kept.layout = nullptr;
   kept.site = "";
   if (kept.kind == Kind::Barrier) kept.count = 0;
   if (kept.counts != nullptr) {
@@ -348,7 +375,7 @@ bool MpiCommunicator::collect_headers(Pending& work) {
       complete = false;
       missing = peer;
     } else if (const Header& theirs = mailbox_.from(peer).front().header;
-               !agree(work.header, theirs)) {
+               !agree(work.header, theirs) || is_elsewhere(work.header, theirs)) {
       fail_mismatch(work, peer, theirs);
     }
   }
@@ -415,35 +442,72 @@ void MpiCommunicator::fail_mismatch(const Pending& mine, int peer, const Header&
       concat("the ranks' collectives differ: ", world_name(rank()), " calls ",
              describe(mine.header), "; ", world_name(peer), " calls ", describe(theirs));
   if (mine.header.counts_hash != theirs.counts_hash) message += "; the blocks' numbers differ";
-  if (mine.header.program_hash != theirs.program_hash) {
+  if (mine.header.program_hash != theirs.program_hash)
     message += concat("; ", world_name(rank()), " runs ", describe_program(mine.header), ", ",
                       world_name(peer), " runs ", describe_program(theirs));
-    if (mine.header.has_program_text && theirs.has_program_text)
-      message += differing_programs(mine, peer);
-  }
+  message += differing_details(mine, peer, theirs);
   throw Error(ErrorKind::CollectiveMismatch, message);
 }
 
-// Where my program's text parts from that of `peer`. Ranks whose programs differ all come here, and
-// each shows its text to all; "" when the peer's does not arrive in time.
-std::string MpiCommunicator::differing_programs(const Pending& mine, int peer) {
+// Whether a peer is in another program of the same collectives, which I hold as well.
+bool MpiCommunicator::is_elsewhere(const Header& mine, const Header& theirs) const {
+  return mine.computation != theirs.computation && computations()->hold(theirs.computation);
+}
+
+std::string MpiCommunicator::differing_details(const Pending& mine, int peer,
+                                               const Header& theirs) {
+  const int me = channel_.world(rank()), other = channel_.world(peer);
+  const bool programs = mine.header.has_program_text && theirs.has_program_text;
+  const bool sequences = programs && mine.header.program_hash != theirs.program_hash;
+  const bool computations = programs && !sequences && is_elsewhere(mine.header, theirs);
+  const bool layouts = mine.header.layout_hash != theirs.layout_hash;
+  if (!sequences && !computations && !layouts) return "";
+  const std::optional<std::string> details = exchange_details(mine, peer);
+  if (!details) return "";
+  if (sequences) return "; " + first_difference(me, mine.details, other, *details);
+  if (computations)
+    return "; the ranks run different programs" +
+           computation_difference(me, describe(mine.header), mine.details, other, describe(theirs),
+                                  *details);
+  return "; " +
+         layout_difference(me, ReadLayout(mine.details).layout, other, ReadLayout(*details).layout);
+}
+
+// Ranks whose details differ all come here, and each shows its own to all; none where the peer's do
+// not arrive in time.
+std::optional<std::string> MpiCommunicator::exchange_details(const Pending& mine, int peer) {
   Header header = mine.header;
-  header.topic = Topic::Program;
-  const std::string_view shown = head_of(mine.program_text, kMaxPayloadBytes);
+  header.topic = Topic::Details;
+  const std::string_view shown = head_of(mine.details, kMaxPayloadBytes);
   mailbox_.post(header, shown.data(), shown.size());
   const auto limit = Clock::now() + std::chrono::duration<double>(kFarewellSeconds);
-  while (!mailbox_.program_text(peer)) {
-    if (Clock::now() > limit) return "";
+  while (!mailbox_.details(peer)) {
+    if (Clock::now() > limit) return std::nullopt;
     std::this_thread::sleep_for(std::chrono::microseconds(100));
     mailbox_.progress();
   }
-  return "; " + first_difference(channel_.world(rank()), shown, channel_.world(peer),
-                                 *mailbox_.program_text(peer));
+  return mailbox_.details(peer);
 }
 
 std::string MpiCommunicator::describe_awaited(Work work) const {
   if (work.sequence >= Pairs::kFirst) return pairs_.describe(work.sequence);
   return describe(works_.front().header);
+}
+
+// What ranks of the world that are missed have said meanwhile.
+std::string MpiCommunicator::heard_of(const std::vector<int>& missing) {
+  std::string text;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank() || std::count(missing.begin(), missing.end(), channel_.world(peer)) == 0)
+      continue;
+    if (!mailbox_.from(peer).empty())
+      text += concat("; ", world_name(peer), " has come to ",
+                     describe(mailbox_.from(peer).front().header));
+    else if (!mailbox_.sent_by(peer).empty())
+      text += concat("; ", world_name(peer), " has come to ",
+                     describe(mailbox_.sent_by(peer).front().header));
+  }
+  return text;
 }
 
 void MpiCommunicator::fail_timeout(Work work, double timeout_seconds) {
@@ -458,8 +522,9 @@ void MpiCommunicator::fail_timeout(Work work, double timeout_seconds) {
     for (int peer = 0; peer < size(); ++peer)
       if (peer != rank() && mailbox_.from(peer).empty()) missing.push_back(channel_.world(peer));
   }
-  const std::string message = concat(describe_awaited(work), ": ", list_ranks(missing), what,
-                                     " within ", timeout_seconds, " s (NGD_TIMEOUT)");
+  const std::string message =
+      concat(describe_awaited(work), ": ", list_ranks(missing), what, " within ", timeout_seconds,
+             " s (NGD_TIMEOUT)", heard_of(missing));
   close_failed(ErrorKind::CollectiveTimeout, message);
   failure_told_ = true;
   throw Error(ErrorKind::CollectiveTimeout, message);

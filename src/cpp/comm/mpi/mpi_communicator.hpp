@@ -75,7 +75,7 @@ class MpiCommunicator final : public Communicator, private Member {
     std::vector<std::uint64_t> counts;
     std::vector<std::uint64_t> receive_counts;
     Header header;
-    std::string program_text;
+    std::string details;             // the program's text, or the layout as bytes (layout_bytes)
     std::vector<std::byte> payload;  // mine, where the data travels with the headers
     std::vector<Message> received;   // by rank, once every header is here
     std::unique_ptr<Transfer> transfer;
@@ -111,8 +111,11 @@ class MpiCommunicator final : public Communicator, private Member {
   std::uint64_t moves() const noexcept override { return moves_ + pairs_.moves(); }
 
   [[noreturn]] void fail_mismatch(const Pending& mine, int peer, const Header& theirs);
-  std::string differing_programs(const Pending& mine, int peer);
+  bool is_elsewhere(const Header& mine, const Header& theirs) const;
+  std::optional<std::string> exchange_details(const Pending& mine, int peer);
+  std::string differing_details(const Pending& mine, int peer, const Header& theirs);
   std::string describe_awaited(Work work) const;
+  std::string heard_of(const std::vector<int>& missing);
   [[noreturn]] void fail_timeout(Work work, double timeout_seconds);
   void fail_interrupted(Work work);  // unless it is complete
   void close_failed(ErrorKind kind, std::string_view message) noexcept;

@@ -26,7 +26,7 @@ inline constexpr std::size_t kMaxPayloadBytes = std::size_t{64} << 10;
 enum class Topic : std::uint8_t {
   Submitted,  // this rank has submitted the collective that the header describes
   Sent,       // this rank sends to the reader what the header describes
-  Program,    // the payload is the text of this rank's program, because it differs from another's
+  Details,    // the payload is the program's text or the layout, because it differs from another's
   Failed,     // this rank goes no further: `error` is why, the payload says it in words
   Left        // this rank closed its communicator in good order, or after it said Failed
 };
@@ -49,6 +49,8 @@ struct Header {
   std::uint64_t count = 0;  // 0 where blocks are uneven
   std::uint64_t counts_hash = 0;  // of what is then equal on all ranks; 0 where they are even
   std::uint64_t program_hash = 0;
+  std::uint64_t layout_hash = 0;
+  std::uint64_t computation = 0;  // compared by who holds it, too (computations.hpp)
   char site[kSiteBytes] = {};
 };
 static_assert(std::is_trivially_copyable_v<Header>);
@@ -81,7 +83,9 @@ inline Header header_of(const Collective& collective, int size, std::uint64_t se
   header.counts_hash = counts_hash_of(collective, size);
   const bool counted = collective.kind != Kind::Barrier && collective.counts == nullptr;
   header.count = counted ? collective.count : 0;
+  header.layout_hash = collective.layout == nullptr ? 0 : collective.layout->hash;
   if (collective.program != nullptr) {
+    header.computation = collective.program->computation;
     header.program_hash = collective.program->hash;
     header.has_program_text = collective.program->text != nullptr;
   }
@@ -93,7 +97,7 @@ inline Header header_of(const Collective& collective, int size, std::uint64_t se
 inline bool agree(const Header& a, const Header& b) {
   return a.kind == b.kind && a.op == b.op && a.dtype == b.dtype && a.algorithm == b.algorithm &&
          a.root == b.root && a.count == b.count && a.counts_hash == b.counts_hash &&
-         a.program_hash == b.program_hash;
+         a.program_hash == b.program_hash && a.layout_hash == b.layout_hash;
 }
 
 inline std::string describe(const Header& header) {

@@ -29,22 +29,37 @@ std::string particulars(const Group& group, const Collective& collective,
   return text + ")";
 }
 
+Layout layout_of(const Segment& segment, std::uint64_t sequence) {
+  const Slot& slot = segment.slot(sequence);
+  if (slot.layout == Layout::Of::Row) return {};
+  const std::size_t entries = slot.layout_entries;
+  return {slot.layout, slot.layout_hash, entries, std::min(entries, kLayoutNumbers),
+          segment.layout_numbers(sequence)};
+}
+
 std::string difference(const Group& group, std::uint64_t sequence, int first, int second) {
   const Slot& slot_a = group.segment(first).slot(sequence);
   const Slot& slot_b = group.segment(second).slot(sequence);
   const int rank_a = group.world(first), rank_b = group.world(second);
   const std::string_view text_a = program_text(group.segment(first), slot_a);
   const std::string_view text_b = program_text(group.segment(second), slot_b);
+  const Collective a = group.read(sequence, first), b = group.read(sequence, second);
+  if (slot_a.bare_fingerprint == slot_b.bare_fingerprint)
+    return concat("the ranks run different programs", group.where(),
+                  computation_difference(rank_a, describe(a), text_a, rank_b, describe(b), text_b));
   if (slot_a.program_hash != slot_b.program_hash && !text_a.empty() && !text_b.empty())
     return concat("rank ", rank_a, " and rank ", rank_b, " run programs with other collectives; ",
                   first_difference(rank_a, text_a, rank_b, text_b));
-  const Collective a = group.read(sequence, first), b = group.read(sequence, second);
   Collective bare_a = a, bare_b = b;
   bare_a.site = bare_b.site = "";
   const bool alike = describe(bare_a) == describe(bare_b);
   return concat("the ranks disagree", group.where(), ": rank ", rank_a, ": ", describe(a),
                 alike ? particulars(group, a, slot_a.program_hash) : "", "; rank ", rank_b, ": ",
-                describe(b), alike ? particulars(group, b, slot_b.program_hash) : "");
+                describe(b), alike ? particulars(group, b, slot_b.program_hash) : "",
+                slot_a.layout_hash == slot_b.layout_hash
+                    ? ""
+                    : "; " + layout_difference(rank_a, layout_of(group.segment(first), sequence),
+                                               rank_b, layout_of(group.segment(second), sequence)));
 }
 
 Nodes nodes_of_members(const std::vector<Group::Member>& members) {
@@ -56,13 +71,14 @@ Nodes nodes_of_members(const std::vector<Group::Member>& members) {
 }  // namespace
 
 Group::Group(std::vector<Member> members, int rank, std::uint64_t id, std::uint64_t& moves,
-             bool checked)
+             bool checked, const Computations& held)
     : members_(std::move(members)),
       rank_(rank),
       size_(static_cast<int>(members_.size())),
       id_(id),
       moves_(moves),
       checked_(checked),
+      held_(held),
       nodes_(nodes_of_members(members_)),
       sources_(members_.size()),
       destinations_(members_.size() + 1) {}
@@ -112,7 +128,10 @@ std::vector<int> Group::missing(const Need& need) const {
 }
 
 void Group::compare(std::uint64_t sequence, int rank) const {
-  if (mine().slot(sequence).fingerprint == segment(rank).slot(sequence).fingerprint) return;
+  const Slot &ours = mine().slot(sequence), &theirs = segment(rank).slot(sequence);
+  if (ours.fingerprint == theirs.fingerprint) [[likely]]
+    return;
+  if (ours.bare_fingerprint == theirs.bare_fingerprint && !held_.hold(theirs.computation)) return;
   fail(ErrorKind::CollectiveMismatch,
        difference(*this, sequence, std::min(rank, rank_), std::max(rank, rank_)));
 }

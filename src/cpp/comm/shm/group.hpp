@@ -9,6 +9,7 @@
 #include "base/reduce.hpp"
 #include "base/step.hpp"
 #include "comm/collective.hpp"
+#include "comm/computations.hpp"
 #include "comm/shm/numa.hpp"
 #include "comm/shm/segment.hpp"
 #include "comm/shm/wait.hpp"
@@ -110,9 +111,9 @@ class Group {
     int world = 0;
   };
   // `moves` counts flags that were waited for and have been seen. checked: fingerprints are
-  // compared.
-  Group(std::vector<Member> members, int rank, std::uint64_t id, std::uint64_t& moves,
-        bool checked);
+  // compared. held: what my programs compute; it lives as long.
+  Group(std::vector<Member> members, int rank, std::uint64_t id, std::uint64_t& moves, bool checked,
+        const Computations& held);
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
@@ -184,6 +185,7 @@ class Group {
   std::uint64_t id_;
   std::uint64_t& moves_;
   bool checked_;
+  const Computations& held_;
   Nodes nodes_;
   std::vector<const void*> sources_;
   std::vector<void*> destinations_;

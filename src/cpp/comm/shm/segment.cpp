@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 
@@ -176,6 +177,30 @@ void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message) no
   protocol_step();
   mine.state.store(State::Failed);
   protocol_step();
+}
+
+void note_wait(RankRecord& mine, std::string_view what) noexcept {
+  std::array<char, kWaitWords * sizeof(std::uint64_t)> text{};
+  const std::string_view kept = head_of(what, text.size());
+  std::copy(kept.begin(), kept.end(), text.begin());
+  mine.wait_version.fetch_add(1);
+  for (std::size_t i = 0; i < kWaitWords; ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, text.data() + i * sizeof word, sizeof word);
+    mine.wait_text[i].store(word);
+  }
+  mine.wait_version.fetch_add(1);
+}
+
+std::string noted_wait(const RankRecord& record) {
+  std::array<char, kWaitWords * sizeof(std::uint64_t)> text{};
+  const std::uint64_t version = record.wait_version.load();
+  for (std::size_t i = 0; i < kWaitWords; ++i) {
+    const std::uint64_t word = record.wait_text[i].load();
+    std::memcpy(text.data() + i * sizeof word, &word, sizeof word);
+  }
+  if (version % 2 != 0 || version != record.wait_version.load()) return "";
+  return {text.begin(), std::find(text.begin(), text.end(), '\0')};
 }
 
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,

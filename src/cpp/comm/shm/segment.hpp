@@ -9,8 +9,10 @@
 // A control block is what I have in one group:
 //
 //   control  | Control: how far I am; Slot x kSlots: the collectives in flight, by sequence %
-//   kSlots inline   | kInlineBytes x kSlots: payloads that ride beside the flag staging  | operands
-//   of private memory pass through here, chunk by chunk (lane.hpp)
+//            | kSlots
+//   inline   | kInlineBytes x kSlots: payloads that ride beside the flag
+//   layouts  | kLayoutBytes x kSlots: of arrays with several axes, and of lists of arrays
+//   staging  | operands of private memory pass through here, chunk by chunk (lane.hpp)
 //
 // Only its owner writes to a control block, but for `departed` and buffers of the staging area that
 // take results (flat.cpp). Everything in a slot but its second
@@ -34,12 +36,14 @@
 namespace ngd::comm::shm {
 
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
-inline constexpr std::uint32_t kLayoutVersion = 3;
+inline constexpr std::uint32_t kLayoutVersion = 4;
 inline constexpr int kMaxRanks = 256;        // of a host
 inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kErrorBytes = 16 << 10;
+inline constexpr std::size_t kWaitWords = 31;         // of 8 characters
 inline constexpr std::size_t kInlineBytes = 2 << 10;  // flat.cpp has the measurement
+inline constexpr std::size_t kLayoutNumbers = 64;     // that are kept of a layout
 inline constexpr std::size_t kStagingBytes = 4 << 20;
 
 // Offsets of what is not found in the heap: it lies beside the flag; or in no segment.
@@ -68,6 +72,10 @@ struct RankRecord {
   alignas(kLine) std::atomic<std::uint32_t> sleeping;
   std::atomic<std::uint32_t> doorbell;
 
+  // What I have waited in for long, for a rank that misses me; odd while it is being written.
+  alignas(kLine) std::atomic<std::uint64_t> wait_version;
+  std::atomic<std::uint64_t> wait_text[kWaitWords];
+
   alignas(kLine) char error_text[kErrorBytes];
 };
 
@@ -87,6 +95,9 @@ struct Slot {
 
   // What it is, for messages.
   alignas(kLine) std::uint64_t count;
+  std::uint64_t layout_hash;
+  std::uint64_t bare_fingerprint;  // of all but the computation
+  std::uint64_t computation;
   std::uint64_t program_hash;
   std::uint64_t program_offset;  // of the program's text in the heap, or kPrivate
   std::uint32_t program_length;
@@ -95,7 +106,9 @@ struct Slot {
   ReduceOp op;
   DType dtype;
   Algorithm algorithm;
-  bool has_counts;  // they stand where the payload does, before it
+  bool has_counts;    // they stand where the payload does, before it
+  Layout::Of layout;  // its numbers stand in Segment::layout_numbers()
+  std::uint32_t layout_entries;
   alignas(8) char site[kSiteBytes];
 };
 static_assert(offsetof(Slot, step) == kLine && sizeof(Slot) == 4 * kLine);
@@ -120,7 +133,9 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
 
 // Within a control block, and of one within a segment.
 inline constexpr std::size_t kInlineOffset = round_up(sizeof(Control), 4096);
-inline constexpr std::size_t kStagingOffset = kInlineOffset + kSlots * kInlineBytes;
+inline constexpr std::size_t kLayoutsOffset = kInlineOffset + kSlots * kInlineBytes;
+inline constexpr std::size_t kLayoutBytes = kLayoutNumbers * sizeof(std::uint64_t);
+inline constexpr std::size_t kStagingOffset = kLayoutsOffset + kSlots * kLayoutBytes;
 inline constexpr std::size_t kControlBytes = kStagingOffset + kStagingBytes;
 inline constexpr std::size_t kWorldOffset = round_up(sizeof(RankRecord), 4096);
 inline constexpr std::size_t kHeapOffset = round_up(kWorldOffset + kControlBytes, 64 << 10);
@@ -142,6 +157,10 @@ class Segment {
   Slot& slot(std::uint64_t sequence) const noexcept { return control().slots[sequence % kSlots]; }
   std::byte* payload(std::uint64_t sequence) const noexcept {
     return control_ + kInlineOffset + sequence % kSlots * kInlineBytes;
+  }
+  std::uint64_t* layout_numbers(std::uint64_t sequence) const noexcept {
+    return reinterpret_cast<std::uint64_t*>(control_ + kLayoutsOffset +
+                                            sequence % kSlots * kLayoutBytes);
   }
   std::byte* staging() const noexcept { return control_ + kStagingOffset; }
   std::byte* at(std::uint64_t offset) const noexcept { return base_ + offset; }
@@ -178,6 +197,11 @@ void found(Memory& memory, int rank, int size, int node);
 
 // Says in my own record that I have failed, and why.
 void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message) noexcept;
+
+// Says in my own record what I wait in; "": in nothing.
+void note_wait(RankRecord& mine, std::string_view what) noexcept;
+// What another one says; "" also where it is just changing it.
+std::string noted_wait(const RankRecord& record);
 
 // The memory of ranks that are processes: mappings by rank, and the memfd of my own.
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,

@@ -19,7 +19,8 @@ namespace {
 // of a sequence again.
 constexpr std::uint64_t kTold = kSlots / 4;
 
-// Of all that must be equal on all ranks. What an all_to_all sends whom, its two ranks compare.
+// Of all that must be equal on all ranks, but for what a program computes. What an all_to_all sends
+// whom, its two ranks compare.
 std::uint64_t fingerprint_of(const Task& task, std::uint64_t group, const Collective& collective,
                              std::uint64_t program, int size) noexcept {
   std::uint64_t hash =
@@ -34,20 +35,16 @@ std::uint64_t fingerprint_of(const Task& task, std::uint64_t group, const Collec
     if (task.kind != Kind::AllToAll)
       for (int r = 0; r < size; ++r) hash = mix(hash, collective.counts[r]);
   }
-  return mix(hash, program);
+  // One of the two is 0: a program's types say all about its arrays.
+  return mix(hash, program ^ (collective.layout == nullptr ? 0 : collective.layout->hash));
 }
 
 }  // namespace
 
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept {
-  hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
-  return hash ^ (hash >> 29);
-}
-
 ShmCommunicator::ShmCommunicator(std::shared_ptr<Family> family, std::vector<Group::Member> members,
                                  int rank, std::uint64_t id)
     : family_(std::move(family)),
-      group_(std::move(members), rank, id, family_->moves(), family_->checked()),
+      group_(std::move(members), rank, id, family_->moves(), family_->checked(), *computations()),
       statistics_(group_.size()),
       streams_(*family_, group_, statistics_),
       preferred_(preferred_algorithm()),
@@ -165,6 +162,10 @@ void ShmCommunicator::keep_waiting(const Collective& collective, Statistics::Ent
     kept.counts.assign(collective.counts, collective.counts + ranks);
   if (collective.receive_counts != nullptr)
     kept.receive_counts.assign(collective.receive_counts, collective.receive_counts + ranks);
+  if (collective.layout != nullptr) {
+    kept.layout = *collective.layout;
+    kept.numbers.assign(kept.layout.numbers, kept.layout.numbers + kept.layout.known);
+  }
   copy_site(collective.site, kept.site);
   kept.stats = stats;
   kept.program = program;
@@ -177,6 +178,8 @@ void ShmCommunicator::start_from_backlog() {
   if (collective.counts != nullptr) collective.counts = oldest.counts.data();
   if (collective.receive_counts != nullptr)
     collective.receive_counts = oldest.receive_counts.data();
+  oldest.layout.numbers = oldest.numbers.data();
+  if (collective.layout != nullptr) collective.layout = &oldest.layout;
   collective.program = nullptr;  // oldest.program has it
   collective.site = oldest.site;
   start(collective, oldest.stats, oldest.program, now_ns() - oldest.since_ns);
@@ -219,8 +222,15 @@ void ShmCommunicator::publish(Task& task, const Collective& collective,
                               const ProgramText& program) {
   const Segment& mine = group_.mine();
   Slot& slot = mine.slot(task.sequence);
-  if (family_->checked())
-    slot.fingerprint = fingerprint_of(task, group_.id(), collective, program.hash, group_.size());
+  slot.computation = program.computation;
+  if (family_->checked()) {
+    slot.bare_fingerprint =
+        fingerprint_of(task, group_.id(), collective, program.hash, group_.size());
+    slot.fingerprint = slot.bare_fingerprint ^ program.computation;
+  }
+  slot.layout_hash = 0;
+  slot.layout = Layout::Of::Row;
+  if (collective.layout != nullptr) publish_layout(slot, task.sequence, *collective.layout);
   publish_source(task, slot, collective);
   slot.step.store(0, std::memory_order_relaxed);
   slot.taken.store(task.path == Path::Exchange && !task.takes ? kAll : 0,
@@ -238,6 +248,14 @@ void ShmCommunicator::publish(Task& task, const Collective& collective,
   copy_site(collective.site, slot.site);
   mine.control().sequence.store(task.sequence, std::memory_order_relaxed);
   group_.raise(slot.published, task.sequence);
+}
+
+void ShmCommunicator::publish_layout(Slot& slot, std::uint64_t sequence, const Layout& layout) {
+  slot.layout_hash = layout.hash;
+  slot.layout = layout.of;
+  slot.layout_entries = static_cast<std::uint32_t>(layout.entries);
+  std::copy_n(layout.numbers, std::min(layout.known, kLayoutNumbers),
+              group_.mine().layout_numbers(sequence));
 }
 
 // Where my peers find what they need of me, and the counts that I gave.
@@ -276,8 +294,9 @@ void ShmCommunicator::publish_source(Task& task, Slot& slot, const Collective& c
 ShmCommunicator::ProgramText ShmCommunicator::text_of(const ProgramIdentity* program) {
   if (program == nullptr) [[likely]]
     return {};
-  if (program->text == nullptr) return {program->hash};
-  auto known = programs_.find(program->hash);
+  if (program->text == nullptr) return {program->hash, program->computation};
+  const std::uint64_t name = mix(program->hash, program->computation);
+  auto known = programs_.find(name);
   if (known == programs_.end()) {
     const auto length = static_cast<std::uint32_t>(std::strlen(program->text));
     std::uint64_t offset = kPrivate;
@@ -286,7 +305,9 @@ ShmCommunicator::ProgramText ShmCommunicator::text_of(const ProgramIdentity* pro
       std::memcpy(group_.mine().at(offset), program->text, length);
     } catch (const Error&) {  // no memory: the message will do without
     }
-    known = programs_.emplace(program->hash, ProgramText{program->hash, offset, length}).first;
+    known =
+        programs_.emplace(name, ProgramText{program->hash, program->computation, offset, length})
+            .first;
   }
   return known->second;
 }

@@ -59,18 +59,22 @@ class ShmCommunicator final : public Communicator {
     double seconds = 0;    // 0 = for ever
     bool is_error = true;  // else the call just returns
     std::uint64_t at_ns = 0;
+    std::uint64_t slow_since_ns = 0;  // when the first rungs had not helped
+    bool noted = false;               // in my record
   };
 
   // Where a program's text lies, for the message that a mismatch may need.
   struct ProgramText {
     std::uint64_t hash = 0;
+    std::uint64_t computation = 0;
     std::uint64_t offset = kPrivate;
     std::uint32_t length = 0;
   };
   // A collective that was submitted and has no slot yet, with copies of what its caller may free.
   struct Waiting {
     Collective collective;
-    std::vector<std::uint64_t> counts, receive_counts;
+    std::vector<std::uint64_t> counts, receive_counts, numbers;
+    Layout layout;  // of these numbers
     char site[kSiteBytes];
     Statistics::Entry stats;
     ProgramText program;
@@ -102,6 +106,7 @@ class ShmCommunicator final : public Communicator {
   Algorithm resolve(const Collective& collective) const;
   void prepare(Task& task, const Collective& collective);
   void publish(Task& task, const Collective& collective, const ProgramText& program);
+  void publish_layout(Slot& slot, std::uint64_t sequence, const Layout& layout);
   void publish_source(Task& task, Slot& slot, const Collective& collective);
   ProgramText text_of(const ProgramIdentity* program);
 
@@ -124,6 +129,7 @@ class ShmCommunicator final : public Communicator {
   // Blocks until a work is complete, advancing everything. False where the time is over and that is
   // no error.
   bool block(Work work, Deadline deadline);
+  bool block_until(Work work, Deadline& deadline);
   Statistics::Entry stats_of(Work work) const noexcept;
   Need need_of(Work work) const noexcept;
   std::uint32_t bell_of(Work work) const noexcept;
@@ -134,6 +140,7 @@ class ShmCommunicator final : public Communicator {
   void look_at_peers(Work work);
   void late(const Need& need, double seconds) const;
   std::string missed(const Need& need) const;
+  std::string whereabouts(int rank) const;
 
   std::shared_ptr<Family> family_;
   Group group_;
@@ -156,8 +163,6 @@ class ShmCommunicator final : public Communicator {
       std::list<Family::Retired>(1);  // what close() fills in: it must not ask for memory
   std::unordered_map<std::uint64_t, ProgramText> programs_;  // by hash
 };
-
-std::uint64_t mix(std::uint64_t hash, std::uint64_t value) noexcept;
 
 // The group of all ranks of a family.
 std::unique_ptr<Communicator> make_world(std::unique_ptr<Memory> memory,

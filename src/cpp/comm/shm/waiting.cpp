@@ -13,6 +13,7 @@ namespace ngd::comm::shm {
 namespace {
 
 constexpr std::uint64_t kSleepNs = 50'000'000;  // between two looks at the peers
+constexpr std::uint64_t kLongNs = 100'000'000;  // of a wait that is told to who misses me
 
 std::uint64_t ns_of(double seconds) {
   return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
@@ -94,6 +95,17 @@ void ShmCommunicator::check_still_open(Work work) const {
 }
 
 bool ShmCommunicator::block(Work work, Deadline deadline) {
+  struct Forget {
+    const Deadline& deadline;
+    RankRecord& record;
+    ~Forget() {
+      if (deadline.noted) note_wait(record, "");
+    }
+  } forget{deadline, family_->record()};
+  return block_until(work, deadline);
+}
+
+bool ShmCommunicator::block_until(Work work, Deadline& deadline) {
   Ladder& ladder = family_->ladder();
   Monitor& monitor = family_->monitor();
   const std::uint64_t& moves = family_->moves();
@@ -160,6 +172,11 @@ void ShmCommunicator::compare_all() const {
 void ShmCommunicator::inspect(Work work, Deadline& deadline) {
   const std::uint64_t now = now_ns();
   if (deadline.at_ns == 0) deadline.at_ns = now + ns_of(deadline.seconds);
+  if (deadline.slow_since_ns == 0) deadline.slow_since_ns = now;
+  if (!deadline.noted && now - deadline.slow_since_ns > kLongNs) {
+    deadline.noted = true;
+    note_wait(family_->record(), missed(need_of(work)));
+  }
   if (family_->checked()) {
     for (const ShmCommunicator* group : family_->groups()) group->compare_all();
     look_at_peers(work);
@@ -215,8 +232,24 @@ void ShmCommunicator::late(const Need& need, double seconds) const {
   const std::vector<int> missing = group_.missing(need);
   if (missing.empty()) return;
   const bool came = need.flag != Need::Flag::Published && need.flag != Need::Flag::Letter;
+  std::string elsewhere;
+  for (int r = need.first; r < need.last; ++r)
+    if (!came && !group_.has(need, r)) elsewhere += "; " + whereabouts(r);
   fail(ErrorKind::CollectiveTimeout, list_ranks(missing),
-       came ? " did not finish " : " did not come to ", missed(need), " within ", seconds, " s");
+       came ? " did not finish " : " did not come to ", missed(need), " within ", seconds, " s",
+       elsewhere);
+}
+
+// What a rank that is missed is in instead.
+std::string ShmCommunicator::whereabouts(int rank) const {
+  const std::string who = concat("rank ", group_.world(rank));
+  if (const std::string wait = noted_wait(group_.record(rank)); !wait.empty())
+    return concat(who, " waits in ", wait);
+  const std::uint64_t last = group_.control(rank).sequence.load();
+  if (last == 0 || group_.segment(rank).slot(last).published.load() != last)
+    return concat(who, " waits in no collective, and has called none of this group");
+  return concat(who, " waits in no collective; its last one of this group was ",
+                describe(group_.read(last, rank)));
 }
 
 }  // namespace ngd::comm::shm

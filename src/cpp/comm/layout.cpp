@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/layout.hpp"
+
+#include <algorithm>
+#include <string_view>
+
+#include "base/error.hpp"
+
+namespace ngd::comm {
+
+namespace {
+
+constexpr std::size_t kShortList = 6;
+
+std::string array_of(std::uint64_t entry) {
+  return concat(entry >> 8, " ", name_of(static_cast<DType>(entry & 0xff)));
+}
+
+// Where two layouts part, as far as their numbers are known.
+std::size_t first_other(const Layout& a, const Layout& b) noexcept {
+  const std::size_t both = std::min(a.known, b.known);
+  return static_cast<std::size_t>(std::mismatch(a.numbers, a.numbers + both, b.numbers).first -
+                                  a.numbers);
+}
+
+std::string describe(const Layout& layout, std::size_t other) {
+  if (layout.of == Layout::Of::Row) return "an array of one axis";
+  if (layout.entries == 0) return "an array of another shape";
+  const bool whole = layout.of == Layout::Of::Shape || layout.entries <= kShortList;
+  std::string numbers;
+  for (std::size_t i = 0; whole && i < layout.known; ++i) {
+    const std::uint64_t number = layout.numbers[i];
+    numbers += concat(i == 0 ? "" : ", ",
+                      layout.of == Layout::Of::Shape ? std::to_string(number) : array_of(number));
+  }
+  if (layout.of == Layout::Of::Shape) return concat("shape (", numbers, ")");
+  if (whole) return concat("a list of ", numbers);
+  if (other < layout.known)
+    return concat("a list of ", layout.entries, " arrays, number ", other, " of ",
+                  array_of(layout.numbers[other]));
+  return concat("a list of ", layout.entries, " arrays");
+}
+
+}  // namespace
+
+Layout layout_of_shape(const std::int64_t* extents, int axes, std::uint64_t more,
+                       std::uint64_t* room) noexcept {
+  Layout layout;
+  for (int i = 0; i < axes; ++i)
+    if (extents[i] != 1) room[layout.known++] = static_cast<std::uint64_t>(extents[i]);
+  layout.entries = layout.known;
+  layout.numbers = room;
+  if (more == 0 && layout.known < 2) return {};
+  layout.of = Layout::Of::Shape;
+  layout.hash = more + 1;
+  for (std::size_t i = 0; i < layout.known; ++i) layout.hash = mix(layout.hash, room[i]);
+  layout.hash |= 1;
+  return layout;
+}
+
+Layout layout_of_list(const std::vector<std::uint64_t>& entries,
+                      const std::vector<std::uint64_t>& hashes) noexcept {
+  Layout layout{Layout::Of::List, entries.size(), entries.size(), entries.size(), entries.data()};
+  for (std::size_t i = 0; i < entries.size(); ++i)
+    layout.hash = mix(mix(layout.hash, entries[i]), hashes[i]);
+  layout.hash |= 1;
+  return layout;
+}
+
+std::string layout_difference(int rank_a, const Layout& a, int rank_b, const Layout& b) {
+  const std::size_t other = first_other(a, b);
+  const std::string text_a = describe(a, other), text_b = describe(b, other);
+  if (text_a != text_b)
+    return concat("rank ", rank_a, " gives ", text_a, ", rank ", rank_b, " ", text_b);
+  const std::string_view what = a.of == Layout::Of::Shape
+                                    ? "along another axis or with other options"
+                                : a.known < a.entries ? "some of which differ"
+                                                      : "with other shapes";
+  return concat("rank ", rank_a, " and rank ", rank_b, " give ", text_a, ", ", what);
+}
+
+}  // namespace ngd::comm
