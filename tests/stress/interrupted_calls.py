@@ -559,3 +559,6 @@ ALONE = ("comm_stats", "step_alone_on_the_cpu", "step_alone_of_the_interpreter",
 
 LEAVE = ("init", "shutdown")
 """Calls after which there is another world than before."""
+
+MESSAGES = ("send_and_recv",)
+"""Calls that may leave a message which was sent and which the interrupted rank did not receive."""

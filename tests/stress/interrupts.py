@@ -228,7 +228,9 @@ class Suite:
                 world = world or World(options.communicator, ranks)
                 replies = self.one(world, order)
                 wrong = judge(order, replies)
+                interrupted = any(reply["outcome"] == "interrupt" for reply in replies)
                 fresh = any(map(closed, replies)) or order["case"] in interrupted_calls.LEAVE
+                fresh = fresh or (interrupted and order["case"] in interrupted_calls.MESSAGES)
                 self.note(order, replies, wrong)
                 if fresh and options.communicator == "mpi":
                     world, _ = None, world.close()
