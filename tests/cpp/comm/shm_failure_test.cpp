@@ -167,7 +167,8 @@ TEST(Timeout, NamesWhoIsMissingAndWhat) {
   for (const std::size_t r : {0, 2}) {
     EXPECT_EQ(outcomes[r].kind, ErrorKind::CollectiveTimeout);
     EXPECT_EQ(outcomes[r].message,
-              "rank 1 did not come to all_reduce(mean) of 512 float32 at train.py:42 within 0.4 s");
+              "rank 1 did not come to all_reduce(mean) of 512 float32 at train.py:42 within 0.4 s"
+              "; rank 1 waits in no collective, and has called none of this group");
   }
 }
 

@@ -219,7 +219,8 @@ TEST(Groups, ATimeoutNamesTheRankOfTheWorld) {
   });
   EXPECT_EQ(outcomes[1].kind, ErrorKind::CollectiveTimeout);
   EXPECT_EQ(outcomes[1].message,
-            "rank 3 did not come to barrier at g.py:9 in the group of rank 1, rank 3 within 0.2 s");
+            "rank 3 did not come to barrier at g.py:9 in the group of rank 1, rank 3 within 0.2 s"
+            "; rank 3 waits in no collective, and has called none of this group");
 }
 
 TEST(Groups, OneThreadDrivesAFamily) {
@@ -364,7 +365,8 @@ TEST(SendReceive, WhoDoesNotComeIsNamed) {
   });
   EXPECT_EQ(outcomes[0].kind, ErrorKind::CollectiveTimeout);
   EXPECT_EQ(outcomes[0].message,
-            "rank 1 did not come to recv of 1 int32 from rank 1 at p2p.py:1 within 0.2 s");
+            "rank 1 did not come to recv of 1 int32 from rank 1 at p2p.py:1 within 0.2 s"
+            "; rank 1 waits in no collective, and has called none of this group");
 }
 
 TEST(SendReceive, WhatALeaverHasSentArrives) {
