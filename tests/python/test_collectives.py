@@ -232,6 +232,11 @@ def test_an_interrupted_wait_may_be_repeated() -> None:
     assert at > 50
 
 
+def test_a_number_has_a_weighted_mean() -> None:
+    mean = alone().all_reduce(np.array(3.0), op="mean", weight=2.0)
+    assert (mean.shape, mean.item()) == ((), 3.0)
+
+
 def test_a_compression_remembers_what_was_sent() -> None:
     """Or not, where an interrupt came before that: nothing is lost, and nothing is sent twice."""
     for at in itertools.count(1):
@@ -289,8 +294,8 @@ def test_the_table_of_statistics() -> None:
 
 def test_one_rank_agrees_with_itself() -> None:
     text = "all_reduce f32[3] at a.py:1\nbroadcast f32[] at b.py:2"
-    assert compare_ranks(alone(), text, "here") == "alone: all 1 ranks agree, 2 collectives"
-    assert compare_ranks(alone(), "", "here") == "alone: all 1 ranks agree, 0 collectives"
+    assert compare_ranks(alone(), text, 0, "here") == "alone: all 1 ranks agree, 2 collectives"
+    assert compare_ranks(alone(), "", 0, "here") == "alone: all 1 ranks agree, 0 collectives"
 
 
 def test_ratios_of_top_k() -> None:

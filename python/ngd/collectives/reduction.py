@@ -151,7 +151,7 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
         for buffer, sums in zip(buffers, sent, strict=True):
             finite = np.isfinite(sums)
             with np.errstate(over="ignore"):
-                mean = sums / sums.dtype.type(whole) if whole else np.zeros_like(sums)
+                mean = np.asarray(sums / sums.dtype.type(whole)) if whole else np.zeros_like(sums)
             most = np.finfo(sums.dtype).max  # only rounding may have made a mean larger
             np.clip(mean, -most, most, out=mean, where=finite)
             buffer[...] = mean.astype(buffer.dtype)

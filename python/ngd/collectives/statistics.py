@@ -100,12 +100,12 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     with group.under_way():
         lengths = group.all_gather(np.array([len(mine)]), site=site)
         everything = group.all_gather_v(mine, counts=lengths, site=site).tobytes()
+        computations = group.all_gather(np.uint64(computation), site=site)
     ends = np.cumsum(lengths)
     texts = [
         everything[end - length : end].decode().partition("\n\n")
         for end, length in zip(ends, lengths, strict=True)
     ]
-    computations = group.all_gather(np.uint64(computation), site=site)
     lines = [each[0].splitlines() for each in texts]
     longest = max(map(len, lines))
     for number in range(longest):
