@@ -122,7 +122,7 @@ class Crowded final : public comm::Communicator {
   std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
   comm::SharedBlock allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
   void release(comm::SharedBlock block) noexcept override { inner_->release(block); }
-  void abort(const std::string&) noexcept override { ++aborts; }
+  void abort(std::string_view) noexcept override { ++aborts; }
   void close() noexcept override {}
 
  private:
