@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from typing import Any, Final
 
 import ml_dtypes
@@ -78,7 +79,8 @@ def has_mask(value: Any) -> bool:
     """Whether this is a masked array, or holds one."""
     if isinstance(value, (list, tuple)):
         return any(map(has_mask, value))
-    return isinstance(value, np.ma.MaskedArray)
+    masked = sys.modules.get("numpy.ma")  # NumPy imports it when it is first asked for
+    return masked is not None and isinstance(value, masked.MaskedArray)
 
 
 def whole(value: Any, where: str, name: str, bits: int = 32) -> int:

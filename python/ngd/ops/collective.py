@@ -222,7 +222,7 @@ class AllReduce(Collective):
         total = _TOTALS.get(key)  # all that have one weight are told it once
         if total is None:
             wide = cast(weight, float64)
-            unit = power_of_two(self.node((stop_gradient(abs(wide)),), largest))
+            unit = stop_gradient(power_of_two(self.node((abs(wide),), largest)))
             total = _TOTALS[key] = self.node((wide / unit,), sums)
         (mine,) = total.inputs
         unit = 4.0 * power_of_two(maximum(stop_gradient(abs(total)), 1.0))
