@@ -12,7 +12,7 @@ cdef class Turns:
     cdef object _next, _lock
     cdef unsigned long _owner
 
-    def __init__(self):
+    def __cinit__(self):
         self._next, self._lock = threading.Lock(), threading.Lock()
 
     def __enter__(self):
