@@ -85,7 +85,7 @@ class Work(BoundToProcess):
         return self.wait()
 
     def _start(self) -> None:
-        """Let it begin: whoever is interrupted has it, or drops it."""
+        """Let it begin. After an interrupt the caller has the Work, or the Work is dropped."""
         assert self._plan is not None
         _core.start(self._plan.pending)
 

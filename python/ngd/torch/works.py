@@ -14,9 +14,9 @@ Ctrl-C, or what the handler of a signal raises, comes between any two bytecodes.
 - a work is outstanding, and its tensors are kept, from before its first submission until the engine
   has said that it is complete, or that its group is closed
 - to submit, and to note that, is one call of the engine's
-- whoever is interrupted in a submission or in a wait closes the group: the peers are told, and no
+- an interrupt in a submission or in a wait closes the group: the peers are told, and no
   later call is taken for this one
-- whoever is interrupted in a mere look leaves everything as it was
+- an interrupt in a mere look changes nothing
 """
 
 from __future__ import annotations

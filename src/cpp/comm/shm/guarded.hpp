@@ -10,7 +10,7 @@
 namespace ngd::comm::shm {
 
 // Runs an engine call: whatever it throws closes the family, and is told to the peers. But for
-// GroupClosed: whoever closed the group meanwhile has told them.
+// GroupClosed: the thread that closed the group has told them.
 template <class Call>
 decltype(auto) guarded(Family& family, Call&& call) {
   try {

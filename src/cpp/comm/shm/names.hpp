@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The names under which a job may meet, and who holds them.
 //
-// Names of abstract sockets belong to whoever binds them first, so a job has several: rank 0 takes
-// the first that is free, and the others look behind each for a process of their own user. Each
-// carries the user's id, and a hash from which neither the job's key nor another name follows.
+// Names of abstract sockets belong to the process that binds them first, so a job has several: rank
+// 0 takes the first that is free, and the others look behind each for a process of their own user.
+// Each carries the user's id, and a hash from which neither the job's key nor another name follows.
 #pragma once
 
 #include <sys/socket.h>
