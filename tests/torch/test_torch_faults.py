@@ -108,7 +108,8 @@ def test_the_timeout_is_the_process_groups() -> None:
     (found, seconds), _ = torch_ranks.run(stay_away, 2, arguments={"seconds": 1.5})
     assert found["error"] == "CollectiveTimeoutError"
     assert "rank 1" in found["message"]
-    assert found["message"].endswith(" within 1.5 s: Timed out waiting 1500ms")
+    assert " within 1.5 s; rank 1 " in found["message"]
+    assert found["message"].endswith(": Timed out waiting 1500ms")
     assert 1.4 < seconds < 10
 
 
