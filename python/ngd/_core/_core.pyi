@@ -93,7 +93,7 @@ class Communicator:
         tag: int = 0,
     ) -> int: ...
     def submit_next(
-        self, waiting: deque[tuple[tuple[Any, ...], dict[str, Any]]], *lists: MutableSequence[int]
+        self, waiting: deque[tuple[tuple[Any, ...], dict[str, Any]]], numbers: MutableSequence[int]
     ) -> None: ...
     def quick(
         self, kind: str, array: object, out: object, op: object, root: int = 0

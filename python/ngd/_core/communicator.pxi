@@ -201,16 +201,15 @@ cdef class Communicator:
             work = self.communicator.get().submit(collective)
         return work.sequence
 
-    def submit_next(self, waiting, *lists) -> None:
-        """Submit the first of a deque of (args, kwargs), and move its number to the lists' ends.
+    def submit_next(self, waiting, numbers) -> None:
+        """Submit the first of a deque of (args, kwargs), and move its number to a list's end.
 
         Where that raises, nothing was submitted and nothing has moved: no interrupt comes between.
         """
         args, kwargs = waiting[0]
         number = self.submit(*args, **kwargs)
         waiting.popleft()
-        for numbers in lists:
-            numbers.append(number)
+        numbers.append(number)
 
     def quick(self, str kind, array, out, op, root=0) -> object:
         """Run a collective from array to out, or a new array, for the caller of my caller.

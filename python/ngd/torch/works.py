@@ -6,8 +6,8 @@ On one host the engine has no thread of its own: to wait is to do my share. So:
   between, because what it waits for may need what another thread has yet to submit
 - a wait for one collective also progresses those of all other groups: ranks may wait for the
   collectives of several groups in different orders
-- the engine has places for so many collectives of a group, and would wait for one in that group
-  alone: what it has no place for stays here, in a Queue, until somebody waits or submits
+- a thread that takes no turns, because it calls ngd's own functions, may be in the engine: what is
+  submitted meanwhile stays here, in a Queue, until somebody waits or submits
 - a Future is complete when get_future() returns: who waits for it cannot drive the engine
 
 Ctrl-C, or what the handler of a signal raises, comes between any two bytecodes. So:
@@ -50,14 +50,6 @@ NAP: Final = 50e-6
 LAST_SLICE_SECONDS: Final = 1e-3
 MANY: Final = 64
 
-PLACES: Final = 24
-"""How many collectives of a group the engine is given at once. It has 64 places, and the n-th
-collective's is free when every rank is known to have finished the one 64 before, which ranks tell
-after every sixteenth. If the one 24 before is complete, every rank has submitted it, and finished
-the one 48 before."""
-
-BETWEEN_TWO: Final = ("send", "recv")
-
 Submission: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """What Communicator.submit is called with."""
 
@@ -78,67 +70,38 @@ os.register_at_fork(after_in_child=start_anew)
 
 
 class Queue:
-    """A group's works that the engine has no place for yet. The caller has the turn."""
+    """A group's works that came while a thread that takes no turns was in the engine.
+
+    The caller has the turn.
+    """
 
     def __init__(self, group: Group) -> None:
         self._communicator = group.communicator
-        self._in_flight: deque[int] = deque()
         self._waiting: deque[Work] = deque()
 
     def start(self, work: Work) -> None:
-        """Submit a work, in part or later where there is no room; raise what is wrong with it."""
-        behind_others = self._waiting and work.takes_places()
-        try:
-            there = not behind_others and self._submit(work)
-        except BusyError:  # a thread that is none of torch's is in the engine
-            there = False
-        if not there:
+        """Submit a work, now or later; raise what is wrong with it."""
+        if not self._waiting:
+            with contextlib.suppress(BusyError):
+                self._submit(work)
+        if work._submissions:
             self._waiting.append(work)
 
     def fill(self) -> None:
-        """Submit what there is room for; works that fail keep their errors. May be Busy."""
+        """Submit what waits; works that fail keep their errors. May be Busy."""
         while self._waiting:
             work = self._waiting[0]
             try:
-                if not self._submit(work):
-                    return
+                self._submit(work)
             except BusyError:
                 raise
             except Error as error:
                 work._fail(error)
             self._waiting.popleft()
 
-    def wait_for_room(self, seconds: float) -> bool:
-        """Whether there is room, after so long."""
-        if self._in_flight:
-            if not self._communicator.wait_for(self._in_flight[0], seconds):
-                return False
-            self._in_flight.popleft()
-        self.fill()
-        return True
-
-    def give_up(self, seconds: float) -> None:
-        """Let the engine say who is missing."""
-        if self._in_flight:
-            self._communicator.wait(self._in_flight[0], seconds)
-
-    def _submit(self, work: Work) -> bool:
-        """Submit what there is room for of a work; whether that was all of it."""
-        submissions, takes_places = work._submissions, work.takes_places()
-        lists = (work._sequences, self._in_flight) if takes_places else (work._sequences,)
-        while submissions:
-            if takes_places and not self._has_room():
-                return False
-            self._communicator.submit_next(submissions, *lists)
-        return True
-
-    def _has_room(self) -> bool:
-        in_flight = self._in_flight
-        while len(in_flight) >= PLACES:
-            if not self._communicator.done(in_flight[0]):
-                return False
-            in_flight.popleft()
-        return True
+    def _submit(self, work: Work) -> None:
+        while work._submissions:
+            self._communicator.submit_next(work._submissions, work._sequences)
 
 
 class Work(torch.distributed.Work):
@@ -214,10 +177,6 @@ class Work(torch.distributed.Work):
             self._future = future
         return self._future
 
-    def takes_places(self) -> bool:
-        """Whether what is to be submitted takes places of the engine's; a send takes none."""
-        return bool(self._submissions) and self._submissions[0][0][0] not in BETWEEN_TWO
-
     def _complete(self, seconds: float) -> None:
         """Wait to the end, or close the group."""
         try:
@@ -253,9 +212,8 @@ class Work(torch.distributed.Work):
 
     def _advance(self, seconds: float) -> None:
         """Go on for so long."""
-        while self._submissions:
-            if not self._group.queue.wait_for_room(seconds):
-                return
+        if self._submissions:
+            self._group.queue.fill()
         if self._over:  # it could not be submitted
             return
         communicator, sequences = self._group.communicator, self._sequences
@@ -285,8 +243,6 @@ class Work(torch.distributed.Work):
     def _give_up(self, seconds: float) -> None:
         """Let the engine say who is missing."""
         try:
-            if self._submissions:
-                self._group.queue.give_up(LAST_SLICE_SECONDS)
             for sequence in self._sequences:
                 self._group.communicator.wait(sequence, LAST_SLICE_SECONDS)
         except CollectiveTimeoutError as error:
