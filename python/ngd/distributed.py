@@ -94,15 +94,23 @@ def _join(comm: Any) -> Group:
             mark = _core.Mark(environment.name_of_place(launch))
         communicator = make_communicator(launch)
         _place = mark
-    install_hooks()
-    world = Group(communicator)
-    try:
+    with to_its_end(communicator):
+        install_hooks()
+        world = Group(communicator)
         share_cores(world)
-    except BaseException:
-        world.close()
-        raise
     _world = world
     return world
+
+
+@contextmanager
+def to_its_end(communicator: _core.Communicator) -> Iterator[None]:
+    """The others have the group: where this rank does not get that far, they hear of it."""
+    try:
+        yield
+    except BaseException as error:
+        communicator.abort(f"{type(error).__name__}: {error}")
+        communicator.close()
+        raise
 
 
 class _Entrance:
@@ -252,8 +260,9 @@ def meet(job_key: str, rank: int, size: int, name: str) -> Group:
     install_hooks()
     if size == 1:
         return Group(_core.Communicator.make_self(), name)
-    timeout = _core.timeout_seconds()
-    return Group(_core.Communicator.make_shm(job_key, rank, size, timeout), name)
+    communicator = _core.Communicator.make_shm(job_key, rank, size, _core.timeout_seconds())
+    with to_its_end(communicator):
+        return Group(communicator, name)
 
 
 def world_over_mpi() -> Group | None:

@@ -17,7 +17,7 @@ import pytest
 from harness import Job, caught, say
 
 import ngd
-from ngd import ops
+from ngd import distributed, ops
 
 pytestmark = harness.needs_ranks
 
@@ -130,6 +130,33 @@ def test_rank_that_dies_while_others_come_is_named(victim: int) -> None:
 def announced_init() -> dict[str, str]:
     say("coming")
     return caught(ngd.init)
+
+
+def init_that_fails_late() -> dict[str, Any]:
+    """Rank 1 has met the other one, and fails then; it goes on, and keeps its error."""
+
+    def without_memory() -> None:
+        raise MemoryError("no memory for a hook")
+
+    if os.environ["RANK"] == "1":
+        distributed.install_hooks = without_memory
+    try:
+        ngd.barrier()
+    except (MemoryError, ngd.errors.Error) as error:
+        now = time.monotonic()
+        if os.environ["RANK"] == "1":
+            time.sleep(6)
+        return {"error": type(error).__name__, "message": str(error), "at": now}
+    raise AssertionError("no error")
+
+
+def test_a_rank_that_fails_after_the_meeting_is_named() -> None:
+    with Job(init_that_fails_late, 2, env={"NGD_TIMEOUT": "15"}) as job:
+        first, second = (outcome.value for outcome in job.wait(40))
+    assert second["error"] == "MemoryError"
+    assert first["error"] == "RemoteRankError", first
+    assert "rank 1 failed: MemoryError: no memory for a hook" in first["message"]
+    assert first["at"] - second["at"] < 4
 
 
 # Limits.

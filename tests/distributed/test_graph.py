@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -229,3 +231,21 @@ def steps(device: str) -> dict[str, Any]:
 def test_weights_stay_equal(communicator: str, ranks: int, device: str) -> None:
     outcomes = run_in_world(steps, communicator, ranks, device=device)
     assert len({o.value["weights"] for o in outcomes}) == 1
+
+
+def leave_a_step_behind() -> int:
+    """How much shared memory is mapped after a world of which a step's shapes came."""
+
+    def step() -> None:
+        x = ngd.placeholder("x", (3,), np.float32)
+        ngd.compile([x], [ops.all_gather(x)])(np.ones(3, np.float32))
+
+    step()
+    ngd.shutdown()
+    gc.collect()
+    return Path("/proc/self/maps").read_text().count("memfd:ngd")
+
+
+@harness.needs_ranks
+def test_a_world_that_was_left_keeps_no_memory() -> None:
+    assert [outcome.value for outcome in run(leave_a_step_behind, 2)] == [0, 0]

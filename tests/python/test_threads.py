@@ -77,6 +77,21 @@ def test_more_threads_than_openmp_may_start_are_refused() -> None:
     assert "NGD_THREADS: expected at most 2 here (OMP_THREAD_LIMIT" in text
 
 
+def test_more_threads_than_openmp_may_bind_are_refused() -> None:
+    """Where threads are bound, a rank's share asks for them all: an error, not the end."""
+    code = "from ngd import _core; _core.set_thread_share(1)"
+    environ = {"NGD_THREADS": "3", "OMP_THREAD_LIMIT": "2", "OMP_PROC_BIND": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1, done
+    assert "InitError: NGD_THREADS: expected at most 2 here" in done.stderr
+
+
 def test_more_threads_than_the_system_starts_are_refused() -> None:
     """OpenMP would end the process without an exception."""
 

@@ -75,7 +75,8 @@ cdef extern from "ngd.hpp" namespace "ngd::device" nogil:
     CppDevice& cpu()
     int cpp_thread_count "ngd::device::thread_count"() except +ngd_raise_python_error
     int cpp_available_cores "ngd::device::available_cores"()
-    void cpp_set_thread_share "ngd::device::set_thread_share"(int threads)
+    void cpp_set_thread_share "ngd::device::set_thread_share"(int threads) \
+        except +ngd_raise_python_error
 
 cdef extern from "ngd.hpp" namespace "ngd::kernels" nogil:
     cppclass KernelQuery:
@@ -194,7 +195,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         void finish(double timeout_seconds) except +ngd_raise_python_error
         cbool wait_for(double seconds) except +ngd_raise_python_error
     cppclass CppMark "ngd::comm::Mark":
-        CppMark(const string& name)
+        CppMark(const string& name) except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_self_communicator() except +ngd_raise_python_error
     unique_ptr[CppCommunicator] make_shm_communicator(
         const string& job_key, int rank, int size, double timeout_seconds,

@@ -32,7 +32,7 @@ cdef class Pending:
         collective.hpp says what count, root, counts and receive_counts mean to each kind. The ranks
         compare `shape`, extents of 1 aside, and `more`: layout.hpp.
         """
-        cdef vector[int64_t] extents = shape
+        cdef vector[int64_t] extents = _int64s(shape)
         cdef Pending result = Pending.__new__(Pending)
         result.communicator = communicator
         result.kept = source, destination, sequence
@@ -45,11 +45,11 @@ cdef class Pending:
         if sequence is not None:
             result.collective.program = &sequence.identity
         if counts is not None:
-            result.counts = counts
+            result.counts = _uint64s(counts)
             communicator._check_counts(result.counts)
             result.collective.counts = result.counts.data()
         if receive_counts is not None:
-            result.receive_counts = receive_counts
+            result.receive_counts = _uint64s(receive_counts)
             communicator._check_counts(result.receive_counts)
             result.collective.receive_counts = result.receive_counts.data()
         result.room.resize(extents.size())

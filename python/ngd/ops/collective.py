@@ -57,7 +57,7 @@ class Ranks(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Alone:
     """The group of one rank."""
 
@@ -71,12 +71,18 @@ class World:
     def __init__(self) -> None:
         self.join: Callable[[], Ranks] = Alone
         """Set by the layer that can talk to other processes."""
-        self.joined: Ranks | None = None
+        self._joined: weakref.ref[Ranks] | None = None
+
+    @property
+    def joined(self) -> Ranks | None:
+        """The group that was joined last, while anybody has it."""
+        return self._joined() if self._joined is not None else None
 
     def ranks(self) -> Ranks:
         """Join, and return the group."""
-        self.joined = self.join()
-        return self.joined
+        group = self.join()
+        self._joined = weakref.ref(group)
+        return group
 
 
 WORLD: Final = World()

@@ -165,7 +165,7 @@ int thread_count() {
   return got;
 }
 
-void set_thread_share(int threads) noexcept {
+void set_thread_share(int threads) {
   thread_share.store(std::max(1, threads));
   find_elsewhere();
 }

@@ -13,7 +13,8 @@ namespace ngd::device {
 int thread_count();
 int available_cores() noexcept;  // of the affinity mask and the cgroup's quota
 // What is left of them beside the ranks that share them. Called by a thread that runs kernels.
-void set_thread_share(int threads) noexcept;
+// Throws as thread_count() does.
+void set_thread_share(int threads);
 // For a thread that runs none, as often as it likes: where OpenMP has bound the kernels' threads to
 // places (OMP_PROC_BIND), it runs from now on where none of them does or, if they are everywhere,
 // on any of their cores. Where they are not bound, it stays where the system puts it.

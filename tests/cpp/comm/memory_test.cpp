@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens where there is no memory: in one rank the n-th allocation fails, for every n.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <map>
 #include <new>
 #include <numeric>
+#include <thread>
 
 #include "comm/shm/heap.hpp"
 #include "comm/stats.hpp"
@@ -16,9 +18,11 @@ namespace {
 // Of this thread: so many allocations more, and one fails; or, where that goes on, all later ones.
 thread_local int fuse = 0;
 thread_local bool goes_on = false;
+thread_local int failures = 0;
 
 void* allocate(std::size_t bytes) {
   if (fuse > 0 && --fuse == 0) {
+    ++failures;
     if (goes_on) fuse = 1;
     throw std::bad_alloc();
   }
@@ -123,6 +127,48 @@ TEST(NoMemory, InSends) {
     call.root = 1 - world.rank();
     world.wait(world.submit(call), 10);
   });
+}
+
+// Comes again and again, until there is a world that works. Whether an allocation failed before.
+bool meet_without_memory(const std::string& key, int rank, int allocations, bool on) {
+  failures = 0;
+  fuse = allocations;
+  goes_on = on;
+  for (bool met = false; !met; fuse = 0) {
+    try {
+      const auto world = make_shm_communicator(key, rank, 2, 20);
+      fuse = 0;
+      sum(*world, 3);
+      met = true;
+    } catch (const std::bad_alloc&) {
+    } catch (const Error& error) {
+      fuse = 0;
+      if (error.kind() != ErrorKind::CollectiveTimeout) continue;
+      ADD_FAILURE() << "allocation " << allocations << ": " << error.what();
+      return false;
+    }
+  }
+  return failures > 0;
+}
+
+// Where a rank has no memory while it meets the other one, that one hears of it, though it may be
+// through already. Else it would wait for the first one at the deadline, and that one for it.
+TEST(NoMemory, WhileRanksMeet) {
+  for (const int victim : {0, 1}) {
+    bool reached[2] = {};
+    int n = 0;
+    do {
+      ++n;
+      const std::string key = concat("no-memory:", ::getpid(), ":", victim, ":", n);
+      const auto meet = [&](int rank) {
+        reached[rank] = meet_without_memory(key, rank, rank == victim ? n : 0, n % 2 == 0);
+      };
+      std::thread other(meet, 1);
+      meet(0);
+      other.join();
+    } while (reached[victim]);
+    EXPECT_GT(n, 50) << "rank " << victim;
+  }
 }
 
 TEST(NoMemory, LeavingAsksForNone) {

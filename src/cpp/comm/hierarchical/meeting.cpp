@@ -88,29 +88,28 @@ std::unique_ptr<Communicator> meet_on_host(const Roster& roster, int rank, const
 
 std::unique_ptr<Communicator> make_hierarchical_communicator(
     int fortran_handle, double timeout_seconds, const std::function<bool()>& interrupt) {
-  auto family = std::make_shared<mpi::Family>(mpi::open_endpoint(fortran_handle, timeout_seconds));
-  auto world = std::make_unique<mpi::MpiCommunicator>(std::move(family));
+  auto world = mpi::open_world(fortran_handle, timeout_seconds);
   world->set_interrupt(interrupt);
   std::unique_ptr<Communicator> local;
-  std::shared_ptr<const hierarchical::Roster> roster;
-  try {
+  std::unique_ptr<hierarchical::Hosts> hosts;
+  const auto meet = [&] {
     const auto cards = hierarchical::exchange_cards(*world, timeout_seconds);
-    roster =
+    const auto roster =
         std::make_shared<const hierarchical::Roster>(hierarchical::roster_of(cards, world->rank()));
     local = hierarchical::meet_on_host(*roster, world->rank(), hierarchical::key_of(cards),
                                        timeout_seconds, interrupt);
-  } catch (const Error& error) {
-    world->abort(error.what());
-    throw;
-  }
+    if (local->size() < world->size())
+      hosts = std::make_unique<hierarchical::Hosts>(world->channel(), roster, std::move(local));
+  };
+  mpi::or_abort(*world, meet);
   Collective barrier;
   barrier.site = "ngd.init";
   world->wait(world->submit(barrier), timeout_seconds);
-  if (local->size() == world->size()) {  // one host after all
+  if (!hosts) {  // one host after all
     world->close();
     return local;
   }
-  world->use(std::make_unique<hierarchical::Hosts>(world->channel(), roster, std::move(local)));
+  world->use(std::move(hosts));
   return world;
 }
 

@@ -45,7 +45,10 @@ class Family {
   std::mutex& mutex() noexcept { return mutex_; }
 
   // With the lock held:
-  void add(Member& member) { members_.push_back(&member); }
+  void add(Member& member) {
+    busy_.reserve(members_.size() + 1);  // progress() must not ask for memory
+    members_.push_back(&member);
+  }
   void remove(Member& member) noexcept { std::erase(members_, &member); }
   void progress() noexcept;
   bool in_flight_beside(const Member& member) const noexcept;

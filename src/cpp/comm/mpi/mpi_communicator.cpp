@@ -195,6 +195,10 @@ Work MpiCommunicator::submit(const Collective& collective) {
   } catch (const Error& error) {
     close_failed(error.kind(), concat(describe(collective), ": ", error.what()));
     require_open(call.c_str());
+  } catch (const std::exception&) {
+    close_failed(ErrorKind::OutOfMemory, "out of memory");
+    failure_told_ = true;
+    throw;
   }
   // What travels with its header is under way, and is found by whoever waits for it.
   if (!travels_with_header(collective, size())) family_->submitted();
@@ -697,12 +701,9 @@ std::unique_ptr<Communicator> MpiCommunicator::group_of(const std::vector<int>& 
     return std::make_unique<hierarchical::LocalGroup>(family_, roster, meet());
   auto group = std::make_unique<MpiCommunicator>(family_, channel);
   group->set_interrupt(interrupt);
-  try {
+  or_abort(*group, [&] {
     if (roster) group->use(std::make_unique<hierarchical::Hosts>(channel, roster, meet()));
-  } catch (const Error& error) {
-    group->abort(error.what());
-    throw;
-  }
+  });
   Collective barrier;
   barrier.site = "a new group";
   group->wait(group->submit(barrier), timeout_seconds);
@@ -764,11 +765,23 @@ void MpiCommunicator::release(SharedBlock block) noexcept {
   ::operator delete(block.data, std::align_val_t{kAlignment});
 }
 
+// The others have the endpoint, and there is nothing yet to tell them by: MPI_Abort does at exit.
+std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_seconds) {
+  const Endpoint endpoint = open_endpoint(fortran_handle, timeout_seconds);
+  try {
+    return std::make_unique<MpiCommunicator>(std::make_shared<Family>(endpoint));
+  } catch (const Error&) {  // of what is wrong on all ranks alike
+    throw;
+  } catch (const std::exception&) {
+    mark_failed();
+    throw;
+  }
+}
+
 }  // namespace mpi
 
 std::unique_ptr<Communicator> make_mpi_communicator(int fortran_handle, double timeout_seconds) {
-  return std::make_unique<mpi::MpiCommunicator>(
-      std::make_shared<mpi::Family>(mpi::open_endpoint(fortran_handle, timeout_seconds)));
+  return mpi::open_world(fortran_handle, timeout_seconds);
 }
 
 std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vector<int>& members,

@@ -144,4 +144,21 @@ class MpiCommunicator final : public Communicator, private Member {
   bool marked_failed_ = false;   // in the process, until this group is found to end in order
 };
 
+// The ranks of an MPI communicator; -1 = MPI_COMM_WORLD.
+std::unique_ptr<MpiCommunicator> open_world(int fortran_handle, double timeout_seconds);
+
+// A part of making a group that the others are making, too: they hear of whatever it throws.
+template <class Call>
+void or_abort(MpiCommunicator& group, Call&& call) {
+  try {
+    call();
+  } catch (const std::bad_alloc&) {
+    group.abort("out of memory");
+    throw;
+  } catch (const std::exception& error) {
+    group.abort(error.what());
+    throw;
+  }
+}
+
 }  // namespace ngd::comm::mpi

@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <new>
 
 #include "base/config.hpp"
 #include "base/error.hpp"
@@ -78,30 +80,32 @@ class Rendezvous {
   }
   virtual ~Rendezvous() = default;
 
-  Assembly run() {
-    Assembly assembly;
+  std::unique_ptr<Communicator> run() {
+    std::unique_ptr<Communicator> world;
     try {
       exchange();
-      assembly = assemble_parts();
-      confirm();
-      return assembly;
+      Assembly parts = assemble_parts();
+      agree();
+      // It reads what the others have written of themselves.
+      world = make_world(std::move(parts.memory), std::move(parts.liveness),
+                         Place{rank_, size_, size_ > parts.cores});
+      agree();
+      return world;
     } catch (const Error& error) {
-      // Some may be through already: they read it there.
-      if (assembly.memory)
-        note_failure(assembly.memory->segment(rank_).record(), error.kind(), error.what());
-      Message failure = make_message(Topic::Failure, rank_, size_);
-      failure.error_kind = kind_for_all(error.kind());
-      const bool told_so = failure.error_kind == error.kind();
-      failure.set_text(told_so ? error.what()
-                               : concat("rank ", rank_, " failed in ngd.init(): ", error.what()));
-      tell(failure);
+      tell_all(world.get(), error.kind(), error.what());
+      throw;
+    } catch (const std::bad_alloc&) {
+      tell_all(world.get(), ErrorKind::OutOfMemory, "out of memory");
+      throw;
+    } catch (const std::exception& error) {
+      tell_all(world.get(), ErrorKind::Internal, error.what());
       throw;
     }
   }
 
  protected:
   virtual void exchange() = 0;  // fills parcels_
-  virtual void confirm() = 0;   // returns when all ranks have mapped all
+  virtual void agree() = 0;     // returns when all ranks have called it as often
   virtual void tell(const Message& failure) noexcept = 0;
 
   Parcel& parcel(int rank) { return parcels_[static_cast<std::size_t>(rank)]; }
@@ -130,6 +134,26 @@ class Rendezvous {
   std::vector<Parcel> parcels_;
 
  private:
+  struct Assembly {
+    std::unique_ptr<Memory> memory;
+    std::unique_ptr<Liveness> liveness;
+    int cores = 1;  // that the ranks have together
+  };
+
+  // Asks for no memory: there may be none.
+  void tell_all(Communicator* world, ErrorKind kind, const char* what) noexcept {
+    if (world != nullptr) world->abort(what);  // some may be through already: they read it there
+    Message failure = make_message(Topic::Failure, rank_, size_);
+    failure.error_kind = kind_for_all(kind);
+    char text[sizeof failure.text + 64];
+    if (failure.error_kind != kind)
+      std::snprintf(text, sizeof text, "rank %d failed in ngd.init(): %s", rank_, what);
+    else
+      std::snprintf(text, sizeof text, "%s", what);
+    failure.set_text(text);
+    tell(failure);
+  }
+
   Assembly assemble_parts() {
     std::vector<Mapping> mappings;
     std::vector<PeerProcess> peers;
@@ -200,24 +224,24 @@ class Host final : public Rendezvous {
     protocol_step();
   }
 
-  void confirm() override {
-    ready_ = 1;
-    while (ready_ < size_) {
+  void agree() override {
+    for (ready_ = 1; ready_ < size_;) {
       if (clock_.expired())
         fail(ErrorKind::CollectiveTimeout, "ngd.init() did not end within ", clock_.seconds(),
              " s");
       poll_once();
     }
     const Message go = make_message(Topic::Go, rank_, size_);
-    // Who has died meanwhile is missed in the first collective.
-    for (int r = 1; r < size_; ++r) channel(r).send(go);
+    for (int r = 1; r < size_; ++r)
+      if (!channel(r).send(go)) lost(r);
   }
 
   // Also those who have connected and not been heard yet: else they would think that I am lost.
   // From the shutdown on nobody connects any more.
   void tell(const Message& failure) noexcept override {
     if (listener_.valid() && ::shutdown(listener_.get(), SHUT_RD) == 0)
-      while (accept_stranger()) continue;
+      for (Channel last = accept(); last.open(); last = accept())
+        if (is_mine(last)) last.send(failure);
     for (std::vector<Channel>* channels : {&channels_, &strangers_})
       for (Channel& each : *channels)
         if (each.open()) each.send(failure);
@@ -268,13 +292,22 @@ class Host final : public Rendezvous {
     if (got.message.topic == Topic::Ready) ++ready_;
   }
 
-  // Whether there was one.
-  bool accept_stranger() {
+  // Not open where nobody waits.
+  Channel accept() noexcept {
     Channel stranger(
         Descriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
+    if (stranger.open()) protocol_step();
+    return stranger;
+  }
+  static bool is_mine(const Channel& stranger) noexcept {
+    return peer_user(stranger.fd()) == ::geteuid();
+  }
+
+  // Whether there was one.
+  bool accept_stranger() {
+    Channel stranger = accept();
     if (!stranger.open()) return false;
-    protocol_step();
-    if (peer_user(stranger.fd()) == ::geteuid()) strangers_.push_back(std::move(stranger));
+    if (is_mine(stranger)) strangers_.push_back(std::move(stranger));
     return true;
   }
 
@@ -349,7 +382,7 @@ class Guest final : public Rendezvous {
     }
   }
 
-  void confirm() override {
+  void agree() override {
     say(make_message(Topic::Ready, rank_, size_));
     while (next("rank 0").message.topic != Topic::Go) continue;
   }
@@ -390,34 +423,45 @@ class Guest final : public Rendezvous {
     return true;
   }
 
-  // Where rank 0 hears nothing any more, its last words say why.
+  // Where rank 0 hears nothing any more, its last words say why: they are here already.
   void say(const Message& message, int segment_fd = -1, int pidfd = -1) {
     if (host_.send(message, segment_fd, pidfd)) return;
-    for (;;) next("rank 0");
+    const int error = errno;
+    for (;;) {
+      Parcel got;
+      if (!hear(got))
+        fail(ErrorKind::Init, "ngd.init(): rank 0 cannot be told anything: ", error_text(error));
+    }
   }
 
   Parcel next(const std::string& waited_for) {
     for (;;) {
       Parcel got;
-      switch (host_.receive(got)) {
-        case Channel::Got::Parcel:
-          if (got.message.magic != kMagic || got.message.version != kLayoutVersion)
-            fail(ErrorKind::Init, "ngd.init(): rank 0 runs another version of ngd");
-          if (got.message.topic == Topic::Failure) {
-            host_.close();  // it knows
-            relay(got.message);
-          }
-          return got;
-        case Channel::Got::End:
-          host_.close();
-          lost(0);
-        case Channel::Got::Nothing:
-          break;
-      }
+      if (hear(got)) return got;
       if (clock_.expired()) late(waited_for.empty() ? "rank 0" : waited_for);
       pollfd readable{host_.fd(), POLLIN, 0};
       ::poll(&readable, 1, clock_.next_poll_ms());
     }
+  }
+
+  // False where nothing has come.
+  bool hear(Parcel& got) {
+    switch (host_.receive(got)) {
+      case Channel::Got::Nothing:
+        return false;
+      case Channel::Got::End:
+        host_.close();
+        lost(0);
+      case Channel::Got::Parcel:
+        break;
+    }
+    if (got.message.magic != kMagic || got.message.version != kLayoutVersion)
+      fail(ErrorKind::Init, "ngd.init(): rank 0 runs another version of ngd");
+    if (got.message.topic == Topic::Failure) {
+      host_.close();  // it knows
+      relay(got.message);
+    }
+    return true;
   }
 
   Channel host_;
@@ -425,8 +469,8 @@ class Guest final : public Rendezvous {
 
 }  // namespace
 
-Assembly assemble(const std::string& job_key, int rank, int size, double timeout_seconds,
-                  const std::function<bool()>& interrupt) {
+std::unique_ptr<Communicator> meet(const std::string& job_key, int rank, int size,
+                                   double timeout_seconds, const std::function<bool()>& interrupt) {
   const Clock clock(timeout_seconds, interrupt);
   if (rank == 0) return Host(job_key, rank, size, clock).run();
   return Guest(job_key, rank, size, clock).run();
@@ -444,9 +488,7 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
   if (size > shm::kMaxRanks)
     fail(ErrorKind::Init, "ngd.init(): expected at most ", shm::kMaxRanks,
          " ranks on one host; got ", size);
-  shm::Assembly assembly = shm::assemble(job_key, rank, size, timeout_seconds, interrupt);
-  return shm::make_world(std::move(assembly.memory), std::move(assembly.liveness),
-                         shm::Place{rank, size, size > assembly.cores});
+  return shm::meet(job_key, rank, size, timeout_seconds, interrupt);
 }
 
 }  // namespace ngd::comm

@@ -7,27 +7,23 @@
 //   1. each sends Hello with its segment and a pidfd of itself; rank 0 checks that they agree
 //   2. rank 0 sends every rank those of all others
 //   3. each maps them and says Ready; when all are, rank 0 says Go
+//   4. each makes its communicator; then Ready and Go once more
 // At any time either side may send Failure, which rank 0 passes on to all: all ranks that are there
-// fail with the same message. While ranks are missing, rank 0 keeps the others told which.
+// fail with the same message. Who fails after the last Go of others has come says so in its
+// segment. While ranks are missing, rank 0 keeps the others told which.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
-#include <vector>
 
-#include "comm/shm/liveness.hpp"
-#include "comm/shm/segment.hpp"
+#include "comm/communicator.hpp"
 
 namespace ngd::comm::shm {
 
-struct Assembly {
-  std::unique_ptr<Memory> memory;
-  std::unique_ptr<Liveness> liveness;
-  int cores = 1;  // that the ranks have together
-};
-
-// timeout_seconds: 0 = none. Throws Init, CollectiveTimeout, RankLost, OutOfMemory, Interrupted.
-Assembly assemble(const std::string& job_key, int rank, int size, double timeout_seconds,
-                  const std::function<bool()>& interrupt);
+// The group of all ranks. timeout_seconds: 0 = none. Throws Init, CollectiveTimeout, RankLost,
+// OutOfMemory, Interrupted.
+std::unique_ptr<Communicator> meet(const std::string& job_key, int rank, int size,
+                                   double timeout_seconds, const std::function<bool()>& interrupt);
 
 }  // namespace ngd::comm::shm

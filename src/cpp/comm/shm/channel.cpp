@@ -15,7 +15,7 @@
 
 namespace ngd::comm::shm {
 
-void Message::set_text(const std::string& value) noexcept {
+void Message::set_text(std::string_view value) noexcept {
   const std::string_view kept = head_of(value, sizeof text - 1);
   *std::copy(kept.begin(), kept.end(), text) = '\0';
 }

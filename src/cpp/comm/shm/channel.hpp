@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include "base/error.hpp"
 #include "comm/shm/system.hpp"
@@ -27,7 +28,7 @@ struct Message {
   cpu_set_t cores;  // where the rank may run
   char text[2048];  // boot id; who is missing; what went wrong
 
-  void set_text(const std::string& value) noexcept;
+  void set_text(std::string_view value) noexcept;
 };
 
 struct Parcel {
