@@ -45,7 +45,7 @@
   X(fcntl) X(fstat) X(socket) X(bind) X(listen) X(accept4) X(connect) X(sendmsg) X(recvmsg)   \
   X(poll) X(getsockopt) X(setsockopt) X(getrlimit) X(getrusage) X(opendir)                    \
   X(sched_getaffinity) X(sched_setaffinity) X(sysconf) X(futex_wait) X(futex_wake)            \
-  X(pidfd_open) X(getrandom) X(pthread_create) X(open) X(read)
+  X(pidfd_open) X(getrandom) X(pthread_create) X(open) X(read) X(send) X(recv)
 // clang-format on
 
 namespace {
@@ -422,6 +422,8 @@ WRAP(int, listen, -1, (int fd, int n), (fd, n))
 WRAP(int, accept4, -1, (int fd, sockaddr* at, socklen_t* n, int flags), (fd, at, n, flags))
 WRAP(int, connect, -1, (int fd, const sockaddr* at, socklen_t n), (fd, at, n))
 WRAP(ssize_t, sendmsg, -1, (int fd, const msghdr* message, int flags), (fd, message, flags))
+WRAP(ssize_t, send, -1, (int fd, const void* from, std::size_t n, int flags), (fd, from, n, flags))
+WRAP(ssize_t, recv, -1, (int fd, void* to, std::size_t n, int flags), (fd, to, n, flags))
 WRAP(int, poll, -1, (pollfd * fds, nfds_t n, int ms), (fds, n, ms))
 WRAP(int, getsockopt, -1, (int fd, int level, int name, void* to, socklen_t* n),
      (fd, level, name, to, n))

@@ -1,86 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two ranks do while inject.py makes a call of ngd's C++ side fail: public calls, in steps.
-
-A step is one call and the check of its result. Where it raises and the group stays open, nothing
-has happened: the step is done once more. `expects` are the errors that a step must end in without
-any fault: of calls that are wrong on purpose, for the code that words errors fails, too.
-"""
+"""What two ranks do while inject.py makes a call of ngd's C++ side fail: public calls, in steps."""
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from inject_alone import kernels, refusals
+from inject_meetings import MEETINGS
+from inject_steps import (
+    LARGE,
+    MIDDLE,
+    SMALL,
+    Scenario,
+    Step,
+    check,
+    fresh,
+    joined,
+    of,
+    total,
+)
 
 import ngd
-from ngd import _core, errors, ops
-from ngd.distributed import alone
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from tests.ops.cases import Case, all_cases, assert_close, placeholders, takes_two
-
-SMALL, MIDDLE, LARGE = 5, 60_000, 700_000
-"""Elements (of 8 bytes) that ride beside the flag, in one piece, and in several chunks."""
-
-
-@dataclass
-class Step:
-    """One call, checked."""
-
-    name: str
-    call: Callable[[], Any]
-    expects: tuple[type[BaseException], ...] = ()
-
-
-@dataclass
-class Scenario:
-    """The steps of a rank, by its number."""
-
-    name: str
-    steps: Callable[[int], list[Step]]
-    ranks: int = 2
-    env: dict[str, str] = field(default_factory=dict)
-    joins: bool = True
-    """The ranks have a world before the first step."""
-    again: bool = True
-    """After an error that leaves the group open, or makes none, a step is called again."""
-    independent: bool = False
-    """Each step stands for itself: only that with the fault is run."""
-
-
-def check(got: Any, want: Any) -> None:
-    """Refuse a wrong result."""
-    if not np.array_equal(got, want):
-        raise AssertionError(f"wrong result: {np.ravel(got)[:4]}, not {np.ravel(want)[:4]}")
-
-
-def of(rank: int, count: int, dtype: Any = np.float64) -> Any:
-    """A rank's contribution."""
-    return (np.arange(count) % 7 + 10 * rank + 1).astype(dtype)
-
-
-def total(count: int, dtype: Any = np.float64) -> Any:
-    """What both contribute, added."""
-    return of(0, count, dtype) + of(1, count, dtype)
-
-
-def joined(count: int) -> Any:
-    """Both contributions, one behind the other."""
-    return np.concatenate([of(0, count), of(1, count)])
-
-
-def fresh() -> list[Step]:
-    """Memory of a world that nobody has used yet, and its call sites."""
-    return [Step("barrier", ngd.barrier)]
-
+from ngd import errors, ops
 
 # ---- making and leaving a world
 
@@ -249,6 +193,45 @@ def works(rank: int) -> list[Step]:
     ]
 
 
+def many(rank: int) -> list[Step]:
+    """More works than there are slots, while the other rank does not come; many sends at once."""
+    kept: list[Any] = []
+    flat, uneven = of(rank, 6), [1, 5] if rank == 0 else [5, 1]
+    starts = (
+        lambda: ngd.all_gather_v(flat[: 2 + rank], counts=[2, 3], async_op=True),
+        lambda: ngd.all_to_all_v(flat, uneven, uneven, async_op=True),
+        lambda: ngd.all_reduce(flat.reshape(2, 3), op="sum", async_op=True),
+        lambda: ngd.all_reduce([flat[:2], flat[2:]], op="sum", async_op=True),
+    )
+
+    def start(number: int) -> None:
+        kept.append(starts[number % len(starts)]())
+
+    def send() -> None:
+        kept.append(ngd.send(flat, 1 - rank, async_op=True))
+
+    def receive() -> None:
+        shape = {"shape": (6,), "dtype": np.float64}
+        kept.append(ngd.recv(1 - rank, async_op=True, **shape))
+
+    def end() -> None:
+        kept[0].wait()
+        kept.pop(0)
+
+    def sleep() -> None:
+        time.sleep(0.2 * rank)
+
+    return [
+        *fresh(),
+        Step("sleep", sleep),
+        *[Step("start", lambda n=n: start(n)) for n in range(80)],
+        *[Step("end", end) for _ in range(80)],
+        *[Step("send", send) for _ in range(40)],
+        *[Step("receive", receive) for _ in range(40)],
+        *[Step("end", end) for _ in range(80)],
+    ]
+
+
 # ---- groups
 
 
@@ -338,6 +321,30 @@ def training(rank: int) -> list[Step]:
     ]
 
 
+def interpreter(rank: int) -> list[Step]:
+    """A step with collectives on the other device."""
+    state: list[Any] = []
+
+    def built() -> None:
+        x = ngd.placeholder("x", (3,), np.float64)
+        gathered = ops.all_gather_v(x[: 1 + rank], counts=(1, 2))
+        result = [ops.all_reduce(x, op="sum"), gathered]
+        state[:] = [ngd.compile([x], result, device=name) for name in ("INTERPRETER", "CPU")]
+
+    def built_larger() -> None:
+        x = ngd.placeholder("x", (1000,), np.float64)
+        state.append(ngd.compile([x], [ops.all_reduce(x, op="sum")]))
+
+    def run() -> None:
+        for step in state[:2]:
+            both, gathered = step(of(rank, 3))
+            check(both, total(3))
+            check(gathered, np.concatenate([of(0, 1), of(1, 2)]))
+
+    compiled = Step("compile", built), Step("compile", built_larger)
+    return [*fresh(), *compiled, Step("run", run)]
+
+
 # ---- errors between ranks: what words them fails, too
 
 
@@ -378,6 +385,25 @@ def mismatch_of_letters(rank: int) -> list[Step]:
 
     gone = (errors.CollectiveMismatchError, errors.RemoteRankError)
     return [*fresh(), Step("apart", apart, gone)]
+
+
+LAYOUTS = {
+    "shapes": ([np.ones((2, 3)), np.ones((3, 2))]),
+    "axes": ([np.ones(6), np.ones((2, 3))]),
+    "arrays in lists": ([[np.ones((400, 300))], [np.ones((300, 400))]]),
+    "lists": ([[np.ones(2), np.ones(3)], [np.ones(3), np.ones(2)]]),
+    "long lists": ([[np.ones(n) for n in (*range(1, 9), *last)] for last in ((2, 3), (3, 2))]),
+    "longest lists": ([[np.ones(n) for n in (*[1] * 80, *last)] for last in ((2, 3), (3, 2))]),
+}
+
+
+def mismatch_of(rank: int, given: list[Any]) -> list[Step]:
+    """The ranks reduce as many elements, otherwise arranged."""
+
+    def apart() -> None:
+        ngd.all_reduce(given[rank], op="sum")
+
+    return [*fresh(), Step("apart", apart, (errors.CollectiveMismatchError,))]
 
 
 def mismatch_of_programs(rank: int) -> list[Step]:
@@ -426,6 +452,48 @@ def late_letter(rank: int) -> list[Step]:
     return [Step("split", split), Step("late", waited, late)]
 
 
+def late_elsewhere(rank: int) -> list[Step]:
+    """The ranks wait for one another in two groups."""
+    late = (errors.CollectiveTimeoutError, errors.RemoteRankError, errors.RankLostError)
+    made: list[Any] = []
+
+    def split() -> None:
+        made.append(ngd.init().split(0))
+
+    def waited() -> None:
+        made[0].barrier() if rank == 0 else ngd.barrier()
+
+    return [Step("split", split), Step("late", waited, late)]
+
+
+def busy(rank: int) -> list[Step]:
+    """A second thread comes to a group in which the first one waits."""
+
+    def refused() -> None:
+        if rank == 1:
+            time.sleep(0.3)
+            return ngd.barrier()
+        world, failed = ngd.init(), list[BaseException]()
+
+        def wait() -> None:
+            try:
+                world.barrier()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.1)
+        try:
+            world.barrier()
+        finally:
+            thread.join()
+            if failed:
+                raise failed[0]
+
+    return [*fresh(), Step("busy", refused, (errors.BusyError,) if rank == 0 else ())]
+
+
 def raised(rank: int) -> list[Step]:
     """Rank 1 says that it has failed."""
 
@@ -449,158 +517,6 @@ def left_early(rank: int) -> list[Step]:
     return [*fresh(), Step("left", left, (errors.RankLostError,) if rank == 0 else ())]
 
 
-def another_size(rank: int) -> list[Step]:
-    """The ranks were told different sizes."""
-
-    def apart() -> None:
-        key = f"{os.environ['NGD_JOB']}-size"
-        _core.Communicator.make_shm(key, rank, 2 + rank, 10.0)
-
-    return [Step("init", apart, (errors.InitError,))]
-
-
-def taken(rank: int) -> list[Step]:
-    """Rank 0 finds its name taken, by what is no rank: rank 1 waits for an answer in vain."""
-
-    def waited() -> None:
-        key = f"{os.environ['NGD_JOB']}-taken"
-        if rank == 1:
-            _core.Communicator.make_shm(key, 5, 2, 1.0)
-        else:
-            _core.Communicator.make_shm(key, 0, 2, 1.0)
-
-    return [Step("init", waited, (errors.InitError, errors.CollectiveTimeoutError))]
-
-
-def name_of(process: int) -> str:
-    """The name of the socket on which a process of ours listens, once it does."""
-    end = time.monotonic() + 10
-    while time.monotonic() < end:
-        links = [os.readlink(entry) for entry in Path(f"/proc/{process}/fd").iterdir()]
-        for line in Path("/proc/net/unix").read_text().splitlines():
-            fields = line.split()
-            if f"socket:[{fields[6]}]" in links and fields[-1].startswith("@ngd"):
-                return "\0" + fields[-1][1:]
-        time.sleep(0.001)
-    raise AssertionError("rank 0 does not listen")
-
-
-def stranger(rank: int) -> list[Step]:
-    """Somebody who is no rank comes to the rendezvous, and says something."""
-
-    def met() -> None:
-        key = f"{os.environ['NGD_JOB']}-stranger"
-        if rank == 1:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-                other.connect(name_of(int(os.environ["NGD_INJECT_FIRST"])))
-                other.send(b"hello")
-                time.sleep(0.1)
-        _core.Communicator.make_shm(key, rank, 2, 10.0)
-
-    return [Step("init", met)]
-
-
-# ---- one rank
-
-
-def refusals(rank: int) -> list[Step]:
-    """Calls that are refused, or say how things are; long because it is a list."""
-    world = alone().communicator
-
-    def raises(kind: type[BaseException], call: Callable[[], Any]) -> Step:
-        return Step(f"{kind.__name__} from line {call.__code__.co_firstlineno}", call, (kind,))
-
-    def nonsense() -> None:
-        os.environ["NGD_TIMEOUT"] = "soon"
-        try:
-            _core.timeout_seconds()
-        finally:
-            del os.environ["NGD_TIMEOUT"]
-
-    def algorithm() -> None:
-        os.environ["NGD_ALLREDUCE"] = "tree"
-        try:
-            _core.Communicator.make_shm("alone", 0, 1, 10.0)
-        finally:
-            del os.environ["NGD_ALLREDUCE"]
-
-    def submit(*given: Any, **more: Any) -> Callable[[], Any]:
-        kind, op, dtype = given
-        root, count = more.pop("root", 0), 2
-        array = np.ones(8)
-        address = array.ctypes.data
-        return lambda: world.submit(kind, op, dtype, count, root, address, address, **more)
-
-    def overlap() -> None:
-        array = np.zeros(4)
-        _core.Grouped(
-            world, "all_reduce", "sum", 0, [np.ones(3), np.ones(3)], [array[:3], array[1:]]
-        )
-
-    def alone_over_shm() -> None:
-        one = _core.Communicator.make_shm("alone", 0, 1, 10.0)
-        assert one.name == "shm"
-        one.close()
-
-    def builder() -> None:
-        program = _core.ProgramBuilder()
-        program.add_value("float32", (2, 3), "input", 0)
-        program.add_value("float32", (2, 3), "output", 0)
-        program.add_constant(b"12345678")
-        attrs = {"n": 1, "f": 0.5, "t": "x" * 40, "many": [1, 2, 3]}
-        program.add_instruction("run", "tanh", [0], [1], attrs, 0, 0, "here" * 10)
-        program.add_group("text" * 10, 7)
-        program.set_sizes(1, 1, 0)
-        assert "tanh" in str(program)
-
-    value, unsupported = ValueError, NotImplementedError
-    return [
-        Step("build_info", lambda: ngd.build_info()),
-        Step("kernel_table", lambda: _core.kernel_table()),
-        Step("thread_count", lambda: _core.thread_count()),
-        Step("program", builder),
-        Step("alone", alone_over_shm),
-        raises(errors.InitError, nonsense),
-        raises(value, algorithm),
-        raises(value, lambda: world.submit("gossip", "sum", "float32", 1, 0, 0, 0)),
-        raises(value, lambda: world.submit("barrier", "sum", "float31", 1, 0, 0, 0)),
-        raises(value, submit("all_reduce", "median", "float32")),
-        raises(value, submit("all_reduce", "none", "float32")),
-        raises(value, submit("all_reduce", "mean", "int64")),
-        raises(value, submit("all_reduce", "sum", "bool")),
-        raises(value, submit("broadcast", "none", "float32", root=7)),
-        raises(value, submit("send", "none", "float32", root=0)),
-        raises(value, submit("all_to_all", "none", "float32", counts=[1])),
-        raises(value, submit("all_to_all", "none", "float32", counts=[1], receive_counts=[2])),
-        raises(value, submit("all_reduce", "sum", "float32", counts=[1])),
-        raises(value, submit("all_gather", "none", "float32", counts=[1, 2])),
-        raises(value, overlap),
-        raises(unsupported, lambda: _core.Communicator.make_mpi(-1, 1.0)),
-        raises(unsupported, lambda: _core.Communicator.make_hierarchical(-1, 1.0)),
-        raises(errors.InitError, lambda: _core.Communicator.make_shm("key", 3, 2, 1.0)),
-        raises(errors.InitError, lambda: _core.Communicator.make_shm("key", 3, 300, 1.0)),
-        Step("next number", lambda: world.next_group_number()),
-        raises(unsupported, lambda: world.group_of([0], 1, "key", 1.0)),
-        Step("query", lambda: _core.query_kernel("nonsense", [], [], {})),
-    ]
-
-
-def kernels(rank: int) -> list[Step]:
-    """Every sample of every op is compiled, run, and compared with the reference."""
-
-    def runs(case: Case) -> Callable[[], None]:
-        def run() -> None:
-            inputs, arrays = placeholders(case.types), case.arrays()
-            step = ngd.compile(inputs, [case.op.node(inputs, case.sample.attrs)])
-            assert_close(step(*arrays)[0], np.asarray(case.reference(arrays)))
-
-        return run
-
-    dtypes = (None, np.bool_, np.int32, np.float16, np.float32)
-    cases = [case for case in all_cases() if case.dtype in dtypes and not takes_two(case.op)]
-    return [Step(str(case), runs(case)) for case in cases]
-
-
 SHORT = {"NGD_TIMEOUT": "0.5"}
 
 SCENARIOS = {
@@ -614,7 +530,13 @@ SCENARIOS = {
         Scenario("works", works),
         Scenario("groups", groups),
         Scenario("training", training),
+        Scenario("many", many),
+        Scenario("interpreter", interpreter),
         Scenario("mismatch", mismatch),
+        *[
+            Scenario(f"mismatch of {name}", lambda rank, given=given: mismatch_of(rank, given))
+            for name, given in LAYOUTS.items()
+        ],
         Scenario("mismatch of counts", mismatch_of_counts),
         Scenario("mismatch of letters", mismatch_of_letters),
         Scenario("mismatch of programs", mismatch_of_programs),
@@ -622,9 +544,9 @@ SCENARIOS = {
         Scenario("late letter", late_letter, env=SHORT),
         Scenario("raised", raised),
         Scenario("left early", left_early),
-        Scenario("another size", another_size, joins=False, again=False),
-        Scenario("taken", taken, joins=False, again=False),
-        Scenario("stranger", stranger, joins=False, again=False),
+        Scenario("late elsewhere", late_elsewhere, env=SHORT),
+        Scenario("busy", busy, again=False),
+        *MEETINGS,
         Scenario("refusals", refusals, ranks=1, joins=False, independent=True),
         Scenario("kernels", kernels, ranks=1, joins=False, independent=True),
     )

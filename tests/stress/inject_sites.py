@@ -22,7 +22,7 @@ FUNCTIONS = (
     *("fcntl", "fstat", "socket", "bind", "listen", "accept4", "connect", "sendmsg", "recvmsg"),
     *("poll", "getsockopt", "setsockopt", "getrlimit", "getrusage", "opendir"),
     *("sched_getaffinity", "sched_setaffinity", "sysconf", "futex_wait", "futex_wake"),
-    *("pidfd_open", "getrandom", "pthread_create", "open", "read"),
+    *("pidfd_open", "getrandom", "pthread_create", "open", "read", "send", "recv"),
 )
 SYSTEM = {*FUNCTIONS, "syscall"} - {"allocate", "futex_wait", "futex_wake", "pidfd_open"}
 
@@ -39,7 +39,7 @@ ALLOCATES = re.compile(
 UNKNOWN = re.compile(
     r"^(malloc|calloc|realloc|reallocarray|posix_memalign|memalign|valloc|strdup|mremap|openat|fopen64|readv|write|writev"
     r"|creat|dup[23]?|pipe2?|eventfd|epoll_\w+|signalfd|timerfd_\w+|socketpair|fork|vfork|clone"
-    r"|posix_spawnp?|shm_open|fopen|fdopen|accept|send|sendto|sendmmsg|recv|recvfrom|recvmmsg|select"
+    r"|posix_spawnp?|shm_open|fopen|fdopen|accept|sendto|sendmmsg|recvfrom|recvmmsg|select"
     r"|pselect|ppoll|thrd_create)$"
 )
 # Neither library code nor on the way to it.
@@ -176,6 +176,8 @@ def find(module: Path, root: Path) -> Sites:
         what = "allocate" if call.target in allocating else system if system in SYSTEM else ""
         if AT_LOAD.search(call.inside):
             what = ""
+        if ".from_py:" in call.source:  # it lets bad_alloc pass through C
+            raise SystemExit(f"{call.inside}: a conversion of Cython's own; values.hpp has ours")
         name = f"{call.source} {what}".strip()
         if name not in known:
             known[name] = len(sites.names)

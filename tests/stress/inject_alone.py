@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank does by itself under inject.py: calls that are refused, and every kernel."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from inject_refusals import REFUSED, Refused
+from inject_steps import Step
+
+import ngd
+from ngd import _core, errors, ops
+from ngd.distributed import alone
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.ops.cases import Case, all_cases, assert_close, placeholders, takes_two
+
+
+def refuses(query: Refused) -> Callable[[], None]:
+    """No kernel takes it, and the reason says why."""
+
+    def asked() -> None:
+        kernel, reasons, *_ = _core.query_kernel(*query[:-1])
+        assert kernel is None, kernel
+        assert query.reason in reasons, reasons
+
+    return asked
+
+
+def refusals(rank: int) -> list[Step]:
+    """Calls that are refused, or say how things are; long because it is a list."""
+    world = alone().communicator
+
+    def raises(kind: type[BaseException], call: Callable[[], Any]) -> Step:
+        return Step(f"{kind.__name__} from line {call.__code__.co_firstlineno}", call, (kind,))
+
+    def nonsense() -> None:
+        os.environ["NGD_TIMEOUT"] = "soon"
+        try:
+            _core.timeout_seconds()
+        finally:
+            del os.environ["NGD_TIMEOUT"]
+
+    def algorithm() -> None:
+        os.environ["NGD_ALLREDUCE"] = "a tree, as it were"
+        try:
+            _core.Communicator.make_shm("alone", 0, 1, 10.0)
+        finally:
+            del os.environ["NGD_ALLREDUCE"]
+
+    def submit(*given: Any, **more: Any) -> Callable[[], Any]:
+        kind, op, dtype = given
+        root, count = more.pop("root", 0), 2
+        array = np.ones(8)
+        address = array.ctypes.data
+        return lambda: world.submit(kind, op, dtype, count, root, address, address, **more)
+
+    def overlap() -> None:
+        array = np.zeros(4)
+        out = [array[:3], array[1:]]
+        each = _core.Pending.each(world, "all_reduce", "sum", 0, [np.ones(3), np.ones(3)], out)
+        _core.run([each], 10.0)
+
+    def alone_over_shm() -> None:
+        one = _core.Communicator.make_shm("alone", 0, 1, 10.0)
+        assert one.name == "shm"
+        one.close()
+
+    def builder() -> None:
+        program = _core.ProgramBuilder()
+        program.add_value("float32", (2, 3), "input", 0)
+        program.add_value("float32", (2, 3), "output", 0)
+        program.add_constant(b"12345678")
+        attrs = {"n": 1, "f": 0.5, "t": "x" * 40, "many": [1, 2, 3]}
+        program.add_instruction("run", "tanh", [0], [1], attrs, 0, 0, "here" * 10)
+        program.add_group("text" * 10, 7, 8)
+        program.add_value("float32", (1,) * 40, "private", 10**18)
+        program.add_value("float32", (10**7, 10**7, 1000), "private", 0)
+        program.set_sizes(1, 1, 0)
+        assert "tanh" in str(program)
+
+    def split() -> None:
+        world.split(0, 0).close()
+
+    lacking = [("float32", (2,))], [("float32", (2,))]
+    value, unsupported = ValueError, NotImplementedError
+    return [
+        Step("build_info", lambda: ngd.build_info()),
+        Step("kernel_table", lambda: _core.kernel_table()),
+        Step("thread_count", lambda: _core.thread_count()),
+        Step("program", builder),
+        Step("alone", alone_over_shm),
+        Step("split", split),
+        raises(errors.InitError, nonsense),
+        raises(value, algorithm),
+        raises(value, lambda: world.submit("gossip", "sum", "float32", 1, 0, 0, 0)),
+        raises(value, lambda: world.submit("barrier", "sum", "float31", 1, 0, 0, 0)),
+        raises(value, submit("all_reduce", "median", "float32")),
+        raises(value, submit("all_reduce", "none", "float32")),
+        raises(value, submit("all_reduce", "mean", "int64")),
+        raises(value, submit("all_reduce", "sum", "bool")),
+        raises(value, submit("broadcast", "none", "float32", root=7)),
+        raises(value, submit("send", "none", "float32", root=0)),
+        raises(value, submit("all_to_all", "none", "float32", counts=[1])),
+        raises(value, submit("all_to_all", "none", "float32", counts=[1], receive_counts=[2])),
+        raises(value, submit("all_reduce", "sum", "float32", counts=[1])),
+        raises(value, submit("all_gather", "none", "float32", counts=[1, 2])),
+        raises(value, overlap),
+        *[
+            raises(RuntimeError, lambda op=op: _core.query_kernel(op, *lacking, {}))
+            for op in ("softmax", "reduce", "transpose")
+        ],
+        raises(unsupported, lambda: _core.Communicator.make_mpi(-1, 1.0)),
+        raises(unsupported, lambda: _core.Communicator.make_hierarchical(-1, 1.0)),
+        raises(errors.InitError, lambda: _core.Communicator.make_shm("key", 3, 2, 1.0)),
+        raises(errors.InitError, lambda: _core.Communicator.make_shm("key", 3, 300, 1.0)),
+        Step("next number", lambda: world.next_group_number()),
+        raises(unsupported, lambda: world.group_of([0], 1, "key", 1.0)),
+        *[Step(f"{query.op}: {query.reason}", refuses(query)) for query in REFUSED],
+    ]
+
+
+def kernels(rank: int) -> list[Step]:
+    """Every sample of every op is compiled, run, and compared with the reference."""
+
+    def runs(case: Case) -> Callable[[], None]:
+        def run() -> None:
+            inputs, arrays = placeholders(case.types), case.arrays()
+            step = ngd.compile(inputs, [case.op.node(inputs, case.sample.attrs)])
+            assert_close(step(*arrays)[0], np.asarray(case.reference(arrays)))
+
+        return run
+
+    def biased() -> None:
+        a, b = np.ones((2, 4, 3), np.float32), np.ones((2, 3, 5), np.float32)
+        x, w = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("w", b.shape, b.dtype)
+        bias = ngd.constant(np.full(5, -9, np.float32))
+        step = ngd.compile([x, w], [ops.relu(x @ w + bias), ops.relu(x[0] @ w[0] + bias)])
+        for each in step(a, b):
+            assert not each.any()
+
+    dtypes = (None, np.bool_, np.int32, np.float16, np.float32)
+    cases = [case for case in all_cases() if case.dtype in dtypes and not takes_two(case.op)]
+    return [*[Step(str(case), runs(case)) for case in cases], Step("bias", biased)]

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels refuse, for inject_scenarios.py: a refusal's words ask for memory, too.
+
+Each is a query of the kernel table (src/cpp/kernels/README.md says what the attributes mean) with
+a part of the reason that must come back.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+DTYPES = {
+    "b": "bool",
+    "i1": "int8",
+    "i4": "int32",
+    "i8": "int64",
+    "u8": "uint64",
+    "f2": "float16",
+    "f4": "float32",
+    "f8": "float64",
+}
+
+Type = tuple[str, tuple[int, ...]]
+
+
+class Refused(NamedTuple):
+    """A query that no kernel accepts."""
+
+    op: str
+    inputs: list[Type]
+    outputs: list[Type]
+    attrs: dict[str, Any]
+    reason: str
+
+
+def types(text: str) -> list[Type]:
+    """Of "f4[2,3] i8[]"."""
+    found = re.findall(r"(\w+)\[([\d,]*)\]", text)
+    return [(DTYPES[name], tuple(int(n) for n in shape.split(",") if n)) for name, shape in found]
+
+
+def refused(op: str, signature: str, reason: str, /, **attrs: Any) -> Refused:
+    """Of a signature "f4[2] -> f4[2]"."""
+    given, _, made = signature.partition("->")
+    return Refused(op, types(given), types(made), attrs, reason)
+
+
+def program(text: str, reason: str, /, signature: str = "f4[2] -> f4[2]", **attrs: Any) -> Refused:
+    """An elementwise program."""
+    full = {"program": text, "results": [0], "input_strides": [1], **attrs}
+    return refused("elementwise", signature, reason, **full)
+
+
+TANH = "tanh:f32 i0"
+
+REFUSED = [
+    refused("nonsense", "-> f4[2]", "no kernel is called"),
+    # elementwise
+    program("frobnicate:f32 i0", "no elementwise opcode is called"),
+    program("tanh i0", "lacks its dtype"),
+    program("tanh:f31 i0", "f31"),
+    program("tanh:f32>i64 i0", "a cast, and nothing else, has two dtypes"),
+    program("tanh:f32 i7", "neither an input, an earlier result nor an immediate"),
+    program("tanh:f64 i0", "where f64 is expected"),
+    program("tanh:f32 i0 i0", "takes 1 operands, not 2"),
+    program("add:i64 #1 #half", "is no i64", "-> i8[2]", input_strides=[]),
+    program("tanh:i64 i0", "not defined for i64", "i8[2] -> i8[2]"),
+    program(TANH, "input_strides has 2 numbers", input_strides=[1, 1]),
+    program(TANH, "a stride is negative", input_strides=[-1]),
+    program(TANH, "lead beyond its end", input_strides=[5]),
+    program(TANH, "2 results for 1 outputs", results=[0, 0]),
+    program(TANH, "result 3 is no instruction", results=[3]),
+    program(TANH, "has not the dtype of its instruction", "f4[2] -> f8[2]"),
+    program(TANH, "the outputs have different shapes", "f4[2] -> f4[2] f4[1]", results=[0, 0]),
+    program(TANH, "more than 256 slots", f"f4[2] -> {'f4[2]' * 300}", results=[0] * 300),
+    program(";".join(f"add:f32 i0 #{n}" for n in range(70)), "more than 64 tiles at once"),
+    # reduce, argmax, top_k
+    refused("reduce", "f4[2] -> f4[]", "no reduction is called", op="median", axes=[0]),
+    refused("reduce", "f4[2] -> f8[]", "the output's dtype is not the input's", op="sum", axes=[0]),
+    refused("reduce", "i8[2] -> i8[]", "mean is for floats", op="mean", axes=[0]),
+    refused("reduce", "b[2] -> b[]", "is not for bool", op="sum", axes=[0]),
+    refused("reduce", "f4[2] -> f4[]", "axis 3 is not in the input", op="sum", axes=[3]),
+    refused("reduce", "f4[2] -> f4[7]", "the input's kept axes", op="sum", axes=[0]),
+    refused("reduce", "f4[0] -> f4[]", "of no elements", op="max", axes=[0]),
+    refused("argmax", "f4[2] -> i8[]", "axis 3 is not in the input", axis=3),
+    refused("argmax", "f4[2] -> i4[]", "the output is not i64", axis=0),
+    refused("argmax", "f4[0] -> i8[]", "of no elements", axis=0),
+    refused("argmax", "f4[2] -> i8[5]", "the input's other axes", axis=0),
+    refused("top_k", "f4[2] -> i4[1]", "the output is not i64"),
+    refused("top_k", "f4[2,2] -> i8[1]", "the input's other axes"),
+    refused("top_k", "f4[2] -> i8[3]", "more places than the input"),
+    # movement
+    refused("copy", "f4[2] -> f4[3]", "differ in size"),
+    refused("transpose", "f4[2,3] -> f8[3,2]", "dtypes differ", permutation=[1, 0]),
+    refused("transpose", "f4[2,3] -> f4[3,2]", "is none of the input's axes", permutation=[1, 1]),
+    refused("transpose", "f4[2,3] -> f4[2,3]", "the permuted shape", permutation=[1, 0]),
+    refused("slice", "f4[2] -> f8[1]", "dtypes differ", starts=[0], steps=[1]),
+    refused("slice", "f4[2] -> f4[2]", "lead out of the input", starts=[1], steps=[1]),
+    refused("pad_slice", "f4[2] -> f8[2]", "dtypes differ", starts=[0], steps=[1]),
+    refused("pad_slice", "f4[2] -> f4[2]", "lead out of the output", starts=[1], steps=[1]),
+    refused("concat", "f4[2] -> f4[2]", "axis 4 is not in the output", axis=4),
+    refused("concat", "f4[2] f8[2] -> f4[4]", "another dtype or rank", axis=0),
+    refused("concat", "f4[2,1] f4[2,3] -> f4[4,3]", "differs beside the axis", axis=0),
+    refused("concat", "f4[2] f4[2] -> f4[5]", "do not fill the output's axis", axis=0),
+    # indexing
+    refused("gather", "f4[2] i8[1] -> f4[1]", "axis 2 is not in the tensor", axis=2),
+    refused("gather", "f4[2] f4[1] -> f4[1]", "the indices are not", axis=0),
+    refused("gather", "f4[2] i8[1] -> f8[1]", "dtypes differ", axis=0),
+    refused("gather", "f4[2] i8[1] -> f4[2]", "in place of the axis", axis=0),
+    refused("scatter_add", "f4[2] f4[1] -> f4[2]", "the indices are not", axis=0),
+    refused("one_hot", "f4[2] -> f4[2,3]", "the indices are no integers"),
+    refused("one_hot", "i8[2] -> f4[]", "the output has no axis"),
+    refused("one_hot", "i8[2] -> f4[3,2]", "one axis more"),
+    refused("iota", "-> f4[2]", "axis 1 is not in the output", axis=1),
+    # random
+    refused("random_uniform", "f4[2] -> f4[2]", "is not two 64-bit integers"),
+    refused("random_uniform", "i8[2] -> i8[2]", "random_uniform does not make i64"),
+    refused("random_bits", "i8[2] -> f4[2]", "random_bits does not make f32"),
+    # matmul
+    refused(
+        "matmul",
+        "f4[2,3] f4[3,2] -> f4[2,2]",
+        "no post-operation is called",
+        post="gelu_by_tangents",
+    ),
+    refused("matmul", "f4[2,3] f8[3,2] -> f4[2,2]", "the operands' dtypes differ"),
+    refused("matmul", "f4[3] f4[3,2] -> f4[1,2]", "fewer than two axes"),
+    refused("matmul", "f4[2,3] f4[4,2] -> f4[2,2]", "the inner lengths differ"),
+    refused("matmul", "f4[2,3] f4[3,2] -> f4[2,5]", "the output has another shape"),
+    refused("matmul", "f4[2,3] f4[3,2] f4[4] -> f4[2,2]", "the bias has not n elements"),
+    refused("matmul", "f4[2,2,3] f4[4,3,2] -> f4[2,2,2]", "do not broadcast"),
+    refused("matmul", "i8[2,3] i8[3,2] -> i8[2,2]", "is for floats", post="relu"),
+    # softmax
+    refused("softmax", "i8[2] -> i8[2]", "the input is no float", axis=0),
+    refused("softmax", "f4[2] -> f4[3]", "has not the input's type", axis=0),
+    refused("softmax", "f4[2] -> f4[2]", "axis 1 is not in the input", axis=1),
+    refused("softmax_cross_entropy", "i8[2,3] i8[2] -> i8[2]", "the logits are no floats"),
+    refused("softmax_cross_entropy", "f4[] i8[] -> f4[]", "the logits have no axis"),
+    refused("softmax_cross_entropy", "f4[2,3] f4[2] -> f4[2]", "the labels are not i32 or i64"),
+    refused("softmax_cross_entropy", "f4[2,3] i8[2] f4[2] -> f4[2]", "wrong number of inputs"),
+    refused("softmax_cross_entropy", "f4[2,3] i8[3] -> f4[2]", "the logits' shape but for"),
+    refused("softmax_cross_entropy", "f4[2,3] i8[2] -> f8[2]", "has another type"),
+]
