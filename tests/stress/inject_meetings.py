@@ -100,6 +100,25 @@ def squatted(rank: int) -> list[Step]:
     return [Step("init", refused, (errors.InitError,))]
 
 
+def interrupted(rank: int) -> list[Step]:
+    """A signal's handler raises while a rank waits for the others."""
+
+    def raise_it(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def waited() -> None:
+        before = signal.signal(signal.SIGALRM, raise_it)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        try:
+            key = f"{os.environ['NGD_JOB']}-interrupted-{rank}"
+            _core.Communicator.make_shm(key, rank, 2, 4.0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+    return [Step("init", waited, (KeyboardInterrupt,))]
+
+
 def name_of(process: int) -> str:
     """The name of the socket on which a process of ours listens, once it does."""
     end = time.monotonic() + 10
@@ -137,6 +156,7 @@ MEETINGS = (
     Scenario("taken", taken, joins=False, again=False),
     Scenario("deserted", deserted, joins=False, again=False),
     Scenario("incomplete", incomplete, joins=False, again=False),
+    Scenario("interrupted", interrupted, joins=False, again=False),
     Scenario("stranger", stranger, joins=False, again=False),
     *([Scenario("squatted", squatted, joins=False, again=False)] if os.geteuid() == 0 else []),
 )

@@ -10,6 +10,7 @@ module. Who calls such a function that allocates, allocates.
 from __future__ import annotations
 
 import bisect
+import os
 import re
 import subprocess
 from collections import defaultdict
@@ -125,8 +126,9 @@ def find_sources(module: Path, calls: list[Call], root: Path) -> None:
     answer = subprocess.run(
         ["addr2line", "-a", "-i", "-e", str(module)], input=asked, capture_output=True, text=True
     )
-    generated: dict[Path, GeneratedFile] = {}
-    ours = (f"{root}/src/cpp/", f"{root}/python/ngd/_core/")
+    generated: dict[str, GeneratedFile] = {}
+    # In whatever copy of the tree a compiler's cache has compiled it.
+    ours = re.compile(r"(src/cpp|python/ngd/_core)/(?!.*\.\.).*")
     number = -1
     for line in answer.stdout.splitlines():
         if line.startswith("0x"):
@@ -135,12 +137,14 @@ def find_sources(module: Path, calls: list[Call], root: Path) -> None:
         if calls[number].source:
             continue
         name, _, place = line.partition(" (")[0].rpartition(":")
-        path = Path(name).resolve() if name.startswith("/") else Path(name)
-        if str(path).startswith(ours):
-            calls[number].source = f"{path.relative_to(root)}:{place}"
-        elif path.name in ("_core.cxx", "_core.cpp", "_core.pyx.cxx") and place.isdecimal():
-            file = generated.setdefault(path, GeneratedFile(path))
-            calls[number].source = file.name(int(place))
+        path = os.path.normpath(name)
+        base = os.path.basename(path)
+        if base in ("_core.cxx", "_core.cpp", "_core.pyx.cxx") and place.isdecimal():
+            if base not in generated:
+                generated[base] = GeneratedFile(next((root / "build/inject").rglob(base)))
+            calls[number].source = generated[base].name(int(place))
+        elif (own := ours.search(path)) and (root / own[0]).exists():
+            calls[number].source = f"{own[0]}:{place}"
 
 
 def find(module: Path, root: Path) -> Sites:

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one table of what inject.py does not reach, with the reasons; it is printed and checked.
+
+A line names a file, a part of a line of its source, and why. An allocation that is never asked for
+cannot fail: those lines are no sites. The others could, somewhere else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+RESERVED = "there is room: it was reserved before"
+SHORT = "the text stands in the string itself"
+SHRINKS = "a string that gets shorter asks for nothing"
+EQUAL = "texts that are equal have equal hashes"
+
+CANNOT_FAIL = (
+    ("program.pxi", "blocks.push_back(life)", RESERVED),
+    ("program.pxi", "sources.push_back(", RESERVED),
+    ("program.pxi", "destinations.push_back(", RESERVED),
+    ("values.cpp", "result.push_back(number_of", RESERVED),
+    ("executor.cpp", "steps_.emplace_back()", RESERVED),
+    ("first_fit.cpp", "offsets.push_back(", RESERVED),
+    ("shape.cpp", "short_name_of(type.dtype)", SHORT),
+    ("shape.cpp", "text += '['", SHORT),
+    ("collective.cpp", "std::string text(name_of(collective.kind))", SHORT),
+    ("random.cpp", "std::string(short_name_of(dtype))", SHORT),
+    ("executor.cpp", "if (!attrs.has(name))", SHORT),
+    ("executor.cpp", "attrs.integers(name)", SHORT),
+    ("program.cpp", "lane{kLaneNames", SHORT),
+    ("headroom.cpp", "path.resize(", SHRINKS),
+)
+
+CGROUP = "is asked only where a memory cgroup has a limit"
+FORKED = "the ranks here are forked, and start no threads of OpenMP"
+AFTER = "comes only after another fault"
+REFUSED = "Python refuses before"
+
+UNREACHED = (
+    ("headroom.cpp", "version.swap_limit", CGROUP),
+    ("headroom.cpp", "version.swap_usage", CGROUP),
+    ("headroom.cpp", "version.reclaimable", CGROUP),
+    ("headroom.cpp", "the memory cgroup", CGROUP),
+    ("threads.cpp", "pthread_create(", FORKED),
+    ("threads.cpp", "threads.push_back(", FORKED),
+    ("matmul.cpp", "alone_ = std::make_unique", FORKED),
+    ("matmul.cpp", "scratch_.get_desc()", FORKED),
+    ("threads.cpp", "sched_setaffinity(", "MPI's thread asks for it"),
+    ("liveness.cpp", "ThreadLiveness", "ranks are threads in tests of C++ only"),
+    ("executor.cpp", "device::Buffer source, destination", REFUSED),  # of Busy, addr2line says so
+    ("group.cpp", 'text += ", counts"', "there happens to be room"),
+    ("channel.cpp", "::poll(&writable", AFTER),
+    ("segment.cpp", "MADV_REMOVE", AFTER),
+    ("segment.cpp", "::fallocate(", AFTER),
+    ("messages.cpp", "their texts are equal", EQUAL),
+)
+
+
+Table = tuple[tuple[str, str, str], ...]
+
+
+def reasons(names: dict[int, str], table: Table, root: Path) -> tuple[dict[int, str], list[str]]:
+    """The reasons of the sites that a table names; and what is wrong with it."""
+    found: dict[int, str] = {}
+    stale = set(table)
+    for number, name in names.items():
+        place = name.split(" ")[0]
+        text = source_line(root, place)
+        for line in table:
+            if place.rpartition(":")[0].endswith(line[0]) and line[1] in text:
+                found[number] = line[2]
+                stale.discard(line)
+    return found, [f"inject_unreached.py: no site is {line[:2]}" for line in sorted(stale)]
+
+
+def source_line(root: Path, place: str) -> str:
+    """What stands at "src/cpp/base/shape.cpp:23"; Cython's own files are named without a folder."""
+    name, _, number = place.rpartition(":")
+    path = root / name if "/" in name else root / "python/ngd/_core" / name
+    lines = path.read_text().splitlines() if path.exists() else []
+    return lines[int(number) - 1] if int(number) <= len(lines) else ""
