@@ -119,6 +119,22 @@ TEST(NoMemory, InASplit) {
   });
 }
 
+// A rank of another group, or of none, has not split either: all do it again.
+TEST(NoMemory, InASplitIntoSeveral) {
+  for (const int other : {1, -1}) {
+    std::unique_ptr<Communicator> groups[2];
+    fail_each_allocation([&](Communicator& world) {
+      const int color = world.rank() == 0 ? 0 : other;
+      groups[world.rank()] = world.split(color, 0);
+      const int before = std::exchange(fuse, 0);
+      if (color >= 0) sum(*groups[world.rank()], 5);
+      sum(world, 5);
+      groups[world.rank()].reset();
+      fuse = before;
+    });
+  }
+}
+
 TEST(NoMemory, InSends) {
   fail_each_allocation([](Communicator& world) {
     static thread_local std::int64_t data[3000] = {};

@@ -44,14 +44,15 @@ std::unique_ptr<Communicator> ShmCommunicator::split(int color, int key) {
     leave_unborn(mine.control);
     throw;
   }
-  if (color < 0) return nullptr;
+  // All fail alike, whatever their color: so all may split again.
   for (int r = 0; r < group_.size(); ++r) {
     const Ticket& each = tickets[static_cast<std::size_t>(r)];
-    if (each.color != color || each.control != kPrivate) continue;
+    if (each.color < 0 || each.control != kPrivate) continue;
     if (mine.control != kPrivate) family_->heap().release(mine.control);
     if (r == group_.rank()) std::rethrow_exception(refusal);
     fail(ErrorKind::OutOfMemory, "split(): rank ", group_.world(r), " has no memory for a group");
   }
+  if (color < 0) return nullptr;
   return guarded(*family_, [&] { return made_of(tickets, color, id); });
 }
 
