@@ -35,7 +35,9 @@ def refuses(query: Refused) -> Callable[[], None]:
 
 def refusals(rank: int) -> list[Step]:
     """Calls that are refused, or say how things are; long because it is a list."""
-    world = alone().communicator
+
+    def world() -> _core.Communicator:
+        return alone().communicator
 
     def raises(kind: type[BaseException], call: Callable[[], Any]) -> Step:
         return Step(f"{kind.__name__} from line {call.__code__.co_firstlineno}", call, (kind,))
@@ -59,12 +61,12 @@ def refusals(rank: int) -> list[Step]:
         root, count = more.pop("root", 0), 2
         array = np.ones(8)
         address = array.ctypes.data
-        return lambda: world.submit(kind, op, dtype, count, root, address, address, **more)
+        return lambda: world().submit(kind, op, dtype, count, root, address, address, **more)
 
     def overlap() -> None:
         array = np.zeros(4)
         out = [array[:3], array[1:]]
-        each = _core.Pending.each(world, "all_reduce", "sum", 0, [np.ones(3), np.ones(3)], out)
+        each = _core.Pending.each(world(), "all_reduce", "sum", 0, [np.ones(3), np.ones(3)], out)
         _core.run([each], 10.0)
 
     def alone_over_shm() -> None:
@@ -86,7 +88,7 @@ def refusals(rank: int) -> list[Step]:
         assert "tanh" in str(program)
 
     def split() -> None:
-        world.split(0, 0).close()
+        world().split(0, 0).close()
 
     lacking = [("float32", (2,))], [("float32", (2,))]
     value, unsupported = ValueError, NotImplementedError
@@ -99,8 +101,8 @@ def refusals(rank: int) -> list[Step]:
         Step("split", split),
         raises(errors.InitError, nonsense),
         raises(value, algorithm),
-        raises(value, lambda: world.submit("gossip", "sum", "float32", 1, 0, 0, 0)),
-        raises(value, lambda: world.submit("barrier", "sum", "float31", 1, 0, 0, 0)),
+        raises(value, lambda: world().submit("gossip", "sum", "float32", 1, 0, 0, 0)),
+        raises(value, lambda: world().submit("barrier", "sum", "float31", 1, 0, 0, 0)),
         raises(value, submit("all_reduce", "median", "float32")),
         raises(value, submit("all_reduce", "none", "float32")),
         raises(value, submit("all_reduce", "mean", "int64")),
@@ -120,8 +122,8 @@ def refusals(rank: int) -> list[Step]:
         raises(unsupported, lambda: _core.Communicator.make_hierarchical(-1, 1.0)),
         raises(errors.InitError, lambda: _core.Communicator.make_shm("key", 3, 2, 1.0)),
         raises(errors.InitError, lambda: _core.Communicator.make_shm("key", 3, 300, 1.0)),
-        Step("next number", lambda: world.next_group_number()),
-        raises(unsupported, lambda: world.group_of([0], 1, "key", 1.0)),
+        Step("next number", lambda: world().next_group_number()),
+        raises(unsupported, lambda: world().group_of([0], 1, "key", 1.0)),
         *[Step(f"{query.op}: {query.reason}", refuses(query)) for query in REFUSED],
     ]
 

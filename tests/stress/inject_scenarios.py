@@ -335,14 +335,13 @@ def interpreter(rank: int) -> list[Step]:
         x = ngd.placeholder("x", (1000,), np.float64)
         state.append(ngd.compile([x], [ops.all_reduce(x, op="sum")]))
 
-    def run() -> None:
-        for step in state[:2]:
-            both, gathered = step(of(rank, 3))
-            check(both, total(3))
-            check(gathered, np.concatenate([of(0, 1), of(1, 2)]))
+    def run(device: int) -> None:
+        both, gathered = state[device](of(rank, 3))
+        check(both, total(3))
+        check(gathered, np.concatenate([of(0, 1), of(1, 2)]))
 
     compiled = Step("compile", built), Step("compile", built_larger)
-    return [*fresh(), *compiled, Step("run", run)]
+    return [*fresh(), *compiled, Step("run", lambda: run(0)), Step("run", lambda: run(1))]
 
 
 # ---- errors between ranks: what words them fails, too
