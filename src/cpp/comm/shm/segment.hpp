@@ -71,6 +71,7 @@ struct RankRecord {
   // Where I sleep (wait.hpp).
   alignas(kLine) std::atomic<std::uint32_t> sleeping;
   std::atomic<std::uint32_t> doorbell;
+  std::atomic<std::uint64_t> rung_ns;  // when a peer last woke me, CLOCK_MONOTONIC
 
   // What I have waited in for long, for a rank that misses me; odd while it is being written.
   alignas(kLine) std::atomic<std::uint64_t> wait_version;

@@ -1,55 +1,86 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm/wait.hpp"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <sched.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
 
 namespace ngd::comm::shm {
 
 namespace {
 
-// A pause takes about 25 ns, so a rank with a core to itself spins for 0.1 ms: longer than a
-// wake-up takes (65 us), short enough not to starve what else may run there.
-constexpr int kSpins = 4000;
+// A look at the clock costs as much as a pause or two.
+constexpr int kSpinsPerLook = 64;
 // All-reduce of 1 MiB among 8 ranks on 2 busy cores took 5.7, 3.0, 4.2 and 10.7 ms with 0, 5, 20
 // and 100 yields; of 8 bytes 114, 32, 16 and 16 us.
 constexpr int kYields = 10;
-// Of 2 ranks on 2 cores that eight other processes wanted, 3000 mixed collectives took 0.7 to 2.9
-// s, and 0.2 s with ranks that yield for a while after they were pushed off.
-constexpr std::uint64_t kMemoryNs = 100'000'000;
+// A rank is disturbed from the time on when others take more than the first part of its time, until
+// they take less than the second.
+constexpr std::uint64_t kLookNs = 20'000'000, kCalmNs = 100'000'000;
+constexpr std::uint64_t kDisturbedPart = 5, kCalmPart = 20;
+
+// How long this thread was ready to run and did not, in all its life; 0 where Linux does not say.
+std::uint64_t delayed_ns() noexcept {
+  const int fd = ::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  char text[64] = {};
+  const ssize_t length = ::read(fd, text, sizeof text - 1);
+  ::close(fd);
+  const char* delay = length > 0 ? std::strchr(text, ' ') : nullptr;
+  return delay == nullptr ? 0 : std::strtoull(delay, nullptr, 10);
+}
 
 }  // namespace
 
 void wake(RankRecord& sleeper) noexcept {
   if (sleeper.sleeping.exchange(kAwake) == kAwake) return;  // another one wakes it
+  sleeper.rung_ns.store(now_ns(), std::memory_order_relaxed);
   sleeper.doorbell.fetch_add(1);
   ::syscall(SYS_futex, &sleeper.doorbell, FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 
 bool Ladder::hold() noexcept {
-  if (held_ < (yields_ ? kYields : kSpins)) {
+  if (!crowded_ && !disturbed_) {
+    if (spin()) return true;
+  } else if (held_ < kYields) {
     ++held_;
-    if (yields_)
-      ::sched_yield();
-    else
-      pause_cpu();
+    ::sched_yield();
     return true;
   }
-  yields_ = crowded_ || pushed_off();
+  if (!crowded_) disturbed_ = disturbed();
   return false;
 }
 
-bool Ladder::pushed_off() noexcept {
-  rusage usage{};
-  ::getrusage(RUSAGE_THREAD, &usage);
+bool Ladder::spin() noexcept {
+  pause_cpu();
+  if (++held_ % kSpinsPerLook != 0) return true;
   const std::uint64_t now = now_ns();
-  if (usage.ru_nivcsw != switches_) yields_until_ns_ = now + kMemoryNs;
-  switches_ = usage.ru_nivcsw;
-  return now < yields_until_ns_;
+  if (held_ == kSpinsPerLook) spin_until_ns_ = now + patience_ns_;
+  return now < spin_until_ns_;
+}
+
+void Ladder::woken(std::uint64_t rung_ns) noexcept {
+  const std::uint64_t wakeup = now_ns() - rung_ns;
+  patience_ns_ = std::clamp(std::max(2 * wakeup, patience_ns_ - patience_ns_ / 8), kLeastPatienceNs,
+                            kMostPatienceNs);
+}
+
+// Found out where I would sleep now.
+bool Ladder::disturbed() noexcept {
+  const std::uint64_t now = now_ns(), passed = now - looked_ns_;
+  if (passed < (disturbed_ ? kCalmNs : kLookNs)) return disturbed_;
+  const std::uint64_t before = std::exchange(delayed_ns_, delayed_ns());
+  const std::uint64_t taken = delayed_ns_ < before ? 0 : delayed_ns_ - before;  // another thread
+  looked_ns_ = now;
+  return taken * (disturbed_ ? kCalmPart : kDisturbedPart) > passed;
 }
 
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept {

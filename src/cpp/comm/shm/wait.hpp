@@ -34,22 +34,37 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
     wake(peer);
 }
 
-// Where a waiting rank stands on the ladder. A rank that has a core to itself spins; ranks that
-// outnumber the cores, or that the scheduler has pushed off theirs of late, yield a few times.
+// Where a waiting rank stands on the ladder.
+//
+// A rank that has its core to itself spins, for longer than a wake-up takes. Else two ranks could
+// stay asleep by turns: one wakes the other, has no more patience than the wake-up takes, and must
+// be woken itself. Sleepers measure how long a wake-up takes.
+//
+// Ranks that outnumber the cores, and a rank that loses much of its time to other programs, yield a
+// few times and sleep: who spins there uses up its share of the core, and then waits for a whole
+// time slice of another program.
 class Ladder {
  public:
   explicit Ladder(bool crowded) noexcept : crowded_(crowded) {}
   void restart() noexcept { held_ = 0; }
   bool hold() noexcept;  // spins or yields once; false where only sleep is left
+  // A peer rang at that time, and I am awake now.
+  void woken(std::uint64_t rung_ns) noexcept;
 
  private:
-  bool pushed_off() noexcept;
+  bool spin() noexcept;
+  bool disturbed() noexcept;
 
   bool crowded_;
-  bool yields_ = crowded_;
+  bool disturbed_ = false;  // other programs take much of my time
   int held_ = 0;
-  long switches_ = 0;  // involuntary ones, when last asked
-  std::uint64_t yields_until_ns_ = 0;
+  std::uint64_t spin_until_ns_ = 0;
+  std::uint64_t patience_ns_ = kLeastPatienceNs;
+  std::uint64_t looked_ns_ = 0;   // when disturbed_ was last found out
+  std::uint64_t delayed_ns_ = 0;  // what the kernel said then: how long I was kept off the cores
+
+  // The least is a common wake-up; in the most a disturbed rank is found out.
+  static constexpr std::uint64_t kLeastPatienceNs = 200'000, kMostPatienceNs = 2'000'000;
 };
 
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
@@ -57,14 +72,17 @@ void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noex
 // Sleeps on my doorbell until a peer rings or `limit_ns` have passed, unless moved() says, after
 // `sleeping` is set, that something has happened. `until` is as in RankRecord::sleeping.
 template <class Moved>
-void sleep_unless(RankRecord& mine, std::uint32_t until, std::uint64_t limit_ns, Moved&& moved) {
+void sleep_unless(RankRecord& mine, Ladder& ladder, std::uint32_t until, std::uint64_t limit_ns,
+                  Moved&& moved) {
   const std::uint32_t bell = mine.doorbell.load();
   mine.sleeping.store(until);
   struct Awake {
     RankRecord& mine;
     ~Awake() { mine.sleeping.store(kAwake); }
   } awake{mine};
-  if (!moved()) sleep_on(mine, bell, limit_ns);
+  if (moved()) return;
+  sleep_on(mine, bell, limit_ns);
+  if (mine.doorbell.load() != bell) ladder.woken(mine.rung_ns.load(std::memory_order_relaxed));
 }
 
 }  // namespace ngd::comm::shm

@@ -126,7 +126,7 @@ bool ShmCommunicator::block_until(Work work, Deadline& deadline) {
       const std::uint64_t now = now_ns();
       const bool bounded = deadline.seconds > 0 && deadline.at_ns > now;
       const std::uint64_t left = bounded ? deadline.at_ns - now : kSleepNs;
-      sleep_unless(family_->record(), bell_of(work), std::min(left, kSleepNs), [&] {
+      sleep_unless(family_->record(), ladder, bell_of(work), std::min(left, kSleepNs), [&] {
         const std::uint64_t last = moves;
         family_->progress();
         return complete(work.sequence) || last != moves || monitor.wanted_before_sleep();
