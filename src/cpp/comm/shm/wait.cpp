@@ -19,9 +19,8 @@ namespace {
 
 // A look at the clock costs as much as a pause or two.
 constexpr int kSpinsPerLook = 64;
-// All-reduce of 1 MiB among 8 ranks on 2 busy cores took 5.7, 3.0, 4.2 and 10.7 ms with 0, 5, 20
-// and 100 yields; of 8 bytes 114, 32, 16 and 16 us.
-constexpr int kYields = 10;
+// A sleep was short where the bell rang in this time: to sleep and to be woken takes as long.
+constexpr std::uint64_t kShortNs = 50'000;
 // A rank is disturbed from the time on when others take more than the first part of its time, until
 // they take less than the second.
 constexpr std::uint64_t kLookNs = 20'000'000, kCalmNs = 100'000'000;
@@ -50,7 +49,7 @@ void wake(RankRecord& sleeper) noexcept {
 bool Ladder::hold() noexcept {
   if (!crowded_ && !disturbed_) {
     if (spin()) return true;
-  } else if (held_ < kYields) {
+  } else if (held_ < yields_) {
     ++held_;
     ::sched_yield();
     return true;
@@ -67,7 +66,9 @@ bool Ladder::spin() noexcept {
   return now < spin_until_ns_;
 }
 
-void Ladder::woken(std::uint64_t rung_ns) noexcept {
+void Ladder::woken(std::uint64_t asleep_ns, std::uint64_t rung_ns) noexcept {
+  const bool was_short = rung_ns < asleep_ns + kShortNs;
+  yields_ = std::clamp(was_short ? 2 * yields_ : yields_ - 1, kLeastYields, kMostYields);
   const std::uint64_t wakeup = now_ns() - rung_ns;
   patience_ns_ = std::clamp(std::max(2 * wakeup, patience_ns_ - patience_ns_ / 8), kLeastPatienceNs,
                             kMostPatienceNs);

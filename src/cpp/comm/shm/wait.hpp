@@ -42,14 +42,15 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
 //
 // Ranks that outnumber the cores, and a rank that loses much of its time to other programs, yield a
 // few times and sleep: who spins there uses up its share of the core, and then waits for a whole
-// time slice of another program.
+// time slice of another program. How often they yield follows from the sleeps: more often where the
+// bell rang soon after a rank had gone to sleep, else less often.
 class Ladder {
  public:
   explicit Ladder(bool crowded) noexcept : crowded_(crowded) {}
   void restart() noexcept { held_ = 0; }
   bool hold() noexcept;  // spins or yields once; false where only sleep is left
-  // A peer rang at that time, and I am awake now.
-  void woken(std::uint64_t rung_ns) noexcept;
+  // I went to sleep at the first time, a peer rang at the second, and I am awake now.
+  void woken(std::uint64_t asleep_ns, std::uint64_t rung_ns) noexcept;
 
  private:
   bool spin() noexcept;
@@ -58,6 +59,7 @@ class Ladder {
   bool crowded_;
   bool disturbed_ = false;  // other programs take much of my time
   int held_ = 0;
+  int yields_ = kLeastYields;
   std::uint64_t spin_until_ns_ = 0;
   std::uint64_t patience_ns_ = kLeastPatienceNs;
   std::uint64_t looked_ns_ = 0;   // when disturbed_ was last found out
@@ -65,6 +67,7 @@ class Ladder {
 
   // The least is a common wake-up; in the most a disturbed rank is found out.
   static constexpr std::uint64_t kLeastPatienceNs = 200'000, kMostPatienceNs = 2'000'000;
+  static constexpr int kLeastYields = 10, kMostYields = 160;
 };
 
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
@@ -81,8 +84,10 @@ void sleep_unless(RankRecord& mine, Ladder& ladder, std::uint32_t until, std::ui
     ~Awake() { mine.sleeping.store(kAwake); }
   } awake{mine};
   if (moved()) return;
+  const std::uint64_t asleep_ns = now_ns();
   sleep_on(mine, bell, limit_ns);
-  if (mine.doorbell.load() != bell) ladder.woken(mine.rung_ns.load(std::memory_order_relaxed));
+  if (mine.doorbell.load() != bell)
+    ladder.woken(asleep_ns, mine.rung_ns.load(std::memory_order_relaxed));
 }
 
 }  // namespace ngd::comm::shm
