@@ -285,7 +285,6 @@ class _Job:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
-                    start_new_session=True,
                     preexec_fn=_before_a_rank(self.cores[rank] if self.cores else None),
                 )
             except OSError as error:
@@ -418,11 +417,17 @@ def _bind(how: str, ranks: int) -> list[list[int]] | None:
 
 
 def _before_a_rank(cores: list[int] | None) -> Callable[[], None]:
-    """Make what a child runs before its program: to be bound, and to die with the launcher."""
+    """Make what a child runs before its program.
+
+    It is bound, dies with the launcher, and leads a group of processes, but no session: where Linux
+    gives each session the same share of the cores (autogroup), ranks of one session each would
+    yield to nobody, and a program of low priority would have as large a share as a rank.
+    """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     launcher = os.getpid()
 
     def prepare() -> None:
+        os.setpgid(0, 0)
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:  # it died before the line above
             os._exit(1)

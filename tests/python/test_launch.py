@@ -95,6 +95,15 @@ print(*(os.environ[n] for n in [*names, "MASTER_ADDR", "NGD_RESTART_COUNT", "MAS
     assert job not in other
 
 
+def test_ranks_are_of_the_launchers_session_each_with_a_group_of_its_own(
+    tmp_path: Path, mark: str
+) -> None:
+    program = "import os; print(os.getsid(0), os.getpgid(0) == os.getpid())"
+    code, out, _ = finish(start(tmp_path, program, mark, "-n", "2", "--no-prefix"))
+    assert code == 0
+    assert out.splitlines() == [f"{os.getsid(0)} True"] * 2
+
+
 def test_the_rest_of_the_environment_is_kept() -> None:
     environ = rank_environment(1, 2, "key", 9, 0, {"A": "b", "MASTER_PORT": "1", "RANK": "7"})
     assert environ["A"] == "b"

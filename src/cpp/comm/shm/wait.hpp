@@ -38,12 +38,13 @@ inline void ring_bell(RankRecord& peer, int rank) noexcept {
 //
 // A rank that has its core to itself spins, for longer than a wake-up takes. Else two ranks could
 // stay asleep by turns: one wakes the other, has no more patience than the wake-up takes, and must
-// be woken itself. Sleepers measure how long a wake-up takes.
+// be woken itself. Sleepers measure how long a wake-up takes: where a program of low priority has
+// taken the core meanwhile, a whole tick of the scheduler.
 //
-// Ranks that outnumber the cores, and a rank that loses much of its time to other programs, yield a
-// few times and sleep: who spins there uses up its share of the core, and then waits for a whole
-// time slice of another program. How often they yield follows from the sleeps: more often where the
-// bell rang soon after a rank had gone to sleep, else less often.
+// Ranks that outnumber the cores, and a rank that is pushed off its core for much of the time,
+// yield a few times and sleep: who spins there uses up its share of the core, and then waits for a
+// whole time slice of another program. How often they yield follows from the sleeps: more often
+// where the bell rang soon after a rank had gone to sleep, else less often.
 class Ladder {
  public:
   explicit Ladder(bool crowded) noexcept : crowded_(crowded) {}
@@ -54,20 +55,21 @@ class Ladder {
 
  private:
   bool spin() noexcept;
-  bool disturbed() noexcept;
+  void find_out() noexcept;
 
   bool crowded_;
-  bool disturbed_ = false;  // other programs take much of my time
+  bool disturbed_ = false;  // other programs push me off my core for much of the time
   int held_ = 0;
   int yields_ = kLeastYields;
-  std::uint64_t spin_until_ns_ = 0;
   std::uint64_t patience_ns_ = kLeastPatienceNs;
-  std::uint64_t looked_ns_ = 0;   // when disturbed_ was last found out
-  std::uint64_t delayed_ns_ = 0;  // what the kernel said then: how long I was kept off the cores
+  std::uint64_t spin_until_ns_ = 0;
+  std::uint64_t looked_ns_ = 0;      // at the clock, last
+  std::uint64_t found_out_ns_ = 0;   // whether I am disturbed, last
+  std::uint64_t pushed_off_ns_ = 0;  // since then, while I spun
 
-  // The least is a common wake-up; in the most a disturbed rank is found out.
-  static constexpr std::uint64_t kLeastPatienceNs = 200'000, kMostPatienceNs = 2'000'000;
-  static constexpr int kLeastYields = 10, kMostYields = 160;
+  // The least is a common wake-up, the most two ticks of a scheduler with 250 of them a second.
+  static constexpr std::uint64_t kLeastPatienceNs = 200'000, kMostPatienceNs = 10'000'000;
+  static constexpr int kLeastYields = 10, kMostYields = 5'000;
 };
 
 void sleep_on(RankRecord& mine, std::uint32_t bell, std::uint64_t limit_ns) noexcept;
