@@ -603,7 +603,9 @@ def build() -> Path:
         command += ["--no-build-isolation"]
     command += ["--target", str(PACKAGE), "-Ccmake.build-type=None"]
     command += [f"-Cbuild-dir={BUILD / 'objects'}"]
-    subprocess.run(command, check=True, env={**os.environ, "CXXFLAGS": flags})
+    env = {**os.environ, "CXXFLAGS": flags}
+    env.pop("SKBUILD_CMAKE_DEFINE", None)  # other flags, other warnings
+    subprocess.run(command, check=True, env=env)
     source = Path(__file__).with_name("inject.cpp")
     compiler = [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-g", "-fPIC", "-shared"]
     subprocess.run([*compiler, str(source), "-o", str(HOOK), "-ldl"], check=True)
