@@ -601,8 +601,8 @@ def build() -> Path:
     command += ["--no-deps", "--no-warn-script-location"]
     if all(importlib.util.find_spec(name) for name in ("scikit_build_core", "Cython")):
         command += ["--no-build-isolation"]
-    command += ["--target", str(PACKAGE), "-Ccmake.build-type=None"]
-    command += [f"-Cbuild-dir={BUILD / 'objects'}"]
+    command += ["--target", str(PACKAGE), "--config-settings=cmake.build-type=None"]
+    command += [f"--config-settings=build-dir={BUILD / 'objects'}"]
     env = {**os.environ, "CXXFLAGS": flags}
     env.pop("SKBUILD_CMAKE_DEFINE", None)  # other flags, other warnings
     subprocess.run(command, check=True, env=env)
