@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, overload
+from typing import Any, Final, overload
 
 import numpy as np
 
@@ -56,7 +56,7 @@ def grad(loss: Node, wrt: Node | Sequence[Node], *, unused: str = "error") -> No
             raise GradientError(f"grad: expected floats to differentiate by; got {_name(target)}")
     with at_site(loss.site):
         seed = constant_node(np.ones((), loss.dtype))
-    adjoints = _walk_back(loss, seed, targets)
+    adjoints = _walk_back({loss: seed}, targets)
     results = []
     for target in targets:
         adjoint = adjoints.get(target)
@@ -77,23 +77,30 @@ def _name(node: Node) -> str:
 
 
 def _walk_back(
-    root: Node, seed: Node, targets: Iterable[Node], beyond: bool = True
+    seeds: Mapping[Node, Node], targets: Iterable[Node], beyond: bool = True
 ) -> Mapping[Node, Node]:
-    """Carry the adjoint of the root to all that lies between it and the targets.
+    """Carry the adjoints of roots to all that lies between them and the targets.
 
-    A node is active when floats lead from a target to it; each active node, after all its users,
-    hands its adjoint to its active inputs. Without `beyond` the walk ends at each target, even
-    where that depends on another one.
+    A value is active when floats lead from a target to it; each op with an active result, after all
+    the users of its results, hands their adjoints to its active inputs. Without `beyond` the walk
+    ends at each target, even where that depends on another one.
     """
     ends = () if beyond else tuple(targets)
-    order = topological([root], stop=ends)
+    order = topological(seeds, stop=ends)
     active = set(targets)
     for node in order:
-        if is_float(node.dtype) and any(i in active for i in node.inputs):
+        if not any(i in active for i in node.inputs):
+            continue
+        if node.several:
+            active.update(r for r in node.results if is_float(r.dtype))
+        elif is_float(node.dtype):
             active.add(node)
-    adjoints = {root: seed} if root in active else {}
+    adjoints = {root: seed for root, seed in seeds.items() if root in active}
     for node in reversed(order):
-        dy = adjoints.get(node)
+        dy: Any = adjoints.get(node)
+        if node.several:
+            dy = tuple(adjoints.get(result) for result in node.results)
+            dy = dy if any(part is not None for part in dy) else None
         if dy is None or not any(i in active for i in node.inputs):
             continue
         with at_site(node.site):
@@ -113,17 +120,27 @@ def _walk_back(
     return adjoints
 
 
-def _input_adjoints(node: Node, dy: Node) -> Sequence[Node | None]:
+def _input_adjoints(node: Node, dy: Any) -> Sequence[Node | None]:
     """Ask the op's rule, or, of an op that only has an expansion, differentiate that."""
     op = node.op
     if op.gradient_rounds and is_narrow(node):
-        node, dy = widened(node), cast(dy, float32)
+        node, dy = widened(node), _widened_adjoints(dy)
     if type(op).grad is not Op.grad or not op.expands:
         return op.grad(node, dy)
-    root = expansion(node)
-    adjoints = _walk_back(root, dy, node.inputs, beyond=False)
+    seeds: dict[Node, Node] = {}
+    for root, part in zip(expansion(node), dy if node.several else (dy,), strict=True):
+        if part is not None:  # two results may be one node of the expansion
+            seeds[root] = add(seeds[root], part) if root in seeds else part
+    adjoints = _walk_back(seeds, node.inputs, beyond=False)
     first = {operand: place for place, operand in reversed(list(enumerate(node.inputs)))}
     return [adjoints.get(x) if first[x] == i else None for i, x in enumerate(node.inputs)]
+
+
+def _widened_adjoints(dy: Any) -> Any:
+    """In float32: the adjoint of a result, or those of several."""
+    if isinstance(dy, tuple):
+        return tuple(None if part is None else cast(part, float32) for part in dy)
+    return cast(dy, float32)
 
 
 def _unbroadcast(part: Node, shape: Shape) -> Node:

@@ -98,16 +98,16 @@ class CpuTarget:
         self.verdicts: dict[Any, passes.Verdict] = {}
 
     def query(
-        self, op: str, inputs: Sequence[Type], output: Type, attrs: Mapping[str, Any]
+        self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
     ) -> passes.Verdict:
         """Ask the kernel table, once a question."""
-        key = (op, output, *inputs, *[(k, type(v), v) for k, v in attrs.items()])
+        key = (op, *inputs, None, *outputs, *[(k, type(v), v) for k, v in attrs.items()])
         verdict = self.verdicts.get(key)
         if verdict is None:
             name, reasons, _, in_place = _core.query_kernel(
-                op, [spec(t) for t in inputs], [spec(output)], native_attrs(attrs)
+                op, [spec(t) for t in inputs], [spec(t) for t in outputs], native_attrs(attrs)
             )
-            verdict = passes.Verdict(name is not None, name or reasons, in_place)
+            verdict = passes.Verdict(name is not None, name or reasons, frozenset(in_place))
             self.verdicts[key] = verdict
         return verdict
 
@@ -473,12 +473,12 @@ def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, 
     for step in plan.steps:
         ranks = ordering.number(step.group)
         if step.action == "start":
-            ordering.add(step.op, step.attrs, step.output[0], ranks, step.site)
+            ordering.add(step.op, step.attrs, step.outputs[0][0], ranks, step.site)
         builder.add_instruction(
             step.action,
             step.op,
             [value(i) for i in step.inputs],
-            [value(step.output)],
+            [value(o) for o in step.outputs],
             native_attrs(step.attrs),
             step.start,
             ranks,

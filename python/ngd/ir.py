@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The intermediate representation: types, ops, nodes and graphs.
 
-A graph is pure: a `Node` is an op applied to nodes, and never changes. What an op means stands in
-its block (`ngd.ops`), a subclass of `Op`; this module knows no op by name but the leaves.
+A graph is pure: a `Node` is a value, one result of an op applied to nodes, and never changes. What
+an op means stands in its block (`ngd.ops`), a subclass of `Op`; this module knows no op by name but
+the leaves.
+
+An op has one result, or several: then `infer`, `expand` and `reference` give a tuple where they
+give one thing else, and an application makes as many nodes, which share op, inputs, attributes and
+site. The first of them stands for the application where a graph is walked.
 """
 
 from __future__ import annotations
@@ -99,20 +104,27 @@ class Op:
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS
     """What the op takes where a sample's operand fixes no dtype."""
 
-    def infer(self, *inputs: Any, **attrs: Any) -> Type:
-        """The type of the result; raises ShapeError or DTypeError that begins with the name."""
+    def infer(self, *inputs: Any, **attrs: Any) -> Type | tuple[Type, ...]:
+        """The type of the result, or of each in a tuple.
+
+        Raises ShapeError or DTypeError that begins with the name.
+        """
         raise NotImplementedError(self.name)
 
-    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        """The adjoint of each input, given that of the result; None where none can exist."""
+    def grad(self, node: Node, dy: Any) -> Sequence[Node | None]:
+        """The adjoint of each input, given that of the result; None where none can exist.
+
+        Of several results `dy` is a tuple of adjoints, and `node` the first result. None stands for
+        zeros: the loss does not depend on that result.
+        """
         raise GradientError(f"{self.name}: this op has no gradient (used at {node.site})")
 
-    def expand(self, *inputs: Any, **attrs: Any) -> Node:
-        """The same result in terms of other ops."""
+    def expand(self, *inputs: Any, **attrs: Any) -> Node | tuple[Node, ...]:
+        """The same in terms of other ops."""
         raise NotImplementedError(self.name)
 
-    def reference(self, *inputs: Any, **attrs: Any) -> Array:
-        """The same result in NumPy: the slow, sure one. Its dtype is that of `infer`."""
+    def reference(self, *inputs: Any, **attrs: Any) -> Array | tuple[Array, ...]:
+        """The same in NumPy: the slow, sure one. Its dtypes are those of `infer`."""
         raise NotImplementedError(self.name)
 
     def samples(self) -> Iterable[Sample]:
@@ -124,7 +136,7 @@ class Op:
         return self.name, attrs
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        """Whether the result is proved equal on all ranks."""
+        """Whether the results are proved equal on all ranks."""
         return all(map(operator.attrgetter("uniform"), inputs))
 
     @property
@@ -133,12 +145,15 @@ class Op:
         return type(self).expand is not Op.expand
 
     def node(self, inputs: Sequence[Node], attrs: Mapping[str, Any] | None = None) -> Node:
-        """Apply the op: infer the type and make the node."""
+        """Apply the op: infer the type and make the node, the first of several (`results`)."""
         attrs = attrs or {}
-        return Node(self, tuple(inputs), attrs, self.infer(*[n.type for n in inputs], **attrs))
+        types = self.infer(*[n.type for n in inputs], **attrs)
+        if isinstance(types, Type):
+            return Node(self, tuple(inputs), attrs, types)
+        return Result.all_of(self, tuple(inputs), attrs, types)[0]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Node:
-        """Check and normalize what the user gave; return the node."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Check and normalize what the user gave; return the node, or a tuple of several."""
         raise NotImplementedError(self.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -182,13 +197,18 @@ _next_id = itertools.count()
 
 
 class Node:
-    """An op applied to nodes: a value that some step will compute.
+    """What an op makes of nodes: a value that some step will compute.
 
     Operators are NumPy's: `+ - * / ** @ == != < <= > >=`, `-x`, `abs(x)`, `x[...]`, `x.T`. A node
     is its own key in dictionaries and sets; whether two are one node, `is` tells, not `==`.
     """
 
     __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform")
+
+    several: ClassVar[bool] = False
+    """Whether the op gives several results, of which this is one: a Result."""
+    number = 0
+    """Which of the results this is."""
 
     def __init__(
         self, op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], type: Type
@@ -206,6 +226,11 @@ class Node:
         ancestors = None if self.id in _copied.ids else Ancestors(self)
         parts = (self.op, self.inputs, self.attrs, self.type, self.site, self.uniform)
         return remade_node, (ancestors, *parts)
+
+    @property
+    def results(self) -> tuple[Node, ...]:
+        """All results of the op applied here, of which this is one."""
+        return (self,)
 
     @property
     def dtype(self) -> DType:
@@ -254,7 +279,8 @@ class Node:
     __hash__ = object.__hash__
 
     def _apply(self, op: str, *args: Any) -> Node:
-        return REGISTRY[op](*args)
+        node: Node = REGISTRY[op](*args)
+        return node
 
     def _compare(self, op: str, other: Any) -> Any:
         # What no array is made of (None, a string) equals no node: Python asks for identity then.
@@ -351,6 +377,53 @@ class Node:
         return self._apply("transpose", self)
 
 
+class Result(Node):
+    """One of the results of an op that has several."""
+
+    __slots__ = ("number", "results")
+
+    several = True
+    number: int
+    results: tuple[Node, ...]
+
+    @classmethod
+    def all_of(
+        cls, op: Op, inputs: tuple[Node, ...], attrs: Mapping[str, Any], types: tuple[Type, ...]
+    ) -> tuple[Result, ...]:
+        """Apply an op."""
+        results = tuple([cls(op, inputs, attrs, type) for type in types])
+        for number, result in enumerate(results):
+            result.number, result.results = number, results
+            result.attrs = results[0].attrs
+        return results
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The first one is copied as the application, the others as its results."""
+        if self.number:
+            return result_of, (self.results[0], self.number)
+        remade, (ancestors, op, inputs, attrs, _, *rest) = super().__reduce__()
+        return remade, (ancestors, op, inputs, attrs, types_of(self), *rest)
+
+    def __repr__(self) -> str:
+        return f"<ngd.Node {self.op.name}, result {self.number}: {self.type}>"
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        """The same result of the same op on these inputs."""
+        if same_nodes(inputs, self.inputs):
+            return self
+        return self.op.node(inputs, self.attrs).results[self.number]
+
+
+def types_of(node: Node) -> Type | tuple[Type, ...]:
+    """What the op applied here infers."""
+    return tuple([result.type for result in node.results]) if node.several else node.type
+
+
+def result_of(node: Node, number: int) -> Node:
+    """One of the results that this is the first of."""
+    return node.results[number]
+
+
 def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
     """Whether these are the same nodes in the same order; `==` of tuples would compare values."""
     return a is b or (len(a) == len(b) and all(map(operator.is_, a, b)))
@@ -361,7 +434,7 @@ def remade_node(
     op: Op,
     inputs: tuple[Node, ...],
     attrs: dict[str, Any],
-    type: Type,
+    types: Type | tuple[Type, ...],
     site: str,
     uniform: bool,
 ) -> Node:
@@ -369,10 +442,15 @@ def remade_node(
     for value in attrs.values():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
+    made: tuple[Node, ...]
     with at_site(site):
-        node = Node(op, inputs, attrs, type)
-    node.uniform = uniform
-    return node
+        if isinstance(types, Type):
+            made = (Node(op, inputs, attrs, types),)
+        else:
+            made = Result.all_of(op, inputs, attrs, types)
+    for node in made:
+        node.uniform = uniform
+    return made[0]
 
 
 class Copied(threading.local):
@@ -468,18 +546,22 @@ def constant_node(value: Any, dtype: DType | None = None) -> Node:
 def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
     """Every node that the roots need, each after its inputs: depth first, inputs left to right.
 
-    The order depends on the structure alone, not on the order in which nodes were made. The walk
-    goes no further than the nodes of `stop`, which are left out.
+    Of several results of an op the first one stands for all, whichever are needed. The order
+    depends on the structure alone, not on the order in which nodes were made. The walk goes no
+    further than the nodes of `stop`, which are left out.
     """
     order: list[Node] = []
-    seen: set[Node] = set(stop)
+    seen: set[Node] = {node.results[0] if node.number else node for node in stop}
     stack: list[Node | None] = [*roots]
     stack.reverse()
     while stack:
         node = stack.pop()
         if node is None:  # the inputs of the next one are listed
             order.append(stack.pop())  # type: ignore[arg-type]
-        elif node not in seen:
+            continue
+        if node.number:
+            node = node.results[0]
+        if node not in seen:
             seen.add(node)
             if node.inputs:
                 stack += (node, None)
@@ -487,6 +569,10 @@ def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
             else:
                 order.append(node)
     return order
+
+
+Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
+"""What `Graph.rewrite` asks: it gives a node, or a tuple of what replaces several results."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -508,7 +594,7 @@ class Graph:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """All nodes that are computed, each after its inputs."""
+        """All that is computed, each after its inputs; the first one for several results."""
         return topological(self.roots)
 
     @cached_property
@@ -517,16 +603,25 @@ class Graph:
         found = {n for n in self.nodes if n.op is VARIABLE} | {v for v, _ in self.updates}
         return sorted(found, key=lambda n: str(n.attrs["name"]))
 
-    def rewrite(self, change: Callable[[Node, tuple[Node, ...]], Node]) -> Graph:
-        """The graph with every node replaced by change(node, its replaced inputs), bottom up."""
+    def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
+        """The graph with every node replaced by change(node, its replaced inputs), bottom up.
+
+        For the first of several results `change` gives what replaces each of them: a tuple of
+        nodes, or the first result of an op that has as many. `order` is another one of the graph's
+        nodes in which each comes after its inputs.
+        """
         new: dict[Node, Node] = {}  # of those that are replaced by another one
         with at_site("") as move_to:
-            for node in self.nodes:
+            for node in self.nodes if order is None else order:
                 move_to(node.site)
                 inputs = tuple([new.get(i, i) for i in node.inputs]) if new else node.inputs
                 changed = change(node, inputs)
-                if changed is not node:
-                    new[node] = changed
+                if changed is node:
+                    continue
+                if node.several:
+                    new.update(zip(node.results, results_of(changed), strict=True))
+                else:
+                    new[node] = changed  # type: ignore[assignment]
         if not new:
             return self
         return Graph(
@@ -541,10 +636,10 @@ class Graph:
         for node in self.nodes:
             if node.inputs:
                 inferred = node.op.infer(*[n.type for n in node.inputs], **node.attrs)
-                if inferred != node.type:
+                if inferred != types_of(node):
                     raise CompileError(
-                        f"{node.op.name} at {node.site} is typed {node.type}, "
-                        f"but its inputs make {inferred}"
+                        f"{node.op.name} at {node.site} is typed {print_types(types_of(node))}, "
+                        f"but its inputs make {print_types(inferred)}"
                     )
 
     def verify_leaves(self) -> None:
@@ -574,20 +669,33 @@ class Graph:
                 )
 
     def __str__(self) -> str:
-        numbers = {node: f"%{i}" for i, node in enumerate(self.nodes)}
+        values = [result for node in self.nodes for result in node.results]
+        numbers = {value: f"%{i}" for i, value in enumerate(values)}
         given = ", ".join(f'"{n.attrs["name"]}": {n.type}' for n in self.inputs)
         lines = [f"graph({given})"]
-        for node, number in numbers.items():
+        for node in self.nodes:
+            made = ", ".join(numbers[r] for r in node.results)
             operands = ", ".join(numbers[i] for i in node.inputs)
             attrs = "".join(
                 f" {key}={print_attr(value)}" for key, value in sorted(node.attrs.items())
             )
             mark = "=" if node.uniform else "~"
-            lines.append(f"  {number} {mark} {node.op.name}({operands}){attrs} : {node.type}")
+            types = print_types(types_of(node))
+            lines.append(f"  {made} {mark} {node.op.name}({operands}){attrs} : {types}")
         lines.append(f"  return {', '.join(numbers[n] for n in self.outputs)}")
         for variable, value in self.updates:
             lines.append(f'  update "{variable.attrs["name"]}" <- {numbers[value]}')
         return "\n".join(lines)
+
+
+def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:
+    """What `Change` gives for several results: a tuple, or the first result of an op."""
+    return made if isinstance(made, tuple) else made.results
+
+
+def print_types(types: Type | tuple[Type, ...]) -> str:
+    """The type of a result, or those of several."""
+    return ", ".join(map(str, types)) if isinstance(types, tuple) else str(types)
 
 
 def print_attr(value: Any) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -51,9 +52,7 @@ def evaluate(
     for node, value in values.items():
         _check(node, value)
     order = topological([*in_order(graph), *graph.roots])
-    uses = dict.fromkeys(order, 0)
-    for node in (*graph.roots, *(i for n in order for i in n.inputs)):
-        uses[node] += 1
+    uses = Counter((*graph.roots, *(i for n in order for i in n.inputs)))
     started: dict[Node, Callable[[], Array]] = {}
 
     def value_of(node: Node) -> Array:
@@ -69,9 +68,11 @@ def evaluate(
             started[node] = group.start(node, operands[0])
         elif node not in values:
             with np.errstate(all="ignore"):
-                value = _compute(node, operands, group)
-            values[node] = np.asarray(value, order="C")
-            _check(node, values[node])
+                made = _compute(node, operands, group)
+            for result, value in zip(node.results, made, strict=True):
+                if result in uses or result is node:
+                    values[result] = np.asarray(value, order="C")
+                    _check(result, values[result])
         for operand in node.inputs:
             uses[operand] -= 1
             if not uses[operand]:
@@ -79,13 +80,13 @@ def evaluate(
     return [value_of(n) for n in graph.outputs], [value_of(n) for _, n in graph.updates]
 
 
-def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> Array:
+def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tuple[Array, ...]:
     if node.op.name == "constant":
-        value: Array = node.attrs["value"]
-        return value
+        return (node.attrs["value"],)
     if node.op is is_rank and group is not None:
-        return np.array((node.attrs.get("group") or group).rank == node.attrs["root"])
-    return node.op.reference(*operands, **node.attrs)
+        return (np.array((node.attrs.get("group") or group).rank == node.attrs["root"]),)
+    made = node.op.reference(*operands, **node.attrs)
+    return made if isinstance(made, tuple) else (made,)
 
 
 def _check(node: Node, value: Array) -> None:

@@ -70,9 +70,20 @@ class Case:
         return [Type(operand_dtype(o, self.dtype), o.shape) for o in self.sample.operands]
 
     @property
-    def result(self) -> Type:
-        """The type that the op infers."""
-        return self.op.infer(*self.types, **self.sample.attrs)
+    def results(self) -> tuple[Type, ...]:
+        """The types that the op infers: of its result, or of each."""
+        inferred = self.op.infer(*self.types, **self.sample.attrs)
+        return inferred if isinstance(inferred, tuple) else (inferred,)
+
+    @property
+    def readings(self) -> list[tuple[int, ...]]:
+        """Which floating results a loss may read: all of them, and each alone."""
+        floats = tuple(i for i, type in enumerate(self.results) if is_float(type.dtype))
+        return [floats] if len(floats) < 2 else [floats, *((i,) for i in floats)]
+
+    def apply(self, operands: Sequence[Node]) -> tuple[Node, ...]:
+        """The op's results on nodes."""
+        return self.op.node(operands, self.sample.attrs).results
 
     def arrays(self) -> list[Array]:
         """The operands' values: always the same ones."""
@@ -82,10 +93,11 @@ class Case:
             for operand, type in zip(self.sample.operands, self.types, strict=True)
         ]
 
-    def reference(self, arrays: Sequence[Array]) -> Array:
-        """The reference's result, without NumPy's warnings."""
+    def reference(self, arrays: Sequence[Array]) -> list[Array]:
+        """The reference's results, without NumPy's warnings."""
         with np.errstate(all="ignore"):
-            return self.op.reference(*arrays, **self.sample.attrs)
+            made = self.op.reference(*arrays, **self.sample.attrs)
+        return [np.asarray(value) for value in (made if isinstance(made, tuple) else (made,))]
 
 
 def operand_dtype(operand: Operand, dtype: DType | None) -> DType:

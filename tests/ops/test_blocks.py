@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import builtins
+from collections.abc import Iterable, Sequence
+from functools import reduce
 
 import numpy as np
 import numpy.testing as npt
@@ -23,7 +25,7 @@ from ngd.autodiff import grad
 from ngd.dtype import FLOATS, bool_, float64, is_float
 from ngd.errors import DTypeError, GradientError
 from ngd.ir import Array, Graph, Node, Op, Type
-from ngd.ops import multiply, sum
+from ngd.ops import add, multiply, sum
 from ngd.ops.precision import expansion
 from ngd.reference import evaluate
 
@@ -46,7 +48,7 @@ def has_gradient(case: Case) -> bool:
     kind = (case.op.name, case.sample.attrs.get("reduce_op"))
     return (
         case.dtype in (None, float64)
-        and case.result.dtype == float64
+        and any(t.dtype == float64 for t in case.results)
         and any(t.dtype == float64 for t in case.types)
         and case.op.name != "stop_gradient"
         and kind not in NO_GRADIENT
@@ -63,92 +65,111 @@ def test_block_is_complete(op: Op) -> None:
 
 @named(CASES)
 def test_reference_has_the_inferred_type(case: Case) -> None:
-    value = np.asarray(case.reference(case.arrays()))
-    assert Type(value.dtype, value.shape) == case.result
+    values = case.reference(case.arrays())
+    assert tuple(Type(value.dtype, value.shape) for value in values) == case.results
 
 
 @named([c for c in CASES if not takes_two(c.op)])
 def test_device_matches_reference(case: Case, device: str, run: Runner, coverage: Coverage) -> None:
     coverage.cases_run.add(f"{case} on {device}")
     inputs, arrays = placeholders(case.types), case.arrays()
-    (value,) = run(inputs, [case.op.node(inputs, case.sample.attrs)], arrays)
-    assert_close(value, np.asarray(case.reference(arrays)))
-    coverage.note(device, case.op.name, case.dtype or case.result.dtype)
+    expected = case.reference(arrays)
+    for value, wanted in zip(run(inputs, case.apply(inputs), arrays), expected, strict=True):
+        assert_close(value, wanted)
+    coverage.note(device, case.op.name, case.dtype or case.results[0].dtype)
+
+
+@named([c for c in CASES if len(c.results) > 1])
+def test_results_that_nobody_reads(case: Case, run: Runner) -> None:
+    """Each result alone is what it is among the others."""
+    inputs, arrays = placeholders(case.types), case.arrays()
+    for number, wanted in enumerate(case.reference(arrays)):
+        (value,) = run(inputs, [case.apply(inputs)[number]], arrays)
+        assert_close(value, wanted)
 
 
 @named([c for c in CASES if c.op.expands])
 def test_expansion_matches_reference(case: Case, coverage: Coverage) -> None:
     inputs, arrays = placeholders(case.types), case.arrays()
-    wanted = expansion(case.op.node(inputs, case.sample.attrs))
-    (value,) = run_reference(inputs, [wanted], arrays)
-    assert_close(value, np.asarray(case.reference(arrays)), slack=8)
-    coverage.note("expansion", case.op.name, case.dtype or case.result.dtype)
+    values = run_reference(inputs, expansion(case.apply(inputs)[0]), arrays)
+    for value, wanted in zip(values, case.reference(arrays), strict=True):
+        assert_close(value, wanted, slack=8)
+    coverage.note("expansion", case.op.name, case.dtype or case.results[0].dtype)
+
+
+class Weighted:
+    """A loss: some results of a case, each multiplied with a seed and summed."""
+
+    def __init__(self, case: Case, reading: Sequence[int]) -> None:
+        types = [case.results[number] for number in reading]
+        self.case, self.reading = case, reading
+        self.inputs = placeholders([*case.types, *types])
+        self.operands = self.inputs[: len(case.types)]
+        self.wrt = [x for x in self.operands if is_float(x.dtype)]
+        rng = np.random.default_rng(3)
+        self.seeds = [np.asarray(rng.uniform(0.5, 1.5, type.shape)) for type in types]
+        self.arrays = [*case.arrays(), *self.seeds]
+        results = case.apply(self.operands)
+        self.loss = total(
+            multiply(results[number], seed)
+            for number, seed in zip(reading, self.inputs[len(case.types) :], strict=True)
+        )
+
+    def at(self, arrays: Sequence[Array]) -> float:
+        """The loss by the reference."""
+        values = self.case.reference(arrays)
+        return builtins.sum(
+            float(np.sum(values[number] * seed))
+            for number, seed in zip(self.reading, self.seeds, strict=True)
+        )
+
+
+def total(nodes: Iterable[Node]) -> Node:
+    """The sum of all elements of all nodes."""
+    return reduce(add, (sum(node) for node in nodes))
 
 
 @named([c for c in CASES if has_gradient(c)])
 def test_gradient_matches_finite_differences(case: Case, coverage: Coverage) -> None:
-    arrays, dy = case.arrays(), weights(case)
-    inputs = placeholders([*case.types, case.result])
-    *operands, seed = inputs
-    loss = sum(multiply(case.op.node(operands, case.sample.attrs), seed))
-    wrt = [i for i, x in enumerate(operands) if is_float(x.dtype)]
-    gradients = run_reference(inputs, grad(loss, [operands[i] for i in wrt]), [*arrays, dy])
-
-    def loss_at(changed: Sequence[Array]) -> float:
-        return float(np.sum(case.reference(changed) * dy))
-
-    for i, gradient in zip(wrt, gradients, strict=True):
-        compare_with_differences(loss_at, arrays, i, gradient, step=1e-6)
+    arrays = case.arrays()
+    for reading in case.readings:
+        the = Weighted(case, reading)
+        gradients = run_reference(the.inputs, grad(the.loss, the.wrt), the.arrays)
+        places = [i for i, x in enumerate(the.operands) if is_float(x.dtype)]
+        for i, gradient in zip(places, gradients, strict=True):
+            compare_with_differences(the.at, arrays, i, gradient, step=1e-6)
     coverage.note("gradient", case.op.name, float64)
 
 
 @named([c for c in CASES if has_gradient(c)])
 def test_gradients_on_a_device(case: Case, run: Runner) -> None:
     """The same graph of gradients as the references compute it: whatever passes make of it."""
-    inputs = placeholders([*case.types, case.result])
-    *operands, seed = inputs
-    loss = sum(multiply(case.op.node(operands, case.sample.attrs), seed))
-    outputs = [loss, *grad(loss, [x for x in operands if is_float(x.dtype)])]
-    arrays = [*case.arrays(), weights(case)]
-    expected = run_reference(inputs, outputs, arrays)
-    for found, wanted in zip(run(inputs, outputs, arrays), expected, strict=True):
-        assert_close(found, wanted, slack=8)
+    for reading in case.readings:
+        the = Weighted(case, reading)
+        outputs = [the.loss, *grad(the.loss, the.wrt)]
+        expected = run_reference(the.inputs, outputs, the.arrays)
+        for found, wanted in zip(run(the.inputs, outputs, the.arrays), expected, strict=True):
+            assert_close(found, wanted, slack=8)
 
 
 @named([c for c in CASES if has_gradient(c) and c.op.smooth])
 def test_second_gradient_matches_finite_differences(case: Case, coverage: Coverage) -> None:
     """The gradients, weighted and summed, differentiated by the operands and by dy."""
-    arrays = [*case.arrays(), weights(case)]
-    inputs = placeholders([*case.types, case.result])
-    *operands, seed = inputs
-    loss = sum(multiply(case.op.node(operands, case.sample.attrs), seed))
-    first = grad(loss, [x for x in operands if is_float(x.dtype)])
-    rng = np.random.default_rng(7)
-    factors = [rng.uniform(-1, 1, g.shape) for g in first]
-    total = weighted_sum(first, factors)
-    wrt = [i for i, x in enumerate(inputs) if is_float(x.dtype)]
-    second = run_reference(inputs, grad(total, [inputs[i] for i in wrt], unused="zero"), arrays)
-    graph = Graph(tuple(inputs), (total,))
+    for reading in case.readings:
+        the, rng = Weighted(case, reading), np.random.default_rng(7)
+        first = grad(the.loss, the.wrt)
+        loss = total(multiply(g, rng.uniform(-1, 1, g.shape)) for g in first)
+        places = [i for i, x in enumerate(the.inputs) if is_float(x.dtype)]
+        slopes = grad(loss, [the.inputs[i] for i in places], unused="zero")
+        second = run_reference(the.inputs, slopes, the.arrays)
+        graph = Graph(tuple(the.inputs), (loss,))
 
-    def total_at(changed: Sequence[Array]) -> float:
-        return float(evaluate(graph, changed, {})[0][0])
+        def loss_at(changed: Sequence[Array], graph: Graph = graph) -> float:
+            return float(evaluate(graph, changed, {})[0][0])
 
-    for i, gradient in zip(wrt, second, strict=True):
-        compare_with_differences(total_at, arrays, i, gradient, step=1e-5)
+        for i, gradient in zip(places, second, strict=True):
+            compare_with_differences(loss_at, the.arrays, i, gradient, step=1e-5)
     coverage.note("second gradient", case.op.name, float64)
-
-
-def weights(case: Case) -> Array:
-    """What a result is multiplied with before it is summed to a loss."""
-    return np.asarray(np.random.default_rng(3).uniform(0.5, 1.5, case.result.shape))
-
-
-def weighted_sum(nodes: Sequence[Node], factors: Sequence[Array]) -> Node:
-    parts = [sum(multiply(n, f)) for n, f in zip(nodes, factors, strict=True)]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
 
 
 def compare_with_differences(
@@ -181,7 +202,7 @@ def test_collectives_without_a_gradient_say_so(op: str, kind: str) -> None:
         and c.sample.operands[0].dtype is None
     )
     (x,) = placeholders(case.types)
-    loss = sum(case.op.node((x,), case.sample.attrs))
+    loss = sum(*case.apply((x,)))
     with pytest.raises(GradientError, match=rf'{op}\(op="{kind}"\) has no gradient .*\.py:'):
         grad(loss, x)
 

@@ -286,7 +286,7 @@ def test_verify_refuses_what_touches_a_buffer_in_flight() -> None:
 
     def step(action: str, source: Storage, result: Storage, start: int = -1) -> Step:
         inputs = [] if action == "wait" else [(type_, source)]
-        return Step(action, "all_to_all", inputs, (type_, result), {}, "here.py:1", start)
+        return Step(action, "all_to_all", inputs, [(type_, result)], {}, "here.py:1", start)
 
     start, wait = step("start", block, block), step("wait", block, block, 0)
     plan_of(start, wait).verify()

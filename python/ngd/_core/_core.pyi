@@ -21,7 +21,7 @@ def query_kernel(
     inputs: list[tuple[str, tuple[int, ...]]],
     outputs: list[tuple[str, tuple[int, ...]]],
     attrs: dict[str, Any],
-) -> tuple[str | None, str, int, int]: ...
+) -> tuple[str | None, str, int, list[tuple[int, int]]]: ...
 
 _Counts = _Sequence[int]
 

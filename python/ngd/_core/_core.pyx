@@ -55,7 +55,7 @@ cdef extern from *:
     const char* ngd_version()
     const char* ngd_mode()
 
-_LANES = ("input", "output", "variable", "constant", "private", "shared")
+_LANES = ("input", "output", "variable", "constant", "private", "shared", "nowhere")
 _ACTIONS = ("run", "start", "wait")
 cdef unsigned long _main_thread = threading.main_thread().ident
 
@@ -167,7 +167,7 @@ def kernel_table() -> list:
 
 
 def query_kernel(str op, list inputs, list outputs, dict attrs) -> tuple:
-    """(implementation or None, reasons, scratch bytes, in-place bits) for types (dtype, shape)."""
+    """(implementation or None, reasons, scratch bytes, [(output, input) in place]) for types."""
     cdef KernelQuery query
     cdef TensorType type
     cdef Verdict verdict
@@ -184,8 +184,9 @@ def query_kernel(str op, list inputs, list outputs, dict attrs) -> tuple:
     with nogil:
         row = find(cpu_table(), query, &verdict, &reasons)
     if row == NULL:
-        return None, _str(reasons), 0, 0
-    return _text(row.implementation), "", verdict.scratch_bytes, verdict.in_place
+        return None, _str(reasons), 0, []
+    in_place = [(pair.output, pair.input) for pair in verdict.in_place]
+    return _text(row.implementation), "", verdict.scratch_bytes, in_place
 
 
 include "cells.pxi"

@@ -84,10 +84,13 @@ cdef extern from "ngd.hpp" namespace "ngd::kernels" nogil:
         vector[TensorType] inputs
         vector[TensorType] outputs
         Attrs attrs
+    cppclass InPlace:
+        int output
+        int input
     cppclass Verdict:
         cbool accepted
         size_t scratch_bytes
-        uint64_t in_place
+        vector[InPlace] in_place
     cppclass KernelRow:
         string_view op
         string_view implementation

@@ -25,8 +25,10 @@ def widened(node: Node) -> Node:
     return node.with_inputs(tuple(wide))
 
 
-def expansion(node: Node) -> Node:
-    """The same result in terms of other ops."""
+def expansion(node: Node) -> tuple[Node, ...]:
+    """The same results in terms of other ops."""
     if is_narrow(node):
-        return cast(widened(node), node.dtype)
-    return node.op.expand(*node.inputs, **node.attrs)
+        wide = widened(node).results
+        return tuple(cast(w, n.dtype) for w, n in zip(wide, node.results, strict=True))
+    made = node.op.expand(*node.inputs, **node.attrs)
+    return made if isinstance(made, tuple) else (made,)

@@ -21,7 +21,7 @@ from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, register
 from .cast import cast
 from .elementwise import abs, equal, exp, log, square, where
 from .operands import Value, as_axis, as_node, expect_dtype, float_of, narrow, widen
-from .shape import broadcast_to, concat, full, gather, iota, reshape, stop_gradient, transpose
+from .shape import broadcast_to, concat, full, iota, reshape, scatter_add, stop_gradient, transpose
 
 Axis: TypeAlias = int | Sequence[int] | None
 
@@ -292,44 +292,49 @@ argmin: Final[ArgMin] = register(ArgMin())
 
 
 class TopK(Op):
-    """The places of the k largest elements along the last axis, int64; attrs: k."""
+    """top_k(x, k): the k largest along the last axis: values, and places (int64), both [..., k].
+
+    The largest comes first, of equals the one of the smaller place; NaN counts as the largest.
+    Attrs: k.
+    """
 
     name = "top_k"
     dtypes = NUMBERS
 
-    def infer(self, x: Type, *, k: int) -> Type:
+    def __call__(self, x: Value, k: int) -> tuple[Node, Node]:
+        x = as_node(x, where=self.name)
+        line = cast(x, uint8) if x.dtype == bool_ else x
+        values, places = self.node((line,), {"k": int(k)}).results
+        return cast(values, x.dtype), places
+
+    def infer(self, x: Type, *, k: int) -> tuple[Type, ...]:
         expect_dtype(self.name, (x,), self.dtypes)
         if not x.shape or not 0 <= k <= x.shape[-1]:
             raise ShapeError(f"top_k: expected a last axis of at least {k} elements; got {x}")
-        return Type(int64, (*x.shape[:-1], k))
+        shape = (*x.shape[:-1], k)
+        return Type(x.dtype, shape), Type(int64, shape)
 
-    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return (None,)
+    def grad(self, node: Node, dy: tuple[Node | None, Node | None]) -> Sequence[Node | None]:
+        (x,), (_, places), (d_values, _) = node.inputs, node.results, dy
+        if d_values is None:
+            return (None,)
+        rows = math.prod(x.shape[:-1])
+        starts = reshape(iota(rows) * x.shape[-1], (*x.shape[:-1], 1))
+        updates, where_to = reshape(d_values, (-1,)), reshape(places + starts, (-1,))
+        return (reshape(scatter_add(updates, where_to, 0, x.type.count), x.shape),)
 
-    def reference(self, x: Array, *, k: int) -> Array:
+    def reference(self, x: Array, *, k: int) -> tuple[Array, ...]:
         # Of equals the first comes first where a stable sort goes from the back to the front.
         backwards = np.argsort(widen(x)[..., ::-1], axis=-1, kind="stable")[..., ::-1]
-        return narrow(x.shape[-1] - 1 - backwards[..., :k], int64)
+        places = narrow(x.shape[-1] - 1 - backwards[..., :k], int64)
+        return np.take_along_axis(x, places, -1), places
 
     def samples(self) -> Iterable[Sample]:
         for shape, k in (((7,), 3), ((2, 3, 4), 1), ((5, 33), 33), ((0, 3), 2), ((2, 0), 0)):
-            yield Sample((Operand(shape),), {"k": k})
+            yield Sample((Operand(shape, distinct=True),), {"k": k})
 
 
-TOP_K: Final[TopK] = register(TopK())
-
-
-def top_k(x: Value, k: int) -> tuple[Node, Node]:
-    """Find the k largest elements along the last axis: values, and places (int64), both [..., k].
-
-    The largest comes first, of equals the one of the smaller place; NaN counts as the largest.
-    """
-    x = as_node(x, where="top_k")
-    line = cast(x, uint8) if x.dtype == bool_ else x
-    places = TOP_K.node((line,), {"k": int(k)})
-    rows = math.prod(x.shape[:-1])
-    starts = reshape(iota(rows) * (x.shape[-1] if x.shape else 0), (*x.shape[:-1], 1))
-    return gather(reshape(x, (x.type.count,)), places + starts), places
+top_k: Final[TopK] = register(TopK())
 
 
 def _shift(x: Node, axes: Shape) -> Node:

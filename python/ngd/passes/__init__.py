@@ -9,8 +9,9 @@ from typing import Final
 from .. import config
 from ..ir import Graph
 from .collectives import order_collectives, split_collectives
+from .elementwise import fuse_elementwise
 from .expand import expand
-from .fuse import fuse_elementwise, fuse_matmul
+from .fuse import fuse_matmul
 from .identity import computation
 from .plan_memory import Plan, plan_memory
 from .schedule import Schedule, schedule

@@ -37,6 +37,8 @@ def in_order(graph: Graph) -> list[Node]:
         if own and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
             depth[node] = latest[pair] = max(depth[node], latest.get(pair, 0))
+        if node.several:
+            depth.update(dict.fromkeys(node.results, depth[node]))
     return sorted(
         (n for n in graph.nodes if n.op.collective),
         key=lambda n: (depth[n], n.id if is_message(n) else 0),
@@ -102,7 +104,7 @@ class Ordered(Op):
         self.block = block
         self.order = order
 
-    def infer(self, *inputs: Type, **attrs: Any) -> Type:
+    def infer(self, *inputs: Type, **attrs: Any) -> Type | tuple[Type, ...]:
         """As the collective."""
         return self.block.infer(*inputs, **attrs)
 
@@ -119,7 +121,7 @@ class Start(Op):
     def __init__(self, op: Ordered) -> None:
         self.block, self.order = op.block, op.order
 
-    def infer(self, *inputs: Type, **attrs: Any) -> Type:
+    def infer(self, *inputs: Type, **attrs: Any) -> Type | tuple[Type, ...]:
         """The type of the collective's result."""
         return self.block.infer(*inputs, **attrs)
 

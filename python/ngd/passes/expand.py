@@ -22,7 +22,7 @@ def needs_kernel(node: Node) -> bool:
 def expand(graph: Graph, target: Target) -> Graph:
     """Expand until the device accepts everything; an op that it cannot do is a CompileError."""
 
-    def settle(node: Node) -> Node:
+    def settle(node: Node) -> Node | tuple[Node, ...]:
         if not needs_kernel(node):
             return node
         verdict = query_node(target, node)
@@ -33,15 +33,11 @@ def expand(graph: Graph, target: Target) -> Graph:
                 f"{node.op.name} (made at {node.site}): the device has no kernel for "
                 f"{', '.join(str(i.type) for i in node.inputs)}: {verdict.implementation}"
             )
-        return settle_all(expansion(node), stop=node.inputs)
+        roots = expansion(node)
+        settled = Graph((), roots).rewrite(change, topological(roots, stop=node.inputs)).outputs
+        return settled if node.several else settled[0]
 
-    def settle_all(root: Node, stop: tuple[Node, ...]) -> Node:
-        new: dict[Node, Node] = {node: node for node in stop}
-        for node in topological([root], stop=stop):
-            new[node] = settle(node.with_inputs(tuple([new[i] for i in node.inputs])))
-        return new[root]
-
-    def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         return settle(node.with_inputs(inputs))
 
     return graph.rewrite(change)

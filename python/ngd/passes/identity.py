@@ -31,7 +31,10 @@ def computation(graph: Graph) -> int:
     """
     digests: dict[int, bytes] = {}
     for node in graph.nodes:
-        digests[node.id] = digest(node, [digests[i.id] for i in node.inputs])
+        whole = digest(node, [digests[i.id] for i in node.inputs])
+        digests[node.id] = whole
+        for other in node.results[1:]:
+            digests[other.id] = combined([whole, str(other.number).encode()])
     sent = [digests[node.id] for node in in_order(graph)]
     if graph.updates:
         made = [name_of(v) + digests[value.id] for v, value in graph.updates]

@@ -44,7 +44,10 @@ ALIGNMENT: Final = 64
 
 @dataclass
 class Storage:
-    """A run of bytes in a lane, alive from instruction `first` to instruction `last`."""
+    """A run of bytes in a lane, alive from instruction `first` to instruction `last`.
+
+    A result that nobody reads lies in the lane "nowhere", which has no bytes.
+    """
 
     lane: str
     place: int = 0
@@ -81,7 +84,7 @@ class Step:
     action: str
     op: str
     inputs: list[tuple[Type, Storage]]
-    output: tuple[Type, Storage]
+    outputs: list[tuple[Type, Storage]]
     attrs: dict[str, Any]
     site: str
     start: int = -1
@@ -109,7 +112,7 @@ class Plan:
 
     def verify_start(self, step: Step) -> None:
         """Prove that operand and result lie apart, or where the collective may have both."""
-        operand, result = step.inputs[0], step.output
+        operand, result = step.inputs[0], step.outputs[0]
         together = result[1] in (operand[1], operand[1].whole)
         if overlap(operand, result) and not together:
             raise CompileError(
@@ -127,10 +130,10 @@ class Plan:
             if step.action == "wait":
                 begun = self.steps[step.start]
                 operands.remove(*extent(begun.inputs[0]), step.start)
-                results.remove(*extent(begun.output), step.start)
+                results.remove(*extent(begun.outputs[0]), step.start)
                 continue
-            touched = [results.over(*extent(value)) for value in (*step.inputs, step.output)]
-            touched.append(operands.over(*extent(step.output)))
+            touched = [results.over(*extent(value)) for value in (*step.inputs, *step.outputs)]
+            touched += [operands.over(*extent(value)) for value in step.outputs]
             flights = [start for start in touched if start is not None]
             if flights:
                 begun = self.steps[min(flights)]
@@ -141,7 +144,7 @@ class Plan:
             if step.action == "start":
                 self.verify_start(step)
                 operands.add(*extent(step.inputs[0]), number)
-                results.add(*extent(step.output), number)
+                results.add(*extent(step.outputs[0]), number)
 
     def verify_lives(self) -> None:
         """Prove that no two storages that are alive at once share a byte."""
@@ -320,7 +323,7 @@ class Planner:
                     "wait",
                     start.op.block.kind,  # type: ignore[attr-defined]
                     [],
-                    (node.type, storage),
+                    [(node.type, storage)],
                     {},
                     node.site,
                     self.started[start],
@@ -330,13 +333,14 @@ class Planner:
             self.emit_start(node)
         elif not is_view(node):
             inputs = [(i.type, self.read(i)) for i in node.inputs]
-            output = self.choose(node, inputs)
+            outputs = self.choose(node, inputs)
             name, attrs = node.op.lower(**node.attrs)
-            self.append(Step("run", name, inputs, (node.type, output), attrs, node.site))
+            self.append(Step("run", name, inputs, outputs, attrs, node.site))
 
     def append(self, step: Step) -> None:
         """Append a step; what it writes is alive there."""
-        step.output[1].keep(len(self.plan.steps))
+        for _, storage in step.outputs:
+            storage.keep(len(self.plan.steps))
         self.plan.steps.append(step)
 
     def emit_start(self, node: Node) -> None:
@@ -357,28 +361,38 @@ class Planner:
                 "start",
                 block.kind,
                 [(operand.type, source)],
-                (node.type, result),
+                [(node.type, result)],
                 block.submission(operand.type, **node.attrs),
                 node.site,
                 group=node.attrs.get("group"),
             )
         )
 
-    def choose(self, node: Node, inputs: list[tuple[Type, Storage]]) -> Storage:
-        """The storage of a kernel's result."""
+    def choose(self, node: Node, inputs: list[tuple[Type, Storage]]) -> list[tuple[Type, Storage]]:
+        """The storages of a kernel's results."""
+        chosen: list[tuple[Type, Storage]] = []
+        for result in node.results:
+            storage = self.storage[result] = self.choose_one(result, inputs, chosen)
+            chosen.append((result.type, storage))
+        return chosen
+
+    def choose_one(
+        self, node: Node, inputs: list[tuple[Type, Storage]], chosen: list[tuple[Type, Storage]]
+    ) -> Storage:
+        """The storage of one result, where those of the results before it are chosen."""
         variable = self.schedule.direct.get(node)
         if variable is not None:
-            self.storage[node] = self.leaf(variable)
-        elif node in self.output_place and node not in self.sent:
-            self.storage[node] = Storage("output", self.output_place[node])
-        else:
-            lane = "shared" if node in self.sent else "private"
-            self.storage[node] = (
-                self.own_block(node)
-                or self.over_operand(node, inputs, lane)
-                or self.new_storage(lane, node.type.bytes)
-            )
-        return self.storage[node]
+            return self.leaf(variable)
+        if node not in self.last_reader:
+            return Storage("nowhere")
+        if node in self.output_place and node not in self.sent:
+            return Storage("output", self.output_place[node])
+        lane = "shared" if node in self.sent else "private"
+        return (
+            self.own_block(node)
+            or self.over_operand(node, inputs, chosen, lane)
+            or self.new_storage(lane, node.type.bytes)
+        )
 
     def own_block(self, node: Node) -> Storage | None:
         """The place in an all_gather's result of what it will gather from this rank.
@@ -400,16 +414,22 @@ class Planner:
         return part
 
     def over_operand(
-        self, node: Node, inputs: list[tuple[Type, Storage]], lane: str
+        self,
+        node: Node,
+        inputs: list[tuple[Type, Storage]],
+        chosen: list[tuple[Type, Storage]],
+        lane: str,
     ) -> Storage | None:
         """An operand that dies here, of this size and lane, that the kernel may write over."""
         in_place = query_node(self.target, node).in_place
+        application = node.results[0]
         for i, (type_, storage) in enumerate(inputs):
             source = source_of(node.inputs[i])
-            dies = self.last_reader.get(source) is node and source not in self.sent
+            dies = self.last_reader.get(source) is application and source not in self.sent
             fits = storage.lane == lane and storage.bytes == type_.bytes == node.type.bytes
+            free = all(other is not storage for _, other in chosen)
             same = [j for j, (_, other) in enumerate(inputs) if other is storage]
-            if dies and fits and all(in_place >> j & 1 for j in same):
+            if dies and fits and free and all((node.number, j) in in_place for j in same):
                 return storage
         return None
 
@@ -417,7 +437,7 @@ class Planner:
         """Append a copy of a value of the node's type."""
         source.keep(len(self.plan.steps))
         types = (node.type, source), (node.type, destination)
-        self.append(Step("run", "copy", [types[0]], types[1], {}, node.site))
+        self.append(Step("run", "copy", [types[0]], [types[1]], {}, node.site))
 
     def place(self) -> None:
         """Give offsets, largest first."""
@@ -433,9 +453,11 @@ class Planner:
             assert part.whole is not None
             part.place = part.whole.place + part.offset
         self.plan.unshared_bytes = sum(
-            aligned(n.type.bytes)
-            for n in self.schedule.order
-            if not is_view(n) and n not in self.schedule.direct
+            aligned(result.type.bytes)
+            for node in self.schedule.order
+            if not is_view(node)
+            for result in node.results
+            if result in self.last_reader and result not in self.schedule.direct
         )
 
 

@@ -25,7 +25,7 @@ class Schedule:
     order: tuple[Node, ...]
     """Everything but the leaves, each after what it reads."""
     direct: dict[Node, Node]
-    """Node -> the variable in whose memory it is computed; they stand at the end of `order`."""
+    """Value -> the variable in whose memory it is computed; they stand at the end of `order`."""
     stores: tuple[tuple[Node, Node], ...]
     """(variable, value): copied after everything else."""
 
@@ -48,10 +48,11 @@ def schedule(graph: Graph, target: Target) -> Schedule:
     starts.sort(key=lambda n: n.op.order)  # type: ignore[attr-defined]
     order = [n for n in topological([*starts, *graph.roots]) if not isinstance(n.op, Leaf)]
     candidates = direct_candidates(graph, starts)
+    writing = {value.results[0] for value in candidates}
     tail: set[Node] = set()
     for node in order:
-        if node in candidates or any(i in tail for i in node.inputs):
-            tail.add(node)
+        if node in writing or any(i in tail for i in node.inputs):
+            tail.update(node.results if node.several else (node,))
     if any(isinstance(n.op, (Start, Wait)) for n in tail):
         candidates, tail = {}, set()
     order = [n for n in order if n not in tail] + [n for n in order if n in tail]
@@ -72,7 +73,7 @@ def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
         for variable, value in graph.updates
         if times[value] == 1
         and value not in outputs
-        and value not in sent
+        and value.results[0] not in sent
         and not isinstance(value.op, Leaf)
         and not is_view(value)
     }
@@ -95,12 +96,12 @@ def keep_safe(
         last_read[source_of(output)] = len(order)
 
     def safe(value: Node, variable: Node) -> bool:
-        last = last_read.get(variable, -1)
-        if last != position[value]:
-            return last < position[value]
+        last, now = last_read.get(variable, -1), position[value.results[0]]
+        if last != now:
+            return last < now
         in_place = query_node(target, value).in_place
         return all(
-            in_place >> i & 1
+            (value.number, i) in in_place
             for i, operand in enumerate(value.inputs)
             if source_of(operand) is variable
         )

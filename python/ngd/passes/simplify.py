@@ -31,6 +31,8 @@ def simplify(graph: Graph, target: Target) -> Graph:
             if simpler is None:
                 break
             node = simpler
+            if node.number:  # of an input, which is as simple as it gets
+                return node
         return unique.setdefault(key_of(node), node)
 
     return graph.rewrite(change)
@@ -118,14 +120,14 @@ def transpose_into_matmul(node: Node) -> Node | None:
 
 
 def fold_constant(node: Node) -> Node | None:
-    """A small op on constants is computed now, by its reference."""
+    """A small op of one result on constants is computed now, by its reference."""
     for operand in node.inputs:
         if operand.op is not CONSTANT:
             return None
-    if not node.inputs or node.op.collective or node.type.count > FOLD_LIMIT:
+    if not node.inputs or node.several or node.op.collective or node.type.count > FOLD_LIMIT:
         return None
     with np.errstate(all="ignore"):
-        value = node.op.reference(*(i.attrs["value"] for i in node.inputs), **node.attrs)
+        value: Any = node.op.reference(*(i.attrs["value"] for i in node.inputs), **node.attrs)
     return constant_node(np.asarray(value, node.dtype))
 
 

@@ -17,8 +17,12 @@ class Verdict:
     accepted: bool
     implementation: str
     """Which kernel would run it; where refused, every refusal with its reason."""
-    in_place: int
-    """Bit i: the result may overwrite input i."""
+    in_place: frozenset[tuple[int, int]]
+    """(result, operand): the result may be computed over the operand.
+
+    Any of the pairs hold together, but two results never share bytes. What lies under several
+    operands needs the pair with each.
+    """
 
 
 class Target(Protocol):
@@ -28,7 +32,7 @@ class Target(Protocol):
     size: int
 
     def query(
-        self, op: str, inputs: Sequence[Type], output: Type, attrs: Mapping[str, Any]
+        self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
     ) -> Verdict:
         """Whether a native kernel computes this."""
         ...
@@ -44,4 +48,5 @@ class Target(Protocol):
 def query_node(target: Target, node: Node) -> Verdict:
     """Ask for the kernel of a node as it stands."""
     name, attrs = node.op.lower(**node.attrs)
-    return target.query(name, [i.type for i in node.inputs], node.type, attrs)
+    outputs = [r.type for r in node.results] if node.several else [node.type]
+    return target.query(name, [i.type for i in node.inputs], outputs, attrs)

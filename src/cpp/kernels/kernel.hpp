@@ -2,6 +2,7 @@
 // What a kernel is: accept decides, the constructor prepares, run computes and decides nothing.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -24,18 +25,28 @@ struct KernelQuery {
   std::string key() const;  // of equal queries, and of no others, equal
 };
 
+// A result that may be computed over an operand: its output may be the very buffer of the input.
+struct InPlace {
+  int output, input;
+  auto operator<=>(const InPlace&) const = default;
+};
+
+// Any of the pairs in_place hold together, but two outputs never share bytes; where one buffer
+// serves several inputs, an output over it needs its pair with each of them.
 struct Verdict {
   bool accepted = false;
   std::string reason;             // why not
   std::size_t scratch_bytes = 0;  // handed to run()
-  std::uint64_t in_place = 0;     // bit i: output 0 may be the very buffer of input i
+  std::vector<InPlace> in_place;
 
-  static Verdict accept(std::size_t scratch_bytes = 0, std::uint64_t in_place = 0) {
-    return {true, {}, scratch_bytes, in_place};
+  static Verdict accept(std::size_t scratch_bytes = 0, std::vector<InPlace> in_place = {}) {
+    return {true, {}, scratch_bytes, std::move(in_place)};
   }
-  static Verdict reject(std::string reason) { return {false, std::move(reason), 0, 0}; }
+  static Verdict reject(std::string reason) { return {false, std::move(reason), 0, {}}; }
 };
 
+// An output of which nobody reads anything is null: a kernel of several results leaves it out. (Of
+// several alone: an instruction whose only result is not read does not exist.)
 struct KernelArgs {
   const void* const* inputs;
   void* const* outputs;

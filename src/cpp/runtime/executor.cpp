@@ -93,6 +93,8 @@ void* Executor::static_pointer(const Value& value) const {
       return constants_[value.place].data();
     case Lane::Private:
       return static_cast<std::byte*>(arena_.data()) + value.place;
+    case Lane::Nowhere:
+      return nullptr;
     case Lane::Shared:
       break;
   }

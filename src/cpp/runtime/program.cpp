@@ -12,12 +12,13 @@ namespace ngd::runtime {
 
 namespace {
 
-constexpr std::string_view kLaneNames[] = {"input",    "output",  "variable",
-                                           "constant", "private", "shared"};
+constexpr std::string_view kLaneNames[] = {"input",   "output", "variable", "constant",
+                                           "private", "shared", "nowhere"};
 
 std::string place_of(const Value& value) {
   const std::string place = std::to_string(value.place);
   const std::string lane{kLaneNames[static_cast<int>(value.lane)]};
+  if (value.lane == Lane::Nowhere) return lane;
   const bool arena = value.lane == Lane::Private || value.lane == Lane::Shared;
   return arena ? lane + "+" + place : lane + " " + place;
 }
@@ -96,9 +97,11 @@ void verify(const Program& program) {
       case Lane::Private:
         return program.private_bytes;
       case Lane::Shared:
+        return program.shared_bytes;
+      case Lane::Nowhere:
         break;
     }
-    return program.shared_bytes;
+    return 1;
   };
   for (const Value& value : program.values) {
     const bool arena = value.lane == Lane::Private || value.lane == Lane::Shared;
@@ -109,8 +112,12 @@ void verify(const Program& program) {
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
     for (const auto* operands : {&instruction.inputs, &instruction.outputs})
-      for (const int v : *operands)
+      for (const int v : *operands) {
         check(v >= 0 && v < values, "program: instruction ", i, " names no value: ", v);
+        check(program.values[v].lane != Lane::Nowhere ||
+                  (operands == &instruction.outputs && instruction.action == Action::Run),
+              "program: instruction ", i, " uses a value that lies nowhere: ", v);
+      }
     if (instruction.action == Action::Start)
       check(instruction.group >= 0 && instruction.group < static_cast<int>(program.groups.size()),
             "program: instruction ", i, " names no group: ", instruction.group);

@@ -13,8 +13,9 @@ namespace ngd::runtime {
 
 // Where a value lives. Input, Output, Variable and Constant are numbered; Private and Shared are
 // arenas, in which values whose lives do not overlap share bytes. Shared is memory from which the
-// ranks of a host reduce without staging.
-enum class Lane : std::uint8_t { Input, Output, Variable, Constant, Private, Shared };
+// ranks of a host reduce without staging. Nowhere: a result that nobody reads has no bytes; its
+// kernel is given a null pointer.
+enum class Lane : std::uint8_t { Input, Output, Variable, Constant, Private, Shared, Nowhere };
 
 struct Value {
   TensorType type;

@@ -15,7 +15,7 @@ std::string name(DType dtype) { return std::string(short_name_of(dtype)); }
 // Runs a program of dense inputs of one shape.
 std::vector<Tensor> run_dense(const std::string& program, const std::vector<Tensor>& inputs,
                               const std::vector<DType>& outputs, const Integers& results,
-                              int in_place = -1) {
+                              const std::vector<InPlace>& in_place = {}) {
   const Shape& shape = inputs[0].type().shape;
   Integers strides;
   for (std::size_t i = 0; i < inputs.size(); ++i)
@@ -495,8 +495,8 @@ TEST(Elementwise, WritesOverItsInputs) {
       const std::string program =
           concat("multiply:", name(dtype), " i1 #2;subtract:", name(dtype), " i0 t0");
       const Tensor fresh = run_dense(program, {a, b}, {dtype}, {1})[0];
-      EXPECT_EQ(fresh, run_dense(program, {a, b}, {dtype}, {1}, 0)[0]);
-      EXPECT_EQ(fresh, run_dense(program, {a, b}, {dtype}, {1}, 1)[0]);
+      EXPECT_EQ(fresh, run_dense(program, {a, b}, {dtype}, {1}, {{0, 0}})[0]);
+      EXPECT_EQ(fresh, run_dense(program, {a, b}, {dtype}, {1}, {{0, 1}})[0]);
     }
 }
 
@@ -514,11 +514,16 @@ TEST(Elementwise, RefusesToWriteOverWhatItStillReads) {
     EXPECT_TRUE(verdict.accepted) << verdict.reason;
     return verdict.in_place;
   };
-  EXPECT_EQ(in_place("add:f32 i0 i1", {0}, {4, 1, 4, 1}), 3u);
-  EXPECT_EQ(in_place("add:f32 i0 i1", {0}, {4, 1, 1, 4}), 1u);
-  EXPECT_EQ(in_place("add:f32 i0 i1", {0}, {0, 1, 0, 0}), 0u);
-  EXPECT_EQ(in_place("negative:f32 i0;add:f32 i0 i1", {0, 1}, {4, 1, 4, 1}), 0u);
-  EXPECT_EQ(in_place("negative:f32 i0;add:f32 t0 i1", {0, 1}, {4, 1, 4, 1}), 1u);
+  using Pairs = std::vector<InPlace>;
+  const Integers dense = {4, 1, 4, 1};
+  EXPECT_EQ(in_place("add:f32 i0 i1", {0}, dense), (Pairs{{0, 0}, {0, 1}}));
+  EXPECT_EQ(in_place("add:f32 i0 i1", {0}, {4, 1, 1, 4}), (Pairs{{0, 0}}));
+  EXPECT_EQ(in_place("add:f32 i0 i1", {0}, {0, 1, 0, 0}), Pairs{});
+  EXPECT_EQ(in_place("negative:f32 i0;add:f32 i0 i1", {0, 1}, dense), (Pairs{{1, 0}, {1, 1}}));
+  EXPECT_EQ(in_place("negative:f32 i0;add:f32 t0 i1", {0, 1}, dense),
+            (Pairs{{0, 0}, {1, 0}, {1, 1}}));
+  EXPECT_EQ(in_place("negative:f32 i0;add:f32 t0 i1", {1, 0}, dense),
+            (Pairs{{0, 0}, {0, 1}, {1, 0}}));
 }
 
 TEST(Elementwise, ImmediatesAreReadInTheirDtype) {

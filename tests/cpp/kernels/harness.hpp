@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -120,11 +121,13 @@ inline const KernelRow& row_of(std::string_view op, std::string_view implementat
   throw std::runtime_error("no such row: " + std::string(op));
 }
 
-// Constructs the row's kernel, or of any row that accepts, and runs it into fresh outputs; or,
-// with in_place >= 0, output 0 into the very memory of that input.
+// Constructs the row's kernel, or of any row that accepts, and runs it into fresh outputs, or into
+// the very memory of inputs; outputs that are `unread` are null, and come back as zeros.
 inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,
                                const std::vector<TensorType>& outputs, Attrs attrs,
-                               std::string_view implementation = "", int in_place = -1) {
+                               std::string_view implementation = "",
+                               const std::vector<InPlace>& in_place = {},
+                               const std::vector<std::size_t>& unread = {}) {
   const KernelQuery query = query_of(op, inputs, outputs, std::move(attrs));
   Verdict verdict;
   std::string reasons;
@@ -148,25 +151,35 @@ inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,
     std::memset(result.data(), 0x5a, result.type().bytes());
     out.push_back(result.data());
   }
-  if (in_place >= 0) {
-    EXPECT_TRUE((verdict.in_place >> in_place & 1) != 0) << op << " in place of " << in_place;
-    out[0] = inputs[static_cast<std::size_t>(in_place)].data();
+  const auto input_under = [&](const InPlace& pair) -> Tensor& {
+    return inputs[static_cast<std::size_t>(pair.input)];
+  };
+  for (const InPlace& pair : in_place) {
+    EXPECT_NE(std::find(verdict.in_place.begin(), verdict.in_place.end(), pair),
+              verdict.in_place.end())
+        << op << ": output " << pair.output << " in place of input " << pair.input;
+    out[static_cast<std::size_t>(pair.output)] = input_under(pair).data();
+  }
+  for (const std::size_t k : unread) {
+    out[k] = nullptr;
+    results[k] = Tensor(outputs[k]);
   }
   std::vector<std::byte> scratch(verdict.scratch_bytes + 192, kGuard);
   auto* aligned = reinterpret_cast<std::byte*>(
       (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64);
   const KernelArgs args{in.data(), out.data(), aligned};
   kernel->run(args);
-  if (in_place < 0) {
+  if (in_place.empty()) {
     const std::vector<Tensor> first = results;
     kernel->run(args);
     EXPECT_EQ(first, results) << op << " is not the same when run again";
   }
   for (std::byte* b = aligned + verdict.scratch_bytes; b < scratch.data() + scratch.size(); ++b)
     EXPECT_EQ(*b, kGuard) << op << " wrote beyond its scratch";
-  if (in_place >= 0)
-    std::memcpy(results[0].data(), inputs[static_cast<std::size_t>(in_place)].data(),
-                results[0].type().bytes());
+  for (const InPlace& pair : in_place) {
+    Tensor& result = results[static_cast<std::size_t>(pair.output)];
+    std::memcpy(result.data(), input_under(pair).data(), result.type().bytes());
+  }
   return results;
 }
 

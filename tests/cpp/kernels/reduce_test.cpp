@@ -309,7 +309,11 @@ TEST(TopK, LargestFirstThenFirstOfEquals) {
         }
         Shape out = shape;
         out.back() = k;
-        const Tensor places = run("top_k", {x}, {{DType::I64, out}}, {})[0];
+        const std::vector<TensorType> types = {{dtype, out}, {DType::I64, out}};
+        const std::vector<Tensor> both = run("top_k", {x}, types, {});
+        const Tensor &values = both[0], &places = both[1];
+        EXPECT_EQ(run("top_k", {x}, types, {}, "", {}, {1})[0], values);
+        EXPECT_EQ(run("top_k", {x}, types, {}, "", {}, {0})[1], places);
         for (std::int64_t row = 0; row < x.count() / shape.back(); ++row) {
           const std::int64_t first = row * shape.back();
           std::vector<bool> taken(static_cast<std::size_t>(shape.back()));
@@ -321,18 +325,30 @@ TEST(TopK, LargestFirstThenFirstOfEquals) {
                 best = j;
             taken[static_cast<std::size_t>(best)] = true;
             ASSERT_EQ(places.integer(row * k + i), best);
+            const double value = values.at(row * k + i), wanted = x.at(first + best);
+            ASSERT_TRUE(value == wanted || (std::isnan(value) && std::isnan(wanted)));
           }
         }
       }
 }
 
 TEST(TopK, Refusals) {
-  const auto reason = [](Shape in, Shape out) {
+  const auto reason_of = [](Shape in, std::vector<TensorType> outputs) {
     std::string reasons;
-    const KernelQuery query{"top_k", {{DType::F32, in}}, {{DType::I64, out}}, {}};
+    const KernelQuery query{"top_k", {{DType::F32, in}}, outputs, {}};
     EXPECT_EQ(find(cpu_table(), query, nullptr, &reasons), nullptr);
     return reasons;
   };
+  const auto reason = [&](Shape in, Shape out) {
+    return reason_of(in, {{DType::F32, out}, {DType::I64, out}});
+  };
+  EXPECT_NE(reason_of({3}, {{DType::I64, {3}}}).find("values and places"), std::string::npos);
+  EXPECT_NE(reason_of({3}, {{DType::F64, {3}}, {DType::I64, {3}}}).find("dtype"),
+            std::string::npos);
+  EXPECT_NE(reason_of({3}, {{DType::F32, {3}}, {DType::I32, {3}}}).find("not i64"),
+            std::string::npos);
+  EXPECT_NE(reason_of({3}, {{DType::F32, {2}}, {DType::I64, {3}}}).find("different shapes"),
+            std::string::npos);
   EXPECT_NE(reason({3}, {4}).find("more places"), std::string::npos);
   EXPECT_NE(reason({}, {}).find("other axes"), std::string::npos);
   EXPECT_NE(reason({2, 3}, {3, 3}).find("other axes"), std::string::npos);

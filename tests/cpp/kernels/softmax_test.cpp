@@ -52,8 +52,8 @@ TEST(Softmax, AnyAxisAnyFloat) {
           ASSERT_NEAR(logs.at(i), exact, bound(dtype, exact, 4)) << to_string(x.type());
           ASSERT_NEAR(soft.at(i), odds, bound(dtype, odds, 16 * odds)) << to_string(x.type());
         }
-        EXPECT_EQ(run("softmax", {x}, {x.type()}, attrs, "", 0)[0], soft);
-        EXPECT_EQ(run("log_softmax", {x}, {x.type()}, attrs, "", 0)[0], logs);
+        EXPECT_EQ(run("softmax", {x}, {x.type()}, attrs, "", {{0, 0}})[0], soft);
+        EXPECT_EQ(run("log_softmax", {x}, {x.type()}, attrs, "", {{0, 0}})[0], logs);
       }
 }
 
@@ -120,8 +120,9 @@ TEST(SoftmaxCrossEntropy, LossAndGradient) {
             ASSERT_NEAR(gradient.at(r * classes + c), slope, bound(dtype, slope, 4));
           }
         }
-        EXPECT_EQ(run("softmax_cross_entropy_grad", {x, labels, dy}, {x.type()}, {}, "", 0)[0],
-                  gradient);
+        EXPECT_EQ(
+            run("softmax_cross_entropy_grad", {x, labels, dy}, {x.type()}, {}, "", {{0, 0}})[0],
+            gradient);
       }
 }
 

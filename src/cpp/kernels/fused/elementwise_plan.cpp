@@ -299,19 +299,20 @@ void Plan::choose_readings(const KernelQuery& query) {
   }
 }
 
-// Output 0 may lie on input i when no tile of the input is read after the output's is written.
+// An output may lie on an input when no tile of the input is read after the output's is written.
 // Two-byte inputs are widened before anything is written.
-void Plan::choose_in_place(const KernelQuery& query, const std::vector<Instruction>& program,
+void Plan::choose_in_place(const std::vector<Instruction>& program,
                            const std::vector<std::int64_t>& results) {
-  for (std::size_t i = 0; i < inputs.size() && i < 64; ++i) {
-    if (inputs[i].reading != Reading::InPlace || inputs[i].item != outputs[0].item) continue;
-    bool read_later = false;
-    for (auto t = static_cast<std::size_t>(results[0]) + 1; t < program.size(); ++t)
-      for (const Operand& operand : program[t].operands)
-        read_later |=
-            operand.kind == Operand::Kind::Input && static_cast<std::size_t>(operand.index) == i;
-    if (!read_later || is_half(query.inputs[i].dtype)) in_place |= std::uint64_t{1} << i;
-  }
+  std::vector<std::int64_t> last_read(inputs.size(), -1);
+  for (std::size_t t = 0; t < program.size(); ++t)
+    for (const Operand& operand : program[t].operands)
+      if (operand.kind == Operand::Kind::Input && !is_half(operand.dtype))
+        last_read[static_cast<std::size_t>(operand.index)] = static_cast<std::int64_t>(t);
+  for (std::size_t k = 0; k < outputs.size(); ++k)
+    for (std::size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i].reading == Reading::InPlace && inputs[i].item == outputs[k].item &&
+          last_read[i] <= results[k])
+        in_place.push_back({static_cast<int>(k), static_cast<int>(i)});
 }
 
 Plan::Plan(const KernelQuery& query) {
@@ -334,7 +335,7 @@ Plan::Plan(const KernelQuery& query) {
   choose_tiles(static_cast<std::int64_t>(item));
   choose_readings(query);
   Builder(*this, program, results, query).build();
-  choose_in_place(query, program, results);
+  choose_in_place(program, results);
   const auto work = tile_length * static_cast<std::int64_t>(steps.size());
   grain = std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, work));
 }

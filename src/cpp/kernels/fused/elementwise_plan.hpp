@@ -68,14 +68,14 @@ struct Plan {
   std::vector<Constant> constants;
   std::vector<int> buffer_of_slot;  // or -1 where the slot is memory of an input or output
   std::vector<Step> steps;
-  std::uint64_t in_place = 0;  // as Verdict.in_place
+  std::vector<InPlace> in_place;  // as Verdict.in_place
 
  private:
   class Builder;
   void merge_axes(const KernelQuery& query);
   void choose_tiles(std::int64_t element_bytes);
   void choose_readings(const KernelQuery& query);
-  void choose_in_place(const KernelQuery& query, const std::vector<Instruction>& program,
+  void choose_in_place(const std::vector<Instruction>& program,
                        const std::vector<std::int64_t>& results);
 };
 

@@ -264,7 +264,7 @@ Verdict accept_softmax(const KernelQuery& query) {
   if (axis < 0 || axis >= static_cast<std::int64_t>(input.shape.size()))
     return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
   return Verdict::accept(
-      scratch_bytes(Rows(input.shape, static_cast<std::size_t>(axis)), input.dtype), 1);
+      scratch_bytes(Rows(input.shape, static_cast<std::size_t>(axis)), input.dtype), {{0, 0}});
 }
 
 std::unique_ptr<Kernel> construct_softmax(const KernelQuery& query) {
@@ -284,7 +284,7 @@ Verdict accept_softmax_cross_entropy(const KernelQuery& query) {
   if (query.outputs[0] != (gradient ? logits : losses) || (gradient && query.inputs[2] != losses))
     return Verdict::reject("dy or the output has another type");
   return Verdict::accept(scratch_bytes(Rows(logits.shape, logits.shape.size() - 1), logits.dtype),
-                         gradient ? 1 : 0);
+                         gradient ? std::vector<InPlace>{{0, 0}} : std::vector<InPlace>{});
 }
 
 std::unique_ptr<Kernel> construct_softmax_cross_entropy(const KernelQuery& query) {

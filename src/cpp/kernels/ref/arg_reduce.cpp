@@ -76,9 +76,9 @@ class ArgReduce final : public Kernel {
   std::int64_t length_ = 1, outer_ = 1, inner_ = 1;
 };
 
-// Orders all places by value, only as far as the first k need it.
+// Orders all places by value, only as far as the first k need it. What is not asked for is null.
 template <class T>
-void largest(const T* x, std::int64_t length, std::int64_t k, std::int64_t* out) {
+void largest(const T* x, std::int64_t length, std::int64_t k, T* values, std::int64_t* found) {
   std::vector<std::int64_t> places(static_cast<std::size_t>(length));
   std::iota(places.begin(), places.end(), 0);
   const auto before = [x](std::int64_t a, std::int64_t b) {
@@ -89,7 +89,9 @@ void largest(const T* x, std::int64_t length, std::int64_t k, std::int64_t* out)
   const auto chosen = places.begin() + k;
   if (chosen != places.end()) std::nth_element(places.begin(), chosen, places.end(), before);
   std::sort(places.begin(), chosen, before);
-  std::copy(places.begin(), chosen, out);
+  if (found != nullptr) std::copy(places.begin(), chosen, found);
+  if (values != nullptr)
+    std::transform(places.begin(), chosen, values, [x](std::int64_t place) { return x[place]; });
 }
 
 class TopK final : public Kernel {
@@ -103,14 +105,17 @@ class TopK final : public Kernel {
   }
 
   void run(const KernelArgs& args) const override {
-    auto* out = static_cast<std::int64_t*>(args.outputs[0]);
     visit_dtype(dtype_, [&]<class T>() {
       const auto* x = static_cast<const T*>(args.inputs[0]);
+      auto* values = static_cast<T*>(args.outputs[0]);
+      auto* places = static_cast<std::int64_t*>(args.outputs[1]);
       const std::int64_t grain = kGrainWork / std::max<std::int64_t>(1, length_);
       device::parallel_for(rows_, std::max<std::int64_t>(1, grain),
                            [&](std::int64_t begin, std::int64_t end) {
                              for (std::int64_t row = begin; row < end; ++row)
-                               largest(x + row * length_, length_, k_, out + row * k_);
+                               largest(x + row * length_, length_, k_,
+                                       values == nullptr ? nullptr : values + row * k_,
+                                       places == nullptr ? nullptr : places + row * k_);
                            });
     });
   }
@@ -140,14 +145,17 @@ std::unique_ptr<Kernel> construct_arg_reduce(const KernelQuery& query) {
 }
 
 Verdict accept_top_k(const KernelQuery& query) {
+  if (query.outputs.size() != 2) return Verdict::reject("the outputs are not values and places");
   const TensorType& input = query.inputs[0];
-  const TensorType& output = query.outputs[0];
-  if (output.dtype != DType::I64) return Verdict::reject("the output is not i64");
-  if (input.shape.empty() || input.shape.size() != output.shape.size() ||
-      !std::equal(input.shape.begin(), input.shape.end() - 1, output.shape.begin()))
-    return Verdict::reject("the output has not the input's other axes");
-  if (output.shape.back() > input.shape.back())
-    return Verdict::reject("the output has more places than the input");
+  const TensorType &values = query.outputs[0], &places = query.outputs[1];
+  if (values.dtype != input.dtype) return Verdict::reject("the values have not the input's dtype");
+  if (places.dtype != DType::I64) return Verdict::reject("the places are not i64");
+  if (values.shape != places.shape) return Verdict::reject("the outputs have different shapes");
+  if (input.shape.empty() || input.shape.size() != places.shape.size() ||
+      !std::equal(input.shape.begin(), input.shape.end() - 1, places.shape.begin()))
+    return Verdict::reject("the outputs have not the input's other axes");
+  if (places.shape.back() > input.shape.back())
+    return Verdict::reject("the outputs have more places than the input");
   return Verdict::accept();
 }
 

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fusion of elementwise ops: one kernel computes many of them, in one pass over memory.
+
+An elementwise kernel runs a little program over tiles that stay in L1 (see
+src/cpp/kernels/fused): `op:dtype operand operand;...`, where iN is input N, tN the result of
+instruction N, and #value an immediate. Some of its instructions make its results.
+
+The ops of a kernel have one shape. Each op is looked at once, after all that read it:
+
+- *Absorbed*: what one kernel alone reads is computed there, and stored nowhere.
+- *Merged*: what is read elsewhere too becomes one more result of a kernel that reads it, or that
+  reads an operand of full size which it reads; so a momentum and the weight that follows from it
+  leave one kernel. Both must have one *place*.
+- Else it begins a kernel of its own.
+
+The place of an op is three things. Its *depth*: how many ops that are not elementwise stand on the
+longest way to it. Its *need*: who waits for it, of all that it reaches through elementwise ops
+alone; by the first collective that such a reader leads to, then by that reader's depth, the least
+counts. And its shape. So a merge makes nothing wait that did not wait before: all results of a
+kernel can be had at one depth, and are wanted at one depth and before one collective.
+
+Nor does it make a circle. Along every edge neither depth nor need become less, and shapes only grow
+(by broadcasting); an op that is not elementwise adds to the depth. So a way from one op of a place
+to another one leads through ops of this place alone, and a circle could only be one of kernels of
+one place. These are numbered as they are begun, and an op never joins one whose number is less than
+that of another kernel of its place which reads it. So numbers do not grow along edges: in a circle
+all would be equal. What is absorbed changes none of this: it is read by its kernel alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf
+from typing import ClassVar, Final, TypeAlias
+
+import numpy as np
+
+from ..dtype import SHORT_NAMES
+from ..ir import Graph, Node, Op, Shape, Type
+from .collectives import Ordered
+from .simplify import scalar_value
+from .target import Target
+
+MAX_INSTRUCTIONS: Final = 24
+MAX_INPUTS: Final = 12
+
+Need: TypeAlias = tuple[float, float]
+"""The number of a collective, and a depth; the smaller one waits first."""
+Place: TypeAlias = tuple[int, Need, Shape]
+
+LAST: Final = (inf, inf)
+"""The need of what only leaves the step."""
+
+
+class FusedElementwise(Op):
+    """Elementwise ops as one kernel; attrs: program, results, input_strides."""
+
+    name = "elementwise"
+
+    def __init__(self, types: Type | tuple[Type, ...]) -> None:
+        self.types = types
+
+    def infer(self, *inputs: Type, **attrs: object) -> Type | tuple[Type, ...]:
+        """The types of the instructions that make results."""
+        return self.types
+
+
+@dataclass(eq=False, slots=True)
+class Kernel:
+    """A kernel that is being put together."""
+
+    number: int
+    place: Place
+    members: list[Node] = field(default_factory=list)
+    """Its ops, each before what it reads."""
+    results: list[Node] = field(default_factory=list)
+    """Those that are read elsewhere."""
+    outside: dict[Node, None] = field(default_factory=dict)
+    """What the members read that is no member."""
+
+    def has_room(self, node: Node, sources: list[Node]) -> bool:
+        """Whether one more op, with what `external` says of it, keeps the limits."""
+        if len(self.members) >= MAX_INSTRUCTIONS:
+            return False
+        left = MAX_INPUTS - len(self.outside) + (node in self.outside)
+        return len(sources) <= left or len(set(sources) - self.outside.keys()) <= left
+
+    def add(self, node: Node, sources: list[Node]) -> None:
+        """Take one more op."""
+        self.members.append(node)
+        self.outside.pop(node, None)
+        for source in sources:
+            self.outside[source] = None
+
+
+def fuse_elementwise(graph: Graph, target: Target) -> Graph:
+    """Replace the elementwise ops by kernels that compute many: see the head of this file."""
+    kernels = Grouping(graph).kernels
+    new: dict[Node, Node] = {}
+
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+        kernel = kernels.get(node)
+        if kernel is None:
+            made = node.with_inputs(inputs)
+            if made is not node:
+                new.update(zip(node.results, made.results, strict=True))
+            return made
+        if node is kernel.members[0]:
+            kernel.results.reverse()
+            new.update(zip(kernel.results, emit(kernel, new).results, strict=True))
+        return new.get(node, node)
+
+    return graph.rewrite(change, in_turn(graph.roots, kernels))
+
+
+def in_turn(roots: Iterable[Node], kernels: dict[Node, Kernel]) -> list[Node]:
+    """As `topological`, but with the members of each kernel side by side after all they read."""
+    order: list[Node] = []
+    seen: dict[Node | Kernel, None] = {}
+    stack: list[Node | Kernel | None] = [*roots]
+    stack.reverse()
+    while stack:
+        found = stack.pop()
+        if found is None:  # what the next one reads is listed
+            found = stack.pop()
+            order += found.members if isinstance(found, Kernel) else (found,)  # type: ignore[arg-type]
+            continue
+        assert isinstance(found, Node)
+        node = found.results[0] if found.number else found
+        kernel = kernels.get(node)
+        if (kernel or node) not in seen:
+            seen[kernel or node] = None
+            stack += (kernel or node, None)
+            stack += reversed(kernel.outside if kernel else node.inputs)
+    return order
+
+
+class Grouping:
+    """Decides which kernel computes each elementwise op."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.kernels: dict[Node, Kernel] = {}
+        self.begun = 0
+        self.depths = depths(graph)
+        self.needs: dict[Node, Need] = dict.fromkeys(self.depths, LAST)
+        self.stored = set(graph.roots)
+        """What others than kernels read."""
+        self.readers: dict[Node, dict[Kernel, None]] = {}
+        """The kernels that read a value."""
+        self.latest: dict[tuple[Place, Node], Kernel] = {}
+        """The last kernel of a place that read an operand of full size."""
+        for node in reversed(graph.nodes):
+            if not is_elementwise(node):
+                if node.inputs:
+                    self.wait(node, self.need_of(node))
+                    self.stored.update(node.inputs)
+                continue
+            self.wait(node, self.needs[node])
+            if node.op.elementwise or node in self.stored:
+                self.place(node)
+            else:  # a broadcast that its readers see through
+                self.note_readers(node, self.readers[node])
+
+    def need_of(self, node: Node) -> Need:
+        """Of something that is not elementwise."""
+        first = min([self.needs[result][0] for result in node.results])
+        return min(first, node.op.order if isinstance(node.op, Ordered) else inf), self.depths[node]
+
+    def wait(self, node: Node, need: Need) -> None:
+        """Note that a node of this need waits for its inputs."""
+        for operand in node.inputs:
+            if need < self.needs[operand]:
+                self.needs[operand] = need
+
+    def note_readers(self, node: Node, kernels: Iterable[Kernel]) -> None:
+        """Note that kernels read the inputs of a node."""
+        for operand in node.inputs:
+            readers = self.readers.setdefault(operand, {})
+            for kernel in kernels:
+                readers[kernel] = None
+
+    def place(self, node: Node) -> None:
+        """Find a kernel for an elementwise op."""
+        sources, readers = external(node), self.readers.get(node, {})
+        kernel = self.sole_reader(node, sources, readers)
+        if kernel is None:
+            place = (self.depths[node], self.needs[node], node.shape)
+            kernel = self.mergeable(node, place, sources, readers)
+            if kernel is None:
+                kernel = Kernel(self.begun, place)
+                self.begun += 1
+            kernel.results.append(node)
+        self.kernels[node] = kernel
+        kernel.add(node, sources)
+        self.note_readers(node, (kernel,))
+        for source in sources:
+            if source.shape == node.shape:
+                self.latest[kernel.place, source] = kernel
+
+    def sole_reader(
+        self, node: Node, sources: list[Node], readers: Mapping[Kernel, None]
+    ) -> Kernel | None:
+        """The kernel that absorbs this op."""
+        if len(readers) == 1 and node not in self.stored:
+            (kernel,) = readers
+            if kernel.place[2] == node.shape and kernel.has_room(node, sources):
+                return kernel
+        return None
+
+    def mergeable(
+        self, node: Node, place: Place, sources: list[Node], readers: Mapping[Kernel, None]
+    ) -> Kernel | None:
+        """A kernel of this place that may have the op as one more result."""
+        reading = [kernel for kernel in readers if kernel.place == place]
+        least = max([kernel.number for kernel in reading], default=-1)
+        sharing = [self.latest.get((place, source)) for source in sources]
+        for kernel in (*reading, *sharing):
+            if kernel and kernel.number >= least and kernel.has_room(node, sources):
+                return kernel
+        return None
+
+
+def depths(graph: Graph) -> dict[Node, int]:
+    """How many ops that are not elementwise stand on the longest way to each value, it included."""
+    found: dict[Node, int] = {}
+    for node in graph.nodes:
+        depth = 0
+        for operand in node.inputs:
+            if found[operand] > depth:
+                depth = found[operand]
+        if node.inputs and not is_elementwise(node):
+            depth += 1
+        found[node] = depth
+        if node.several:
+            found.update(dict.fromkeys(node.results, depth))
+    return found
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether the elementwise kernel computes this node."""
+    return node.op.elementwise or node.op.name == "broadcast_to"
+
+
+def external(node: Node) -> list[Node]:
+    """What a node reads, immediates left out, broadcasts seen through."""
+    return [see_through(i) for i in node.inputs if scalar_value(i) is None]
+
+
+def see_through(node: Node) -> Node:
+    """What a broadcast reads: the kernel reads it with stride 0."""
+    while node.op.name == "broadcast_to":
+        node = node.inputs[0]
+    return node
+
+
+def immediate(node: Node) -> str | None:
+    """A one-valued constant as the kernel's text."""
+    value = scalar_value(node)
+    if value is None:
+        return None
+    if node.dtype.kind in "iub":
+        return f"#{int(value)}"
+    return f"#{float(value)!r}"
+
+
+class Emitter:
+    """Writes the program of one kernel."""
+
+    OPCODES: ClassVar[dict[str, str]] = {"broadcast_to": "copy"}
+
+    def __init__(self, shape: Shape, new: dict[Node, Node]) -> None:
+        self.shape = shape
+        self.new = new
+        self.names: dict[Node, str] = {}
+        self.inputs: dict[tuple[int, tuple[int, ...]], tuple[int, Node]] = {}
+        """What is read, by the node's id and the strides: the operand's number, and the node."""
+        self.lines: list[str] = []
+
+    def operand(self, node: Node) -> str:
+        """The text by which an instruction names this operand."""
+        name = self.names.get(node)
+        if name is not None:
+            return name
+        literal = immediate(node)
+        if literal is not None:
+            return literal
+        source = see_through(node)
+        source = self.new.get(source, source)
+        key = (source.id, broadcast_strides(broadcast_chain(node), self.shape))
+        number, _ = self.inputs.setdefault(key, (len(self.inputs), source))
+        return f"i{number}"
+
+    def instruction(self, node: Node) -> None:
+        """Append one node's instruction."""
+        opcode = self.OPCODES.get(node.op.name, node.op.name)
+        domain = SHORT_NAMES[node.inputs[-1].dtype]
+        if node.op.name == "cast":
+            domain += ">" + SHORT_NAMES[node.dtype]
+        operands = " ".join(self.operand(i) for i in node.inputs)
+        self.names[node] = f"t{len(self.lines)}"
+        self.lines.append(f"{opcode}:{domain} {operands}")
+
+
+def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
+    """Make the fused node; `new` maps what it reads to the rewritten graph."""
+    emitter = Emitter(kernel.place[2], new)
+    for node in reversed(kernel.members):
+        emitter.instruction(node)
+    inputs = tuple(node for _, node in emitter.inputs.values())
+    attrs = {
+        "program": ";".join(emitter.lines),
+        "results": tuple(int(emitter.names[node][1:]) for node in kernel.results),
+        "input_strides": tuple(s for _, strides in emitter.inputs for s in strides),
+    }
+    types = tuple(node.type for node in kernel.results)
+    return FusedElementwise(types if len(types) > 1 else types[0]).node(inputs, attrs)
+
+
+def broadcast_chain(node: Node) -> tuple[Shape, ...]:
+    """The shapes of a node and of what it broadcasts, down to what is there."""
+    shapes = [node.shape]
+    while node.op.name == "broadcast_to":
+        node = node.inputs[0]
+        shapes.append(node.shape)
+    return tuple(shapes)
+
+
+@lru_cache(maxsize=4096)
+def broadcast_strides(shapes: tuple[Shape, ...], shape: Shape) -> tuple[int, ...]:
+    """The element strides with which a kernel over `shape` reads a broadcast_chain."""
+    view = np.lib.stride_tricks.as_strided(
+        np.empty(1, np.int8), shapes[-1], dense_strides(shapes[-1])
+    )
+    for outer in reversed(shapes[:-1]):
+        view = np.broadcast_to(view, outer)
+    return tuple(np.broadcast_to(view, shape).strides)
+
+
+def dense_strides(shape: Shape) -> tuple[int, ...]:
+    """Row-major strides in elements; 0 along axes of size 1, as broadcasting has it."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(0 if size == 1 else step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+__all__ = ["FusedElementwise", "fuse_elementwise"]
