@@ -460,14 +460,14 @@ def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, 
     builder.set_arenas(plan.private_bytes, plan.shared_bytes)
     for constant in plan.constants:
         builder.add_constant(constant.tobytes())
-    numbers: dict[tuple[Type, str, int], int] = {}
+    numbers: dict[Any, int] = {}
     ordering = Ordering(group, graph)
 
     def value(typed: tuple[Type, Any]) -> int:
         type_, storage = typed
-        key = (type_, storage.lane, storage.place)
+        key = (type_, storage.address)
         if key not in numbers:
-            numbers[key] = builder.add_value(*spec(type_), storage.lane, storage.place)
+            numbers[key] = builder.add_value(*spec(type_), *storage.address)
         return numbers[key]
 
     for step in plan.steps:

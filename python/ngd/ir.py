@@ -92,6 +92,8 @@ class Op:
     name: ClassVar[str]
     elementwise: ClassVar[bool] = False
     """Computed by the elementwise kernel, under this name (kernels/fused/elementwise.inc)."""
+    view: ClassVar[bool] = False
+    """Its result may lie in the bytes of its one input: `offset` says where."""
     collective: ClassVar[bool] = False
     """Talks to other ranks: run by all of them, in one order."""
     gradient_rounds: ClassVar[bool] = False
@@ -126,6 +128,10 @@ class Op:
     def reference(self, *inputs: Any, **attrs: Any) -> Array | tuple[Array, ...]:
         """The same in NumPy: the slow, sure one. Its dtypes are those of `infer`."""
         raise NotImplementedError(self.name)
+
+    def offset(self, *inputs: Any, **attrs: Any) -> int | None:
+        """Of a view: where in the input's bytes the result begins; None where it is computed."""
+        return 0
 
     def samples(self) -> Iterable[Sample]:
         """The cases that tests run."""
@@ -417,6 +423,11 @@ class Result(Node):
 def types_of(node: Node) -> Type | tuple[Type, ...]:
     """What the op applied here infers."""
     return tuple([result.type for result in node.results]) if node.several else node.type
+
+
+def offset_of(node: Node) -> int | None:
+    """Where a node's value begins in the bytes of its input's; None for what is computed."""
+    return node.op.offset(node.inputs[0].type, **node.attrs) if node.op.view else None
 
 
 def result_of(node: Node, number: int) -> Node:

@@ -83,6 +83,34 @@ def sizes_of_every_kind(n: int) -> dict[str, Any]:
     return {"inputs": [x], "outputs": [ops.sum(ops.concat(tops[::-1]))]}
 
 
+def adam(n: int) -> dict[str, Any]:
+    """Kernels of three results."""
+    x = ngd.placeholder("x", (4,))
+    updates: dict[Any, Any] = {}
+    for i in range(n):
+        w, m, s = (ngd.variable(f"{name}{i}", np.zeros(4, np.float32)) for name in "wms")
+        updates[m] = 0.9 * m + 0.1 * x
+        updates[s] = 0.9 * s + 0.1 * ops.square(x)
+        updates[w] = w - 0.1 * updates[m] / ops.sqrt(updates[s])
+    return {"inputs": [x], "outputs": [], "updates": updates}
+
+
+def siblings(n: int) -> dict[str, Any]:
+    """Many results of one operand, and one sum of them all."""
+    x = ngd.placeholder("x", (4,))
+    given = [ops.tanh(x * float(i)) for i in range(n)]
+    return {"inputs": [x], "outputs": [*given, ops.sum(ops.concat(given))]}
+
+
+def parts(n: int) -> dict[str, Any]:
+    """Applications of several results, some of which nobody reads, and their gradients."""
+    x = y = ngd.placeholder("x", (4,))
+    for _ in range(n):
+        a, b, _ = ops.split(ops.top_k(y, 4)[0], [1, 3])
+        y = ops.concat([b, a, a])
+    return {"inputs": [x], "outputs": [y, ngd.grad(ops.sum(y), x)]}
+
+
 CASES: tuple[tuple[Callable[[int], dict[str, Any]], int], ...] = (
     (layers, 50),
     (all_reduces, 40),
@@ -91,6 +119,9 @@ CASES: tuple[tuple[Callable[[int], dict[str, Any]], int], ...] = (
     (placeholders, 400),
     (expansions, 25),
     (sizes_of_every_kind, 200),
+    (adam, 80),
+    (siblings, 300),
+    (parts, 60),
 )
 
 

@@ -309,3 +309,104 @@ class TestPlans:
         npt.assert_array_equal(v.numpy(), [3, 2, 1])
         npt.assert_array_equal(places.numpy(), [1, 2, 0])
         assert str(step).count(" = copy(") == 1  # top_k may not write over what it reads
+
+
+class TestViews:
+    """Parts that stand side by side in what they are parts of: no bytes are moved."""
+
+    def test_which_parts_are_views(self) -> None:
+        x = x_of(4, 1, 6)
+        views = [x[1:3], x[2], x[1, 0, 2:5], x[3, :, :0], x[:0, :, ::2]]
+        copies = [x[::2], x[:, :, 1:], x[::-1], x[1:3, 0, 2:5], x[0, 0, ::2]]
+        for part in (*views, *copies):
+            text = str(ngd.compile([x], [ops.top_k(part, part.shape[-1])[0]]))
+            assert ("slice" in text) == any(part is c for c in copies), str(part.type)
+
+    @pytest.mark.parametrize("axis", [0, 1, -1])
+    def test_split_is_numpys(self, axis: int, device: str) -> None:
+        a = np.arange(48.0).reshape(4, 6, 2)
+        x = x_of(4, 6, 2, dtype=float64)
+        for sections in (1, 2, [1], [0, 1, 1], [-1], [1, 99]):
+            parts = ops.split(x, sections, axis)
+            assert isinstance(parts, tuple)
+            wanted = np.split(a, sections, axis)
+            found = ngd.compile([x], [p * 2 for p in parts], device=device)(a)
+            for mine, theirs in zip(found, wanted, strict=True):
+                npt.assert_array_equal(mine, 2 * theirs)
+
+    def test_split_along_the_outermost_axis_moves_nothing(self) -> None:
+        a = np.arange(240, dtype=np.float32).reshape(6, 40) / 100
+        w = ngd.variable("w", a)
+        x = x_of(6, 40)
+        c = ngd.constant(a)
+        sources: list[Any] = [x, w, c, ops.exp(x) @ np.eye(40, dtype="f")]
+        for source in sources:
+            upper, _, lower = ops.split(source, [2, 4])
+            step = ngd.compile([x], [upper @ ops.transpose(lower)])
+            assert not {"slice", "copy"} & set(str(step).replace("(", " ").split())
+            values = np.exp(a) if source is sources[3] else a
+            npt.assert_allclose(step(a)[0], values[:2] @ values[4:].T, rtol=1e-6)
+        assert " @ variable 0+640\n" in str(
+            ngd.compile([], [ops.split(w, [4])[1] @ ops.transpose(w)])
+        )
+
+    def test_a_part_is_a_result_and_a_variables_value(self, device: str) -> None:
+        a = np.arange(6, dtype=np.float32)
+        x, v = x_of(6), ngd.variable("v", np.zeros(3, np.float32))
+        first, second = ops.split(x, 2)
+        step = ngd.compile([x], [second, first, x, second[1:]], updates={v: second}, device=device)
+        for found, wanted in zip(step(a), [a[3:], a[:3], a, a[4:]], strict=True):
+            npt.assert_array_equal(found, wanted)
+        npt.assert_array_equal(v.numpy(), a[3:])
+
+    def test_variables_change_after_their_parts_are_read(self, device: str) -> None:
+        a = np.arange(6, dtype=np.float32)
+        w = ngd.variable("w", a)
+        half = ngd.variable("half", np.zeros(3, np.float32))
+        first, second = ops.split(w, 2)
+        updates = {w: ops.concat([second, first]) + w, half: first + second}
+        total = ops.sum(second)
+        (found,) = ngd.compile([], [total], updates=updates, device=device)()
+        assert found == 12
+        npt.assert_array_equal(w.numpy(), a + np.roll(a, 3))
+        npt.assert_array_equal(half.numpy(), a[:3] + a[3:])
+
+    def test_an_update_from_a_part_of_its_variable(self) -> None:
+        """The kernel may write over what it reads, but not where it reads only a part of it."""
+        a = np.arange(4, dtype=np.float32)
+        w = ngd.variable("w", a)
+        step = ngd.compile([], [], updates={w: w + w[:1]})
+        step()
+        npt.assert_array_equal(w.numpy(), a)
+        v = ngd.variable("v", a + 1)
+        ngd.compile([], [], updates={v: v * v[1:2]})()
+        npt.assert_array_equal(v.numpy(), (a + 1) * 2)
+
+    def test_overlapping_parts_that_die_together(self) -> None:
+        x = x_of(9)
+        y = ops.cast(ops.top_k(x, 9)[0], float32)
+        a = np.arange(9, dtype=np.float32)[::-1].copy()
+        shifted = y[1:] + y[:-1]
+        apart = ops.exp(y[:4] * 0) + y[4:8]
+        found = ngd.compile([x], [shifted * 1, ops.sum(shifted), apart * 2])(a)
+        npt.assert_array_equal(found[0], a[1:] + a[:-1])
+        npt.assert_array_equal(found[2], 2 + 2 * a[4:8])
+        (only,) = ngd.compile([x], [ops.sum(ops.square(y[1:] - 2 * y[:-1]))])(a)
+        assert only == np.sum((a[1:] - 2 * a[:-1]) ** 2)
+
+    def test_parts_feed_collectives(self) -> None:
+        class Pair:
+            rank, size = 0, 2
+
+        group: Any = Pair()
+        x = x_of(6, 2)
+        y = ops.tanh(x)
+        first, second = ops.split(y, 2)
+        outputs = [
+            ops.all_reduce(first, op="sum", group=group),
+            ops.all_reduce(second, op="sum", group=group),
+            ops.all_gather(ops.exp(x)[2:4], group=group),
+        ]
+        text = str(ngd.compile([x], outputs, device="NULL", group=group))
+        assert text.count("start all_reduce") == 2
+        assert "slice" not in text

@@ -230,6 +230,7 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         TensorType type
         Lane lane
         size_t place
+        size_t offset
     cppclass CppInstruction "ngd::runtime::Instruction":
         Action action
         string op

@@ -16,12 +16,13 @@ cdef class ProgramBuilder:
 
     cdef CppProgram program
 
-    def add_value(self, str dtype, tuple shape, str lane, size_t place) -> int:
+    def add_value(self, str dtype, tuple shape, str lane, size_t place, size_t offset) -> int:
         """Add a value and return its number."""
         cdef Value value
         _set_type(value.type, dtype, shape)
         value.lane = <Lane> <int> _LANES.index(lane)
         value.place = place
+        value.offset = offset
         self.program.values.push_back(value)
         return self.program.values.size() - 1
 

@@ -7,6 +7,7 @@ import builtins
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -35,6 +36,7 @@ class Reshape(Op):
 
     name = "reshape"
     dtypes = ALL
+    view = True
 
     def __call__(self, x: Value, shape: int | Sequence[int]) -> Node:
         x = as_node(x, where=self.name)
@@ -204,6 +206,7 @@ class Slice(Op):
 
     name = "slice"
     dtypes = ALL
+    view = True
 
     def __call__(self, x: Value, index: Any) -> Node:
         x = as_node(x, where=self.name)
@@ -224,6 +227,19 @@ class Slice(Op):
                     f"steps {steps}"
                 )
         return Type(x.dtype, sizes)
+
+    def offset(self, x: Type, *, starts: Shape, sizes: Shape, steps: Shape) -> int | None:
+        """Nothing is moved where the elements taken stand side by side."""
+        if 0 in sizes:
+            return 0
+        begin, stride, whole = 0, x.dtype.itemsize, True  # whole: of all axes behind
+        for n, start, size, step in reversed(list(zip(x.shape, starts, sizes, steps, strict=True))):
+            if size > 1 and not (whole and step == 1):
+                return None
+            begin += start * stride
+            stride *= n
+            whole = whole and size == n
+        return begin
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         attrs = node.attrs
@@ -299,6 +315,62 @@ def places(starts: Shape, sizes: Shape, steps: Shape) -> tuple[builtins.slice, .
 
 
 slice: Final[Slice] = register(Slice())
+
+
+class Split(Op):
+    """split(x, sections, axis=0): equal parts, or cut at the given places, as numpy.split.
+
+    Attrs: sizes, the extent of each part along axis. Along the outermost axis the parts are views.
+    """
+
+    name = "split"
+    dtypes = ALL
+
+    def __call__(self, x: Value, sections: int | Sequence[int], axis: int = 0) -> tuple[Node, ...]:
+        x = as_node(x, where=self.name)
+        along = as_axis(self.name, axis, x.ndim, x.type)
+        n = x.shape[along]
+        if isinstance(sections, (int, np.integer)):
+            if sections < 1 or n % sections:
+                raise ShapeError(
+                    f"split: expected a number that divides axis {axis} of {x.type}; got {sections}"
+                )
+            sizes = (n // int(sections),) * int(sections)
+        else:
+            cuts = [0, *(range(n)[: operator.index(cut)].stop for cut in sections), n]
+            if cuts != sorted(cuts):
+                raise ShapeError(f"split: expected places that ascend; got {sections}")
+            sizes = tuple(end - begin for begin, end in pairwise(cuts))
+        return self.node((x,), {"sizes": sizes, "axis": along}).results
+
+    def infer(self, x: Type, *, sizes: Shape, axis: int) -> tuple[Type, ...]:
+        if builtins.sum(sizes) != x.shape[axis]:
+            raise ShapeError(f"split: expected sizes that fill axis {axis} of {x}; got {sizes}")
+        before, after = x.shape[:axis], x.shape[axis + 1 :]
+        return tuple(Type(x.dtype, (*before, size, *after)) for size in sizes)
+
+    def grad(self, node: Node, dy: tuple[Node | None, ...]) -> Sequence[Node | None]:
+        parts = zip(dy, node.results, strict=True)
+        whole = [zeros(r.shape, r.dtype) if d is None else d for d, r in parts]
+        return (concat(whole, node.attrs["axis"]),)
+
+    def expand(self, x: Node, *, sizes: Shape, axis: int) -> tuple[Node, ...]:
+        before = (builtins.slice(None),) * axis
+        bounds = pairwise(accumulate(sizes, initial=0))
+        return tuple(slice(x, (*before, builtins.slice(a, b))) for a, b in bounds)
+
+    def reference(self, x: Array, *, sizes: Shape, axis: int) -> tuple[Array, ...]:
+        return tuple(np.split(x, list(accumulate(sizes))[:-1], axis))
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((Operand((6,)),), {"sizes": (2, 0, 3, 1), "axis": 0})
+        yield Sample((Operand((4, 3)),), {"sizes": (3, 1), "axis": 0})
+        yield Sample((Operand((2, 5, 3)),), {"sizes": (1, 4), "axis": 1})
+        yield Sample((Operand((1, 4, 2)),), {"sizes": (2, 2), "axis": 1})
+        yield Sample((Operand((3, 2)),), {"sizes": (2,), "axis": 1})
+
+
+split: Final[Split] = register(Split())
 
 
 class PadSlice(Op):
@@ -534,6 +606,7 @@ class StopGradient(Op):
 
     name = "stop_gradient"
     dtypes = ALL
+    view = True
     smooth = False
 
     def __call__(self, x: Value) -> Node:
@@ -584,24 +657,6 @@ def stack(values: Sequence[Value], axis: int = 0) -> Node:
         types = got(*(n.type for n in nodes))
         raise ShapeError(f"stack: expected tensors of one shape; got {types}")
     return concat([expand_dims(n, axis) for n in nodes], axis)
-
-
-def split(x: Value, sections: int | Sequence[int], axis: int = 0) -> list[Node]:
-    """Cut along an axis into equal parts, or at the given places, as numpy.split."""
-    x = as_node(x, where="split")
-    along = as_axis("split", axis, x.ndim, x.type)
-    n = x.shape[along]
-    if isinstance(sections, int):
-        if sections < 1 or n % sections:
-            raise ShapeError(
-                f"split: expected a number that divides axis {axis} of {x.type}; got {sections}"
-            )
-        cuts = [n // sections * i for i in range(1, sections)]
-    else:
-        cuts = list(sections)
-    before = (builtins.slice(None),) * along
-    bounds = zip([0, *cuts], [*cuts, n], strict=True)
-    return [slice(x, (*before, builtins.slice(a, b))) for a, b in bounds]
 
 
 def full(shape: int | Sequence[int], value: Any, dtype: Any = float32) -> Node:

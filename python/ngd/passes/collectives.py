@@ -130,6 +130,7 @@ class Wait(Op):
     """Its one input is a start; the result is the collective's, in the same buffer."""
 
     name = "wait"
+    view = True
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
         """The type of the buffer in flight."""

@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 from ..errors import CompileError
-from ..ir import Graph, Leaf, Node, topological
+from ..ir import Graph, Leaf, Node, offset_of, topological
 from ..ops.precision import expansion
 from .target import Target, query_node
-
-VIEWS = ("reshape", "stop_gradient")
-"""Ops that change no byte: they never reach a device."""
 
 
 def needs_kernel(node: Node) -> bool:
     """Whether this node will be asked of the device under its own name."""
     op = node.op
     free = isinstance(op, Leaf) or op.elementwise or op.collective
-    return not free and op.name not in VIEWS and op.name != "broadcast_to"
+    return not free and op.name != "broadcast_to" and offset_of(node) is None
 
 
 def expand(graph: Graph, target: Target) -> Graph:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where every value lives.
 
-A *storage* is a run of bytes that one or more nodes share: a view lies in its source's storage, a
-kernel's result may lie over an operand that dies there, and a collective works in place where its
-operand dies there, or has its operand computed where the result will hold it. A storage lives from
-the first instruction that writes it to the last that reads it; what a collective touches lives
-until its wait. Storages of one lane whose lives do not overlap share bytes. What feeds a collective
-goes to the shared lane, so that nothing is staged.
+A *storage* is a run of bytes that one or more nodes share: a view lies in its source's storage, or
+in a part of it; a kernel's result may lie over an operand that dies there; and a collective works
+in place where its operand dies there, or has its operand computed where the result will hold it. A
+storage lives from the first instruction that writes it to the last that reads it; what a collective
+touches lives until its wait. Storages of one lane whose lives do not overlap share bytes. What
+feeds a collective goes to the shared lane, so that nothing is staged.
 
 Between a start and its wait the peers read the operand, and where the collective is in place they
 write to it too: of an all_to_all, two ranks swap halves of the blocks that they exchange. That none
@@ -32,7 +32,7 @@ from heapq import heappop, heappush
 from typing import Any, Final
 
 from ..errors import CompileError
-from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Array, Leaf, Node, Type
+from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Array, Leaf, Node, Type, offset_of
 from ..ops.collective import Ranks
 from .collectives import Start, Wait
 from .schedule import Schedule, is_view, source_of
@@ -56,9 +56,9 @@ class Storage:
     first: int = 0
     last: int = 0
     whole: Storage | None = None
-    """What this is a part of, if it is."""
+    """What this is a part of, if it is; that itself is no part."""
     offset: int = 0
-    """Where in the whole, in bytes."""
+    """Where in the whole, in bytes. In an arena `place` counts it in."""
 
     def keep(self, until: int) -> None:
         """Let it live until that instruction at least."""
@@ -70,6 +70,17 @@ class Storage:
     def planned(self) -> bool:
         """Whether the planner chooses the offset."""
         return self.lane in ("private", "shared")
+
+    @property
+    def address(self) -> tuple[str, int, int]:
+        """The lane, the place there, and where that is a number, an offset from it in bytes."""
+        return self.lane, self.place, 0 if self.planned else self.offset
+
+    def meets(self, other: Storage) -> bool:
+        """Whether the two are one, or parts of one that share bytes."""
+        together = (self.whole or self) is (other.whole or other)
+        ends = self.offset + self.bytes, other.offset + other.bytes
+        return self is other or (together and max(self.offset, other.offset) < min(ends))
 
     @property
     def span(self) -> tuple[str, int, int]:
@@ -123,13 +134,13 @@ class Plan:
         """Prove that nothing between a start and its wait touches what the communicator has.
 
         Its operand may be read, its result neither read nor written. So all results in flight lie
-        apart, and operands do unless they are one.
+        apart, and operands do unless they are one, or parts of one, which is let alone as a whole.
         """
         operands, results = Spans(), Spans()
         for number, step in enumerate(self.steps):
             if step.action == "wait":
                 begun = self.steps[step.start]
-                operands.remove(*extent(begun.inputs[0]), step.start)
+                operands.remove(*extent_of_whole(begun.inputs[0]), step.start)
                 results.remove(*extent(begun.outputs[0]), step.start)
                 continue
             touched = [results.over(*extent(value)) for value in (*step.inputs, *step.outputs)]
@@ -143,7 +154,7 @@ class Plan:
                 )
             if step.action == "start":
                 self.verify_start(step)
-                operands.add(*extent(step.inputs[0]), number)
+                operands.add(*extent_of_whole(step.inputs[0]), number)
                 results.add(*extent(step.outputs[0]), number)
 
     def verify_lives(self) -> None:
@@ -197,6 +208,12 @@ def extent(value: tuple[Type, Storage]) -> tuple[str, int, int]:
     return storage.lane, storage.place, storage.place + size
 
 
+def extent_of_whole(value: tuple[Type, Storage]) -> tuple[str, int, int]:
+    """The extent of what a value is a part of, or its own."""
+    whole = value[1].whole
+    return whole.span if whole is not None and whole.planned else extent(value)
+
+
 def overlap(a: tuple[Type, Storage], b: tuple[Type, Storage]) -> bool:
     """Whether two values share a byte."""
     (a_lane, a_begin, a_end), (b_lane, b_begin, b_end) = extent(a), extent(b)
@@ -227,7 +244,9 @@ class Planner:
         self.output_place = {n: i for i, n in reversed(list(enumerate(schedule.graph.outputs)))}
         self.started: dict[Node, int] = {}
         self.gathers = self.sole_gathers()
-        self.parts: list[Storage] = []
+        self.gathered: dict[Node, Storage] = {}
+        """Where the result of such a start lies."""
+        self.parts: dict[tuple[int, int, int], Storage] = {}
 
     def last_readers(self) -> dict[Node, Node | None]:
         """For every source, the last node that reads it; None where an output or a store does."""
@@ -247,6 +266,7 @@ class Planner:
             for node in self.schedule.order
             if isinstance(node.op, Start)
             and self.sent[source := source_of(node.inputs[0])] == 1
+            and source.type.bytes == node.inputs[0].type.bytes
             and self.last_reader[source] is node
             and node.op.block.place_in_result(node.inputs[0].type, **node.attrs) is not None
         }
@@ -293,6 +313,12 @@ class Planner:
         self.plan.storages.append(storage)
         return storage
 
+    def part(self, storage: Storage, offset: int, size: int) -> Storage:
+        """So many bytes of a storage, from an offset on."""
+        whole, begin = storage.whole or storage, storage.offset + offset
+        part = Storage(whole.lane, whole.place, size, whole.first, whole.last, whole, begin)
+        return self.parts.setdefault((id(whole), begin, size), part)
+
     def leaf(self, node: Node) -> Storage:
         """The storage of what comes from outside."""
         if node not in self.storage:
@@ -310,7 +336,13 @@ class Planner:
         source = source_of(node)
         storage = self.leaf(source) if isinstance(source.op, Leaf) else self.storage[source]
         storage.keep(len(self.plan.steps))
-        return storage
+        if node.type.bytes == source.type.bytes:
+            return storage
+        offset, view = 0, node
+        while view is not source:
+            offset += offset_of(view) or 0
+            view = view.inputs[0]
+        return self.part(storage, offset, node.type.bytes)
 
     def emit(self, node: Node) -> None:
         """Emit one node of the schedule."""
@@ -353,7 +385,7 @@ class Planner:
         if block.in_place and dies and alone and source.lane == "shared":
             result = source
         else:
-            result = source.whole or self.new_storage("shared", node.type.bytes)
+            result = self.gathered.get(node) or self.new_storage("shared", node.type.bytes)
         self.storage[node] = result
         self.started[node] = len(self.plan.steps)
         self.append(
@@ -407,11 +439,8 @@ class Planner:
         operand = start.inputs[0].type
         place = start.op.block.place_in_result(operand, **start.attrs)
         assert place is not None
-        whole = self.new_storage("shared", start.type.bytes)
-        part = Storage("shared", 0, operand.bytes, whole.first, whole.last, whole)
-        part.offset = place * operand.dtype.itemsize
-        self.parts.append(part)
-        return part
+        whole = self.gathered[start] = self.new_storage("shared", start.type.bytes)
+        return self.part(whole, place * operand.dtype.itemsize, operand.bytes)
 
     def over_operand(
         self,
@@ -427,9 +456,12 @@ class Planner:
             source = source_of(node.inputs[i])
             dies = self.last_reader.get(source) is application and source not in self.sent
             fits = storage.lane == lane and storage.bytes == type_.bytes == node.type.bytes
-            free = all(other is not storage for _, other in chosen)
-            same = [j for j, (_, other) in enumerate(inputs) if other is storage]
-            if dies and fits and free and all((node.number, j) in in_place for j in same):
+            if not (dies and fits and (node.number, i) in in_place):
+                continue
+            free = not any(storage.meets(other) for _, other in chosen)
+            under = [j for j, (_, other) in enumerate(inputs) if storage.meets(other)]
+            one = all(inputs[j][1] is storage and (node.number, j) in in_place for j in under)
+            if free and one:
                 return storage
         return None
 
@@ -449,9 +481,10 @@ class Planner:
                 storage.place = place
             total = max((s.place + aligned(s.bytes) for s in mine), default=0)
             setattr(self.plan, f"{lane}_bytes", total)
-        for part in self.parts:
+        for part in self.parts.values():
             assert part.whole is not None
-            part.place = part.whole.place + part.offset
+            if part.planned:
+                part.place = part.whole.place + part.offset
         self.plan.unshared_bytes = sum(
             aligned(result.type.bytes)
             for node in self.schedule.order

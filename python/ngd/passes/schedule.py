@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ..ir import Graph, Leaf, Node, topological
-from .collectives import WAIT, Start, Wait
-from .expand import VIEWS
+from ..ir import Graph, Leaf, Node, offset_of, topological
+from .collectives import Start, Wait
 from .target import Target, query_node
 
 
@@ -31,8 +30,8 @@ class Schedule:
 
 
 def is_view(node: Node) -> bool:
-    """Whether the node's value lies where its input's lies."""
-    return node.op is WAIT or node.op.name in VIEWS
+    """Whether the node's value lies in the bytes of its input's."""
+    return node.op.view and offset_of(node) is not None
 
 
 def source_of(node: Node) -> Node:
@@ -101,7 +100,7 @@ def keep_safe(
             return last < now
         in_place = query_node(target, value).in_place
         return all(
-            (value.number, i) in in_place
+            operand.type.bytes == value.type.bytes and (value.number, i) in in_place
             for i, operand in enumerate(value.inputs)
             if source_of(operand) is variable
         )

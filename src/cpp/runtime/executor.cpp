@@ -17,7 +17,7 @@ struct Executor::Step {
     bool output_operand;
     std::size_t operand;
     bool from_outputs;
-    std::size_t number;
+    std::size_t number, offset;
   };
   const Instruction* instruction = nullptr;
   const kernels::Kernel* kernel = nullptr;     // of a Run
@@ -67,10 +67,10 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
   staged_outputs_.resize(program_.outputs);
   if (!device_.host_addressable())
     for (const Value& value : program_.values) {
-      if (value.lane == Lane::Input && staged_inputs_[value.place].bytes() == 0)
-        staged_inputs_[value.place] = device::Buffer(device_, value.type.bytes());
-      if (value.lane == Lane::Output && staged_outputs_[value.place].bytes() == 0)
-        staged_outputs_[value.place] = device::Buffer(device_, value.type.bytes());
+      if (value.lane != Lane::Input && value.lane != Lane::Output) continue;
+      auto& staged = value.lane == Lane::Input ? staged_inputs_ : staged_outputs_;
+      const std::size_t end = value.offset + value.type.bytes();
+      if (staged[value.place].bytes() < end) staged[value.place] = device::Buffer(device_, end);
     }
   steps_.reserve(program_.instructions.size());  // Wait steps point at Start steps
   for (const Instruction& instruction : program_.instructions) bind_step(instruction, table);
@@ -82,15 +82,16 @@ Executor::~Executor() {
 
 void* Executor::static_pointer(const Value& value) const {
   const bool staged = !device_.host_addressable();
+  const auto part_of = [&](void* whole) { return static_cast<std::byte*>(whole) + value.offset; };
   switch (value.lane) {
     case Lane::Input:
-      return staged ? staged_inputs_[value.place].data() : nullptr;
+      return staged ? part_of(staged_inputs_[value.place].data()) : nullptr;
     case Lane::Output:
-      return staged ? staged_outputs_[value.place].data() : nullptr;
+      return staged ? part_of(staged_outputs_[value.place].data()) : nullptr;
     case Lane::Variable:
-      return variables_[value.place];
+      return part_of(variables_[value.place]);
     case Lane::Constant:
-      return constants_[value.place].data();
+      return part_of(constants_[value.place].data());
     case Lane::Private:
       return static_cast<std::byte*>(arena_.data()) + value.place;
     case Lane::Nowhere:
@@ -115,7 +116,7 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
       output ? step.outputs.push_back(pointer) : step.inputs.push_back(pointer);
       const bool moves = value.lane == Lane::Input || value.lane == Lane::Output;
       if (moves && device_.host_addressable())
-        step.patches.push_back({output, i, value.lane == Lane::Output, value.place});
+        step.patches.push_back({output, i, value.lane == Lane::Output, value.place, value.offset});
       step.writes_variable |= output && value.lane == Lane::Variable;
     }
   }
@@ -226,11 +227,12 @@ void Executor::run_steps(const void* const* inputs, void* const* outputs) {
       device_.copy_from_host(staged_inputs_[i].data(), inputs[i], staged_inputs_[i].bytes());
   for (Step& step : steps_) {
     for (const Step::Patch& patch : step.patches) {
+      const void* whole = patch.from_outputs ? outputs[patch.number] : inputs[patch.number];
+      const std::byte* part = static_cast<const std::byte*>(whole) + patch.offset;
       if (patch.output_operand)
-        step.outputs[patch.operand] = outputs[patch.number];
+        step.outputs[patch.operand] = const_cast<std::byte*>(part);
       else
-        step.inputs[patch.operand] =
-            patch.from_outputs ? outputs[patch.number] : inputs[patch.number];
+        step.inputs[patch.operand] = part;
     }
     variables_touched_ |= step.writes_variable;
     execute(step);

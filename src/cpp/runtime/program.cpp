@@ -20,7 +20,8 @@ std::string place_of(const Value& value) {
   const std::string lane{kLaneNames[static_cast<int>(value.lane)]};
   if (value.lane == Lane::Nowhere) return lane;
   const bool arena = value.lane == Lane::Private || value.lane == Lane::Shared;
-  return arena ? lane + "+" + place : lane + " " + place;
+  const std::string offset = value.offset > 0 ? "+" + std::to_string(value.offset) : "";
+  return arena ? lane + "+" + place : lane + " " + place + offset;
 }
 
 void print(std::ostream& out, const Attr& attr) {
@@ -106,7 +107,10 @@ void verify(const Program& program) {
   for (const Value& value : program.values) {
     const bool arena = value.lane == Lane::Private || value.lane == Lane::Shared;
     const std::size_t end = arena ? value.place + value.type.bytes() : value.place + 1;
-    check(end <= places(value.lane), "program: a value lies outside its lane: ", place_of(value));
+    check(end <= places(value.lane) && (!arena || value.offset == 0) &&
+              (value.lane != Lane::Constant ||
+               value.offset + value.type.bytes() <= program.constants[value.place].size()),
+          "program: a value lies outside its lane: ", place_of(value));
   }
   const int values = static_cast<int>(program.values.size());
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {

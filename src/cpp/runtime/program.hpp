@@ -20,7 +20,8 @@ enum class Lane : std::uint8_t { Input, Output, Variable, Constant, Private, Sha
 struct Value {
   TensorType type;
   Lane lane = Lane::Private;
-  std::size_t place = 0;  // the number, or the byte offset in the arena
+  std::size_t place = 0;   // the number, or the byte offset in the arena
+  std::size_t offset = 0;  // where in what has the number, in bytes; 0 in an arena
 };
 
 // Run: a kernel. Start: hand a collective to the communicator. Wait: have its result.
