@@ -100,6 +100,72 @@ def test_gradients_are_finite_differences(communicator: str, ranks: int) -> None
     run_in_world(gradients, communicator, ranks)
 
 
+def parts() -> None:
+    """Parts of one value, and results of one op, each in a collective of its own."""
+    world = ngd.init()
+    given = contributions(world.size, (6, 5), np.float64)
+    for device in DEVICES:
+        x = ngd.placeholder("x", (6, 5), np.float64)
+        first, second, third = ops.split(x * 2, [1, 4])
+        values, places = ops.top_k(x, 3)
+        middle = ops.split(ops.all_reduce(x * 3, op="sum"), 3)[1]
+        outputs = [
+            ops.all_reduce(first, op="sum"),
+            ops.all_gather(second),
+            ops.all_reduce(third + ops.sum(second), op="max"),
+            ops.all_reduce(values, op="sum"),
+            ops.all_gather(places),
+            ops.all_reduce(middle, op="mean"),
+        ]
+        step = ngd.compile([x], outputs, device=device)
+        whole = np.stack(given)
+        order = np.argsort(-whole, axis=2)[:, :, :3]
+        wanted = [
+            2 * whole[:, :1].sum(0),
+            2 * whole[:, 1:4].reshape(-1, 5),
+            np.max(2 * whole[:, 4:] + 2 * whole[:, 1:4].sum((1, 2))[:, None, None], 0),
+            np.take_along_axis(whole, order, 2).sum(0),
+            order.reshape(-1, 3),
+            3 * whole[:, 2:4].sum(0),
+        ]
+        for _ in range(2):
+            for got, want in zip(step(given[world.rank]), wanted, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+@everywhere
+def test_parts_and_several_results(communicator: str, ranks: int) -> None:
+    run_in_world(parts, communicator, ranks)
+
+
+def adam() -> None:
+    """Behind an all-reduce, the whole update of a variable is one kernel, and right."""
+    world = ngd.init()
+    given = contributions(world.size, (30, 40), np.float32)
+    x = ngd.placeholder("x", (30, 40))
+    w, m, s = (ngd.variable(name, np.ones((30, 40), np.float32)) for name in "wms")
+    g = ops.all_reduce(x, op="mean")
+    updates = {m: 0.9 * m + 0.1 * g, s: 0.9 * s + 0.1 * ops.square(g)}
+    updates[w] = w - 0.1 * updates[m] / (ops.sqrt(updates[s]) + 1e-6)
+    step = ngd.compile([x], [], updates)
+    if world.size > 1:
+        assert str(step).count(" = elementwise(") == 1
+        assert step.memory()["private"] == 0
+    mean, values = np.mean(given, 0), {v: np.ones((30, 40)) for v in (w, m, s)}
+    for _ in range(3):
+        step(given[world.rank])
+        values[m] = 0.9 * values[m] + 0.1 * mean
+        values[s] = 0.9 * values[s] + 0.1 * mean**2
+        values[w] = values[w] - 0.1 * values[m] / (np.sqrt(values[s]) + 1e-6)
+    for variable, wanted in values.items():
+        np.testing.assert_allclose(variable.numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@everywhere
+def test_an_update_of_three_variables(communicator: str, ranks: int) -> None:
+    run_in_world(adam, communicator, ranks)
+
+
 def uneven() -> None:
     """Shards of different size, one of them empty, take the step of one process."""
     world = ngd.init()

@@ -166,6 +166,29 @@ TEST(Executor, IsRefusedBeforeItHasBegunOrNotAtAll) {
   EXPECT_EQ(group.aborts, 0);
 }
 
+// output[1:4] = input[2:5] + variable[1:4], where only these parts are ever named.
+TEST(Executor, AddressesPartsOfWhatIsNumbered) {
+  const TensorType part{DType::F32, {3}};
+  Program program;
+  program.values = {{part, Lane::Input, 0, 8},
+                    {part, Lane::Variable, 0, 4},
+                    {part, Lane::Output, 0, 4},
+                    {{DType::F32, {1}}, Lane::Input, 0, 0},
+                    {{DType::F32, {1}}, Lane::Output, 0, 0}};
+  program.inputs = program.outputs = program.variables = 1;
+  program.instructions = {run("add", {0, 1}, {2}), run("copy", {3}, {4})};
+  testing::RemoteDevice device;
+  device::Buffer variable(device, 16);
+  const float initial[] = {10, 20, 30, 40}, input[] = {1, 2, 3, 4, 5};
+  device.copy_from_host(variable.data(), initial, 16);
+  float output[4] = {};
+  const void* inputs[] = {input};
+  void* outputs[] = {output};
+  Executor executor(program, device, testing::remote_table(), {}, {variable.data()});
+  executor.run(inputs, outputs);
+  EXPECT_EQ(std::vector<float>(output, output + 4), (std::vector<float>{1, 23, 34, 45}));
+}
+
 TEST(Executor, NamesTheOpThatNoKernelTakes) {
   testing::RemoteDevice device;
   Program program = training_step();

@@ -36,6 +36,29 @@ TEST(Program, PrintsAStableText) {
             "  2: %1 = wait all_reduce(1)\n");
 }
 
+TEST(Program, HasPartsOfWhatIsNumberedAndResultsThatNobodyReads) {
+  Program program = small();
+  program.constants.emplace_back(24);
+  program.values.push_back({{DType::F32, {3}}, Lane::Constant, 0, 12});
+  program.values.push_back({{DType::I64, {3}}, Lane::Nowhere});
+  program.instructions.insert(program.instructions.begin(),
+                              {Action::Run, "top_k", {2}, {1, 3}, {}, -1, 0, "a.py:3"});
+  program.instructions[3].start = 2;
+  EXPECT_NO_THROW(verify(program));
+  const std::string text = to_string(program);
+  EXPECT_NE(text.find("  %2 : f32[3] @ constant 0+12\n  %3 : i64[3] @ nowhere\n"),
+            std::string::npos);
+  EXPECT_NE(text.find("  0: %1, %3 = top_k(%2)\n"), std::string::npos);
+  Program read = program;
+  read.instructions[0].inputs = {3};
+  EXPECT_THROW(verify(read), Error);
+  Program sent = program;
+  sent.instructions[2].outputs = {3};
+  EXPECT_THROW(verify(sent), Error);
+  program.values[2].offset = 16;
+  EXPECT_THROW(verify(program), Error);
+}
+
 // 1234 is "1.234" there, and 0.5 is "0,5".
 struct Grouping : std::numpunct<char> {
   char do_decimal_point() const override { return ','; }
