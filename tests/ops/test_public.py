@@ -443,6 +443,7 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ops.concat([[[1]], [1]]), ShapeError, "concat: expected shapes that differ"),
     (lambda: ops.stack([[1], [1, 2]]), ShapeError, "stack: expected tensors of one shape"),
     (lambda: ops.split([1, 2, 3], 2), ShapeError, "split: expected a number that divides axis 0"),
+    (lambda: ops.split([1, 2, 3], [2, 1]), ShapeError, "split: expected places that ascend; got ["),
     (lambda: ops.squeeze([1, 2], 0), ShapeError, "squeeze: expected axes of extent 1; got [0] of"),
     (
         lambda: ops.broadcast_to([1, 2], (3,)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -410,3 +411,63 @@ class TestViews:
         text = str(ngd.compile([x], outputs, device="NULL", group=group))
         assert text.count("start all_reduce") == 2
         assert "slice" not in text
+
+
+def random_moves(seed: int) -> tuple[list[Node], list[Node], dict[Any, Node]]:
+    """Integers that are cut, joined, ordered, sent through views and added: every bit is known."""
+    rng = random.Random(seed)
+    inputs = [ngd.placeholder(f"x{i}", (6, 4), int64) for i in range(2)]
+    variables = [ngd.variable(f"v{i}", np.arange(24).reshape(6, 4) * (i + 3)) for i in range(3)]
+    values: list[Node] = [*inputs, *variables, ngd.constant(np.arange(96).reshape(24, 4) * 7)]
+
+    def pick(shape: Any = None) -> Node:
+        fitting = [v for v in values[-15:] if v.type.count and shape in (None, v.shape)]
+        return rng.choice(fitting or inputs)
+
+    for _ in range(rng.randint(5, 40)):
+        x = pick()
+        kind = rng.randrange(8)
+        if kind == 0:
+            made = [x + pick(x.shape)] if x.ndim == 2 else [-x]
+        elif kind == 1:
+            begin = rng.randrange(x.shape[0])
+            made = [x[begin : rng.randint(begin, x.shape[0])]]
+        elif kind == 2:
+            cuts = sorted(rng.randint(0, x.shape[0]) for _ in range(rng.randint(0, 3)))
+            parts = ops.split(x, cuts, 0)
+            made = rng.sample(parts, rng.randint(1, len(parts)))
+        elif kind == 3:
+            made = [ops.split(x, [x.shape[-1] // 2], -1)[rng.randrange(2)]]
+        elif kind == 4:
+            made = [ops.concat([x, x[:1]] if rng.random() < 0.5 else [x[1:], x[:1]])]
+        elif kind == 5:
+            made = list(ops.top_k(x, rng.randint(0, x.shape[-1])))[:: rng.choice([1, -1, 2])]
+        elif kind == 6:
+            made = [ops.maximum(x[1:], x[:-1]), x[1:] - x[:-1]]
+        else:
+            made = [ops.reshape(x, (-1, rng.choice([1, x.shape[-1]])))]
+        values += made
+    outputs = rng.sample(values, min(len(values), rng.randint(1, 6)))
+    full = [v for v in values[5:] if v.shape == (6, 4)] or inputs
+    updates = {v: rng.choice(full) for v in variables if rng.random() < 0.6}
+    return inputs, outputs, updates
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_random_parts_and_results(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NGD_CHECK", "1")
+    for seed in range(first, first + 50):
+        inputs, outputs, updates = random_moves(seed)
+        found: list[list[Array]] = []
+        for device in DEVICES:
+            arrays = [
+                np.random.default_rng(i).integers(0, 99, n.shape) for i, n in enumerate(inputs)
+            ]
+            before = {v: v.numpy() for v in updates}
+            step = ngd.compile(inputs, outputs, updates, device=device)
+            found.append([a for _ in range(2) for a in step(*arrays)])
+            found[-1] += [v.numpy() for v in updates]
+            for v, value in before.items():
+                v.assign(value)
+        for mine, theirs in zip(*found, strict=True):
+            npt.assert_array_equal(mine, theirs, err_msg=f"seed {seed}")
