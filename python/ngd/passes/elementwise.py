@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
-from typing import ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -48,10 +48,16 @@ MAX_INPUTS: Final = 12
 
 Need: TypeAlias = tuple[float, float]
 """The number of a collective, and a depth; the smaller one waits first."""
-Place: TypeAlias = tuple[int, Need, Shape]
-
 LAST: Final = (inf, inf)
 """The need of what only leaves the step."""
+
+
+class Place(NamedTuple):
+    """Where an op stands: see the head of this file."""
+
+    depth: int
+    need: Need
+    shape: Shape
 
 
 class FusedElementwise(Op):
@@ -76,7 +82,7 @@ class Kernel:
     members: list[Node] = field(default_factory=list)
     """Its ops, each before what it reads."""
     results: list[Node] = field(default_factory=list)
-    """Those that are read elsewhere."""
+    """Those that are read elsewhere, in the same order."""
     outside: dict[Node, None] = field(default_factory=dict)
     """What the members read that is no member."""
 
@@ -108,8 +114,7 @@ def fuse_elementwise(graph: Graph, target: Target) -> Graph:
                 new.update(zip(node.results, made.results, strict=True))
             return made
         if node is kernel.members[0]:
-            kernel.results.reverse()
-            new.update(zip(kernel.results, emit(kernel, new).results, strict=True))
+            new.update(zip(reversed(kernel.results), emit(kernel, new).results, strict=True))
         return new.get(node, node)
 
     return graph.rewrite(change, in_turn(graph.roots, kernels))
@@ -118,21 +123,21 @@ def fuse_elementwise(graph: Graph, target: Target) -> Graph:
 def in_turn(roots: Iterable[Node], kernels: dict[Node, Kernel]) -> list[Node]:
     """As `topological`, but with the members of each kernel side by side after all they read."""
     order: list[Node] = []
-    seen: dict[Node | Kernel, None] = {}
-    stack: list[Node | Kernel | None] = [*roots]
+    seen: set[Node] = set()
+    stack: list[Any] = [*roots]
     stack.reverse()
     while stack:
-        found = stack.pop()
-        if found is None:  # what the next one reads is listed
-            found = stack.pop()
-            order += found.members if isinstance(found, Kernel) else (found,)  # type: ignore[arg-type]
+        node = stack.pop()
+        if node is None:  # what the next ones read is listed
+            order += stack.pop()
             continue
-        assert isinstance(found, Node)
-        node = found.results[0] if found.number else found
+        if node.number:
+            node = node.results[0]
         kernel = kernels.get(node)
-        if (kernel or node) not in seen:
-            seen[kernel or node] = None
-            stack += (kernel or node, None)
+        members = kernel.members if kernel else (node,)
+        if members[0] not in seen:
+            seen.add(members[0])
+            stack += (members, None)
             stack += reversed(kernel.outside if kernel else node.inputs)
     return order
 
@@ -186,7 +191,7 @@ class Grouping:
         sources, readers = external(node), self.readers.get(node, {})
         kernel = self.sole_reader(node, sources, readers)
         if kernel is None:
-            place = (self.depths[node], self.needs[node], node.shape)
+            place = Place(self.depths[node], self.needs[node], node.shape)
             kernel = self.mergeable(node, place, sources, readers)
             if kernel is None:
                 kernel = Kernel(self.begun, place)
@@ -205,7 +210,7 @@ class Grouping:
         """The kernel that absorbs this op."""
         if len(readers) == 1 and node not in self.stored:
             (kernel,) = readers
-            if kernel.place[2] == node.shape and kernel.has_room(node, sources):
+            if kernel.place.shape == node.shape and kernel.has_room(node, sources):
                 return kernel
         return None
 
@@ -305,16 +310,16 @@ class Emitter:
 
 def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
     """Make the fused node; `new` maps what it reads to the rewritten graph."""
-    emitter = Emitter(kernel.place[2], new)
+    emitter = Emitter(kernel.place.shape, new)
     for node in reversed(kernel.members):
         emitter.instruction(node)
     inputs = tuple(node for _, node in emitter.inputs.values())
     attrs = {
         "program": ";".join(emitter.lines),
-        "results": tuple(int(emitter.names[node][1:]) for node in kernel.results),
+        "results": tuple(int(emitter.names[node][1:]) for node in reversed(kernel.results)),
         "input_strides": tuple(s for _, strides in emitter.inputs for s in strides),
     }
-    types = tuple(node.type for node in kernel.results)
+    types = tuple(node.type for node in reversed(kernel.results))
     return FusedElementwise(types if len(types) > 1 else types[0]).node(inputs, attrs)
 
 
