@@ -65,6 +65,26 @@ def chain() -> Any:
     return [x, row], [ops.transpose(y) @ y, ops.sum(y * y, axis=0)], {}
 
 
+def adam() -> Any:
+    """One variable, whose update is one kernel of three results behind the all-reduce."""
+    x = ngd.placeholder("x", (8, 6))
+    w, m, s = (ngd.variable(name, np.zeros((6, 4), np.float32)) for name in "wms")
+    (g,) = ngd.grad(ops.mean(ops.square(x @ w)), [w])
+    g = ops.all_reduce(g, op="mean")
+    updates = {m: 0.9 * m + 0.1 * g, s: 0.99 * s + 0.01 * ops.square(g)}
+    updates[w] = w - 0.001 * updates[m] / (ops.sqrt(updates[s]) + 1e-8)
+    return [x], [], updates
+
+
+def parts() -> Any:
+    """Views of an input and of a variable, and a result that nobody reads."""
+    x, w = ngd.placeholder("x", (6, 4)), ngd.variable("w", np.zeros((6, 4), np.float32))
+    first, second = ops.split(x, [4])
+    _, places = ops.top_k(w[2:], 3)
+    sums = ops.all_reduce(ops.split(ops.tanh(x), 3)[1], op="sum")
+    return [x], [first @ ops.transpose(w[:2]), second, places, sums], {}
+
+
 def exchange(group: Any, row: Any) -> Any:
     """Every kind, in two groups; the largest first, so that offsets show how memory is shared."""
     x = ngd.placeholder("x", (4, 3))
@@ -83,7 +103,7 @@ class Row(Ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("case", [mlp, swap, weighted, chain])
+@pytest.mark.parametrize("case", [mlp, swap, weighted, chain, adam, parts])
 def test_golden(case: Callable[[], Any], ranks: int) -> None:
     compare(case.__name__, ranks, Ranks(ranks), case())
 
