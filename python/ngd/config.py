@@ -11,12 +11,13 @@ import os
 from .errors import CompileError, InitError
 
 COMMUNICATORS = ("auto", "self", "shm", "mpi")
-DEVICES = ("CPU", "INTERPRETER", "NULL")
+DEVICES: list[str] = []
+"""The names of the devices, the default first; ngd/devices fills it."""
 
 
 def device(name: str | None, where: str) -> str:
-    """Return the device that the caller names, or NGD_DEVICE, or the CPU; checked."""
-    chosen = name or os.environ.get("NGD_DEVICE", "") or "CPU"
+    """Return the device that the caller names, or NGD_DEVICE, or the default; checked."""
+    chosen = name or os.environ.get("NGD_DEVICE", "") or DEVICES[0]
     if chosen not in DEVICES:
         raise CompileError(f"{where}: expected a device among {', '.join(DEVICES)}; got {chosen!r}")
     return chosen

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,13 @@ LAYERS = (
     {"ops"},
     {"autodiff", "reference", "variable", "passes"},
     {"collectives"},
-    {"arguments", "compiler", "distributed"},
+    {"arguments", "distributed"},
+    {"devices"},
+    {"compiler"},
     {"__init__", "launch"},
     {"cli", "doctor", "nn", "optim", "data", "torch"},
 )
-USERS_OF_THE_CORE = {"collectives", "compiler", "distributed", "torch", "variable"}
+USERS_OF_THE_CORE = {"collectives", "compiler", "devices", "distributed", "torch", "variable"}
 
 INCLUDES = {
     "base": {"base"},
@@ -95,6 +98,58 @@ def faults_of_imports(path: Path, source: str) -> list[str]:
     return faults
 
 
+def imported_files(path: Path, source: str) -> set[Path]:
+    """The files of the package that this one imports by name; what only types need is left out."""
+    found: set[Path] = set()
+    tree = ast.parse(source)
+    for_types = {
+        part
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for part in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            wanted = [tuple(alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            here = ("ngd", *path.relative_to(PACKAGE).parts)
+            above = here[: -node.level] if node.level else ()
+            base = (*above, *(node.module.split(".") if node.module else ()))
+            wanted = [(*base, alias.name) for alias in node.names]
+        else:
+            continue
+        found |= {file for name in wanted if (file := file_of(name)) is not None}
+    return found - {path}
+
+
+def file_of(name: tuple[str, ...]) -> Path | None:
+    """The file of the package that a dotted name stands in."""
+    for end in (len(name), len(name) - 1):
+        place = PACKAGE.joinpath(*name[1:end])
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if name[:1] == ("ngd",) and end and file.exists():
+                return file
+    return None
+
+
+def circle(imports: Mapping[Path, set[Path]]) -> list[str]:
+    """Some files of which each imports the next, and the last one the first."""
+    done: set[Path] = set()
+
+    def below(file: Path, above: tuple[Path, ...]) -> list[str]:
+        if file in above:
+            return [name_of(f) for f in above[above.index(file) :]]
+        for other in sorted(imports.get(file, set()) if file not in done else ()):
+            if found := below(other, (*above, file)):
+                return found
+        done.add(file)
+        return []
+
+    return next((found for file in sorted(imports) if (found := below(file, ()))), [])
+
+
 def faults_of_includes(folder: str, source: str) -> list[str]:
     """What a file of this folder of the core includes although it may not."""
     included = re.findall(r'^\s*#include "([^"]+)"', source, re.MULTILINE)
@@ -138,6 +193,10 @@ def long_cpp_functions(source: str) -> list[str]:
 @pytest.mark.parametrize("path", PYTHON_FILES, ids=name_of)
 def test_python_imports_only_what_stands_below(path: Path) -> None:
     assert faults_of_imports(path, path.read_text()) == []
+
+
+def test_python_files_import_in_no_circle() -> None:
+    assert circle({path: imported_files(path, path.read_text()) for path in PYTHON_FILES}) == []
 
 
 @pytest.mark.parametrize("path", CPP_FILES, ids=name_of)
@@ -186,6 +245,15 @@ def test_the_rules_find_what_breaks_them() -> None:
     ]
     assert faults_of_imports(PACKAGE / "new.py", "") == ["new stands in no layer"]
     assert faults_of_imports(PACKAGE / "ops" / "a.py", "from ..ir import Node, ops") == []
+    ops, cast = PACKAGE / "ops" / "__init__.py", PACKAGE / "ops" / "cast.py"
+    assert imported_files(cast, "from ..ir import Node\nfrom . import reduce, abs") == {
+        *(PACKAGE / "ir.py", PACKAGE / "ops" / "reduce.py", ops)
+    }
+    assert imported_files(ops, "from .cast import cast\nimport ngd.ir") == {
+        *(cast, PACKAGE / "ir.py")
+    }
+    assert circle({ops: {cast}, cast: {ops}}) == [name_of(ops), name_of(cast)]
+    assert circle({ops: {cast}, cast: set()}) == []
     assert faults_of_includes("comm", '#include "kernels/a.hpp"\n#include "base/a.hpp"') == [
         "comm includes kernels"
     ]

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices, one file each: what it can compute, how it holds a variable, how it runs a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from .. import config
+from ..collectives import Group
+from ..ir import Graph
+from .cpu import CpuExecutable
+from .interpreter import InterpreterExecutable
+from .null import NullExecutable
+from .step import Executable, Lower
+
+DEVICES: Final[dict[str, Callable[[Graph, Group, Lower], Executable]]] = {
+    device.device: device for device in (CpuExecutable, InterpreterExecutable, NullExecutable)
+}
+"""By name, the default first."""
+
+config.DEVICES[:] = DEVICES

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU device: kernels in C++, and memory that the ranks of a host may share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _core
+from ..collectives import Group
+from ..ir import Array, Graph, Type
+from ..passes import Verdict
+from ..variable import Variable
+from .native import native_attrs, spec
+from .ordering import opened
+from .step import Lower, Step
+
+
+class CpuTarget:
+    """What the passes may ask of the CPU device and the group."""
+
+    def __init__(self, group: Group) -> None:
+        self.rank, self.size = group.rank, group.size
+        self.verdicts: dict[Any, Verdict] = {}
+
+    def query(
+        self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
+    ) -> Verdict:
+        """Ask the kernel table, once a question."""
+        key = (op, *inputs, None, *outputs, *[(k, type(v), v) for k, v in attrs.items()])
+        verdict = self.verdicts.get(key)
+        if verdict is None:
+            name, reasons, _, in_place = _core.query_kernel(
+                op, [spec(t) for t in inputs], [spec(t) for t in outputs], native_attrs(attrs)
+            )
+            verdict = Verdict(name is not None, name or reasons, frozenset(in_place))
+            self.verdicts[key] = verdict
+        return verdict
+
+    def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
+        """Place blocks in an arena: one walk in C++."""
+        return _core.first_fit(lives)
+
+
+class CpuStorage:
+    """A variable's value in the CPU device's memory."""
+
+    def __init__(self, variable: Variable, initial: Array) -> None:
+        self.type, self.cell = variable.type, variable.cell
+        self.buffer = _core.Buffer(self.type.bytes)
+        self.write(initial)
+
+    def read(self) -> Array:
+        """A copy of the value, where the variable may be read now."""
+        value: Array = np.empty(self.type.shape, self.type.dtype)
+        self.buffer.read(value, self.cell)
+        return value
+
+    def write(self, value: Array) -> None:
+        """Replace the value."""
+        self.buffer.write(value)
+
+
+class CpuExecutable(Step):
+    """A step on the CPU device: one call into C++, without the GIL."""
+
+    device = "CPU"
+
+    def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
+        super().__init__(graph, group)
+        lowered = lower(CpuTarget(group))
+        self.plan, self.ordering = lowered.plan, lowered.ordering
+        buffers = []
+        for variable in self.variables:
+            storage = variable.storage(self.device, CpuStorage)
+            assert isinstance(storage, CpuStorage)
+            buffers.append(storage.buffer)
+        self.program = str(lowered.program)
+        communicators = [g.communicator for g in opened(self.ordering.groups)]
+        self.native = _core.Executable(lowered.program, communicators, buffers)
+
+    def __call__(
+        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
+    ) -> list[Array]:
+        """Run once."""
+        inputs = self.prepare(arrays, named)
+        outputs = self.results(out, inputs)
+        self.hold.run(self.native, inputs, outputs)
+        return outputs
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: variables; the arenas private and shared; unshared, what they would be apart."""
+        return super().memory() | {
+            "private": self.plan.private_bytes,
+            "shared": self.plan.shared_bytes,
+            "unshared": self.plan.unshared_bytes,
+        }
+
+    def __str__(self) -> str:
+        return self.program

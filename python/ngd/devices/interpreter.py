@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The INTERPRETER device: the ops' NumPy references, and variables as NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import _core, reference
+from ..collectives import Group
+from ..ir import Array, Graph, Node
+from ..ops.collective import Collective
+from ..passes.collectives import check_root, in_order
+from ..variable import Variable
+from .ordering import Ordering, opened
+from .step import Lower, Step
+
+
+class HostStorage:
+    """A variable's value as a NumPy array, which never changes: the INTERPRETER's."""
+
+    def __init__(self, variable: Variable, initial: Array) -> None:
+        self.cell = variable.cell
+        self.write(initial)
+
+    def read(self) -> Array:
+        """A copy of the value, where the variable may be read now."""
+        self.cell.check_readable()
+        return self.value.copy()
+
+    def write(self, value: Array) -> None:
+        """Replace the value."""
+        self.value = value.copy()
+
+
+class Conversation:
+    """A step's collectives on arrays: the INTERPRETER's."""
+
+    def __init__(self, graph: Graph, group: Group) -> None:
+        self.rank, self.size = group.rank, group.size
+        self.ordering = Ordering(group, graph)
+        self.nodes = in_order(graph)
+        for node in self.nodes:
+            ranks = node.attrs.get("group")
+            check_root(node, ranks or group)
+            if (ranks or group).size > 1:
+                attrs, number = submission(node), self.ordering.number(ranks)
+                self.ordering.add(kind_of(node), attrs, node.type, number, node.site)
+        self.groups = opened(self.ordering.groups)
+        self.identities = [
+            _core.Sequence(*sequence, of.communicator) if sequence[1] else None
+            for sequence, of in zip(self.ordering.sequences(), self.groups, strict=True)
+        ]
+
+    def start(self, node: Node, operand: Array) -> Callable[[], Array]:
+        """Start one; what is returned waits for its result."""
+        number = self.ordering.number(node.attrs.get("group"))
+        group, kind, attrs = self.groups[number], kind_of(node), submission(node)
+        result: Array = np.zeros(node.shape, node.dtype)
+        group.check_open()
+        pending = _core.Pending.one(
+            group.communicator,
+            kind,
+            attrs.pop("reduce_op", "none"),
+            operand,
+            result,
+            attrs.pop("count", operand.size),
+            attrs.pop("root", 0),
+            site=node.site,
+            sequence=None if kind in ("send", "recv") else self.identities[number],
+            **attrs,
+        )
+        _core.start([pending])
+
+        def finish() -> Array:
+            pending.finish(group.timeout)
+            return result
+
+        return finish
+
+    def under_way(self) -> _core.UnderWay:
+        """A context for a run of the step: an exception in it closes the groups it talks in."""
+        groups = self.groups if self.nodes else []
+        return _core.UnderWay([g.communicator for g in groups], [g.abort for g in groups], True)
+
+
+def kind_of(node: Node) -> str:
+    """What the communicator calls a collective."""
+    assert isinstance(node.op, Collective)
+    return node.op.kind
+
+
+def submission(node: Node) -> dict[str, Any]:
+    """What the communicator is told of a collective beside its operand."""
+    assert isinstance(node.op, Collective)
+    return node.op.submission(node.inputs[0].type, **node.attrs)
+
+
+class InterpreterExecutable(Step):
+    """A step by the ops' NumPy references."""
+
+    device = "INTERPRETER"
+
+    def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
+        super().__init__(graph, group)
+        graph.verify()
+        self.ranks = Conversation(graph, group)
+        self.ordering = self.ranks.ordering
+        self.variables_touched = False
+        self.storages: dict[Variable, HostStorage] = {}
+        for variable in self.variables:
+            storage = variable.storage(self.device, HostStorage)
+            assert isinstance(storage, HostStorage)
+            self.storages[variable] = storage
+
+    def __call__(
+        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
+    ) -> list[Array]:
+        """Run once."""
+        inputs = self.prepare(arrays, named)
+        outputs = self.results(out, inputs)
+        self.variables_touched = False
+        self.hold.run(self, inputs, outputs)
+        return outputs
+
+    def run(self, inputs: list[Array], outputs: list[Array]) -> None:
+        """Run once, while the variables are held."""
+        values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
+        with self.ranks.under_way():
+            results, updates = reference.evaluate(self.graph, inputs, values, self.ranks)
+            for destination, result in zip(outputs, results, strict=True):
+                destination[...] = result
+            self.variables_touched = bool(updates)
+            for variable, value in zip(self.written, updates, strict=True):
+                self.storages[variable].write(value)
+
+    def __str__(self) -> str:
+        return str(self.graph)

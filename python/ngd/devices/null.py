@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The NULL device: the CPU's kernels, and nothing that runs them; the compiler alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..collectives import Group
+from ..errors import CompileError
+from ..ir import Array, Graph
+from .cpu import CpuTarget
+from .step import Lower, Step
+
+
+class NullExecutable(Step):
+    """A step that was compiled for the CPU's kernels and cannot be called: the compiler alone."""
+
+    device = "NULL"
+
+    def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
+        super().__init__(graph, group)
+        lowered = lower(CpuTarget(group))
+        self.plan, self.ordering = lowered.plan, lowered.ordering
+        self.program = str(lowered.program)
+
+    def __call__(
+        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
+    ) -> list[Array]:
+        """Refuse."""
+        raise CompileError("Executable: the NULL device compiles only; use CPU or INTERPRETER")
+
+    def __str__(self) -> str:
+        return self.program

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step tells the groups that it talks in: the sequence of its collectives."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import passes
+from ..collectives import Group
+from ..dtype import SHORT_NAMES
+from ..ir import Graph, Type
+from ..ops.collective import Ranks
+from ..sites import call_site
+
+
+class Ordering:
+    """The groups that a step talks in, and what each is told of the sequence of its collectives.
+
+    Number 0 is the executable's own group, the others are counted in the order of their first
+    collective. What goes between two ranks is part of no sequence. With the sequence each is told
+    which step it is and what that computes: others may call the same collectives.
+    """
+
+    def __init__(self, group: Ranks, graph: Graph) -> None:
+        self.graph, self.site = graph, call_site()
+        self.groups: list[Ranks] = [group]
+        self.lines: list[list[tuple[str, str]]] = [[]]
+
+    def number(self, group: Ranks | None) -> int:
+        """The number of a group; None is the executable's."""
+        if group is None:
+            return 0
+        if group not in self.groups:
+            self.groups.append(group)
+            self.lines.append([])
+        return self.groups.index(group)
+
+    def add(self, kind: str, attrs: Mapping[str, Any], type: Type, number: int, site: str) -> None:
+        """Note one more collective of a group."""
+        if kind not in ("send", "recv"):
+            self.lines[number].append((collective_line(kind, attrs, type), site))
+
+    def sequences(self) -> list[tuple[str, int, int]]:
+        """Of each group the text, its hash, and the number of what the step computes."""
+        computes = passes.computation(self.graph) if any(self.lines) else 0
+        which = f"\n\n{described(self.graph)}, compiled at {self.site}"
+        digests = map(digest, self.lines)
+        return [(text + which, hash, computes) if hash else ("", 0, 0) for text, hash in digests]
+
+
+def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
+    """One collective as messages between ranks show and compare it: what is equal on all ranks."""
+    local = {"algorithm", "receive_counts", "counts" if "receive_counts" in attrs else "algorithm"}
+    shown = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k not in local)
+    return f"{kind}{shown} {SHORT_NAMES[type.dtype] if 'counts' in attrs else type}"
+
+
+def described(graph: Graph) -> str:
+    """A step in a few words: what it returns and updates."""
+    outputs = [f"{n.op.name} {n.type}" for n in graph.outputs]
+    updates = [str(v.attrs["name"]) for v, _ in graph.updates]
+    parts = [("outputs", outputs), ("updates", updates)]
+    few = (f"{name} {', '.join(v[:3])}{', ...' if len(v) > 3 else ''}" for name, v in parts if v)
+    return f"the step with {' and '.join(few) or 'no output'}"
+
+
+def digest(sequence: list[tuple[str, str]]) -> tuple[str, int]:
+    """The text of a sequence with its call sites, and the hash of it without them; 0 = nothing."""
+    text = "\n".join(f"{what} at {site}" for what, site in sequence)
+    hashed = hashlib.sha256("\n".join(what for what, _ in sequence).encode()).digest()
+    return text, (int.from_bytes(hashed[:8], "little") or 1) if sequence else 0
+
+
+def opened(groups: Sequence[Ranks]) -> list[Group]:
+    """The groups of a step that is to run: real ones that were not shut down."""
+    for group in groups:
+        if not isinstance(group, Group):
+            raise TypeError(f"compile: expected groups made by ngd; got {group!r}")
+        group.check_open()
+    return [g for g in groups if isinstance(g, Group)]

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the executables of all devices share: the call's signature, and its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias
+
+import numpy as np
+
+from .. import _core, arguments
+from ..collectives import Group, compare_ranks
+from ..dtype import has_mask
+from ..errors import ShapeError
+from ..ir import Array, Graph
+from ..local import BoundToProcess
+from ..passes import Plan, Target
+from ..sites import call_site
+from ..variable import Variable
+from .ordering import Ordering, opened
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph compiled for what a target can do."""
+
+    plan: Plan
+    program: _core.ProgramBuilder
+    ordering: Ordering
+
+
+Lower: TypeAlias = Callable[[Target], Lowered]
+"""The compiler, as a device calls it: with what its kernels accept."""
+
+
+class Executable(Protocol):
+    """A compiled step: call it with arrays by position."""
+
+    graph: Graph
+    """The graph as it was given."""
+
+    def __call__(
+        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
+    ) -> list[Array]:
+        """Run once, on arrays by position or by the placeholders' names; see ngd.compile."""
+        ...
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: what is planned, and what it would be without sharing."""
+        ...
+
+    def compare_ranks(self) -> str:
+        """Compare the collectives that the ranks will call; every rank calls this.
+
+        Returns
+        -------
+        str
+            For each group that the step talks in: that all agree, or the first difference, with
+            both call sites; and whether what they compute differs, which it may by right. The same
+            on all ranks of a group.
+        """
+        ...
+
+
+class Step(BoundToProcess):
+    """A compiled step of whatever device; see Executable."""
+
+    instead = "copy its nodes and variables, and compile those"
+    device: ClassVar[str]
+    ordering: Ordering
+
+    def __init__(self, graph: Graph, group: Group) -> None:
+        self.graph, self.group = graph, group
+        self.input_types = [n.type for n in graph.inputs]
+        self.output_types = [n.type for n in graph.outputs]
+        self.variables = [v for v in graph.variables if isinstance(v, Variable)]
+        self.written = [v for v, _ in graph.updates if isinstance(v, Variable)]
+        written = {v.id for v in self.written}
+        self.hold = _core.Hold(
+            [v.cell for v in self.variables if v.id not in written],
+            [v.cell for v in self.written],
+            self.device,
+        )
+
+    def prepare(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
+        """The arguments as contiguous arrays of exactly the inputs' types."""
+        if named or len(arrays) != len(self.input_types):
+            arrays = arguments.in_order(self.graph.inputs, arrays, named)
+        return [
+            a
+            if type(a) is np.ndarray
+            and a.dtype == t.dtype
+            and a.shape == t.shape
+            and a.flags.c_contiguous
+            else self.convert(i, a)
+            for i, (a, t) in enumerate(zip(arrays, self.input_types, strict=True))
+        ]
+
+    def convert(self, number: int, value: Any) -> Array:
+        """One argument made to fit."""
+        where = f"Executable: input {number} ({self.graph.inputs[number].attrs['name']!r})"
+        return arguments.convert(value, self.input_types[number], where)
+
+    def results(self, out: Sequence[Array] | None, inputs: list[Array]) -> list[Array]:
+        """Fresh arrays for the outputs, or the caller's, checked: they overlap nothing."""
+        if out is None:
+            return [np.empty(t.shape, t.dtype) for t in self.output_types]
+        if len(out) != len(self.output_types):
+            raise TypeError(
+                f"Executable: expected {len(self.output_types)} arrays in out; got {len(out)}"
+            )
+        for i, (array, wanted) in enumerate(zip(out, self.output_types, strict=True)):
+            good = (
+                isinstance(array, np.ndarray)
+                and not has_mask(array)
+                and array.dtype == wanted.dtype
+                and array.shape == wanted.shape
+                and array.flags.c_contiguous
+                and array.flags.writeable
+            )
+            if not good:
+                raise ShapeError(
+                    f"Executable: out[{i}]: expected a contiguous, writable array {wanted}"
+                )
+            others = (*inputs, *out[:i])
+            if any(np.may_share_memory(array, other) for other in others):
+                raise ValueError(f"Executable: out[{i}] overlaps an input or another output")
+        return list(out)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the variables; a device with a planner adds its arenas."""
+        return {"variables": sum(v.type.bytes for v in self.variables)}
+
+    def compare_ranks(self) -> str:
+        """See Executable."""
+        site = call_site()
+        answers = [
+            compare_ranks(group, text, computation, site)
+            for group, (text, _, computation) in zip(
+                opened(self.ordering.groups), self.ordering.sequences(), strict=True
+            )
+        ]
+        return "\n".join(answers)
