@@ -17,6 +17,7 @@ from .devices.step import Executable, Lowered
 from .ir import PLACEHOLDER, Graph, Node, Type
 from .ops.collective import WORLD, Ranks, expect_member
 from .passes import Plan, Target
+from .passes.collectives import talks
 from .variable import Variable
 
 WORLD.join = distributed.init
@@ -113,8 +114,7 @@ def compile(
     graph = Graph(tuple(inputs), tuple(outputs), sorted_updates(updates or {}))
     check_signature(graph)
     if group is None:
-        needs = any(n.op.collective or n.op.name == "is_rank" for n in graph.nodes)
-        group = distributed.init() if needs else distributed.alone()
+        group = distributed.init() if talks(graph) else distributed.alone()
     key = (signature(graph), name, group)
     executable = _cache.get(key)
     if executable is None:

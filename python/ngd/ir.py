@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,22 @@ class Op:
     """Its result may lie in the bytes of its one input: `offset` says where."""
     collective: ClassVar[bool] = False
     """Talks to other ranks: run by all of them, in one order."""
+    broadcasts: ClassVar[bool] = False
+    """Repeats elements of its input: whoever reads the result may read the input, by strides."""
+    converts: ClassVar[bool] = False
+    """The result has a dtype of its own, which the opcode names beside the operand's."""
+    opcode: ClassVar[str] = ""
+    """What the elementwise kernel calls it, where not by its name."""
+    settled_by: ClassVar[Literal["", "group"]] = ""
+    """What the value is known from before a step runs; `settle` says which it is."""
+    heavy: ClassVar[bool] = False
+    """Takes most of a step's time: how deep a node lies is counted in these, and collectives."""
+    adds: ClassVar[bool] = False
+    """The sum of its two operands: behind a heavy op, one may be a bias."""
+    post: ClassVar[str] = ""
+    """The name under which a heavy op's kernel applies this to its result; see `posts`."""
+    posts: ClassVar[tuple[str, ...]] = ()
+    """Of a heavy op: which it takes in its attribute `post`, a tuple, applied in turn."""
     gradient_rounds: ClassVar[bool] = False
     """Its gradient is made of several roundings: in two bytes it is computed in float32.
 
@@ -140,6 +156,18 @@ class Op:
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         """The name of the native kernel and its attributes."""
         return self.name, attrs
+
+    def simplify(self, node: Node) -> Node | None:
+        """A simpler node of the same bits; None: this one is as simple as its inputs allow."""
+        return None
+
+    def settle(self, ranks: Any, **attrs: Any) -> Array:
+        """The value in a group of these ranks, of an op that is settled by the group."""
+        raise NotImplementedError(self.name)
+
+    def with_bias(self, node: Node, bias: Node) -> Node | None:
+        """Of a heavy op: the node whose kernel adds a bias first; None: it cannot."""
+        return None
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Whether the results are proved equal on all ranks."""

@@ -10,8 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from .errors import Error
-from .ir import Array, Graph, Node, Type, topological
-from .ops.collective import is_rank
+from .ir import CONSTANT, Array, Graph, Node, Type, topological
 from .passes.collectives import in_order
 
 
@@ -81,10 +80,10 @@ def evaluate(
 
 
 def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tuple[Array, ...]:
-    if node.op.name == "constant":
+    if node.op is CONSTANT:
         return (node.attrs["value"],)
-    if node.op is is_rank and group is not None:
-        return (np.array((node.attrs.get("group") or group).rank == node.attrs["root"]),)
+    if node.op.settled_by == "group" and group is not None:
+        return (node.op.settle(node.attrs.get("group") or group, **node.attrs),)
     made = node.op.reference(*operands, **node.attrs)
     return made if isinstance(made, tuple) else (made,)
 

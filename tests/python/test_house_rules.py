@@ -7,8 +7,12 @@ import ast
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
+
+import ngd.ops  # noqa: F401  (fills the registry)
+from ngd.ir import REGISTRY, Leaf
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "ngd"
@@ -42,6 +46,11 @@ INCLUDES = {
     "comm": {"base", "device", "comm"},
     "runtime": {"base", "device", "kernels", "comm", "runtime"},
 }
+
+KNOW_NO_OP = {"autodiff", "compiler", "devices", "passes", "reference"}
+"""What these must know of an op, its block declares (ngd.ir.Op); its name is nothing to them."""
+
+COMPUTING = {op.name for op in REGISTRY.values() if not isinstance(op, Leaf)}
 
 PYTHON_FILES = sorted(PACKAGE.rglob("*.py"))
 CPP_FILES = sorted(p for p in CORE.rglob("*") if p.suffix in (".cpp", ".hpp", ".inc"))
@@ -150,6 +159,36 @@ def circle(imports: Mapping[Path, set[Path]]) -> list[str]:
     return next((found for file in sorted(imports) if (found := below(file, ()))), [])
 
 
+def ops_by_name(source: str) -> list[str]:
+    """Where a file holds an op's name as a string, or asks for one but in a message."""
+    tree = ast.parse(source)
+    texts = {  # of messages, and of docstrings
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and is_text(node.value))
+        for part in ast.walk(node)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if is_text(node) and node.value in COMPUTING and id(node) not in texts:
+            found.append(f"line {node.lineno}: {node.value!r}")
+        if isinstance(node, (ast.Compare, ast.Subscript)):
+            asked = ast.walk(node)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get":
+            asked = (part for argument in node.args for part in ast.walk(argument))
+        else:
+            continue
+        names = {ast.unparse(part) for part in asked if isinstance(part, ast.Attribute)}
+        if any(re.search(r"\bop\.name$", name) for name in names):
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
+    """Whether this is a string."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
 def faults_of_includes(folder: str, source: str) -> list[str]:
     """What a file of this folder of the core includes although it may not."""
     included = re.findall(r'^\s*#include "([^"]+)"', source, re.MULTILINE)
@@ -197,6 +236,13 @@ def test_python_imports_only_what_stands_below(path: Path) -> None:
 
 def test_python_files_import_in_no_circle() -> None:
     assert circle({path: imported_files(path, path.read_text()) for path in PYTHON_FILES}) == []
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in PYTHON_FILES if module_of(p) in KNOW_NO_OP], ids=name_of
+)
+def test_no_pass_or_device_knows_an_op_by_name(path: Path) -> None:
+    assert ops_by_name(path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", CPP_FILES, ids=name_of)
@@ -254,6 +300,11 @@ def test_the_rules_find_what_breaks_them() -> None:
     }
     assert circle({ops: {cast}, cast: {ops}}) == [name_of(ops), name_of(cast)]
     assert circle({ops: {cast}, cast: set()}) == []
+    assert ops_by_name('if node.op.name == "x": pass') == ["line 1: node.op.name == 'x'"]
+    assert ops_by_name('R = {"matmul": 1}') == ["line 1: 'matmul'"]
+    assert ops_by_name("RULES.get(op.name, ())") == ["line 1: RULES.get(op.name, ())"]
+    assert ops_by_name("RULES[self.op.name]") == ["line 1: RULES[self.op.name]"]
+    assert ops_by_name('"""add"""\nx = f"{node.op.name} add", "add it"') == []
     assert faults_of_includes("comm", '#include "kernels/a.hpp"\n#include "base/a.hpp"') == [
         "comm includes kernels"
     ]

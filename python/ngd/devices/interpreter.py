@@ -12,7 +12,7 @@ from .. import _core, reference
 from ..collectives import Group
 from ..ir import Array, Graph, Node
 from ..ops.collective import Collective
-from ..passes.collectives import check_root, in_order
+from ..passes.collectives import check_root, in_order, is_message
 from ..variable import Variable
 from .ordering import Ordering, opened
 from .step import Lower, Step
@@ -69,7 +69,7 @@ class Conversation:
             attrs.pop("count", operand.size),
             attrs.pop("root", 0),
             site=node.site,
-            sequence=None if kind in ("send", "recv") else self.identities[number],
+            sequence=None if is_message(node) else self.identities[number],
             **attrs,
         )
         _core.start([pending])

@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from .. import passes
 from ..collectives import Group
 from ..dtype import SHORT_NAMES
-from ..ir import Graph, Type
-from ..ops.collective import Ranks
+from ..ir import REGISTRY, Graph, Type
+from ..ops.collective import Collective, Ranks
 from ..sites import call_site
+
+MESSAGES: Final = {
+    op.kind for op in REGISTRY.values() if isinstance(op, Collective) and op.between_two
+}
+"""The kinds that go between two ranks."""
 
 
 class Ordering:
@@ -39,7 +44,7 @@ class Ordering:
 
     def add(self, kind: str, attrs: Mapping[str, Any], type: Type, number: int, site: str) -> None:
         """Note one more collective of a group."""
-        if kind not in ("send", "recv"):
+        if kind not in MESSAGES:
             self.lines[number].append((collective_line(kind, attrs, type), site))
 
     def sequences(self) -> list[tuple[str, int, int]]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtype import ALL, INTEGERS, as_dtype, float32, float64, is_float
 from ..ir import Array, DType, Node, Op, Operand, Sample, Type, register
-from .operands import HALVES, Value, as_node, widen
+from .operands import HALVES, Value, as_node, unchanged, widen
 
 
 class Cast(Op):
@@ -22,6 +22,7 @@ class Cast(Op):
 
     name = "cast"
     elementwise = True
+    converts = True
     dtypes = ALL
 
     def __call__(self, x: Value, dtype: Any) -> Node:
@@ -31,6 +32,9 @@ class Cast(Op):
 
     def infer(self, x: Type, *, dtype: DType) -> Type:
         return Type(dtype, x.shape)
+
+    def simplify(self, node: Node) -> Node | None:
+        return unchanged(node)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs

@@ -368,6 +368,7 @@ class IsRank(Op):
 
     name = "is_rank"
     dtypes = ()
+    settled_by = "group"
 
     def __call__(self, root: int, *, group: Ranks | None = None) -> Node:
         attrs = {"root": whole(root, self.name, "root")}
@@ -382,8 +383,11 @@ class IsRank(Op):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return ()
 
+    def settle(self, ranks: Any, **attrs: Any) -> Array:
+        return np.array(ranks.rank == attrs["root"])
+
     def reference(self, *, root: int, group: Ranks | None = None) -> Array:
-        return np.array(root == 0)
+        return self.settle(Alone(), root=root)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((), {"root": 0})

@@ -47,6 +47,7 @@ from .operands import (
     expect_dtype,
     float_of,
     got,
+    is_one,
     is_weak,
     narrow,
     scalar,
@@ -192,6 +193,7 @@ class Add(Binary):
     """a + b."""
 
     name = "add"
+    adds = True
     gradient_rounds = False
     compute = np.add
 
@@ -222,6 +224,12 @@ class Multiply(Binary):
     name = "multiply"
     compute = np.multiply
 
+    def simplify(self, node: Node) -> Node | None:
+        a, b = node.inputs
+        if is_one(b) and node.type == a.type:
+            return a
+        return b if is_one(a) and node.type == b.type else None
+
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         a, b = node.inputs
         return dy * b, dy * a
@@ -243,6 +251,10 @@ class Divide(Binary):
         if not is_float(operands[0].dtype):
             operands = [cast(x, float64) for x in operands]
         return self.node(operands)
+
+    def simplify(self, node: Node) -> Node | None:
+        a, b = node.inputs
+        return a if is_one(b) and node.type == a.type else None
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         _, b = node.inputs
@@ -355,6 +367,10 @@ class Negative(Unary):
     name = "negative"
     gradient_rounds = False
     compute = np.negative
+
+    def simplify(self, node: Node) -> Node | None:
+        (x,) = node.inputs
+        return x.inputs[0] if x.op is self else None
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (-dy,)
@@ -547,7 +563,7 @@ sigmoid: Final[Sigmoid] = register(Sigmoid())
 class Relu(Unary):
     """max(x, 0); NaN propagates. Its gradient at 0 is 0."""
 
-    name = "relu"
+    name = post = "relu"
     gradient_rounds = False
     compute = staticmethod(lambda x: np.maximum(x, x.dtype.type(0)))
     kink_at_zero = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -14,11 +14,19 @@ from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, register
 from .elementwise import align, where
 from .operands import Value, expect_dtype, got, narrow, widen
-from .shape import reshape
+from .shape import reshape, transpose
 
 
 def _read(x: Shape, transposed: bool) -> Shape:
     return (*x[:-2], x[-1], x[-2]) if transposed else x
+
+
+def swaps_last_two(node: Node) -> bool:
+    """Whether this is a transpose of the last two axes alone."""
+    if node.op is not transpose or node.ndim < 2:
+        return False
+    n = node.ndim
+    return tuple(node.attrs["axes"]) == (*range(n - 2), n - 1, n - 2)
 
 
 class MatMul(Op):
@@ -26,11 +34,14 @@ class MatMul(Op):
 
     A node has operands of two axes or more. Attrs: transpose_a, transpose_b read the last two axes
     of that operand in reverse. Passes may add a third operand, a bias of the result's last axis,
-    and post="relu", applied last. Two-byte floats are accumulated in float32 and rounded once.
+    and post, a tuple of what is applied in the end (`posts`, to floats). Two-byte floats are
+    accumulated in float32 and rounded once.
     """
 
     name = "matmul"
     dtypes = NUMBERS
+    heavy = True
+    posts = ("relu",)
 
     def __call__(self, a: Value, b: Value) -> Node:
         a, b = align(self.name, a, b)
@@ -54,7 +65,11 @@ class MatMul(Op):
         return self.node((a, b), attrs)
 
     def infer(
-        self, *inputs: Type, transpose_a: bool = False, transpose_b: bool = False, post: str = ""
+        self,
+        *inputs: Type,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        post: tuple[str, ...] = (),
     ) -> Type:
         dtype = expect_dtype(self.name, inputs, self.dtypes)
         a, b = (_read(x.shape, t) for x, t in zip(inputs, (transpose_a, transpose_b), strict=False))
@@ -66,14 +81,32 @@ class MatMul(Op):
             )
         if len(inputs) > 2 and inputs[2].shape != b[-1:]:
             raise ShapeError(f"matmul: expected a bias of shape {b[-1:]}; got {inputs[2]}")
-        if post and (post != "relu" or not is_float(dtype)):
-            raise ValueError(f'matmul: expected post "", or "relu" of floats; got {post!r}')
+        if post and not (is_float(dtype) and set(post) <= set(self.posts)):
+            raise ValueError(f"matmul: expected post among {self.posts}, of floats; got {post}")
         return Type(dtype, (*broadcast_shapes(self.name, a[:-2], b[:-2]), a[-2], b[-1]))
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        post = attrs.pop("post", ())
+        return self.name, {**attrs, "post": " ".join(post)} if post else attrs
+
+    def simplify(self, node: Node) -> Node | None:
+        """Read a transposed operand in place."""
+        for i, attr in ((0, "transpose_a"), (1, "transpose_b")):
+            if swaps_last_two(node.inputs[i]):
+                inputs = list(node.inputs)
+                inputs[i] = node.inputs[i].inputs[0]
+                return self.node(inputs, {**node.attrs, attr: not node.attrs[attr]})
+        return None
+
+    def with_bias(self, node: Node, bias: Node) -> Node | None:
+        if len(node.inputs) > 2 or node.attrs.get("post") or bias.shape != node.shape[-1:]:
+            return None
+        return self.node((*node.inputs, bias), node.attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         a, b, *bias = node.inputs
         ta, tb = node.attrs["transpose_a"], node.attrs["transpose_b"]
-        if node.attrs.get("post") == "relu":
+        for _ in node.attrs.get("post", ()):  # relu, which changes no result of its own
             dy = where(node > 0, dy, 0)
 
         def product(x: Node, y: Node, transpose_x: bool, transpose_y: bool) -> Node:
@@ -85,7 +118,11 @@ class MatMul(Op):
         return (da, db, *(dy for _ in bias))
 
     def reference(
-        self, *inputs: Array, transpose_a: bool = False, transpose_b: bool = False, post: str = ""
+        self,
+        *inputs: Array,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        post: tuple[str, ...] = (),
     ) -> Array:
         a, b, *bias = map(widen, inputs)
         result = np.matmul(
@@ -93,7 +130,9 @@ class MatMul(Op):
         )
         for addend in bias:
             result = result + addend
-        return narrow(np.maximum(result, 0) if post == "relu" else result, inputs[0].dtype)
+        for _ in post:
+            result = np.maximum(result, 0)
+        return narrow(result, inputs[0].dtype)
 
     def samples(self) -> Iterable[Sample]:
         for ta in (False, True):
@@ -102,7 +141,7 @@ class MatMul(Op):
                     attrs = {"transpose_a": ta, "transpose_b": tb}
                     left, right = Operand(_read(a, ta)), Operand(_read(b, tb))
                     yield Sample((left, right), attrs)
-                    yield Sample((left, right, Operand((n,))), attrs | {"post": ""})
+                    yield Sample((left, right, Operand((n,))), attrs | {"post": ()})
         plain = {"transpose_a": False, "transpose_b": False}
         batches: tuple[tuple[Shape, Shape], ...] = (
             ((5, 2, 3), (5, 3, 4)),
@@ -113,7 +152,7 @@ class MatMul(Op):
         )
         for left_shape, right_shape in batches:
             yield Sample((Operand(left_shape), Operand(right_shape)), plain)
-        relu = {"transpose_a": False, "transpose_b": True, "post": "relu"}
+        relu = {"transpose_a": False, "transpose_b": True, "post": ("relu",)}
         for dtype in FLOATS:
             left, right = Operand((4, 2), dtype=dtype), Operand((3, 2), dtype=dtype)
             yield Sample((left, right), relu)

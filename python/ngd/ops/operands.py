@@ -22,7 +22,7 @@ from ..dtype import (
     plain,
 )
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, DType, Node, Shape, Type, constant_node
+from ..ir import CONSTANT, Array, DType, Node, Shape, Type, constant_node
 
 Value: TypeAlias = Node | ArrayLike
 """What an op takes for an operand: a node, an array, or a Python scalar, whose dtype is weak."""
@@ -83,6 +83,26 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
             return constant_node(value, dtype)
     except OverflowError:
         raise DTypeError(f"{where}: {value} does not fit in {SHORT_NAMES[dtype]}") from None
+
+
+def scalar_value(node: Node) -> Any:
+    """The one value of a constant, also behind views and broadcasts; None for anything else."""
+    while node.op.view or node.op.broadcasts:
+        node = node.inputs[0]
+    if node.op is CONSTANT and node.type.count == 1:
+        return node.attrs["value"].reshape(())[()]
+    return None
+
+
+def is_one(node: Node) -> bool:
+    """Whether this is a constant 1."""
+    value = scalar_value(node)
+    return value is not None and bool(value == 1)
+
+
+def unchanged(node: Node) -> Node | None:
+    """The input of an op that hands its values on, where the type is the same too."""
+    return node.inputs[0] if node.type == node.inputs[0].type else None
 
 
 def float_of(dtype: DType) -> DType:

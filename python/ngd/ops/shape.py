@@ -27,6 +27,7 @@ from .operands import (
     got,
     narrow,
     scalar,
+    unchanged,
     widen,
 )
 
@@ -35,8 +36,8 @@ class Reshape(Op):
     """reshape(x, shape): the same elements in row-major order; one extent may be -1."""
 
     name = "reshape"
-    dtypes = ALL
     view = True
+    dtypes = ALL
 
     def __call__(self, x: Value, shape: int | Sequence[int]) -> Node:
         x = as_node(x, where=self.name)
@@ -56,6 +57,11 @@ class Reshape(Op):
         if any(n < 0 for n in shape) or math.prod(shape) != x.count:
             raise ShapeError(f"reshape: expected {x.count} elements as in {x}; got {shape}")
         return Type(x.dtype, shape)
+
+    def simplify(self, node: Node) -> Node | None:
+        (x,) = node.inputs
+        merged = x.op is self and node.type != x.type
+        return self.node(x.inputs, node.attrs) if merged else unchanged(node)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (self(dy, node.inputs[0].shape),)
@@ -93,6 +99,12 @@ class Transpose(Op):
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         return self.name, {"permutation": attrs["axes"]}
 
+    def simplify(self, node: Node) -> Node | None:
+        (x,) = node.inputs
+        if x.op is not self:
+            return None
+        return self(x.inputs[0], [x.attrs["axes"][axis] for axis in node.attrs["axes"]])
+
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         axes = node.attrs["axes"]
         return (self(dy, sorted(range(len(axes)), key=axes.__getitem__)),)
@@ -118,6 +130,8 @@ class BroadcastTo(Op):
     """broadcast_to(x, shape): repeated along new axes and axes of extent 1, as NumPy."""
 
     name = "broadcast_to"
+    broadcasts = True
+    opcode = "copy"
     dtypes = ALL
 
     def __call__(self, x: Value, shape: int | Sequence[int]) -> Node:
@@ -131,6 +145,9 @@ class BroadcastTo(Op):
         if not fits or any(n < 0 for n in shape):
             raise ShapeError(f"broadcast_to: expected a shape that {x} broadcasts to; got {shape}")
         return Type(x.dtype, shape)
+
+    def simplify(self, node: Node) -> Node | None:
+        return unchanged(node)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (dy,)
@@ -605,8 +622,8 @@ class StopGradient(Op):
     """stop_gradient(x): x, through which no gradient flows."""
 
     name = "stop_gradient"
-    dtypes = ALL
     view = True
+    dtypes = ALL
     smooth = False
 
     def __call__(self, x: Value) -> Node:
@@ -617,6 +634,9 @@ class StopGradient(Op):
 
     def expand(self, x: Node) -> Node:
         return x
+
+    def simplify(self, node: Node) -> Node | None:
+        return unchanged(node)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (None,)

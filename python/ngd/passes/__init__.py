@@ -11,9 +11,9 @@ from ..ir import Graph
 from .collectives import order_collectives, split_collectives
 from .elementwise import fuse_elementwise
 from .expand import expand
-from .fuse import fuse_matmul
 from .identity import computation
 from .plan_memory import Plan, plan_memory
+from .post_operations import fuse_post_operations
 from .schedule import Schedule, schedule
 from .simplify import simplify
 from .target import Target, Verdict
@@ -22,7 +22,7 @@ PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
     order_collectives,
     expand,
     simplify,
-    fuse_matmul,
+    fuse_post_operations,
     fuse_elementwise,
     split_collectives,
 )

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from ..errors import CompileError
 from ..ir import Graph, Node, Op, Type, constant_node
 from ..ops.collective import Collective, Ranks
@@ -18,7 +16,7 @@ def in_order(graph: Graph) -> list[Node]:
     """The collectives in the order in which every rank starts them.
 
     That is the order of depth, so that the gradients that backward computes first are sent first;
-    equals keep the order of the structural walk. Depth counts matrix products and collectives
+    equals keep the order of the structural walk. Depth counts heavy ops and collectives
     only: autodiff adds sums and reshapes where the shapes of a rank's shard make an operand
     broadcast, and shards may differ. So the order is the same on all ranks, whatever the order in
     which a script made its nodes, and it respects dependence: what needs another's result is
@@ -32,7 +30,7 @@ def in_order(graph: Graph) -> list[Node]:
     depth: dict[Node, int] = {}
     latest: dict[Any, int] = {}
     for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs are made before
-        own = node.op.collective or node.op.name == "matmul"
+        own = node.op.collective or node.op.heavy
         depth[node] = own + max([depth[i] for i in node.inputs], default=0)
         if own and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
@@ -43,6 +41,11 @@ def in_order(graph: Graph) -> list[Node]:
         (n for n in graph.nodes if n.op.collective),
         key=lambda n: (depth[n], n.id if is_message(n) else 0),
     )
+
+
+def talks(graph: Graph) -> bool:
+    """Whether what the graph computes depends on the group."""
+    return any(n.op.collective or n.op.settled_by == "group" for n in graph.nodes)
 
 
 def is_message(node: Node) -> bool:
@@ -57,15 +60,15 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
     and nowhere later: whether two operands turn out to be equal may hang on a rank's own constants,
     and then the ranks would not agree.
     """
-    if not any(n.op.collective or n.op.name == "is_rank" for n in graph.nodes):
+    if not talks(graph):
         return graph
     number = {node: i for i, node in enumerate(in_order(graph))}
     unique: dict[Any, Node] = {}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         group = node.attrs.get("group") or target
-        if node.op.name == "is_rank":
-            return constant_node(np.asarray(group.rank == node.attrs["root"]))
+        if node.op.settled_by == "group":
+            return constant_node(node.op.settle(group, **node.attrs))
         if not isinstance(node.op, Collective):
             return node.with_inputs(inputs)
         check_root(node, group)

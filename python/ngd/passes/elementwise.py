@@ -33,14 +33,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
-from typing import Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..dtype import SHORT_NAMES
 from ..ir import Graph, Node, Op, Shape, Type
+from ..ops.operands import scalar_value
 from .collectives import Ordered
-from .simplify import scalar_value
 from .target import Target
 
 MAX_INSTRUCTIONS: Final = 24
@@ -245,7 +245,7 @@ def depths(graph: Graph) -> dict[Node, int]:
 
 def is_elementwise(node: Node) -> bool:
     """Whether the elementwise kernel computes this node."""
-    return node.op.elementwise or node.op.name == "broadcast_to"
+    return node.op.elementwise or node.op.broadcasts
 
 
 def external(node: Node) -> list[Node]:
@@ -255,7 +255,7 @@ def external(node: Node) -> list[Node]:
 
 def see_through(node: Node) -> Node:
     """What a broadcast reads: the kernel reads it with stride 0."""
-    while node.op.name == "broadcast_to":
+    while node.op.broadcasts:
         node = node.inputs[0]
     return node
 
@@ -272,8 +272,6 @@ def immediate(node: Node) -> str | None:
 
 class Emitter:
     """Writes the program of one kernel."""
-
-    OPCODES: ClassVar[dict[str, str]] = {"broadcast_to": "copy"}
 
     def __init__(self, shape: Shape, new: dict[Node, Node]) -> None:
         self.shape = shape
@@ -299,9 +297,9 @@ class Emitter:
 
     def instruction(self, node: Node) -> None:
         """Append one node's instruction."""
-        opcode = self.OPCODES.get(node.op.name, node.op.name)
+        opcode = node.op.opcode or node.op.name
         domain = SHORT_NAMES[node.inputs[-1].dtype]
-        if node.op.name == "cast":
+        if node.op.converts:
             domain += ">" + SHORT_NAMES[node.dtype]
         operands = " ".join(self.operand(i) for i in node.inputs)
         self.names[node] = f"t{len(self.lines)}"
@@ -326,7 +324,7 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:
     """The shapes of a node and of what it broadcasts, down to what is there."""
     shapes = [node.shape]
-    while node.op.name == "broadcast_to":
+    while node.op.broadcasts:
         node = node.inputs[0]
         shapes.append(node.shape)
     return tuple(shapes)

@@ -12,8 +12,9 @@ from .target import Target, query_node
 def needs_kernel(node: Node) -> bool:
     """Whether this node will be asked of the device under its own name."""
     op = node.op
-    free = isinstance(op, Leaf) or op.elementwise or op.collective
-    return not free and op.name != "broadcast_to" and offset_of(node) is None
+    fused = op.elementwise or op.broadcasts
+    free = isinstance(op, Leaf) or fused or op.collective
+    return not free and offset_of(node) is None
 
 
 def expand(graph: Graph, target: Target) -> Graph:

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matcher of the fusion rules, and each rule: what it makes equals what it replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+import ngd
+from ngd import ops
+from ngd.ir import Node
+from ngd.passes.patterns import Pattern
+
+RNG = np.random.default_rng(5)
+
+
+def made(*shapes: tuple[int, ...], dtype: str = "float32") -> list[Node]:
+    """A placeholder of each shape."""
+    return [ngd.placeholder(f"x{i}", shape, dtype) for i, shape in enumerate(shapes)]
+
+
+def kernels(inputs: list[Node], outputs: list[Node]) -> list[str]:
+    """The CPU's instructions, by the names of their kernels; and that they compute the graph."""
+    step = ngd.compile(inputs, outputs, device="CPU")
+    arrays = [RNG.uniform(-1, 1, x.shape).astype(x.dtype) for x in inputs]
+    expected = ngd.compile(inputs, outputs, device="INTERPRETER")(*arrays)
+    for found, wanted in zip(step(*arrays), expected, strict=True):
+        npt.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    lines = [line for line in str(step).splitlines() if line.partition(":")[0].strip().isdigit()]
+    return [line.split(" = ")[1] for line in lines]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("build", "post"),
+    [
+        (lambda a, b, c: a @ b + c, False),
+        (lambda a, b, c: c + a @ b, False),
+        (lambda a, b, c: ops.relu(a @ b + c), True),
+        (lambda a, b, c: ops.relu(a @ b), True),
+    ],
+)
+def test_what_follows_a_product_goes_into_its_kernel(
+    build: Callable[..., Node], post: bool, dtype: str
+) -> None:
+    inputs = made((3, 4), (4, 5), (5,), dtype=dtype)
+    result = build(*inputs)
+    (only,) = kernels(inputs, [result])
+    assert only.startswith("matmul(")
+    assert ('post="relu"' in only) == post
+    assert (only.split(")")[0].count(",") == 2) == any(i is inputs[2] for i in all_of(result))
+
+
+def all_of(node: Node) -> list[Node]:
+    return [node, *(found for operand in node.inputs for found in all_of(operand))]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda a, b, c: [ops.relu(a @ b + c), a @ b],  # read twice
+        lambda a, b, c: [ops.relu(a @ b) + c],  # the bias would come too late
+        lambda a, b, c: [a @ b + ops.reshape(c, (5, 1))],  # no bias of a row
+        lambda a, b, c: [ops.tanh(a @ b)],  # no post-operation
+    ],
+)
+def test_what_does_not_fit_stays_apart(build: Callable[..., list[Node]]) -> None:
+    inputs = made((5, 4), (4, 5), (5,))
+    assert any("elementwise(" in line for line in kernels(inputs, build(*inputs)))
+
+
+def test_two_bytes_are_rounded_by_each_op() -> None:
+    inputs = made((5, 4), (4, 5), (5,), dtype="float16")
+    step = ngd.compile(inputs, [ops.relu(inputs[0] @ inputs[1] + inputs[2])], device="CPU")
+    assert "post" not in str(step)
+    assert "elementwise" in str(step)
+
+
+def found(pattern: Pattern, node: Node) -> list[dict[str, Any]]:
+    counts = dict.fromkeys(all_of(node), 1)
+    return [dict(match) for match in pattern.matches(node, counts)]
+
+
+def test_a_pattern_finds_operands_by_trait_and_name() -> None:
+    a, b = made((2, 2), (2, 2))
+    product, vector = a @ b, ops.sum(a, axis=0)
+    total = vector + product
+    heavy = Pattern("heavy", lambda op: op.heavy)
+    assert found(Pattern("sum", lambda op: op.adds, (heavy,)), total) == []
+    either = Pattern("sum", lambda op: op.adds, (heavy, Pattern("other")), any_order=True)
+    (match,) = found(either, total)
+    assert match["heavy"] is product
+    assert match["other"] is vector
+    assert len(found(either, product + product @ b)) == 2
+    assert found(either, ops.abs(a)) == []
+    once = Pattern("heavy", lambda op: op.heavy, read_once=True)
+    assert list(once.matches(product, {product: 2})) == []
+    assert list(once.matches(product, {product: 1})) == [{"heavy": product}]
+    assert list(heavy.matches(product, {})) == [{"heavy": product}]
