@@ -11,8 +11,8 @@ import numpy as np
 from .dtype import float32, is_float
 from .errors import Error, GradientError
 from .ir import Node, Op, Shape, constant_node, topological
+from .ops.arithmetic import add
 from .ops.cast import cast
-from .ops.elementwise import add
 from .ops.operands import HALVES
 from .ops.precision import expansion, is_narrow, widened
 from .ops.reduce import sum

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +119,8 @@ class Op:
     """
     smooth: ClassVar[bool] = True
     """Whether second derivatives are checked against finite differences."""
+    public: ClassVar[bool] = True
+    """Whether ngd.ops offers it."""
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS
     """What the op takes where a sample's operand fixes no dtype."""
 
@@ -204,6 +206,19 @@ REGISTRY: Final[dict[str, Op]] = {}
 """Every op by its name, in the order of definition."""
 
 
+PUBLIC: Final[dict[str, Callable[..., Any]]] = {}
+"""What ngd.ops offers, by name: ops, and functions made of them."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def public(function: Function) -> Function:
+    """Offer a function that is made of ops in ngd.ops."""
+    if PUBLIC.setdefault(function.__name__, function) is not function:
+        raise ValueError(f"two functions of ngd.ops are called {function.__name__}")
+    return function
+
+
 def op_named(name: str) -> Op:
     """The op that is called so."""
     return REGISTRY[name]
@@ -213,6 +228,8 @@ def register(op: Op) -> Any:
     """Enter an op's one instance into the registry and return it."""
     if op.name in REGISTRY:
         raise ValueError(f"two ops are called {op.name}")
+    if op.public and PUBLIC.setdefault(op.name, op) is not op:
+        raise ValueError(f"a function of ngd.ops is called {op.name} too")
     REGISTRY[op.name] = op
     op.__doc__ = type(op).__doc__
     return op
@@ -538,6 +555,7 @@ class Leaf(Op):
     """A value that comes from outside the graph."""
 
     dtypes = ()
+    public = False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         """A leaf has no inputs."""

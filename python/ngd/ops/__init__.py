@@ -1,175 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops, one block each: what it means, its gradient, its slow reference, its samples."""
+"""The ops, one block each: what it means, its gradient, its slow reference, its samples.
 
-from . import numpy_functions as numpy_functions
-from .cast import cast
-from .collective import all_reduce, broadcast, reduce_to
-from .compression import sparse_all_reduce
-from .elementwise import (
-    abs,
-    add,
-    ceil,
-    cos,
-    divide,
-    equal,
-    erf,
-    exp,
-    expm1,
-    floor,
-    floor_divide,
-    greater,
-    greater_equal,
-    less,
-    less_equal,
-    log,
-    log1p,
-    logical_and,
-    logical_not,
-    logical_or,
-    maximum,
-    minimum,
-    multiply,
-    negative,
-    not_equal,
-    power,
-    reciprocal,
-    relu,
-    remainder,
-    round,
-    rsqrt,
-    sigmoid,
-    sign,
-    sin,
-    sqrt,
-    square,
-    subtract,
-    tanh,
-    where,
-)
-from .exchange import (
-    all_gather,
-    all_gather_v,
-    all_to_all,
-    all_to_all_v,
-    gather_to,
-    recv,
-    reduce_scatter,
-    scatter,
-    send,
-)
-from .loss import log_softmax, softmax, softmax_cross_entropy
-from .matmul import matmul
-from .operands import as_node
-from .random import dropout, random_bits, random_normal, random_uniform
-from .reduce import argmax, argmin, logsumexp, max, mean, min, prod, sum, top_k, var
-from .shape import (
-    broadcast_to,
-    concat,
-    expand_dims,
-    full,
-    gather,
-    iota,
-    one_hot,
-    ones,
-    reshape,
-    scatter_add,
-    slice,
-    split,
-    squeeze,
-    stack,
-    stop_gradient,
-    transpose,
-    zeros,
-)
+The names that stand here are those that the families' files make public: by `register` those of the
+ops, by `public` those of functions that are made of ops. For programs that only read this, the
+families are named once more.
+"""
 
-__all__ = [
-    "abs",
-    "add",
-    "all_gather",
-    "all_gather_v",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_v",
-    "argmax",
-    "argmin",
-    "as_node",
-    "broadcast",
-    "broadcast_to",
-    "cast",
-    "ceil",
-    "concat",
-    "cos",
-    "divide",
-    "dropout",
-    "equal",
-    "erf",
-    "exp",
-    "expand_dims",
-    "expm1",
-    "floor",
-    "floor_divide",
-    "full",
-    "gather",
-    "gather_to",
-    "greater",
-    "greater_equal",
-    "iota",
-    "less",
-    "less_equal",
-    "log",
-    "log1p",
-    "log_softmax",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logsumexp",
-    "matmul",
-    "max",
-    "maximum",
-    "mean",
-    "min",
-    "minimum",
-    "multiply",
-    "negative",
-    "not_equal",
-    "one_hot",
-    "ones",
-    "power",
-    "prod",
-    "random_bits",
-    "random_normal",
-    "random_uniform",
-    "reciprocal",
-    "recv",
-    "reduce_scatter",
-    "reduce_to",
-    "relu",
-    "remainder",
-    "reshape",
-    "round",
-    "rsqrt",
-    "scatter",
-    "scatter_add",
-    "send",
-    "sigmoid",
-    "sign",
-    "sin",
-    "slice",
-    "softmax",
-    "softmax_cross_entropy",
-    "sparse_all_reduce",
-    "split",
-    "sqrt",
-    "square",
-    "squeeze",
-    "stack",
-    "stop_gradient",
-    "subtract",
-    "sum",
-    "tanh",
-    "top_k",
-    "transpose",
-    "var",
-    "where",
-    "zeros",
-]
+from importlib import import_module as _import
+from pkgutil import iter_modules as _files
+from typing import TYPE_CHECKING
+
+from ..ir import PUBLIC as _PUBLIC
+
+if TYPE_CHECKING:
+    from .activation import *
+    from .arithmetic import *
+    from .cast import *
+    from .collective import *
+    from .compare import *
+    from .compression import *
+    from .exchange import *
+    from .loss import *
+    from .matmul import *
+    from .operands import *
+    from .random import *
+    from .reduce import *
+    from .shape import *
+    from .transcendental import *
+
+for _file in _files(__path__):
+    _import(f"{__name__}.{_file.name}")
+
+globals().update(_PUBLIC)  # also over the files that are called as an op is
+__all__ = sorted(_PUBLIC)

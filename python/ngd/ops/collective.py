@@ -27,10 +27,12 @@ from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, is_
 from ..errors import DTypeError, GradientError, NotMemberError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Type, register
 from ..sites import call_site
+from .arithmetic import abs, floor, maximum, minimum
 from .cast import cast
-from .elementwise import abs, equal, floor, log, maximum, minimum, power, where
+from .compare import equal, where
 from .operands import HALVES, Value, as_node, expect_dtype, scalar
 from .shape import stop_gradient
+from .transcendental import log, power
 
 ALGORITHMS: Final = ("auto", "flat", "ring")
 REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
@@ -367,6 +369,7 @@ class IsRank(Op):
     """
 
     name = "is_rank"
+    public = False
     dtypes = ()
     settled_by = "group"
 

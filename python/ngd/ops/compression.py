@@ -7,16 +7,18 @@ import math
 
 from ..dtype import float32, float64, int32, int64
 from ..errors import ShapeError
-from ..ir import Node
+from ..ir import Node, public
+from .arithmetic import abs
 from .cast import cast
 from .collective import Ranks, ranks_of
-from .elementwise import abs, where
+from .compare import where
 from .exchange import all_gather
 from .operands import Value, as_node, expect_dtype
 from .reduce import top_k
 from .shape import gather, reshape, scatter_add
 
 
+@public
 def sparse_all_reduce(
     x: Value, residual: Value, *, ratio: float, op: str, group: Ranks | None = None
 ) -> tuple[Node, Node]:

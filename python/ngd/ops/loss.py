@@ -12,10 +12,11 @@ from ..dtype import FLOATS, int32, int64
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Type, register
 from .cast import cast
-from .elementwise import exp, log, where
+from .compare import where
 from .operands import INDICES, Value, as_axis, as_node, expect_dtype, float_of, got, narrow, widen
 from .reduce import max, sum
 from .shape import as_indices, check_indices, expand_dims, one_hot, stop_gradient
+from .transcendental import exp, log
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
@@ -145,6 +146,7 @@ class SoftmaxCrossEntropyGrad(Op):
     """(softmax(logits) - one_hot(labels)) * dy: the adjoint of softmax_cross_entropy's logits."""
 
     name = "softmax_cross_entropy_grad"
+    public = False
     dtypes = FLOATS
 
     def __call__(self, logits: Node, labels: Node, dy: Node) -> Node:

@@ -12,7 +12,8 @@ import numpy as np
 from ..dtype import FLOATS, NUMBERS, is_float
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, register
-from .elementwise import align, where
+from .compare import where
+from .elementwise import align
 from .operands import Value, expect_dtype, got, narrow, widen
 from .shape import reshape, transpose
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..ir import NUMPY
-from . import elementwise, reduce, shape
+from . import arithmetic, compare, reduce, shape
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.sum: reduce.sum,
@@ -21,8 +21,8 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.var: reduce.var,
     np.argmax: reduce.argmax,
     np.argmin: reduce.argmin,
-    np.where: elementwise.where,
-    np.round: elementwise.round,
+    np.where: compare.where,
+    np.round: arithmetic.round,
     np.concatenate: shape.concat,
     np.stack: shape.stack,
     np.split: shape.split,

@@ -22,7 +22,7 @@ from ..dtype import (
     plain,
 )
 from ..errors import DTypeError, ShapeError
-from ..ir import CONSTANT, Array, DType, Node, Shape, Type, constant_node
+from ..ir import CONSTANT, Array, DType, Node, Shape, Type, constant_node, public
 
 Value: TypeAlias = Node | ArrayLike
 """What an op takes for an operand: a node, an array, or a Python scalar, whose dtype is weak."""
@@ -60,6 +60,7 @@ def is_weak(value: Any) -> bool:
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
 
 
+@public
 def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> Node:
     """Return a node as it is, anything else as a constant.
 

@@ -29,7 +29,7 @@ from ..dtype import (
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, constant_node, register
 from .cast import cast
-from .elementwise import where
+from .compare import where
 from .operands import HALVES, Value, as_node, as_shape, expect_dtype, narrow, widen
 from .shape import stack
 

@@ -18,10 +18,12 @@ import numpy as np
 from ..dtype import FLOATS, NUMBERS, bool_, float64, int64, is_float, uint8, uint64
 from ..errors import ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, register
+from .arithmetic import abs, square
 from .cast import cast
-from .elementwise import abs, equal, exp, log, square, where
+from .compare import equal, where
 from .operands import Value, as_axis, as_node, expect_dtype, float_of, narrow, widen
 from .shape import broadcast_to, concat, full, iota, reshape, scatter_add, stop_gradient, transpose
+from .transcendental import exp, log
 
 Axis: TypeAlias = int | Sequence[int] | None
 

@@ -14,9 +14,22 @@ import numpy as np
 
 from ..dtype import ALL, INTEGERS, NUMBERS, as_dtype, bool_, float32, int32, int64
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, constant_node, register
+from ..ir import (
+    Array,
+    DType,
+    Node,
+    Op,
+    Operand,
+    Sample,
+    Shape,
+    Type,
+    constant_node,
+    public,
+    register,
+)
 from .cast import cast
-from .elementwise import align, equal
+from .compare import equal
+from .elementwise import align
 from .operands import (
     INDICES,
     Value,
@@ -394,6 +407,7 @@ class PadSlice(Op):
     """pad_slice(x, shape, starts, steps): zeros, with x written where slice would read it."""
 
     name = "pad_slice"
+    public = False
     dtypes = ALL
 
     def __call__(self, x: Value, shape: Shape, starts: Shape, steps: Shape) -> Node:
@@ -651,6 +665,7 @@ class StopGradient(Op):
 stop_gradient: Final[StopGradient] = register(StopGradient())
 
 
+@public
 def expand_dims(x: Value, axis: int) -> Node:
     """Insert an axis of extent 1 at this place of the result."""
     x = as_node(x, where="expand_dims")
@@ -658,6 +673,7 @@ def expand_dims(x: Value, axis: int) -> Node:
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
+@public
 def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Node:
     """Remove axes of extent 1: the given ones, or all."""
     x = as_node(x, where="squeeze")
@@ -670,6 +686,7 @@ def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Node:
     return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
+@public
 def stack(values: Sequence[Value], axis: int = 0) -> Node:
     """Join tensors of one shape along a new axis."""
     nodes = align("stack", *expect_list("stack", values))
@@ -679,16 +696,19 @@ def stack(values: Sequence[Value], axis: int = 0) -> Node:
     return concat([expand_dims(n, axis) for n in nodes], axis)
 
 
+@public
 def full(shape: int | Sequence[int], value: Any, dtype: Any = float32) -> Node:
     """Make a tensor of one value."""
     return broadcast_to(scalar(value, as_dtype(dtype, "full"), "full"), shape)
 
 
+@public
 def zeros(shape: int | Sequence[int], dtype: Any = float32) -> Node:
     """Make a tensor of zeros."""
     return full(shape, 0, dtype)
 
 
+@public
 def ones(shape: int | Sequence[int], dtype: Any = float32) -> Node:
     """Make a tensor of ones."""
     return full(shape, 1, dtype)
