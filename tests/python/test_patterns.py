@@ -51,7 +51,7 @@ def test_what_follows_a_product_goes_into_its_kernel(
     result = build(*inputs)
     (only,) = kernels(inputs, [result])
     assert only.startswith("matmul(")
-    assert ('post="relu"' in only) == post
+    assert ('post=("relu")' in only) == post
     assert (only.split(")")[0].count(",") == 2) == any(i is inputs[2] for i in all_of(result))
 
 

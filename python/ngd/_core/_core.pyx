@@ -31,6 +31,8 @@ import os
 import sys
 import threading
 
+from numbers import Integral as _Integral, Real as _Real
+
 from ml_dtypes import bfloat16 as _ml_bfloat16
 from numpy import dtype as _numpy_dtype
 
@@ -81,15 +83,26 @@ cdef int _set_type(TensorType& type, str dtype, tuple shape) except -1:
 
 cdef int _set_attrs(Attrs& result, dict attrs) except -1:
     for name, value in attrs.items():
-        if isinstance(value, int):  # and bool
+        if isinstance(value, _Integral):  # and bool
             result.set_integer(_bytes(name), <int64_t> value)
-        elif isinstance(value, float):
-            result.set_number(_bytes(name), <double> value)
+        elif isinstance(value, _Real):
+            result.set_number(_bytes(name), <double> _float(name, value))
         elif isinstance(value, str):
             result.set_text(_bytes(name), _bytes(value))
-        else:
+        elif all([isinstance(v, _Integral) for v in value]):
             result.set_integers(_bytes(name), _int64s(value))
+        elif all([isinstance(v, _Real) for v in value]):
+            result.set_numbers(_bytes(name), _doubles([_float(name, v) for v in value]))
+        else:
+            result.set_texts(_bytes(name), _texts(value))
     return 0
+
+
+cdef object _float(name, value):
+    number = float(value)
+    if number != value and value == value:
+        raise ValueError(f"attribute {name}: a float cannot hold {value!r}")
+    return number
 
 
 # Only the main thread handles signals. No other one may take the GIL in here: where the program is

@@ -19,6 +19,8 @@ cdef extern from "values.hpp":
     vector[int] _ints "ngd_ints_of"(object numbers) except +ngd_raise_python_error
     vector[int64_t] _int64s "ngd_int64s_of"(object numbers) except +ngd_raise_python_error
     vector[uint64_t] _uint64s "ngd_uint64s_of"(object numbers) except +ngd_raise_python_error
+    vector[double] _doubles "ngd_doubles_of"(object numbers) except +ngd_raise_python_error
+    vector[string] _texts "ngd_texts_of"(object texts) except +ngd_raise_python_error
 
 cdef extern from "ngd.hpp" namespace "ngd" nogil:
     cdef enum class DType:
@@ -51,6 +53,10 @@ cdef extern from "ngd.hpp" namespace "ngd" nogil:
         void set_number "set"(const string& name, double value) except +ngd_raise_python_error
         void set_text "set"(const string& name, string value) except +ngd_raise_python_error
         void set_integers "set"(const string& name, vector[int64_t] value) \
+            except +ngd_raise_python_error
+        void set_numbers "set"(const string& name, vector[double] value) \
+            except +ngd_raise_python_error
+        void set_texts "set"(const string& name, vector[string] value) \
             except +ngd_raise_python_error
 
     cdef enum class SimdLevel:

@@ -39,15 +39,26 @@ Number number_of(PyObject* object) {
   }
 }
 
-template <class Number>
-std::vector<Number> numbers_of(PyObject* given) {
-  const Owned numbers = checked(PySequence_Fast(given, "expected a sequence of ints"));
-  const Py_ssize_t size = PySequence_Fast_GET_SIZE(numbers.get());
-  std::vector<Number> result;
+double double_of(PyObject* object) {
+  const double value = PyFloat_AsDouble(object);
+  if (value == -1 && PyErr_Occurred()) throw PythonError();
+  return value;
+}
+
+template <class Convert>
+auto list_of(PyObject* given, const char* expected, Convert convert) {
+  const Owned values = checked(PySequence_Fast(given, expected));
+  const Py_ssize_t size = PySequence_Fast_GET_SIZE(values.get());
+  std::vector<decltype(convert(given))> result;
   result.reserve(static_cast<std::size_t>(size));
   for (Py_ssize_t i = 0; i < size; ++i)
-    result.push_back(number_of<Number>(PySequence_Fast_GET_ITEM(numbers.get(), i)));
+    result.push_back(convert(PySequence_Fast_GET_ITEM(values.get(), i)));
   return result;
+}
+
+template <class Number>
+std::vector<Number> numbers_of(PyObject* given) {
+  return list_of(given, "expected a sequence of ints", number_of<Number>);
 }
 
 }  // namespace
@@ -69,4 +80,10 @@ std::vector<std::int64_t> ngd_int64s_of(PyObject* numbers) {
 }
 std::vector<std::uint64_t> ngd_uint64s_of(PyObject* numbers) {
   return numbers_of<std::uint64_t>(numbers);
+}
+std::vector<double> ngd_doubles_of(PyObject* numbers) {
+  return list_of(numbers, "expected a sequence of floats", double_of);
+}
+std::vector<std::string> ngd_texts_of(PyObject* texts) {
+  return list_of(texts, "expected a sequence of texts", ngd_bytes_of);
 }

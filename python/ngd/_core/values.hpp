@@ -14,3 +14,6 @@ std::string ngd_bytes_of(struct _object* text);
 std::vector<int> ngd_ints_of(struct _object* numbers);
 std::vector<std::int64_t> ngd_int64s_of(struct _object* numbers);
 std::vector<std::uint64_t> ngd_uint64s_of(struct _object* numbers);
+// Of any sequence of what has a float's value, or of str.
+std::vector<double> ngd_doubles_of(struct _object* numbers);
+std::vector<std::string> ngd_texts_of(struct _object* texts);

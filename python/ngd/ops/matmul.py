@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -85,10 +85,6 @@ class MatMul(Op):
         if post and not (is_float(dtype) and set(post) <= set(self.posts)):
             raise ValueError(f"matmul: expected post among {self.posts}, of floats; got {post}")
         return Type(dtype, (*broadcast_shapes(self.name, a[:-2], b[:-2]), a[-2], b[-1]))
-
-    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
-        post = attrs.pop("post", ())
-        return self.name, {**attrs, "post": " ".join(post)} if post else attrs
 
     def simplify(self, node: Node) -> Node | None:
         """Read a transposed operand in place."""

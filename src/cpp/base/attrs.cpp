@@ -7,13 +7,23 @@ namespace ngd {
 
 namespace {
 
-template <class T>
-const T& get(const std::map<std::string, Attr>& values, const std::string& name) {
+const Attr& find(const std::map<std::string, Attr>& values, const std::string& name) {
   const auto found = values.find(name);
   check(found != values.end(), "an instruction lacks its attribute ", name);
-  const T* value = std::get_if<T>(&found->second);
+  return found->second;
+}
+
+template <class T>
+const T& get(const std::map<std::string, Attr>& values, const std::string& name) {
+  const T* value = std::get_if<T>(&find(values, name));
   check(value != nullptr, "attribute ", name, " has another type than its kernel expects");
   return *value;
+}
+
+double exact(std::int64_t integer, const std::string& name) {
+  constexpr std::int64_t kExact = std::int64_t{1} << 53;  // all up to here are doubles
+  check(-kExact <= integer && integer <= kExact, "attribute ", name, " is too large for a double");
+  return static_cast<double>(integer);
 }
 
 }  // namespace
@@ -24,12 +34,27 @@ std::int64_t Attrs::integer(const std::string& name) const {
 std::int64_t Attrs::integer(const std::string& name, std::int64_t fallback) const {
   return has(name) ? integer(name) : fallback;
 }
-double Attrs::number(const std::string& name) const { return get<double>(values_, name); }
+double Attrs::number(const std::string& name) const {
+  const auto* integer = std::get_if<std::int64_t>(&find(values_, name));
+  return integer != nullptr ? exact(*integer, name) : get<double>(values_, name);
+}
 const std::string& Attrs::text(const std::string& name) const {
   return get<std::string>(values_, name);
 }
 const std::vector<std::int64_t>& Attrs::integers(const std::string& name) const {
   return get<std::vector<std::int64_t>>(values_, name);
+}
+std::vector<double> Attrs::numbers(const std::string& name) const {
+  const auto* integers = std::get_if<std::vector<std::int64_t>>(&find(values_, name));
+  if (integers == nullptr) return get<std::vector<double>>(values_, name);
+  std::vector<double> result;
+  for (const std::int64_t n : *integers) result.push_back(exact(n, name));
+  return result;
+}
+std::vector<std::string> Attrs::texts(const std::string& name) const {
+  const auto* integers = std::get_if<std::vector<std::int64_t>>(&find(values_, name));
+  if (integers != nullptr && integers->empty()) return {};
+  return get<std::vector<std::string>>(values_, name);
 }
 
 }  // namespace ngd

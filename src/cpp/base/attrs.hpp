@@ -10,7 +10,8 @@
 
 namespace ngd {
 
-using Attr = std::variant<std::int64_t, double, std::string, std::vector<std::int64_t>>;
+using Attr = std::variant<std::int64_t, double, std::string, std::vector<std::int64_t>,
+                          std::vector<double>, std::vector<std::string>>;
 
 class Attrs {
  public:
@@ -18,9 +19,12 @@ class Attrs {
   bool has(const std::string& name) const { return values_.contains(name); }
   std::int64_t integer(const std::string& name) const;  // throws Internal if absent
   std::int64_t integer(const std::string& name, std::int64_t fallback) const;
-  double number(const std::string& name) const;
+  double number(const std::string& name) const;  // an integer too, where a double holds it
   const std::string& text(const std::string& name) const;
   const std::vector<std::int64_t>& integers(const std::string& name) const;
+  // A list without elements is one of integers.
+  std::vector<double> numbers(const std::string& name) const;
+  std::vector<std::string> texts(const std::string& name) const;
   const std::map<std::string, Attr>& all() const noexcept { return values_; }
 
  private:

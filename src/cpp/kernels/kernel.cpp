@@ -17,9 +17,15 @@ void append_sized(std::string& key, std::string_view text) {
   key += text;
 }
 
-void append_sized(std::string& key, const std::vector<std::int64_t>& numbers) {
-  append(key, numbers.size());
-  for (const std::int64_t n : numbers) append(key, n);
+template <class T>
+void append_sized(std::string& key, const std::vector<T>& list) {
+  append(key, list.size());
+  for (const T& value : list) {
+    if constexpr (std::is_arithmetic_v<T>)
+      append(key, value);
+    else
+      append_sized(key, std::string_view(value));
+  }
 }
 
 }  // namespace

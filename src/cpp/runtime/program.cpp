@@ -24,23 +24,25 @@ std::string place_of(const Value& value) {
   return arena ? lane + "+" + place : lane + " " + place + offset;
 }
 
-void print(std::ostream& out, const Attr& attr) {
-  if (const auto* integer = std::get_if<std::int64_t>(&attr)) {
-    out << *integer;
-  } else if (const auto* number = std::get_if<double>(&attr)) {
-    std::array<char, 32> text;  // the shortest that reads back as this number
-    out.write(text.data(), std::to_chars(text.begin(), text.end(), *number).ptr - text.data());
-  } else if (const auto* text = std::get_if<std::string>(&attr)) {
-    out << '"' << *text << '"';
-  } else {
-    out << '(';
-    bool first = true;
-    for (const std::int64_t i : std::get<std::vector<std::int64_t>>(attr)) {
-      out << (first ? "" : ",") << i;
-      first = false;
-    }
-    out << ')';
+void print_one(std::ostream& out, std::int64_t integer) { out << integer; }
+void print_one(std::ostream& out, double number) {
+  std::array<char, 32> text;  // the shortest that reads back as this number
+  out.write(text.data(), std::to_chars(text.begin(), text.end(), number).ptr - text.data());
+}
+void print_one(std::ostream& out, const std::string& text) { out << '"' << text << '"'; }
+
+template <class T>
+void print_one(std::ostream& out, const std::vector<T>& list) {
+  out << '(';
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    out << (i == 0 ? "" : ",");
+    print_one(out, list[i]);
   }
+  out << ')';
+}
+
+void print(std::ostream& out, const Attr& attr) {
+  std::visit([&](const auto& value) { print_one(out, value); }, attr);
 }
 
 void print_operands(std::ostream& out, const std::vector<int>& operands) {

@@ -98,7 +98,7 @@ void exact_product(const Tensor& a, const Tensor& b, const Tensor* bias, const S
 Attrs attrs_for(bool transpose_a, bool transpose_b, const std::string& post) {
   Attrs attrs = attrs_of(
       {{"transpose_a", std::int64_t{transpose_a}}, {"transpose_b", std::int64_t{transpose_b}}});
-  if (!post.empty()) attrs.set("post", post);
+  if (!post.empty()) attrs.set("post", std::vector<std::string>{post});
   return attrs;
 }
 

@@ -26,9 +26,11 @@ struct MatmulShape {
     const Shape& a = query.inputs[0].shape;
     const Shape& b = query.inputs[1].shape;
     const Shape& out = query.outputs[0].shape;
-    const std::string post = query.attrs.has("post") ? query.attrs.text("post") : "";
-    relu = post == "relu";
-    if (!post.empty() && !relu) refusal = "no post-operation is called " + post;
+    if (query.attrs.has("post"))
+      for (const std::string& post : query.attrs.texts("post")) {
+        if (post != "relu") refusal = "no post-operation is called " + post;
+        relu = true;  // once or more: the same
+      }
     for (const TensorType& input : query.inputs)
       if (input.dtype != query.outputs[0].dtype) refusal = "the operands' dtypes differ";
     if (a.size() < 2 || b.size() < 2 || out.size() != std::max(a.size(), b.size())) {
