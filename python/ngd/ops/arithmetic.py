@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
 
 from ..dtype import FLOATS, INTEGERS, float64, is_float
-from ..ir import Node, register
+from ..ir import DType, Node, Operand, Sample, constant_node, register
 from .cast import cast
-from .compare import equal, where
+from .compare import equal, logical_and, where
 from .elementwise import Binary, Unary, align, zero_like
 from .operands import Value, as_node, is_one
 
@@ -167,6 +168,51 @@ class Minimum(Binary):
 
 
 minimum: Final[Minimum] = register(Minimum())
+
+
+def ends_of(dtype: DType) -> tuple[float, float]:
+    """The values of a dtype that nothing is below and above."""
+    if is_float(dtype):
+        return -math.inf, math.inf
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+class Clip(Binary):
+    """clip(x, min=None, max=None): minimum(maximum(x, min), max), where a bound may be left out.
+
+    A bound takes the gradient where it is the result and x is not; x takes it on its bounds.
+    """
+
+    name = "clip"
+    elementwise = False
+    gradient_rounds = False
+    smooth = False
+    compute = staticmethod(lambda x, low, high: np.minimum(np.maximum(x, low), high))
+
+    def __call__(self, x: Value, min: Value | None = None, max: Value | None = None) -> Node:
+        given = [bound for bound in (min, max) if bound is not None]
+        node, *bounds = align(self.name, as_node(x, where=self.name), *given)
+        lowest, largest = (constant_node(end, node.dtype) for end in ends_of(node.dtype))
+        low = lowest if min is None else bounds[0]
+        return self.node((node, low, largest if max is None else bounds[-1]))
+
+    def expand(self, x: Node, low: Node, high: Node) -> Node:
+        return minimum(maximum(x, low), high)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        x, low, high = node.inputs
+        inside = logical_and(x >= low, x <= high)
+        below = logical_and(x < low, low <= high)
+        return where(inside, dy, 0), where(below, dy, 0), where(maximum(x, low) > high, dy, 0)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, bound in (((), ()), ((2, 3), ()), ((4, 5), (5,)), ((0, 3), (3,))):
+            yield Sample((Operand(shape), Operand(bound, -1.5, -0.5), Operand(bound, 0.5, 1.5)))
+        yield Sample((Operand((7,)), Operand((), 2, 3), Operand((), 0, 1)))  # max is below min
+
+
+clip: Final[Clip] = register(Clip())
 
 
 class Negative(Unary):
