@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .array_methods import ArrayMethods
 from .dtype import NUMBERS, SHORT_NAMES
 from .errors import CompileError, GradientError, ShapeError
 from .sites import at_site, call_site
@@ -247,10 +248,10 @@ NUMPY: Final = NumPy()
 _next_id = itertools.count()
 
 
-class Node:
+class Node(ArrayMethods):
     """What an op makes of nodes: a value that some step will compute.
 
-    Operators are NumPy's: `+ - * / ** @ == != < <= > >=`, `-x`, `abs(x)`, `x[...]`, `x.T`. A node
+    It has the operators, methods and attributes of a NumPy array for which there is an op. A node
     is its own key in dictionaries and sets; whether two are one node, `is` tells, not `==`.
     """
 
@@ -329,85 +330,14 @@ class Node:
 
     __hash__ = object.__hash__
 
-    def _apply(self, op: str, *args: Any) -> Node:
-        node: Node = REGISTRY[op](*args)
+    def _apply(self, op: str, *args: Any, **kwargs: Any) -> Node:
+        node: Node = PUBLIC[op](*args, **kwargs)
         return node
-
-    def _compare(self, op: str, other: Any) -> Any:
-        # What no array is made of (None, a string) equals no node: Python asks for identity then.
-        if not isinstance(other, Node) and np.asarray(other).dtype not in SHORT_NAMES:
-            return NotImplemented
-        return self._apply(op, self, other)
-
-    def __add__(self, other: Any) -> Node:
-        return self._apply("add", self, other)
-
-    def __radd__(self, other: Any) -> Node:
-        return self._apply("add", other, self)
-
-    def __sub__(self, other: Any) -> Node:
-        return self._apply("subtract", self, other)
-
-    def __rsub__(self, other: Any) -> Node:
-        return self._apply("subtract", other, self)
-
-    def __mul__(self, other: Any) -> Node:
-        return self._apply("multiply", self, other)
-
-    def __rmul__(self, other: Any) -> Node:
-        return self._apply("multiply", other, self)
-
-    def __truediv__(self, other: Any) -> Node:
-        return self._apply("divide", self, other)
-
-    def __rtruediv__(self, other: Any) -> Node:
-        return self._apply("divide", other, self)
-
-    def __pow__(self, other: Any) -> Node:
-        return self._apply("power", self, other)
-
-    def __rpow__(self, other: Any) -> Node:
-        return self._apply("power", other, self)
-
-    def __matmul__(self, other: Any) -> Node:
-        return self._apply("matmul", self, other)
-
-    def __rmatmul__(self, other: Any) -> Node:
-        return self._apply("matmul", other, self)
-
-    def __neg__(self) -> Node:
-        return self._apply("negative", self)
-
-    def __abs__(self) -> Node:
-        return self._apply("abs", self)
-
-    def __eq__(self, other: Any) -> Node:  # type: ignore[override]
-        node: Node = self._compare("equal", other)
-        return node
-
-    def __ne__(self, other: Any) -> Node:  # type: ignore[override]
-        node: Node = self._compare("not_equal", other)
-        return node
-
-    def __lt__(self, other: Any) -> Node:
-        return self._apply("less", self, other)
-
-    def __le__(self, other: Any) -> Node:
-        return self._apply("less_equal", self, other)
-
-    def __gt__(self, other: Any) -> Node:
-        return self._apply("greater", self, other)
-
-    def __ge__(self, other: Any) -> Node:
-        return self._apply("greater_equal", self, other)
-
-    def __getitem__(self, index: Any) -> Node:
-        return self._apply("slice", self, index)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Node:
         """NumPy's functions and operators on a node are the ops of the same name."""
         name = NUMPY.ufuncs.get(ufunc.__name__, ufunc.__name__)
-        if method != "__call__" or kwargs or name not in REGISTRY:
+        if method != "__call__" or kwargs or name not in PUBLIC:
             called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             raise TypeError(f"numpy.{called} has no op on a Node: see ngd.ops")
         return self._apply(name, *inputs)
@@ -421,11 +351,6 @@ class Node:
             f"a Node is no array: a step computes its value (made at {self.site}); "
             "compile it, and call that"
         )
-
-    @property
-    def T(self) -> Node:
-        """The axes in reverse order."""
-        return self._apply("transpose", self)
 
 
 class Result(Node):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise comparisons, logic, and the choice between two."""
+"""Elementwise comparisons, logic, bits, and the choice between two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from ..dtype import ALL, bool_
+from ..dtype import ALL, INTEGERS, bool_
 from ..errors import DTypeError
 from ..ir import Array, DType, Node, Operand, Sample, Type, broadcast_shapes, register
 from .cast import cast
@@ -135,6 +135,65 @@ class LogicalNot(Unary):
 
 
 logical_not: Final[LogicalNot] = register(LogicalNot())
+
+
+class Bitwise(Binary):
+    """Bit by bit, of integers and bools."""
+
+    dtypes: ClassVar[tuple[DType, ...]] = (bool_, *INTEGERS)
+    smooth = False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (None, None)
+
+
+class BitwiseAnd(Bitwise):
+    """The bits that both have."""
+
+    name = "bitwise_and"
+    compute = np.bitwise_and
+
+
+bitwise_and: Final[BitwiseAnd] = register(BitwiseAnd())
+
+
+class BitwiseOr(Bitwise):
+    """The bits that one has."""
+
+    name = "bitwise_or"
+    compute = np.bitwise_or
+
+
+bitwise_or: Final[BitwiseOr] = register(BitwiseOr())
+
+
+class BitwiseXor(Bitwise):
+    """The bits that one alone has."""
+
+    name = "bitwise_xor"
+    compute = np.bitwise_xor
+
+
+bitwise_xor: Final[BitwiseXor] = register(BitwiseXor())
+
+
+class BitwiseNot(Unary):
+    """The bits that x has not; of a bool, logical_not."""
+
+    name = "bitwise_not"
+    dtypes = INTEGERS
+    smooth = False
+    compute = np.invert
+
+    def __call__(self, x: Value) -> Node:
+        x = as_node(x, where=self.name)
+        return logical_not(x) if x.dtype == bool_ else self.node((x,))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (None,)
+
+
+bitwise_not: Final[BitwiseNot] = register(BitwiseNot())
 
 
 class Where(Elementwise):

@@ -23,6 +23,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.argmin: reduce.argmin,
     np.where: compare.where,
     np.round: arithmetic.round,
+    np.clip: arithmetic.clip,
     np.concatenate: shape.concat,
     np.stack: shape.stack,
     np.split: shape.split,
@@ -38,7 +39,6 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
 
 INSTEAD: Final[dict[Any, str]] = {
     np.std: "ngd.ops.sqrt(ngd.ops.var(x))",
-    np.clip: "ngd.ops.minimum(ngd.ops.maximum(x, low), high)",
     np.take: "ngd.ops.gather(x, indices, axis)",
     np.dot: "x @ y",
     np.zeros_like: "ngd.ops.zeros(x.shape, x.dtype)",
@@ -50,7 +50,13 @@ INSTEAD: Final[dict[Any, str]] = {
     np.allclose: "abs(x - y) <= tolerance, elementwise",
 }
 
-UFUNCS: Final[dict[str, str]] = {"absolute": "abs", "fabs": "abs", "rint": "round"}
+UFUNCS: Final[dict[str, str]] = {
+    "absolute": "abs",
+    "fabs": "abs",
+    "rint": "round",
+    "invert": "bitwise_not",
+    "positive": "as_node",
+}
 """Functions whose ops are called otherwise."""
 
 

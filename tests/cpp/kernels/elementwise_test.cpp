@@ -222,6 +222,10 @@ TEST(Elementwise, IntegersWrapAndFloorAsNumPy) {
       {"abs", [](Wide a, Wide) { return a < 0 ? -a : a; }},
       {"sign", [](Wide a, Wide) { return Wide((a > 0) - (a < 0)); }},
       {"relu", [](Wide a, Wide) { return a > 0 ? a : 0; }},
+      {"bitwise_and", [](Wide a, Wide b) { return a & b; }},
+      {"bitwise_or", [](Wide a, Wide b) { return a | b; }},
+      {"bitwise_xor", [](Wide a, Wide b) { return a ^ b; }},
+      {"bitwise_not", [](Wide a, Wide) { return ~a; }},
   };
   for (const auto& [opcode, expected] : cases)
     for (int d = static_cast<int>(DType::I8); d <= static_cast<int>(DType::U64); ++d) {
@@ -250,7 +254,7 @@ TEST(Elementwise, IntegersWrapAndFloorAsNumPy) {
           std::memcpy(a.data(), left.data(), left.size() * sizeof(T));
           std::memcpy(b.data(), right.data(), right.size() * sizeof(T));
           const bool unary = opcode == "square" || opcode == "negative" || opcode == "abs" ||
-                             opcode == "sign" || opcode == "relu";
+                             opcode == "sign" || opcode == "relu" || opcode == "bitwise_not";
           const Tensor out = run_dense(opcode + ":" + name(dtype) + (unary ? " i0" : " i0 i1"),
                                        unary ? std::vector{a} : std::vector{a, b}, {dtype}, {0})[0];
           for (std::int64_t i = 0; i < n; ++i) {

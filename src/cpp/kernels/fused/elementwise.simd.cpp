@@ -11,7 +11,7 @@ namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
 
 namespace {
 
-enum class Domain { Floats, Numbers, Wrapping, All, Bits };
+enum class Domain { Floats, Numbers, Wrapping, All, Bits, Integers, Whole };
 enum class Result { Same, Truth };
 
 // The element type of a tile of the dtype; bool is a byte.
@@ -29,8 +29,11 @@ using LoopType = typename std::conditional_t<
 constexpr bool covers(Domain domain, int dtype) {
   const auto d = static_cast<DType>(dtype);
   if (d == DType::F16 || d == DType::BF16) return false;
-  if (d == DType::Bool) return domain == Domain::All || domain == Domain::Bits;
-  return domain != Domain::Floats || d == DType::F32 || d == DType::F64;
+  if (d == DType::Bool)
+    return domain == Domain::All || domain == Domain::Bits || domain == Domain::Whole;
+  if (d == DType::F32 || d == DType::F64)
+    return domain != Domain::Integers && domain != Domain::Whole;
+  return domain != Domain::Floats;
 }
 
 // Each opcode as a type with apply<T>(a, b, c), and what its line says.
@@ -195,7 +198,9 @@ void round(const void* in_, const void*, const void*, void* out_, std::int64_t c
 template <class Op, int dtype>
 constexpr TileFunction operation_entry() {
   if constexpr (covers(Op::domain, dtype)) {
-    constexpr bool sign_blind = Op::domain == Domain::Wrapping || Op::domain == Domain::Bits;
+    constexpr Domain d = Op::domain;
+    constexpr bool sign_blind = d == Domain::Wrapping || d == Domain::Bits ||
+                                d == Domain::Integers || d == Domain::Whole;
     return &loop<Op, LoopType<TileType<dtype>, sign_blind>>;
   } else {
     return nullptr;

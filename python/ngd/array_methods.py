@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node has of a NumPy array: its operators and methods, each of which applies an op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from .dtype import SHORT_NAMES
+
+if TYPE_CHECKING:
+    from .ir import Node, Type
+
+    Axis: TypeAlias = int | Sequence[int] | None
+
+
+class ArrayMethods:
+    """The part of Node that is as NumPy has it; `_apply` calls a function of ngd.ops."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        type: Type
+
+        def _apply(self, op: str, *args: Any, **kwargs: Any) -> Node: ...
+
+    def _compare(self, op: str, other: Any) -> Any:
+        # What no array is made of (None, a string) equals no node: Python asks for identity then.
+        if not isinstance(other, ArrayMethods) and np.asarray(other).dtype not in SHORT_NAMES:
+            return NotImplemented
+        return self._apply(op, self, other)
+
+    def __add__(self, other: Any) -> Node:
+        return self._apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Node:
+        return self._apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Node:
+        return self._apply("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Node:
+        return self._apply("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Node:
+        return self._apply("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Node:
+        return self._apply("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Node:
+        return self._apply("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Node:
+        return self._apply("divide", other, self)
+
+    def __floordiv__(self, other: Any) -> Node:
+        return self._apply("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Node:
+        return self._apply("floor_divide", other, self)
+
+    def __mod__(self, other: Any) -> Node:
+        return self._apply("remainder", self, other)
+
+    def __rmod__(self, other: Any) -> Node:
+        return self._apply("remainder", other, self)
+
+    def __pow__(self, other: Any) -> Node:
+        return self._apply("power", self, other)
+
+    def __rpow__(self, other: Any) -> Node:
+        return self._apply("power", other, self)
+
+    def __matmul__(self, other: Any) -> Node:
+        return self._apply("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Node:
+        return self._apply("matmul", other, self)
+
+    def __and__(self, other: Any) -> Node:
+        return self._apply("bitwise_and", self, other)
+
+    def __rand__(self, other: Any) -> Node:
+        return self._apply("bitwise_and", other, self)
+
+    def __or__(self, other: Any) -> Node:
+        return self._apply("bitwise_or", self, other)
+
+    def __ror__(self, other: Any) -> Node:
+        return self._apply("bitwise_or", other, self)
+
+    def __xor__(self, other: Any) -> Node:
+        return self._apply("bitwise_xor", self, other)
+
+    def __rxor__(self, other: Any) -> Node:
+        return self._apply("bitwise_xor", other, self)
+
+    def __neg__(self) -> Node:
+        return self._apply("negative", self)
+
+    def __pos__(self) -> Node:
+        return self._apply("as_node", self)
+
+    def __abs__(self) -> Node:
+        return self._apply("abs", self)
+
+    def __invert__(self) -> Node:
+        return self._apply("bitwise_not", self)
+
+    def __divmod__(self, other: Any) -> tuple[Node, Node]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Node, Node]:
+        return other // self, other % self
+
+    def __eq__(self, other: Any) -> Node:  # type: ignore[override]
+        node: Node = self._compare("equal", other)
+        return node
+
+    def __ne__(self, other: Any) -> Node:  # type: ignore[override]
+        node: Node = self._compare("not_equal", other)
+        return node
+
+    def __lt__(self, other: Any) -> Node:
+        return self._apply("less", self, other)
+
+    def __le__(self, other: Any) -> Node:
+        return self._apply("less_equal", self, other)
+
+    def __gt__(self, other: Any) -> Node:
+        return self._apply("greater", self, other)
+
+    def __ge__(self, other: Any) -> Node:
+        return self._apply("greater_equal", self, other)
+
+    def __getitem__(self, index: Any) -> Node:
+        return self._apply("slice", self, index)
+
+    @property
+    def T(self) -> Node:
+        """The axes in reverse order."""
+        return self._apply("transpose", self)
+
+    @property
+    def mT(self) -> Node:
+        """The last two axes exchanged."""
+        return self.swapaxes(-1, -2)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.type.count
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the elements."""
+        return self.type.bytes
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self.type.dtype.itemsize
+
+    def astype(self, dtype: Any) -> Node:
+        """The values in another dtype; see ngd.ops.cast."""
+        return self._apply("cast", self, dtype)
+
+    def reshape(self, *shape: Any) -> Node:
+        """The same elements in another shape, given as one tuple or as several ints."""
+        return self._apply("reshape", self, shape[0] if len(shape) == 1 else shape)
+
+    def flatten(self) -> Node:
+        """The elements along one axis."""
+        return self.reshape(-1)
+
+    ravel = flatten
+
+    def transpose(self, *axes: Any) -> Node:
+        """The axes in another order, given as one tuple or as several ints; reversed by default."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
+        return self._apply("transpose", self, order)
+
+    def swapaxes(self, axis1: int, axis2: int) -> Node:
+        """Two axes exchanged."""
+        axes = list(range(len(self.type.shape)))
+        try:
+            axes[axis1], axes[axis2] = axes[axis2], axes[axis1]
+        except IndexError:
+            axes = [axis1, axis2]  # for the op to name what is wrong
+        return self.transpose(tuple(axes))
+
+    def squeeze(self, axis: Axis = None) -> Node:
+        """Axes of extent 1 left out: all of them, or these."""
+        return self._apply("squeeze", self, axis)
+
+    def take(self, indices: Any, axis: int | None = None) -> Node:
+        """The elements at these places along an axis, or of all of them in a row."""
+        of = self.flatten() if axis is None else self
+        return self._apply("gather", of, indices, axis or 0)
+
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> Node:
+        """The sum along axes; see ngd.ops.sum."""
+        return self._apply("sum", self, axis, keepdims)
+
+    def prod(self, axis: Axis = None, keepdims: bool = False) -> Node:
+        """The product along axes; see ngd.ops.prod."""
+        return self._apply("prod", self, axis, keepdims)
+
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> Node:
+        """The mean along axes; see ngd.ops.mean."""
+        return self._apply("mean", self, axis, keepdims)
+
+    def var(self, axis: Axis = None, keepdims: bool = False) -> Node:
+        """The variance along axes; see ngd.ops.var."""
+        return self._apply("var", self, axis, keepdims)
+
+    def max(self, axis: Axis = None, keepdims: bool = False) -> Node:
+        """The largest element along axes; see ngd.ops.max."""
+        return self._apply("max", self, axis, keepdims)
+
+    def min(self, axis: Axis = None, keepdims: bool = False) -> Node:
+        """The smallest element along axes; see ngd.ops.min."""
+        return self._apply("min", self, axis, keepdims)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Node:
+        """Where the largest element lies; see ngd.ops.argmax."""
+        return self._apply("argmax", self, axis, keepdims)
+
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Node:
+        """Where the smallest element lies; see ngd.ops.argmin."""
+        return self._apply("argmin", self, axis, keepdims)
+
+    def round(self) -> Node:
+        """The nearest whole numbers, halves to the even one."""
+        return self._apply("round", self)
+
+    def clip(self, min: Any = None, max: Any = None) -> Node:
+        """The values kept within bounds; see ngd.ops.clip."""
+        return self._apply("clip", self, min, max)
