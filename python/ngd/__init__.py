@@ -5,7 +5,7 @@ from . import errors, ops
 from .autodiff import grad
 from .collectives import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
 from .compiler import compile
-from .devices.step import Executable
+from .devices.executable import Executable
 from .distributed import (
     all_gather,
     all_gather_v,

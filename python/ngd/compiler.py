@@ -11,9 +11,9 @@ from typing import Any
 from . import _core, config, distributed, passes
 from .collectives import Group
 from .devices import DEVICES
+from .devices.executable import Executable, Lowered
 from .devices.native import native_attrs, spec
 from .devices.ordering import Ordering
-from .devices.step import Executable, Lowered
 from .ir import PLACEHOLDER, Graph, Node, Type
 from .ops.collective import WORLD, Ranks, expect_member
 from .passes import Plan, Target

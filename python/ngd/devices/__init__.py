@@ -10,9 +10,9 @@ from .. import config
 from ..collectives import Group
 from ..ir import Graph
 from .cpu import CpuExecutable
+from .executable import Executable, Lower
 from .interpreter import InterpreterExecutable
 from .null import NullExecutable
-from .step import Executable, Lower
 
 DEVICES: Final[dict[str, Callable[[Graph, Group, Lower], Executable]]] = {
     device.device: device for device in (CpuExecutable, InterpreterExecutable, NullExecutable)

@@ -13,9 +13,9 @@ from ..collectives import Group
 from ..ir import Array, Graph, Type
 from ..passes import Verdict
 from ..variable import Variable
+from .executable import CompiledStep, Lower
 from .native import native_attrs, spec
 from .ordering import opened
-from .step import Lower, Step
 
 
 class CpuTarget:
@@ -63,7 +63,7 @@ class CpuStorage:
         self.buffer.write(value)
 
 
-class CpuExecutable(Step):
+class CpuExecutable(CompiledStep):
     """A step on the CPU device: one call into C++, without the GIL."""
 
     device = "CPU"

@@ -14,8 +14,8 @@ from ..ir import Array, Graph, Node
 from ..ops.collective import Collective
 from ..passes.collectives import check_root, in_order, is_message
 from ..variable import Variable
+from .executable import CompiledStep, Lower
 from .ordering import Ordering, opened
-from .step import Lower, Step
 
 
 class HostStorage:
@@ -98,7 +98,7 @@ def submission(node: Node) -> dict[str, Any]:
     return node.op.submission(node.inputs[0].type, **node.attrs)
 
 
-class InterpreterExecutable(Step):
+class InterpreterExecutable(CompiledStep):
     """A step by the ops' NumPy references."""
 
     device = "INTERPRETER"

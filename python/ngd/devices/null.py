@@ -10,10 +10,10 @@ from ..collectives import Group
 from ..errors import CompileError
 from ..ir import Array, Graph
 from .cpu import CpuTarget
-from .step import Lower, Step
+from .executable import CompiledStep, Lower
 
 
-class NullExecutable(Step):
+class NullExecutable(CompiledStep):
     """A step that was compiled for the CPU's kernels and cannot be called: the compiler alone."""
 
     device = "NULL"

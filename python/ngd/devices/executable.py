@@ -63,7 +63,7 @@ class Executable(Protocol):
         ...
 
 
-class Step(BoundToProcess):
+class CompiledStep(BoundToProcess):
     """A compiled step of whatever device; see Executable."""
 
     instead = "copy its nodes and variables, and compile those"
