@@ -199,8 +199,8 @@ template <class Op, int dtype>
 constexpr TileFunction operation_entry() {
   if constexpr (covers(Op::domain, dtype)) {
     constexpr Domain d = Op::domain;
-    constexpr bool sign_blind = d == Domain::Wrapping || d == Domain::Bits ||
-                                d == Domain::Integers || d == Domain::Whole;
+    constexpr bool sign_blind =
+        d == Domain::Wrapping || d == Domain::Bits || d == Domain::Integers || d == Domain::Whole;
     return &loop<Op, LoopType<TileType<dtype>, sign_blind>>;
   } else {
     return nullptr;
