@@ -16,12 +16,12 @@ constexpr std::string_view kLaneNames[] = {"input",   "output", "variable", "con
                                            "private", "shared", "nowhere"};
 
 std::string place_of(const Value& value) {
-  const std::string place = std::to_string(value.place);
-  const std::string lane{kLaneNames[static_cast<int>(value.lane)]};
-  if (value.lane == Lane::Nowhere) return lane;
-  const bool arena = value.lane == Lane::Private || value.lane == Lane::Shared;
-  const std::string offset = value.offset > 0 ? "+" + std::to_string(value.offset) : "";
-  return arena ? lane + "+" + place : lane + " " + place + offset;
+  const std::string_view lane = kLaneNames[static_cast<int>(value.lane)];
+  if (value.lane == Lane::Nowhere) return std::string(lane);
+  if (value.lane == Lane::Private || value.lane == Lane::Shared)
+    return concat(lane, '+', value.place);
+  return value.offset > 0 ? concat(lane, ' ', value.place, '+', value.offset)
+                          : concat(lane, ' ', value.place);
 }
 
 void print_one(std::ostream& out, std::int64_t integer) { out << integer; }
