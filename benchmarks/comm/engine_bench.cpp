@@ -25,7 +25,6 @@
 #include "comm/communicator.hpp"
 #include "comm/shm/bootstrap.hpp"
 #include "comm/shm/copy.hpp"
-#include "comm/shm/shm_communicator.hpp"
 
 namespace {
 
@@ -150,13 +149,9 @@ void run_checks(const Settings& settings, int rank, const std::string& key) {
   constexpr int kTurns = 11;
   bind(rank, settings.ranks);
   std::vector<std::unique_ptr<Communicator>> groups;
-  for (const bool checked : {true, false}) {
-    shm::Assembly assembly =
-        shm::assemble(key + (checked ? "-checked" : "-bare"), rank, settings.ranks, kTimeout, {});
-    groups.push_back(shm::make_world(
-        std::move(assembly.memory), std::move(assembly.liveness),
-        shm::Place{rank, settings.ranks, settings.ranks > assembly.cores, checked}));
-  }
+  for (const bool checked : {true, false})
+    groups.push_back(shm::meet(key + (checked ? "-checked" : "-bare"), rank, settings.ranks,
+                               kTimeout, {}, checked));
   for (const std::size_t bytes : settings.sizes) {
     std::vector<float> source(bytes / sizeof(float)), destination(source.size());
     std::vector<double> checked, bare, differences;

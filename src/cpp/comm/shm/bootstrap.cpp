@@ -80,7 +80,7 @@ class Rendezvous {
   }
   virtual ~Rendezvous() = default;
 
-  std::unique_ptr<Communicator> run() {
+  std::unique_ptr<Communicator> run(bool checked) {
     std::unique_ptr<Communicator> world;
     try {
       exchange();
@@ -88,7 +88,7 @@ class Rendezvous {
       agree();
       // It reads what the others have written of themselves.
       world = make_world(std::move(parts.memory), std::move(parts.liveness),
-                         Place{rank_, size_, size_ > parts.cores});
+                         Place{rank_, size_, size_ > parts.cores, checked});
       agree();
       return world;
     } catch (const Error& error) {
@@ -470,10 +470,11 @@ class Guest final : public Rendezvous {
 }  // namespace
 
 std::unique_ptr<Communicator> meet(const std::string& job_key, int rank, int size,
-                                   double timeout_seconds, const std::function<bool()>& interrupt) {
+                                   double timeout_seconds, const std::function<bool()>& interrupt,
+                                   bool checked) {
   const Clock clock(timeout_seconds, interrupt);
-  if (rank == 0) return Host(job_key, rank, size, clock).run();
-  return Guest(job_key, rank, size, clock).run();
+  if (rank == 0) return Host(job_key, rank, size, clock).run(checked);
+  return Guest(job_key, rank, size, clock).run(checked);
 }
 
 }  // namespace ngd::comm::shm

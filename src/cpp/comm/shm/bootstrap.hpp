@@ -21,9 +21,10 @@
 
 namespace ngd::comm::shm {
 
-// The group of all ranks. timeout_seconds: 0 = none. Throws Init, CollectiveTimeout, RankLost,
-// OutOfMemory, Interrupted.
+// The group of all ranks. timeout_seconds: 0 = none. checked is Place's. Throws Init,
+// CollectiveTimeout, RankLost, OutOfMemory, Interrupted.
 std::unique_ptr<Communicator> meet(const std::string& job_key, int rank, int size,
-                                   double timeout_seconds, const std::function<bool()>& interrupt);
+                                   double timeout_seconds, const std::function<bool()>& interrupt,
+                                   bool checked = true);
 
 }  // namespace ngd::comm::shm
