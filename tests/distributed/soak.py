@@ -86,7 +86,8 @@ def leftovers(segments: set[str]) -> list[str]:
     pids = [entry for entry in os.listdir("/proc") if entry.isdecimal()]
     held = [f"process {pid} holds a segment" for pid in pids if segments & set(segments_of(pid))]
     names = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    bound = {name[6] for name in names if name[-1].startswith("@ngd-")}
+    # Number 0 is a connection that its listener, which may be another job's, has yet to accept.
+    bound = {name[6] for name in names if name[-1].startswith("@ngd-")} - {"0"}
     owned: set[str] = set()
     for pid in pids if bound else []:
         with contextlib.suppress(OSError):
