@@ -342,7 +342,7 @@ def measure(group: Group) -> dict[str, float]:
 def _judge_speed(measured: dict[str, float], ranks: int) -> tuple[str, str, str]:
     text = (
         f"{ranks} ranks: {measured['latency_us']:.1f} us for 8 bytes, "
-        f"{measured['gbytes_per_s']:.1f} GB/s at 16 MiB"
+        f"{measured['gbytes_per_s']:.3g} GB/s at 16 MiB"
     )
     if measured["latency_us"] > SLOW_US and ranks <= available_cores():
         fix = "look for other programs on these cores, and for ranks that share one"
