@@ -15,6 +15,18 @@ using Attr = std::variant<std::int64_t, double, std::string, std::vector<std::in
 
 class Attrs {
  public:
+  Attrs() = default;
+  Attrs(Attrs&&) noexcept = default;
+  Attrs& operator=(Attrs&&) noexcept = default;
+  // One by one: where there is no memory for a copy, libstdc++ 12 destroys a variant of texts and
+  // lists that was never made.
+  Attrs(const Attrs& other) {
+    for (const auto& [name, attr] : other.values_)
+      std::visit([&, &key = name](const auto& value) { set(key, value); }, attr);
+  }
+  Attrs& operator=(const Attrs& other) { return *this = Attrs(other); }
+  ~Attrs() = default;
+
   void set(const std::string& name, Attr value) { values_[name] = std::move(value); }
   bool has(const std::string& name) const { return values_.contains(name); }
   std::int64_t integer(const std::string& name) const;  // throws Internal if absent
