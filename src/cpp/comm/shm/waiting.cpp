@@ -2,6 +2,7 @@
 // The communicator's waiting: until what, how long, and whether there is still anything to wait
 // for.
 #include <algorithm>
+#include <new>
 
 #include "base/error.hpp"
 #include "comm/messages.hpp"
@@ -175,7 +176,10 @@ void ShmCommunicator::inspect(Work work, Deadline& deadline) {
   if (deadline.slow_since_ns == 0) deadline.slow_since_ns = now;
   if (!deadline.noted && now - deadline.slow_since_ns > kLongNs) {
     deadline.noted = true;
-    note_wait(family_->record(), missed(need_of(work)));
+    try {
+      note_wait(family_->record(), missed(need_of(work)));
+    } catch (const std::bad_alloc&) {  // who misses me is told less; this wait goes on
+    }
   }
   if (family_->checked()) {
     for (const ShmCommunicator* group : family_->groups()) group->compare_all();
