@@ -125,7 +125,7 @@ REFUSED = [
         "matmul",
         "f4[2,3] f4[3,2] -> f4[2,2]",
         "no post-operation is called",
-        post="gelu_by_tangents",
+        post=("gelu_by_tangents",),
     ),
     refused("matmul", "f4[2,3] f8[3,2] -> f4[2,2]", "the operands' dtypes differ"),
     refused("matmul", "f4[3] f4[3,2] -> f4[1,2]", "fewer than two axes"),
@@ -133,7 +133,7 @@ REFUSED = [
     refused("matmul", "f4[2,3] f4[3,2] -> f4[2,5]", "the output has another shape"),
     refused("matmul", "f4[2,3] f4[3,2] f4[4] -> f4[2,2]", "the bias has not n elements"),
     refused("matmul", "f4[2,2,3] f4[4,3,2] -> f4[2,2,2]", "do not broadcast"),
-    refused("matmul", "i8[2,3] i8[3,2] -> i8[2,2]", "is for floats", post="relu"),
+    refused("matmul", "i8[2,3] i8[3,2] -> i8[2,2]", "is for floats", post=("relu",)),
     # softmax
     refused("softmax", "i8[2] -> i8[2]", "the input is no float", axis=0),
     refused("softmax", "f4[2] -> f4[3]", "has not the input's type", axis=0),

@@ -18,7 +18,7 @@ CANNOT_FAIL = (
     ("program.pxi", "blocks.push_back(life)", RESERVED),
     ("program.pxi", "sources.push_back(", RESERVED),
     ("program.pxi", "destinations.push_back(", RESERVED),
-    ("values.cpp", "result.push_back(number_of", RESERVED),
+    ("values.cpp", "result.push_back(convert(", RESERVED),
     ("executor.cpp", "steps_.emplace_back()", RESERVED),
     ("first_fit.cpp", "offsets.push_back(", RESERVED),
     ("shape.cpp", "short_name_of(type.dtype)", SHORT),
@@ -27,7 +27,7 @@ CANNOT_FAIL = (
     ("random.cpp", "std::string(short_name_of(dtype))", SHORT),
     ("executor.cpp", "if (!attrs.has(name))", SHORT),
     ("executor.cpp", "attrs.integers(name)", SHORT),
-    ("program.cpp", "lane{kLaneNames", SHORT),
+    ("program.cpp", "return std::string(lane)", SHORT),
     ("headroom.cpp", "path.resize(", SHRINKS),
 )
 
@@ -35,6 +35,7 @@ CGROUP = "is asked only where a memory cgroup has a limit"
 FORKED = "the ranks here are forked, and start no threads of OpenMP"
 AFTER = "comes only after another fault"
 REFUSED = "Python refuses before"
+NOT_YET = "no kernel asks for a list of real numbers yet"
 
 UNREACHED = (
     ("headroom.cpp", "version.swap_limit", CGROUP),
@@ -53,6 +54,8 @@ UNREACHED = (
     ("segment.cpp", "MADV_REMOVE", AFTER),
     ("segment.cpp", "::fallocate(", AFTER),
     ("messages.cpp", "their texts are equal", EQUAL),
+    ("attrs.cpp", "get<std::vector<double>>", NOT_YET),
+    ("attrs.cpp", "result.push_back(exact", NOT_YET),
 )
 
 
