@@ -9,6 +9,7 @@
 #include <numeric>
 #include <thread>
 
+#include "base/attrs.hpp"
 #include "comm/shm/heap.hpp"
 #include "comm/stats.hpp"
 #include "ranks.hpp"
@@ -241,6 +242,19 @@ TEST(NoMemory, StatisticsStayWhole) {
     ASSERT_EQ(statistics.report().size(), 1u) << n;
     EXPECT_EQ(statistics.report()[0].calls, 1u);
   }
+}
+
+TEST(NoMemory, ACopyOfAttributesIsMadeOrNot) {
+  Attrs attrs;
+  attrs.set("axis", std::int64_t{1});
+  attrs.set("text", std::string(40, 'x'));
+  attrs.set("axes", std::vector<std::int64_t>{1, 2, 3});
+  attrs.set("posts", std::vector<std::string>{std::string(40, 'y'), "relu"});
+  int n = 1;
+  while (without_memory([&] { const Attrs copy(attrs); }, n, false)) ++n;
+  fuse = 0;
+  EXPECT_GT(n, 8);  // a node each, and what the last three hold
+  EXPECT_EQ(Attrs(attrs).all(), attrs.all());
 }
 
 }  // namespace
