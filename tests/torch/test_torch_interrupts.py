@@ -102,6 +102,23 @@ def test_ctrl_c_closes_the_group_and_frees_nothing_in_flight(kind: str) -> None:
 
 
 @contextmanager
+def traced(step: Callable[[Any, str, Any], Any]) -> Iterator[None]:
+    """Every bytecode of ngd.torch is told to `step`."""
+
+    def enter(frame: Any, event: str, _: Any) -> Any:
+        if "/ngd/torch/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return step
+
+    sys.settrace(enter)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+@contextmanager
 def raised_at(number: int) -> Iterator[list[str]]:
     """KeyboardInterrupt at the so-manieth bytecode of ngd.torch; where that was, if anywhere."""
     seen, where = 0, []
@@ -116,17 +133,8 @@ def raised_at(number: int) -> Iterator[list[str]]:
                 raise KeyboardInterrupt
         return step
 
-    def enter(frame: Any, event: str, _: Any) -> Any:
-        if "/ngd/torch/" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return step
-
-    sys.settrace(enter)
-    try:
+    with traced(step):
         yield where
-    finally:
-        sys.settrace(None)
 
 
 def all_reduce(tensor: Any, group: Any) -> None:
@@ -201,15 +209,13 @@ def interrupt_everywhere(name: str, seed: int, rounds: int) -> dict[str, int]:
         assert "wrong" not in what, (turn, where, interrupted, what)
         found[what] = found.get(what, 0) + 1
         dist.destroy_process_group(group)
-        with turn_in_time():
-            pass
+        check_turn_is_free()
         assert not works.outstanding, where
     return found
 
 
-@contextmanager
-def turn_in_time() -> Iterator[None]:
-    """The lock is free, also for another thread."""
+def check_turn_is_free() -> None:
+    """Another thread can have it."""
     taken = threading.Event()
 
     def take() -> None:
@@ -219,7 +225,6 @@ def turn_in_time() -> Iterator[None]:
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
     assert taken.wait(20), "the turn was not given back"
-    yield
 
 
 def count_of_bytecodes(call: Callable[[], Any]) -> int:
@@ -231,17 +236,8 @@ def count_of_bytecodes(call: Callable[[], Any]) -> int:
         count += event == "opcode"
         return step
 
-    def enter(frame: Any, event: str, _: Any) -> Any:
-        if "/ngd/torch/" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return step
-
-    sys.settrace(enter)
-    try:
+    with traced(step):
         call()
-    finally:
-        sys.settrace(None)
     return count
 
 
