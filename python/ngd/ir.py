@@ -98,7 +98,7 @@ class Op:
     collective: ClassVar[bool] = False
     """Talks to other ranks: run by all of them, in one order."""
     broadcasts: ClassVar[bool] = False
-    """Repeats elements of its input: whoever reads the result may read the input, by strides."""
+    """Repeats elements of its input: a reader of the result may read that instead, by strides."""
     converts: ClassVar[bool] = False
     """The result has a dtype of its own, which the opcode names beside the operand's."""
     opcode: ClassVar[str] = ""

@@ -64,7 +64,7 @@ def left_alone(call: Callable[[], Any]) -> list[Any]:
     return [{}, time.monotonic() - begin]
 
 
-def shut_down_by(whom: str, kind: str) -> list[Any]:
+def shut_down_by(closer: str, kind: str) -> list[Any]:
     """Rank 0 waits; another thread, or a handler of a signal on this one, ends the world."""
     world = ngd.init()
     call = waits(world)[kind]
@@ -73,7 +73,7 @@ def shut_down_by(whom: str, kind: str) -> list[Any]:
     if world.rank == 1:
         time.sleep(1.5)
         return left_alone(ngd.barrier if kind == "recv" else call)
-    if whom == "handler":
+    if closer == "handler":
         signal.signal(signal.SIGALRM, lambda *_: ngd.shutdown())
         signal.setitimer(signal.ITIMER_REAL, 0.3)
         return [caught(call), time.monotonic() - begin]
@@ -82,11 +82,11 @@ def shut_down_by(whom: str, kind: str) -> list[Any]:
     def wait() -> None:
         ended.append(caught(call))
 
-    if whom == "thread":  # ends it, and the main thread waits
-        closer = threading.Timer(0.3, ngd.shutdown)
-        closer.start()
+    if closer == "thread":  # ends it, and the main thread waits
+        timer = threading.Timer(0.3, ngd.shutdown)
+        timer.start()
         wait()
-        closer.join()
+        timer.join()
     else:
         waiter = threading.Thread(target=wait)
         waiter.start()
@@ -97,11 +97,11 @@ def shut_down_by(whom: str, kind: str) -> list[Any]:
 
 
 @over
-@pytest.mark.parametrize("whom", ["thread", "main", "handler"])
+@pytest.mark.parametrize("closer", ["thread", "main", "handler"])
 @pytest.mark.parametrize("kind", ["small", "step"])
-def test_shutdown_ends_a_wait(whom: str, kind: str, communicator: str) -> None:
+def test_shutdown_ends_a_wait(closer: str, kind: str, communicator: str) -> None:
     how = harness.over(communicator, 2)
-    first, second = run(shut_down_by, 2, arguments={"whom": whom, "kind": kind}, **how)
+    first, second = run(shut_down_by, 2, arguments={"closer": closer, "kind": kind}, **how)
     error, seconds = first.value
     assert error["error"] == "GroupClosedError", error
     assert "shut down" in error["message"] or "closed" in error["message"], error
@@ -112,11 +112,11 @@ def test_shutdown_ends_a_wait(whom: str, kind: str, communicator: str) -> None:
     assert seconds < PROMPT
 
 
-def all_waits(whom: str) -> list[str]:
+def all_waits(closer: str) -> list[str]:
     """Every kind of wait is ended in a world of its own."""
     wrong = []
     for kind in WAITS:
-        first, seconds = shut_down_by(whom, kind)
+        first, seconds = shut_down_by(closer, kind)
         want = ("GroupClosedError",) if ngd.environment.detect().rank == 0 else ("RankLostError",)
         if first.get("error") not in want or seconds > PROMPT:
             wrong.append(f"{kind}: {first} after {seconds:.1f} s")
@@ -125,9 +125,9 @@ def all_waits(whom: str) -> list[str]:
 
 
 @harness.needs_ranks
-@pytest.mark.parametrize("whom", ["thread", "handler"])
-def test_shutdown_ends_every_kind_of_wait(whom: str) -> None:
-    for outcome in run(all_waits, 2, arguments={"whom": whom}):
+@pytest.mark.parametrize("closer", ["thread", "handler"])
+def test_shutdown_ends_every_kind_of_wait(closer: str) -> None:
+    for outcome in run(all_waits, 2, arguments={"closer": closer}):
         assert outcome.value == []
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may import whom, and how long things may be: the house rules that a program can check."""
+"""Which module may import which, how long things may be: what a program can check of the rules."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ Python, in mode signal by one or more signals at random microseconds, while the 
 another in native code. Then every rank looks, and docs/errors.md must hold:
 
 - all later collectives give exactly what they must on all ranks, or every rank is told that the
-  group is closed, and by whom. A rank that has not taken part in a call, and goes on to the next
+  group is closed, and by which. A rank that has not taken part in a call, and goes on to the next
   one, is seen: what it calls next is another collective than the others are in
 - what the others got from the call is right
 - no rank hangs or dies, and no memory is written to that was let go of

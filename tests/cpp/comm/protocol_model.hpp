@@ -261,7 +261,7 @@ class Machine {
       }
       const std::uint8_t sleeping = peer(rank_.rung).sleeping;
       if (sleeping == kUntilAny || sleeping == me_ + 1) {
-        // The exchange of wake(): only one wakes him.
+        // The exchange of wake(): only one rank wakes it.
         peer(rank_.rung).sleeping = kAwake;
         rank_.mode = Mode::Wake;
       } else {

@@ -95,7 +95,7 @@ TEST_P(GroupsTest, OverlapInTime) {
         std::vector<std::int32_t> data;
       };
       std::vector<Flight> flights;
-      // Within a group all ranks submit alike; between groups everyone in an order of his own.
+      // Within a group all ranks submit alike; between groups each in an order of its own.
       std::vector<int> order{0, 1, 2, 0, 1, 2};
       std::shuffle(order.begin(), order.end(), random);
       for (const int which : order) {

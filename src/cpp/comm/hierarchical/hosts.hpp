@@ -26,7 +26,7 @@ struct Roster {
   std::vector<int> here;
 };
 
-// The same of some ranks only, of whom I am one.
+// The same of some ranks only; I am one of them.
 std::shared_ptr<const Roster> roster_among(const Roster& roster, const mpi::Channel& group);
 
 // The ranks of `roster.here`, of which I am `rank`, meet in shared memory.

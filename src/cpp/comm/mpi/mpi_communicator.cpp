@@ -284,7 +284,7 @@ bool MpiCommunicator::progress() noexcept {
   try {
     mailbox_.progress();
     advance_works();
-    // Who has left in order has sent all that he had to send: its data may still be on their way.
+    // A rank that has left in order has sent all it had to: the data may still be on their way.
     pairs_.progress(mailbox_, [this](int peer, const Header& mine, bool matched) {
       check_not_ended(peer, mine, !matched || !has_left(peer));
     });

@@ -149,8 +149,8 @@ std::unique_ptr<Transfer> make_ring_all_reduce(const Channel& channel, int tag,
 std::unique_ptr<Transfer> make_chain_broadcast(const Channel& channel, int tag,
                                                const Collective& collective);
 
-// all_gather, gather, scatter and all_to_all: blocks go straight from their owners to whom they are
-// for; the kinds differ in nothing but who sends what.
+// all_gather, gather, scatter and all_to_all: each block goes straight from its owner to the rank
+// that receives it; the kinds differ in nothing but who sends what.
 std::unique_ptr<Transfer> make_block_exchange(const Channel& channel, int tag,
                                               const Collective& collective);
 

@@ -18,7 +18,7 @@
 //              reduced(c)
 //   copy out   when all have raised reduced(c): the peers' parts, from my own buffer
 // in the order  in 0, in 1, reduce 0, out 0, in 2, reduce 1, out 1, in 3, ...
-// Who has copied out a chunk has his buffer back without any further flag: his peers raise
+// A rank that has copied out a chunk has its buffer back without any further flag: the peers raise
 // reduced(c) when they have read it and written to it for the last time.
 // Results that the peers fetch from a buffer of mine instead took 20 % longer; all-reduce of
 // float32 in place from private memory, 2 ranks, AMD EPYC 9005, least of many runs, in us:

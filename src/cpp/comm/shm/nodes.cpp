@@ -6,8 +6,8 @@
 //   combine   piece h of slice i: the counterparts' partial sums, to all ranks of my node
 //   spread    the other pieces of slice i: from the counterparts who have combined them, to all
 //             ranks of my node
-// Each begins when all ranks have done the one before, and the end is when all have done the last:
-// whom a rank then waits for is himself late, and does not wait for another.
+// Each begins when all ranks have done the one before, and the end is when all have done the last.
+// So a rank that others wait for is itself late, and does not wait for another one.
 //
 // Ranks reach across in two acts only, and only to read: a node takes in (n-1)/n of the data as
 // partial sums and as much as results, the least that an all-reduce can do with between n places
@@ -21,7 +21,7 @@
 // place.
 //
 // Where every operand lies in the shared lane, partial sums and results stand in the destinations.
-// In place this holds, too: a slice of a source is read by one rank only, before he writes to it.
+// In place this holds, too: a slice of a source is read by one rank only, before that writes to it.
 // Else all of it happens in the lanes, chunk by chunk as in flat.cpp, with two more acts:
 //   copy in    what my node needs of my source, into my buffer, before the sum
 //   copy out   my node's parts of the results, from my buffer, in the end

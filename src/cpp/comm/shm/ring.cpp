@@ -9,9 +9,9 @@
 // same for all ranks. Two-byte floats travel as float32 and are rounded once, at the end.
 //
 // Where every operand lies in the shared lane the partial sums stand in the destinations. Else, and
-// for two-byte floats, they stand in the staging areas, chunk by chunk. Nobody overwrites what his
+// for two-byte floats, they stand in the staging areas, chunk by chunk. No rank overwrites what its
 // right neighbour has still to read: a part's whole sum has passed through the right neighbour
-// before it comes back to me; a new chunk, and the end of the task, wait for his last step.
+// before it comes back to me; a new chunk, and the end of the task, wait for its last step.
 #include <algorithm>
 #include <cstring>
 

@@ -19,8 +19,8 @@ namespace {
 // of a sequence again.
 constexpr std::uint64_t kTold = kSlots / 4;
 
-// Of all that must be equal on all ranks, but for what a program computes. What an all_to_all sends
-// whom, its two ranks compare.
+// Of all that must be equal on all ranks, but for what a program computes. Of an all_to_all each
+// two ranks compare what one sends to the other.
 std::uint64_t fingerprint_of(const Task& task, std::uint64_t group, const Collective& collective,
                              std::uint64_t program, int size) noexcept {
   std::uint64_t hash =

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The wait ladder: spin, then yield, then sleep on my own doorbell.
 //
-// Nobody may miss a flag that is raised while he falls asleep. The one who raises it stores the
-// flag (sequentially consistent), then looks whether a peer sleeps; the one who goes to sleep says
-// so (sequentially consistent), then looks at the flags once more. In the single order of these
-// four at least one of the two sees the other.
+// No rank may miss a flag that is raised while it falls asleep. The rank that raises it stores the
+// flag (sequentially consistent), then looks whether a peer sleeps. The rank that goes to sleep
+// says so (sequentially consistent), then looks at the flags once more. In the single order of
+// these four at least one of the two sees the other.
 #pragma once
 
 #include <cstdint>
