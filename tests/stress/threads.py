@@ -274,20 +274,23 @@ def wait_for_ever(world: ngd.Group) -> None:
             world.barrier()
 
 
-def lives(seed: str, number: int) -> dict[str, Any]:
-    """What a rank runs: so many lives; one rank then ends with a daemon thread in a barrier."""
+def lives(seed: str, number: int) -> Counter[str]:
+    """What a rank runs: so many lives; one rank then ends with a daemon thread in a barrier.
+
+    Raises AssertionError with what it has found.
+    """
     found: list[str] = []
     counts: Counter[str] = Counter()
     for i in range(number):
         live(f"{seed}.{i}", found, counts)
-        if found:
-            break
+        if found:  # the others may have found nothing: they are not met again
+            raise AssertionError("; ".join(found))
     world = ngd.init()
     world.barrier()
     if world.rank == 0:
         threading.Thread(target=wait_for_ever, args=(world,), daemon=True).start()
         time.sleep(0.05)
-    return {"found": found, "counts": counts}
+    return counts
 
 
 def job(seed: str, ranks: int, number: int) -> tuple[list[str], Counter[str]]:
@@ -304,8 +307,7 @@ def job(seed: str, ranks: int, number: int) -> tuple[list[str], Counter[str]]:
         if outcome.code != 0 or outcome.err or outcome.value is None:
             found.append(f"{seed}: {outcome}")
         else:
-            found += outcome.value["found"]
-            counts.update(outcome.value["counts"])
+            counts.update(outcome.value)
     return found, counts
 
 
