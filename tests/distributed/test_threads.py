@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -129,6 +130,42 @@ def all_waits(closer: str) -> list[str]:
 def test_shutdown_ends_every_kind_of_wait(closer: str) -> None:
     for outcome in run(all_waits, 2, arguments={"closer": closer}):
         assert outcome.value == []
+
+
+def shut_down_amid_split(told: str) -> dict[str, str]:
+    """Rank 0 has made its group, and a thread or a handler ends the world before split returns."""
+    world, flag = ngd.init(), Path(told)
+    if world.rank == 1:
+        half = world.split(0)
+        error = caught(half.barrier)
+        flag.touch()
+        return error
+    make = ngd.Group.__init__
+
+    def make_late(self: ngd.Group, *arguments: Any) -> None:
+        make(self, *arguments)
+        ngd.shutdown()
+
+    ngd.Group.__init__ = make_late  # type: ignore[method-assign]
+    kept = []  # else the end of the group tells rank 1
+    error = caught(lambda: kept.append(world.split(0)))
+    end = time.monotonic() + PROMPT
+    while not flag.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    return error if flag.exists() else {"error": "rank 1 was not told"}
+
+
+@over
+def test_the_end_of_a_world_amid_split_ends_the_new_group(
+    communicator: str, tmp_path: Path
+) -> None:
+    arguments = {"told": str(tmp_path / "told")}
+    first, second = run(
+        shut_down_amid_split, 2, arguments=arguments, **harness.over(communicator, 2)
+    )
+    assert first.value["error"] == "GroupClosedError", first.value
+    assert second.value["error"] == "RankLostError", second.value
+    assert "rank 0" in second.value["message"]
 
 
 def handler_calls() -> list[Any]:

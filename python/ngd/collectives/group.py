@@ -119,9 +119,7 @@ class Group(BoundToProcess):
         made = self.communicator.split(number, whole(key, "split", "key"))
         if made is None:
             return NonMember(name or f"{self.name}/None")
-        group = Group(made, name or f"{self.name}/{color}")
-        self._children.add(group)
-        return group
+        return self._adopt(Group(made, name or f"{self.name}/{color}"))
 
     def group_of(self, members: Sequence[int], number: int, key: str, name: str) -> Group:
         """Make a group of some ranks of a world over MPI, called by these alone.
@@ -130,9 +128,19 @@ class Group(BoundToProcess):
         next_group_number()s. Errors name ranks as this group does.
         """
         self.check_open()
-        group = Group(self.communicator.group_of(members, number, key, self.timeout), name)
-        self._children.add(group)
-        return group
+        made = self.communicator.group_of(members, number, key, self.timeout)
+        return self._adopt(Group(made, name))
+
+    def _adopt(self, child: Group) -> Group:
+        """Take in a new group, which ends with this one: another thread may have ended it by now.
+
+        close() says first that this group is closed, and looks for children then.
+        """
+        self._children.add(child)
+        if self.closed:
+            child.close()
+        self.check_open()
+        return child
 
     def all_reduce(
         self,
@@ -548,9 +556,9 @@ class Group(BoundToProcess):
 
     def close(self) -> None:
         """Leave, the groups that were split from this one first; idempotent."""
+        self.closed = True
         for child in living(self._children):
             child.close()
-        self.closed = True
         self.communicator.close()
 
     def under_way(self) -> _core.UnderWay:
