@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train neural networks on many CPU processes: a compiler in which the collective is an op."""
 
-from . import errors, ops
+from . import errors, ops, trees
 from .autodiff import grad
 from .collectives import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
 from .compiler import compile
@@ -94,6 +94,7 @@ __all__ = [
     "scatter",
     "send",
     "shutdown",
+    "trees",
     "uint8",
     "uint16",
     "uint32",

@@ -13,9 +13,8 @@ from .errors import ShapeError
 from .ir import Array, DType, Node, Type
 
 
-def in_order(inputs: Sequence[Node], given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+def in_order(names: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
     """All arguments by position: those without a name come first, as in a call of a function."""
-    names = [str(n.attrs["name"]) for n in inputs]
     shown = ", ".join(names)
     for name in named:
         if names.count(name) != 1:

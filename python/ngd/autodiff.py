@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, overload
+from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from .ops.precision import expansion, is_narrow, widened
 from .ops.reduce import sum
 from .ops.shape import broadcast_to, reshape, zeros
 from .sites import at_site
+from .trees import flatten
+
+Key = TypeVar("Key")
 
 UNUSED: Final = ("error", "zero")
 
@@ -25,11 +28,16 @@ UNUSED: Final = ("error", "zero")
 @overload
 def grad(loss: Node, wrt: Node, *, unused: str = "error") -> Node: ...
 @overload
-def grad(loss: Node, wrt: Sequence[Node], *, unused: str = "error") -> list[Node]: ...
-def grad(loss: Node, wrt: Node | Sequence[Node], *, unused: str = "error") -> Node | list[Node]:
+def grad(loss: Node, wrt: list[Node], *, unused: str = "error") -> list[Node]: ...
+@overload
+def grad(loss: Node, wrt: Mapping[Key, Node], *, unused: str = "error") -> dict[Key, Node]: ...
+@overload
+def grad(loss: Node, wrt: Any, *, unused: str = "error") -> Any: ...
+def grad(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
     """Differentiate the sum of all ranks' losses with respect to one node, or each of several.
 
-    `loss` is a floating scalar; the result is one node, or a list, as `wrt` is. Each rank gets the
+    `loss` is a floating scalar; `wrt` is a node, or any structure of nodes (ngd.trees), and the
+    gradients come in the same structure: {"w": w} gives {"w": its gradient}. Each rank gets the
     derivative with respect to its own value of `wrt`. Where the loss reaches no collective that is
     the derivative of the rank's own loss, for the user to all_reduce; the adjoint of all_reduce
     "sum" is all_reduce "sum", that of "mean" is "mean".
@@ -38,12 +46,12 @@ def grad(loss: Node, wrt: Node | Sequence[Node], *, unused: str = "error") -> No
     its file and line. Integers, bools and stop_gradient end a path. A node that the loss does not
     depend on is a GradientError; with unused="zero" its gradient is zeros.
     """
-    if not isinstance(wrt, (Node, Sequence)) or isinstance(wrt, str):
-        raise TypeError(f"grad: wrt: expected a node or a list of nodes; got {wrt!r}")
-    targets = [wrt] if isinstance(wrt, Node) else list(wrt)
-    for node in (loss, *targets):
+    targets, structure = flatten(wrt)
+    if not isinstance(loss, Node):
+        raise TypeError(f"grad: loss: expected a node; got {loss!r}")
+    for node, path in zip(targets, structure.paths("wrt"), strict=True):
         if not isinstance(node, Node):
-            raise TypeError(f"grad: expected nodes; got {node!r}")
+            raise TypeError(f"grad: {path}: expected a node or a structure of nodes; got {node!r}")
     if unused not in UNUSED:
         raise ValueError(f'grad: expected unused "error" or "zero"; got {unused!r}')
     if loss.shape or not is_float(loss.dtype):
@@ -68,7 +76,7 @@ def grad(loss: Node, wrt: Node | Sequence[Node], *, unused: str = "error") -> No
                 )
             adjoint = zeros(target.shape, target.dtype)
         results.append(adjoint)
-    return results[0] if isinstance(wrt, Node) else results
+    return structure.rebuild(results)
 
 
 def _name(node: Node) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,12 @@ from .devices import DEVICES
 from .devices.executable import Executable, Lowered
 from .devices.native import native_attrs, spec
 from .devices.ordering import Ordering
+from .devices.structured import StructuredStep, is_flat
 from .ir import PLACEHOLDER, Graph, Node, Type
 from .ops.collective import WORLD, Ranks, expect_member
 from .passes import Plan, Target
 from .passes.collectives import talks
+from .trees import LEAF, Structure, flatten
 from .variable import Variable
 
 WORLD.join = distributed.init
@@ -69,9 +71,9 @@ _cache: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
 
 
 def compile(
-    inputs: Sequence[Node],
-    outputs: Sequence[Node],
-    updates: Mapping[Variable, Node] | None = None,
+    inputs: Any,
+    outputs: Any,
+    updates: Any = None,
     *,
     device: str | None = None,
     group: Group | None = None,
@@ -81,11 +83,16 @@ def compile(
     Parameters
     ----------
     inputs
-        Placeholders, in the order in which the step is called with arrays; by name is well too.
+        Placeholders: a list, in the order in which the step is called with arrays; by their names
+        is well too. A dict of them names the arguments itself. An argument may be a structure
+        (ngd.trees), `[{"image": x, "label": y}, rate]`, and is given as one of arrays.
     outputs
-        Nodes whose values a call returns, as a list of fresh arrays (or in `out=`).
+        Nodes whose values a call returns: a list, or any structure of nodes. The call gives the
+        same structure of fresh arrays, or writes into the one of `out=`.
     updates
-        Variable -> the node of its next value. All reads of a step see the values before it.
+        Variable -> the node of its next value; or several such dicts in a list, where a pair
+        (variables, nodes) of two like structures may stand for one. All reads of a step see the
+        values before it.
     device
         "CPU" (C++ kernels), "INTERPRETER" (NumPy references) or "NULL" (compiles only); by default
         NGD_DEVICE, or CPU.
@@ -106,32 +113,61 @@ def compile(
         holds an op that the device cannot compute; the message has the node's file and line.
     """
     name = config.device(device, "compile")
-    for argument, given in (("inputs", inputs), ("outputs", outputs)):
-        if isinstance(given, (Node, str)) or not isinstance(given, Sequence):
-            raise TypeError(f"compile: {argument}: expected a list of nodes; got {given!r}")
+    placeholders, given = nodes_in("inputs", list(inputs) if type(inputs) is tuple else inputs)
+    nodes, results = nodes_in("outputs", outputs)
     if isinstance(group, Group):
         expect_member("compile", group)
-    graph = Graph(tuple(inputs), tuple(outputs), sorted_updates(updates or {}))
-    check_signature(graph)
+    graph = Graph(tuple(placeholders), tuple(nodes), sorted_updates(updates))
+    check_signature(graph, given, results)
     if group is None:
         group = distributed.init() if talks(graph) else distributed.alone()
     key = (signature(graph), name, group)
-    executable = _cache.get(key)
+    executable: Executable | None = _cache.get(key)
     if executable is None:
         executable = _cache[key] = DEVICES[name](graph, group, partial(lower, graph, group))
-    return executable
+    if is_flat(given) and is_flat(results):
+        return executable
+    return StructuredStep(executable, given, results)
 
 
-def sorted_updates(updates: Mapping[Variable, Node]) -> tuple[tuple[Node, Node], ...]:
+def nodes_in(argument: str, tree: Any) -> tuple[list[Any], Structure]:
+    """The leaves of a structure of nodes, and the structure."""
+    leaves, structure = flatten(tree)
+    if structure is LEAF and isinstance(tree, Sequence) and not isinstance(tree, (str, bytes)):
+        leaves, structure = flatten(list(tree))
+    if structure is LEAF:
+        raise TypeError(f"compile: {argument}: expected a list of nodes; got {tree!r}")
+    return leaves, structure
+
+
+def sorted_updates(updates: Any) -> tuple[tuple[Node, Node], ...]:
     """By name, so that the graph's order does not depend on the dictionary's."""
-    if not isinstance(updates, Mapping):
-        raise TypeError(f"compile: updates: expected {{variable: node}}; got {updates!r}")
-    for variable, value in updates.items():
+    pairs: dict[Variable, Node] = {}
+    parts = updates if isinstance(updates, list) else [updates or {}]
+    for variable, value in (pair for part in parts for pair in pairs_of(part)):
         if not isinstance(variable, Variable) or not isinstance(value, Node):
             raise TypeError(
                 f"compile: updates: expected {{variable: node}}; got {variable!r}: {value!r}"
             )
-    return tuple(sorted(updates.items(), key=lambda item: item[0].name))
+        if pairs.setdefault(variable, value) is not value:
+            raise ValueError(
+                f"compile: updates: variable {variable.name!r} has two next values, "
+                f"made at {pairs[variable].site} and at {value.site}"
+            )
+    return tuple(sorted(pairs.items(), key=lambda item: item[0].name))
+
+
+def pairs_of(part: Any) -> Iterable[tuple[Any, Any]]:
+    """The updates of a dict, or of a pair of like structures: variables, and their next values."""
+    if isinstance(part, Mapping):
+        return part.items()
+    if not isinstance(part, tuple) or len(part) != 2:
+        raise TypeError(
+            "compile: updates: expected {variable: node}, or a list of such dicts and of pairs "
+            f"(variables, nodes); got {part!r}"
+        )
+    variables, structure = flatten(part[0])
+    return zip(variables, structure.match(part[1], "compile: updates"), strict=True)
 
 
 def signature(graph: Graph) -> tuple[tuple[int, ...], ...]:
@@ -140,11 +176,13 @@ def signature(graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(n.id for n in nodes) for nodes in (graph.inputs, graph.outputs, pairs))
 
 
-def check_signature(graph: Graph) -> None:
+def check_signature(graph: Graph, given: Structure, results: Structure) -> None:
     """Inputs must be placeholders and outputs nodes."""
-    for node in graph.inputs:
+    for number, node in enumerate(graph.inputs):
         if not isinstance(node, Node) or node.op is not PLACEHOLDER:
-            raise TypeError(f"compile: inputs: expected placeholders; got {node!r}")
-    for node in graph.outputs:
+            at = given.paths("inputs")[number]
+            raise TypeError(f"compile: inputs: expected placeholders; got {node!r} at {at}")
+    for number, node in enumerate(graph.outputs):
         if not isinstance(node, Node):
-            raise TypeError(f"compile: outputs: expected nodes; got {node!r}")
+            at = results.paths("outputs")[number]
+            raise TypeError(f"compile: outputs: expected nodes; got {node!r} at {at}")

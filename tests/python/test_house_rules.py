@@ -27,7 +27,7 @@ LONG_FOR_A_REASON = "long because"
 LAYERS = (
     {"errors", "local"},
     {"dtype", "config", "environment", "binding", "sites"},
-    {"array_methods"},
+    {"array_methods", "trees"},
     {"ir"},
     {"ops"},
     {"autodiff", "reference", "variable", "passes"},

@@ -124,7 +124,10 @@ def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -
         (lambda x: ops.reshape(x, (4, -1)), r"reshape: expected 6 elements .*that divide them"),
         (lambda x: ops.reshape(x, (-1, 0)), r"reshape: .*that divide them; got \(-1, 0\)"),
         (lambda x: ops.reshape(x, (-1, -1)), r"reshape: expected 6 elements .*got \(-1, -1\)"),
-        (lambda x: ngd.grad(ops.sum(x), {"x": x}), r"grad: wrt: expected a node or a list of node"),
+        (
+            lambda x: ngd.grad(ops.sum(x), {"x": None}),
+            r"grad: wrt\['x'\]: expected a node",
+        ),
         (lambda x: ngd.compile([x], [x], updates=[(x, x)]), r"updates: expected \{variable: node"),
         (
             lambda x: ops.softmax_cross_entropy(x, ngd.placeholder("y", (2, 3))),

@@ -40,10 +40,8 @@ class Executable(Protocol):
     graph: Graph
     """The graph as it was given."""
 
-    def __call__(
-        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
-    ) -> list[Array]:
-        """Run once, on arrays by position or by the placeholders' names; see ngd.compile."""
+    def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
+        """Run once, on arrays by position or by name; see ngd.compile."""
         ...
 
     def memory(self) -> dict[str, int]:
@@ -86,7 +84,8 @@ class CompiledStep(BoundToProcess):
     def prepare(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
         """The arguments as contiguous arrays of exactly the inputs' types."""
         if named or len(arrays) != len(self.input_types):
-            arrays = arguments.in_order(self.graph.inputs, arrays, named)
+            names = [str(n.attrs["name"]) for n in self.graph.inputs]
+            arrays = arguments.in_order(names, arrays, named)
         return [
             a
             if type(a) is np.ndarray

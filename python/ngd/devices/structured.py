@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A compiled step whose arguments or results are nested, around one that takes and gives lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import arguments
+from ..local import BoundToProcess
+from ..trees import LEAF, Structure
+from .executable import CompiledStep, Executable
+
+
+class StructuredStep(BoundToProcess):
+    """A compiled step of whatever device; see Executable.
+
+    The outermost part of the inputs' structure are the arguments of the call: a dict (or a
+    dataclass) names them, and in a list those that are placeholders have the placeholders' names.
+    """
+
+    instead = CompiledStep.instead
+
+    def __init__(self, step: Executable, given: Structure, results: Structure) -> None:
+        self.step, self.graph = step, step.graph
+        self.results = None if is_flat(results) else results
+        self.parts = None if is_flat(given) else given.parts
+        self.names = names_of(given, [str(n.attrs["name"]) for n in self.graph.inputs])
+
+    def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
+        """Run once."""
+        given = self.flat(arrays, named)
+        if self.results is None:
+            return self.step(*given, out=out)
+        if out is not None:
+            out = self.results.match(out, "Executable: out")
+        return self.results.rebuild(self.step(*given, out=out))
+
+    def flat(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+        """The arguments' arrays in the order of the placeholders."""
+        if named or len(arrays) != len(self.names):
+            arrays = arguments.in_order(self.names, arrays, named)
+        if self.parts is None:
+            return arrays
+        leaves: list[Any] = []
+        for part, name, argument in zip(self.parts, self.names, arrays, strict=True):
+            leaves += part.match(argument, f"Executable: input {name}")
+        return leaves
+
+    def memory(self) -> dict[str, int]:
+        """See Executable."""
+        return self.step.memory()
+
+    def compare_ranks(self) -> str:
+        """See Executable."""
+        return self.step.compare_ranks()
+
+    def __str__(self) -> str:
+        return str(self.step)
+
+
+def is_flat(structure: Structure) -> bool:
+    """Whether this is a list of leaves, which steps take and give by themselves."""
+    return structure.kind is list and all(part is LEAF for part in structure.parts)
+
+
+def names_of(given: Structure, placeholders: Sequence[str]) -> list[str]:
+    """What the arguments of a call are called; `placeholders` are the leaves' names."""
+    if given.kind is not list:
+        return [str(key) for key in given.keys]
+    names, first = [], 0
+    for number, part in enumerate(given.parts):
+        names.append(placeholders[first] if part is LEAF else f"[{number}]")
+        first += part.count
+    return names
