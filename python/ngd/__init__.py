@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train neural networks on many CPU processes: a compiler in which the collective is an op."""
 
+from importlib import import_module as _import
+from typing import TYPE_CHECKING, Any
+
 from . import errors, ops, trees
 from .autodiff import grad
 from .collectives import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
@@ -45,6 +48,9 @@ from .dtype import (
 from .ir import Graph, Node
 from .variable import Variable, constant, placeholder, variable
 
+if TYPE_CHECKING:
+    from . import optim
+
 __version__ = str(build_info()["version"])
 
 __all__ = [
@@ -87,6 +93,7 @@ __all__ = [
     "join",
     "make_mesh",
     "ops",
+    "optim",
     "placeholder",
     "recv",
     "reduce",
@@ -101,3 +108,10 @@ __all__ = [
     "uint64",
     "variable",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The training library's parts are imported when they are first used."""
+    if name == "optim":
+        return _import(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,7 +11,8 @@ from typing import TypeGuard
 
 import pytest
 
-import ngd.ops  # noqa: F401  (fills the registry)
+import ngd
+import ngd.ops
 from ngd.ir import REGISTRY, Leaf
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,9 @@ LAYERS = (
     {"devices"},
     {"compiler"},
     {"__init__", "launch"},
-    {"cli", "doctor", "nn", "optim", "data", "torch"},
+    {"optim"},
+    {"nn", "data", "checkpoint"},
+    {"cli", "doctor", "torch"},
 )
 USERS_OF_THE_CORE = {"collectives", "compiler", "devices", "distributed", "torch", "variable"}
 
@@ -50,6 +53,9 @@ INCLUDES = {
 
 KNOW_NO_OP = {"autodiff", "compiler", "devices", "passes", "reference"}
 """What these must know of an op, its block declares (ngd.ir.Op); its name is nothing to them."""
+
+USERS_OF_THE_PUBLIC_API = {"checkpoint", "data", "nn", "optim"}
+"""They import public names alone, and one another."""
 
 COMPUTING = {op.name for op in REGISTRY.values() if not isinstance(op, Leaf)}
 
@@ -118,6 +124,26 @@ def faults_of_imports(path: Path, source: str) -> list[str]:
         elif module not in below and any(module in layer for layer in LAYERS):
             faults.append(f"{mine} imports {module}")
     return faults
+
+
+def private_imports(path: Path, source: str) -> list[str]:
+    """What this file imports of the package that `ngd` does not offer."""
+    inside = path.relative_to(PACKAGE).parts
+    found = []
+    for node in what_runs(source):
+        if isinstance(node, ast.Import):
+            names = [(*alias.name.split("."), "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = ("ngd", *inside)[: -node.level] if node.level else ()
+            base = (*above, *(node.module.split(".") if node.module else ()))
+            names = [(*base, alias.name) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            own = len(name) > 1 and (name[1] == module_of(path) or name[1] in ngd.__all__)
+            if name[0] == "ngd" and name[1] and not own:
+                found.append(".".join(name).rstrip("."))
+    return found
 
 
 def imported_files(path: Path, source: str) -> set[Path]:
@@ -249,6 +275,13 @@ def test_no_pass_or_device_knows_an_op_by_name(path: Path) -> None:
     assert ops_by_name(path.read_text()) == []
 
 
+@pytest.mark.parametrize(
+    "path", [p for p in PYTHON_FILES if module_of(p) in USERS_OF_THE_PUBLIC_API], ids=name_of
+)
+def test_the_training_library_uses_the_public_api(path: Path) -> None:
+    assert private_imports(path, path.read_text()) == []
+
+
 @pytest.mark.parametrize("path", CPP_FILES, ids=name_of)
 def test_cpp_includes_only_what_its_folder_links(path: Path) -> None:
     folder = path.relative_to(CORE).parts[0]
@@ -297,6 +330,12 @@ def test_the_rules_find_what_breaks_them() -> None:
     assert faults_of_imports(PACKAGE / "ir.py", for_types) == []
     assert faults_of_imports(PACKAGE / "new.py", "") == ["new stands in no layer"]
     assert faults_of_imports(PACKAGE / "ops" / "a.py", "from ..ir import Node, ops") == []
+    sgd = PACKAGE / "optim" / "sgd.py"
+    assert private_imports(sgd, "from .. import Node, ops\nfrom .optimizer import x") == []
+    assert private_imports(sgd, "import numpy, ngd\nfrom ..errors import Error") == []
+    assert private_imports(sgd, "from ..ir import Node\nfrom .. import _core") == [
+        *("ngd.ir.Node", "ngd._core")
+    ]
     ops, cast = PACKAGE / "ops" / "__init__.py", PACKAGE / "ops" / "cast.py"
     assert imported_files(cast, "from ..ir import Node\nfrom . import reduce, abs") == {
         *(PACKAGE / "ir.py", PACKAGE / "ops" / "reduce.py", ops)

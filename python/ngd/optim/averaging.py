@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Averages of variables over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from .. import Node, Variable, float64, ops, trees, variable
+
+
+class ExponentialMovingAverage:
+    """a <- decay * a + (1 - decay) * w after each update (Polyak and Juditsky, 1992).
+
+        updates = optimizer.update(loss, parameters)
+        updates |= average.updates(updates, parameters)
+
+    The averages begin at the variables' values when `updates` is called. With warm_up the decay is
+    at most (1 + t) / (10 + t), so that the first values are soon forgotten.
+    """
+
+    def __init__(self, decay: float = 0.999, *, warm_up: bool = False, name: str = "ema") -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"{name}: expected a decay in [0, 1); got {decay}")
+        self.decay, self.warm_up, self.name = decay, warm_up, name
+        self.averages: dict[Variable, Variable] = {}
+        """Variable -> its average."""
+        self._step = variable(f"{name}.step", 0)
+
+    @property
+    def state(self) -> dict[str, Variable]:
+        """The averages, and the step counter, by name, for checkpoints."""
+        return {v.name: v for v in (self._step, *self.averages.values())}
+
+    def updates(self, next: Mapping[Variable, Node], of: Any = None) -> dict[Variable, Node]:
+        """Return the averages' updates for ngd.compile.
+
+        `next` are updates: the values that are averaged. `of` are the variables that are meant, in
+        any structure; without, all of `next`.
+        """
+        wanted = list(next) if of is None else trees.leaves_of(of)
+        step = ops.cast(self._step, float64)
+        decay = ops.full((), self.decay, float64)
+        if self.warm_up:
+            decay = ops.minimum(decay, (1.0 + step) / (10.0 + step))
+        made: dict[Variable, Node] = {self._step: self._step + 1}
+        for v in wanted:
+            if v not in next:
+                raise ValueError(f"{self.name}: updates: {v!r} has no next value")
+            a = self.averages.setdefault(v, variable(f"{self.name}.{v.name}", v.numpy()))
+            kept = ops.cast(decay, v.dtype)
+            made[a] = kept * a + (1.0 - kept) * next[v]
+        return made
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """For a block, the variables have their averages' values: for an evaluation."""
+        before = {v: v.numpy() for v in self.averages}
+        try:
+            for v, a in self.averages.items():
+                v.assign(a.numpy())
+            yield
+        finally:
+            for v, value in before.items():
+                v.assign(value)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every optimizer takes on two ranks the steps that it takes on one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import harness
+import numpy as np
+import pytest
+from standing import run_in_world
+
+import ngd
+from ngd import ops, optim
+
+OPTIMIZERS: dict[str, Callable[[], optim.Optimizer]] = {
+    "sgd": lambda: optim.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: optim.Adam(0.03, amsgrad=True),
+    "adamw": lambda: optim.AdamW(optim.warm_up(optim.cosine(0.03, 10), 3), clip_norm=0.5),
+    "rmsprop": lambda: optim.RMSprop(0.03, momentum=0.9, centered=True),
+    "adagrad": lambda: optim.Adagrad(0.1),
+    "lars": lambda: optim.LARS(1.0, trust=0.02),
+    "lamb": lambda: optim.LAMB(0.03, weight_decay=0.1),
+    "lion": lambda: optim.Lion(0.01),
+    "muon": lambda: optim.Muon(0.02),
+}
+
+
+def trained_on_parts(micro_batches: int) -> dict[str, list[float]]:
+    """Every optimizer, five steps; each rank has its part of each batch, of uneven size."""
+    world = ngd.init()
+    random = np.random.default_rng(5)
+    batches = random.normal(size=(5, 6, 4))
+    results = {}
+    for name, make in OPTIMIZERS.items():
+        w = ngd.variable("w", np.random.default_rng(6).normal(size=(4, 3)))
+        optimizer = make()
+        mine = np.array_split(np.arange(6), [4])[world.rank] if world.size == 2 else np.arange(6)
+        x = ngd.placeholder("x", (len(mine) // micro_batches, 4), "float64")
+        loss = ops.mean(ops.square(ops.tanh(x @ w) - 0.5))
+        weight = ngd.constant(np.float64(len(mine)))
+        add = ngd.compile([x], [], updates=optimizer.accumulate(loss, w))
+        updates = optimizer.update(loss, w, weight=weight, micro_batches=micro_batches)
+        step = ngd.compile([x], [], updates=updates)
+        for batch in batches:
+            *first, last = np.split(batch[mine], micro_batches)
+            for part in first:
+                add(part)
+            step(last)
+        results[name] = w.numpy().ravel().tolist()
+    return results
+
+
+@harness.needs_ranks
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_two_ranks_equal_one(micro_batches: int) -> None:
+    (alone,) = run_in_world(trained_on_parts, "shm", 1, micro_batches=1)
+    both = run_in_world(trained_on_parts, "shm", 2, micro_batches=micro_batches)
+    for name, wanted in alone.value.items():
+        assert both[0].value[name] == both[1].value[name], name
+        np.testing.assert_allclose(both[0].value[name], wanted, 1e-9, 1e-11, err_msg=name)
