@@ -49,7 +49,7 @@ from .ir import Graph, Node
 from .variable import Variable, constant, placeholder, variable
 
 if TYPE_CHECKING:
-    from . import optim
+    from . import checkpoint, optim
 
 __version__ = str(build_info()["version"])
 
@@ -76,6 +76,7 @@ __all__ = [
     "broadcast",
     "broadcast_variables",
     "build_info",
+    "checkpoint",
     "comm_stats",
     "compile",
     "constant",
@@ -112,6 +113,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The training library's parts are imported when they are first used."""
-    if name == "optim":
+    if name in ("checkpoint", "optim"):
         return _import(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

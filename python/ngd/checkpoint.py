@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: variables as safetensors, and an index in JSON, replaced as one.
+
+    ngd.checkpoint.save(folder, [parameters, optimizer.state], position={"epoch": 3, "batch": 17},
+                        generators={"order": random})
+    position = ngd.checkpoint.load(folder, [parameters, optimizer.state], generators=...)
+
+The folder holds `checkpoint.json`, which names the file of the tensors. To save: the tensors go
+into a new file, under another name first; it is synchronized with the disk and gets its name; then
+the index is replaced in the same way; at last what no index names is deleted. So at any moment,
+also if the process is killed there, the index names a whole file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from . import (
+    Variable,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    trees,
+    uint8,
+    uint16,
+    uint32,
+    uint64,
+)
+
+INDEX: Final = "checkpoint.json"
+TENSORS: Final = "checkpoint-{}.safetensors"
+DTYPES: Final[dict[str, Any]] = {
+    "F64": float64,
+    "F32": float32,
+    "F16": float16,
+    "BF16": bfloat16,
+    "I64": int64,
+    "I32": int32,
+    "I16": int16,
+    "I8": int8,
+    "U64": uint64,
+    "U32": uint32,
+    "U16": uint16,
+    "U8": uint8,
+    "BOOL": bool_,
+}
+"""The names of dtypes in safetensors (https://github.com/huggingface/safetensors)."""
+
+
+def save(
+    folder: str | os.PathLike[str],
+    variables: Any,
+    *,
+    position: Any = None,
+    generators: Mapping[str, np.random.Generator] | None = None,
+) -> None:
+    """Replace the folder's checkpoint, or make the first one.
+
+    Where all ranks hold the same values one of them saves, and all may load. Two processes must not
+    save into one folder at a time.
+
+    Parameters
+    ----------
+    variables
+        In any structure; their names, which must differ, are the keys.
+    position
+        Whatever JSON holds: where in the data the training stands.
+    generators
+        NumPy's random generators by name, whose states are kept.
+    """
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    by_name = named("save", variables)
+    number = int(read_index(place)["number"]) + 1 if (place / INDEX).exists() else 1
+    name = TENSORS.format(number)
+    states = {key: g.bit_generator.state for key, g in (generators or {}).items()}
+    index = {"number": number, "tensors": name, "position": position, "generators": states}
+    text = json.dumps(index, default=encoded, indent=1)  # fails before anything is written
+    replace(place / name, safetensors(by_name))
+    replace(place / INDEX, [text.encode()])
+    for other in place.glob(TENSORS.format("*") + "*"):
+        if other.name != name:
+            other.unlink()
+
+
+def load(
+    folder: str | os.PathLike[str],
+    variables: Any,
+    *,
+    generators: Mapping[str, np.random.Generator] | None = None,
+) -> Any:
+    """Assign to variables and generators what was saved; return the position.
+
+    Each must be there, with its shape and dtype, else ValueError names it and nothing has changed.
+    What was saved beside them is left alone. FileNotFoundError where there is no checkpoint.
+    """
+    place = Path(folder)
+    index = read_index(place)
+    by_name = named("load", variables)
+    found = read_safetensors(place / index["tensors"])
+    for name, v in by_name.items():
+        array = found.get(name)
+        if array is None or array.shape != v.shape or array.dtype != v.dtype:
+            has = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
+            raise ValueError(f"checkpoint.load: {place} holds {has} for {v!r}")
+    for name in (generators or {}).keys() - index["generators"].keys():
+        raise ValueError(f"checkpoint.load: {place} holds no generator {name!r}")
+    for name, v in by_name.items():
+        v.assign(found[name])
+    for name, generator in (generators or {}).items():
+        generator.bit_generator.state = index["generators"][name]
+    return index["position"]
+
+
+def exists(folder: str | os.PathLike[str]) -> bool:
+    """Whether the folder holds a checkpoint."""
+    return (Path(folder) / INDEX).exists()
+
+
+def named(where: str, variables: Any) -> dict[str, Variable]:
+    """The variables of a structure by name."""
+    found: dict[str, Variable] = {}
+    leaves, structure = trees.flatten(variables)
+    for leaf, path in zip(leaves, structure.paths("variables"), strict=True):
+        if not isinstance(leaf, Variable):
+            raise TypeError(f"checkpoint.{where}: {path}: expected a variable; got {leaf!r}")
+        if found.setdefault(leaf.name, leaf) is not leaf:
+            raise ValueError(f"checkpoint.{where}: two variables are called {leaf.name!r}")
+    return found
+
+
+def safetensors(variables: Mapping[str, Variable]) -> Iterable[bytes | memoryview]:
+    """The parts of a safetensors file: the header's length, the header, and each value."""
+    names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+    header: dict[str, Any] = {}
+    end = 0
+    for name, v in variables.items():
+        begin, end = end, end + v.nbytes
+        header[name] = {
+            "dtype": names[v.dtype],
+            "shape": list(v.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for v in variables.values():
+        yield v.numpy().reshape(-1).view(np.uint8).data
+
+
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """The arrays of a safetensors file by name; they are views of the mapped file."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ValueError(f"checkpoint.load: {path} is no whole safetensors file")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    parts = {
+        name: (DTYPES[t["dtype"]], t["shape"], *t["data_offsets"]) for name, t in header.items()
+    }
+    if 8 + length + max([end for *_, end in parts.values()], default=0) != size:
+        raise ValueError(f"checkpoint.load: {path} is no whole safetensors file")
+    data: Any = (
+        np.memmap(path, np.uint8, "r", 8 + length) if size > 8 + length else np.empty(0, "u1")
+    )
+    return {
+        name: np.asarray(data[begin:end]).view(dtype).reshape(shape)
+        for name, (dtype, shape, begin, end) in parts.items()
+    }
+
+
+def read_index(place: Path) -> dict[str, Any]:
+    """The index of a folder."""
+    index: dict[str, Any] = json.loads((place / INDEX).read_text(), object_hook=decoded)
+    return index
+
+
+def encoded(value: Any) -> Any:
+    """An array, or a number of NumPy's, as JSON has it: in some generators' states."""
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist(), "dtype": value.dtype.name}
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"checkpoint.save: JSON cannot hold {value!r}")
+
+
+def decoded(value: dict[str, Any]) -> Any:
+    """The inverse of `encoded`."""
+    if value.keys() == {"array", "dtype"}:
+        return np.array(value["array"], value["dtype"])
+    return value
+
+
+def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Make a file, or put it in the place of another, whole or not at all."""
+    beside = path.with_name(path.name + ".part")
+    with beside.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+__all__ = ["exists", "load", "save"]

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: whole after a kill at any moment, read by others, and resumed from bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import ngd
+from ngd import checkpoint, ops, optim
+
+KILLS = 20
+
+DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int8", "uint16", "bool"]
+
+
+def some_variables() -> list[Any]:
+    """One of every dtype; a scalar, and one without elements, among them."""
+    values = np.random.default_rng(2).normal(size=(3, 2)) * 5
+    made = [ngd.variable(d, values.astype(np.dtype(d))) for d in DTYPES]
+    return [*made, ngd.variable("scalar", np.float64(0.1)), ngd.variable("no", np.zeros((0, 3)))]
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    before = some_variables()
+    order, other = np.random.default_rng(1), np.random.Generator(np.random.MT19937(1))
+    generators = {"order": order, "other": other}
+    position = {"epoch": 3, "batches": [1, 2]}
+    assert not checkpoint.exists(tmp_path / "c")
+    for _ in range(2):  # the second replaces the first
+        checkpoint.save(tmp_path / "c", {"all": before}, position=position, generators=generators)
+    assert checkpoint.exists(tmp_path / "c")
+    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == [
+        "checkpoint-2.safetensors",
+        "checkpoint.json",
+    ]
+    wanted = order.normal(size=3), other.normal(size=3)
+    after = [ngd.variable(v.name, np.zeros(v.shape, v.dtype)) for v in before]
+    assert checkpoint.load(tmp_path / "c", after, generators=generators) == position
+    for old, new in zip(before, after, strict=True):
+        assert old.numpy().tobytes() == new.numpy().tobytes()
+    np.testing.assert_array_equal(order.normal(size=3), wanted[0])
+    np.testing.assert_array_equal(other.normal(size=3), wanted[1])
+
+
+def test_others_read_the_file(tmp_path: Path) -> None:
+    variables = [v for v in some_variables() if v.name != "bfloat16"]
+    checkpoint.save(tmp_path, variables)
+    found = safetensors.numpy.load_file(tmp_path / "checkpoint-1.safetensors")
+    assert found.keys() == {v.name for v in variables}
+    for v in variables:
+        assert found[v.name].dtype == v.dtype
+        np.testing.assert_array_equal(found[v.name], v.numpy())
+
+
+def test_files_of_others_are_read(tmp_path: Path) -> None:
+    w = np.random.default_rng(1).normal(size=(2, 3)).astype(np.float32)
+    safetensors.numpy.save_file({"w": w}, tmp_path / "t", metadata={"by": "others"})
+    found = checkpoint.read_safetensors(tmp_path / "t")
+    assert found.keys() == {"w"}
+    np.testing.assert_array_equal(found["w"], w)
+
+
+def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    a, b = ngd.variable("a", [1.0]), ngd.variable("b", [2.0])
+    checkpoint.save(tmp_path, [a, b])
+    a.assign([5.0])
+    missing, shape, dtype = (
+        ngd.variable("c", [0.0]),
+        ngd.variable("b", [0.0, 0.0]),
+        ngd.variable("b", np.zeros(1)),
+    )
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: checkpoint.load(tmp_path, [a, missing]), r"holds nothing for .*'c' f32\[1\]"),
+        (lambda: checkpoint.load(tmp_path, [a, shape]), r"holds float32\[1\] for .*f32\[2\]"),
+        (lambda: checkpoint.load(tmp_path, [a, dtype]), r"holds float32\[1\] for .*f64\[1\]"),
+        (
+            lambda: checkpoint.load(tmp_path, a, generators={"g": np.random.default_rng()}),
+            "holds no generator 'g'",
+        ),
+        (lambda: checkpoint.save(tmp_path, [b, shape]), "two variables are called 'b'"),
+        (lambda: checkpoint.save(tmp_path, {"x": [3]}), r"variables\['x'\]\[0\]: expected a vari"),
+        (lambda: checkpoint.save(tmp_path, a, position={1, 2}), r"JSON cannot hold \{1, 2\}"),
+    ]
+    for call, says in cases:
+        with pytest.raises((TypeError, ValueError), match=says):
+            call()
+    assert a.numpy() == 5
+    with pytest.raises(FileNotFoundError):
+        checkpoint.load(tmp_path / "none", a)
+    assert checkpoint.load(tmp_path, a) is None
+    assert a.numpy() == 1
+    file = tmp_path / "checkpoint-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"checkpoint-1\.safetensors is no whole safetensors file"):
+        checkpoint.load(tmp_path, a)
+
+
+def training(seed: int) -> tuple[Any, Any, Any, np.random.Generator]:
+    """A step, its parameters, its optimizer, and what draws its data."""
+    w = ngd.variable("w", np.random.default_rng(seed).normal(size=(3, 2)).astype(np.float32))
+    x = ngd.placeholder("x", (4, 3))
+    optimizer = optim.AdamW(optim.warm_up(0.1, 4), weight_decay=0.1)
+    loss = ops.mean(ops.square(ops.tanh(x @ w) - 0.5))
+    step = ngd.compile([x], [loss], updates=optimizer.update(loss, w))
+    return step, w, optimizer, np.random.default_rng(seed)
+
+
+def test_a_resumed_training_ends_alike(tmp_path: Path) -> None:
+    def run(step: Any, random: np.random.Generator, steps: int) -> None:
+        for _ in range(steps):
+            step(random.normal(size=(4, 3)).astype(np.float32))
+
+    step, w, _, random = training(1)
+    run(step, random, 6)
+    first, first_w, optimizer, random = training(1)
+    run(first, random, 3)
+    checkpoint.save(tmp_path, [first_w, optimizer.state], position=3, generators={"data": random})
+    again, again_w, optimizer, random = training(2)
+    assert checkpoint.load(tmp_path, [again_w, optimizer.state], generators={"data": random}) == 3
+    run(again, random, 3)
+    assert again_w.numpy().tobytes() == w.numpy().tobytes()
+
+
+VICTIMS = """
+import os, sys
+import numpy as np
+import ngd
+
+def train(folder):
+    print(os.getpid(), flush=True)
+    a, b = ngd.variable("a", np.zeros(5000)), ngd.variable("b", np.zeros(3))
+    step = ngd.checkpoint.load(folder, [a, b]) if ngd.checkpoint.exists(folder) else 0
+    while True:
+        step += 1
+        a.assign(np.full(5000, step))
+        b.assign(np.full(3, -step))
+        ngd.checkpoint.save(folder, {"a": a, "b": b}, position=step)
+        print(step, flush=True)
+
+for _ in sys.stdin:
+    victim = os.fork()  # to import once is enough
+    if victim == 0:
+        try:
+            train(sys.argv[1])
+        finally:
+            os._exit(1)
+    print("ended with", os.waitpid(victim, 0)[1], flush=True)
+"""
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+    seed = int(time.time())
+    print(f"seed {seed}")
+    moment = random.Random(seed)
+    a, b = ngd.variable("a", np.zeros(5000)), ngd.variable("b", np.zeros(3))
+    said = 0
+    command = [sys.executable, "-c", VICTIMS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, bufsize=1) as victims:
+        assert victims.stdin is not None
+        assert victims.stdout is not None
+        for _ in range(KILLS):
+            victims.stdin.write("\n")
+            pid = int(victims.stdout.readline())
+            lines = [victims.stdout.readline()]
+            time.sleep(moment.uniform(0, 0.02))
+            os.kill(pid, signal.SIGKILL)
+            while not lines[-1].startswith("ended"):
+                lines.append(victims.stdout.readline())
+            assert lines[-1] == f"ended with {int(signal.SIGKILL)}\n"
+            said = max([said, *map(int, lines[:-1])])
+            step = checkpoint.load(tmp_path, [a, b])
+            assert step in (said, said + 1)
+            assert (a.numpy() == step).all()
+            assert (b.numpy() == -step).all()
+            index = json.loads((tmp_path / "checkpoint.json").read_text())
+            assert (tmp_path / index["tensors"]).exists()
+            said = step
+    assert said >= KILLS
