@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -24,6 +24,13 @@ class Structure:
     keys: tuple[Any, ...] = ()
     parts: tuple[Structure, ...] = ()
 
+    shallow: bool = field(init=False, repr=False, compare=False)
+    """Whether all parts are leaves."""
+
+    def __post_init__(self) -> None:
+        shallow = all(part.kind is None for part in self.parts)
+        object.__setattr__(self, "shallow", shallow)
+
     @property
     def count(self) -> int:
         """The number of leaves."""
@@ -31,6 +38,8 @@ class Structure:
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
         """Put as many leaves into this structure, in the order of `flatten`."""
+        if self.shallow and self.kind is dict:
+            return dict(zip(self.keys, leaves, strict=True))
         return self._rebuild(iter(leaves))
 
     def _rebuild(self, leaves: Iterator[Any]) -> Any:
@@ -62,19 +71,44 @@ class Structure:
         Mappings may be of any order, and a list may stand for a tuple.
         """
         leaves: list[Any] = []
-        self._match(tree, where, leaves)
+        if not self._take(tree, leaves):
+            raise TypeError(self._misfit(tree, where))
         return leaves
 
-    def _match(self, tree: Any, where: str, leaves: list[Any]) -> None:
+    def _take(self, tree: Any, leaves: list[Any]) -> bool:
+        """Add the leaves of a tree; whether it fits. Every call of a step comes here."""
         if self.kind is None:
             leaves.append(tree)
-            return
+            return True
+        found = tree if type(tree) is dict is self.kind else self._at_keys(tree)
+        if found is None or len(found) != len(self.keys):
+            return False
+        try:
+            values = [found[key] for key in self.keys]
+        except KeyError:
+            return False
+        if self.shallow:
+            leaves += values
+            return True
+        pairs = zip(self.parts, values, strict=True)
+        return all(part._take(value, leaves) for part, value in pairs)
+
+    def _at_keys(self, tree: Any) -> dict[Any, Any] | None:
+        """What stands at each key of a tree of this kind; None for another kind."""
         kind, found = split(tree)
         alike = kind is self.kind or (kind in (list, tuple) and self.kind in (list, tuple))
-        if not alike or found.keys() != set(self.keys):
-            raise TypeError(f"{where}: expected {self}; got {shown(kind, found, tree)}")
-        for key, part in zip(self.keys, self.parts, strict=True):
-            part._match(found[key], where + self.step(key), leaves)
+        return found if alike else None
+
+    def _misfit(self, tree: Any, where: str) -> str:
+        """Say where a tree has another structure; empty where it fits."""
+        if self.kind is None:
+            return ""
+        found = self._at_keys(tree)
+        if found is None or found.keys() != set(self.keys):
+            return f"{where}: expected {self}; got {shown(*split(tree), tree)}"
+        parts = zip(self.keys, self.parts, strict=True)
+        faults = (part._misfit(found[key], where + self.step(key)) for key, part in parts)
+        return next(filter(None, faults), "")
 
     def __str__(self) -> str:
         return shown(self.kind, dict.fromkeys(self.keys), "a leaf")

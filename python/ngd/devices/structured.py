@@ -24,16 +24,19 @@ class StructuredStep(BoundToProcess):
     def __init__(self, step: Executable, given: Structure, results: Structure) -> None:
         self.step, self.graph = step, step.graph
         self.results = None if is_flat(results) else results
-        self.parts = None if is_flat(given) else given.parts
         self.names = names_of(given, [str(n.attrs["name"]) for n in self.graph.inputs])
+        places = [f"Executable: input {name}" for name in self.names]
+        parts = list(zip(given.parts, places, strict=True))
+        self.parts = None if is_flat(given) else parts
 
     def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
         """Run once."""
         given = self.flat(arrays, named)
         if self.results is None:
             return self.step(*given, out=out)
-        if out is not None:
-            out = self.results.match(out, "Executable: out")
+        if out is None:
+            return self.results.rebuild(self.step(*given))
+        out = self.results.match(out, "Executable: out")
         return self.results.rebuild(self.step(*given, out=out))
 
     def flat(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
@@ -43,8 +46,8 @@ class StructuredStep(BoundToProcess):
         if self.parts is None:
             return arrays
         leaves: list[Any] = []
-        for part, name, argument in zip(self.parts, self.names, arrays, strict=True):
-            leaves += part.match(argument, f"Executable: input {name}")
+        for (part, where), argument in zip(self.parts, arrays, strict=True):
+            leaves += part.match(argument, where)
         return leaves
 
     def memory(self) -> dict[str, int]:
