@@ -14,15 +14,18 @@ from ..ir import PUBLIC as _PUBLIC
 
 if TYPE_CHECKING:
     from .activation import *
+    from .along_axis import *
     from .arithmetic import *
     from .cast import *
     from .collective import *
     from .compare import *
     from .compression import *
+    from .conv import *
     from .exchange import *
     from .loss import *
     from .matmul import *
     from .operands import *
+    from .pool import *
     from .random import *
     from .reduce import *
     from .shape import *

@@ -3,8 +3,11 @@
 #pragma once
 
 #include <dnnl.hpp>
+#include <memory>
 
-#include "base/shape.hpp"
+#include "device/device.hpp"
+#include "device/threads.hpp"
+#include "kernels/kernel.hpp"
 
 namespace ngd::kernels::onednn {
 
@@ -24,6 +27,39 @@ class ThreadScope {
  private:
   int before_, threads_;
   bool dynamic_;
+};
+
+// A kernel's primitives, made for the threads that kernels have, and run on them. `Primitives` has
+// a constructor of a query and a number of threads, threads(), scratch_bytes(), and
+// run(args, scratch).
+template <class Primitives>
+class Threaded {
+ public:
+  explicit Threaded(const KernelQuery& query)
+      : query_(query), primitives_(query, device::thread_count()) {}
+
+  void run(const KernelArgs& args) const {
+    if (primitives_.threads() > 1 && device::thread_count() == 1)
+      run_alone(args);
+    else
+      primitives_.run(args, args.scratch);
+  }
+
+ private:
+  // In a forked child no second thread may start (device/threads.hpp), and a primitive cannot run
+  // on fewer threads than it was made for: another one is made, with scratch of its own.
+  void run_alone(const KernelArgs& args) const {
+    if (alone_ == nullptr) {
+      alone_ = std::make_unique<Primitives>(query_, 1);
+      alone_scratch_ = device::Buffer(device::cpu(), alone_->scratch_bytes());
+    }
+    alone_->run(args, alone_scratch_.data());
+  }
+
+  KernelQuery query_;
+  Primitives primitives_;
+  mutable std::unique_ptr<Primitives> alone_;
+  mutable device::Buffer alone_scratch_;
 };
 
 }  // namespace ngd::kernels::onednn

@@ -2,7 +2,6 @@
 // matmul by oneDNN: f32 everywhere; f16 and bf16 where it has them for this CPU.
 #include <unordered_map>
 
-#include "device/device.hpp"
 #include "device/threads.hpp"
 #include "kernels/fused/tiles.hpp"
 #include "kernels/onednn/engine.hpp"
@@ -122,14 +121,11 @@ class Primitive {
 class Matmul final : public Kernel {
  public:
   explicit Matmul(const KernelQuery& query)
-      : query_(query), primitive_(query, device::thread_count()), relu_(MatmulShape(query).relu) {}
+      : primitive_(query), count_(query.outputs[0].count()), relu_(MatmulShape(query).relu) {}
 
   void run(const KernelArgs& args) const override {
-    if (primitive_.threads() > 1 && device::thread_count() == 1)
-      run_alone(args);
-    else
-      primitive_.run(args, args.scratch);
-    if (relu_) relu(static_cast<float*>(args.outputs[0]), query_.outputs[0].count());
+    primitive_.run(args);
+    if (relu_) relu(static_cast<float*>(args.outputs[0]), count_);
   }
 
  private:
@@ -143,21 +139,9 @@ class Matmul final : public Kernel {
     });
   }
 
-  // In a forked child no second thread may start (device/threads.hpp), and a primitive cannot run
-  // on fewer threads than it was made for: another one is made, with scratch of its own.
-  void run_alone(const KernelArgs& args) const {
-    if (alone_ == nullptr) {
-      alone_ = std::make_unique<Primitive>(query_, 1);
-      alone_scratch_ = device::Buffer(device::cpu(), alone_->scratch_bytes());
-    }
-    alone_->run(args, alone_scratch_.data());
-  }
-
-  KernelQuery query_;
-  Primitive primitive_;
+  Threaded<Primitive> primitive_;
+  std::int64_t count_;
   bool relu_;
-  mutable std::unique_ptr<Primitive> alone_;
-  mutable device::Buffer alone_scratch_;
 };
 
 }  // namespace

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 #include "device/threads.hpp"
 #include "kernels/rows.hpp"
@@ -66,21 +65,6 @@ class Gather final : public Kernel {
   Axes axes_;
   std::size_t run_bytes_;
 };
-
-// Two-byte floats are summed in float32 scratch and rounded once.
-template <class T>
-using SumType =
-    std::conditional_t<std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>, float, T>;
-
-template <class T>
-T wrapping_sum(T a, T b) {
-  if constexpr (std::is_same_v<T, bool>)
-    return a || b;
-  else if constexpr (std::is_integral_v<T>)
-    return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
-  else
-    return a + b;
-}
 
 // Updates are added in the order of the indices; threads share out the other axes.
 class ScatterAdd final : public Kernel {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Index operands: integer tensors of i32 or i64.
+// Index operands, integer tensors of i32 or i64, and the sums of what they choose.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "base/error.hpp"
 #include "base/shape.hpp"
@@ -25,6 +26,21 @@ inline void check_indices(const char* where, DType dtype, const void* indices, s
       fail(ErrorKind::InvalidArgument, where, ": index ", index, " (element ", i,
            " of the indices) is out of range for an axis of length ", length);
   }
+}
+
+// Two-byte floats are summed in float32 scratch and rounded once.
+template <class T>
+using SumType =
+    std::conditional_t<std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>, float, T>;
+
+template <class T>
+T wrapping_sum(T a, T b) {
+  if constexpr (std::is_same_v<T, bool>)
+    return a || b;
+  else if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
+  else
+    return a + b;
 }
 
 }  // namespace ngd::kernels

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Convolutions and their gradients by oneDNN: f32 everywhere; bf16 and f16 where it has them for
+// this CPU. Operands are row-major at the edge, [N, C, spatial...]. oneDNN says in which layout it
+// would like each, and reorders before and behind the primitive, into and out of scratch, make it
+// so: they cost one pass over an operand each, and are gone once values have layouts.
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/onednn/engine.hpp"
+#include "kernels/ref/conv_shape.hpp"
+#include "kernels/rows.hpp"
+
+namespace ngd::kernels::onednn {
+
+namespace {
+
+using dnnl::memory;
+using Which = ConvShape::Which;
+
+memory::dims spatial(const ConvShape& shape, const ConvShape::Axes& values, std::int64_t less = 0) {
+  memory::dims dims;
+  for (std::size_t axis = 3 - shape.axes; axis < 3; ++axis) dims.push_back(values[axis] - less);
+  return dims;
+}
+
+// Row-major; weights have an axis of groups in front where there is more than one.
+memory::desc plain(const TensorType& type, std::int64_t groups = 1) {
+  Shape shape = type.shape;
+  if (groups > 1) {
+    shape[0] /= groups;
+    shape.insert(shape.begin(), groups);
+  }
+  return {shape, data_type(type.dtype), row_major_strides(shape)};
+}
+
+memory::desc in_any_layout(const memory::desc& desc) {
+  return {desc.get_dims(), desc.get_data_type(), memory::format_tag::any};
+}
+
+dnnl::primitive_attr user_scratchpad() {
+  dnnl::primitive_attr attr;
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attr;
+}
+
+dnnl::primitive_desc describe(const ConvShape& s) {
+  const auto direct = dnnl::algorithm::convolution_direct;
+  const auto data = in_any_layout(plain(s.data)), result = in_any_layout(plain(s.result)),
+             weights = in_any_layout(plain(s.weights, s.groups));
+  const auto strides = spatial(s, s.strides), dilations = spatial(s, s.dilations, 1),
+             before = spatial(s, s.before), after = spatial(s, s.after);
+  const dnnl::primitive_attr attr = user_scratchpad();
+  const dnnl::convolution_forward::primitive_desc forward(
+      engine(), dnnl::prop_kind::forward_training, direct, data, weights, result, strides,
+      dilations, before, after, attr);
+  switch (s.which) {
+    case Which::Forward:
+      return forward;
+    case Which::DataGrad:
+      return dnnl::convolution_backward_data::primitive_desc(engine(), direct, data, weights,
+                                                             result, strides, dilations, before,
+                                                             after, forward, attr);
+    default:
+      return dnnl::convolution_backward_weights::primitive_desc(engine(), direct, data, weights,
+                                                                result, strides, dilations, before,
+                                                                after, forward, attr);
+  }
+}
+
+// An operand: how it is stored, how the primitive takes it, and, where the two differ, the place of
+// its copy in scratch.
+struct Operand {
+  int argument;
+  memory::desc stored, taken;
+  bool written;
+  std::size_t offset = 0;
+  std::optional<dnnl::reorder::primitive_desc> reorder = {};
+};
+
+// What is to be done, without the code for it: inputs as in the query, then the output.
+struct Plan {
+  explicit Plan(const KernelQuery& query) : Plan(ConvShape(query)) {}
+  explicit Plan(const ConvShape& s) : convolution(describe(s)) {
+    const Operand data{DNNL_ARG_SRC, plain(s.data), {}, false},
+        weights{DNNL_ARG_WEIGHTS, plain(s.weights, s.groups), {}, false},
+        result{DNNL_ARG_DST, plain(s.result), {}, false};
+    switch (s.which) {
+      case Which::Forward:
+        operands = {data, weights, result};
+        break;
+      case Which::DataGrad:
+        operands = {result, weights, data};
+        operands[0].argument = DNNL_ARG_DIFF_DST;
+        operands[2].argument = DNNL_ARG_DIFF_SRC;
+        break;
+      default:
+        operands = {data, result, weights};
+        operands[1].argument = DNNL_ARG_DIFF_DST;
+        operands[2].argument = DNNL_ARG_DIFF_WEIGHTS;
+    }
+    operands[2].written = true;
+    scratchpad = convolution.query_md(dnnl::query::scratchpad_md).get_size();
+    for (Operand& o : operands) {
+      o.taken = convolution.query_md(dnnl::query::exec_arg_md, o.argument);
+      if (o.taken == o.stored) continue;
+      o.reorder.emplace(engine(), o.written ? o.taken : o.stored, engine(),
+                        o.written ? o.stored : o.taken, user_scratchpad());
+      scratchpad = std::max(scratchpad, o.reorder->scratchpad_desc().get_size());
+    }
+    bytes = rounded(scratchpad);
+    for (Operand& o : operands)
+      if (o.reorder) {
+        o.offset = bytes;
+        bytes += rounded(o.taken.get_size());
+      }
+  }
+
+  static std::size_t rounded(std::size_t size) {
+    return (size + device::kAlignment - 1) / device::kAlignment * device::kAlignment;
+  }
+
+  dnnl::primitive_desc convolution;
+  std::vector<Operand> operands;
+  std::size_t scratchpad = 0, bytes = 0;  // of the steps, one after the other; of all scratch
+};
+
+// The steps, made for the number of threads that they run on, with their operands.
+class Primitives {
+ public:
+  Primitives(const KernelQuery& query, int threads)
+      : Primitives(made_for<Plan>(threads, query), threads) {}
+
+  int threads() const { return threads_; }
+  std::size_t scratch_bytes() const { return bytes_; }
+
+  void run(const KernelArgs& args, void* scratch) const {
+    const ThreadScope scope(threads_);
+    const void* given[] = {args.inputs[0], args.inputs[1], args.outputs[0]};
+    for (std::size_t i = 0; i < operands_.size(); ++i)
+      operands_[i].set_data_handle(const_cast<void*>(given[i]));
+    for (const auto& [copy, offset] : copies_)
+      copy.set_data_handle(static_cast<std::byte*>(scratch) + offset);
+    for (const Step& step : steps_) {
+      step.scratchpad.set_data_handle(scratch);
+      step.primitive.execute(stream(), step.arguments);
+    }
+  }
+
+ private:
+  struct Step {
+    dnnl::primitive primitive;
+    memory scratchpad;
+    std::unordered_map<int, memory> arguments;
+  };
+
+  template <class Made>
+  static Made made_for(int threads, const KernelQuery& query) {
+    const ThreadScope scope(threads);
+    return Made(query);
+  }
+
+  Primitives(const Plan& plan, int threads) : threads_(threads), bytes_(plan.bytes) {
+    std::unordered_map<int, memory> arguments;
+    for (const Operand& o : plan.operands) {
+      operands_.emplace_back(o.stored, engine(), nullptr);
+      memory taken = operands_.back();
+      if (o.reorder) {
+        taken = memory(o.taken, engine(), nullptr);
+        copies_.emplace_back(taken, o.offset);
+      }
+      arguments.emplace(o.argument, taken);
+      if (o.reorder && !o.written)
+        add(*o.reorder, {{DNNL_ARG_FROM, operands_.back()}, {DNNL_ARG_TO, taken}});
+    }
+    add(plan.convolution, arguments);
+    const Operand& output = plan.operands.back();
+    if (output.reorder)
+      add(*output.reorder,
+          {{DNNL_ARG_FROM, arguments.at(output.argument)}, {DNNL_ARG_TO, operands_.back()}});
+  }
+
+  void add(const dnnl::primitive_desc_base& descriptor, std::unordered_map<int, memory> arguments) {
+    memory scratchpad(descriptor.query_md(dnnl::query::scratchpad_md), engine(), nullptr);
+    arguments.emplace(DNNL_ARG_SCRATCHPAD, scratchpad);
+    steps_.push_back({dnnl::primitive(descriptor.get()), scratchpad, std::move(arguments)});
+  }
+
+  int threads_;
+  std::size_t bytes_;
+  std::vector<memory> operands_;
+  std::vector<std::pair<memory, std::size_t>> copies_;  // with their places in scratch
+  std::vector<Step> steps_;
+};
+
+class Conv final : public Kernel {
+ public:
+  explicit Conv(const KernelQuery& query) : primitives_(query) {}
+  void run(const KernelArgs& args) const override { primitives_.run(args); }
+
+ private:
+  Threaded<Primitives> primitives_;
+};
+
+}  // namespace
+
+Verdict accept_conv(const KernelQuery& query) {
+  const DType dtype = query.outputs[0].dtype;
+  if (dtype != DType::F32 && !is_half(dtype)) return Verdict::reject("oneDNN has no such dtype");
+  const ConvShape shape(query);
+  if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
+  if (shape.data.count() == 0 || shape.weights.count() == 0 || shape.result.count() == 0)
+    return Verdict::reject("nothing to convolve");
+  try {
+    const ThreadScope scope(device::thread_count());
+    return Verdict::accept(Plan(shape).bytes);
+  } catch (const dnnl::error& error) {
+    return Verdict::reject(error.what());
+  }
+}
+
+std::unique_ptr<Kernel> construct_conv(const KernelQuery& query) {
+  return std::make_unique<Conv>(query);
+}
+
+}  // namespace ngd::kernels::onednn

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shapes of a convolution or of one of its two gradients, read once for every implementation.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/ref/windows.hpp"
+
+namespace ngd::kernels {
+
+// result[n, g * out + o, p] = sum over i < in and the places k of a kernel of
+// data[n, g * in + i, p * stride - before + k * dilation] * weights[g * out + o, i, k];
+// places outside of the data are 0.
+struct ConvShape : Windows {
+  enum class Which { Forward, DataGrad, WeightGrad };
+
+  Which which = Which::Forward;
+  TensorType data, weights, result;
+  std::int64_t batch = 0, groups = 1, in = 0, out = 0;  // in, out: channels of a group
+
+  std::string refusal;  // empty: this is a convolution
+
+  explicit ConvShape(const KernelQuery& query) {
+    which = query.op == "conv"             ? Which::Forward
+            : query.op == "conv_data_grad" ? Which::DataGrad
+                                           : Which::WeightGrad;
+    data = which == Which::DataGrad ? query.outputs[0] : query.inputs[0];
+    weights = which == Which::WeightGrad ? query.outputs[0] : query.inputs[1];
+    result = which == Which::Forward    ? query.outputs[0]
+             : which == Which::DataGrad ? query.inputs[0]
+                                        : query.inputs[1];
+    refusal = read(query.attrs, data.shape, result.shape, weights.shape);
+    if (!refusal.empty()) return;
+    if (data.dtype != weights.dtype || data.dtype != result.dtype)
+      refusal = "the operands' dtypes differ";
+    groups = query.attrs.integer("groups");
+    if (weights.shape.size() != data.shape.size() || groups < 1 || weights.shape[0] % groups != 0 ||
+        weights.shape[1] * groups != data.shape[1] || weights.shape[0] != result.shape[1] ||
+        result.shape[0] != data.shape[0]) {
+      refusal = "the channels or the batch do not fit";
+      return;
+    }
+    batch = data.shape[0];
+    in = weights.shape[1];
+    out = weights.shape[0] / groups;
+  }
+};
+
+}  // namespace ngd::kernels

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where windows stand over the spatial axes of [N, C, spatial...]: of convolutions and of pools.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "kernels/kernel.hpp"
+
+namespace ngd::kernels {
+
+// Window number i reads, along an axis, the places i * stride - before + k * dilation for k in
+// [0, kernel): those of them that are in the data.
+struct Windows {
+  using Axes = std::array<std::int64_t, 3>;  // fewer axes: leading ones of extent 1
+
+  std::size_t axes = 0;
+  Axes extents{1, 1, 1}, kernel{1, 1, 1}, counts{1, 1, 1};
+  Axes strides{1, 1, 1}, before{}, after{}, dilations{1, 1, 1};
+
+  // Of data and of windows [N, C, spatial...], and a kernel [..., spatial...]. Says why not. With
+  // `beyond` the last window may end behind the padding.
+  std::string read(const Attrs& attrs, const Shape& data, const Shape& windows,
+                   const Shape& kernel_shape, bool beyond = false) {
+    const std::size_t rank = data.size();
+    axes = rank - 2;
+    if (rank < 3 || rank > 5 || windows.size() != rank || kernel_shape.size() < axes)
+      return "the operands have not 1 to 3 spatial axes";
+    const auto& stride = attrs.integers("strides");
+    const auto& dilation = attrs.integers("dilations");
+    const auto& padding = attrs.integers("padding");
+    if (stride.size() != axes || dilation.size() != axes || padding.size() != 2 * axes)
+      return "an attribute has not a number an axis";
+    for (std::size_t a = 0; a < axes; ++a) {
+      const std::size_t at = 3 - axes + a;
+      extents[at] = data[2 + a];
+      kernel[at] = kernel_shape[kernel_shape.size() - axes + a];
+      counts[at] = windows[2 + a];
+      strides[at] = stride[a];
+      dilations[at] = dilation[a];
+      before[at] = padding[2 * a];
+      after[at] = padding[2 * a + 1];
+      const std::int64_t reach = (kernel[at] - 1) * dilations[at] + 1;
+      const std::int64_t left = extents[at] + before[at] + after[at] - reach;
+      if (strides[at] < 1 || dilations[at] < 1 || kernel[at] < 1 || left < 0)
+        return "a window does not fit";
+      const std::int64_t more = counts[at] - (left / strides[at] + 1);
+      if (more != 0 && !(beyond && more == 1)) return "another number of windows fits";
+    }
+    return {};
+  }
+
+  std::int64_t kernel_places() const { return kernel[0] * kernel[1] * kernel[2]; }
+  std::int64_t window_count() const { return counts[0] * counts[1] * counts[2]; }
+  std::int64_t data_places() const { return extents[0] * extents[1] * extents[2]; }
+};
+
+}  // namespace ngd::kernels

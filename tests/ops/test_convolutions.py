@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions and pools of random shapes, values and gradients: PyTorch is the witness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.ops.cases import placeholders, run_reference
+from tests.ops.conftest import Runner
+
+from ngd import ops
+from ngd.autodiff import grad
+from ngd.dtype import float32, float64
+from ngd.errors import ShapeError
+from ngd.ir import Array, DType, Node, Type
+
+COMMON = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+TOLERANCE: dict[DType, tuple[float, float]] = {float32: (1e-5, 1e-5), float64: (1e-12, 1e-12)}
+Shape = tuple[int, ...]
+
+
+def agrees(
+    run: Runner,
+    arrays: Sequence[Array],
+    ours: Callable[..., Node],
+    theirs: Callable[..., Any],
+) -> None:
+    """The value, and the gradient of a weighted sum by each operand."""
+    torch: Any = pytest.importorskip("torch")
+    tensors = [torch.tensor(a, requires_grad=True) for a in arrays]
+    expected = theirs(torch.nn.functional, *tensors)
+    inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
+    y = ours(*inputs)
+    assert y.shape == tuple(expected.shape)
+    seed = np.asarray(np.random.default_rng(4).uniform(-1, 1, y.shape), y.dtype)
+    (expected * torch.tensor(seed)).sum().backward()
+    found = run(inputs, [y, *grad(ops.sum(y * seed), inputs)], arrays)
+    relative, absolute = TOLERANCE[y.dtype]
+    for value, tensor in zip(found, [expected, *(t.grad for t in tensors)], strict=True):
+        wanted = tensor.detach().numpy()
+        size = float(np.max(np.abs(wanted), initial=1))
+        npt.assert_allclose(value, wanted, rtol=relative, atol=absolute * size)
+
+
+def drawn(shape: Shape, dtype: DType, seed: int) -> Array:
+    return np.asarray(np.random.default_rng(seed).uniform(-1, 1, shape), dtype)
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, transposed: bool = False) -> dict[str, Any]:
+    """The shapes and options of a convolution that PyTorch has, too."""
+    axes = draw(st.integers(1, 3))
+
+    def numbers(low: int, high: int) -> Shape:
+        return tuple(draw(st.integers(low, high)) for _ in range(axes))
+
+    groups = draw(st.integers(1, 3))
+    inner, outer = (groups * draw(st.sampled_from([1, 2, 5])) for _ in range(2))
+    kernel, stride, dilation = numbers(1, 3), numbers(1, 3), numbers(1, 2)
+    padding = tuple(draw(st.integers(0, k)) for k in kernel)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    least = [max(1, r - 2 * p) for r, p in zip(reach, padding, strict=True)]
+    if transposed:
+        least = [
+            max(1, -(-(2 * p + 1 - r) // s) + 1)
+            for r, p, s in zip(reach, padding, stride, strict=True)
+        ]
+    spatial = tuple(n + draw(st.integers(0, 9 // axes)) for n in least)
+    more = {"output_padding": tuple(draw(st.integers(0, s - 1)) for s in stride)}
+    return {
+        "x": (draw(st.integers(1, 3)), inner, *spatial),
+        "w": (inner, outer // groups, *kernel) if transposed else (outer, inner // groups, *kernel),
+        "b": (outer,),
+        "options": {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        | (more if transposed else {}),
+    }
+
+
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+@COMMON
+@given(convolutions())
+def test_convolutions(run: Runner, dtype: DType, case: dict[str, Any]) -> None:
+    arrays = [drawn(case[name], dtype, i) for i, name in enumerate("xwb")]
+    options, name = case["options"], f"conv{len(case['x']) - 2}d"
+    agrees(
+        run,
+        arrays,
+        lambda x, w, b: ops.conv(x, w, b, **options),
+        lambda f, x, w, b: getattr(f, name)(x, w, b, **options),
+    )
+
+
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+@COMMON
+@given(convolutions(transposed=True))
+def test_transposed_convolutions(run: Runner, dtype: DType, case: dict[str, Any]) -> None:
+    arrays = [drawn(case[name], dtype, i) for i, name in enumerate("xwb")]
+    options, name = case["options"], f"conv_transpose{len(case['x']) - 2}d"
+    agrees(
+        run,
+        arrays,
+        lambda x, w, b: ops.conv_transpose(x, w, b, **options),
+        lambda f, x, w, b: getattr(f, name)(x, w, b, **options),
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 14, 14), (1, 3, 33, 40), (4, 1, 100)], ids=str)
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+def test_larger_convolutions(run: Runner, dtype: DType, shape: Shape) -> None:
+    """Of more channels than a vector has lanes, and of several chunks of columns."""
+    axes = len(shape) - 2
+    arrays = [drawn(shape, dtype, 1), drawn((20, shape[1], *(5,) * axes), dtype, 2)]
+    agrees(
+        run,
+        arrays,
+        lambda x, w: ops.conv(x, w, padding=2, stride=2),
+        lambda f, x, w: getattr(f, f"conv{axes}d")(x, w, padding=2, stride=2),
+    )
+
+
+def test_same_padding(run: Runner) -> None:
+    x, w = drawn((1, 2, 7, 8), float64, 1), drawn((3, 2, 3, 3), float64, 2)
+    agrees(
+        run,
+        [x, w],
+        lambda x, w: ops.conv(x, w, padding="same"),
+        lambda f, x, w: f.conv2d(x, w, padding="same"),
+    )
+    assert ops.conv(x, w, padding="same", stride=3).shape == (1, 3, 3, 3)
+    assert ops.conv(x, w[..., :2], padding="same").shape == (1, 3, 7, 8)
+    both = [ops.conv(x, w, padding=p) for p in ([(1, 0), (2, 3)], (0, 0))]
+    assert [y.shape for y in both] == [(1, 3, 6, 11), (1, 3, 5, 6)]
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> tuple[Shape, dict[str, Any]]:
+    """Shapes and options that PyTorch takes: it pads by half a window at most."""
+    axes = draw(st.integers(1, 3))
+    kernel = tuple(draw(st.integers(1, 4)) for _ in range(axes))
+    padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
+    spatial = tuple(k + draw(st.integers(0, 12 // axes)) for k in kernel)
+    options = {
+        "stride": tuple(draw(st.integers(1, 4)) for _ in range(axes)),
+        "padding": padding,
+        "ceil_mode": draw(st.booleans()),
+    }
+    return (draw(st.integers(1, 2)), draw(st.integers(1, 3)), *spatial), {
+        "kernel": kernel,
+        **options,
+    }
+
+
+def spread(shape: Shape, dtype: DType) -> Array:
+    """Numbers that differ."""
+    count = int(np.prod(shape))
+    return (
+        np.random.default_rng(6).permutation(np.linspace(-1, 1, count, dtype=dtype)).reshape(shape)
+    )
+
+
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+@COMMON
+@given(pools())
+def test_max_pools(run: Runner, dtype: DType, case: tuple[Shape, dict[str, Any]]) -> None:
+    shape, options = case
+    name = f"max_pool{len(shape) - 2}d"
+    theirs = {**options, "kernel_size": options["kernel"]}
+    del theirs["kernel"]
+    x = spread(shape, dtype)
+    agrees(
+        run,
+        [x],
+        lambda x: ops.max_pool(x, **options),
+        lambda f, x: getattr(f, name)(x, **theirs),
+    )
+    torch: Any = pytest.importorskip("torch")
+    _, places = getattr(torch.nn.functional, name)(torch.tensor(x), **theirs, return_indices=True)
+    (node,) = placeholders([Type(x.dtype, x.shape)])
+    _, ours = ops.max_pool(node, **options, return_indices=True)
+    npt.assert_array_equal(run([node], [ours], [x])[0], places.numpy())
+
+
+@pytest.mark.parametrize("include_pad", [True, False])
+@pytest.mark.parametrize("dtype", [float32, float64], ids=str)
+@COMMON
+@given(pools())
+def test_average_pools(
+    run: Runner, dtype: DType, include_pad: bool, case: tuple[Shape, dict[str, Any]]
+) -> None:
+    shape, options = case
+    options = {**options, "count_include_pad": include_pad}
+    theirs = {**options, "kernel_size": options["kernel"]}
+    del theirs["kernel"]
+    agrees(
+        run,
+        [drawn(shape, dtype, 5)],
+        lambda x: ops.avg_pool(x, **options),
+        lambda f, x: getattr(f, f"avg_pool{len(shape) - 2}d")(x, **theirs),
+    )
+
+
+@pytest.mark.parametrize("kind", ["avg", "max"])
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((2, 3, 7), 3),
+        ((1, 2, 8, 6), (4, 3)),
+        ((1, 2, 7, 5), (3, 5)),
+        ((2, 2, 6, 6), 1),
+        ((1, 2, 3, 3), 5),
+        ((1, 2, 5, 4, 6), (2, 4, 5)),
+    ],
+    ids=str,
+)
+def test_adaptive_pools(run: Runner, kind: str, shape: Shape, size: Any) -> None:
+    name = f"adaptive_{kind}_pool"
+    agrees(
+        run,
+        [spread(shape, float64)],
+        lambda x: getattr(ops, name)(x, size),
+        lambda f, x: getattr(f, f"{name}{len(shape) - 2}d")(x, size),
+    )
+
+
+def test_the_first_nan_and_the_first_of_equals_win(run: Runner) -> None:
+    x = np.array([[[1, 1, np.nan, np.nan, 5, -np.inf, -np.inf, -np.inf]]], np.float32)
+    (node,) = placeholders([Type(x.dtype, x.shape)])
+    values, places = run([node], list(ops.max_pool(node, 2, return_indices=True)), [x])
+    npt.assert_array_equal(values, [[[1, np.nan, 5, -np.inf]]])
+    npt.assert_array_equal(places, [[[0, 2, 4, 6]]])
+
+
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (lambda: ops.conv(np.ones((1, 3, 5)), np.ones((2, 2, 3))), r"^conv: .*f64\[1,3,5\] and f64"),
+    (lambda: ops.conv(np.ones((1, 4, 5)), np.ones((3, 2, 3)), groups=2), "^conv: .*multiple of"),
+    (lambda: ops.conv(np.ones((1, 3, 2)), np.ones((2, 3, 3))), "^conv: .*to fit into 2"),
+    (lambda: ops.conv(np.ones((3, 2)), np.ones((2, 3))), r"^conv: .*1 to 3 spatial axes"),
+    (lambda: ops.conv(np.ones((1, 1, 5)), np.ones((1, 1, 3)), stride=0), "^conv: .*stride.*>= 1"),
+    (lambda: ops.conv(np.ones((1, 1, 5)), np.ones((1, 1, 3)), np.ones(2)), "^conv: .*bias"),
+    (lambda: ops.max_pool(np.ones((1, 1, 3)), 2, padding=2), "^max_pool: .*padding alone"),
+    (lambda: ops.avg_pool(np.ones((1, 1, 3)), 4), "^avg_pool: .*to fit"),
+    (
+        lambda: ops.conv_transpose(np.ones((1, 1, 3)), np.ones((1, 1, 3)), output_padding=1),
+        "^conv_transpose: .*output_padding",
+    ),
+    (lambda: ops.adaptive_avg_pool(np.ones((1, 1, 3)), (2, 2)), "^adaptive_avg_pool: "),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED)
+def test_what_does_not_fit_is_named(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ShapeError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_take_along_axis_broadcasts(axis: int) -> None:
+    x = drawn((4, 3, 5), float64, 7)
+    chosen = np.random.default_rng(8).integers(-3, 3, (4, 3, 5))
+    wide = np.take(chosen, [0], axis=(axis + 1) % 3)
+    (found,) = run_reference([], [ops.take_along_axis(x, wide, axis)], [])
+    npt.assert_array_equal(found, np.take_along_axis(x, wide, axis))
