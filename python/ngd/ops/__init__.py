@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .activation import *
     from .along_axis import *
     from .arithmetic import *
+    from .attention import *
     from .cast import *
     from .collective import *
     from .compare import *
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .exchange import *
     from .loss import *
     from .matmul import *
+    from .norm import *
     from .operands import *
     from .pool import *
     from .random import *

@@ -8,14 +8,25 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import FLOATS, int32, int64
+from ..dtype import FLOATS, float32, int32, int64
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, Type, register
+from ..ir import Array, Node, Op, Operand, Sample, Type, public, register
 from .cast import cast
-from .compare import where
-from .operands import INDICES, Value, as_axis, as_node, expect_dtype, float_of, got, narrow, widen
-from .reduce import max, sum
-from .shape import as_indices, check_indices, expand_dims, one_hot, stop_gradient
+from .compare import not_equal, where
+from .operands import (
+    HALVES,
+    INDICES,
+    Value,
+    as_axis,
+    as_node,
+    expect_dtype,
+    float_of,
+    got,
+    narrow,
+    widen,
+)
+from .reduce import max, mean, sum
+from .shape import as_indices, check_indices, expand_dims, one_hot, stop_gradient, transpose
 from .transcendental import exp, log
 
 
@@ -173,3 +184,46 @@ class SoftmaxCrossEntropyGrad(Op):
 
 
 softmax_cross_entropy_grad: Final[SoftmaxCrossEntropyGrad] = register(SoftmaxCrossEntropyGrad())
+
+
+@public
+def cross_entropy(
+    logits: Value,
+    labels: Value,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Node:
+    """Compare logits with integer labels, as torch.nn.functional.cross_entropy.
+
+    The logits are [C], [N, C] or [N, C, d1, ...], the labels have their shape without C. What has
+    the label ignore_index counts for nothing; of nothing else, the mean is NaN. With smoothing, all
+    classes share that part of the label (Szegedy et al. 2016, arXiv:1512.00567, section 7). The
+    reduction is "mean", "sum" or "none".
+    """
+    where_ = "cross_entropy"
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'{where_}: expected "mean", "sum" or "none"; got {reduction!r}')
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"{where_}: expected smoothing in [0, 1]; got {label_smoothing}")
+    x, chosen = as_node(logits, where=where_), as_indices(labels, where_)
+    if not x.ndim or chosen.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
+        raise ShapeError(
+            f"{where_}: expected logits [N, C, ...] and labels [N, ...]; got "
+            f"{got(x.type, chosen.type)}"
+        )
+    if x.ndim > 2:
+        x = transpose(x, (0, *range(2, x.ndim), 1))
+    x = cast(x, float_of(x.dtype))
+    wide = cast(x, float32) if x.dtype in HALVES else x
+    counts = not_equal(chosen, ignore_index)
+    loss = softmax_cross_entropy(wide, where(counts, chosen, 0))
+    if label_smoothing:
+        even = -mean(log_softmax(wide), -1)
+        loss = (1 - label_smoothing) * loss + label_smoothing * even
+    loss = where(counts, loss, 0)
+    if reduction != "none":
+        loss = sum(loss)
+    if reduction == "mean":
+        loss = loss / sum(cast(counts, wide.dtype))
+    return cast(loss, x.dtype)
