@@ -21,7 +21,7 @@ from ngd.errors import ShapeError
 from ngd.ir import Array, DType, Node, Type
 
 COMMON = settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -248,11 +248,21 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: ops.conv(np.ones((3, 2)), np.ones((2, 3))), r"^conv: .*1 to 3 spatial axes"),
     (lambda: ops.conv(np.ones((1, 1, 5)), np.ones((1, 1, 3)), stride=0), "^conv: .*stride.*>= 1"),
     (lambda: ops.conv(np.ones((1, 1, 5)), np.ones((1, 1, 3)), np.ones(2)), "^conv: .*bias"),
+    (lambda: ops.conv(np.ones((1, 1, 5)), np.ones((1, 1, 3)), stride=1.5), "^conv: .*whole .*1.5"),
+    (lambda: ops.conv(np.ones((1, 1, 5)), np.ones((1, 1, 3)), dilation=(1, 1)), "^conv: .*dilatio"),
+    (lambda: ops.conv(np.ones((1, 1, 5)), np.ones((1, 1, 3)), padding=-1), "^conv: .*padding"),
+    (lambda: ops.conv(np.ones((1, 2, 5)), np.ones((2, 2, 3)), groups=0), "^conv: .*groups=0"),
+    (lambda: ops.conv(np.ones((1, 2, 5)), np.ones((2, 2, 0))), "^conv: .*f64"),
     (lambda: ops.max_pool(np.ones((1, 1, 3)), 2, padding=2), "^max_pool: .*padding alone"),
+    (lambda: ops.max_pool(np.ones((1, 1, 3)), 0), "^max_pool: .*kernel .*>= 1"),
     (lambda: ops.avg_pool(np.ones((1, 1, 3)), 4), "^avg_pool: .*to fit"),
     (
         lambda: ops.conv_transpose(np.ones((1, 1, 3)), np.ones((1, 1, 3)), output_padding=1),
         "^conv_transpose: .*output_padding",
+    ),
+    (
+        lambda: ops.conv_transpose(np.ones((1, 3, 3)), np.ones((3, 1, 3)), groups=2),
+        "^conv_transpose: .*multiple of groups=2",
     ),
     (lambda: ops.adaptive_avg_pool(np.ones((1, 1, 3)), (2, 2)), "^adaptive_avg_pool: "),
 ]

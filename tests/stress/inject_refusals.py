@@ -52,6 +52,18 @@ def program(text: str, reason: str, /, signature: str = "f4[2] -> f4[2]", **attr
     return refused("elementwise", signature, reason, **full)
 
 
+def conv(signature: str, reason: str, /, **attrs: Any) -> Refused:
+    """A convolution along one axis."""
+    full = {"strides": [1], "padding": [0, 0], "dilations": [1], "groups": 1, **attrs}
+    return refused("conv", signature, reason, **full)
+
+
+def pool(op: str, signature: str, reason: str, /, **attrs: Any) -> Refused:
+    """A pool along one axis, of windows of two places and more."""
+    full = {"kernel": [3], "strides": [1], "padding": [0, 0], "dilations": [1], **attrs}
+    return refused(op, signature, reason, include_pad=0, **full)
+
+
 TANH = "tanh:f32 i0"
 
 REFUSED = [
@@ -134,6 +146,24 @@ REFUSED = [
     refused("matmul", "f4[2,3] f4[3,2] f4[4] -> f4[2,2]", "the bias has not n elements"),
     refused("matmul", "f4[2,2,3] f4[4,3,2] -> f4[2,2,2]", "do not broadcast"),
     refused("matmul", "i8[2,3] i8[3,2] -> i8[2,2]", "is for floats", post=("relu",)),
+    # windows
+    conv("f4[1,2] f4[2,2] -> f4[1,2]", "have not 1 to 3 spatial axes"),
+    conv("f4[1,1,4] f4[1,1,3] -> f4[1,1,2]", "has not a number an axis", strides=[]),
+    conv("f4[1,1,4] f4[1,1,5] -> f4[1,1,2]", "a window does not fit"),
+    conv("f4[1,1,4] f4[1,1,3] -> f4[1,1,3]", "another number of windows fits"),
+    conv("f4[1,1,4] f8[1,1,3] -> f4[1,1,2]", "the operands' dtypes differ"),
+    conv("f4[1,1,4] f4[1,2,3] -> f4[1,1,2]", "the channels or the batch do not fit"),
+    conv("i8[1,1,4] i8[1,1,3] -> i8[1,1,2]", "convolutions are of floats"),
+    pool("max_pool", "i8[1,1,4] -> i8[1,1,2] i8[1,1,2]", "pools are of floats"),
+    pool("max_pool", "f4[1,1,4] -> f4[1,2,2] i8[1,2,2]", "the images or the channels differ"),
+    pool("max_pool", "f4[1,1,4] -> f4[1,1,2] i4[1,1,2]", "the places are not i64"),
+    pool("avg_pool", "f4[1,1,5] -> f4[1,1,1]", "leaves places out", dilations=[2]),
+    # along an axis
+    refused("take_along_axis", "f4[2] i8[2] -> f4[2]", "axis 3 is not in the tensor", axis=3),
+    refused("take_along_axis", "f4[2] f4[2] -> f4[2]", "are not i32 or i64", axis=0),
+    refused("take_along_axis", "f4[2] i8[2] -> f8[2]", "dtypes differ", axis=0),
+    refused("take_along_axis", "f4[2] i8[3] -> f4[2]", "are not one for each element", axis=0),
+    refused("add_along_axis", "f4[2,3] i8[2,3] -> f4[4,5]", "differ beside the axis", axis=0),
     # softmax
     refused("softmax", "i8[2] -> i8[2]", "the input is no float", axis=0),
     refused("softmax", "f4[2] -> f4[3]", "has not the input's type", axis=0),

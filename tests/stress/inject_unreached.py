@@ -44,7 +44,7 @@ UNREACHED = (
     ("headroom.cpp", "the memory cgroup", CGROUP),
     ("threads.cpp", "pthread_create(", FORKED),
     ("threads.cpp", "threads.push_back(", FORKED),
-    ("matmul.cpp", "alone_ = std::make_unique", FORKED),
+    ("engine.hpp", "alone_ = std::make_unique", FORKED),
     ("matmul.cpp", "scratch_.get_desc()", FORKED),
     ("threads.cpp", "sched_setaffinity(", "MPI's thread asks for it"),
     ("liveness.cpp", "ThreadLiveness", "ranks are threads in tests of C++ only"),

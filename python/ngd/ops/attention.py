@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention, as a composite: it stores the scores. A kernel that does not is to come."""
+"""Attention, as a composite: it stores the scores."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ def attention(
     of the h is used by heads / h queries in turn (enable_gqa). The mask broadcasts to
     [..., heads, L, S]: of bools, True takes part; floats are added. With causal, place i of L sees
     places up to i of S. A query that sees nothing gives 0. The scale is 1 / sqrt(E) by default.
+
+    It is made of other ops and stores the scores, heads * L * S numbers, for the gradient too: its
+    memory grows with the square of the context.
 
     Vaswani et al. 2017 (arXiv:1706.03762), equation 1; Ainslie et al. 2023 (arXiv:2305.13245).
     """

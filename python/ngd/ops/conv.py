@@ -39,12 +39,17 @@ from .windows import (
 
 def _expect(where: str, x: Type, w: Type, groups: int) -> None:
     axes = spatial_axes(where, x)
-    fits = len(w.shape) == axes + 2 and groups > 0 and w.shape[0] % groups == 0
-    if not fits or w.shape[1] * groups != x.shape[1] or 0 in w.shape[2:]:
+    if not _parts(w, axes, groups) or w.shape[1] * groups != x.shape[1]:
         raise ShapeError(
             f"{where}: expected data [N, C, {axes} axes] and weights [O, C / {groups}, {axes} axes]"
             f", O a multiple of groups={groups}; got {got(x, w)}"
         )
+
+
+def _parts(w: Type, axes: int, groups: int) -> bool:
+    """Whether these are weights of so many spatial axes, whose first axis parts into the groups."""
+    whole = isinstance(groups, (int, np.integer)) and groups > 0
+    return whole and len(w.shape) == axes + 2 and w.shape[0] % groups == 0 and 0 not in w.shape[2:]
 
 
 def _apart(x: Array, groups: int, axis: int) -> Array:
@@ -279,10 +284,10 @@ def conv_transpose(
     where = "conv_transpose"
     x, weight, *rest = align(where, x, weight, *([] if bias is None else [bias]))
     axes, kernel = spatial_axes(where, x.type), weight.shape[2:]
-    if weight.ndim != x.ndim or weight.shape[0] != x.shape[1] or groups < 1:
+    if not _parts(weight.type, axes, groups) or weight.shape[0] != x.shape[1]:
         raise ShapeError(
             f"{where}: expected data [N, C, {axes} axes] and weights [C, O / {groups}, {axes} axes]"
-            f"; got {got(x.type, weight.type)}"
+            f", C a multiple of groups={groups}; got {got(x.type, weight.type)}"
         )
     if padding == "same":
         raise ValueError(f'{where}: expected numbers for padding; got "same"')

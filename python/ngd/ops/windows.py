@@ -30,10 +30,13 @@ SPATIAL: Final = (1, 2, 3)
 
 def per_axis(where: str, what: str, given: Any, axes: int, lowest: int) -> Shape:
     """Give each spatial axis its number."""
-    values = (given,) * axes if isinstance(given, (int, np.integer)) else tuple(given)
-    if len(values) != axes or any(int(v) < lowest for v in values):
+    many = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str)
+    values = tuple(given) if many else (given,) * axes
+    whole = all(isinstance(v, (int, np.integer)) for v in values)
+    if not whole or len(values) != axes or any(v < lowest for v in values):
         raise ShapeError(
-            f"{where}: expected {what} of one number or {axes}, each >= {lowest}; got {given!r}"
+            f"{where}: expected {what} of one whole number or {axes}, each >= {lowest}; "
+            f"got {given!r}"
         )
     return tuple(int(v) for v in values)
 

@@ -128,8 +128,7 @@ struct Plan {
 // The steps, made for the number of threads that they run on, with their operands.
 class Primitives {
  public:
-  Primitives(const KernelQuery& query, int threads)
-      : Primitives(made_for<Plan>(threads, query), threads) {}
+  Primitives(const KernelQuery& query, int threads) : Primitives(Plan(query), threads) {}
 
   int threads() const { return threads_; }
   std::size_t scratch_bytes() const { return bytes_; }
@@ -153,12 +152,6 @@ class Primitives {
     memory scratchpad;
     std::unordered_map<int, memory> arguments;
   };
-
-  template <class Made>
-  static Made made_for(int threads, const KernelQuery& query) {
-    const ThreadScope scope(threads);
-    return Made(query);
-  }
 
   Primitives(const Plan& plan, int threads) : threads_(threads), bytes_(plan.bytes) {
     std::unordered_map<int, memory> arguments;

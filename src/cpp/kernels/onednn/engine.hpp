@@ -32,11 +32,15 @@ class ThreadScope {
 // A kernel's primitives, made for the threads that kernels have, and run on them. `Primitives` has
 // a constructor of a query and a number of threads, threads(), scratch_bytes(), and
 // run(args, scratch).
+//
+// All of them are made inside of a ThreadScope, descriptors and primitives: oneDNN keeps primitives
+// in a cache, by their descriptors and by the threads that OpenMP has at that moment. Outside of
+// the scope it would hand out, for one thread, a primitive that starts several.
 template <class Primitives>
 class Threaded {
  public:
   explicit Threaded(const KernelQuery& query)
-      : query_(query), primitives_(query, device::thread_count()) {}
+      : query_(query), primitives_(made_for(device::thread_count(), query)) {}
 
   void run(const KernelArgs& args) const {
     if (primitives_.threads() > 1 && device::thread_count() == 1)
@@ -46,11 +50,16 @@ class Threaded {
   }
 
  private:
+  static Primitives made_for(int threads, const KernelQuery& query) {
+    const ThreadScope scope(threads);
+    return Primitives(query, threads);
+  }
+
   // In a forked child no second thread may start (device/threads.hpp), and a primitive cannot run
   // on fewer threads than it was made for: another one is made, with scratch of its own.
   void run_alone(const KernelArgs& args) const {
     if (alone_ == nullptr) {
-      alone_ = std::make_unique<Primitives>(query_, 1);
+      alone_ = std::make_unique<Primitives>(made_for(1, query_));
       alone_scratch_ = device::Buffer(device::cpu(), alone_->scratch_bytes());
     }
     alone_->run(args, alone_scratch_.data());

@@ -73,8 +73,7 @@ dnnl::matmul::primitive_desc make_descriptor(const KernelQuery& query) {
 // A primitive, made for the number of threads that it runs on, with its operands.
 class Primitive {
  public:
-  Primitive(const KernelQuery& query, int threads)
-      : Primitive(make_descriptor_for(query, threads), threads) {}
+  Primitive(const KernelQuery& query, int threads) : Primitive(make_descriptor(query), threads) {}
 
   int threads() const { return threads_; }
   std::size_t scratch_bytes() const { return scratch_.get_desc().get_size(); }
@@ -90,11 +89,6 @@ class Primitive {
   }
 
  private:
-  static dnnl::matmul::primitive_desc make_descriptor_for(const KernelQuery& query, int threads) {
-    const ThreadScope scope(threads);
-    return make_descriptor(query);
-  }
-
   Primitive(const dnnl::matmul::primitive_desc& descriptor, int threads)
       : threads_(threads),
         primitive_(descriptor),
