@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, is_float, whole
+from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, int64, is_float, whole
 from ..errors import DTypeError, GradientError, NotMemberError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Type, register
 from ..sites import call_site
@@ -350,7 +350,7 @@ class ReduceTo(Collective):
             return (broadcast.node((dy,), attrs),)
         if kind == "mean":  # the mean over ranks of what the root has, and the others have not
             group = attrs.get("group")
-            mine = where(is_rank(attrs["root"], group=group), dy, 0)
+            mine = where(equal(own_rank(group=group), attrs["root"]), dy, 0)
             return (all_reduce(mine, op="mean", group=group),)
         raise no_gradient(node)
 
@@ -362,23 +362,22 @@ class ReduceTo(Collective):
 reduce_to: Final[ReduceTo] = register(ReduceTo())
 
 
-class IsRank(Op):
-    """is_rank(root, group=None): whether this is the rank; attrs: root, group.
+class OwnRank(Op):
+    """own_rank(group=None): the number of this rank, int64; attrs: group.
 
-    The compiler knows, and puts a constant. The reference is that of rank 0 of 1.
+    By default in the ranks of the executable, as for collectives. The compiler knows it, and puts a
+    constant. The reference is that of rank 0 of 1.
     """
 
-    name = "is_rank"
-    public = False
+    name = "own_rank"
     dtypes = ()
     settled_by = "group"
 
-    def __call__(self, root: int, *, group: Ranks | None = None) -> Node:
-        attrs = {"root": whole(root, self.name, "root")}
-        return self.node((), with_group(self.name, attrs, group))
+    def __call__(self, *, group: Ranks | None = None) -> Node:
+        return self.node((), with_group(self.name, {}, group))
 
-    def infer(self, *, root: int, group: Ranks | None = None) -> Type:
-        return Type(bool_, ())
+    def infer(self, *, group: Ranks | None = None) -> Type:
+        return Type(int64, ())
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         return False
@@ -387,14 +386,13 @@ class IsRank(Op):
         return ()
 
     def settle(self, ranks: Any, **attrs: Any) -> Array:
-        return np.array(ranks.rank == attrs["root"])
+        return np.array(ranks.rank, int64)
 
-    def reference(self, *, root: int, group: Ranks | None = None) -> Array:
-        return self.settle(Alone(), root=root)
+    def reference(self, *, group: Ranks | None = None) -> Array:
+        return self.settle(Alone())
 
     def samples(self) -> Iterable[Sample]:
-        yield Sample((), {"root": 0})
-        yield Sample((), {"root": 1})
+        yield Sample((), {})
 
 
-is_rank: Final[IsRank] = register(IsRank())
+own_rank: Final[OwnRank] = register(OwnRank())
