@@ -49,7 +49,7 @@ from .ir import Graph, Node
 from .variable import Variable, constant, placeholder, variable
 
 if TYPE_CHECKING:
-    from . import checkpoint, optim
+    from . import checkpoint, nn, optim
 
 __version__ = str(build_info()["version"])
 
@@ -93,6 +93,7 @@ __all__ = [
     "int64",
     "join",
     "make_mesh",
+    "nn",
     "ops",
     "optim",
     "placeholder",
@@ -113,6 +114,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The training library's parts are imported when they are first used."""
-    if name in ("checkpoint", "optim"):
+    if name in ("checkpoint", "nn", "optim"):
         return _import(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

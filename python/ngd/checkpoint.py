@@ -161,20 +161,24 @@ def safetensors(variables: Mapping[str, Variable]) -> Iterable[bytes | memoryvie
         yield v.numpy().reshape(-1).view(np.uint8).data
 
 
-def read_safetensors(path: Path) -> dict[str, Any]:
-    """The arrays of a safetensors file by name; they are views of the mapped file."""
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The arrays of a safetensors file by name; they are views of the mapped file.
+
+    What Module.load_state_dict takes. ValueError where the file is not whole.
+    """
+    path = Path(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise ValueError(f"checkpoint.load: {path} is no whole safetensors file")
+            raise ValueError(f"checkpoint: {path} is no whole safetensors file")
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     parts = {
         name: (DTYPES[t["dtype"]], t["shape"], *t["data_offsets"]) for name, t in header.items()
     }
     if 8 + length + max([end for *_, end in parts.values()], default=0) != size:
-        raise ValueError(f"checkpoint.load: {path} is no whole safetensors file")
+        raise ValueError(f"checkpoint: {path} is no whole safetensors file")
     data: Any = (
         np.memmap(path, np.uint8, "r", 8 + length) if size > 8 + length else np.empty(0, "u1")
     )
@@ -222,4 +226,4 @@ def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
         os.close(folder)
 
 
-__all__ = ["exists", "load", "save"]
+__all__ = ["exists", "load", "read_safetensors", "save"]

@@ -168,7 +168,9 @@ class Optimizer:
             The variables that are trained, in any structure.
         weight
             How much this rank's gradient counts, a scalar (how many samples it has); by default
-            all ranks count alike. See ngd.ops.all_reduce.
+            all ranks count alike. See ngd.ops.all_reduce. A loss that reaches a collective, as with
+            synchronized batch normalization, has parts of other ranks in its gradient: there, the
+            loss is to be multiplied by weight * ranks / sum of the weights instead.
         group
             The ranks to average over; by default those of the executable.
         micro_batches

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules: what neural networks are made of, with PyTorch's names and layouts of variables.
+
+    model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 10))
+    with nn.training(nn.Random(seed=1)) as state:
+        loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
+    updates = [optimizer.update(loss, model.parameters()), state.updates]
+    step = ngd.compile([x, y], [loss], updates)
+    evaluate = ngd.compile([x], [model(x)])
+
+A model builds a graph each time that it is called; both graphs here are of the same variables.
+Modules and their arguments are called as PyTorch calls them, and mean the same; a keyword that
+PyTorch does not have is in the module's own documentation.
+"""
+
+from . import initializers
+from .activations import (
+    ELU,
+    GELU,
+    Flatten,
+    Hardsigmoid,
+    Hardswish,
+    Identity,
+    LeakyReLU,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Tanh,
+)
+from .attention import MultiHeadAttention
+from .containers import ModuleDict, ModuleList, Sequential
+from .convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from .linear import Dropout, Embedding, Linear
+from .modes import Random, Training, current, evaluation, training
+from .module import Buffer, Keys, Module, Parameter
+from .normalization import (
+    BatchNorm,
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    GroupNorm,
+    LayerNorm,
+    RMSNorm,
+)
+from .pooling import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+)
+
+__all__ = [
+    "ELU",
+    "GELU",
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "BatchNorm",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "Buffer",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "GroupNorm",
+    "Hardsigmoid",
+    "Hardswish",
+    "Identity",
+    "Keys",
+    "LayerNorm",
+    "LeakyReLU",
+    "Linear",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "Module",
+    "ModuleDict",
+    "ModuleList",
+    "MultiHeadAttention",
+    "Parameter",
+    "RMSNorm",
+    "Random",
+    "ReLU",
+    "ReLU6",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Tanh",
+    "Training",
+    "current",
+    "evaluation",
+    "initializers",
+    "training",
+]

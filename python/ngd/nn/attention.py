@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention with its projections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import Node, ops
+from .initializers import xavier_uniform, zeros
+from .linear import Linear
+from .module import Module, Parameter
+
+
+class MultiHeadAttention(Module):
+    """Attention of several heads: Vaswani et al., 2017 (arXiv:1706.03762), section 3.2.2.
+
+    The variables are those of torch.nn.MultiheadAttention (in_proj_weight, in_proj_bias,
+    out_proj.weight, out_proj.bias), which begin as there. The batch comes first. A mask is as
+    ops.attention has it: of bools, True takes part (in PyTorch's module, False).
+    """
+
+    in_proj_weight: Any
+    in_proj_bias: Any
+
+    def __init__(self, embed_dim: int, num_heads: int, bias: bool = True) -> None:
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"nn.MultiHeadAttention: expected a number of heads that divides {embed_dim}; "
+                f"got {num_heads}"
+            )
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.in_proj_weight = Parameter((3 * embed_dim, embed_dim), xavier_uniform())
+        self.in_proj_bias = Parameter(3 * embed_dim, zeros) if bias else None
+        self.out_proj = Linear(embed_dim, embed_dim, bias, bias_initializer=zeros)
+
+    def forward(
+        self,
+        query: Node,
+        key: Node | None = None,
+        value: Node | None = None,
+        mask: Any = None,
+        causal: bool = False,
+    ) -> Node:
+        """[batch, L, embed_dim], of query, key and value [batch, S, embed_dim].
+
+        Without a key it is the query, and without a value it is the key. The mask broadcasts to
+        [batch, num_heads, L, S].
+        """
+        q, k, v = (self._heads(x) for x in self._projected(query, key, value))
+        found = ops.transpose(ops.attention(q, k, v, mask, causal), (0, 2, 1, 3))
+        joined: Node = ops.reshape(found, (*found.shape[:2], self.embed_dim))
+        made: Node = self.out_proj(joined)
+        return made
+
+    def _projected(self, query: Node, key: Node | None, value: Node | None) -> list[Node]:
+        """Query, key and value behind their projections: one product where they are one tensor."""
+        weight, bias = self.in_proj_weight, self.in_proj_bias
+        if key is None and value is None:
+            y = ops.matmul(query, ops.transpose(weight))
+            return list(ops.split(y if bias is None else y + bias, 3, -1))
+        key = query if key is None else key
+        weights = ops.split(weight, 3, 0)
+        operands = (query, key, key if value is None else value)
+        pairs = zip(operands, weights, strict=True)
+        products = [ops.matmul(x, ops.transpose(w)) for x, w in pairs]
+        if bias is None:
+            return products
+        return [y + b for y, b in zip(products, ops.split(bias, 3, 0), strict=True)]
+
+    def _heads(self, x: Node) -> Node:
+        """[batch, L, embed_dim] to [batch, num_heads, L, embed_dim / num_heads]."""
+        parted = ops.reshape(x, (*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads))
+        apart: Node = ops.transpose(parted, (0, 2, 1, 3))
+        return apart
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"{self.embed_dim}, {self.num_heads}"

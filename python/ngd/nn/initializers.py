@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First values of parameters. An initializer is a function of a NumPy generator and a shape.
+
+A weight is [outputs, inputs, kernel...], as PyTorch has it: its fan-in is inputs * kernel, its
+fan-out outputs * kernel. All draw in float64; the parameter's dtype rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+Generator: TypeAlias = np.random.Generator
+Shape: TypeAlias = tuple[int, ...]
+Initializer: TypeAlias = Callable[[Generator, Shape], Any]
+
+GAINS: Final = {
+    "linear": 1.0,
+    "sigmoid": 1.0,
+    "tanh": 5.0 / 3.0,
+    "relu": math.sqrt(2.0),
+    "selu": 0.75,
+}
+"""What keeps the variance through an activation, as torch.nn.init.calculate_gain has it."""
+
+
+def fans(shape: Shape) -> tuple[int, int]:
+    """The fan-in and the fan-out of a weight."""
+    if len(shape) < 2:
+        raise ValueError(f"nn.initializers: expected a weight of two axes or more; got {shape}")
+    kernel = math.prod(shape[2:])
+    return shape[1] * kernel, shape[0] * kernel
+
+
+def zeros(random: Generator, shape: Shape) -> Any:
+    """All 0."""
+    return np.zeros(shape)
+
+
+def ones(random: Generator, shape: Shape) -> Any:
+    """All 1."""
+    return np.ones(shape)
+
+
+def constant(value: Any) -> Initializer:
+    """A number, or an array that broadcasts to the shape."""
+    return lambda random, shape: np.broadcast_to(value, shape)
+
+
+def uniform(low: float = 0.0, high: float = 1.0) -> Initializer:
+    """Evenly from [low, high)."""
+    return lambda random, shape: random.uniform(low, high, shape)
+
+
+def normal(mean: float = 0.0, std: float = 1.0) -> Initializer:
+    """A normal distribution."""
+    return lambda random, shape: random.normal(mean, std, shape)
+
+
+def truncated_normal(std: float = 1.0, mean: float = 0.0, limit: float = 2.0) -> Initializer:
+    """A normal distribution of which what is further than limit * std from the mean is redrawn."""
+
+    def draw(random: Generator, shape: Shape) -> Any:
+        values = random.standard_normal(shape)
+        outside = np.abs(values) > limit
+        while outside.any():
+            values[outside] = random.standard_normal(int(outside.sum()))
+            outside = np.abs(values) > limit
+        return mean + std * values
+
+    return draw
+
+
+def xavier_uniform(gain: float = 1.0) -> Initializer:
+    """[-a, a) of a = gain sqrt(6 / (fan-in + fan-out)).
+
+    Glorot and Bengio, 2010 (AISTATS, volume 9), equation 16.
+    """
+
+    def draw(random: Generator, shape: Shape) -> Any:
+        bound = gain * math.sqrt(6.0 / sum(fans(shape)))
+        return random.uniform(-bound, bound, shape)
+
+    return draw
+
+
+def xavier_normal(gain: float = 1.0) -> Initializer:
+    """Standard deviation gain sqrt(2 / (fan-in + fan-out)): Glorot and Bengio, 2010, eq. 12."""
+    return lambda random, shape: random.normal(0.0, gain * math.sqrt(2.0 / sum(fans(shape))), shape)
+
+
+def he_std(shape: Shape, gain: float, fan: str) -> float:
+    """Compute gain / sqrt(fan), of fan "in" or "out"."""
+    if fan not in ("in", "out"):
+        raise ValueError(f'nn.initializers: expected fan "in" or "out"; got {fan!r}')
+    return gain / math.sqrt(fans(shape)[fan == "out"] or 1)
+
+
+def he_uniform(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
+    """[-a, a) of a = gain sqrt(3 / fan): He et al., 2015 (arXiv:1502.01852), section 2.2."""
+
+    def draw(random: Generator, shape: Shape) -> Any:
+        bound = math.sqrt(3.0) * he_std(shape, gain, fan)
+        return random.uniform(-bound, bound, shape)
+
+    return draw
+
+
+def he_normal(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
+    """Standard deviation gain / sqrt(fan): He et al., 2015 (arXiv:1502.01852), equation 10."""
+    return lambda random, shape: random.normal(0.0, he_std(shape, gain, fan), shape)
+
+
+def orthogonal(gain: float = 1.0) -> Initializer:
+    """Orthonormal rows, or columns, times gain; all axes but the first are one.
+
+    Saxe, McClelland and Ganguli, 2013 (arXiv:1312.6120). The factor Q of a normal matrix's QR, its
+    signs such that R's diagonal is positive, is uniform over all of them (Mezzadri, 2007,
+    arXiv:math-ph/0609050, section 5).
+    """
+
+    def draw(random: Generator, shape: Shape) -> Any:
+        fans(shape)
+        rows, columns = shape[0], math.prod(shape[1:])
+        matrix = random.standard_normal((max(rows, columns), min(rows, columns)))
+        q, r = np.linalg.qr(matrix)
+        q = q * np.where(np.diag(r) < 0, -1.0, 1.0)
+        return gain * (q if rows >= columns else q.T).reshape(shape)
+
+    return draw
+
+
+def torch_default(fan_in: int | None = None) -> Initializer:
+    """[-a, a) of a = 1 / sqrt(fan-in): what PyTorch's layers begin with, weights and biases.
+
+    It is he_uniform of gain sqrt(1/3). A bias has no fan-in of its own: its weight's is given.
+    """
+
+    def draw(random: Generator, shape: Shape) -> Any:
+        bound = 1.0 / math.sqrt((fans(shape)[0] if fan_in is None else fan_in) or 1)
+        return random.uniform(-bound, bound, shape)
+
+    return draw

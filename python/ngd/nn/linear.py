@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrices, tables, and dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import Node, ops
+from .initializers import Initializer, normal, torch_default
+from .modes import current
+from .module import Module, Parameter
+
+
+class Linear(Module):
+    """x @ weight.T + bias, of x [..., in_features] and weight [out_features, in_features]; floats.
+
+    Weight and bias begin as PyTorch's do (torch_default), if no initializer is given.
+    """
+
+    weight: Any
+    bias: Any
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        weight_initializer: Initializer | None = None,
+        bias_initializer: Initializer | None = None,
+    ) -> None:
+        self.in_features, self.out_features = in_features, out_features
+        default = torch_default(in_features)
+        self.weight = Parameter((out_features, in_features), weight_initializer or default)
+        self.bias = Parameter(out_features, bias_initializer or default) if bias else None
+
+    def forward(self, x: Node) -> Node:
+        """[..., in_features] to [..., out_features]."""
+        y: Node = ops.matmul(x, ops.transpose(self.weight))
+        return y if self.bias is None else y + self.bias
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+
+class Embedding(Module):
+    """Rows of a table by their numbers: integers [...] to floats [..., embedding_dim].
+
+    The row padding_idx begins as zeros, and has no gradient. A number out of range is a ValueError
+    when the step runs.
+    """
+
+    weight: Any
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        *,
+        initializer: Initializer | None = None,
+    ) -> None:
+        self.shape = num_embeddings, embedding_dim
+        if padding_idx is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise ValueError(
+                    f"nn.Embedding: expected padding_idx among {num_embeddings} rows; "
+                    f"got {padding_idx}"
+                )
+            padding_idx %= num_embeddings
+        self.padding_idx = padding_idx
+        self.weight = Parameter(self.shape, self._padded(initializer or normal()))
+
+    def _padded(self, initializer: Initializer) -> Initializer:
+        """Draw as this does, but for the row of zeros."""
+        if self.padding_idx is None:
+            return initializer
+        rows = np.arange(self.shape[0])[:, None]
+        return lambda random, shape: initializer(random, shape) * (rows != self.padding_idx)
+
+    def forward(self, numbers: Node) -> Node:
+        """[...] to [..., embedding_dim]."""
+        found: Node = ops.gather(self.weight, numbers)
+        if self.padding_idx is None:
+            return found
+        padding = ops.expand_dims(ops.equal(numbers, self.padding_idx), -1)
+        kept: Node = ops.where(padding, ops.stop_gradient(found), found)
+        return kept
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"{self.shape[0]}, {self.shape[1]}"
+
+
+class Dropout(Module):
+    """In training each element is 0 with probability p, else divided by 1 - p.
+
+    Srivastava et al., 2014 (JMLR 15). The draws are those of nn.training(nn.Random(seed)).
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0 <= p < 1:
+            raise ValueError(f"nn.Dropout: expected a probability in [0, 1); got {p}")
+        self.p = p
+
+    def forward(self, x: Node) -> Node:
+        """Of the shape and dtype of x, a float."""
+        state = current()
+        if state is None or not self.p:
+            return x
+        dropped: Node = ops.dropout(x, self.p, **state.draw("nn.Dropout"))
+        return dropped
+
+    def describe(self) -> str:
+        """See Module."""
+        return str(self.p)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training and evaluation: in which of the two a graph is built, and what training adds to it.
+
+A graph is built for evaluation, but inside of `with training() as state:`. There, dropout draws and
+batch normalization normalizes by the batch; what they want to change, the counter of random draws
+and the running statistics, is in `state.updates`. Two programs over the same variables are so two
+ways to build the graph; nothing in a module says in which mode it is. See
+docs/adr/0018-training-and-evaluation.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+import numpy as np
+
+from .. import Node, Variable, ops, variable
+
+SEEDS: Final = 2**32
+DRAWS: Final = 2**40
+
+
+class Random:
+    """Where the random draws of training steps come from: a seed, and a counter of steps.
+
+    A draw is a function (Philox, ngd.ops.random) of the seed, of which draw of its program it is,
+    of how many steps were made, and of the rank. So each step draws anew, ranks draw differently,
+    and a training that goes on from a checkpoint draws what it would have drawn.
+
+    Parameters
+    ----------
+    seed
+        In [0, 2^32).
+    per_rank
+        False: all ranks draw alike, as ranks that share the work on one sample have to.
+    group
+        The ranks that draw differently; by default those of the executable.
+    name
+        What the counter's name begins with: two that are used in one program need two names.
+    """
+
+    def __init__(
+        self, seed: int = 0, *, per_rank: bool = True, group: Any = None, name: str = "random"
+    ) -> None:
+        if not 0 <= seed < SEEDS:
+            raise ValueError(f"nn.Random: expected a seed in [0, 2^32); got {seed}")
+        self.seed, self.per_rank, self.group, self.name = int(seed), per_rank, group, name
+        self.step = variable(f"{name}.step", np.int64(0))
+        """How many steps have drawn, int64."""
+
+    @property
+    def state(self) -> dict[str, Variable]:
+        """The counter by name, for checkpoints."""
+        return {self.step.name: self.step}
+
+
+class Training:
+    """What a graph of training has beside its nodes; `with training() as state:` makes one."""
+
+    def __init__(self, random: Random | None = None) -> None:
+        self.random = random
+        self.updates: dict[Variable, Node] = {}
+        """Buffer, or counter, -> its next value: a part of the updates for ngd.compile."""
+        self._draws = 0
+
+    def now(self, of: Variable) -> Node:
+        """The value of a buffer after the updates so far."""
+        return self.updates.get(of, of)
+
+    def draw(self, who: str) -> dict[str, Any]:
+        """Return the arguments seed= and offset= of a random op, other ones each time."""
+        random = self.random
+        if random is None:
+            raise ValueError(
+                f"{who}: expected a source of random numbers: build the graph within "
+                "`with nn.training(nn.Random(seed))`"
+            )
+        seed: Any = random.seed
+        if random.per_rank:
+            seed = random.seed + SEEDS * ops.own_rank(group=random.group)
+        self.updates[random.step] = random.step + 1
+        self._draws += 1
+        return {"seed": seed, "offset": random.step + DRAWS * (self._draws - 1)}
+
+
+_current: ContextVar[Training | None] = ContextVar("training", default=None)
+
+
+def current() -> Training | None:
+    """What a graph that is built now is trained with; None: it is built for evaluation."""
+    return _current.get()
+
+
+@contextmanager
+def training(random: Random | None = None) -> Iterator[Training]:
+    """Build graphs for training within this block.
+
+        with nn.training(nn.Random(seed=1)) as state:
+            loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
+        step = ngd.compile(
+            [x, y], [loss], [optimizer.update(loss, model.parameters()), state.updates]
+        )
+
+    `random` is needed where something draws. Several programs may share one; each of their steps
+    counts.
+    """
+    state = Training(random)
+    token = _current.set(state)
+    try:
+        yield state
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
+def evaluation() -> Iterator[None]:
+    """Build graphs for evaluation within this block, also inside of `training`: frozen parts."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)

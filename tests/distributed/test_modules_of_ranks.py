@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models on two ranks: the training of one, and random draws that differ, or do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from standing import run_in_world
+
+import ngd
+from ngd import nn, ops, optim
+
+
+def trained(dtype: str) -> dict[str, Any]:
+    """Ten steps of a model with synchronized batch normalization; the parts are uneven."""
+    world = ngd.init()
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, bias=False),  # of a bias the gradient is rounding alone
+        nn.BatchNorm2d(4, synchronized=True),
+        nn.GELU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.LayerNorm(4),
+        nn.Linear(4, 3),
+    ).astype(dtype)
+    mine = np.array_split(np.arange(6), [4])[world.rank] if world.size == 2 else np.arange(6)
+    x = ngd.placeholder("x", (len(mine), 2, 4, 4), dtype)
+    y = ngd.placeholder("y", (len(mine),), "int64")
+    optimizer = optim.AdamW(0.03)
+    with nn.training() as state:
+        loss = ops.mean(ops.softmax_cross_entropy(model(x), y)) * (len(mine) * world.size / 6)
+    updates = [optimizer.update(loss, model.parameters()), state.updates]
+    step, evaluate = ngd.compile([x, y], [loss], updates), ngd.compile([x], [model(x)])
+    random = np.random.default_rng(3)
+    for _ in range(10):
+        data, labels = random.normal(size=(6, 2, 4, 4)) + 1, random.integers(3, size=6)
+        step(data[mine].astype(dtype), labels[mine])
+    first = evaluate(data[mine].astype(dtype))[0][:2] if world.rank == 0 else np.zeros(())
+    return {"logits": first.tolist(), **{k: v.tolist() for k, v in model.state_dict().items()}}
+
+
+@harness.needs_ranks
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-3)])
+def test_two_ranks_train_as_one(dtype: str, tolerance: float) -> None:
+    (alone,) = run_in_world(trained, "shm", 1, dtype=dtype)
+    both = [rank.value for rank in run_in_world(trained, "shm", 2, dtype=dtype)]
+    for key, wanted in alone.value.items():
+        assert key == "logits" or both[0][key] == both[1][key], key
+        np.testing.assert_allclose(both[0][key], wanted, tolerance, tolerance, err_msg=key)
+
+
+def drawn() -> dict[str, list[float]]:
+    """What is left of ones after dropout, with each rank's draws, and with common ones."""
+    x = ngd.placeholder("x", (64,))
+    found = {}
+    for per_rank in (True, False):
+        with nn.training(nn.Random(seed=5, per_rank=per_rank)) as state:
+            step = ngd.compile([x], [nn.Dropout(0.5)(x)], state.updates)
+        found[str(per_rank)] = step(np.ones(64, np.float32))[0].tolist()
+    return found
+
+
+@harness.needs_ranks
+def test_ranks_draw_differently_or_alike() -> None:
+    first, second = (rank.value for rank in run_in_world(drawn, "shm", 2))
+    assert first["True"] != second["True"]
+    assert first["False"] == second["False"]
+    assert first["True"] == first["False"]  # rank 0 draws as one rank does
