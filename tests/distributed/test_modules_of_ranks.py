@@ -31,8 +31,8 @@ def trained(dtype: str) -> dict[str, Any]:
     y = ngd.placeholder("y", (len(mine),), "int64")
     optimizer = optim.AdamW(0.03)
     with nn.training() as state:
-        loss = ops.mean(ops.softmax_cross_entropy(model(x), y)) * (len(mine) * world.size / 6)
-    updates = [optimizer.update(loss, model.parameters()), state.updates]
+        loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
+    updates = [optimizer.update(loss, model.parameters(), weight=len(mine)), state.updates]
     step, evaluate = ngd.compile([x, y], [loss], updates), ngd.compile([x], [model(x)])
     random = np.random.default_rng(3)
     for _ in range(10):
@@ -69,3 +69,27 @@ def test_ranks_draw_differently_or_alike() -> None:
     assert first["True"] != second["True"]
     assert first["False"] == second["False"]
     assert first["True"] == first["False"]  # rank 0 draws as one rank does
+
+
+def averaged() -> dict[str, Any]:
+    """The statistics of a batch normalization that is not synchronized, and their mean."""
+    world = ngd.init()
+    norm = nn.BatchNorm1d(3)
+    x = ngd.placeholder("x", (4, 3))
+    with nn.training() as state:
+        step = ngd.compile([x], [norm(x)], state.updates)
+    step(np.random.default_rng(world.rank).normal(size=(4, 3)).astype(np.float32))
+    own = norm.state_dict()
+    norm.average_buffers()
+    found = {"own": own, "mean": norm.state_dict()}
+    return {name: {k: v.tolist() for k, v in each.items()} for name, each in found.items()}
+
+
+@harness.needs_ranks
+def test_statistics_of_ranks_are_averaged() -> None:
+    first, second = (rank.value for rank in run_in_world(averaged, "shm", 2))
+    assert first["mean"] == second["mean"]
+    for key, value in first["mean"].items():
+        wanted = np.mean([first["own"][key], second["own"][key]], axis=0)
+        np.testing.assert_allclose(value, wanted, 1e-6, err_msg=key)
+    assert first["own"]["running_mean"] != second["own"]["running_mean"]

@@ -39,7 +39,7 @@ def trained_on_parts(micro_batches: int) -> dict[str, list[float]]:
         x = ngd.placeholder("x", (len(mine) // micro_batches, 4), "float64")
         loss = ops.mean(ops.square(ops.tanh(x @ w) - 0.5))
         weight = ngd.constant(np.float64(len(mine)))
-        add = ngd.compile([x], [], updates=optimizer.accumulate(loss, w))
+        add = ngd.compile([x], [], updates=optimizer.accumulate(loss, w, weight=weight))
         updates = optimizer.update(loss, w, weight=weight, micro_batches=micro_batches)
         step = ngd.compile([x], [], updates=updates)
         for batch in batches:
@@ -59,3 +59,26 @@ def test_two_ranks_equal_one(micro_batches: int) -> None:
     for name, wanted in alone.value.items():
         assert both[0].value[name] == both[1].value[name], name
         np.testing.assert_allclose(both[0].value[name], wanted, 1e-9, 1e-11, err_msg=name)
+
+
+def trained_where_one_has_nothing() -> list[float]:
+    """Three steps; the second rank has no sample, so that its loss is NaN."""
+    world = ngd.init()
+    w = ngd.variable("w", np.ones(4))
+    samples = 6 if world.rank == 0 else 0
+    x = ngd.placeholder("x", (samples, 4), "float64")
+    loss = ops.mean(ops.square(ops.tanh(x @ w) - 0.5))
+    updates = optim.SGD(0.1).update(loss, w, weight=samples)
+    step = ngd.compile([x], [loss], updates=updates)
+    for batch in np.random.default_rng(7).normal(size=(3, 6, 4)):
+        (value,) = step(batch[:samples])
+        assert np.isnan(value) == (samples == 0)
+    return list(w.numpy().tolist())
+
+
+@harness.needs_ranks
+def test_a_rank_without_samples_counts_nothing() -> None:
+    (alone,) = run_in_world(trained_where_one_has_nothing, "shm", 1)
+    both = run_in_world(trained_where_one_has_nothing, "shm", 2)
+    assert both[0].value == both[1].value
+    np.testing.assert_allclose(both[0].value, alone.value, 1e-12)

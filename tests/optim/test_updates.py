@@ -172,11 +172,19 @@ def test_state_is_made_once() -> None:
 
 def test_what_is_no_parameter_is_refused() -> None:
     w, x = ngd.variable("w", [1.0]), ngd.placeholder("x", (1,))
+
+    def with_and_without_weights() -> None:
+        optimizer = optim.SGD(0.1)
+        optimizer.accumulate(ops.sum(w), w)
+        optimizer.update(ops.sum(w), w, weight=3, micro_batches=2)
+
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: optim.SGD(0.1).update(ops.sum(w), {"a": [w, x]}), r"parameters\['a'\]\[1\]: exp"),
         (lambda: optim.SGD(0.1).update(ops.sum(w), [w, w]), "2 parameters are called 'w'"),
         (lambda: optim.SGD(-0.1), "expected a learning rate >= 0; got -0.1"),
         (lambda: optim.SGD(0.1, nesterov=True), "nesterov needs a momentum"),
+        (lambda: optim.SGD(0.1).update(ops.sum(w), w, weight=[1.0]), "expected a scalar weight"),
+        (with_and_without_weights, "expected weights for all micro-batches, or for none"),
         (lambda: optim.Muon().updates({w: w}), "expected parameters of two axes or more"),
         (lambda: optim.Muon(scale="none"), 'expected scale "shape" or "rms"'),
         (lambda: optim.ExponentialMovingAverage(1.0), "expected a decay in"),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import Variable, bfloat16, errors, float32, variable
+from .. import Variable, all_reduce, bfloat16, errors, float32, variable
 from .initializers import Initializer, constant, zeros
 
 
@@ -237,6 +237,16 @@ class Module:
         """The variables that are not trained by dotted name, each once."""
         declared = dict(self.declared())
         return {key: v for key, v in self.variables().items() if not declared[key].trained}
+
+    def average_buffers(self, group: Any = None) -> None:
+        """Give all floating buffers their mean over the ranks of a group, by default the world's.
+
+        Statistics that each rank has of its own part of the data are so the same on all, for an
+        evaluation or a checkpoint. Collective: every rank of the group has to call it.
+        """
+        for buffer in self.buffers().values():
+            if is_floating(buffer.dtype):
+                buffer.assign(all_reduce(buffer.numpy(), op="mean", group=group))
 
     def astype(self, dtype: Any) -> Any:
         """Make all floating variables of this dtype; returns the module.

@@ -118,8 +118,8 @@ class BatchNorm(Module):
     statistics; by those of the batch where track_running_stats is False.
 
     synchronized=True takes the batch of all ranks of `group` (by default those of the executable),
-    as torch.nn.SyncBatchNorm; each rank counts by its number of elements. Without, each rank has
-    running statistics of its own.
+    as torch.nn.SyncBatchNorm. Without, each rank has running statistics of its own: see
+    Module.average_buffers.
     """
 
     axes: tuple[int, ...] | None = None
@@ -175,20 +175,21 @@ class BatchNorm(Module):
     def _over_ranks(self, x: Node) -> tuple[Node, Node, Node, Node]:
         """The value, the mean, the variance, and how many elements a channel, of all ranks.
 
-        The mean first, and then the mean of the squared distances from it: two small all-reduces,
-        each rank counting by how many elements it has.
+        Two small all-reduces: sums and counts, then the sums of the squared distances from the
+        mean. A rank may have no elements.
         """
-        axes = (0, *range(2, x.ndim))
-        shape = (x.shape[1], *(1,) * (x.ndim - 2))
+        channels, axes = x.shape[1], (0, *range(2, x.ndim))
         wide = x if x.dtype == np.float64 else ops.cast(x, np.float32)
-        mine = ops.full((), math.prod(x.shape) // x.shape[1], wide.dtype)
-        over = {"op": "mean", "weight": mine, "group": self.group}
-        mean = ops.all_reduce(ops.mean(wide, axes), **over)
-        distance = ops.square(wide - ops.reshape(mean, shape))
-        variance = ops.all_reduce(ops.mean(distance, axes), **over)
-        affine = (self.weight, self.bias, self.eps)
-        y = ops.batch_norm_inference(x, mean, variance, *affine)
-        return y, mean, variance, ops.all_reduce(mine, op="sum", group=self.group)
+        mine = ops.full((1,), math.prod(x.shape) // max(channels, 1), wide.dtype)
+        sums = ops.concat([ops.sum(wide, axes), mine])
+        total = ops.all_reduce(sums, op="sum", group=self.group)
+        count = total[channels]
+        mean = total[:channels] / count
+        distance = ops.square(wide - ops.reshape(mean, (channels, *(1,) * (x.ndim - 2))))
+        squares = ops.all_reduce(ops.sum(distance, axes), op="sum", group=self.group)
+        variance = squares / count
+        y = ops.batch_norm_inference(x, mean, variance, self.weight, self.bias, self.eps)
+        return y, mean, variance, count
 
     def _track(self, state: Training, mean: Node, variance: Node) -> None:
         """Note the next running statistics."""

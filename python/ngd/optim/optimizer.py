@@ -118,6 +118,7 @@ class Optimizer:
                 )
         self._state: dict[str, Variable] = {}
         self._accumulators: dict[Variable, Variable] = {}
+        self._weighted: bool | None = None  # the micro-batches; None: not known yet
         self.step = self.state_variable("step", (), np.dtype(np.int64))
         """How many updates were made."""
         self.learning_rate: Node | Callable[[Node], Node]
@@ -167,10 +168,8 @@ class Optimizer:
         parameters
             The variables that are trained, in any structure.
         weight
-            How much this rank's gradient counts, a scalar (how many samples it has); by default
-            all ranks count alike. See ngd.ops.all_reduce. A loss that reaches a collective, as with
-            synchronized batch normalization, has parts of other ranks in its gradient: there, the
-            loss is to be multiplied by weight * ranks / sum of the weights instead.
+            How much this rank's loss counts, a scalar (how many samples it has); by default all
+            ranks count alike. A rank of weight 0 counts nothing, also if its loss is NaN.
         group
             The ranks to average over; by default those of the executable.
         micro_batches
@@ -178,25 +177,59 @@ class Optimizer:
             with the updates of `accumulate`. The gradient is their mean.
         """
         variables = self._variables("update", parameters)
-        gradients = grad(loss, variables)
+        gradients = self._gradients("update", loss, variables, weight, group)
         reset: dict[Variable, Node] = {}
         if micro_batches > 1:
+            self._expect_weights("update", weight)
             sums = [self._accumulator(v) for v in variables]
             pairs = zip(sums, gradients, strict=True)
             gradients = [(a + ops.cast(g, a.dtype)) / micro_batches for a, g in pairs]
             reset = {a: ops.zeros(a.shape, a.dtype) for a in sums}
-        averaged = [ops.all_reduce(g, op="mean", weight=weight, group=group) for g in gradients]
+        kind = "mean" if weight is None else "sum"
+        averaged = [ops.all_reduce(g, op=kind, group=group) for g in gradients]
         return self.updates(dict(zip(variables, averaged, strict=True))) | reset
 
-    def accumulate(self, loss: Node, parameters: Any) -> dict[Variable, Node]:
+    def accumulate(
+        self, loss: Node, parameters: Any, *, weight: Any = None, group: Any = None
+    ) -> dict[Variable, Node]:
         """Return the updates that only add this rank's gradients up, for `micro_batches`.
 
-        The sums are the rank's own, and no part of `state`: zero after each update.
+        Weight and group are as in `update`, of this micro-batch. The sums are the rank's own, and
+        no part of `state`: zero after each update.
         """
         variables = self._variables("accumulate", parameters)
+        self._expect_weights("accumulate", weight)
         sums = [self._accumulator(v) for v in variables]
-        pairs = zip(sums, grad(loss, variables), strict=True)
-        return {a: a + ops.cast(g, a.dtype) for a, g in pairs}
+        gradients = self._gradients("accumulate", loss, variables, weight, group)
+        return {a: a + ops.cast(g, a.dtype) for a, g in zip(sums, gradients, strict=True)}
+
+    def _gradients(
+        self, where: str, loss: Node, variables: list[Any], weight: Any, group: Any
+    ) -> list[Node]:
+        """Differentiate the sum over ranks of weight * loss / sum of the weights.
+
+        The loss is weighted, not its gradient: if the loss reaches a collective, as it does with
+        synchronized batch normalization, the gradient has parts of the other ranks' losses.
+        """
+        if weight is None:
+            return grad(loss, variables)
+        share = ops.cast(weight, float64)
+        if share.shape:
+            raise ValueError(f"{self.name}: {where}: expected a scalar weight; got {share!r}")
+        total = ops.all_reduce(share, op="sum", group=group)
+        part = ops.where(total == 0, 0.0, share / total)
+        gradients = grad(loss * ops.stop_gradient(ops.cast(part, loss.dtype)), variables)
+        return [ops.where(share == 0, 0, g) for g in gradients]
+
+    def _expect_weights(self, where: str, weight: Any) -> None:
+        """Refuse micro-batches of which some have weights and others have none."""
+        weighted = weight is not None
+        if self._weighted is None:
+            self._weighted = weighted
+        if self._weighted != weighted:
+            raise ValueError(
+                f"{self.name}: {where}: expected weights for all micro-batches, or for none"
+            )
 
     def updates(self, gradients: Mapping[Variable, Node]) -> dict[Variable, Node]:
         """Return the updates for ngd.compile, from gradients that are equal on all ranks."""
