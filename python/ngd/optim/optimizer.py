@@ -211,8 +211,10 @@ class Optimizer:
         The loss is weighted, not its gradient: if the loss reaches a collective, as it does with
         synchronized batch normalization, the gradient has parts of the other ranks' losses.
         """
+        gradients: list[Node]
         if weight is None:
-            return grad(loss, variables)
+            gradients = grad(loss, variables)
+            return gradients
         share = ops.cast(weight, float64)
         if share.shape:
             raise ValueError(f"{self.name}: {where}: expected a scalar weight; got {share!r}")
