@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.ops.cases import placeholders, run_reference
 from tests.ops.conftest import Runner
+from tests.ops.witness import Shape, agrees, torch_or_skip
 
 from ngd import ops
-from ngd.autodiff import grad
 from ngd.dtype import float32, float64
 from ngd.errors import ShapeError
-from ngd.ir import Array, DType, Node, Type
+from ngd.ir import Array, DType, Type
 
 COMMON = settings(
     max_examples=12,
@@ -26,31 +26,6 @@ COMMON = settings(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-TOLERANCE: dict[DType, tuple[float, float]] = {float32: (1e-5, 1e-5), float64: (1e-12, 1e-12)}
-Shape = tuple[int, ...]
-
-
-def agrees(
-    run: Runner,
-    arrays: Sequence[Array],
-    ours: Callable[..., Node],
-    theirs: Callable[..., Any],
-) -> None:
-    """The value, and the gradient of a weighted sum by each operand."""
-    torch: Any = pytest.importorskip("torch")
-    tensors = [torch.tensor(a, requires_grad=True) for a in arrays]
-    expected = theirs(torch.nn.functional, *tensors)
-    inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
-    y = ours(*inputs)
-    assert y.shape == tuple(expected.shape)
-    seed = np.asarray(np.random.default_rng(4).uniform(-1, 1, y.shape), y.dtype)
-    (expected * torch.tensor(seed)).sum().backward()
-    found = run(inputs, [y, *grad(ops.sum(y * seed), inputs)], arrays)
-    relative, absolute = TOLERANCE[y.dtype]
-    for value, tensor in zip(found, [expected, *(t.grad for t in tensors)], strict=True):
-        wanted = tensor.detach().numpy()
-        size = float(np.max(np.abs(wanted), initial=1))
-        npt.assert_allclose(value, wanted, rtol=relative, atol=absolute * size)
 
 
 def drawn(shape: Shape, dtype: DType, seed: int) -> Array:
@@ -97,7 +72,7 @@ def test_convolutions(run: Runner, dtype: DType, case: dict[str, Any]) -> None:
         run,
         arrays,
         lambda x, w, b: ops.conv(x, w, b, **options),
-        lambda f, x, w, b: getattr(f, name)(x, w, b, **options),
+        lambda torch, x, w, b: getattr(torch.nn.functional, name)(x, w, b, **options),
     )
 
 
@@ -111,7 +86,7 @@ def test_transposed_convolutions(run: Runner, dtype: DType, case: dict[str, Any]
         run,
         arrays,
         lambda x, w, b: ops.conv_transpose(x, w, b, **options),
-        lambda f, x, w, b: getattr(f, name)(x, w, b, **options),
+        lambda torch, x, w, b: getattr(torch.nn.functional, name)(x, w, b, **options),
     )
 
 
@@ -125,7 +100,7 @@ def test_larger_convolutions(run: Runner, dtype: DType, shape: Shape) -> None:
         run,
         arrays,
         lambda x, w: ops.conv(x, w, padding=2, stride=2),
-        lambda f, x, w: getattr(f, f"conv{axes}d")(x, w, padding=2, stride=2),
+        lambda torch, x, w: getattr(torch.nn.functional, f"conv{axes}d")(x, w, padding=2, stride=2),
     )
 
 
@@ -135,7 +110,7 @@ def test_same_padding(run: Runner) -> None:
         run,
         [x, w],
         lambda x, w: ops.conv(x, w, padding="same"),
-        lambda f, x, w: f.conv2d(x, w, padding="same"),
+        lambda torch, x, w: torch.nn.functional.conv2d(x, w, padding="same"),
     )
     assert ops.conv(x, w, padding="same", stride=3).shape == (1, 3, 3, 3)
     assert ops.conv(x, w[..., :2], padding="same").shape == (1, 3, 7, 8)
@@ -182,9 +157,9 @@ def test_max_pools(run: Runner, dtype: DType, case: tuple[Shape, dict[str, Any]]
         run,
         [x],
         lambda x: ops.max_pool(x, **options),
-        lambda f, x: getattr(f, name)(x, **theirs),
+        lambda torch, x: getattr(torch.nn.functional, name)(x, **theirs),
     )
-    torch: Any = pytest.importorskip("torch")
+    torch = torch_or_skip()
     _, places = getattr(torch.nn.functional, name)(torch.tensor(x), **theirs, return_indices=True)
     (node,) = placeholders([Type(x.dtype, x.shape)])
     _, ours = ops.max_pool(node, **options, return_indices=True)
@@ -206,7 +181,7 @@ def test_average_pools(
         run,
         [drawn(shape, dtype, 5)],
         lambda x: ops.avg_pool(x, **options),
-        lambda f, x: getattr(f, f"avg_pool{len(shape) - 2}d")(x, **theirs),
+        lambda torch, x: getattr(torch.nn.functional, f"avg_pool{len(shape) - 2}d")(x, **theirs),
     )
 
 
@@ -229,7 +204,7 @@ def test_adaptive_pools(run: Runner, kind: str, shape: Shape, size: Any) -> None
         run,
         [spread(shape, float64)],
         lambda x: getattr(ops, name)(x, size),
-        lambda f, x: getattr(f, f"{name}{len(shape) - 2}d")(x, size),
+        lambda torch, x: getattr(torch.nn.functional, f"{name}{len(shape) - 2}d")(x, size),
     )
 
 

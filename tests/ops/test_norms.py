@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,43 +11,15 @@ import numpy.testing as npt
 import pytest
 from tests.ops.cases import placeholders, run_reference
 from tests.ops.conftest import Runner
+from tests.ops.witness import Shape, agrees, drawn, torch_or_skip
 
 from ngd import ops
 from ngd.autodiff import grad
 from ngd.dtype import float16, float32, float64
 from ngd.errors import ShapeError
-from ngd.ir import Array, DType, Node, Type
+from ngd.ir import DType, Type
 
-TOLERANCE: dict[DType, float] = {float32: 1e-5, float64: 1e-12}
 DTYPES = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
-Shape = tuple[int, ...]
-
-
-def drawn(dtype: DType, *shapes: Shape) -> list[Array]:
-    rng = np.random.default_rng(3)
-    return [np.asarray(rng.uniform(-1, 1, shape) + 0.25, dtype) for shape in shapes]
-
-
-def agrees(
-    run: Runner,
-    arrays: Sequence[Array],
-    ours: Callable[..., Node],
-    theirs: Callable[..., Any],
-) -> None:
-    """The value, and the gradient of a weighted sum by each operand."""
-    torch: Any = pytest.importorskip("torch")
-    tensors = [torch.tensor(a, requires_grad=True) for a in arrays]
-    expected = theirs(torch.nn.functional, *tensors)
-    inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
-    y = ours(*inputs)
-    assert y.shape == tuple(expected.shape)
-    seed = np.asarray(np.random.default_rng(4).uniform(-1, 1, y.shape), y.dtype)
-    (expected * torch.tensor(seed)).sum().backward()
-    found = run(inputs, [y, *grad(ops.sum(y * seed), inputs)], arrays)
-    for value, tensor in zip(found, [expected, *(t.grad for t in tensors)], strict=True):
-        wanted = tensor.detach().numpy()
-        size = float(np.max(np.abs(wanted), initial=1))
-        npt.assert_allclose(value, wanted, rtol=0, atol=TOLERANCE[y.dtype] * size)
 
 
 @DTYPES
@@ -59,13 +31,13 @@ def test_layer_norm(run: Runner, dtype: DType, shape: Shape, last: int) -> None:
         run,
         drawn(dtype, shape, inner, inner),
         lambda x, w, b: ops.layer_norm(x, inner, w, b),
-        lambda f, x, w, b: f.layer_norm(x, inner, w, b),
+        lambda torch, x, w, b: torch.nn.functional.layer_norm(x, inner, w, b),
     )
     agrees(
         run,
         drawn(dtype, shape, inner),
         lambda x, w: ops.rms_norm(x, inner, w, eps=1e-3),
-        lambda f, x, w: f.rms_norm(x, inner, w, eps=1e-3),
+        lambda torch, x, w: torch.nn.functional.rms_norm(x, inner, w, eps=1e-3),
     )
 
 
@@ -76,7 +48,7 @@ def test_group_norm(run: Runner, dtype: DType, groups: int) -> None:
         run,
         drawn(dtype, (2, 6, 3, 5), (6,), (6,)),
         lambda x, w, b: ops.group_norm(x, groups, w, b),
-        lambda f, x, w, b: f.group_norm(x, groups, w, b),
+        lambda torch, x, w, b: torch.nn.functional.group_norm(x, groups, w, b),
     )
 
 
@@ -87,7 +59,7 @@ def test_batch_norm(run: Runner, dtype: DType, shape: Shape) -> None:
         run,
         drawn(dtype, shape, (3,), (3,)),
         lambda x, w, b: ops.batch_norm(x, w, b)[0],
-        lambda f, x, w, b: f.batch_norm(x, None, None, w, b, training=True),
+        lambda torch, x, w, b: torch.nn.functional.batch_norm(x, None, None, w, b, training=True),
     )
     x, mean = drawn(dtype, shape, (3,))
     at = (1, 3, *(1,) * (len(shape) - 2))
@@ -95,7 +67,7 @@ def test_batch_norm(run: Runner, dtype: DType, shape: Shape) -> None:
         run,
         [x, mean, np.abs(mean) + 1, mean, mean + 1],
         lambda x, m, v, w, b: ops.batch_norm_inference(x, m, v, w, b, eps=1e-3),
-        lambda f, x, m, v, w, b: (
+        lambda torch, x, m, v, w, b: (
             (x - m.view(at)) / (v.view(at) + 1e-3).sqrt() * w.view(at) + b.view(at)
         ),
     )
@@ -132,7 +104,7 @@ ATTENTION: list[tuple[Shape, Shape, Shape]] = [
 @pytest.mark.parametrize("shapes", ATTENTION, ids=str)
 @pytest.mark.parametrize("masking", ["none", "causal", "bool", "float", "scale"])
 def test_attention(run: Runner, dtype: DType, shapes: tuple[Shape, ...], masking: str) -> None:
-    torch: Any = pytest.importorskip("torch")
+    torch = torch_or_skip()
     size = (shapes[0][-2], shapes[1][-2])
     rng = np.random.default_rng(8)
     visible = rng.uniform(size=size) < 0.6
@@ -151,9 +123,10 @@ def test_attention(run: Runner, dtype: DType, shapes: tuple[Shape, ...], masking
     if "attn_mask" in theirs:
         theirs["attn_mask"] = torch.tensor(theirs["attn_mask"])
 
-    def witness(f: Any, q: Any, k: Any, v: Any) -> Any:
+    def witness(torch: Any, q: Any, k: Any, v: Any) -> Any:
         grouped = q.ndim > 2 and q.shape[-3] != k.shape[-3]
-        return f.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **theirs)
+        options = {**theirs, "enable_gqa": grouped}
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
 
     agrees(run, drawn(dtype, *shapes), lambda q, k, v: ops.attention(q, k, v, **ours), witness)
 
@@ -176,7 +149,6 @@ def test_a_query_that_sees_nothing(run: Runner) -> None:
 def test_cross_entropy(
     run: Runner, dtype: DType, shape: Shape, smoothing: float, reduction: str
 ) -> None:
-    torch: Any = pytest.importorskip("torch")
     labels = np.random.default_rng(5).integers(0, 5, (*shape[: len(shape) > 1], *shape[2:]))
     if labels.ndim:
         labels.reshape(-1)[1] = 7
@@ -184,7 +156,7 @@ def test_cross_entropy(
         run,
         drawn(dtype, shape),
         lambda x: ops.cross_entropy(x, labels, 7, smoothing, reduction),
-        lambda f, x: f.cross_entropy(
+        lambda torch, x: torch.nn.functional.cross_entropy(
             x,
             torch.tensor(labels),
             ignore_index=7,

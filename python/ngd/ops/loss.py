@@ -10,9 +10,12 @@ import numpy as np
 
 from ..dtype import FLOATS, float32, int32, int64
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, Type, public, register
+from ..ir import Array, DType, Node, Op, Operand, Sample, Type, public, register
+from .activation import softplus
+from .arithmetic import abs, maximum, minimum, square
 from .cast import cast
 from .compare import not_equal, where
+from .elementwise import align
 from .operands import (
     HALVES,
     INDICES,
@@ -28,6 +31,8 @@ from .operands import (
 from .reduce import max, mean, sum
 from .shape import as_indices, check_indices, expand_dims, one_hot, stop_gradient, transpose
 from .transcendental import exp, log
+
+_REDUCTIONS: Final = ("mean", "sum", "none")
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
@@ -202,8 +207,7 @@ def cross_entropy(
     reduction is "mean", "sum" or "none".
     """
     where_ = "cross_entropy"
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'{where_}: expected "mean", "sum" or "none"; got {reduction!r}')
+    _check_reduction(where_, reduction, _REDUCTIONS)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"{where_}: expected smoothing in [0, 1]; got {label_smoothing}")
     x, chosen = as_node(logits, where=where_), as_indices(labels, where_)
@@ -227,3 +231,142 @@ def cross_entropy(
     if reduction == "mean":
         loss = loss / sum(cast(counts, wide.dtype))
     return cast(loss, x.dtype)
+
+
+def _pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
+    """Give the dtype of the loss, and what is compared, of one shape, in what computes it."""
+    x, y = align(where, prediction, target)
+    if x.shape != y.shape:
+        raise ShapeError(f"{where}: expected two tensors of one shape; got {got(x.type, y.type)}")
+    dtype = float_of(x.dtype)
+    wide = float32 if dtype in HALVES else dtype
+    return dtype, cast(x, wide), cast(y, wide)
+
+
+def _check_reduction(where: str, reduction: str, known: Sequence[str]) -> None:
+    if reduction not in known:
+        listed = ", ".join(f'"{name}"' for name in known)
+        raise ValueError(f"{where}: expected a reduction among {listed}; got {reduction!r}")
+
+
+def _reduced(loss: Node, reduction: str, dtype: DType) -> Node:
+    if reduction != "none":
+        loss = (mean if reduction == "mean" else sum)(loss)
+    return cast(loss, dtype)
+
+
+@public
+def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
+    """The squared distances, as torch.nn.functional.mse_loss; of one shape: nothing broadcasts.
+
+    The reduction, of this and of the other losses, is "mean", "sum" or "none".
+    """
+    _check_reduction("mse_loss", reduction, _REDUCTIONS)
+    dtype, x, y = _pair("mse_loss", prediction, target)
+    return _reduced(square(x - y), reduction, dtype)
+
+
+@public
+def l1_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
+    """The distances, as torch.nn.functional.l1_loss."""
+    _check_reduction("l1_loss", reduction, _REDUCTIONS)
+    dtype, x, y = _pair("l1_loss", prediction, target)
+    return _reduced(abs(x - y), reduction, dtype)
+
+
+@public
+def huber_loss(
+    prediction: Value, target: Value, delta: float = 1.0, reduction: str = "mean"
+) -> Node:
+    """Half the squared distance up to delta, a line behind, as torch.nn.functional.huber_loss.
+
+    Huber 1964 (Ann. Math. Stat. 35), section 1.
+    """
+    _check_reduction("huber_loss", reduction, _REDUCTIONS)
+    if not delta > 0:
+        raise ValueError(f"huber_loss: expected delta > 0; got {delta}")
+    dtype, x, y = _pair("huber_loss", prediction, target)
+    distance = abs(x - y)
+    near = minimum(distance, delta)  # so that no square overflows, nor its gradient
+    return _reduced(near * (distance - 0.5 * near), reduction, dtype)
+
+
+@public
+def kl_div(
+    log_prediction: Value, target: Value, log_target: bool = False, reduction: str = "mean"
+) -> Node:
+    """Target * (log(target) - log_prediction), as torch.nn.functional.kl_div.
+
+    With log_target the target is given by its logarithm. A target of 0 counts for nothing. The
+    reduction may also be "batchmean": the sum divided by the extent of the first axis, which is
+    the divergence's mean over a batch; "mean" divides by all elements.
+    Kullback and Leibler 1951 (Ann. Math. Stat. 22), equation 2.4.
+    """
+    _check_reduction("kl_div", reduction, (*_REDUCTIONS, "batchmean"))
+    dtype, x, y = _pair("kl_div", log_prediction, target)
+    if log_target:
+        loss = exp(y) * (y - x)
+    else:
+        some = y > 0
+        loss = where(some, y * (log(where(some, y, 1)) - x), 0)
+    if reduction == "batchmean":
+        if not loss.ndim:
+            raise ShapeError('kl_div: expected an axis for "batchmean"; got a scalar')
+        return cast(sum(loss) / loss.shape[0], dtype)
+    return _reduced(loss, reduction, dtype)
+
+
+@public
+def binary_cross_entropy(
+    probabilities: Value,
+    target: Value,
+    weight: Value | None = None,
+    reduction: str = "mean",
+) -> Node:
+    """-(t log(p) + (1 - t) log(1 - p)), as torch.nn.functional.binary_cross_entropy.
+
+    No logarithm is below -100, as there; beyond, the gradient is 0. The weight broadcasts.
+    binary_cross_entropy_with_logits keeps more digits.
+    """
+    _check_reduction("binary_cross_entropy", reduction, _REDUCTIONS)
+    dtype, p, t = _pair("binary_cross_entropy", probabilities, target)
+
+    def bounded_log(x: Node) -> Node:
+        some = x > 0
+        return where(some, maximum(log(where(some, x, 1)), -100), -100)
+
+    loss = -(t * bounded_log(p) + (1 - t) * bounded_log(1 - p))
+    return _reduced(_weighted("binary_cross_entropy", loss, weight), reduction, dtype)
+
+
+@public
+def binary_cross_entropy_with_logits(
+    logits: Value,
+    target: Value,
+    weight: Value | None = None,
+    pos_weight: Value | None = None,
+    reduction: str = "mean",
+) -> Node:
+    """binary_cross_entropy of sigmoid(logits), without overflow, as PyTorch's function of the name.
+
+    The weight broadcasts, and so does pos_weight, that of the positive part alone.
+    """
+    where_ = "binary_cross_entropy_with_logits"
+    _check_reduction(where_, reduction, _REDUCTIONS)
+    dtype, x, t = _pair(where_, logits, target)
+    # log(sigmoid(x)) = -softplus(-x), log(1 - sigmoid(x)) = -x - softplus(-x)
+    positive = t if pos_weight is None else _weighted(where_, t, pos_weight)
+    loss = (1 - t) * x + (1 - t + positive) * softplus(-x)
+    return _reduced(_weighted(where_, loss, weight), reduction, dtype)
+
+
+def _weighted(where: str, loss: Node, weight: Value | None) -> Node:
+    if weight is None:
+        return loss
+    factor = cast(as_node(weight, like=loss, where=where), loss.dtype)
+    product = loss * factor
+    if product.shape != loss.shape:
+        raise ShapeError(
+            f"{where}: expected a weight that broadcasts to {loss.type}; got {factor.type}"
+        )
+    return product
