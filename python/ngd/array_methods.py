@@ -185,12 +185,7 @@ class ArrayMethods:
 
     def swapaxes(self, axis1: int, axis2: int) -> Node:
         """Two axes exchanged."""
-        axes = list(range(len(self.type.shape)))
-        try:
-            axes[axis1], axes[axis2] = axes[axis2], axes[axis1]
-        except IndexError:
-            axes = [axis1, axis2]  # for the op to name what is wrong
-        return self.transpose(tuple(axes))
+        return self._apply("swapaxes", self, axis1, axis2)
 
     def squeeze(self, axis: Axis = None) -> Node:
         """Axes of extent 1 left out: all of them, or these."""
@@ -224,6 +219,22 @@ class ArrayMethods:
     def min(self, axis: Axis = None, keepdims: bool = False) -> Node:
         """The smallest element along axes; see ngd.ops.min."""
         return self._apply("min", self, axis, keepdims)
+
+    def any(self, axis: Axis = None, keepdims: bool = False) -> Node:
+        """Whether any element is not 0; see ngd.ops.any."""
+        return self._apply("any", self, axis, keepdims)
+
+    def all(self, axis: Axis = None, keepdims: bool = False) -> Node:
+        """Whether no element is 0; see ngd.ops.all."""
+        return self._apply("all", self, axis, keepdims)
+
+    def cumsum(self, axis: int | None = None) -> Node:
+        """The sum of each element and all before it; see ngd.ops.cumsum."""
+        return self._apply("cumsum", self, axis)
+
+    def argsort(self, axis: int = -1) -> Node:
+        """The places of the elements in their order; see ngd.ops.argsort."""
+        return self._apply("argsort", self, axis)
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Node:
         """Where the largest element lies; see ngd.ops.argmax."""

@@ -436,9 +436,9 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: ops.top_k([1, 2], 3),
         ShapeError,
-        "top_k: expected a last axis of at least 3 elements; got i64[2]",
+        "top_k: expected an axis of at least 3 elements; got i64[2]",
     ),
-    (lambda: ops.top_k(1.0, 0), ShapeError, "top_k: expected a last axis of at least 0 elements"),
+    (lambda: ops.top_k(1.0, 0), ShapeError, "top_k: expected an axis in [0, 0) of f64[]"),
     (lambda: ops.concat([]), ShapeError, "concat: expected at least one tensor; got none"),
     (lambda: ops.concat([[[1]], [1]]), ShapeError, "concat: expected shapes that differ"),
     (lambda: ops.stack([[1], [1, 2]]), ShapeError, "stack: expected tensors of one shape"),

@@ -153,7 +153,7 @@ def test_attributes() -> None:
 
 def test_methods_say_what_is_wrong() -> None:
     x = ngd.placeholder("x", (2, 3))
-    with pytest.raises(ngd.errors.ShapeError, match=r"^transpose: expected an axis in \[-2, 2\)"):
+    with pytest.raises(ngd.errors.ShapeError, match=r"^swapaxes: expected an axis in \[-2, 2\)"):
         x.swapaxes(0, 2)
     with pytest.raises(ngd.errors.ShapeError, match=r"^reshape: expected 6 elements"):
         x.reshape(4, -1)

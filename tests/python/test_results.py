@@ -108,14 +108,16 @@ def test_printing() -> None:
     x = x_of(2, 3)
     values, places = ops.top_k(x, 2)
     assert str(Graph((x,), (places, values))).splitlines()[2:] == [
-        "  %1, %2 ~ top_k(%0) k=2 : f32[2,2], i64[2,2]",
+        "  %1, %2 ~ top_k(%0) k=2 largest=True : f32[2,2], i64[2,2]",
         "  return %2, %1",
     ]
 
 
 def test_verify_compares_all_results() -> None:
     x = x_of(3)
-    lying = Result.all_of(ops.top_k, (x,), {"k": 2}, (Type(float32, (2,)), Type(float32, (2,))))
+    lying = Result.all_of(
+        ops.top_k, (x,), {"k": 2, "largest": True}, (Type(float32, (2,)), Type(float32, (2,)))
+    )
     message = r"top_k at .*\.py:\d+ is typed f32\[2\], f32\[2\], .* make f32\[2\], i64\[2\]"
     with pytest.raises(CompileError, match=message):
         Graph((x,), (lying[0],)).verify()
@@ -297,7 +299,7 @@ class TestPlans:
         npt.assert_array_equal(best.numpy(), [[3, 2], [9, 7]])
         npt.assert_array_equal(where.numpy(), [[0, 2], [1, 2]])
         if device == "CPU":
-            assert str(step).endswith("\n  0: %1, %2 = top_k(%0) k=2\n")
+            assert str(step).endswith("\n  0: %1, %2 = top_k(%0) k=2 largest=1\n")
         outputs = ngd.compile([x], [places, values, places], device=device)(A)
         npt.assert_array_equal(outputs[0], outputs[2])
         npt.assert_array_equal(outputs[1], [[3, 2], [9, 7]])

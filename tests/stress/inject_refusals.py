@@ -87,7 +87,7 @@ REFUSED = [
     program(TANH, "the outputs have different shapes", "f4[2] -> f4[2] f4[1]", results=[0, 0]),
     program(TANH, "more than 256 slots", f"f4[2] -> {'f4[2]' * 300}", results=[0] * 300),
     program(";".join(f"add:f32 i0 #{n}" for n in range(70)), "more than 64 tiles at once"),
-    # reduce, argmax, top_k
+    # reduce, argmax, top_k, cumsum
     refused("reduce", "f4[2] -> f4[]", "no reduction is called", op="median", axes=[0]),
     refused("reduce", "f4[2] -> f8[]", "the output's dtype is not the input's", op="sum", axes=[0]),
     refused("reduce", "i8[2] -> i8[]", "mean is for floats", op="mean", axes=[0]),
@@ -105,6 +105,9 @@ REFUSED = [
     refused("top_k", "f4[2] -> f4[2] i8[1]", "the outputs have different shapes"),
     refused("top_k", "f4[2,2] -> f4[1] i8[1]", "the input's other axes"),
     refused("top_k", "f4[2] -> f4[3] i8[3]", "more places than the input"),
+    refused("cumsum", "f4[2] -> f4[2]", "axis 3 is not in the input", axis=3),
+    refused("cumsum", "f4[2] -> f8[2]", "the output has not the input's type", axis=0),
+    refused("cumsum", "b[2] -> b[2]", "cumsum is not for bool", axis=0),
     # movement
     refused("copy", "f4[2] -> f4[3]", "differ in size"),
     refused("transpose", "f4[2,3] -> f8[3,2]", "dtypes differ", permutation=[1, 0]),

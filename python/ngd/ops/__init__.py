@@ -21,14 +21,20 @@ if TYPE_CHECKING:
     from .collective import *
     from .compare import *
     from .compression import *
+    from .contraction import *
     from .conv import *
+    from .cumulative import *
     from .exchange import *
+    from .indexing import *
     from .loss import *
     from .matmul import *
     from .norm import *
     from .operands import *
+    from .ordering import *
     from .pool import *
     from .random import *
+    from .rearrange import *
+    from .recurrent import *
     from .reduce import *
     from .shape import *
     from .transcendental import *

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from ..dtype import bool_, float32, uint8
+from ..dtype import bool_, float32
 from ..errors import ShapeError
-from ..ir import Node, constant_node, public
+from ..ir import Node, public
 from .cast import cast
 from .compare import logical_and, where
 from .elementwise import align
 from .loss import softmax
 from .matmul import matmul
 from .operands import HALVES, Value, as_node, got
-from .reduce import max
-from .shape import reshape, transpose
+from .rearrange import swapaxes, tri
+from .reduce import any
+from .shape import reshape
 
 
 @public
@@ -56,8 +55,7 @@ def attention(
             raise ShapeError(f"{where_}: expected heads that those of the keys divide; got {types}")
         wide = [_grouped(x, h) for x in wide]
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    axes = [*range(wide[1].ndim - 2), wide[1].ndim - 1, wide[1].ndim - 2]
-    scores = matmul(wide[0] * factor, transpose(wide[1], axes))
+    scores = matmul(wide[0] * factor, swapaxes(wide[1], -1, -2))
     weights = _weights(reshape(scores, (*q.shape[:-1], k.shape[-2])), mask, causal)
     made = matmul(reshape(weights, scores.shape), wide[2])
     return cast(reshape(made, (*q.shape[:-1], v.shape[-1])), q.dtype)
@@ -80,11 +78,11 @@ def _weights(scores: Node, mask: Value | None, causal: bool) -> Node:
             allowed, scores = addend > -math.inf, scores + addend
     if causal:
         rows, columns = scores.shape[-2:]
-        earlier = constant_node(np.tri(rows, columns, dtype=bool))
+        earlier = tri(rows, columns)
         allowed = earlier if allowed is None else logical_and(allowed, earlier)
     if allowed is None:
         return softmax(scores)
     # Of a query that sees nothing all scores are made equal, so that nothing is infinite.
-    some = max(cast(allowed, uint8), -1, keepdims=True) > 0
+    some = any(allowed, -1, keepdims=True)
     seen = where(some, where(allowed, scores, -math.inf), 0)
     return where(some, softmax(seen), 0)

@@ -14,7 +14,7 @@ from .collective import Ranks, ranks_of
 from .compare import where
 from .exchange import all_gather
 from .operands import Value, as_node, expect_dtype
-from .reduce import top_k
+from .ordering import top_k
 from .shape import gather, reshape, scatter_add
 
 

@@ -19,8 +19,18 @@ from ..errors import ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, public, register
 from .arithmetic import square
 from .cast import cast
-from .operands import HALVES, Value, as_node, expect_dtype, float_of, narrow, widen
-from .reduce import Axis, extent, mean, normalize_axes, reduced_shape
+from .operands import (
+    HALVES,
+    Axis,
+    Value,
+    as_node,
+    expect_dtype,
+    float_of,
+    narrow,
+    normalize_axes,
+    widen,
+)
+from .reduce import extent, mean, reduced_shape
 from .shape import broadcast_to, reshape
 from .transcendental import rsqrt
 

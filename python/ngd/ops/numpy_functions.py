@@ -10,7 +10,17 @@ from typing import Any, Final
 import numpy as np
 
 from ..ir import NUMPY
-from . import arithmetic, compare, reduce, shape
+from . import (
+    along_axis,
+    arithmetic,
+    compare,
+    contraction,
+    cumulative,
+    ordering,
+    rearrange,
+    reduce,
+    shape,
+)
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.sum: reduce.sum,
@@ -19,6 +29,11 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.max: reduce.max,
     np.min: reduce.min,
     np.var: reduce.var,
+    np.any: reduce.any,
+    np.all: reduce.all,
+    np.cumsum: cumulative.cumsum,
+    np.sort: ordering.sort,
+    np.argsort: ordering.argsort,
     np.argmax: reduce.argmax,
     np.argmin: reduce.argmin,
     np.where: compare.where,
@@ -32,6 +47,16 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.broadcast_to: shape.broadcast_to,
     np.expand_dims: shape.expand_dims,
     np.squeeze: shape.squeeze,
+    np.moveaxis: rearrange.moveaxis,
+    np.swapaxes: rearrange.swapaxes,
+    np.flip: rearrange.flip,
+    np.roll: rearrange.roll,
+    np.tile: rearrange.tile,
+    np.tril: rearrange.tril,
+    np.triu: rearrange.triu,
+    np.pad: rearrange.pad,
+    np.take_along_axis: along_axis.take_along_axis,
+    np.einsum: contraction.einsum,
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: lambda a: a.type.count,
@@ -44,7 +69,7 @@ INSTEAD: Final[dict[Any, str]] = {
     np.zeros_like: "ngd.ops.zeros(x.shape, x.dtype)",
     np.ones_like: "ngd.ops.ones(x.shape, x.dtype)",
     np.full_like: "ngd.ops.full(x.shape, value, x.dtype)",
-    np.linalg.norm: "ngd.ops.sqrt(ngd.ops.sum(ngd.ops.square(x)))",
+    np.linalg.norm: "ngd.ops.vector_norm(x)",
     np.average: "ngd.ops.mean(x), or ngd.ops.sum(x * w) / ngd.ops.sum(w)",
     np.array_equal: "x == y, elementwise",
     np.allclose: "abs(x - y) <= tolerance, elementwise",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -19,10 +20,16 @@ from ..dtype import (
     float16,
     float32,
     float64,
+    int64,
+    is_float,
     plain,
+    uint64,
 )
 from ..errors import DTypeError, ShapeError
 from ..ir import CONSTANT, Array, DType, Node, Shape, Type, constant_node, public
+
+Axis: TypeAlias = int | Sequence[int] | None
+"""One axis, several, or all."""
 
 Value: TypeAlias = Node | ArrayLike
 """What an op takes for an operand: a node, an array, or a Python scalar, whose dtype is weak."""
@@ -126,6 +133,13 @@ def narrow(x: Any, dtype: DType) -> Array:
     return array.astype(dtype, copy=False)
 
 
+def accumulator(dtype: DType) -> DType:
+    """Return the dtype in which NumPy adds elements of this one up."""
+    if is_float(dtype):
+        return dtype
+    return uint64 if dtype.kind == "u" else int64
+
+
 def as_shape(shape: Any) -> Shape:
     """Make a shape from an int or a sequence of them."""
     extents = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
@@ -138,3 +152,14 @@ def as_axis(where: str, axis: Any, ndim: int, of: Any) -> int:
     if not -ndim <= index < ndim:
         raise ShapeError(f"{where}: expected an axis in [{-ndim}, {ndim}) of {of}; got {axis}")
     return index % ndim
+
+
+def normalize_axes(where: str, axis: Axis, x: Type) -> Shape:
+    """Make the axes non-negative and sorted; None is all of them."""
+    if axis is None:
+        return tuple(range(len(x.shape)))
+    given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    axes = sorted(as_axis(where, a, len(x.shape), x) for a in given)
+    if len(set(axes)) != len(axes):
+        raise ShapeError(f"{where}: expected axes that differ; got {axis} of {x}")
+    return tuple(axes)

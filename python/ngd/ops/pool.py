@@ -20,8 +20,9 @@ from .along_axis import add_along_axis
 from .cast import cast
 from .matmul import matmul
 from .operands import Value, as_node, expect_dtype, float_of, got, narrow, widen
+from .rearrange import moveaxis
 from .reduce import max, mean
-from .shape import concat, reshape, transpose
+from .shape import concat, reshape
 from .windows import (
     Padding,
     PerAxis,
@@ -351,9 +352,7 @@ def adaptive_avg_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> 
         shares = np.zeros((n, count), made.dtype)
         for i, (begin, end) in enumerate(_bounds(n, count)):
             shares[begin:end, i] = 1 / (end - begin)
-        order = [*(a for a in range(made.ndim) if a != axis), axis]
-        back = sorted(range(made.ndim), key=order.__getitem__)
-        made = transpose(matmul(transpose(made, order), shares), back)
+        made = moveaxis(matmul(moveaxis(made, axis, -1), shares), -1, axis)
     return cast(made, node.dtype)
 
 

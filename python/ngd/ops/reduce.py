@@ -11,32 +11,30 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Final, TypeAlias
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from ..dtype import FLOATS, NUMBERS, bool_, float64, int64, is_float, uint8, uint64
 from ..errors import ShapeError
-from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, register
+from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, public, register
 from .arithmetic import abs, square
 from .cast import cast
-from .compare import equal, where
-from .operands import Value, as_axis, as_node, expect_dtype, float_of, narrow, widen
-from .shape import broadcast_to, concat, full, iota, reshape, scatter_add, stop_gradient, transpose
-from .transcendental import exp, log
-
-Axis: TypeAlias = int | Sequence[int] | None
-
-
-def normalize_axes(name: str, axis: Axis, x: Type) -> Shape:
-    """Make the axes non-negative and sorted; None is all of them."""
-    if axis is None:
-        return tuple(range(len(x.shape)))
-    given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
-    axes = sorted(as_axis(name, a, len(x.shape), x) for a in given)
-    if len(set(axes)) != len(axes):
-        raise ShapeError(f"{name}: expected axes that differ; got {axis} of {x}")
-    return tuple(axes)
+from .compare import equal, not_equal, where
+from .operands import (
+    Axis,
+    Value,
+    accumulator,
+    as_axis,
+    as_node,
+    expect_dtype,
+    float_of,
+    narrow,
+    normalize_axes,
+    widen,
+)
+from .shape import broadcast_to, concat, full, reshape, stop_gradient, transpose
+from .transcendental import exp, log, power, sqrt
 
 
 def reduced_shape(shape: Shape, axes: Shape, keepdims: bool) -> Shape:
@@ -108,12 +106,6 @@ class Reduction(Op):
             yield Sample((Operand((2, 0)),), {"axes": (1,), "keepdims": False})
 
 
-def _accumulator(dtype: DType) -> DType:
-    if is_float(dtype):
-        return dtype
-    return uint64 if dtype.kind == "u" else int64
-
-
 class Sum(Reduction):
     """The sum of the elements; 0 of none."""
 
@@ -123,7 +115,7 @@ class Sum(Reduction):
     compute = np.sum
 
     def prepare(self, x: Node) -> Node:
-        return cast(x, _accumulator(x.dtype))
+        return cast(x, accumulator(x.dtype))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
@@ -163,7 +155,7 @@ class Prod(Reduction):
     compute = np.prod
 
     def prepare(self, x: Node) -> Node:
-        return cast(x, _accumulator(x.dtype))
+        return cast(x, accumulator(x.dtype))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         # The product of the others, without division, so that zeros are no special case: what
@@ -236,6 +228,50 @@ class Min(Extremum):
 min: Final[Min] = register(Min())
 
 
+class Truth(Reduction):
+    """One bool of many; anything but 0 is True."""
+
+    dtypes = (bool_,)
+    has_identity = False  # of a node: the kernel's extremum has none
+    kind: ClassVar[str]
+    of_none: ClassVar[bool]
+
+    def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
+        x = as_node(x, where=self.name)
+        axes = normalize_axes(self.name, axis, x.type)
+        if extent(x.shape, axes) == 0:
+            return full(reduced_shape(x.shape, axes, keepdims), self.of_none, bool_)
+        return super().__call__(x if x.dtype == bool_ else not_equal(x, 0), axis, keepdims)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (None,)
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return "reduce", {"op": self.kind, "axes": attrs["axes"]}
+
+
+class AnyTrue(Truth):
+    """Whether any element is not 0; False of none."""
+
+    name, kind = "any", "max"
+    of_none = False
+    compute = np.any
+
+
+any: Final[AnyTrue] = register(AnyTrue())
+
+
+class AllTrue(Truth):
+    """Whether no element is 0; True of none."""
+
+    name, kind = "all", "min"
+    of_none = True
+    compute = np.all
+
+
+all: Final[AllTrue] = register(AllTrue())
+
+
 class ArgExtremum(Op):
     """The place of an extremum, int64; attrs: axis."""
 
@@ -291,52 +327,6 @@ class ArgMin(ArgExtremum):
 
 
 argmin: Final[ArgMin] = register(ArgMin())
-
-
-class TopK(Op):
-    """top_k(x, k): the k largest along the last axis: values, and places (int64), both [..., k].
-
-    The largest comes first, of equals the one of the smaller place; NaN counts as the largest.
-    Attrs: k.
-    """
-
-    name = "top_k"
-    dtypes = NUMBERS
-
-    def __call__(self, x: Value, k: int) -> tuple[Node, Node]:
-        x = as_node(x, where=self.name)
-        line = cast(x, uint8) if x.dtype == bool_ else x
-        values, places = self.node((line,), {"k": int(k)}).results
-        return cast(values, x.dtype), places
-
-    def infer(self, x: Type, *, k: int) -> tuple[Type, ...]:
-        expect_dtype(self.name, (x,), self.dtypes)
-        if not x.shape or not 0 <= k <= x.shape[-1]:
-            raise ShapeError(f"top_k: expected a last axis of at least {k} elements; got {x}")
-        shape = (*x.shape[:-1], k)
-        return Type(x.dtype, shape), Type(int64, shape)
-
-    def grad(self, node: Node, dy: tuple[Node | None, Node | None]) -> Sequence[Node | None]:
-        (x,), (_, places), (d_values, _) = node.inputs, node.results, dy
-        if d_values is None:
-            return (None,)
-        rows = math.prod(x.shape[:-1])
-        starts = reshape(iota(rows) * x.shape[-1], (*x.shape[:-1], 1))
-        updates, where_to = reshape(d_values, (-1,)), reshape(places + starts, (-1,))
-        return (reshape(scatter_add(updates, where_to, 0, x.type.count), x.shape),)
-
-    def reference(self, x: Array, *, k: int) -> tuple[Array, ...]:
-        # Of equals the first comes first where a stable sort goes from the back to the front.
-        backwards = np.argsort(widen(x)[..., ::-1], axis=-1, kind="stable")[..., ::-1]
-        places = narrow(x.shape[-1] - 1 - backwards[..., :k], int64)
-        return np.take_along_axis(x, places, -1), places
-
-    def samples(self) -> Iterable[Sample]:
-        for shape, k in (((7,), 3), ((2, 3, 4), 1), ((5, 33), 33), ((0, 3), 2), ((2, 0), 0)):
-            yield Sample((Operand(shape, distinct=True),), {"k": k})
-
-
-top_k: Final[TopK] = register(TopK())
 
 
 def _shift(x: Node, axes: Shape) -> Node:
@@ -413,3 +403,46 @@ class Var(Reduction):
 
 
 var: Final[Var] = register(Var())
+
+
+class L2Norm(Reduction):
+    """The root of the sum of squares; its gradient is 0 where all elements are."""
+
+    name = "l2_norm"
+    public = False
+    dtypes = FLOATS
+
+    def expand(self, x: Node, *, axes: Shape, keepdims: bool) -> Node:
+        return sqrt(sum(square(x), axes, keepdims))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        slope = dy / where(equal(node, 0), 1, node)
+        return (x * restore(slope, x, node.attrs["axes"]),)
+
+    def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
+        wide = widen(x)
+        return narrow(np.sqrt(np.sum(wide * wide, axis=axes, keepdims=keepdims)), x.dtype)
+
+
+l2_norm: Final[L2Norm] = register(L2Norm())
+
+
+@public
+def vector_norm(x: Value, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Node:
+    """The norm of all elements along the axes, as numpy.linalg.vector_norm.
+
+    (sum of abs(x) ** ord) ** (1 / ord); math.inf and -math.inf give the largest and the smallest
+    abs(x). Integers become floats.
+    """
+    x = as_node(x, where="vector_norm")
+    x = cast(x, float_of(x.dtype))
+    if not ord or math.isnan(ord):
+        raise ValueError(f"vector_norm: expected an ord that is not 0; got {ord}")
+    if ord == 2:
+        return l2_norm(x, axis, keepdims)
+    if math.isinf(ord):
+        return (max if ord > 0 else min)(abs(x), axis, keepdims)
+    if ord == 1:
+        return sum(abs(x), axis, keepdims)
+    return power(sum(power(abs(x), ord), axis, keepdims), 1 / ord)

@@ -297,8 +297,11 @@ TEST(ArgReduce, KeepsNothingOfNothing) {
   EXPECT_NE(reasons.find("argmax of no elements"), std::string::npos);
 }
 
-TEST(TopK, LargestFirstThenFirstOfEquals) {
-  const auto precedes = [](double a, double b) { return std::isnan(a) ? !std::isnan(b) : a > b; };
+// The most extreme first, of equals the first one; NaN is the largest.
+void expect_order(std::int64_t largest) {
+  const auto larger = [](double a, double b) { return std::isnan(a) ? !std::isnan(b) : a > b; };
+  const auto precedes = [&](double a, double b) { return largest ? larger(a, b) : larger(b, a); };
+  const Attrs attrs = attrs_of({{"largest", largest}});
   for (const DType dtype : all_dtypes())
     for (const Shape& shape : {Shape{9}, Shape{4, 7}, Shape{3, 1}, Shape{2, 200}})
       for (const std::int64_t k : {std::int64_t{0}, std::int64_t{1}, shape.back()}) {
@@ -310,10 +313,10 @@ TEST(TopK, LargestFirstThenFirstOfEquals) {
         Shape out = shape;
         out.back() = k;
         const std::vector<TensorType> types = {{dtype, out}, {DType::I64, out}};
-        const std::vector<Tensor> both = run("top_k", {x}, types, {});
+        const std::vector<Tensor> both = run("top_k", {x}, types, attrs);
         const Tensor &values = both[0], &places = both[1];
-        EXPECT_EQ(run("top_k", {x}, types, {}, "", {}, {1})[0], values);
-        EXPECT_EQ(run("top_k", {x}, types, {}, "", {}, {0})[1], places);
+        EXPECT_EQ(run("top_k", {x}, types, attrs, "", {}, {1})[0], values);
+        EXPECT_EQ(run("top_k", {x}, types, attrs, "", {}, {0})[1], places);
         for (std::int64_t row = 0; row < x.count() / shape.back(); ++row) {
           const std::int64_t first = row * shape.back();
           std::vector<bool> taken(static_cast<std::size_t>(shape.back()));
@@ -328,6 +331,32 @@ TEST(TopK, LargestFirstThenFirstOfEquals) {
             const double value = values.at(row * k + i), wanted = x.at(first + best);
             ASSERT_TRUE(value == wanted || (std::isnan(value) && std::isnan(wanted)));
           }
+        }
+      }
+}
+
+TEST(TopK, LargestFirst) { expect_order(1); }
+
+TEST(TopK, SmallestFirst) { expect_order(0); }
+
+TEST(CumSum, AddsUpWhatStandsBeforeOrBehind) {
+  for (const DType dtype : all_dtypes())
+    for (const Shape& shape : {Shape{9}, Shape{3, 40}, Shape{2, 5, 130}, Shape{0, 4}})
+      for (const std::int64_t reverse : {0, 1}) {
+        if (dtype == DType::Bool) continue;
+        const Tensor x = random_tensor(dtype, shape, 8, 0, 2);
+        const std::int64_t axis = shape.size() > 1 ? 1 : 0;
+        const Attrs attrs = attrs_of({{"axis", axis}, {"reverse", reverse}});
+        const Tensor sums = run("cumsum", {x}, {x.type()}, attrs)[0];
+        const std::int64_t length = shape[static_cast<std::size_t>(axis)],
+                           inner = shape.size() > 2 ? shape[2] : 1;
+        for (std::int64_t i = 0; i < x.count(); ++i) {
+          const std::int64_t place = i / inner % length, first = i - place * inner;
+          double exact = 0;
+          for (std::int64_t j = 0; j < length; ++j)
+            if (reverse ? j >= place : j <= place) exact += x.at(first + j * inner);
+          const double unit = dtype == DType::F16 ? 0x1p-10 : dtype == DType::BF16 ? 0x1p-7 : 1e-6;
+          ASSERT_NEAR(sums.at(i), exact, unit * exact) << to_string(x.type());
         }
       }
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 #include <type_traits>
-#include <vector>
 
 #include "device/threads.hpp"
 #include "kernels/rows.hpp"
@@ -76,53 +75,68 @@ class ArgReduce final : public Kernel {
   std::int64_t length_ = 1, outer_ = 1, inner_ = 1;
 };
 
-// Orders all places by value, only as far as the first k need it. What is not asked for is null.
+// NaN is larger than any number.
 template <class T>
-void largest(const T* x, std::int64_t length, std::int64_t k, T* values, std::int64_t* found) {
-  std::vector<std::int64_t> places(static_cast<std::size_t>(length));
-  std::iota(places.begin(), places.end(), 0);
-  const auto before = [x](std::int64_t a, std::int64_t b) {
+bool less(T a, T b) {
+  return a < b || (b != b && a == a);
+}
+
+// Orders all places by value, only as far as the first k need it, in room for all of them. What is
+// not asked for is null.
+template <class T>
+void most_extreme(const T* x, std::int64_t length, std::int64_t k, bool largest,
+                  std::int64_t* places, T* values, std::int64_t* found) {
+  std::iota(places, places + length, 0);
+  const auto before = [=](std::int64_t a, std::int64_t b) {
     const auto of_a = comparable(x[a]), of_b = comparable(x[b]);
-    if (beats<true>(of_a, of_b)) return true;
-    return !beats<true>(of_b, of_a) && a < b;
+    const bool rises = less(of_a, of_b), falls = less(of_b, of_a);
+    return rises == falls ? a < b : largest == falls;
   };
-  const auto chosen = places.begin() + k;
-  if (chosen != places.end()) std::nth_element(places.begin(), chosen, places.end(), before);
-  std::sort(places.begin(), chosen, before);
-  if (found != nullptr) std::copy(places.begin(), chosen, found);
+  if (k < length) std::nth_element(places, places + k, places + length, before);
+  std::sort(places, places + k, before);
+  if (found != nullptr) std::copy(places, places + k, found);
   if (values != nullptr)
-    std::transform(places.begin(), chosen, values, [x](std::int64_t place) { return x[place]; });
+    std::transform(places, places + k, values, [x](std::int64_t place) { return x[place]; });
 }
 
 class TopK final : public Kernel {
  public:
   explicit TopK(const KernelQuery& query)
       : dtype_(query.inputs[0].dtype),
+        largest_(query.attrs.integer("largest", 1) != 0),
         length_(query.inputs[0].shape.back()),
         k_(query.outputs[0].shape.back()) {
     const Shape& shape = query.inputs[0].shape;
     for (std::size_t a = 0; a + 1 < shape.size(); ++a) rows_ *= shape[a];
+    const std::int64_t most = std::min<std::int64_t>(rows_, device::thread_count());
+    pieces_ =
+        std::clamp<std::int64_t>(rows_ * length_ / kGrainWork, 1, std::max<std::int64_t>(most, 1));
+  }
+
+  // A line's places for each thread.
+  std::size_t scratch_bytes() const {
+    return static_cast<std::size_t>(pieces_ * length_) * sizeof(std::int64_t);
   }
 
   void run(const KernelArgs& args) const override {
     visit_dtype(dtype_, [&]<class T>() {
       const auto* x = static_cast<const T*>(args.inputs[0]);
       auto* values = static_cast<T*>(args.outputs[0]);
-      auto* places = static_cast<std::int64_t*>(args.outputs[1]);
-      const std::int64_t grain = kGrainWork / std::max<std::int64_t>(1, length_);
-      device::parallel_for(rows_, std::max<std::int64_t>(1, grain),
-                           [&](std::int64_t begin, std::int64_t end) {
-                             for (std::int64_t row = begin; row < end; ++row)
-                               largest(x + row * length_, length_, k_,
-                                       values == nullptr ? nullptr : values + row * k_,
-                                       places == nullptr ? nullptr : places + row * k_);
-                           });
+      auto* found = static_cast<std::int64_t*>(args.outputs[1]);
+      device::parallel_for(pieces_, 1, [&](std::int64_t begin, std::int64_t end) {
+        auto* places = static_cast<std::int64_t*>(args.scratch) + begin * length_;
+        for (std::int64_t row = rows_ * begin / pieces_; row < rows_ * end / pieces_; ++row)
+          most_extreme(x + row * length_, length_, k_, largest_, places,
+                       values == nullptr ? nullptr : values + row * k_,
+                       found == nullptr ? nullptr : found + row * k_);
+      });
     });
   }
 
  private:
   DType dtype_;
-  std::int64_t length_, k_, rows_ = 1;
+  bool largest_;
+  std::int64_t length_, k_, rows_ = 1, pieces_ = 1;
 };
 
 }  // namespace
@@ -156,7 +170,7 @@ Verdict accept_top_k(const KernelQuery& query) {
     return Verdict::reject("the outputs have not the input's other axes");
   if (places.shape.back() > input.shape.back())
     return Verdict::reject("the outputs have more places than the input");
-  return Verdict::accept();
+  return Verdict::accept(TopK(query).scratch_bytes());
 }
 
 std::unique_ptr<Kernel> construct_top_k(const KernelQuery& query) {

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of tensors that a step chooses: made of gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..dtype import INTEGERS, int64
+from ..errors import DTypeError, ShapeError
+from ..ir import Node, public
+from .arithmetic import maximum, minimum
+from .cast import cast
+from .compare import equal, where
+from .operands import Value, as_node, as_shape
+from .shape import as_indices, expand_dims, gather, iota, stop_gradient
+
+
+@public
+def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> Node:
+    """Look up rows of a table: [...] integers and [rows, E] give [..., E].
+
+    As torch.nn.functional.embedding: the row padding_idx gets no gradient. An index out of range is
+    a ValueError when the step runs.
+    """
+    table, chosen = as_node(weight, where="embedding"), as_indices(indices, "embedding")
+    if table.ndim != 2:
+        raise ShapeError(f"embedding: expected a table [rows, E]; got {table.type}")
+    found = gather(table, chosen)
+    if padding_idx is None:
+        return found
+    rows = table.shape[0]
+    if not -rows <= padding_idx < rows:
+        raise ShapeError(f"embedding: expected padding_idx in [{-rows}, {rows}); got {padding_idx}")
+    of_padding = equal(where(chosen < 0, chosen + rows, chosen), padding_idx % rows)
+    return where(expand_dims(of_padding, -1), stop_gradient(found), found)
+
+
+@public
+def dynamic_slice(x: Value, starts: Sequence[Value], sizes: int | Sequence[int]) -> Node:
+    """Take a part of this size, from places on that a step computes: a scalar an axis.
+
+    A part that would lead out of the tensor begins so much earlier that it does not, as XLA's.
+    """
+    x, extents = as_node(x, where="dynamic_slice"), as_shape(sizes)
+    firsts = [as_node(start, where="dynamic_slice") for start in starts]
+    fits = len(firsts) == len(extents) == x.ndim
+    if not fits or any(not 0 <= size <= n for size, n in zip(extents, x.shape, strict=True)):
+        raise ShapeError(
+            f"dynamic_slice: expected a start and a size for each axis of {x.type}; got "
+            f"{len(firsts)} starts, sizes {extents}"
+        )
+    for axis, (first, size, n) in enumerate(zip(firsts, extents, x.shape, strict=True)):
+        if first.shape or first.dtype not in INTEGERS:
+            raise DTypeError(f"dynamic_slice: expected integer scalars to start; got {first.type}")
+        if size < n:
+            begin = minimum(maximum(cast(first, int64), 0), n - size)
+            x = gather(x, iota(size) + begin, axis)
+    return x
