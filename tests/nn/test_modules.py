@@ -73,6 +73,12 @@ def test_variables_have_dotted_names() -> None:
 
 def test_attributes_can_be_replaced() -> None:
     net = Net()
+    with pytest.raises(TypeError, match=r"Linear.weight: expected a declaration; got .*share it"):
+        net.head.weight = net.embedding.weight
+    with pytest.raises(AttributeError, match=r"Net has no attribute 'train'; see nn.training"):
+        net.train()
+    net.blocks[0].inner = nn.Linear(4, 8)
+    assert list(net.blocks[0].modules()) == ["", "inner", "outer"]
     net.head = nn.Linear(4, 2)
     assert list(net.state_dict())[-2:] == ["head.weight", "head.bias"]
     del net.head

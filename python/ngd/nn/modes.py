@@ -105,7 +105,7 @@ def training(random: Random | None = None) -> Iterator[Training]:
         )
 
     `random` is needed where something draws. Several programs may share one; each of their steps
-    counts.
+    counts. What one program draws is built within one block: another one begins to count anew.
     """
     state = Training(random)
     token = _current.set(state)

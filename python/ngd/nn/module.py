@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from .. import Variable, all_reduce, bfloat16, errors, float32, variable
 from .initializers import Initializer, constant, zeros
+
+INSTEAD: Final = {
+    "train": "nn.training, within which graphs are built for training",
+    "eval": "nn.evaluation; outside of nn.training graphs are built for evaluation",
+    "named_parameters": "parameters, which are by name",
+    "to": "astype",
+}
+"""What PyTorch's modules have, and what is here."""
 
 
 def is_floating(dtype: Any) -> bool:
@@ -153,24 +161,30 @@ class Module:
         return self.forward(*args, **kwargs)
 
     def __setattr__(self, key: str, value: Any) -> None:
-        self.__dict__.pop(key, None)
-        self._parameters.pop(key, None)
-        self._modules.pop(key, None)
+        if isinstance(value, Variable):
+            raise TypeError(
+                f"{type(self).__name__}.{key}: expected a declaration; got {value!r}: share it by "
+                'other.parameter("name"), or declare one, nn.Parameter(shape, initializer)'
+            )
+        place: dict[str, Any] = self.__dict__
         if isinstance(value, Parameter):
-            self._parameters[key] = value
+            place = self._parameters
             value.place(self, key)
         elif isinstance(value, Module):
-            self._modules[key] = value
+            place = self._modules
             value._parent = value._parent or (self, key)
-        else:
-            object.__setattr__(self, key, value)
+        for other in (self.__dict__, self._parameters, self._modules):
+            if other is not place:
+                other.pop(key, None)
+        place[key] = value
 
     def __getattr__(self, key: str) -> Any:
         if key in self.__dict__.get("_parameters", {}):
             return self._parameters[key].variable
         if key in self.__dict__.get("_modules", {}):
             return self._modules[key]
-        raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
+        instead = f"; see {INSTEAD[key]}" if key in INSTEAD else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {key!r}{instead}")
 
     def __delattr__(self, key: str) -> None:
         for register in (self._parameters, self._modules, self.__dict__):
@@ -271,7 +285,10 @@ class Module:
         return {key: p.variable.numpy() for key, p in self.declared() if p.saved}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Keys:
-        """Assign what a state dict holds: arrays, or PyTorch's tensors, of whatever dtype.
+        """Assign what a state dict holds: arrays of whatever dtype, or what NumPy makes some of.
+
+        (Of PyTorch's tensors those that need no gradient and are not bfloat16; files with those
+        are read by ngd.checkpoint.read_safetensors.)
 
         ValueError where keys are missing or too many (but not with strict=False), ShapeError where
         shapes differ; it names all of them, and nothing has changed. A shared variable is there if
