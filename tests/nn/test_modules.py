@@ -278,3 +278,14 @@ def test_orthogonal_weights_are(shape: tuple[int, ...]) -> None:
     w = RANDOM.orthogonal(2.0)(np.random.default_rng(0), shape).reshape(shape[0], -1)
     small = w @ w.T if shape[0] <= w.shape[1] else w.T @ w
     np.testing.assert_allclose(small, 4 * np.eye(len(small)), atol=1e-12)
+
+
+def test_a_linear_step_transposes_nothing() -> None:
+    """The weight's gradient is made in its layout, and the bias is added by the product."""
+    layer = nn.Linear(5, 3)
+    x = ngd.placeholder("x", (2, 4, 5))
+    loss = ops.sum(ops.tanh(layer(x)))
+    step = ngd.compile([x], [loss], optim.SGD(0.1).update(loss, layer.parameters()))
+    assert "transpose(" not in str(step)
+    assert str(step).count("= matmul(") == 2
+    assert str(step).split("= matmul(")[1].split(")")[0].count("%") == 3

@@ -233,9 +233,13 @@ def test_attention_is_pytorchs(bias: bool, causal: bool) -> None:
     mask = np.triu(np.ones((4, 4), bool), 1) if causal else random.random((4, 4)) < 0.3
     mask[:, 0] = False
     options: dict[str, Any] = {"causal": True} if causal else {"mask": ~mask}
+    adjoint = random.normal(size=q.shape)
     wanted = theirs(*map(torch.tensor, (q, k, k)), attn_mask=torch.tensor(mask))[0]
-    found = ngd.compile([], [ours(ngd.constant(q), ngd.constant(k), **options)])()[0]
-    np.testing.assert_allclose(found, wanted.detach().numpy(), 1e-10, 1e-12)
+    (wanted * torch.tensor(adjoint)).sum().backward()
+    gradients = {key: p.grad.numpy() for key, p in theirs.named_parameters()}
+    y = ours(ngd.constant(q), ngd.constant(k), **options)
+    found = ngd.compile([], (y, ngd.grad(ops.sum(y * adjoint), ours.parameters())))()
+    compare({"y": found[0], **found[1]}, {"y": wanted.detach().numpy(), **gradients})
     alone = theirs(*[torch.tensor(q)] * 3)[0].detach().numpy()
     np.testing.assert_allclose(run_ours(ours, q, False)[0], alone, 1e-10, 1e-12)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import Node, ops
 from .initializers import xavier_uniform, zeros
-from .linear import Linear
+from .linear import Linear, affine
 from .module import Module, Parameter
 
 
@@ -56,16 +56,13 @@ class MultiHeadAttention(Module):
         """Query, key and value behind their projections: one product where they are one tensor."""
         weight, bias = self.in_proj_weight, self.in_proj_bias
         if key is None and value is None:
-            y = ops.matmul(query, ops.transpose(weight))
-            return list(ops.split(y if bias is None else y + bias, 3, -1))
+            return list(ops.split(affine(query, weight, bias), 3, -1))
         key = query if key is None else key
-        weights = ops.split(weight, 3, 0)
         operands = (query, key, key if value is None else value)
-        pairs = zip(operands, weights, strict=True)
-        products = [ops.matmul(x, ops.transpose(w)) for x, w in pairs]
-        if bias is None:
-            return products
-        return [y + b for y, b in zip(products, ops.split(bias, 3, 0), strict=True)]
+        weights = ops.split(weight, 3, 0)
+        biases = [None] * 3 if bias is None else ops.split(bias, 3, 0)
+        parts = zip(operands, weights, biases, strict=True)
+        return [affine(x, w, b) for x, w, b in parts]
 
     def _heads(self, x: Node) -> Node:
         """[batch, L, embed_dim] to [batch, num_heads, L, embed_dim / num_heads]."""

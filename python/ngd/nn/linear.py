@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,19 @@ from .. import Node, ops
 from .initializers import Initializer, normal, torch_default
 from .modes import current
 from .module import Module, Parameter
+
+
+def affine(x: Node, weight: Node, bias: Node | None) -> Node:
+    """X @ weight.T + bias, of x [..., inputs], weight [outputs, inputs] and bias [outputs].
+
+    The bias is added to the one large product, whose kernel can do so.
+    """
+    rows = ops.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+    y: Node = ops.matmul(rows, ops.transpose(weight))
+    if bias is not None:
+        y = y + bias
+    made: Node = ops.reshape(y, (*x.shape[:-1], weight.shape[0]))
+    return made
 
 
 class Linear(Module):
@@ -38,8 +52,7 @@ class Linear(Module):
 
     def forward(self, x: Node) -> Node:
         """[..., in_features] to [..., out_features]."""
-        y: Node = ops.matmul(x, ops.transpose(self.weight))
-        return y if self.bias is None else y + self.bias
+        return affine(x, self.weight, self.bias)
 
     def describe(self) -> str:
         """See Module."""

@@ -62,8 +62,11 @@ class MatMul(Op):
         attrs = {"transpose_a": False, "transpose_b": False}
         if a.ndim > 2 and b.ndim == 2:  # one large product, and so is the gradient of b
             rows = reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
-            return reshape(self.node((rows, b), attrs), (*a.shape[:-1], b.shape[-1]))
-        return self.node((a, b), attrs)
+            return reshape(self._product(rows, b), (*a.shape[:-1], b.shape[-1]))
+        node = self.node((a, b), attrs)
+        while (simpler := self.simplify(node)) is not None:  # its gradient has the layout of b
+            node = simpler
+        return node
 
     def infer(
         self,
