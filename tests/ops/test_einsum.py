@@ -103,6 +103,7 @@ def test_the_order_of_products_is_chosen() -> None:
 
 
 REFUSED = [
+    ("i->i", [], ShapeError, "^einsum: expected operands"),
     ("ij,jk", [(2, 3)], ShapeError, "^einsum: expected 2 operands"),
     ("ij", [(2,)], ShapeError, "^einsum: expected a label an axis"),
     ("i", [(2, 3)], ShapeError, "^einsum: expected a label an axis"),

@@ -24,7 +24,7 @@ from .elementwise import align
 from .matmul import matmul
 from .operands import HALVES, Value, got
 from .reduce import sum
-from .shape import expect_list, reshape, transpose
+from .shape import reshape, transpose
 
 Labelled: TypeAlias = tuple[str, Node]
 """A tensor, and a letter an axis."""
@@ -38,7 +38,9 @@ def einsum(equation: str, *operands: Value) -> Node:
     operand is its diagonal. Two-byte floats are rounded once where this is one matrix product, else
     computed in float32.
     """
-    nodes = align("einsum", *expect_list("einsum", operands))
+    if not operands:
+        raise ShapeError(f"einsum: expected operands for {equation!r}; got none")
+    nodes = align("einsum", *operands)
     terms, result = _parse(equation, [n.shape for n in nodes])
     extents = _extents(equation, terms, nodes)
     dtype = nodes[0].dtype
