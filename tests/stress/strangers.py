@@ -37,7 +37,12 @@ from attackers import (
 )
 from harness import Job
 
-SECONDS = 90.0
+SECONDS = 240.0
+"""For a job whose ranks share two cores with all attackers; more than twice NGD_TIMEOUT."""
+
+TIMEOUT = "100"
+"""NGD_TIMEOUT of a job; it meets twice."""
+
 LAUNCHERS = ("key", "torchrun", "plain", "ngd run", "mpirun")
 
 
@@ -67,7 +72,7 @@ def attack(draw: random.Random) -> tuple[str, list[str]]:
     leaves = launcher == "ngd run" and draw.random() < 0.5
     taken = held if kinds[0] != "datagram" else 0  # a datagram's name is another socket's too
     what = f"{launcher}, {ranks} ranks, {kinds} on {held} names{', one leaves' if leaves else ''}"
-    env |= {"NGD_TIMEOUT": "60"}
+    env |= {"NGD_TIMEOUT": TIMEOUT}
     how = launcher if launcher in ("ngd run", "mpirun") else "plain"
     program = leave_with_3 if leaves else meet_twice
     findings: list[str] = []
