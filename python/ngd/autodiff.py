@@ -13,6 +13,7 @@ from .errors import Error, GradientError
 from .ir import Node, Op, Shape, constant_node, topological
 from .ops.arithmetic import add
 from .ops.cast import cast
+from .ops.control import WALKS
 from .ops.operands import HALVES
 from .ops.precision import expansion, is_narrow, widened
 from .ops.reduce import sum
@@ -126,6 +127,9 @@ def _walk_back(
                 sofar = adjoints.get(operand)
                 adjoints[operand] = part if sofar is None else add(sofar, part)
     return adjoints
+
+
+WALKS.adjoints = _walk_back
 
 
 def _input_adjoints(node: Node, dy: Any) -> Sequence[Node | None]:

@@ -33,13 +33,21 @@ def lower(graph: Graph, group: Ranks, target: Target) -> Lowered:
 
 def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, Ordering]:
     """Write a plan down as a Program; the groups that it talks in by their numbers."""
+    ordering = Ordering(group, graph)
+    builder = write(plan, ordering)
+    for text, hash, computation in ordering.sequences():
+        builder.add_group(text, hash, computation)
+    return builder, ordering
+
+
+def write(plan: Plan, ordering: Ordering) -> _core.ProgramBuilder:
+    """Write down all but the groups; the graphs that an instruction runs are Programs too."""
     builder = _core.ProgramBuilder()
-    builder.set_sizes(len(graph.inputs), len(graph.outputs), len(plan.variables))
+    builder.set_sizes(plan.inputs, plan.outputs, len(plan.variables))
     builder.set_arenas(plan.private_bytes, plan.shared_bytes)
     for constant in plan.constants:
         builder.add_constant(constant.tobytes())
     numbers: dict[Any, int] = {}
-    ordering = Ordering(group, graph)
 
     def value(typed: tuple[Type, Any]) -> int:
         type_, storage = typed
@@ -61,10 +69,9 @@ def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, 
             step.start,
             ranks,
             step.site,
+            [write(body, ordering) for body in step.bodies],
         )
-    for text, hash, computation in ordering.sequences():
-        builder.add_group(text, hash, computation)
-    return builder, ordering
+    return builder
 
 
 _cache: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()

@@ -33,6 +33,15 @@ DType: TypeAlias = np.dtype[Any]
 Shape: TypeAlias = tuple[int, ...]
 
 
+ALIGNMENT: Final = 64
+"""Of every value in memory, in bytes."""
+
+
+def aligned(size: int) -> int:
+    """Round up to ALIGNMENT."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
 @dataclass(frozen=True, slots=True)
 class Type:
     """A dtype and a static shape."""
@@ -103,6 +112,11 @@ class Op:
     """The result has a dtype of its own, which the opcode names beside the operand's."""
     opcode: ClassVar[str] = ""
     """What the elementwise kernel calls it, where not by its name."""
+    nested: ClassVar[str] = ""
+    """Runs graphs, which its attributes hold as a Body each: how, in the executor's words.
+
+    It has several results. The compiler plans the graphs; no kernel is asked for.
+    """
     settled_by: ClassVar[Literal["", "group"]] = ""
     """What the value is known from before a step runs; `settle` says which it is."""
     heavy: ClassVar[bool] = False
@@ -163,6 +177,10 @@ class Op:
     def simplify(self, node: Node) -> Node | None:
         """A simpler node of the same bits; None: this one is as simple as its inputs allow."""
         return None
+
+    def spare_bytes(self, **attrs: Any) -> int:
+        """Of an op that runs graphs: what it needs beside them while it runs, in bytes."""
+        return 0
 
     def settle(self, ranks: Any, **attrs: Any) -> Array:
         """The value in a group of these ranks, of an op that is settled by the group."""
@@ -246,6 +264,11 @@ class NumPy:
 NUMPY: Final = NumPy()
 
 _next_id = itertools.count()
+
+
+def newest() -> int:
+    """A number: the ids of all nodes made so far are smaller, those of later ones greater."""
+    return next(_next_id)
 
 
 class Node(ArrayMethods):
@@ -664,10 +687,32 @@ class Graph:
             mark = "=" if node.uniform else "~"
             types = print_types(types_of(node))
             lines.append(f"  {made} {mark} {node.op.name}({operands}){attrs} : {types}")
+            for body in bodies_of(node):
+                lines += [f"    {line}" for line in str(body).splitlines()]
         lines.append(f"  return {', '.join(numbers[n] for n in self.outputs)}")
         for variable, value in self.updates:
             lines.append(f'  update "{variable.attrs["name"]}" <- {numbers[value]}')
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """A graph inside an op's attributes: what a loop repeats, or a branch computes.
+
+    It is closed: all that it reads comes by its inputs, but for constants.
+    """
+
+    graph: Graph
+
+    def __repr__(self) -> str:
+        return f"<a body of {len(self.graph.nodes)} nodes>"
+
+
+def bodies_of(node: Node) -> list[Graph]:
+    """The graphs that the op applied here runs, in the order of their attributes' names."""
+    if not node.op.nested:
+        return []
+    return [value.graph for _, value in sorted(node.attrs.items()) if isinstance(value, Body)]
 
 
 def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:

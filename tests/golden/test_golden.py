@@ -51,6 +51,15 @@ def swap() -> Any:
     return [], [a + b], {a: b, b: a}
 
 
+def recurrent() -> Any:
+    """A loop and its gradient, which carries that of the weights, and computes each round again."""
+    x, w = ngd.placeholder("x", (5, 2, 3)), ngd.variable("w", np.zeros((3, 3), np.float32))
+    start = ngd.constant(np.zeros((2, 3), np.float32))
+    last, made = ops.scan(lambda h, p: (ops.tanh(h @ w + p), ops.sum(h)), start, x)
+    loss = ops.sum(last) + ops.sum(made)
+    return [x], [loss], {w: w - 0.1 * ngd.grad(loss, w)}
+
+
 def weighted() -> Any:
     x, w = ngd.placeholder("x", (3,)), ngd.placeholder("w", ())
     y = ops.all_reduce(x, op="mean", weight=w)
@@ -103,7 +112,7 @@ class Row(Ranks):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("case", [mlp, swap, weighted, chain, adam, parts])
+@pytest.mark.parametrize("case", [mlp, swap, weighted, chain, adam, parts, recurrent])
 def test_golden(case: Callable[[], Any], ranks: int) -> None:
     compare(case.__name__, ranks, Ranks(ranks), case())
 

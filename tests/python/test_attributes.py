@@ -16,7 +16,7 @@ from ngd.dtype import float16
 def crossed(**attrs: Any) -> str:
     """Attributes as a program prints them, after the crossing."""
     builder = _core.ProgramBuilder()
-    builder.add_instruction("run", "x", [], [], native_attrs(attrs), -1, 0, "here")
+    builder.add_instruction("run", "x", [], [], native_attrs(attrs), -1, 0, "here", [])
     line = str(builder).splitlines()[-1]
     assert line.startswith("  0: x()")
     return line.removeprefix("  0: x()").strip()

@@ -80,7 +80,7 @@ def refusals(rank: int) -> list[Step]:
         program.add_value("float32", (2, 3), "output", 0, 0)
         program.add_constant(b"12345678")
         attrs = {"n": 1, "f": 0.5, "t": "x" * 40, "many": [1, 2, 3]}
-        program.add_instruction("run", "tanh", [0], [1], attrs, 0, 0, "here" * 10)
+        program.add_instruction("run", "tanh", [0], [1], attrs, 0, 0, "here" * 10, [])
         program.add_group("text" * 10, 7, 8)
         program.add_value("float32", (1,) * 40, "private", 10**18, 0)
         program.add_value("float32", (10**7, 10**7, 1000), "private", 0, 0)

@@ -58,7 +58,7 @@ cdef extern from *:
     const char* ngd_mode()
 
 _LANES = ("input", "output", "variable", "constant", "private", "shared", "nowhere")
-_ACTIONS = ("run", "start", "wait")
+_ACTIONS = ("run", "start", "wait", "scan", "cond")
 cdef unsigned long _main_thread = threading.main_thread().ident
 
 

@@ -237,6 +237,7 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         Lane lane
         size_t place
         size_t offset
+    cppclass CppProgram "ngd::runtime::Program"
     cppclass CppInstruction "ngd::runtime::Instruction":
         Action action
         string op
@@ -246,6 +247,7 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         int start
         int group
         string site
+        vector[CppProgram] bodies
     cppclass GroupSequence "ngd::runtime::GroupSequence":
         string text
         uint64_t hash

@@ -35,7 +35,7 @@ cdef class ProgramBuilder:
 
     def add_instruction(
         self, str action, str op, list inputs, list outputs, dict attrs, int start, int group,
-        str site,
+        str site, list bodies,
     ) -> int:
         """Add an instruction and return its number."""
         cdef CppInstruction instruction
@@ -47,6 +47,8 @@ cdef class ProgramBuilder:
         instruction.start = start
         instruction.group = group
         instruction.site = _bytes(site)
+        for body in bodies:
+            instruction.bodies.push_back((<ProgramBuilder?> body).program)
         self.program.instructions.push_back(instruction)
         return self.program.instructions.size() - 1
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .compare import *
     from .compression import *
     from .contraction import *
+    from .control import *
     from .conv import *
     from .cumulative import *
     from .exchange import *

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from .. import config
@@ -37,7 +38,7 @@ def run(graph: Graph, target: Target) -> Plan:
         graph = step(graph, target)
         if check:
             graph.verify()
-    plan = plan_memory(schedule(graph, target), target)
+    plan = plan_memory(schedule(graph, target), target, partial(run, target=target))
     if check:
         plan.verify()
     return plan

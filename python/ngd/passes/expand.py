@@ -13,7 +13,7 @@ def needs_kernel(node: Node) -> bool:
     """Whether this node will be asked of the device under its own name."""
     op = node.op
     fused = op.elementwise or op.broadcasts
-    free = isinstance(op, Leaf) or fused or op.collective
+    free = isinstance(op, Leaf) or fused or op.collective or op.nested
     return not free and offset_of(node) is None
 
 

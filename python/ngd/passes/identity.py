@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
-from ..ir import CONSTANT, Graph, Node
+from ..ir import CONSTANT, Body, Graph, Node
 from .collectives import in_order
 
 LOCAL: Final = frozenset({"shape", "counts", "receive_counts", "group", "algorithm"})
@@ -29,8 +29,14 @@ def computation(graph: Graph) -> int:
     That is what its variables become; of a step that updates none, what it returns. So a step that
     returns more than another one is the same.
     """
-    digests: dict[int, bytes] = {}
+    return number_of(graph, {})
+
+
+def number_of(graph: Graph, digests: dict[int, bytes]) -> int:
+    """The number of a graph, where those of some nodes are known."""
     for node in graph.nodes:
+        if node.id in digests:
+            continue
         whole = digest(node, [digests[i.id] for i in node.inputs])
         digests[node.id] = whole
         for other in node.results[1:]:
@@ -54,6 +60,9 @@ def shown(node: Node, key: str, value: Any) -> str:
     """An attribute as the number counts it."""
     if node.op is CONSTANT and key == "value":
         return str(value.tobytes()) if value.size <= SMALL else ""
+    if isinstance(value, Body):
+        places = {p.id: str(i).encode() for i, p in enumerate(value.graph.inputs)}
+        return str(number_of(value.graph, places))
     return repr(value)
 
 

@@ -27,19 +27,30 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Any
 
+from ..dtype import uint8
 from ..errors import CompileError
-from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Array, Leaf, Node, Type, offset_of
+from ..ir import (
+    CONSTANT,
+    PLACEHOLDER,
+    VARIABLE,
+    Array,
+    Graph,
+    Leaf,
+    Node,
+    Type,
+    aligned,
+    bodies_of,
+    offset_of,
+)
 from ..ops.collective import Ranks
 from .collectives import Start, Wait
 from .schedule import Schedule, is_view, source_of
 from .target import Target, query_node
-
-ALIGNMENT: Final = 64
-"""Of every offset, in bytes."""
 
 
 @dataclass
@@ -101,12 +112,17 @@ class Step:
     start: int = -1
     group: Ranks | None = None
     """Of a start: where it is not the executable's."""
+    bodies: list[Plan] = field(default_factory=list)
+    """Of an op that runs graphs. Their arenas lie in the last output, which is nobody's value."""
 
 
 @dataclass(eq=False)
 class Plan:
     """What the compiler turns into a Program."""
 
+    inputs: int = 0
+    outputs: int = 0
+    """How many a call has."""
     steps: list[Step] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     variables: list[Node] = field(default_factory=list)
@@ -220,9 +236,9 @@ def overlap(a: tuple[Type, Storage], b: tuple[Type, Storage]) -> bool:
     return a_lane == b_lane and max(a_begin, b_begin) < min(a_end, b_end)
 
 
-def plan_memory(schedule: Schedule, target: Target) -> Plan:
-    """Give every value a storage, and every storage a place."""
-    planner = Planner(schedule, target)
+def plan_memory(schedule: Schedule, target: Target, plan_body: Callable[[Graph], Plan]) -> Plan:
+    """Give every value a storage, and every storage a place; `plan_body` plans a nested graph."""
+    planner = Planner(schedule, target, plan_body)
     planner.run()
     return planner.plan
 
@@ -230,18 +246,20 @@ def plan_memory(schedule: Schedule, target: Target) -> Plan:
 class Planner:
     """Walks the schedule once, emitting steps and extending lives, then places the storages."""
 
-    def __init__(self, schedule: Schedule, target: Target) -> None:
-        self.schedule, self.target = schedule, target
-        self.plan = Plan(variables=schedule.graph.variables)
+    def __init__(
+        self, schedule: Schedule, target: Target, plan_body: Callable[[Graph], Plan]
+    ) -> None:
+        self.schedule, self.target, self.plan_body = schedule, target, plan_body
+        graph = schedule.graph
+        self.plan = Plan(len(graph.inputs), len(graph.outputs), variables=graph.variables)
         self.storage: dict[Node, Storage] = {}
-        self.input_place = {n: i for i, n in enumerate(schedule.graph.inputs)}
+        self.input_place = {n: i for i, n in enumerate(graph.inputs)}
         self.variable_place = {v: i for i, v in enumerate(self.plan.variables)}
-        self.input_place = {n: i for i, n in enumerate(schedule.graph.inputs)}
         self.last_reader = self.last_readers()
         self.sent = Counter(
             source_of(n.inputs[0]) for n in schedule.order if isinstance(n.op, Start)
         )
-        self.output_place = {n: i for i, n in reversed(list(enumerate(schedule.graph.outputs)))}
+        self.output_place = {n: i for i, n in reversed(list(enumerate(graph.outputs)))}
         self.started: dict[Node, int] = {}
         self.gathers = self.sole_gathers()
         self.gathered: dict[Node, Storage] = {}
@@ -367,7 +385,19 @@ class Planner:
             inputs = [(i.type, self.read(i)) for i in node.inputs]
             outputs = self.choose(node, inputs)
             name, attrs = node.op.lower(**node.attrs)
-            self.append(Step("run", name, inputs, outputs, attrs, node.site))
+            if not node.op.nested:
+                self.append(Step("run", name, inputs, outputs, attrs, node.site))
+                return
+            bodies = [self.plan_body(graph) for graph in bodies_of(node)]
+            outputs.append(self.spare_bytes(node, bodies))
+            action = node.op.nested
+            self.append(Step(action, name, inputs, outputs, attrs, node.site, bodies=bodies))
+
+    def spare_bytes(self, node: Node, bodies: list[Plan]) -> tuple[Type, Storage]:
+        """What an op that runs graphs, one at a time, needs for them and for itself."""
+        arena = max(aligned(body.private_bytes) for body in bodies)
+        size = arena + node.op.spare_bytes(**node.attrs)
+        return Type(uint8, (size,)), self.new_storage("private", size)
 
     def append(self, step: Step) -> None:
         """Append a step; what it writes is alive there."""
@@ -494,9 +524,4 @@ class Planner:
         )
 
 
-def aligned(size: int) -> int:
-    """Round up to ALIGNMENT."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-__all__ = ["ALIGNMENT", "Plan", "Step", "Storage", "plan_memory"]
+__all__ = ["Plan", "Step", "Storage", "plan_memory"]

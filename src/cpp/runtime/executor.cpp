@@ -7,6 +7,7 @@
 
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "runtime/nested.hpp"
 
 namespace ngd::runtime {
 
@@ -21,6 +22,7 @@ struct Executor::Step {
   };
   const Instruction* instruction = nullptr;
   const kernels::Kernel* kernel = nullptr;     // of a Run
+  std::unique_ptr<Nested> nested;              // of a Scan or a Cond
   Step* started = nullptr;                     // of a Wait
   comm::Communicator* communicator = nullptr;  // of a Start, and so on
   comm::Collective collective;
@@ -38,25 +40,23 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
                    std::vector<comm::Communicator*> communicators, std::vector<void*> variables)
     : program_(std::move(program)),
       device_(device),
+      staged_(!device.host_addressable()),
       communicators_(std::move(communicators)),
       variables_(std::move(variables)),
-      arena_(device, program_.private_bytes),
+      own_arena_(device, program_.private_bytes),
+      arena_(own_arena_.data()),
       timeout_seconds_(config::timeout_seconds()) {
   verify(program_);
   check(variables_.size() == program_.variables, "executor: expected ", program_.variables,
         " variables; got ", variables_.size());
   check(communicators_.size() >= program_.groups.size(), "executor: expected ",
         program_.groups.size(), " communicators; got ", communicators_.size());
-  for (const auto& bytes : program_.constants) {
-    device::Buffer& buffer = constants_.emplace_back(device_, bytes.size());
-    device_.copy_from_host(buffer.data(), bytes.data(), bytes.size());
-  }
   if (program_.shared_bytes > 0) {
     check(!communicators_.empty(), "executor: a shared lane without a communicator");
-    if (device_.host_addressable())
-      shared_ = communicators_[0]->allocate(program_.shared_bytes);
-    else
+    if (staged_)
       staged_shared_ = device::Buffer(device_, program_.shared_bytes);
+    else
+      shared_ = communicators_[0]->allocate(program_.shared_bytes);
   }
   for (std::size_t i = 0; i < program_.groups.size(); ++i) {
     const GroupSequence& group = program_.groups[i];
@@ -65,13 +65,30 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
   }
   staged_inputs_.resize(program_.inputs);
   staged_outputs_.resize(program_.outputs);
-  if (!device_.host_addressable())
+  if (staged_)
     for (const Value& value : program_.values) {
       if (value.lane != Lane::Input && value.lane != Lane::Output) continue;
       auto& staged = value.lane == Lane::Input ? staged_inputs_ : staged_outputs_;
       const std::size_t end = value.offset + value.type.bytes();
       if (staged[value.place].bytes() < end) staged[value.place] = device::Buffer(device_, end);
     }
+  bind(table);
+}
+
+Executor::Executor(Program program, device::Device& device, kernels::KernelTable table, void* arena)
+    : program_(std::move(program)),
+      device_(device),
+      staged_(false),
+      arena_(arena),
+      timeout_seconds_(config::timeout_seconds()) {
+  bind(table);
+}
+
+void Executor::bind(kernels::KernelTable table) {
+  for (const auto& bytes : program_.constants) {
+    device::Buffer& buffer = constants_.emplace_back(device_, bytes.size());
+    device_.copy_from_host(buffer.data(), bytes.data(), bytes.size());
+  }
   steps_.reserve(program_.instructions.size());  // Wait steps point at Start steps
   for (const Instruction& instruction : program_.instructions) bind_step(instruction, table);
 }
@@ -81,25 +98,24 @@ Executor::~Executor() {
 }
 
 void* Executor::static_pointer(const Value& value) const {
-  const bool staged = !device_.host_addressable();
   const auto part_of = [&](void* whole) { return static_cast<std::byte*>(whole) + value.offset; };
   switch (value.lane) {
     case Lane::Input:
-      return staged ? part_of(staged_inputs_[value.place].data()) : nullptr;
+      return staged_ ? part_of(staged_inputs_[value.place].data()) : nullptr;
     case Lane::Output:
-      return staged ? part_of(staged_outputs_[value.place].data()) : nullptr;
+      return staged_ ? part_of(staged_outputs_[value.place].data()) : nullptr;
     case Lane::Variable:
       return part_of(variables_[value.place]);
     case Lane::Constant:
       return part_of(constants_[value.place].data());
     case Lane::Private:
-      return static_cast<std::byte*>(arena_.data()) + value.place;
+      return static_cast<std::byte*>(arena_) + value.place;
     case Lane::Nowhere:
       return nullptr;
     case Lane::Shared:
       break;
   }
-  void* shared = staged ? staged_shared_.data() : shared_.data;
+  void* shared = staged_ ? staged_shared_.data() : shared_.data;
   return static_cast<std::byte*>(shared) + value.place;
 }
 
@@ -115,7 +131,7 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
       (output ? query.outputs : query.inputs).push_back(value.type);
       output ? step.outputs.push_back(pointer) : step.inputs.push_back(pointer);
       const bool moves = value.lane == Lane::Input || value.lane == Lane::Output;
-      if (moves && device_.host_addressable())
+      if (moves && !staged_)
         step.patches.push_back({output, i, value.lane == Lane::Output, value.place, value.offset});
       step.writes_variable |= output && value.lane == Lane::Variable;
     }
@@ -124,8 +140,10 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
     step.started = &steps_[instruction.start];
   else if (instruction.action == Action::Start)
     bind_start(step, query);
-  else
+  else if (instruction.action == Action::Run)
     bind_kernel(step, query, table);
+  else
+    step.nested = make_nested(instruction, query, device_, table, step.outputs.back());
 }
 
 void Executor::bind_kernel(Step& step, const kernels::KernelQuery& query,
@@ -184,7 +202,7 @@ void Executor::bind_start(Step& step, const kernels::KernelQuery& query) {
         "executor: ", comm::describe(collective), " of ", operand.count(), " elements to ",
         result.count());
   if (written == 0) step.zeros = result.bytes();
-  if (!device_.host_addressable()) {
+  if (staged_) {
     step.source = device::Buffer(device::cpu(), operand.bytes());
     step.destination = device::Buffer(device::cpu(), result.bytes());
   }
@@ -199,7 +217,13 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
   } release{running_};
   variables_touched_ = has_begun_ = false;
   try {
-    run_steps(inputs, outputs);
+    if (staged_)
+      for (std::size_t i = 0; i < staged_inputs_.size(); ++i)
+        device_.copy_from_host(staged_inputs_[i].data(), inputs[i], staged_inputs_[i].bytes());
+    run_inside(inputs, outputs);
+    if (staged_)
+      for (std::size_t i = 0; i < staged_outputs_.size(); ++i)
+        device_.copy_to_host(outputs[i], staged_outputs_[i].data(), staged_outputs_[i].bytes());
   } catch (const Error& error) {
     if (has_begun_ || error.kind() != ErrorKind::Busy) abort(error.what());
     throw;
@@ -220,11 +244,7 @@ void Executor::abort(std::string_view why) noexcept {
       (told = step.communicator)->abort(why);
 }
 
-void Executor::run_steps(const void* const* inputs, void* const* outputs) {
-  const bool staged = !device_.host_addressable();
-  if (staged)
-    for (std::size_t i = 0; i < staged_inputs_.size(); ++i)
-      device_.copy_from_host(staged_inputs_[i].data(), inputs[i], staged_inputs_[i].bytes());
+void Executor::run_inside(const void* const* inputs, void* const* outputs) {
   for (Step& step : steps_) {
     for (const Step::Patch& patch : step.patches) {
       const void* whole = patch.from_outputs ? outputs[patch.number] : inputs[patch.number];
@@ -237,9 +257,6 @@ void Executor::run_steps(const void* const* inputs, void* const* outputs) {
     variables_touched_ |= step.writes_variable;
     execute(step);
   }
-  if (staged)
-    for (std::size_t i = 0; i < staged_outputs_.size(); ++i)
-      device_.copy_to_host(outputs[i], staged_outputs_[i].data(), staged_outputs_[i].bytes());
 }
 
 void Executor::execute(Step& step) {
@@ -248,6 +265,9 @@ void Executor::execute(Step& step) {
       return start(step);
     case Action::Wait:
       return finish(*step.started);
+    case Action::Scan:
+    case Action::Cond:
+      return step.nested->run(step.inputs.data(), step.outputs.data());
     case Action::Run:
       break;
   }
@@ -262,7 +282,7 @@ void Executor::execute(Step& step) {
 void Executor::start(Step& step) {
   step.collective.source = step.inputs[0];
   step.collective.destination = step.outputs[0];
-  if (!device_.host_addressable()) {
+  if (staged_) {
     device_.copy_to_host(step.source.data(), step.inputs[0], step.source.bytes());
     step.collective.source = step.source.data();
     step.collective.destination = step.destination.data();
@@ -274,10 +294,9 @@ void Executor::start(Step& step) {
 
 void Executor::finish(Step& step) {
   step.communicator->finish(step.work, timeout_seconds_);
-  const bool staged = !device_.host_addressable();
   if (step.zeros > 0)
-    std::memset(staged ? step.destination.data() : step.outputs[0], 0, step.zeros);
-  if (staged)
+    std::memset(staged_ ? step.destination.data() : step.outputs[0], 0, step.zeros);
+  if (staged_)
     device_.copy_from_host(step.outputs[0], step.destination.data(), step.destination.bytes());
 }
 

@@ -21,6 +21,8 @@ class Executor {
   // The communicators are those of the program's groups, of one family, and outlive it too.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables);
+  // Of a program that another one runs (nested.hpp): its private values lie in `arena`.
+  Executor(Program program, device::Device& device, kernels::KernelTable table, void* arena);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -32,6 +34,9 @@ class Executor {
   // common sequence.
   void run(const void* const* inputs, void* const* outputs);
 
+  // Of a program that another one runs: pointers of the device's in and out.
+  void run_inside(const void* const* inputs, void* const* outputs);
+
   // Whether the last run() threw after the first instruction that writes a variable had begun.
   bool variables_touched() const noexcept { return variables_touched_; }
   const Program& program() const noexcept { return program_; }
@@ -39,13 +44,13 @@ class Executor {
  private:
   struct Step;
 
+  void bind(kernels::KernelTable table);
   void bind_step(const Instruction& instruction, kernels::KernelTable table);
   void bind_kernel(Step& step, const kernels::KernelQuery& query, kernels::KernelTable table);
   std::unique_ptr<kernels::Kernel> make_kernel(const Step& step, const kernels::KernelQuery& query,
                                                kernels::KernelTable table);
   void bind_start(Step& step, const kernels::KernelQuery& query);
   void* static_pointer(const Value& value) const;
-  void run_steps(const void* const* inputs, void* const* outputs);
   void abort(std::string_view why) noexcept;
   void execute(Step& step);
   void start(Step& step);
@@ -53,13 +58,15 @@ class Executor {
 
   Program program_;
   device::Device& device_;
+  const bool staged_;  // the caller's arrays are copied to the device and back
   std::vector<comm::Communicator*> communicators_;
   std::vector<void*> variables_;
   std::vector<device::Buffer> constants_;
   // Where the host cannot address the device: these lanes lie in it, and are copied.
   std::vector<device::Buffer> staged_inputs_, staged_outputs_;
   device::Buffer staged_shared_;
-  device::Buffer arena_, scratch_;
+  device::Buffer own_arena_, scratch_;
+  void* arena_;
   comm::SharedBlock shared_;
   std::vector<comm::ProgramIdentity> identities_;                              // of each group
   std::vector<comm::HeldComputation> held_;                                    // there

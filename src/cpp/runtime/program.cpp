@@ -49,23 +49,22 @@ void print_operands(std::ostream& out, const std::vector<int>& operands) {
   for (std::size_t i = 0; i < operands.size(); ++i) out << (i > 0 ? ", %" : "%") << operands[i];
 }
 
-constexpr std::string_view kActionNames[] = {"", "start ", "wait "};
+constexpr std::string_view kActionNames[] = {"", "start ", "wait ", "", ""};
 
-}  // namespace
+bool runs_programs(const Instruction& instruction) {
+  return instruction.action == Action::Scan || instruction.action == Action::Cond;
+}
 
-std::string to_string(const Program& program) {
-  std::ostringstream out;
-  out.exceptions(std::ios::badbit);  // else it is cut where there is no memory for it
-  out.imbue(std::locale::classic());
-  out << "program(" << program.inputs << " inputs, " << program.outputs << " outputs, "
+void print_program(std::ostream& out, const Program& program, const std::string& indent) {
+  out << indent << "program(" << program.inputs << " inputs, " << program.outputs << " outputs, "
       << program.variables << " variables, private " << program.private_bytes << " bytes, shared "
       << program.shared_bytes << " bytes)\n";
   for (std::size_t i = 0; i < program.values.size(); ++i)
-    out << "  %" << i << " : " << ngd::to_string(program.values[i].type) << " @ "
+    out << indent << "  %" << i << " : " << ngd::to_string(program.values[i].type) << " @ "
         << place_of(program.values[i]) << '\n';
   for (std::size_t i = 0; i < program.instructions.size(); ++i) {
     const Instruction& instruction = program.instructions[i];
-    out << "  " << i << ": ";
+    out << indent << "  " << i << ": ";
     print_operands(out, instruction.outputs);
     out << (instruction.outputs.empty() ? "" : " = ")
         << kActionNames[static_cast<int>(instruction.action)] << instruction.op;
@@ -82,7 +81,17 @@ std::string to_string(const Program& program) {
     }
     if (instruction.group != 0) out << " group " << instruction.group;
     out << '\n';
+    for (const Program& body : instruction.bodies) print_program(out, body, indent + "    ");
   }
+}
+
+}  // namespace
+
+std::string to_string(const Program& program) {
+  std::ostringstream out;
+  out.exceptions(std::ios::badbit);  // else it is cut where there is no memory for it
+  out.imbue(std::locale::classic());
+  print_program(out, program, "");
   return out.str();
 }
 
@@ -121,9 +130,15 @@ void verify(const Program& program) {
       for (const int v : *operands) {
         check(v >= 0 && v < values, "program: instruction ", i, " names no value: ", v);
         check(program.values[v].lane != Lane::Nowhere ||
-                  (operands == &instruction.outputs && instruction.action == Action::Run),
+                  (operands == &instruction.outputs &&
+                   (instruction.action == Action::Run || runs_programs(instruction))),
               "program: instruction ", i, " uses a value that lies nowhere: ", v);
       }
+    for (const Program& body : instruction.bodies) {
+      check(body.groups.empty() && body.variables == 0, "program: instruction ", i,
+            " runs a program that does more than to compute");
+      verify(body);
+    }
     if (instruction.action == Action::Start)
       check(instruction.group >= 0 && instruction.group < static_cast<int>(program.groups.size()),
             "program: instruction ", i, " names no group: ", instruction.group);

@@ -24,8 +24,11 @@ struct Value {
   std::size_t offset = 0;  // where in what has the number, in bytes; 0 in an arena
 };
 
-// Run: a kernel. Start: hand a collective to the communicator. Wait: have its result.
-enum class Action : std::uint8_t { Run, Start, Wait };
+// Run: a kernel. Start: hand a collective to the communicator. Wait: have its result. Scan and Cond
+// run programs (runtime/nested.hpp).
+enum class Action : std::uint8_t { Run, Start, Wait, Scan, Cond };
+
+struct Program;
 
 struct Instruction {
   Action action = Action::Run;
@@ -36,6 +39,7 @@ struct Instruction {
   int start = -1;    // of a Wait: the instruction that it waits for
   int group = 0;     // of a Start: which of the program's groups it talks in
   std::string site;  // the user's "file:line"
+  std::vector<Program> bodies;
 };
 
 // What the ranks of a group compare of their programs.

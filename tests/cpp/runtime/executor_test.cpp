@@ -21,7 +21,7 @@ using runtime::Program;
 const TensorType kVector{DType::F32, {3}};
 
 Instruction run(const char* op, std::vector<int> inputs, std::vector<int> outputs) {
-  return {Action::Run, op, std::move(inputs), std::move(outputs), {}, -1, 0, "model.py:7"};
+  return {Action::Run, op, std::move(inputs), std::move(outputs), {}, -1, 0, "model.py:7", {}};
 }
 
 // output = all_reduce(input + variable) + constant; then variable <- output.
@@ -35,9 +35,9 @@ Program training_step() {
   const float ten[] = {10, 20, 30};
   program.constants.emplace_back(reinterpret_cast<const char*>(ten),
                                  reinterpret_cast<const char*>(ten) + sizeof ten);
-  Instruction start{Action::Start, "all_reduce", {3}, {3}, {}, -1, 0, "model.py:9"};
+  Instruction start{Action::Start, "all_reduce", {3}, {3}, {}, -1, 0, "model.py:9", {}};
   start.attrs.set("reduce_op", std::string("sum"));
-  Instruction wait{Action::Wait, "all_reduce", {}, {3}, {}, 1, 0, "model.py:9"};
+  Instruction wait{Action::Wait, "all_reduce", {}, {3}, {}, 1, 0, "model.py:9", {}};
   program.instructions = {
       run("add", {0, 1}, {3}), start, wait, run("add", {3, 2}, {5}), run("copy", {5}, {4}),
       run("copy", {5}, {1})};
@@ -69,6 +69,102 @@ TEST(Executor, RunsOnADeviceWhoseMemoryTheHostCannotAddress) {
     EXPECT_EQ(kept[2], 3 + 34 + 30);
   }
   EXPECT_EQ(device.live_allocations(), 0u);
+}
+
+// carry, made = body(carry, slice): made = carry + slice + ten, and carry = made.
+Program round_of_a_scan() {
+  Program body;
+  body.values = {{kVector, Lane::Input, 0},   {kVector, Lane::Input, 1},
+                 {kVector, Lane::Private, 0}, {kVector, Lane::Constant, 0},
+                 {kVector, Lane::Output, 0},  {kVector, Lane::Output, 1}};
+  body.inputs = body.outputs = 2;
+  body.private_bytes = 64;
+  const float ten[] = {10, 20, 30};
+  body.constants.emplace_back(reinterpret_cast<const char*>(ten),
+                              reinterpret_cast<const char*>(ten) + sizeof ten);
+  body.instructions = {run("add", {0, 1}, {2}), run("add", {2, 3}, {5}), run("copy", {5}, {4})};
+  return body;
+}
+
+// last, made, histories of that scan over two slices; what nobody reads lies nowhere.
+Program scan_of_two(bool reverse, Lane last, Lane made, Lane history) {
+  const TensorType stack{DType::F32, {2, 3}}, spare{DType::U8, {64 + 3 * 64}};
+  Program program;
+  const auto result = [](const TensorType& type, Lane lane, std::size_t number) {
+    return runtime::Value{type, lane, lane == Lane::Nowhere ? 0 : number};
+  };
+  program.values = {{kVector, Lane::Input, 0}, {stack, Lane::Input, 1},
+                    result(kVector, last, 0),  result(stack, made, 1),
+                    result(stack, history, 2), {spare, Lane::Private, 0}};
+  program.inputs = 2;
+  program.outputs = 3;
+  program.private_bytes = 64 + 3 * 64;
+  Instruction scan{Action::Scan, "scan", {0, 1}, {2, 3, 4, 5}, {}, -1, 0, "model.py:3", {}};
+  for (const auto& [name, value] : {std::pair{"carries", 1}, {"slices", 1}, {"length", 2}})
+    scan.attrs.set(name, std::int64_t{value});
+  scan.attrs.set("reverse", std::int64_t{reverse});
+  scan.bodies.push_back(round_of_a_scan());
+  program.instructions = {scan};
+  return program;
+}
+
+TEST(Executor, RepeatsAProgramWhateverIsRead) {
+  testing::RemoteDevice device;
+  const float start[] = {1, 2, 3}, slices[] = {100, 200, 300, 1000, 2000, 3000};
+  const void* inputs[] = {start, slices};
+  for (int unread = 0; unread < 8; ++unread)
+    for (const bool reverse : {false, true}) {
+      float last[3] = {}, made[6] = {}, history[6] = {};
+      void* outputs[] = {last, made, history};
+      const auto lane = [&](int bit) { return (unread & bit) != 0 ? Lane::Nowhere : Lane::Output; };
+      Executor executor(scan_of_two(reverse, lane(1), lane(2), lane(4)), device,
+                        testing::remote_table(), {}, {});
+      executor.run(inputs, outputs);
+      const int first = reverse ? 3 : 0, second = 3 - first;  // where the slices begin
+      if ((unread & 1) == 0) {
+        EXPECT_EQ(last[1], 2 + 200 + 20 + 2000 + 20);
+      }
+      if ((unread & 2) == 0) {
+        EXPECT_EQ(made[first], 1 + slices[first] + 10);
+        EXPECT_EQ(made[second + 2], 3 + 300 + 30 + 3000 + 30);
+      }
+      if ((unread & 4) == 0) {
+        EXPECT_EQ(history[first + 1], 2);
+        EXPECT_EQ(history[second + 1], 2 + slices[first + 1] + 20);
+      }
+    }
+  EXPECT_EQ(device.live_allocations(), 0u);
+}
+
+// Of two programs of one operand the first adds it to itself, the second hands it on.
+TEST(Executor, RunsOneOfTwoPrograms) {
+  testing::RemoteDevice device;
+  Program doubles, hands_on;
+  for (Program* body : {&doubles, &hands_on}) {
+    body->values = {{kVector, Lane::Input, 0}, {kVector, Lane::Output, 0}};
+    body->inputs = body->outputs = 1;
+  }
+  doubles.instructions = {run("add", {0, 0}, {1})};
+  hands_on.instructions = {run("copy", {0}, {1})};
+  Program program;
+  program.values = {{{DType::Bool, {}}, Lane::Input, 0},
+                    {kVector, Lane::Input, 1},
+                    {kVector, Lane::Output, 0},
+                    {{DType::U8, {64}}, Lane::Private, 0}};
+  program.inputs = 2;
+  program.outputs = 1;
+  program.private_bytes = 64;
+  program.instructions = {
+      {Action::Cond, "cond", {0, 1}, {2, 3}, {}, -1, 0, "model.py:4", {doubles, hands_on}}};
+  Executor executor(program, device, testing::remote_table(), {}, {});
+  const float input[] = {1, 2, 3};
+  for (const bool chosen : {false, true, false}) {
+    float output[3] = {};
+    const void* inputs[] = {&chosen, input};
+    void* outputs[] = {output};
+    executor.run(inputs, outputs);
+    EXPECT_EQ(output[2], chosen ? 3 : 6);
+  }
 }
 
 TEST(Executor, TellsWhetherVariablesWereTouchedWhenAStepFails) {

@@ -17,10 +17,10 @@ Program small() {
                     {{DType::F32, {2, 3}}, Lane::Shared, 64}};
   program.inputs = 1;
   program.shared_bytes = 128;
-  Instruction copy{Action::Run, "copy", {0}, {1}, {}, -1, 0, "a.py:1"};
-  Instruction start{Action::Start, "all_reduce", {1}, {1}, {}, -1, 0, "a.py:2"};
+  Instruction copy{Action::Run, "copy", {0}, {1}, {}, -1, 0, "a.py:1", {}};
+  Instruction start{Action::Start, "all_reduce", {1}, {1}, {}, -1, 0, "a.py:2", {}};
   start.attrs.set("reduce_op", std::string("mean"));
-  Instruction wait{Action::Wait, "all_reduce", {}, {1}, {}, 1, 0, "a.py:2"};
+  Instruction wait{Action::Wait, "all_reduce", {}, {1}, {}, 1, 0, "a.py:2", {}};
   program.instructions = {copy, start, wait};
   program.groups = {{"all_reduce f32[2,3] at a.py:2", 5}, {"", 0}};
   return program;
@@ -42,7 +42,7 @@ TEST(Program, HasPartsOfWhatIsNumberedAndResultsThatNobodyReads) {
   program.values.push_back({{DType::F32, {3}}, Lane::Constant, 0, 12});
   program.values.push_back({{DType::I64, {3}}, Lane::Nowhere});
   program.instructions.insert(program.instructions.begin(),
-                              {Action::Run, "top_k", {2}, {1, 3}, {}, -1, 0, "a.py:3"});
+                              {Action::Run, "top_k", {2}, {1, 3}, {}, -1, 0, "a.py:3", {}});
   program.instructions[3].start = 2;
   EXPECT_NO_THROW(verify(program));
   const std::string text = to_string(program);

@@ -1,0 +1,520 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Control flow: a loop with carried values, and a choice between two branches.
+
+Their bodies are graphs inside the graph (`ngd.ir.Body`). A body is traced once, so a program is as
+large for a thousand rounds as for one. What it reads from outside becomes an operand; what no
+carried value and no slice leads to is computed once, outside the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from .. import trees
+from ..dtype import bool_, is_float
+from ..errors import CompileError, DTypeError, ShapeError
+from ..ir import (
+    CONSTANT,
+    PLACEHOLDER,
+    Array,
+    Body,
+    Graph,
+    Leaf,
+    Node,
+    Op,
+    Sample,
+    Type,
+    aligned,
+    newest,
+    public,
+    register,
+    topological,
+)
+from .arithmetic import add
+from .operands import as_node
+from .shape import zeros
+
+SMALL: Final = 64
+"""Constants of so many elements stay inside a body."""
+
+
+class Walks:
+    """What bodies need of layers above this one, which set it."""
+
+    evaluate: Callable[[Graph, Sequence[Array]], list[Array]]
+    """reference.py: the outputs of a graph without variables."""
+    adjoints: Callable[[Mapping[Node, Node], Iterable[Node]], Mapping[Node, Node]]
+    """autodiff.py: from the adjoints of some nodes those of what they are made of."""
+
+
+WALKS: Final = Walks()
+
+
+class Control(Op):
+    """An op that runs graphs; of several results, and of any dtypes."""
+
+    heavy = True
+    public = False
+    dtypes = ()
+
+    def samples(self) -> Iterable[Sample]:
+        """None: an operand's dtype is that of the body (tests/ops/test_control.py)."""
+        return ()
+
+    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+        """Where the operands are, and what the bodies make of such."""
+        bodies = (value.graph for value in attrs.values() if isinstance(value, Body))
+        made = chain.from_iterable(graph.outputs for graph in bodies)
+        return all(node.uniform for node in chain(inputs, made))
+
+    def expect(self, operands: Sequence[Type], wanted: Sequence[Type]) -> None:
+        """Raise ShapeError where operands are not what the bodies were traced for."""
+        if list(operands) != list(wanted):
+            made, got = (", ".join(map(str, types)) for types in (wanted, operands))
+            raise ShapeError(f"{self.name}: the body was traced for {made}; got {got}")
+
+
+class Parts(NamedTuple):
+    """What belongs to a scan's carried values, to its slices, and to what all rounds read."""
+
+    carries: Sequence[Any]
+    slices: Sequence[Any]
+    fixed: Sequence[Any]
+
+    @classmethod
+    def of(cls, operands: Sequence[Any], carries: int, slices: int) -> Parts:
+        """Take operands apart, or a body's inputs."""
+        both = carries + slices
+        return cls(operands[:carries], operands[carries:both], operands[both:])
+
+
+class Scan(Control):
+    """A loop; attrs: body, carries and slices (how many there are), length, reverse.
+
+    Operands: the carried values, the tensors that are read slice by slice, and what all rounds
+    read. Results: the carried values after the last round, what the rounds make, stacked, and the
+    carried values as each round found them, stacked: the gradient computes each round again from
+    these, and otherwise nobody reads them.
+    """
+
+    name = "scan"
+    nested = "scan"
+
+    def infer(
+        self, *inputs: Type, body: Body, carries: int, slices: int, length: int, reverse: bool
+    ) -> tuple[Type, ...]:
+        given = Parts.of([node.type for node in body.graph.inputs], carries, slices)
+        made = [node.type for node in body.graph.outputs]
+        stacked = stack_types(given.slices, length)
+        self.expect(inputs, [*given.carries, *stacked, *given.fixed])
+        self.expect(made[:carries], given.carries)
+        return (*made[:carries], *stack_types([*made[carries:], *given.carries], length))
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return self.name, {k: int(v) for k, v in attrs.items() if not isinstance(v, Body)}
+
+    def spare_bytes(self, **attrs: Any) -> int:
+        """Two turns of each carried value, and a slice of each result."""
+        sizes = [aligned(node.type.bytes) for node in attrs["body"].graph.outputs]
+        return sum(sizes) + sum(sizes[: attrs["carries"]])
+
+    def reference(
+        self, *inputs: Array, body: Body, carries: int, slices: int, length: int, reverse: bool
+    ) -> tuple[Array, ...]:
+        parts = Parts.of(inputs, carries, slices)
+        graph, carry = body.graph, list(parts.carries)
+        types = self.infer(
+            *[Type(x.dtype, x.shape) for x in inputs],
+            body=body, carries=carries, slices=slices, length=length, reverse=reverse,
+        )  # fmt: skip
+        stacks = [np.empty(t.shape, t.dtype) for t in types[carries:]]
+        for now in reversed(range(length)) if reverse else range(length):
+            read = [np.asarray(x[now]) for x in parts.slices]
+            made = WALKS.evaluate(graph, [*carry, *read, *parts.fixed])
+            for stack, value in zip(stacks, [*made[carries:], *carry], strict=True):
+                stack[now] = value
+            carry = made[:carries]
+        return (*carry, *stacks)
+
+    def grad(self, node: Node, dy: Any) -> Sequence[Node | None]:
+        """A loop the other way; each round is computed again from the carried values it found.
+
+        The adjoints of the carried values are carried, and so are the sums of the adjoints of what
+        all rounds read; those of slices are stacked.
+        """
+        return Backward(node, dy).adjoints()
+
+
+SCAN: Final[Scan] = register(Scan())
+
+
+class Loop:
+    """A scan in the making: pairs of an operand and the body's input for it, and the outputs."""
+
+    def __init__(self, length: int, reverse: bool) -> None:
+        self.length, self.reverse = length, reverse
+        self.carries: list[tuple[Node, Node]] = []
+        self.next: list[Node] = []  # of each
+        self.slices: list[tuple[Node, Node]] = []
+        self.fixed: list[tuple[Node, Node]] = []
+        self.made: list[Node] = []
+
+    def carry(self, initial: Node) -> Node:
+        """Add a carried value; returns the body's input."""
+        self.carries.append((initial, inside(initial.type)))
+        return self.carries[-1][1]
+
+    def slice(self, tensor: Node) -> Node:
+        """Add a tensor that is read slice by slice; returns the body's input."""
+        self.slices.append((tensor, inside(Type(tensor.dtype, tensor.shape[1:]))))
+        return self.slices[-1][1]
+
+    def node(self) -> Node:
+        """Make the scan; what its body does not read is left out."""
+        outputs = [*self.next, *self.made]
+        read = set(topological(outputs))
+        slices = [(x, p) for x, p in self.slices if p in read]
+        fixed = [(x, p) for x, p in self.fixed if p in read]
+        inputs = [p for _, p in (*self.carries, *slices, *fixed)]
+        made, captured = closed(outputs, inputs)
+        pairs = [*self.carries, *slices, *fixed, *captured]
+        attrs = {
+            "body": Body(Graph(tuple(p for _, p in pairs), made)),
+            "carries": len(self.carries),
+            "slices": len(slices),
+            "length": self.length,
+            "reverse": self.reverse,
+        }
+        return SCAN.node([x for x, _ in pairs], attrs)
+
+
+class Backward:
+    """The gradient of a scan: what its loop carries, reads and makes."""
+
+    def __init__(self, node: Node, dy: Sequence[Node | None]) -> None:
+        body, n, m = node.attrs["body"].graph, node.attrs["carries"], node.attrs["slices"]
+        self.loop = Loop(node.attrs["length"], not node.attrs["reverse"])
+        self.places = Parts.of(body.inputs, n, m)
+        self.given = Parts.of(node.inputs, n, m)
+        self.seeds: dict[Node, Node] = {}
+        last, made, found = dy[:n], dy[n : len(body.outputs)], dy[len(body.outputs) :]
+        self.carried = [
+            self.loop.carry(zeros(x.shape, x.dtype) if d is None else d)
+            if is_float(x.dtype)
+            else None
+            for x, d in zip(self.places.carries, last, strict=True)
+        ]
+        seeds = [*self.carried, *(None if d is None else self.loop.slice(d) for d in made)]
+        for output, seed in zip(body.outputs, seeds, strict=True):
+            if seed is not None and is_float(output.dtype):
+                add_to(self.seeds, output, seed)
+        self.found = [None if d is None else self.loop.slice(d) for d in found]
+        histories = node.results[len(node.results) - n :]
+        self.loop.slices += zip(histories, self.places.carries, strict=True)
+        self.loop.slices += zip(self.given.slices, self.places.slices, strict=True)
+        self.loop.fixed += zip(self.given.fixed, self.places.fixed, strict=True)
+
+    def adjoints(self) -> list[Node | None]:
+        """Of each operand of the scan."""
+        wanted = [p for p in chain(*self.places) if is_float(p.dtype)]
+        inner = WALKS.adjoints(self.seeds, wanted)
+        for place, carried, found in zip(
+            self.places.carries, self.carried, self.found, strict=True
+        ):
+            if carried is not None:
+                self.loop.next.append(sum_of(place, [inner.get(place), found]))
+        summed = [p for p in self.places.fixed if p in inner]
+        for place in summed:
+            total = self.loop.carry(zeros(place.shape, place.dtype))
+            self.loop.next.append(add(total, inner[place]))
+        stacked = [p for p in self.places.slices if p in inner]
+        self.loop.made += [inner[p] for p in stacked]
+        floats = [p for p in self.places.carries if is_float(p.dtype)]
+        if not (floats or summed or stacked):
+            return [None for _ in chain(*self.places)]
+        results = self.loop.node().results
+        of = dict(zip([*floats, *summed, *stacked], results, strict=False))
+        return [of.get(place) for place in chain(*self.places)]
+
+
+class Cond(Control):
+    """A choice; attrs: on_true and on_false, of the same inputs and types of results.
+
+    Operands: a bool scalar, then what either branch reads.
+    """
+
+    name = "cond"
+    nested = "cond"
+
+    def infer(self, *inputs: Type, on_false: Body, on_true: Body) -> tuple[Type, ...]:
+        if inputs[0] != Type(bool_, ()):
+            raise DTypeError(f"cond: expected a bool scalar to choose by; got {inputs[0]}")
+        self.expect(inputs[1:], [node.type for node in on_true.graph.inputs])
+        return tuple(node.type for node in on_true.graph.outputs)
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return self.name, {}
+
+    def spare_bytes(self, **attrs: Any) -> int:
+        """One of each result, for those that nobody reads."""
+        return sum(aligned(node.type.bytes) for node in attrs["on_true"].graph.outputs)
+
+    def reference(self, *inputs: Array, on_false: Body, on_true: Body) -> tuple[Array, ...]:
+        chosen = on_true if inputs[0] else on_false
+        return tuple(WALKS.evaluate(chosen.graph, inputs[1:]))
+
+    def grad(self, node: Node, dy: Sequence[Node | None]) -> Sequence[Node | None]:
+        """The same choice, between the branches' gradients."""
+        places = node.attrs["on_true"].graph.inputs
+        floats = [i for i, place in enumerate(places) if is_float(place.dtype)]
+        known = [(i, d, inside(d.type)) for i, d in enumerate(dy) if d is not None]
+        pairs = list(zip(node.inputs[1:], places, strict=True)) + [(d, p) for _, d, p in known]
+        branches = []
+        for name in ("on_true", "on_false"):
+            outputs, seeds = node.attrs[name].graph.outputs, dict[Node, Node]()
+            for i, _, seed in known:
+                add_to(seeds, outputs[i], seed)
+            inner = WALKS.adjoints(seeds, [places[i] for i in floats])
+            branches.append([sum_of(places[i], [inner.get(places[i])]) for i in floats])
+        made = choose(node.inputs[0], pairs, branches)
+        adjoints = dict(zip(floats, made, strict=True))
+        return [None, *(adjoints.get(i) for i in range(len(places)))]
+
+
+COND: Final[Cond] = register(Cond())
+
+
+def choose(
+    predicate: Node,
+    pairs: Sequence[tuple[Node, Node]],
+    branches: Sequence[Sequence[Node]],
+    since: int | None = None,
+) -> tuple[Node, ...]:
+    """Make a cond of what two branches make; see `closed` for `since`."""
+    both, captured = closed([*branches[0], *branches[1]], [p for _, p in pairs], since)
+    pairs = [*pairs, *captured]
+    inputs, half = tuple(p for _, p in pairs), len(branches[0])
+    attrs = {
+        "on_false": Body(Graph(inputs, both[half:])),
+        "on_true": Body(Graph(inputs, both[:half])),
+    }
+    return COND.node([predicate, *(x for x, _ in pairs)], attrs).results
+
+
+def inside(type: Type) -> Node:
+    """An input of a body."""
+    return Node(PLACEHOLDER, (), {"name": "inside", "uniform": True}, type)
+
+
+def closed(
+    outputs: Sequence[Node], inputs: Sequence[Node], since: int | None = None
+) -> tuple[tuple[Node, ...], list[tuple[Node, Node]]]:
+    """Make a body of what leads to some outputs.
+
+    To the body belongs what the inputs lead to; with `since`, the number of a node, also all that
+    was made after that. The rest is read from outside: returns the outputs, made of inputs alone,
+    and pairs of a node outside and the input for it.
+    """
+    order = topological(outputs)
+    own = {id(p) for p in inputs}
+    for node in order:
+        later = since is not None and node.id > since
+        outside = isinstance(node.op, Leaf) and node.op is not CONSTANT
+        if (later and not outside) or any(id(i) in own for i in node.inputs):
+            own.update(id(result) for result in node.results)
+    places: dict[Node, Node] = {}
+    for node in chain(chain.from_iterable(n.inputs for n in order if id(n) in own), outputs):
+        small = node.op is CONSTANT and node.type.count <= SMALL
+        if id(node) not in own and not small and node not in places:
+            places[node] = inside(node.type)
+    for node in order:
+        if node.op.collective and id(node) in own:
+            raise CompileError(
+                f"{node.op.name} (made at {node.site}) stands inside a loop or a branch, where "
+                "collectives cannot be; take it out"
+            )
+    first = list(dict.fromkeys(node.results[0] for node in places))
+
+    def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
+        if id(node) in own:
+            return node.with_inputs(operands)
+        replaced = tuple(places.get(result, result) for result in node.results)
+        return replaced if node.several else replaced[0]
+
+    rest = [node for node in order if id(node) in own]
+    graph = Graph((), tuple(outputs)).rewrite(change, [*first, *rest])
+    return graph.outputs, list(places.items())
+
+
+def sum_of(like: Node, parts: Sequence[Node | None]) -> Node:
+    """The sum of those that are there; zeros of that type where none is."""
+    there = [part for part in parts if part is not None]
+    total = there[0] if there else zeros(like.shape, like.dtype)
+    for part in there[1:]:
+        total = add(total, part)
+    return total
+
+
+def add_to(sums: dict[Node, Node], key: Node, part: Node) -> None:
+    """Add one more part to the sum that belongs to a node."""
+    sums[key] = add(sums[key], part) if key in sums else part
+
+
+def stack_types(types: Sequence[Type], length: int) -> list[Type]:
+    """Of so many values of each."""
+    return [Type(t.dtype, (length, *t.shape)) for t in types]
+
+
+@public
+def scan(
+    body: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+) -> tuple[Any, Any]:
+    """Repeat a function, handing values from round to round.
+
+    ::
+
+        carry = init
+        for t in range(length):
+            carry, ys[t] = body(carry, xs[t])
+
+    Parameters
+    ----------
+    body
+        Called once, with nodes: (carry, slice) -> (next carry, what the round makes). It may read
+        nodes and variables from outside. What it makes may be None.
+    init
+        The carry of the first round: a node or an array, or some in dicts, lists, tuples and
+        dataclasses. The body returns the same structure, dtypes and shapes.
+    xs
+        Nodes or arrays, nested at will, of which round t reads slice t along axis 0; None: the
+        body's second argument is None, and `length` says how many rounds there are.
+    length
+        The number of rounds; by default the extent of axis 0 of `xs`. 0 is legal.
+    reverse
+        Go from the last slice to the first; results are stacked in the order of the slices.
+
+    Returns
+    -------
+    tuple
+        The last carry, and what the rounds made, stacked along a new axis 0.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        Extents of `xs` differ, or the body returns another type of carry than it was given.
+    CompileError
+        The body has a collective that depends on what it is given.
+
+    Gradients flow to `init`, `xs`, and whatever the body reads. They compute each round again, so
+    memory holds the carries of all rounds, and no other value of theirs.
+    """
+    initial, structure = trees.flatten(init)
+    tensors, slice_structure = trees.flatten(xs)
+    if xs is None:
+        tensors = []
+    given = [as_node(value, where="scan: init") for value in initial]
+    read = [as_node(value, where="scan: xs") for value in tensors]
+    loop = Loop(rounds(read, length), reverse)
+    carry = structure.rebuild([loop.carry(node) for node in given])
+    slices = [loop.slice(node) for node in read]
+    returned = body(carry, None if xs is None else slice_structure.rebuild(slices))
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            f"scan: expected the body to return a carry and what it makes; got {returned!r}"
+        )
+    leaves = structure.match(returned[0], "scan: the carry that the body returns")
+    paths = structure.paths("carry")
+    for path, before, leaf in zip(paths, given, leaves, strict=True):
+        node = as_node(leaf, before, where=f"scan: {path}")
+        if node.type != before.type:
+            raise (DTypeError if node.dtype != before.dtype else ShapeError)(
+                f"scan: expected the body to return {path} as it was given, {before.type}; "
+                f"got {node.type} (made at {node.site})"
+            )
+        loop.next.append(node)
+    made, made_structure = trees.flatten(returned[1])
+    if returned[1] is not None:
+        loop.made += [as_node(leaf, where="scan: what the body makes") for leaf in made]
+    results = loop.node().results if loop.next or loop.made else ()
+    last, stacked = results[: len(given)], results[len(given) : len(given) + len(loop.made)]
+    ys = None if returned[1] is None else made_structure.rebuild(stacked)
+    return structure.rebuild(last), ys
+
+
+def rounds(tensors: Sequence[Node], length: int | None) -> int:
+    """How often a loop goes around."""
+    extents = [node.shape[0] if node.shape else None for node in tensors]
+    wanted = length if length is not None or not extents else extents[0]
+    if wanted is None:
+        found = "a scalar" if extents else "neither"
+        raise ShapeError(f"scan: expected a length, or xs with an axis to go along; got {found}")
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
+        raise ShapeError(f"scan: expected a length >= 0; got {wanted!r}")
+    for node, extent in zip(tensors, extents, strict=True):
+        if extent != wanted:
+            raise ShapeError(
+                f"scan: expected xs of {wanted} slices each; got {node.type} (made at {node.site})"
+            )
+    return wanted
+
+
+@public
+def cond(
+    predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any
+) -> Any:
+    """Compute one of two functions, as a bool scalar says.
+
+    Parameters
+    ----------
+    predicate
+        A bool scalar.
+    on_true, on_false
+        Called once each, with the operands; both return the same structure of nodes, of the same
+        dtypes and shapes. They may read nodes and variables from outside.
+    operands
+        Nodes, arrays, or some in dicts, lists, tuples and dataclasses.
+
+    Returns
+    -------
+    Any
+        What the chosen function returns. Only that is computed, and only its gradient.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        The two functions return values of other types, or the predicate is no bool scalar.
+    CompileError
+        A collective is made inside one of the functions.
+    """
+    chosen_by = as_node(predicate, where="cond: predicate")
+    leaves, structure = trees.flatten(list(operands))
+    given = [as_node(leaf, where="cond: operands") for leaf in leaves]
+    since = newest()
+    pairs = [(node, inside(node.type)) for node in given]
+    made, structures = [], []
+    for function in (on_true, on_false):
+        returned = function(*structure.rebuild([p for _, p in pairs]))
+        found, nesting = trees.flatten(returned)
+        structures.append(nesting)
+        made.append([as_node(leaf, where="cond: what a function returns") for leaf in found])
+    if structures[0] != structures[1]:
+        structures[0].match(structures[1].rebuild(made[1]), "cond: what on_false returns")
+    for path, one, other in zip(structures[0].paths("result"), *made, strict=True):
+        if one.type != other.type:
+            raise (DTypeError if one.dtype != other.dtype else ShapeError)(
+                f"cond: expected both functions to return {path} of one type; got {one.type} "
+                f"(made at {one.site}) and {other.type} (made at {other.site})"
+            )
+    return structures[0].rebuild(choose(chosen_by, pairs, made, since))
+
+
+__all__ = ["COND", "SCAN", "WALKS", "cond", "scan"]

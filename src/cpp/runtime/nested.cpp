@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/nested.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/error.hpp"
+#include "runtime/executor.hpp"
+
+namespace ngd::runtime {
+
+namespace {
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + device::kAlignment - 1) / device::kAlignment * device::kAlignment;
+}
+
+// Hands out memory in turn.
+class Spare {
+ public:
+  Spare(void* data, std::size_t bytes) : next_(static_cast<std::byte*>(data)), left_(bytes) {}
+  void* take(std::size_t bytes) {
+    const std::size_t taken = aligned(bytes);
+    check(taken <= left_, "nested: expected ", taken, " spare bytes; got ", left_);
+    left_ -= taken;
+    return std::exchange(next_, next_ + taken);
+  }
+
+ private:
+  std::byte* next_;
+  std::size_t left_;
+};
+
+const std::byte* at(const void* tensor, std::size_t offset) {
+  return static_cast<const std::byte*>(tensor) + offset;
+}
+void* at(void* tensor, std::size_t offset) { return static_cast<std::byte*>(tensor) + offset; }
+
+class Scan : public Nested {
+ public:
+  Scan(const Instruction& instruction, const kernels::KernelQuery& query, device::Device& device,
+       kernels::KernelTable table, Spare spare)
+      : device_(device),
+        length_(static_cast<std::size_t>(instruction.attrs.integer("length"))),
+        reverse_(instruction.attrs.integer("reverse") != 0),
+        body_(instruction.bodies.at(0), device, table,
+              spare.take(instruction.bodies.at(0).private_bytes)),
+        inputs_(body_.program().inputs),
+        outputs_(body_.program().outputs) {
+    const auto carries = static_cast<std::size_t>(instruction.attrs.integer("carries"));
+    const auto slices = static_cast<std::size_t>(instruction.attrs.integer("slices"));
+    check(query.inputs.size() == inputs_.size() && carries + slices <= inputs_.size() &&
+              query.outputs.size() == outputs_.size() + carries + 1,
+          "scan: the program does not fit its operands");
+    const std::size_t rounds = std::max<std::size_t>(length_, 1);
+    for (std::size_t i = 0; i < carries; ++i) {
+      const std::size_t bytes = query.inputs[i].bytes();
+      carries_.push_back({bytes, {spare.take(bytes), spare.take(bytes)}});
+    }
+    for (std::size_t i = 0; i < slices; ++i)
+      slices_.push_back(query.inputs[carries + i].bytes() / rounds);
+    for (std::size_t i = carries; i < outputs_.size(); ++i) {
+      const std::size_t bytes = query.outputs[i].bytes() / rounds;
+      made_.push_back({bytes, spare.take(bytes)});
+    }
+    if (!device_.host_addressable())
+      for (const Carry& carry : carries_) bounce_.resize(std::max(bounce_.size(), carry.bytes));
+  }
+
+  void run(const void* const* inputs, void* const* outputs) override {
+    const std::size_t carries = carries_.size(), fixed = carries + slices_.size();
+    void* const* histories = outputs + outputs_.size();
+    std::copy(inputs + fixed, inputs + inputs_.size(), inputs_.begin() + fixed);
+    for (std::size_t i = 0; i < carries; ++i) begin(i, inputs[i], outputs[i], histories[i]);
+    for (std::size_t round = 0; round < length_; ++round) {
+      const std::size_t now = slice_of(round);
+      for (std::size_t i = 0; i < slices_.size(); ++i)
+        inputs_[carries + i] = at(inputs[carries + i], now * slices_[i]);
+      for (std::size_t i = 0; i < made_.size(); ++i) {
+        void* whole = outputs[carries + i];
+        outputs_[carries + i] = whole ? at(whole, now * made_[i].bytes) : made_[i].unread;
+      }
+      for (std::size_t i = 0; i < carries; ++i)
+        outputs_[i] = place_after(i, round, outputs[i], histories[i]);
+      body_.run_inside(inputs_.data(), outputs_.data());
+      std::copy(outputs_.begin(), outputs_.begin() + carries, inputs_.begin());
+    }
+  }
+
+ private:
+  struct Carry {
+    std::size_t bytes;
+    void* turns[2];  // where it lies while nobody wants its history
+  };
+  struct Made {
+    std::size_t bytes;  // of a slice
+    void* unread;       // where it lies if nobody reads it
+  };
+
+  std::size_t slice_of(std::size_t round) const { return reverse_ ? length_ - 1 - round : round; }
+
+  // A carried value before the first round.
+  void begin(std::size_t i, const void* initial, void* last, void* history) {
+    inputs_[i] = initial;
+    const std::size_t bytes = carries_[i].bytes;
+    if (length_ == 0 && last != nullptr) copy(last, initial, bytes);
+    if (length_ > 0 && history != nullptr) copy(at(history, slice_of(0) * bytes), initial, bytes);
+  }
+
+  // Where a round puts a carried value: never where it reads it.
+  void* place_after(std::size_t i, std::size_t round, void* last, void* history) const {
+    const Carry& carry = carries_[i];
+    if (round + 1 == length_) return last != nullptr ? last : carry.turns[round % 2];
+    if (history != nullptr) return at(history, slice_of(round + 1) * carry.bytes);
+    return carry.turns[round % 2];
+  }
+
+  void copy(void* destination, const void* source, std::size_t bytes) {
+    if (device_.host_addressable()) {
+      std::memcpy(destination, source, bytes);
+    } else {
+      device_.copy_to_host(bounce_.data(), source, bytes);
+      device_.copy_from_host(destination, bounce_.data(), bytes);
+    }
+  }
+
+  device::Device& device_;
+  std::size_t length_;
+  bool reverse_;
+  Executor body_;
+  std::vector<const void*> inputs_;  // of the round that runs
+  std::vector<void*> outputs_;
+  std::vector<Carry> carries_;
+  std::vector<std::size_t> slices_;  // the bytes of each
+  std::vector<Made> made_;
+  std::vector<std::byte> bounce_;
+};
+
+class Cond : public Nested {
+ public:
+  Cond(const Instruction& instruction, const kernels::KernelQuery& query, device::Device& device,
+       kernels::KernelTable table, Spare spare)
+      : device_(device) {
+    std::size_t arena_bytes = 0;
+    for (const Program& body : instruction.bodies) {
+      arena_bytes = std::max(arena_bytes, body.private_bytes);
+      check(body.inputs + 1 == query.inputs.size() && body.outputs + 1 == query.outputs.size(),
+            "cond: a program does not fit its operands");
+    }
+    void* arena = spare.take(arena_bytes);
+    for (const Program& body : instruction.bodies)
+      bodies_.push_back(std::make_unique<Executor>(body, device, table, arena));
+    for (std::size_t i = 0; i + 1 < query.outputs.size(); ++i)
+      unread_.push_back(spare.take(query.outputs[i].bytes()));
+    outputs_.resize(unread_.size());
+  }
+
+  void run(const void* const* inputs, void* const* outputs) override {
+    bool chosen = false;
+    device_.copy_to_host(&chosen, inputs[0], sizeof chosen);
+    for (std::size_t i = 0; i < outputs_.size(); ++i)
+      outputs_[i] = outputs[i] != nullptr ? outputs[i] : unread_[i];
+    bodies_.at(chosen ? 1 : 0)->run_inside(inputs + 1, outputs_.data());
+  }
+
+ private:
+  device::Device& device_;
+  std::vector<std::unique_ptr<Executor>> bodies_;  // of false, of true
+  std::vector<void*> unread_, outputs_;
+};
+
+}  // namespace
+
+std::unique_ptr<Nested> make_nested(const Instruction& instruction,
+                                    const kernels::KernelQuery& query, device::Device& device,
+                                    kernels::KernelTable table, void* spare) {
+  const Spare memory(spare, query.outputs.back().bytes());
+  if (instruction.action == Action::Scan)
+    return std::make_unique<Scan>(instruction, query, device, table, memory);
+  return std::make_unique<Cond>(instruction, query, device, table, memory);
+}
+
+}  // namespace ngd::runtime

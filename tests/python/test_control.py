@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops and choices in the graph: against loops in NumPy, finite differences, and unrolled ones."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ngd
+from ngd import ops
+from ngd.dtype import bfloat16
+from ngd.errors import CompileError, DTypeError, ShapeError
+from ngd.ir import Array, Graph, Node
+from ngd.passes import computation
+
+DEVICES = ("CPU", "INTERPRETER")
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+def run(outputs: Sequence[Node], device: str, **arrays: Array) -> list[Array]:
+    """Compile for arrays by name; the graph's placeholders are `given_nodes` of the same names."""
+    inputs = [node for name, node in NODES.items() if name in arrays]
+    return ngd.compile(inputs, list(outputs), device=device)(
+        *(arrays[n] for n in NODES if n in arrays)
+    )
+
+
+NODES: dict[str, Node] = {}
+
+
+def nodes(**arrays: Array) -> list[Node]:
+    NODES.clear()
+    for name, array in arrays.items():
+        NODES[name] = ngd.placeholder(name, array.shape, array.dtype)
+    return list(NODES.values())
+
+
+def differences(
+    f: Callable[..., float], arrays: Sequence[Array], step: float = 1e-5
+) -> list[Array]:
+    """The gradient of a function of float64 arrays by central differences."""
+    gradients = []
+    for array in arrays:
+        gradient = np.zeros_like(array)
+        for index in np.ndindex(array.shape):
+            kept = array[index]
+            array[index] = kept + step
+            above = f(*arrays)
+            array[index] = kept - step
+            below = f(*arrays)
+            array[index] = kept
+            gradient[index] = (above - below) / (2 * step)
+        gradients.append(gradient)
+    return gradients
+
+
+def rnn(h: Any, x: Any, w: Any, tanh: Callable[[Any], Any]) -> Any:
+    return tanh(h @ w + x)
+
+
+def rnn_in_numpy(h: Array, xs: Array, w: Array, reverse: bool) -> tuple[Array, Array]:
+    made = np.empty((len(xs), *h.shape), h.dtype)
+    for t in range(len(xs))[:: -1 if reverse else 1]:
+        h = np.tanh(h @ w + xs[t])
+        made[t] = 2 * h
+    return h, made
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 2, 7])
+def test_a_loop_is_that_of_numpy(
+    device: str, length: int, reverse: bool, rng: np.random.Generator
+) -> None:
+    arrays = {
+        "h": rng.normal(size=(2, 3)),
+        "x": rng.normal(size=(length, 2, 3)),
+        "w": rng.normal(size=(3, 3)),
+    }
+    h, x, w = nodes(**arrays)
+
+    def body(carry: Node, part: Node) -> tuple[Node, Node]:
+        carry = ops.tanh(carry @ w + part)
+        return carry, 2.0 * carry
+
+    last, made = ops.scan(body, h, x, reverse=reverse)
+    got = run([last, made], device, **arrays)
+    wanted = rnn_in_numpy(arrays["h"], arrays["x"], arrays["w"], reverse)
+    for a, b in zip(got, wanted, strict=True):
+        npt.assert_allclose(a, b, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_are_those_of_finite_differences(
+    device: str, reverse: bool, rng: np.random.Generator
+) -> None:
+    arrays = {
+        "h": rng.normal(size=(3,)),
+        "x": rng.normal(size=(4, 3)),
+        "w": rng.normal(size=(3, 3)),
+    }
+    h, x, w = nodes(**arrays)
+
+    def body(carry: Node, part: Node) -> tuple[Node, Node]:
+        carry = ops.tanh(carry @ w + part)
+        return carry, 2.0 * carry
+
+    last, made = ops.scan(body, h, x, reverse=reverse)
+    loss = ops.sum(ops.sin(last)) + ops.sum(made * made * x)
+    got = run(ngd.grad(loss, [h, x, w]), device, **arrays)
+
+    def in_numpy(h: Array, x: Array, w: Array) -> float:
+        last, made = rnn_in_numpy(h, x, w, reverse)
+        return float(np.sin(last).sum() + (made * made * x).sum())
+
+    for a, b in zip(got, differences(in_numpy, list(arrays.values())), strict=True):
+        npt.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+
+
+def test_second_gradients_are_those_of_finite_differences(
+    device: str, rng: np.random.Generator
+) -> None:
+    arrays = {
+        "h": rng.normal(size=(2,)),
+        "x": rng.normal(size=(3, 2)),
+        "w": rng.normal(size=(2, 2)),
+    }
+    h, x, w = nodes(**arrays)
+    last, made = ops.scan(lambda c, p: (ops.tanh(c @ w + p), c * p), h, x)
+    loss = ops.sum(last) + ops.sum(made * made)
+    first = ngd.grad(loss, [h, x, w])
+    weight = sum((ops.sum(ops.sin(g)) for g in first), ngd.constant(0.0, "float64"))
+    got = run(ngd.grad(weight, [h, x, w]), device, **arrays)
+    step = ngd.compile([h, x, w], first, device=device)
+
+    def in_numpy(*given: Array) -> float:
+        return float(sum(np.sin(g).sum() for g in step(*given)))
+
+    for a, b in zip(got, differences(in_numpy, list(arrays.values())), strict=True):
+        npt.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    length=st.integers(0, 5),
+    size=st.integers(0, 4),
+    reverse=st.booleans(),
+    dtype=st.sampled_from(["float32", "float64", "bfloat16"]),
+    choices=st.lists(
+        st.sampled_from(["tanh", "add", "multiply", "sum", "where"]), min_size=1, max_size=4
+    ),
+    seed=st.integers(0, 2**20),
+)
+def test_a_loop_is_the_unrolled_one(
+    length: int, size: int, reverse: bool, dtype: str, choices: list[str], seed: int
+) -> None:
+    """Also its gradients: of two carried values, one of which may not be read."""
+    rng = np.random.default_rng(seed)
+    kind = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    arrays = {
+        n: rng.normal(size=s).astype(kind)
+        for n, s in {"a": (size,), "b": (), "x": (length, size), "w": (size,)}.items()
+    }
+    a, b, x, w = nodes(**arrays)
+
+    def round(carry: Any, part: Node) -> tuple[Any, Any]:
+        one, two = carry["one"], carry["two"]
+        for choice in choices:
+            if choice == "tanh":
+                one = ops.tanh(one + part)
+            elif choice == "add":
+                one = one + w * two
+            elif choice == "multiply":
+                one = one * part
+            elif choice == "sum":
+                two = two * 0.5 + ops.sum(one) * 0.125
+            else:
+                one = ops.where(part > 0, one, w)
+        return {"one": one, "two": two}, (one + part, two)
+
+    carry: Any = {"one": a, "two": b}
+    last, made = ops.scan(round, carry, x, reverse=reverse)
+    singles: list[Any] = [None] * length
+    for t in reversed(range(length)) if reverse else range(length):
+        carry, singles[t] = round(carry, x[t])
+    stacked = [
+        ops.concat([ops.reshape(s[i], (1, *s[i].shape)) for s in singles], 0) if length else None
+        for i in range(2)
+    ]
+    results = []
+    for one, two, parts in (
+        (last["one"], last["two"], made),
+        (carry["one"], carry["two"], stacked),
+    ):
+        loss = ops.sum(one * one) + two * two
+        for part in parts:
+            if part is not None and length:
+                loss = loss + ops.sum(part * part)
+        gradients = ngd.grad(loss, [a, b, x, w], unused="zero")
+        results.append([one, two, *(p for p in parts if p is not None and length), *gradients])
+    tolerance = {"float32": 2e-4, "float64": 1e-11, "bfloat16": 0.2}[dtype]
+    for device in DEVICES:
+        looped, unrolled = (run(r, device, **arrays) for r in results)
+        for got, wanted in zip(looped, unrolled, strict=True):
+            assert got.dtype == wanted.dtype
+            npt.assert_allclose(
+                got.astype(float), wanted.astype(float), rtol=tolerance, atol=tolerance
+            )
+
+
+def test_carries_of_any_dtype_and_nesting(device: str) -> None:
+    """A counter, a flag, and the two last of the numbers of Fibonacci; the even ones are marked."""
+
+    def body(carry: Any, _: None) -> tuple[Any, Any]:
+        (before, now), count, big = carry["pair"], carry["count"], carry["big"]
+        after = before + now
+        new = {"pair": (now, after), "count": count + 1, "big": ops.logical_or(big, after > 50)}
+        return new, {"value": after, "even": after % 2 == 0}
+
+    start = {"pair": (np.int64(0), np.int64(1)), "count": np.int32(0), "big": np.bool_(False)}
+    last, made = ops.scan(body, start, length=9)
+    got = ngd.compile(
+        [], [*last["pair"], last["count"], last["big"], made["value"], made["even"]], device=device
+    )()
+    assert [int(g) for g in got[:3]] == [34, 55, 9]
+    assert bool(got[3])
+    assert got[4].tolist() == [1, 2, 3, 5, 8, 13, 21, 34, 55]
+    assert got[5].tolist() == [False, True, False, False, True, False, False, True, False]
+
+
+def test_what_nobody_reads_has_no_bytes() -> None:
+    x = ngd.placeholder("x", (1000, 64))
+    last, _ = ops.scan(lambda c, p: (c + p, c * p), ngd.constant(np.zeros(64, np.float32)), x)
+    step = ngd.compile([x], [last])
+    assert step.memory()["private"] < 4096
+    rows = np.ones((1000, 64), np.float32)
+    assert step(rows)[0].tolist() == [1000.0] * 64
+
+
+def test_a_program_is_as_large_for_many_rounds() -> None:
+    def lines(length: int) -> int:
+        x, w = ngd.placeholder("x", (length, 3)), ngd.placeholder("w", (3, 3))
+        last, made = ops.scan(
+            lambda c, p: (ops.tanh(c @ w + p), c), ngd.constant(np.zeros(3)).astype("float32"), x
+        )
+        loss = ops.sum(last) + ops.sum(made)
+        return len(str(ngd.compile([x, w], ngd.grad(loss, [x, w]))).splitlines())
+
+    assert lines(100) == lines(4000)
+
+
+def test_what_no_round_changes_is_computed_once() -> None:
+    x, w = ngd.placeholder("x", (50, 3)), ngd.placeholder("w", (3, 3))
+    last, _ = ops.scan(
+        lambda c, p: (c + p @ ops.exp(w), None), ngd.constant(np.zeros(3, np.float32)), x
+    )
+    text = str(ngd.compile([x, w], [last]))
+    inner = [line for line in text.splitlines() if line.startswith("     ")]
+    assert "exp:" in text
+    assert not any("exp:" in line for line in inner)
+
+
+def test_a_loop_reads_and_updates_variables(device: str) -> None:
+    w = ngd.variable("w", np.array([2.0, 3.0]))
+    last, _ = ops.scan(lambda c, _: (c * w, None), w, length=3)
+    step = ngd.compile([], [last], {w: last}, device=device)
+    assert step()[0].tolist() == [16.0, 81.0]
+    assert w.numpy().tolist() == [16.0, 81.0]
+    assert step()[0].tolist() == [16.0**4, 81.0**4]
+
+
+def test_loops_and_choices_stand_in_each_other(device: str, rng: np.random.Generator) -> None:
+    arrays = {"x": rng.normal(size=(4, 3, 2)), "w": rng.normal(size=(2,))}
+    x, w = nodes(**arrays)
+
+    def inner(c: Node, p: Node) -> tuple[Node, None]:
+        turned = ops.cond(ops.sum(p) > 0, lambda v: v * w, lambda v: v - w, p)
+        return c + turned, None
+
+    def outer(c: Node, p: Node) -> tuple[Node, Node]:
+        total, _ = ops.scan(inner, c, p)
+        return total * 0.5, total
+
+    last, made = ops.scan(outer, ngd.constant(np.zeros(2)).astype("float64"), x)
+    loss = ops.sum(last * last) + ops.sum(made)
+    got = run([loss, *ngd.grad(loss, [x, w])], device, **arrays)
+
+    def in_numpy(x: Array, w: Array) -> float:
+        c, loss = np.zeros(2), 0.0
+        for part in x:
+            for p in part:
+                c = c + (p * w if p.sum() > 0 else p - w)
+            loss += c.sum()
+            c = c * 0.5
+        return float((c * c).sum() + loss)
+
+    npt.assert_allclose(got[0], in_numpy(**arrays), rtol=1e-13)
+    for a, b in zip(got[1:], differences(in_numpy, list(arrays.values())), strict=True):
+        npt.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_choice_and_its_gradient(device: str, chosen: bool) -> None:
+    """Only what is chosen counts: the other branch would make NaN."""
+    p, x, y = (
+        ngd.placeholder("p", (), "bool"),
+        ngd.placeholder("x", (3,), "float64"),
+        ngd.placeholder("y", (3,), "float64"),
+    )
+    one, two = ops.cond(p, lambda a: (a * y, a), lambda a: (ops.log(-a), a + 1.0), x)
+    loss = ops.sum(one) + ops.sum(two)
+    step = ngd.compile([p, x, y], [one, *ngd.grad(loss, [x, y])], device=device)
+    a, b = np.array([1.0, 2.0, 4.0]), np.array([3.0, 5.0, 7.0])
+    if chosen:
+        value, dx, dy = step(np.bool_(True), a, b)
+        assert value.tolist() == [3.0, 10.0, 28.0]
+        assert dx.tolist() == [4.0, 6.0, 8.0]
+        assert dy.tolist() == a.tolist()
+    else:
+        value, dx, dy = step(np.bool_(False), -a, b)
+        npt.assert_allclose(value, np.log(a))
+        assert dx.tolist() == [0.0, 0.5, 0.75]
+        assert dy.tolist() == [0.0] * 3
+
+
+def test_only_what_is_chosen_runs() -> None:
+    p, x = ngd.placeholder("p", (), "bool"), ngd.placeholder("x", (2,))
+    big = ngd.variable("big", np.ones((2, 2), np.float32))
+    y = ops.cond(p, lambda: ops.exp(x @ big), lambda: x)
+    outer = [
+        line for line in str(ngd.compile([p, x], [y])).splitlines() if not line.startswith("     ")
+    ]
+    assert not any("matmul" in line or "exp:" in line for line in outer)
+    assert any("cond" in line for line in outer)
+
+
+def test_copies_compute_the_same(rng: np.random.Generator) -> None:
+    x = ngd.placeholder("x", (4, 2), "float64")
+    last, made = ops.scan(lambda c, p: (c * 0.5 + p, c), np.zeros(2), x)
+    rows = rng.normal(size=(4, 2))
+    wanted = ngd.compile([x], [last, made])(rows)
+    for twin in (copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))):
+        inputs, outputs = twin(([x], [last, made]))
+        got = ngd.compile(inputs, outputs)(rows)
+        assert [g.tolist() for g in got] == [w.tolist() for w in wanted]
+        loss = ops.sum(outputs[0])
+        assert ngd.compile(inputs, [ngd.grad(loss, inputs[0])])(rows)[0].shape == (4, 2)
+
+
+def test_bodies_count_in_what_a_step_computes() -> None:
+    x = ngd.placeholder("x", (4, 2))
+
+    def number(body: Callable[[Node, Node], Node]) -> int:
+        last, _ = ops.scan(
+            lambda c, p: (body(c, p), None), ngd.constant(np.zeros(2, np.float32)), x
+        )
+        return computation(Graph((x,), (last,)))
+
+    assert number(lambda c, p: c - p) == number(lambda c, p: c - p)
+    assert number(lambda c, p: c - p) != number(lambda c, p: p - c)
+    assert number(lambda c, p: c - p) != number(lambda c, p: c + p)
+
+
+def test_printed_graphs_show_bodies() -> None:
+    x = ngd.placeholder("x", (4, 2))
+    last, _ = ops.scan(lambda c, p: (c * p, None), ngd.constant(np.zeros(2, np.float32)), x)
+    lines = str(Graph((x,), (last,))).splitlines()
+    assert any(line.startswith("    graph(") for line in lines)
+    assert any("multiply" in line for line in lines)
+
+
+def test_a_collective_inside_is_refused_and_one_that_stands_still_is_taken_out() -> None:
+    x = ngd.placeholder("x", (4, 2))
+    start = ngd.constant(np.zeros(2, np.float32))
+    with pytest.raises(CompileError, match=r"all_reduce \(made at .*\) stands inside a loop"):
+        ops.scan(lambda c, p: (ops.all_reduce(c + p, op="sum"), None), start, x)
+    y = ngd.placeholder("y", (2,))
+    last, _ = ops.scan(lambda c, p: (c + ops.all_reduce(y, op="sum"), None), start, x)
+    with pytest.raises(CompileError, match="stands inside"):
+        ops.cond(ops.sum(y) > 0, lambda: ops.all_reduce(y, op="sum"), lambda: y)
+    assert last.shape == (2,)
+
+
+X = np.zeros((4, 2), np.float32)
+BAD: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
+    "another dtype": (
+        DTypeError,
+        r"scan: expected the body to return carry as it was given, f64\[2\]; got f32\[2\]",
+        lambda: ops.scan(lambda c, p: (p, None), np.zeros(2), X),
+    ),
+    "another shape": (
+        ShapeError,
+        r"return carry\['a'\] as it was given, f32\[\]; got f32\[2\]",
+        lambda: ops.scan(lambda c, p: ({"a": p}, None), {"a": np.float32(0)}, X),
+    ),
+    "another structure": (
+        TypeError,
+        "the carry that the body returns: expected a dict of a; got a list of 1",
+        lambda: ops.scan(lambda c, p: ([p], None), {"a": np.float32(0)}, X),
+    ),
+    "no pair": (
+        TypeError,
+        "expected the body to return a carry and what it makes; got",
+        lambda: ops.scan(lambda c, p: c, np.zeros(2), X),
+    ),
+    "no length": (
+        ShapeError,
+        "expected a length, or xs with an axis",
+        lambda: ops.scan(lambda c, p: (c, None), np.zeros(2)),
+    ),
+    "a scalar to slice": (
+        ShapeError,
+        "expected a length, or xs with an axis to go along; got a scalar",
+        lambda: ops.scan(lambda c, p: (c, None), np.zeros(2), np.float32(1)),
+    ),
+    "extents that differ": (
+        ShapeError,
+        r"expected xs of 4 slices each; got f32\[3\]",
+        lambda: ops.scan(lambda c, p: (c, None), np.zeros(2), [X, np.zeros(3, np.float32)]),
+    ),
+    "a negative length": (
+        ShapeError,
+        "expected a length >= 0; got -1",
+        lambda: ops.scan(lambda c, p: (c, None), np.zeros(2), length=-1),
+    ),
+    "a condition of numbers": (
+        DTypeError,
+        r"cond: expected a bool scalar to choose by; got f32\[\]",
+        lambda: ops.cond(np.float32(1), lambda: np.zeros(2), lambda: np.zeros(2)),
+    ),
+    "branches of other types": (
+        ShapeError,
+        r"return result of one type; got f64\[2\] .* and f64\[3\]",
+        lambda: ops.cond(np.bool_(True), lambda: np.zeros(2), lambda: np.zeros(3)),
+    ),
+    "branches of other structures": (
+        TypeError,
+        "cond: what on_false returns: expected a list of 1; got <ngd.Node constant",
+        lambda: ops.cond(np.bool_(True), lambda: [np.zeros(2)], lambda: np.zeros(2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_bodies_are_refused_in_clear_words(case: str) -> None:
+    error, words, call = BAD[case]
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_a_value_of_a_body_is_nothing_outside() -> None:
+    kept: list[Node] = []
+
+    def body(c: Node, p: Node) -> tuple[Node, None]:
+        kept.append(c + p)
+        return kept[0], None
+
+    ops.scan(body, np.zeros(2, np.float32), X)
+    with pytest.raises(CompileError, match="is needed but is not among the inputs"):
+        ngd.compile([], kept)
