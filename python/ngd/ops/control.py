@@ -402,52 +402,52 @@ def scan(
     reverse
         Go from the last slice to the first; results are stacked in the order of the slices.
 
-    Returns
-    -------
-    tuple
-        The last carry, and what the rounds made, stacked along a new axis 0.
-
-    Raises
-    ------
-    ShapeError, DTypeError
-        Extents of `xs` differ, or the body returns another type of carry than it was given.
-    CompileError
-        The body has a collective that depends on what it is given.
+    Returns the last carry, and what the rounds made, stacked along a new axis 0. Raises ShapeError
+    or DTypeError where extents of `xs` differ, or the body returns another type of carry than it
+    was given; CompileError for a collective that depends on what the body is given.
 
     Gradients flow to `init`, `xs`, and whatever the body reads. They compute each round again, so
     memory holds the carries of all rounds, and no other value of theirs.
     """
     initial, structure = trees.flatten(init)
-    tensors, slice_structure = trees.flatten(xs)
-    if xs is None:
-        tensors = []
+    tensors, slice_structure = trees.flatten(xs) if xs is not None else ([], None)
     given = [as_node(value, where="scan: init") for value in initial]
     read = [as_node(value, where="scan: xs") for value in tensors]
     loop = Loop(rounds(read, length), reverse)
     carry = structure.rebuild([loop.carry(node) for node in given])
     slices = [loop.slice(node) for node in read]
-    returned = body(carry, None if xs is None else slice_structure.rebuild(slices))
+    returned = body(carry, slice_structure.rebuild(slices) if slice_structure else None)
+    next, made = expect_pair(returned)
+    loop.next = next_carries(structure, given, next)
+    leaves, made_structure = trees.flatten(made) if made is not None else ([], None)
+    loop.made = [as_node(leaf, where="scan: what the body makes") for leaf in leaves]
+    results = loop.node().results if loop.next or loop.made else ()
+    last, stacked = results[: len(given)], results[len(given) : len(given) + len(leaves)]
+    return structure.rebuild(last), made_structure.rebuild(stacked) if made_structure else None
+
+
+def expect_pair(returned: Any) -> tuple[Any, Any]:
+    """What the body of a scan returns: the next carry, and what it makes."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
             f"scan: expected the body to return a carry and what it makes; got {returned!r}"
         )
-    leaves = structure.match(returned[0], "scan: the carry that the body returns")
-    paths = structure.paths("carry")
-    for path, before, leaf in zip(paths, given, leaves, strict=True):
+    return returned
+
+
+def next_carries(structure: trees.Structure, given: Sequence[Node], carry: Any) -> list[Node]:
+    """The carried values that a body returns, of the types that it was given."""
+    leaves = structure.match(carry, "scan: the carry that the body returns")
+    nodes = []
+    for path, before, leaf in zip(structure.paths("carry"), given, leaves, strict=True):
         node = as_node(leaf, before, where=f"scan: {path}")
         if node.type != before.type:
             raise (DTypeError if node.dtype != before.dtype else ShapeError)(
                 f"scan: expected the body to return {path} as it was given, {before.type}; "
                 f"got {node.type} (made at {node.site})"
             )
-        loop.next.append(node)
-    made, made_structure = trees.flatten(returned[1])
-    if returned[1] is not None:
-        loop.made += [as_node(leaf, where="scan: what the body makes") for leaf in made]
-    results = loop.node().results if loop.next or loop.made else ()
-    last, stacked = results[: len(given)], results[len(given) : len(given) + len(loop.made)]
-    ys = None if returned[1] is None else made_structure.rebuild(stacked)
-    return structure.rebuild(last), ys
+        nodes.append(node)
+    return nodes
 
 
 def rounds(tensors: Sequence[Node], length: int | None) -> int:
