@@ -244,6 +244,45 @@ def test_attention_is_pytorchs(bias: bool, causal: bool) -> None:
     np.testing.assert_allclose(run_ours(ours, q, False)[0], alone, 1e-10, 1e-12)
 
 
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_layers": 2, "batch_first": True},
+        {"bias": False},
+        {"num_layers": 2, "bidirectional": True},
+    ],
+    ids=["layers", "plain", "directions"],
+)
+def test_recurrent_modules_are_pytorchs(name: str, options: dict[str, Any]) -> None:
+    ours = getattr(nn, name)(3, 4, **options).astype(F64)
+    theirs = getattr(torch.nn, name)(3, 4, **options).double()
+    assert ours.load_state_dict(theirs.state_dict()) == ([], [])
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    random = RANDOM(3)
+    x = random.normal(size=(2, 3, 3))
+    batch, count = x.shape[0 if options.get("batch_first") else 1], 2 if name == "LSTM" else 1
+    places = options.get("num_layers", 1) * (2 if options.get("bidirectional") else 1)
+    first = [random.normal(size=(places, batch, 4)) for _ in range(count)]
+    for given in (None, first):
+        tensors: Any = None if given is None else tuple(torch.tensor(s) for s in given)
+        nodes: Any = None if given is None else tuple(ngd.constant(s) for s in given)
+        if given is not None and count == 1:
+            tensors, nodes = tensors[0], nodes[0]
+        theirs.zero_grad()
+        output, states = theirs(torch.tensor(x), tensors)
+        wanted = [output, *([states] if count == 1 else states)]
+        sum((w * w).sum() for w in wanted).backward()
+        gradients = {key: p.grad.numpy() for key, p in theirs.named_parameters()}
+        y, last = ours(ngd.constant(x), nodes)
+        parts = [y, *([last] if count == 1 else last)]
+        loss = ops.sum(ops.stack([ops.sum(part * part) for part in parts]))
+        found = ngd.compile([], (parts, ngd.grad(loss, ours.parameters())))()
+        for value, tensor in zip(found[0], wanted, strict=True):
+            np.testing.assert_allclose(value, tensor.detach().numpy(), 1e-10, 1e-12)
+        compare(found[1], gradients)
+
+
 def perceptron(library: Any) -> Any:
     return library.Sequential(
         library.Linear(6, 8),

@@ -96,12 +96,8 @@ class Embedding(Module):
 
     def forward(self, numbers: Node) -> Node:
         """[...] to [..., embedding_dim]."""
-        found: Node = ops.gather(self.weight, numbers)
-        if self.padding_idx is None:
-            return found
-        padding = ops.expand_dims(ops.equal(numbers, self.padding_idx), -1)
-        kept: Node = ops.where(padding, ops.stop_gradient(found), found)
-        return kept
+        found: Node = ops.embedding(numbers, self.weight, self.padding_idx)
+        return found
 
     def describe(self) -> str:
         """See Module."""
