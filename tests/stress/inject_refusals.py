@@ -160,6 +160,7 @@ REFUSED = [
     pool("max_pool", "i8[1,1,4] -> i8[1,1,2] i8[1,1,2]", "pools are of floats"),
     pool("max_pool", "f4[1,1,4] -> f4[1,2,2] i8[1,2,2]", "the images or the channels differ"),
     pool("max_pool", "f4[1,1,4] -> f4[1,1,2] i4[1,1,2]", "the places are not i64"),
+    pool("avg_pool", "i8[1,1,4] -> i8[1,1,2]", "pools are of floats"),
     pool("avg_pool", "f4[1,1,5] -> f4[1,1,1]", "leaves places out", dilations=[2]),
     # along an axis
     refused("take_along_axis", "f4[2] i8[2] -> f4[2]", "axis 3 is not in the tensor", axis=3),
