@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.ops.cases import placeholders
 from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees, drawn
 
 from ngd import ops
+from ngd.autodiff import grad
 from ngd.dtype import float32, float64
 from ngd.errors import ShapeError
-from ngd.ir import DType
+from ngd.ir import DType, Graph, Type
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 PLACES, BATCH, INPUTS, SIZE = 5, 2, 3, 4
@@ -80,5 +82,15 @@ def test_what_does_not_fit_is_named(kind: str, gates: int, states: int) -> None:
         shapes = [(*shape, 9) if i == wrong else shape for i, shape in enumerate(good)]
         with pytest.raises(ShapeError, match=rf"^{kind}: expected x \[places, .*; got f64"):
             getattr(ops, kind)(*map(np.ones, shapes))
-    with pytest.raises(ShapeError, match=rf"^{kind}: "):
-        getattr(ops, kind)(*map(np.ones, [(0, BATCH, INPUTS), *good[1:]]))
+
+
+@KINDS
+def test_a_layer_is_as_large_as_its_cell(kind: str, gates: int, states: int) -> None:
+    sizes = []
+    for places in (2, 200):
+        shapes = [(places, BATCH, INPUTS), *[(BATCH, SIZE)] * states, *weights(gates)]
+        inputs = placeholders([Type(float64, shape) for shape in shapes])
+        outputs, *_ = getattr(ops, kind)(*inputs)
+        made = grad(ops.sum(outputs), inputs)
+        sizes.append(len(Graph(tuple(inputs), tuple(made)).nodes))
+    assert sizes[0] == sizes[1]

@@ -2,7 +2,7 @@
 """LSTM and GRU: a cell each, and a layer that applies it along the first axis of a sequence.
 
 Weights and the order of the gates are PyTorch's: [gates * H, I] of the input, [gates * H, H] of the
-state, and a bias [gates * H] each. A layer's graph holds its cell as often as the sequence is long.
+state, and a bias [gates * H] each. A layer is a scan: its cell is once in the graph.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from ..errors import ShapeError
 from ..ir import Node, public
 from .activation import sigmoid
+from .control import scan
 from .elementwise import align
 from .matmul import matmul
 from .operands import Value, got
-from .shape import split, stack, transpose
+from .shape import split, transpose
 from .transcendental import tanh
 
 States = tuple[Node, ...]
@@ -40,7 +41,7 @@ def _operands(
         *((bias, (gates * size,)) for bias in (input_bias, state_bias)),
     ]
     fits = all(node is None or node.shape == shape for node, shape in wanted)
-    if not fits or x.ndim < 1 + sequence or (sequence and not x.shape[0]):
+    if not fits or x.ndim < 1 + sequence:
         data = "[places, ..., I]" if sequence else "[..., I]"
         types = got(*(node.type for node in nodes if node is not None))
         raise ShapeError(
@@ -81,13 +82,13 @@ def _cell(where: str, gates: int, step: Step, *given: Value | None) -> States:
 def _layer(where: str, gates: int, step: Step, reverse: bool, *given: Value | None) -> States:
     """All outputs, then the last states. The input's part of all gates is one product."""
     x, states, of_input, of_state, input_bias, state_bias = _operands(where, gates, True, given)
-    from_input = _gates(x, of_input, input_bias)
-    order = range(x.shape[0])
-    outputs: dict[int, Node] = {}
-    for place in reversed(order) if reverse else order:
-        states = step(from_input[place], states, of_state, state_bias)
-        outputs[place] = states[0]
-    return stack([outputs[place] for place in order]), *states
+
+    def body(before: States, from_input: Node) -> tuple[States, Node]:
+        after = step(from_input, before, of_state, state_bias)
+        return after, after[0]
+
+    last, outputs = scan(body, states, _gates(x, of_input, input_bias), reverse=reverse)
+    return outputs, *last
 
 
 @public
@@ -139,8 +140,7 @@ def lstm(
 ) -> tuple[Node, Node, Node]:
     """One layer of torch.nn.LSTM over x [places, ..., I]: h of all places, the last h and c.
 
-    In reverse it begins at the last place, as the second direction of a bidirectional one. The
-    graph holds lstm_cell once a place.
+    In reverse it begins at the last place, as the second direction of a bidirectional one.
     """
     given = (x, h, c, weight_ih, weight_hh, bias_ih, bias_hh)
     outputs, h, c = _layer("lstm", 4, _lstm, reverse, *given)
@@ -159,7 +159,7 @@ def gru(
 ) -> tuple[Node, Node]:
     """One layer of torch.nn.GRU over x [places, ..., I]: h of all places, and the last one.
 
-    In reverse it begins at the last place. The graph holds gru_cell once a place.
+    In reverse it begins at the last place.
     """
     given = (x, h, weight_ih, weight_hh, bias_ih, bias_hh)
     outputs, h = _layer("gru", 3, _gru, reverse, *given)
