@@ -46,15 +46,18 @@ bool Ladder::hold() noexcept {
   return false;
 }
 
-// Time in which I was pushed off is no patience.
+// Time in which I was pushed off is no patience, up to a limit: what my caller does between two
+// spins may take as long, and it looks after its peers and its deadline when I have no patience
+// left.
 bool Ladder::spin() noexcept {
   pause_cpu();
   if (++held_ % kSpinsPerLook != 0) return true;
   const std::uint64_t now = now_ns(), passed = now - std::exchange(looked_ns_, now);
   if (held_ == kSpinsPerLook) {
     spin_until_ns_ = now + patience_ns_;
+    spin_at_most_until_ns_ = spin_until_ns_ + kMostPatienceNs;
   } else if (passed > kPushedOffNs) {
-    spin_until_ns_ += passed;
+    spin_until_ns_ = std::min(spin_until_ns_ + passed, spin_at_most_until_ns_);
     pushed_off_ns_ += passed;
   }
   return now < spin_until_ns_;

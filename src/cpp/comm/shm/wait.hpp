@@ -62,7 +62,7 @@ class Ladder {
   int held_ = 0;
   int yields_ = kLeastYields;
   std::uint64_t patience_ns_ = kLeastPatienceNs;
-  std::uint64_t spin_until_ns_ = 0;
+  std::uint64_t spin_until_ns_ = 0, spin_at_most_until_ns_ = 0;
   std::uint64_t looked_ns_ = 0;      // at the clock, last
   std::uint64_t found_out_ns_ = 0;   // whether I am disturbed, last
   std::uint64_t pushed_off_ns_ = 0;  // since then, while I spun
