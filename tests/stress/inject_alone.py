@@ -148,6 +148,22 @@ def kernels(rank: int) -> list[Step]:
         for each in step(a, b):
             assert not each.any()
 
+    def control() -> None:
+        x = ngd.placeholder("x", (3, 2))
+        start = ngd.constant(np.zeros(2, np.float32))
+        last, made = ops.scan(lambda c, p: (c + p, c * p), start, x)
+        chosen = ops.cond(ops.sum(last) > 0, lambda: last * 2, lambda: last - 1)
+        loss = ops.sum(chosen) + ops.sum(made)
+        step = ngd.compile([x], [last, made, chosen, ngd.grad(loss, x)])
+        found = step(np.ones((3, 2), np.float32))
+        wanted: list[Any] = [[3, 3], [[0, 0], [1, 1], [2, 2]], [6, 6], [[4, 4]] * 3]
+        assert [each.tolist() for each in found] == wanted
+        assert "scan" in str(step)
+
     dtypes = (None, np.bool_, np.int32, np.float16, np.float32)
     cases = [case for case in all_cases() if case.dtype in dtypes and not takes_two(case.op)]
-    return [*[Step(str(case), runs(case)) for case in cases], Step("bias", biased)]
+    return [
+        *[Step(str(case), runs(case)) for case in cases],
+        Step("bias", biased),
+        Step("control", control),
+    ]
