@@ -6,6 +6,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
@@ -54,13 +55,16 @@ struct Elsewhere {
   std::atomic<int> version{0};  // 0 = the kernels' threads are not bound
 } elsewhere;
 
+// Asks for no memory: a rank that has met the others must not fail here.
 cpu_set_t cores_of_places() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
   for (int place = 0; place < omp_get_num_places(); ++place) {
-    std::vector<int> ids(static_cast<std::size_t>(omp_get_place_num_procs(place)));
+    std::array<int, CPU_SETSIZE> ids;
+    const int count = omp_get_place_num_procs(place);
+    if (count > CPU_SETSIZE) continue;  // a cpu_set_t cannot tell of them
     omp_get_place_proc_ids(place, ids.data());
-    for (const int id : ids) CPU_SET(id, &cores);
+    for (int i = 0; i < count; ++i) CPU_SET(ids[static_cast<std::size_t>(i)], &cores);
   }
   return cores;
 }
