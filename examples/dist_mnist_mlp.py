@@ -178,7 +178,7 @@ def all_or_none(world: Any) -> Iterator[None]:
         problem = str(error)
     first = int(ngd.all_reduce(np.array(world.rank if problem else world.size), op="min"))
     if first == world.rank:
-        print(f"{Path(__file__).name}: {problem}", file=sys.stderr, flush=True)
+        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr, flush=True)
     if first < world.size:
         ngd.barrier()  # the line is out before the launcher sees a rank exit
         sys.exit(1)

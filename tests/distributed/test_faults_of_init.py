@@ -14,6 +14,7 @@ from typing import Any
 import harness
 import numpy as np
 import pytest
+from attackers import NOBODY, names_of, needs_root
 from harness import Job, caught, say
 
 import ngd
@@ -21,7 +22,6 @@ from ngd import distributed, ops
 
 pytestmark = harness.needs_ranks
 
-NOBODY = 65534
 MIB = 1 << 20
 
 
@@ -296,15 +296,14 @@ except OSError as error:
 """
 
 
-def rendezvous() -> str:
-    """The abstract socket of the one job of this user that is meeting."""
+def rendezvous(job: str) -> str:
+    """The abstract socket at which the ranks of a job are meeting."""
     limit = time.monotonic() + 20
-    prefix = f"@ngd-{os.geteuid()}-"
+    mine = {f"@{name}" for name in names_of(f"ngd:{job}")}
     while time.monotonic() < limit:
         names = {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines()}
-        found = [name for name in names if name.startswith(prefix)]
-        if found:
-            return found[0][1:]
+        if found := names & mine:
+            return found.pop()[1:]
         time.sleep(0.01)
     raise AssertionError("no rendezvous in 20 s")
 
@@ -318,14 +317,12 @@ def knock(uid: int, name: str) -> str:
     return done.stdout
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-
-
 @pytest.mark.parametrize("uid", [os.geteuid(), pytest.param(NOBODY, marks=needs_root)])
 def test_strangers_are_not_let_in(uid: int) -> None:
-    with Job(join_and_sum, 2, env={"NGD_JOB": f"test-{os.getpid()}-door"}, start=[0]) as job:
+    key = f"test-{os.getpid()}-door"
+    with Job(join_and_sum, 2, env={"NGD_JOB": key}, start=[0]) as job:
         job.wait_for(0, "coming")
-        answer = knock(uid, rendezvous())
+        answer = knock(uid, rendezvous(key))
         if uid != os.geteuid():
             assert "rank" not in answer  # the door is shut without a word
         job.start(1, harness.plain_environment(1, 2))
@@ -338,7 +335,7 @@ def test_segments_are_not_given_to_another_user() -> None:
     key = f"test-{os.getpid()}-squat"
     with Job(join_and_sum, 2, env={"NGD_JOB": key}, start=[0]) as job:
         job.wait_for(0, "coming")
-        name = rendezvous()
+        name = rendezvous(key)
     squatter = subprocess.Popen(
         [sys.executable, "-c", SQUAT, str(NOBODY), name],
         stdin=subprocess.PIPE,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import signal
@@ -56,6 +57,9 @@ def incomplete(rank: int) -> list[Step]:
     return [Step("init", waited, (errors.CollectiveTimeoutError,))]
 
 
+PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal that a process gets when its parent dies."""
+
 NOBODY, NAMES = 65534, 16
 """Another user; under how many names a job may meet (src/cpp/comm/shm/names.hpp)."""
 
@@ -71,6 +75,7 @@ def squatter(key: str) -> Iterator[None]:
         try:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a rank may be killed here
             held = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in names]
             for i, (each, name) in enumerate(zip(held, names, strict=True)):
                 each.bind(name)
@@ -79,12 +84,12 @@ def squatter(key: str) -> Iterator[None]:
             signal.pause()
         finally:
             os._exit(0)
+    os.close(told)
     try:
-        os.read(ready, 1)
+        assert os.read(ready, 1) == b"x"
         yield
     finally:
         os.close(ready)
-        os.close(told)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
 

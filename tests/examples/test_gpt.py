@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPT example: any number of ranks, checkpoints, weights of GPT-2's names, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import ngd
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
+TEXT = "A rank that has left is named. The others are told, and nothing hangs. " * 60
+needs_ranks = pytest.mark.skipif(
+    ngd.build_info()["mode"] == "OFF", reason="built with NGD_DISTRIBUTED_ENABLE=OFF"
+)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def start(ranks: int, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    launcher = ["-m", "ngd.launch", "-n", str(ranks), "--no-prefix", "--"]
+    return subprocess.run(
+        [sys.executable, *launcher, str(EXAMPLE), "--smoke", *map(str, options)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "NGD_TIMEOUT": "60"},
+    )
+
+
+def train(ranks: int, *options: str | Path) -> dict[str, Any]:
+    done = start(ranks, *options)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+@needs_ranks
+def test_two_ranks_learn_what_one_learns(text: Path) -> None:
+    one, two = train(1, "--data", text), train(2, "--data", text)
+    assert one["steps"] == two["steps"] == 20
+    assert one["bits_a_token"] < 7.5  # 8 before the first step
+    np.testing.assert_allclose(two["loss"], one["loss"], rtol=1e-3)
+    np.testing.assert_allclose(two["bits_a_token"], one["bits_a_token"], rtol=1e-3)
+
+
+def test_it_goes_on_from_a_checkpoint_bit_for_bit(text: Path, tmp_path: Path) -> None:
+    kept, whole = tmp_path / "kept", train(1, "--data", text)
+    done = start(1, "--data", text, "--save", kept)
+    assert done.returncode == 0, done.stderr
+    index = json.loads((kept / "checkpoint.json").read_text())
+    assert index["position"] == {"step": 20}
+    again = train(1, "--data", text, "--resume", kept)
+    assert again["steps"] == 20
+    assert again["bits_a_token"] == whole["bits_a_token"]
+    assert again["loss"] is None
+
+
+def weights(width: int, context: int, tokens: int) -> dict[str, Any]:
+    """What Hugging Face writes for a GPT-2 of one layer."""
+    random = np.random.default_rng(0)
+
+    def draw(*shape: int) -> Any:
+        return (0.02 * random.normal(size=shape)).astype(np.float32)
+
+    state = {"wte.weight": draw(tokens, width), "wpe.weight": draw(context, width)}
+    shapes = {"attn.c_attn": 3 * width, "attn.c_proj": width, "mlp.c_fc": 4 * width}
+    for name, outputs in shapes.items():
+        state |= {f"h.0.{name}.weight": draw(width, outputs), f"h.0.{name}.bias": draw(outputs)}
+    state |= {"h.0.mlp.c_proj.weight": draw(4 * width, width), "h.0.mlp.c_proj.bias": draw(width)}
+    for name in ("h.0.ln_1", "h.0.ln_2", "ln_f"):
+        state |= {f"{name}.weight": np.ones(width, np.float32), f"{name}.bias": draw(width)}
+    return {f"transformer.{key}": value for key, value in state.items()}
+
+
+def gpt2(state: dict[str, Any], tokens: Any) -> Any:
+    """The scores of a GPT-2 of one layer and one head, in NumPy."""
+    state = {key.removeprefix("transformer."): v.astype(np.float64) for key, v in state.items()}
+
+    def norm(x: Any, name: str) -> Any:
+        apart = x - x.mean(-1, keepdims=True)
+        scaled = apart / np.sqrt((apart * apart).mean(-1, keepdims=True) + 1e-5)
+        return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
+
+    def project(x: Any, name: str) -> Any:
+        return x @ state[f"h.0.{name}.weight"] + state[f"h.0.{name}.bias"]
+
+    x = state["wte.weight"][tokens] + state["wpe.weight"][: len(tokens)]
+    q, k, v = np.split(project(norm(x, "h.0.ln_1"), "attn.c_attn"), 3, -1)
+    scores = q @ k.T / np.sqrt(q.shape[-1])
+    scores[np.triu_indices(len(tokens), 1)] = -np.inf
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    x = x + project(shares / shares.sum(-1, keepdims=True) @ v, "attn.c_proj")
+    y = project(norm(x, "h.0.ln_2"), "mlp.c_fc")
+    y = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+    return norm(x + project(y, "mlp.c_proj"), "ln_f") @ state["wte.weight"].T
+
+
+def test_weights_of_gpt2_give_its_losses(tmp_path: Path) -> None:
+    """Without a step, the loss on held-back tokens is that of the same network in NumPy."""
+    state, context = weights(width=64, context=8, tokens=40), 8
+    save_file(state, tmp_path / "model.safetensors")
+    tokens = np.random.default_rng(1).integers(0, 40, 400).astype(np.uint16)
+    tokens.tofile(tmp_path / "tokens.bin")
+    files = ["--data", tmp_path / "tokens.bin", "--weights", tmp_path / "model.safetensors"]
+    found = evaluate(*files)
+    rest = tokens[360:].astype(int)
+    losses = []
+    for row in (rest[s : s + context + 1] for s in range(0, 32, context)):
+        scores = gpt2(state, row[:-1])
+        chances = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
+        losses.append(-chances[np.arange(context), row[1:]].mean())
+    np.testing.assert_allclose(found * np.log(2), np.mean(losses), rtol=1e-5)
+
+
+def alone(*options: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run it without a launcher."""
+    command = [sys.executable, str(EXAMPLE), *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def evaluate(*options: str | Path) -> float:
+    """Bits a token before the first step, over four rows."""
+    done = alone("--steps", "0", "--batch", "4", "--context", "8", *options)
+    assert done.returncode == 0, done.stderr
+    return float(json.loads(done.stdout.splitlines()[-1])["bits_a_token"])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--lr", "0"], "--lr 0.0 is not a positive number"),
+        (["--seed", "-1"], "--seed -1 is negative"),
+        (["--data", "/nowhere"], "/nowhere"),
+        (["--resume", "/nowhere"], "/nowhere"),
+        (["--weights", str(EXAMPLE)], "safetensors"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(options: list[str], words: str) -> None:
+    done = alone("--smoke", *options)
+    assert done.returncode == 1
+    assert words in done.stderr.splitlines()[-1]
+    assert len(done.stderr.splitlines()) == 1, done.stderr
