@@ -9,8 +9,9 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,13 +162,20 @@ for _ in sys.stdin:
 """
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A folder on no disk: a killed process does not end before the disk has its file."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(in_memory: Path) -> None:
     seed = int(time.time())
     print(f"seed {seed}")
     moment = random.Random(seed)
     a, b = ngd.variable("a", np.zeros(5000)), ngd.variable("b", np.zeros(3))
     said = 0
-    command = [sys.executable, "-c", VICTIMS, str(tmp_path)]
+    command = [sys.executable, "-c", VICTIMS, str(in_memory)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, bufsize=1) as victims:
         assert victims.stdin is not None
         assert victims.stdout is not None
@@ -181,11 +189,11 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
                 lines.append(victims.stdout.readline())
             assert lines[-1] == f"ended with {int(signal.SIGKILL)}\n"
             said = max([said, *map(int, lines[:-1])])
-            step = checkpoint.load(tmp_path, [a, b])
+            step = checkpoint.load(in_memory, [a, b])
             assert step in (said, said + 1)
             assert (a.numpy() == step).all()
             assert (b.numpy() == -step).all()
-            index = json.loads((tmp_path / "checkpoint.json").read_text())
-            assert (tmp_path / index["tensors"]).exists()
+            index = json.loads((in_memory / "checkpoint.json").read_text())
+            assert (in_memory / index["tensors"]).exists()
             said = step
     assert said >= KILLS

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import trees
-from ..dtype import bool_, is_float
+from ..dtype import bool_, float32, float64, is_float
 from ..errors import CompileError, DTypeError, ShapeError
 from ..ir import (
     CONSTANT,
@@ -26,6 +26,7 @@ from ..ir import (
     Leaf,
     Node,
     Op,
+    Operand,
     Sample,
     Type,
     aligned,
@@ -37,6 +38,7 @@ from ..ir import (
 from .arithmetic import add
 from .operands import as_node
 from .shape import zeros
+from .transcendental import tanh
 
 SMALL: Final = 64
 """Constants of so many elements stay inside a body."""
@@ -60,10 +62,6 @@ class Control(Op):
     heavy = True
     public = False
     dtypes = ()
-
-    def samples(self) -> Iterable[Sample]:
-        """None: an operand's dtype is that of the body (tests/ops/test_control.py)."""
-        return ()
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Where the operands are, and what the bodies make of such."""
@@ -139,6 +137,15 @@ class Scan(Control):
                 stack[now] = value
             carry = made[:carries]
         return (*carry, *stacks)
+
+    def samples(self) -> Iterable[Sample]:
+        for dtype in (float32, float64):
+            for length, reverse in ((3, False), (3, True), (1, False), (0, False)):
+                x, w = inside(Type(dtype, (length, 2))), inside(Type(dtype, (2,)))
+                loop = Loop(length, reverse)
+                carry, part = loop.carry(inside(w.type)), loop.slice(x)
+                loop.next, loop.made = [tanh(carry + part) * w], [carry * part]
+                yield sample_of(loop.node())
 
     def grad(self, node: Node, dy: Any) -> Sequence[Node | None]:
         """A loop the other way; each round is computed again from the carried values it found.
@@ -267,6 +274,13 @@ class Cond(Control):
         chosen = on_true if inputs[0] else on_false
         return tuple(WALKS.evaluate(chosen.graph, inputs[1:]))
 
+    def samples(self) -> Iterable[Sample]:
+        for dtype in (float32, float64):
+            x, w = (inside(Type(dtype, (3, 2))) for _ in range(2))
+            place = inside(x.type)
+            branches = [[tanh(place) * w, w], [place, place + w]]
+            yield sample_of(choose(inside(Type(bool_, ())), [(x, place)], branches)[0])
+
     def grad(self, node: Node, dy: Sequence[Node | None]) -> Sequence[Node | None]:
         """The same choice, between the branches' gradients."""
         places = node.attrs["on_true"].graph.inputs
@@ -308,6 +322,12 @@ def choose(
 def inside(type: Type) -> Node:
     """An input of a body."""
     return Node(PLACEHOLDER, (), {"name": "inside", "uniform": True}, type)
+
+
+def sample_of(node: Node) -> Sample:
+    """The sample of an op as it is applied here."""
+    operands = (Operand(x.shape, dtype=x.dtype) for x in node.inputs)
+    return Sample(tuple(operands), node.attrs)
 
 
 def closed(

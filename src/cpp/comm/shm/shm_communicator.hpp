@@ -130,6 +130,7 @@ class ShmCommunicator final : public Communicator {
   // no error.
   bool block(Work work, Deadline deadline);
   bool block_until(Work work, Deadline& deadline);
+  std::uint64_t end_of(Work work) const noexcept;
   Statistics::Entry stats_of(Work work) const noexcept;
   Need need_of(Work work) const noexcept;
   std::uint32_t bell_of(Work work) const noexcept;

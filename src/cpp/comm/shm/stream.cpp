@@ -95,7 +95,8 @@ Statistics::Entry Streams::stats_of(std::uint64_t work) const noexcept {
 
 void Streams::finish(Transfer& transfer) noexcept {
   --in_flight_;
-  statistics_.add(transfer.stats, transfer.bytes(), now_ns() - transfer.submitted_ns, -1);
+  finished_ns_ = now_ns();
+  statistics_.add(transfer.stats, transfer.bytes(), finished_ns_ - transfer.submitted_ns, -1);
 }
 
 Need Streams::need_of(std::uint64_t work) const noexcept {

@@ -82,6 +82,7 @@ class Streams {
   bool known(Work work) const noexcept { return (work.sequence & ~kBetweenTwo) <= submitted_; }
   bool over(std::uint64_t work) const noexcept { return find(work) == nullptr; }
   std::uint64_t in_flight() const noexcept { return in_flight_; }
+  std::uint64_t finished_ns() const noexcept { return finished_ns_; }  // when the last one ended
   Statistics::Entry stats_of(std::uint64_t work) const noexcept;
   // What an unfinished work waits for, and what it is, for messages.
   Need need_of(std::uint64_t work) const noexcept;
@@ -121,6 +122,7 @@ class Streams {
   std::vector<std::uint64_t> blocks_;
   std::uint64_t submitted_ = 0;
   std::uint64_t in_flight_ = 0;
+  std::uint64_t finished_ns_ = 0;
 };
 
 }  // namespace ngd::comm::shm

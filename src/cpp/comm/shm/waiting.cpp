@@ -64,11 +64,16 @@ bool ShmCommunicator::wait_inside(Work work, Deadline deadline) {
     const std::uint64_t start = now_ns();
     const Statistics::Entry entry = stats_of(work);
     const bool is_complete = block(work, deadline);
-    const Task& waited_for = task(work.sequence);  // its slot may serve another one already
-    const bool timed = is_complete && waited_for.sequence == work.sequence;
-    statistics_.add_waited(entry, (timed ? waited_for.completed_ns : now_ns()) - start);
+    statistics_.add_waited(entry, (is_complete ? end_of(work) : now_ns()) - start);
     return is_complete;
   });
+}
+
+// When a complete work ended; I may have been pushed off my core since.
+std::uint64_t ShmCommunicator::end_of(Work work) const noexcept {
+  if (is_transfer(work)) return streams_.finished_ns();
+  const Task& waited_for = task(work.sequence);  // its slot may serve another one already
+  return waited_for.sequence == work.sequence ? waited_for.completed_ns : now_ns();
 }
 
 Statistics::Entry ShmCommunicator::stats_of(Work work) const noexcept {
