@@ -315,3 +315,21 @@ def leave_a_step_behind() -> int:
 @harness.needs_ranks
 def test_a_world_that_was_left_keeps_no_memory() -> None:
     assert [outcome.value for outcome in run(leave_a_step_behind, 2)] == [0, 0]
+
+
+def ranks_inside() -> list[Any]:
+    """What loops and branches know of the rank, on both devices."""
+    p, x = ngd.placeholder("p", (), "bool"), ngd.placeholder("x", (3,), "int64")
+    chosen = ops.cond(p, lambda: x + ops.own_rank(), lambda: x)
+    last, _ = ops.scan(lambda c, part: (c + part * ops.own_rank(), None), np.int64(0), x)
+    found = []
+    for device in ("CPU", "INTERPRETER"):
+        step = ngd.compile([p, x], [chosen, last], device=device)
+        found += [each.tolist() for each in step(np.bool_(True), np.array([10, 20, 30]))]
+    return found
+
+
+@over
+def test_loops_and_branches_know_the_rank(communicator: str) -> None:
+    for rank, outcome in enumerate(run_in_world(ranks_inside, communicator, 3)):
+        assert outcome.value == [[10 + rank, 20 + rank, 30 + rank], 60 * rank] * 2

@@ -125,11 +125,8 @@ class Scan(Control):
     ) -> tuple[Array, ...]:
         parts = Parts.of(inputs, carries, slices)
         graph, carry = body.graph, list(parts.carries)
-        types = self.infer(
-            *[Type(x.dtype, x.shape) for x in inputs],
-            body=body, carries=carries, slices=slices, length=length, reverse=reverse,
-        )  # fmt: skip
-        stacks = [np.empty(t.shape, t.dtype) for t in types[carries:]]
+        stacked = [node.type for node in (*graph.outputs[carries:], *graph.outputs[:carries])]
+        stacks = [np.empty(t.shape, t.dtype) for t in stack_types(stacked, length)]
         for now in reversed(range(length)) if reverse else range(length):
             read = [np.asarray(x[now]) for x in parts.slices]
             made = WALKS.evaluate(graph, [*carry, *read, *parts.fixed])
@@ -336,14 +333,16 @@ def closed(
     """Make a body of what leads to some outputs.
 
     To the body belongs what the inputs lead to; with `since`, the number of a node, also all that
-    was made after that. The rest is read from outside: returns the outputs, made of inputs alone,
-    and pairs of a node outside and the input for it.
+    was made after that, but what comes from outside the graph or is known from the group. The rest
+    is read from outside: returns the outputs, made of inputs alone, and pairs of a node outside and
+    the input for it.
     """
     order = topological(outputs)
     own = {id(p) for p in inputs}
     for node in order:
         later = since is not None and node.id > since
-        outside = isinstance(node.op, Leaf) and node.op is not CONSTANT
+        leaf = isinstance(node.op, Leaf) and node.op is not CONSTANT
+        outside = leaf or node.op.settled_by != ""
         if (later and not outside) or any(id(i) in own for i in node.inputs):
             own.update(id(result) for result in node.results)
     places: dict[Node, Node] = {}
@@ -410,7 +409,8 @@ def scan(
     ----------
     body
         Called once, with nodes: (carry, slice) -> (next carry, what the round makes). It may read
-        nodes and variables from outside. What it makes may be None.
+        nodes and variables from outside. What it makes may be None. A random draw that takes
+        nothing of the carry or the slice is drawn once, for all rounds.
     init
         The carry of the first round: a node or an array, or some in dicts, lists, tuples and
         dataclasses. The body returns the same structure, dtypes and shapes.

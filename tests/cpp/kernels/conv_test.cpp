@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions and their gradients, every implementation, against plain loops.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <functional>
 
+#include "forked.hpp"
 #include "harness.hpp"
 
 namespace ngd::kernels::test {
@@ -173,39 +171,10 @@ TEST_P(Conv, RunsInAForkedChild) {
                w = random_floats(DType::F32, c.weights, 8);
   const TensorType type{DType::F32, result_shape(c)};
   const KernelQuery query = query_of("conv", {x, w}, {type}, attrs_for(c));
-  const KernelRow& row = row_of("conv", GetParam());
-  const Verdict verdict = row.accept(query);
-  ASSERT_TRUE(verdict.accepted);
-  const std::unique_ptr<Kernel> kernel = row.construct(query);
-  Tensor in_parent(type), in_child(type),
-      scratch(DType::U8, {static_cast<std::int64_t>(verdict.scratch_bytes)});
-  const void* inputs[] = {x.data(), w.data()};
-  void* output = in_parent.data();
-  kernel->run({inputs, &output, scratch.data()});
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    alarm(60);  // a hang ends here
-    output = in_child.data();
-    kernel->run({inputs, &output, scratch.data()});
-    bool near = true;
-    for (std::int64_t i = 0; i < in_child.count(); ++i)
-      near = near && std::fabs(in_child.at(i) - in_parent.at(i)) < 1e-3;
-    _exit(near ? 0 : 1);
-  }
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  expect_same_in_a_forked_child(row_of("conv", GetParam()), query, {x, w});
 }
 
-std::vector<const char*> implementations() {
-  std::vector<const char*> names;
-  for (const KernelRow& row : cpu_table())
-    if (row.op == "conv") names.push_back(row.implementation.data());
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Implementations, Conv, testing::ValuesIn(implementations()),
+INSTANTIATE_TEST_SUITE_P(Implementations, Conv, testing::ValuesIn(implementations_of("conv")),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace

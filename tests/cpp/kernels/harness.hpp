@@ -121,6 +121,14 @@ inline const KernelRow& row_of(std::string_view op, std::string_view implementat
   throw std::runtime_error("no such row: " + std::string(op));
 }
 
+// Of every row that computes an op: what INSTANTIATE_TEST_SUITE_P takes.
+inline std::vector<const char*> implementations_of(std::string_view op) {
+  std::vector<const char*> names;
+  for (const KernelRow& row : cpu_table())
+    if (row.op == op) names.push_back(row.implementation.data());
+  return names;
+}
+
 // Constructs the row's kernel, or of any row that accepts, and runs it into fresh outputs, or into
 // the very memory of inputs; outputs that are `unread` are null, and come back as zeros.
 inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // matmul, every implementation, against three loops.
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 
+#include "forked.hpp"
 #include "harness.hpp"
 
 namespace ngd::kernels::test {
@@ -218,39 +216,10 @@ TEST_P(Matmul, RunsInAForkedChild) {
                b = random_floats(DType::F32, {784, 100}, 8);
   const TensorType out{DType::F32, {128, 100}};
   const KernelQuery query = query_of("matmul", {a, b}, {out}, attrs_for(false, false, ""));
-  const KernelRow& row = row_of("matmul", GetParam());
-  const Verdict verdict = row.accept(query);
-  ASSERT_TRUE(verdict.accepted);
-  const std::unique_ptr<Kernel> kernel = row.construct(query);
-  Tensor in_parent(out), in_child(out),
-      scratch(DType::U8, {static_cast<std::int64_t>(verdict.scratch_bytes)});
-  const void* inputs[] = {a.data(), b.data()};
-  void* output = in_parent.data();
-  kernel->run({inputs, &output, scratch.data()});
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    alarm(60);  // a hang ends here
-    output = in_child.data();
-    kernel->run({inputs, &output, scratch.data()});
-    bool near = true;
-    for (std::int64_t i = 0; i < in_child.count(); ++i)
-      near = near && std::fabs(in_child.at(i) - in_parent.at(i)) < 1e-3;
-    _exit(near ? 0 : 1);
-  }
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  expect_same_in_a_forked_child(row_of("matmul", GetParam()), query, {a, b});
 }
 
-std::vector<const char*> implementations() {
-  std::vector<const char*> names;
-  for (const KernelRow& row : cpu_table())
-    if (row.op == "matmul") names.push_back(row.implementation.data());
-  return names;
-}
-
-INSTANTIATE_TEST_SUITE_P(Implementations, Matmul, testing::ValuesIn(implementations()),
+INSTANTIATE_TEST_SUITE_P(Implementations, Matmul, testing::ValuesIn(implementations_of("matmul")),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace
