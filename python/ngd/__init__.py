@@ -49,7 +49,7 @@ from .ir import Graph, Node
 from .variable import Variable, constant, placeholder, variable
 
 if TYPE_CHECKING:
-    from . import checkpoint, nn, optim
+    from . import checkpoint, data, nn, optim
 
 __version__ = str(build_info()["version"])
 
@@ -80,6 +80,7 @@ __all__ = [
     "comm_stats",
     "compile",
     "constant",
+    "data",
     "errors",
     "float16",
     "float32",
@@ -114,6 +115,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The training library's parts are imported when they are first used."""
-    if name in ("checkpoint", "nn", "optim"):
+    if name in ("checkpoint", "data", "nn", "optim"):
         return _import(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

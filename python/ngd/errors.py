@@ -65,3 +65,7 @@ class RemoteRankError(CollectiveError):
 
 class GroupClosedError(CollectiveError):
     """A collective on a group that an earlier failure, or ngd.shutdown(), has closed."""
+
+
+class WorkerError(Error, RuntimeError):
+    """A process that loads data died, or did not answer; the message names it."""

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program of a loader's process: makes batches until the loader, or its process, is gone.
+
+It is started by its path, and not by fork: a copy of a process in which OpenMP and the engine have
+threads is one in which their locks may never open. Nothing of the engine is loaded here: the
+package `ngd` stands empty, and is filled when a source or a transform asks for what it offers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import runpy
+import socket
+import sys
+import threading
+import time
+import traceback
+import types
+from pathlib import Path
+from typing import Any, Final
+
+PACKAGE: Final = Path(__file__).parents[1]
+LOOKS_A_SECOND: Final = 4
+
+
+def watch(parent: int) -> None:
+    """End this process soon after the one that started it, whatever either is doing."""
+    while os.getppid() == parent:
+        time.sleep(1 / LOOKS_A_SECOND)
+    os._exit(1)
+
+
+def stand_in() -> None:
+    """Put a package `ngd` in place whose own code runs when it is asked for a name."""
+    places = [str(PACKAGE)]
+    spec = importlib.util.spec_from_file_location(
+        "ngd", PACKAGE / "__init__.py", submodule_search_locations=places
+    )
+    assert spec is not None
+    package: Any = importlib.util.module_from_spec(spec)
+
+    def fill(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        del package.__getattr__
+        assert spec.loader is not None
+        spec.loader.exec_module(package)
+        return getattr(package, name)
+
+    package.__getattr__ = fill
+    sys.modules["ngd"] = package
+
+
+def import_main(name: str | None, file: str | None) -> None:
+    """Run the user's program under another name, so that what it defines can be found here."""
+    main = types.ModuleType("__mp_main__")
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    if name:
+        main.__dict__.update(runpy.run_module(name, run_name="__mp_main__"))
+    elif file:
+        main.__dict__.update(runpy.run_path(file, run_name="__mp_main__"))
+
+
+def failure(error: BaseException) -> tuple[str, BaseException | None, str]:
+    """An answer: what was raised, if it can travel, and its traceback."""
+    text = traceback.format_exc()
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return "failure", None, text
+    return "failure", error, text
+
+
+def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
+    """Answer each request with a batch, or with what went wrong."""
+    from ngd.data import messages
+
+    class Unpickler(pickle.Unpickler):
+        """Imports the user's program when it is needed, as few sources need it."""
+
+        def find_class(self, module: str, name: str) -> Any:
+            if module == "__main__" and "__mp_main__" not in sys.modules:
+                import_main(*main)
+            return super().find_class(module, name)
+
+    def answer(value: Any) -> None:
+        file = messages.pack(value)
+        messages.send(link, file)
+        os.close(file)
+
+    recipe: Any = None
+    try:
+        file = messages.receive(link)
+        try:
+            recipe = messages.unpack(file, Unpickler, in_place=True)
+        except Exception as error:
+            answer(failure(error))
+        while True:
+            indices, epoch = messages.unpack(messages.receive(link), Unpickler)
+            try:
+                value: Any = ("batch", recipe.make(indices, epoch))
+                file = messages.pack(value)
+            except Exception as error:
+                file = messages.pack(failure(error))
+            messages.send(link, file)
+            os.close(file)
+    except (EOFError, ConnectionError):
+        return
+
+
+def run() -> None:
+    """Begin with what the loader says in the argument."""
+    said = json.loads(sys.argv[1])
+    threading.Thread(target=watch, args=(said["parent"],), daemon=True).start()
+    sys.path[:] = said["path"]
+    sys.argv[:] = said["arguments"]
+    stand_in()
+    serve(socket.socket(fileno=said["link"]), tuple(said["main"]))
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources and transforms whose processes the tests look at, and programs that tests end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from ngd import data
+
+
+class Numbers:
+    """The numbers from 0; something happens where an index is in `at`."""
+
+    def __init__(self, count: int = 40, at: tuple[int, ...] = (), what: str = "") -> None:
+        self.count, self.at, self.what = count, at, what
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, indices: Any) -> tuple[Any, ...]:
+        if any(i in self.at for i in indices):
+            if self.what == "raise":
+                raise KeyError("an index that is in nobody's file")
+            if self.what == "raise what cannot travel":
+                raise UnpicklableError(1, 2)
+            if self.what == "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.what == "exit":
+                os._exit(3)
+            if self.what == "hang":
+                time.sleep(1000)
+        return (np.asarray(indices),)
+
+
+class UnpicklableError(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__("made of two")
+
+
+def noisy(columns: Any, random: Any) -> Any:
+    """Beside each number a draw, and in which process this is."""
+    draws = np.array([r.integers(0, 10**6) for r in random])
+    where = np.full(len(draws), os.getpid())
+    return columns[0], draws, where
+
+
+def about_the_process(columns: Any, random: Any) -> Any:
+    """Is the engine here? How many threads, and how deaf?"""
+    with open("/proc/self/status") as file:
+        status = dict(line.split(":\t") for line in file)
+    blocked = bool(int(status["SigBlk"], 16) & 1 << signal.SIGINT - 1)
+    return "ngd._core" in sys.modules, int(status["Threads"]), blocked
+
+
+def asks_for_ngd(columns: Any, random: Any) -> Any:
+    import ngd
+
+    return ngd.float32, ngd.ops.relu.name
+
+
+def large(columns: Any, random: Any) -> Any:
+    """More than any socket holds."""
+    return np.full((len(columns[0]), 10**6), columns[0][:, None], np.int32), {"empty": np.zeros(0)}
+
+
+def forever() -> None:
+    """Load with two processes, whose numbers are said, until somebody ends this."""
+    loader = data.Loader(Numbers(), data.Sampler(40, 4), noisy, workers=2, ahead=3)
+    while True:
+        processes = set()
+        for batch in loader:
+            processes |= {int(p) for p in batch.columns[2]}
+        print(*processes, flush=True)
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    forever()

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loaders: the same batches for any number of processes, and no process left, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import loaded
+import numpy as np
+import psutil
+import pytest
+
+from ngd import data
+from ngd.data import loader as loaders
+from ngd.errors import WorkerError
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def children() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "worker.py" in " ".join(p.cmdline())]
+
+
+@pytest.fixture(autouse=True)
+def _none_is_left() -> Any:
+    yield
+    assert children() == []
+
+
+def expect_gone(processes: list[int], seconds: float = 20) -> None:
+    """All of them end in time."""
+    deadline = time.monotonic() + seconds
+    while left := [p for p in processes if psutil.pid_exists(p)]:
+        assert time.monotonic() < deadline, f"{left} are still there"
+        time.sleep(0.05)
+
+
+def epoch_of(loader: data.Loader) -> list[Any]:
+    return [(b.columns[0].tolist(), b.columns[1].tolist(), b.weight, b.total) for b in loader]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_any_number_of_processes_makes_the_same_batches(workers: int) -> None:
+    source = loaded.Numbers(23)
+    here = data.Loader(source, data.Sampler(23, 4, seed=3), loaded.noisy)
+    expected = [epoch_of(here) for _ in range(3)]
+    assert expected[0] != expected[1]
+    with data.Loader(
+        source, data.Sampler(23, 4, seed=3), loaded.noisy, workers=workers, ahead=1
+    ) as loader:
+        assert len(loader) == 6
+        assert [epoch_of(loader) for _ in range(3)] == expected
+        assert len(children()) == workers
+
+
+def test_any_number_of_ranks_draws_the_same_for_a_sample() -> None:
+    def draws(size: int) -> dict[tuple[int, int], int]:
+        found = {}
+        for rank in range(size):
+            sampler = data.Sampler(23, 4, rank=rank, size=size)
+            loader = data.Loader(loaded.Numbers(23), sampler, loaded.noisy)
+            for epoch in range(2):
+                for indices, drawn, weight, _ in epoch_of(loader):
+                    pairs = zip(indices[:weight], drawn, strict=False)
+                    found.update({(epoch, i): d for i, d in pairs})
+        return found
+
+    alone = draws(1)
+    assert len(alone) == len({*alone.values()}) == 46
+    assert draws(3) == draws(5) == alone
+
+
+def test_draws_are_those_of_the_seed_the_epoch_and_the_index() -> None:
+    sampler = data.Sampler(23, 4, seed=3)
+    sampler.done = 7
+    indices, drawn, *_ = epoch_of(data.Loader(loaded.Numbers(23), sampler, loaded.noisy))[0]
+    expected = [int(np.random.default_rng((3, 1, i)).integers(0, 10**6)) for i in indices]
+    assert drawn == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_training_goes_on_in_the_middle_of_an_epoch(workers: int) -> None:
+    def loader() -> data.Loader:
+        sampler = data.Sampler(40, 4, seed=1)
+        return data.Loader(loaded.Numbers(), sampler, loaded.noisy, workers=workers)
+
+    whole = loader()
+    expected = [*epoch_of(whole), *epoch_of(whole)]
+    whole.close()
+    first = loader()
+    found = []
+    for batch in first:
+        found.append((batch.columns[0].tolist(), batch.columns[1].tolist()))
+        saved = first.sampler.state()
+        if len(found) == 3:
+            break
+    first.close()
+    second = loader()
+    second.sampler.load_state(saved)
+    assert epoch_of(second) + epoch_of(second) == expected[3:]
+    second.close()
+
+
+def test_who_breaks_off_or_goes_elsewhere_gets_the_batches_from_there() -> None:
+    expected = epoch_of(data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy))
+    with data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy, workers=2) as loader:
+        for _ in loader:
+            break
+        before = children()
+        assert epoch_of(loader) == expected[1:]
+        assert children() == before
+        loader.sampler.done = 6
+        assert epoch_of(loader) == expected[6:]
+
+
+def test_a_batch_is_of_any_size_and_structure_and_ones_own() -> None:
+    with data.Loader(loaded.Numbers(), data.Sampler(40, 10), loaded.large, workers=2) as loader:
+        kept = [batch.columns for batch in loader]
+    for numbers, (rows, others) in zip(data.Sampler(40, 10), kept, strict=True):
+        assert np.array_equal(rows[:, 77], numbers.indices)
+        assert others["empty"].shape == (0,)
+        rows[0, 0] = 5  # it can be written to
+
+
+def test_arrays_are_shared_with_the_processes_and_not_changed_by_them() -> None:
+    x = np.arange(40 * 10**5).reshape(40, 10**5)
+    source = data.Arrays(x, np.arange(40))
+    with data.Loader(source, data.Sampler(40, 4), workers=2) as loader:
+        for batch in loader:
+            rows, labels = batch.columns
+            assert np.array_equal(rows, x[labels])
+
+
+def test_the_engine_is_not_loaded_and_is_there_for_who_asks() -> None:
+    for transform, expected in (
+        (loaded.about_the_process, (False, 2, True)),  # this thread, and the one that watches
+        (loaded.asks_for_ngd, (np.float32, "relu")),
+    ):
+        with data.Loader(loaded.Numbers(), data.Sampler(40, 40), transform, workers=1) as loader:
+            assert next(iter(loader)).columns == expected
+
+
+def test_what_a_process_raises_is_raised_here_with_its_traceback() -> None:
+    source = loaded.Numbers(at=(9,), what="raise")
+    sampler = data.Sampler(40, 4, shuffle=False)
+    loader = data.Loader(source, sampler, workers=2)
+    batches = iter(loader)
+    assert next(batches).columns[0].tolist() == [0, 1, 2, 3]
+    next(batches)
+    with pytest.raises(KeyError, match="nobody's file") as raised:
+        next(batches)
+    assert "loaded.py" in str(raised.value.__cause__)
+    assert "in worker 0 of 2 (process " in str(raised.value.__cause__)
+    assert (sampler.done, children()) == (2, [])
+    with pytest.raises(KeyError):
+        next(iter(loader))  # the same batch again
+
+
+def test_what_cannot_travel_is_told() -> None:
+    source = loaded.Numbers(at=(0,), what="raise what cannot travel")
+    loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), workers=1)
+    with pytest.raises(WorkerError, match=r"(?s)in worker 0 of 1.*UnpicklableError: made of two"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [("die", "was killed by SIGKILL"), ("exit", "ended with exit code 3")],
+)
+def test_a_process_that_ends_is_named(what: str, words: str) -> None:
+    source = loaded.Numbers(at=(5,), what=what)
+    sampler = data.Sampler(40, 4, shuffle=False)
+    batches = iter(data.Loader(source, sampler, workers=2, ahead=3))
+    next(batches)
+    with pytest.raises(WorkerError, match=rf"worker 1 of 2 \(process \d+\) {words}"):
+        next(batches)
+    assert sampler.done == 1
+
+
+def test_a_process_that_is_killed_while_it_waits_is_named() -> None:
+    loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), workers=2)
+    next(iter(loader))
+    for process in children():
+        process.kill()
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        for _ in loader:
+            pass
+    assert len(epoch_of(data.Loader(loaded.Numbers(), loader.sampler, loaded.noisy))) > 0
+
+
+def test_a_process_that_hangs_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaders, "LOOK", 0.1)
+    source = loaded.Numbers(at=(0,), what="hang")
+    loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), workers=1, timeout=1.0)
+    with pytest.raises(
+        WorkerError, match=r"worker 0 of 1 \(process \d+\) has not answered for 1 s"
+    ):
+        next(iter(loader))
+
+
+def test_a_process_is_found_dead_though_another_holds_its_link(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a source has forked may keep the socket open."""
+    monkeypatch.setattr(loaders, "LOOK", 0.1)
+    loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), workers=1)
+    next(iter(loader))
+    assert loader._team is not None
+    (worker,) = loader._team.workers
+    worker.link.close()
+    worker.link, held = socket.socketpair()
+    os.kill(worker.process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+        worker.receive(None)
+    for link in (worker.link, held):
+        link.close()
+    loader.close()
+
+
+def test_a_loader_that_nobody_uses_ends_its_processes() -> None:
+    loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), workers=2)
+    next(iter(loader))
+    assert len(children()) == 2
+    del loader
+    assert children() == []
+
+
+def test_a_forked_child_leaves_its_parents_processes_alone() -> None:
+    with data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy, workers=1) as loader:
+        next(iter(loader))
+        (worker,) = children()
+        child = os.fork()
+        if child == 0:
+            loader.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert worker.is_running()
+        assert len(epoch_of(loader)) == 9
+
+
+@pytest.mark.parametrize("end", ["kill", "interrupt", "terminate", "stop the children"])
+def test_no_process_outlives_the_training(end: str) -> None:
+    program = [sys.executable, str(Path(loaded.__file__))]
+    training = subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        assert training.stdout is not None
+        processes = [int(p) for p in training.stdout.readline().split()]
+        assert len(processes) == 2
+        ends: dict[str, Callable[[], object]] = {
+            "kill": training.kill,
+            "terminate": training.terminate,
+            "interrupt": lambda: os.killpg(training.pid, signal.SIGINT),
+            "stop the children": lambda: [psutil.Process(p).kill() for p in processes],
+        }
+        ends[end]()
+        _, said = training.communicate(timeout=60)
+    finally:
+        training.kill()
+        training.wait()
+    expect_gone(processes)
+    assert training.returncode != 0
+    if end == "interrupt":
+        assert said.count("Traceback") == 1, said
+        assert "KeyboardInterrupt" in said
+    if end == "stop the children":
+        assert "was killed by SIGKILL" in said.splitlines()[-1]
+
+
+def test_what_the_program_itself_defines_is_found(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "from ngd import data\n"
+        "class Mine(Exception): pass\n"
+        "class Source:\n"
+        "    def __len__(self): return 4\n"
+        "    def __getitem__(self, i):\n"
+        "        if 3 in i: raise Mine('of the program')\n"
+        "        return (i,)\n"
+        "if __name__ == '__main__':\n"
+        "    sampler = data.Sampler(4, 1, shuffle=False)\n"
+        "    with data.Loader(Source(), sampler, workers=2) as loader:\n"
+        "        try:\n"
+        "            for batch in loader: print(int(batch.columns[0][0]))\n"
+        "        except Mine as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:4] == ["0", "1", "2", "of the program"]
+
+
+def test_bad_arguments_are_refused() -> None:
+    source, sampler = loaded.Numbers(), data.Sampler(40, 4)
+    with pytest.raises(ValueError, match="expected workers >= 0 and ahead >= 1; got -1, 2"):
+        data.Loader(source, sampler, workers=-1)
+    with pytest.raises(ValueError, match="expected workers >= 0 and ahead >= 1; got 1, 0"):
+        data.Loader(source, sampler, workers=1, ahead=0)
+    with pytest.raises(ValueError, match="the source has 39 samples, the sampler 40"):
+        data.Loader(loaded.Numbers(39), sampler)
+    loader = data.Loader(source, sampler, lambda columns, random: columns, workers=1)
+    with pytest.raises(TypeError, match=r"have to be picklable: .*workers=0 takes any"):
+        next(iter(loader))
+    assert len([*data.Loader(source, sampler, lambda columns, random: columns)]) == 10
+
+
+def test_messages_hold_any_value() -> None:
+    from ngd.data import messages
+
+    value = {"a": np.arange(5)[::2], "b": [np.zeros((0, 3)), "text"], "c": np.ones((3, 4)).T}
+    for in_place in (True, False):
+        found = messages.unpack(messages.pack(value), pickle.Unpickler, in_place=in_place)
+        assert found["a"].tolist() == [0, 2, 4]
+        assert found["b"][0].shape == (0, 3)
+        np.testing.assert_array_equal(found["c"], value["c"])
+        found["c"][0] = 2

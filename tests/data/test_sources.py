@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources: what their files hold, and clear words for files that hold something else."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ngd import data
+
+
+def test_arrays_give_rows() -> None:
+    x, y = np.arange(12).reshape(6, 2), np.arange(6)
+    source = data.Arrays(x, y)
+    assert len(source) == 6
+    rows, labels = source[np.array([4, 0])]
+    assert rows.tolist() == [[8, 9], [0, 1]]
+    assert labels.tolist() == [4, 0]
+
+
+def test_arrays_of_unlike_lengths_are_refused() -> None:
+    for columns in ((), (np.zeros(3), np.zeros((2, 3))), (np.zeros(()),)):
+        with pytest.raises(ValueError, match=r"data\.Arrays: expected"):
+            data.Arrays(*columns)
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype"), [(8, "u1"), (9, "i1"), (11, ">i2"), (12, ">i4"), (13, ">f4"), (14, ">f8")]
+)
+def test_idx_files_of_every_type(tmp_path: Path, code: int, dtype: str) -> None:
+    array = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    header = struct.pack(">BBBB3I", 0, 0, code, 3, 2, 3, 4)
+    (tmp_path / "file").write_bytes(header + array.tobytes())
+    np.testing.assert_array_equal(data.read_idx(tmp_path / "file"), array)
+
+
+def write_cifar(folder: Path, names: list[str], labels: int, images: int) -> Any:
+    """Records of labels and three planes; what they are as [N, 32, 32, 3]."""
+    folder.mkdir(exist_ok=True)
+    random, found = np.random.default_rng(1), []
+    for name in names:
+        records = random.integers(0, 256, (images, labels + 3072)).astype(np.uint8)
+        records[:, :labels] %= 10
+        records.tofile(folder / name)
+        found.append(records)
+    whole = np.concatenate(found)
+    pixels = np.stack([whole[:, labels + 1024 * c :][:, :1024] for c in range(3)], -1)
+    return pixels.reshape(-1, 32, 32, 3), whole[:, labels - 1]
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_cifar_10_and_100(tmp_path: Path, inside: bool) -> None:
+    for name, files, test, labels in (
+        ("cifar-10-batches-bin", [f"data_batch_{n}.bin" for n in range(1, 6)], "test_batch.bin", 1),
+        ("cifar-100-binary", ["train.bin"], "test.bin", 2),
+    ):
+        place = tmp_path / name / name
+        place.mkdir(parents=True)
+        training = write_cifar(place, files, labels, 3)
+        testing = write_cifar(place, [test], labels, 2)
+        sets = data.cifar(place if inside else place.parent)
+        for found, (pixels, classes) in zip(sets, (training, testing), strict=True):
+            np.testing.assert_array_equal(found.columns[0], pixels)
+            np.testing.assert_array_equal(found.columns[1], classes)
+            assert found.columns[1].dtype == np.int64
+
+
+def test_cifar_of_pickles_and_what_is_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no CIFAR; expected the binary version"):
+        data.cifar(tmp_path)
+    (tmp_path / "data_batch_1").write_bytes(b"")
+    with pytest.raises(ValueError, match="the Python version, which is pickles"):
+        data.cifar(tmp_path)
+    (tmp_path / "train.bin").write_bytes(b"abc")
+    with pytest.raises(ValueError, match="3 bytes are no whole number of 3074-byte images"):
+        data.cifar(tmp_path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    for label, name in enumerate(("cat", "ant", "bee")):
+        (tmp_path / name / "more").mkdir(parents=True)
+        pixels = np.full((2 + label, 5, 3), 60 * label + 10, np.uint8)
+        image.fromarray(pixels).save(tmp_path / name / "b.png")
+        image.fromarray(pixels[..., 0]).save(tmp_path / name / "more" / "a.PNG")
+        (tmp_path / name / "read.me").write_text("no image")
+    return tmp_path
+
+
+def test_a_folder_of_images_has_a_class_a_folder(folder: Path) -> None:
+    source = data.ImageFolder(folder)
+    assert source.classes == ["ant", "bee", "cat"]
+    assert [Path(f).name for f in source.files] == ["b.png", "a.PNG"] * 3
+    images, labels = source[np.array([5, 0])]
+    assert labels.tolist() == [2, 0]
+    np.testing.assert_array_equal(images[0], np.full((2, 5, 3), 10))  # grey became colour
+    np.testing.assert_array_equal(images[1], np.full((3, 5, 3), 70))
+
+
+def test_bad_folders_and_images_are_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"none is not a directory"):
+        data.ImageFolder(folder / "none")
+    with pytest.raises(ValueError, match="more holds no folders of images"):
+        data.ImageFolder(folder / "cat" / "more")
+    (folder / "cat" / "b.png").write_bytes((folder / "cat" / "b.png").read_bytes()[:40])
+    with pytest.raises(ValueError, match=r"b\.png: not an image that Pillow can read"):
+        data.ImageFolder(folder)[np.array([4])]
+    (folder / "dog").mkdir()
+    with pytest.raises(ValueError, match="dog holds no images"):
+        data.ImageFolder(folder)
+
+
+def test_windows_of_tokens(tmp_path: Path) -> None:
+    np.arange(100, 111, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    side_by_side = data.Tokens(tmp_path / "tokens.bin", 3)
+    assert len(side_by_side) == 3
+    (rows,) = side_by_side[np.array([2, 0])]
+    assert rows.tolist() == [[106, 107, 108], [100, 101, 102]]
+    assert rows.dtype == np.int64
+    every = data.Tokens(np.arange(11, dtype=np.uint8), 3, stride=1)
+    assert len(every) == 9
+    assert every[np.array([8])][0].tolist() == [[8, 9, 10]]
+
+
+def test_a_file_of_tokens_travels_by_its_name(tmp_path: Path) -> None:
+    np.arange(10**6, dtype=np.uint32).tofile(tmp_path / "tokens.bin")
+    source = data.Tokens(tmp_path / "tokens.bin", 4, dtype="uint32")
+    text = pickle.dumps(source)
+    assert len(text) < 1000
+    assert pickle.loads(text)[np.array([100])][0].tolist() == [[400, 401, 402, 403]]
+
+
+def test_bad_tokens_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.bin"
+    path.write_bytes(b"abc")
+    with pytest.raises(ValueError, match="3 bytes are no whole number of uint16 tokens"):
+        data.Tokens(path, 2)
+    path.write_bytes(b"ab")
+    with pytest.raises(ValueError, match=r"tokens\.bin holds 1 tokens, a window takes 2"):
+        data.Tokens(path, 2)
+    with pytest.raises(ValueError, match="expected length and stride >= 1; got 2, 0"):
+        data.Tokens(path, 2, stride=0)
+    with pytest.raises(ValueError, match=r"expected a row of integers; got float64\[3\]"):
+        data.Tokens(np.zeros(3), 2)
