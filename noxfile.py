@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a developer, and .ci/run, ask of the tree: nox -s lint typecheck test test-mpi cpp bench.
+"""What a developer, and .ci/run, ask of the tree: nox -s lint typecheck docs test test-mpi cpp.
 
 Each session makes its own environment; `nox --no-venv` runs in the current one instead, which then
 has to hold ngd-runtime[dev].
@@ -45,6 +45,13 @@ def typecheck(session: nox.Session) -> None:
     prepare(session, ".[test]", "mypy>=1.18")
     session.run("mypy")
     session.run("stubtest", "--ignore-disjoint-bases", "ngd._core._core")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site of docs/, without a warning: build/site."""
+    prepare(session, "mkdocs-material>=9.5")
+    session.run("mkdocs", "build", "--strict", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @nox.session

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of docs/: their Python runs, their scripts give on four ranks what they give on one."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ngd
+from ngd import _core
+
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+SCRIPT = re.compile(r"# (\w+\.py)\n")
+PAGES = ["index", "tutorial", "from_pytorch", "from_jax", "from_ngraph"]
+
+
+def blocks(page: str) -> list[str]:
+    found = BLOCK.findall((DOCS / f"{page}.md").read_text())
+    assert found, page
+    return list(found)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs(page: str) -> None:
+    """All blocks of a page in turn, in one namespace, but for scripts."""
+    names: dict[str, Any] = {"__name__": page}
+    for number, block in enumerate(blocks(page)):
+        if not SCRIPT.match(block):
+            exec(compile(block, f"{page}.md, block {number + 1}", "exec"), names)
+
+
+@pytest.mark.skipif(ngd.build_info()["mode"] == "OFF", reason="built without collectives")
+def test_the_tutorials_script_learns_the_same_on_four_ranks(tmp_path: Path) -> None:
+    (script,) = [block for block in blocks("tutorial") if SCRIPT.match(block)]
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    said = []
+    for ranks in (1, 4):
+        launcher = [sys.executable, "-m", "ngd.launch", "-n", str(ranks), "--no-prefix", "--"]
+        done = subprocess.run([*launcher, str(file)], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        said.append([float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)])
+    assert len(said[0]) == 5
+    assert said[0][-1] < 0.2 < said[0][0]
+    assert said[1] == pytest.approx(said[0], abs=5e-3)
+
+
+@pytest.mark.skipif(
+    ("conv", "onednn") not in _core.kernel_table(), reason="the page names oneDNN's kernels"
+)
+def test_the_page_of_ops_is_of_today() -> None:
+    """docs/reference.py has written it since the last op changed."""
+    written = runpy.run_path(str(DOCS / "reference.py"))["page"]()
+    assert written == (DOCS / "ops.md").read_text(), "run python docs/reference.py"
