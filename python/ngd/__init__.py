@@ -45,7 +45,9 @@ from .dtype import (
     uint32,
     uint64,
 )
+from .function import Function, function
 from .ir import Graph, Node
+from .transforms import custom_gradient, hessian, jacobian, jvp, remat, value_and_grad, vjp
 from .variable import Variable, constant, placeholder, variable
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ __all__ = [
     "CallStats",
     "CommStats",
     "Executable",
+    "Function",
     "Graph",
     "Group",
     "Mesh",
@@ -80,19 +83,24 @@ __all__ = [
     "comm_stats",
     "compile",
     "constant",
+    "custom_gradient",
     "data",
     "errors",
     "float16",
     "float32",
     "float64",
+    "function",
     "gather",
     "grad",
+    "hessian",
     "init",
     "int8",
     "int16",
     "int32",
     "int64",
+    "jacobian",
     "join",
+    "jvp",
     "make_mesh",
     "nn",
     "ops",
@@ -101,6 +109,7 @@ __all__ = [
     "recv",
     "reduce",
     "reduce_scatter",
+    "remat",
     "scatter",
     "send",
     "shutdown",
@@ -109,7 +118,9 @@ __all__ = [
     "uint16",
     "uint32",
     "uint64",
+    "value_and_grad",
     "variable",
+    "vjp",
 ]
 
 

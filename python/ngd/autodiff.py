@@ -49,7 +49,8 @@ def grad(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
     """
     targets, structure = flatten(wrt)
     if not isinstance(loss, Node):
-        raise TypeError(f"grad: loss: expected a node; got {loss!r}")
+        instead = ": of a function, ngd.value_and_grad makes one" if callable(loss) else ""
+        raise TypeError(f"grad: loss: expected a node; got {loss!r}{instead}")
     for node, path in zip(targets, structure.paths("wrt"), strict=True):
         if not isinstance(node, Node):
             raise TypeError(f"grad: {path}: expected a node or a structure of nodes; got {node!r}")
@@ -65,7 +66,7 @@ def grad(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
             raise GradientError(f"grad: expected floats to differentiate by; got {_name(target)}")
     with at_site(loss.site):
         seed = constant_node(np.ones((), loss.dtype))
-    adjoints = _walk_back({loss: seed}, targets)
+    adjoints = walk_back({loss: seed}, targets)
     results = []
     for target in targets:
         adjoint = adjoints.get(target)
@@ -85,7 +86,7 @@ def _name(node: Node) -> str:
     return f"{node.op.name}{f' {name!r}' if name else ''} {node.type} (made at {node.site})"
 
 
-def _walk_back(
+def walk_back(
     seeds: Mapping[Node, Node], targets: Iterable[Node], beyond: bool = True
 ) -> Mapping[Node, Node]:
     """Carry the adjoints of roots to all that lies between them and the targets.
@@ -129,7 +130,7 @@ def _walk_back(
     return adjoints
 
 
-WALKS.adjoints = _walk_back
+WALKS.adjoints = walk_back
 
 
 def _input_adjoints(node: Node, dy: Any) -> Sequence[Node | None]:
@@ -143,7 +144,7 @@ def _input_adjoints(node: Node, dy: Any) -> Sequence[Node | None]:
     for root, part in zip(expansion(node), dy if node.several else (dy,), strict=True):
         if part is not None:  # two results may be one node of the expansion
             seeds[root] = add(seeds[root], part) if root in seeds else part
-    adjoints = _walk_back(seeds, node.inputs, beyond=False)
+    adjoints = walk_back(seeds, node.inputs, beyond=False)
     first = {operand: place for place, operand in reversed(list(enumerate(node.inputs)))}
     return [adjoints.get(x) if first[x] == i else None for i, x in enumerate(node.inputs)]
 

@@ -265,11 +265,16 @@ def meet(job_key: str, rank: int, size: int, name: str) -> Group:
         return Group(communicator, name)
 
 
+def living_world() -> Group | None:
+    """The world, if there is one that is open."""
+    return None if _world is None or _world.closed else _world
+
+
 def world_over_mpi() -> Group | None:
     """The world, if there is one and it is over MPI."""
-    if _world is None or _world.closed:
-        return None
-    return _world if _world.communicator.name in ("mpi", "hierarchical") else None
+    world = living_world()
+    over_mpi = world is not None and world.communicator.name in ("mpi", "hierarchical")
+    return world if over_mpi else None
 
 
 def between_hosts(fortran_handle: int) -> _core.Communicator:

@@ -69,3 +69,7 @@ class GroupClosedError(CollectiveError):
 
 class WorkerError(Error, RuntimeError):
     """A process that loads data died, or did not answer; the message names it."""
+
+
+class RetraceWarning(UserWarning):
+    """A function of ngd.function is traced again and again; the message says what changes."""

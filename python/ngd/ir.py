@@ -103,7 +103,7 @@ class Op:
     elementwise: ClassVar[bool] = False
     """Computed by the elementwise kernel, under this name (kernels/fused/elementwise.inc)."""
     view: ClassVar[bool] = False
-    """Its result may lie in the bytes of its one input: `offset` says where."""
+    """Its result may lie in the bytes of its first input: `offset` says where."""
     collective: ClassVar[bool] = False
     """Talks to other ranks: run by all of them, in one order."""
     broadcasts: ClassVar[bool] = False

@@ -36,6 +36,8 @@ LAYERS = (
     {"arguments", "distributed"},
     {"devices"},
     {"compiler"},
+    {"function"},
+    {"transforms"},
     {"__init__", "launch"},
     {"optim"},
     {"nn", "data", "checkpoint"},

@@ -1,0 +1,524 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python functions as compiled steps: traced once for each kind of arguments, then called.
+
+The first call of an `ngd.function` with arguments of some structure, shapes and dtypes runs the
+Python function on placeholders. What it returns is compiled, and kept. Each later call with
+arguments of the same kind only looks the step up and runs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import warnings
+from array import array as buffer
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, overload
+
+import numpy as np
+
+from . import distributed
+from .collectives import Group
+from .collectives.arrays import view
+from .compiler import compile, sorted_updates
+from .devices.executable import Executable
+from .dtype import SHORT_NAMES, as_dtype, float32, float64
+from .errors import CompileError, RetraceWarning
+from .ir import PLACEHOLDER, DType, Graph, Node, Type
+from .ops.operands import as_node
+from .passes.collectives import talks
+from .sites import call_site
+from .trees import LEAF, Structure, flatten, leaves_of, split
+from .variable import Variable, placeholder
+
+Key: TypeAlias = tuple[Any, ...]
+"""What one trace is for: a Form, then for each leaf of the arguments what is fixed of it."""
+
+MANY_TRACES: Final = 8
+"""So many traces of one function are reported: training, evaluation and the last, shorter batch of
+each need four."""
+
+FLOAT: Final = "a Python float"
+STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None)})
+ARRAY_METHODS: Final = ("__dlpack__", "__array_interface__", "__array__")
+
+
+class Tracing(threading.local):
+    """The traces that are being made in this thread, the innermost last, by their groups."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group | None] = []
+
+
+_tracing: Final = Tracing()
+
+
+class HasNodes(Exception):  # noqa: N818
+    """There are nodes among the arguments: the call belongs to the graph that is being built."""
+
+
+class Form:
+    """How the arguments of a call are nested: a structure for each parameter."""
+
+    def __init__(self, parts: Sequence[Structure], names: Sequence[str]) -> None:
+        self.parts = tuple(parts)
+        self.flat = all(part is LEAF for part in self.parts)
+        pairs = zip(self.parts, names, strict=True)
+        self.paths = [path for part, name in pairs for path in part.paths(name)]
+
+    def take(self, values: Sequence[Any]) -> list[Any] | None:
+        """The leaves of arguments of this form; None for others."""
+        if self.flat:
+            return list(values)
+        leaves: list[Any] = []
+        for part, value in zip(self.parts, values, strict=True):
+            if not part._take(value, leaves):
+                return None
+        return leaves
+
+    def rebuild(self, leaves: Iterable[Any]) -> list[Any]:
+        """The arguments with other leaves."""
+        left = iter(leaves)
+        return [part._rebuild(left) for part in self.parts]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A function, traced for one kind of arguments and compiled."""
+
+    step: Executable
+    world: Group | None
+    """Of a step with collectives that were given no group."""
+    places: list[int] | None
+    """Which leaves of the arguments the step is called with; None: all."""
+    structure: Structure
+    """Of what the function returned."""
+    fixed: dict[int, Any]
+    """Which leaves of that are no nodes, and are returned as they are."""
+
+    def results(self, values: Sequence[Any]) -> Any:
+        """What a call returns, of what the step made."""
+        if self.fixed:
+            made = iter(values)
+            count = len(values) + len(self.fixed)
+            values = [self.fixed[i] if i in self.fixed else next(made) for i in range(count)]
+        return values[0] if self.structure is LEAF else self.structure.rebuild(values)
+
+
+class Function:
+    """A function that is traced, compiled and kept; `ngd.function` makes it.
+
+    Of its arguments,
+
+    - arrays of NumPy, of what speaks DLPack, or of the buffer protocol are placeholders. A change
+      of dtype or shape is another trace.
+    - Python floats are placeholders too: scalars of float32, or of float64 where the function
+      computes in float64 anywhere. Another value is no other trace.
+    - anything else is fixed in the trace: ints, bools, strings, None, variables, modules. It must
+      be hashable, and another value is another trace. An int that changes in each call is better
+      given as an array, np.int64(n).
+
+    Of what the Python function returns, nodes come back as fresh arrays, and so do arrays; anything
+    else comes back as it is.
+
+    Called within another trace, or with nodes among its arguments, it is as the Python function:
+    its nodes belong to that graph, and with `updates` it returns the pair, for the outer function
+    to hand on.
+
+    Collectives run inside as in any step. All ranks must call the function in the same order; what
+    is traced and kept is each rank's own. After `ngd.shutdown()` and `ngd.init()` it is compiled
+    again, for the new world.
+    """
+
+    __wrapped__: Callable[..., Any]
+
+    def __init__(
+        self,
+        python: Callable[..., Any],
+        updates: bool = False,
+        device: str | None = None,
+        group: Group | None = None,
+    ) -> None:
+        functools.update_wrapper(self, python)
+        self.updates, self.device, self.group = updates, device, group
+        self.name = getattr(python, "__qualname__", repr(python))
+        self._signature = signature_of(python)
+        parameters = self._signature.parameters.values()
+        plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+        self._arity = len(parameters) if plain else -1
+        self._forms: list[Form] = []
+        self._traces: dict[Key, Trace] = {}
+        self._lock = threading.RLock()
+        self._warned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step for these arguments; it is made where there is none yet."""
+        if _tracing.groups:
+            return self._inline(args, kwargs)
+        try:
+            key, leaves = self._look_at(args, kwargs)
+        except HasNodes:
+            return self._inline(args, kwargs)
+        trace = self._traces.get(key)
+        if trace is None or (trace.world is not None and trace.world.closed):
+            trace = self._trace_for(key, leaves)
+        if trace.places is not None:
+            leaves = [leaves[i] for i in trace.places]
+        return trace.results(trace.step(*leaves))
+
+    def trace(self, *args: Any, **kwargs: Any) -> Executable:
+        """Return the compiled step for such arguments, without running it.
+
+        Its `graph` is what the function made, and str() of it the program.
+        """
+        try:
+            key, leaves = self._look_at(args, kwargs)
+        except HasNodes:
+            raise TypeError(f"{self.name}: trace: expected arrays; got nodes") from None
+        return self._trace_for(key, leaves).step
+
+    @property
+    def traces(self) -> int:
+        """How many traces there are."""
+        return len(self._traces)
+
+    def clear(self) -> None:
+        """Forget all traces, and free what they hold."""
+        with self._lock:
+            self._traces.clear()
+            self._forms.clear()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method, its first argument is the instance."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"<ngd.function {self.name}, {self.traces} traces>"
+
+    def __reduce__(self) -> str:
+        """As a Python function: by its name."""
+        return self.name
+
+    def _inline(self, args: Any, kwargs: Any) -> Any:
+        """Within another graph: the Python function adds its nodes to it."""
+        outer = _tracing.groups[-1] if _tracing.groups else None
+        if self.group is not None and self.group is not outer:
+            raise TypeError(
+                f"{self.name}: a function with a group of its own cannot be part of another graph: "
+                "give the group to its collectives instead"
+            )
+        return self.__wrapped__(*args, **kwargs)
+
+    def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
+        """What the trace for these arguments is called, and the leaves of the arguments."""
+        if kwargs or len(args) != self._arity:
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args = tuple(bound.arguments.values())
+        for form in self._forms:
+            leaves = form.take(args)
+            key = self._key(form, leaves) if leaves is not None else None
+            if key is not None:
+                return key, leaves  # type: ignore[return-value]
+        form = Form([flatten(value)[1] for value in args], list(self._signature.parameters))
+        self._forms.append(form)
+        leaves = form.take(args)
+        assert leaves is not None
+        key = self._key(form, leaves)
+        assert key is not None
+        return key, leaves
+
+    def _key(self, form: Form, leaves: list[Any]) -> Key | None:
+        """What is fixed in a trace; None where a leaf is none: the arguments have another form.
+
+        What is an array to others becomes one of NumPy, in `leaves`.
+        """
+        key: list[Any] = [form]
+        for place, leaf in enumerate(leaves):
+            kind = type(leaf)
+            if kind is np.ndarray:
+                key.append((leaf.dtype, leaf.shape))
+            elif kind is float:
+                key.append(FLOAT)
+            elif kind in STATIC_TYPES:
+                key.append((kind, leaf))
+            elif isinstance(leaf, Variable):
+                key.append((Variable, leaf.id))
+            elif isinstance(leaf, Node):
+                raise HasNodes
+            elif split(leaf)[0] is not None:
+                return None
+            elif is_array(leaf):
+                leaves[place] = leaf = view(leaf, f"{self.name}: {form.paths[place]}")
+                key.append((leaf.dtype, leaf.shape))
+            else:
+                key.append((kind, self._hashable(leaf, form.paths[place])))
+        return tuple(key)
+
+    def _hashable(self, leaf: Any, path: str) -> Any:
+        try:
+            hash(leaf)
+        except TypeError:
+            raise TypeError(
+                f"{self.name}: {path}: expected an array, or something hashable that is fixed in "
+                f"the trace; got {leaf!r}"
+            ) from None
+        return leaf
+
+    def _trace_for(self, key: Key, leaves: Sequence[Any]) -> Trace:
+        """The trace for this key. One whose world is gone is made again in the new one."""
+        trace = self._traces.get(key)
+        if trace is not None and not gone(trace.world):
+            return trace
+        with self._lock:
+            trace = self._traces.get(key)
+            if trace is None:
+                trace = self._make(key, leaves)
+                self._traces[key] = trace
+                self._report_retraces(key)
+            elif gone(trace.world):
+                trace = self._traces[key] = self._make(key, leaves)
+            return trace
+
+    def _make(self, key: Key, leaves: Sequence[Any]) -> Trace:
+        """Trace and compile. Python floats are float64 only where float64 is computed with."""
+        specs = key[1:]
+        wide = any(isinstance(spec[0], np.dtype) and spec[0] == float64 for spec in specs)
+        widest = float64 if wide else float32
+        inputs, returned, updates = self._run(key, leaves, widest)
+        graph = self._graph(inputs, returned, updates)
+        if FLOAT in specs and widest is float32 and any(n.dtype == float64 for n in graph.nodes):
+            inputs, returned, updates = self._run(key, leaves, float64)
+            graph = self._graph(inputs, returned, updates)
+        step = compile(
+            [*graph.inputs], [*graph.outputs], updates, device=self.device, group=self.group
+        )
+        made, structure = flatten(returned)
+        places = [i for i, node in enumerate(inputs) if node is not None]
+        return Trace(
+            step,
+            distributed.init() if self.group is None and talks(graph) else None,
+            None if len(places) == len(inputs) else places,
+            structure,
+            {i: leaf for i, leaf in enumerate(made) if not isinstance(leaf, Node)},
+        )
+
+    def _run(
+        self, key: Key, leaves: Sequence[Any], of_floats: DType
+    ) -> tuple[list[Node | None], Any, Any]:
+        """Run the Python function on placeholders; returns them, and what it returned."""
+        form: Form = key[0]
+        inputs: list[Node | None] = []
+        for path, leaf, spec in zip(form.paths, leaves, key[1:], strict=True):
+            if spec is FLOAT:
+                inputs.append(placeholder(path, (), of_floats))
+            elif isinstance(spec[0], np.dtype):
+                where = f"{self.name}: {path}"
+                dtype = as_dtype(spec[0].newbyteorder("="), where)
+                inputs.append(placeholder(path, leaf.shape, dtype))
+            else:
+                inputs.append(None)
+        given = (x if x is not None else leaf for x, leaf in zip(inputs, leaves, strict=True))
+        bound = inspect.BoundArguments(self._signature, {})
+        bound.arguments.update(zip(self._signature.parameters, form.rebuild(given), strict=True))
+        _tracing.groups.append(self.group)
+        try:
+            # In a context of its own, no block around the call changes what is kept.
+            returned = Context().run(self.__wrapped__, *bound.args, **bound.kwargs)
+        finally:
+            _tracing.groups.pop()
+        if not self.updates:
+            return inputs, as_result(self.name, returned), None
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise TypeError(
+                f"{self.name}: expected a function with updates=True to return (result, updates); "
+                f"got {returned!r}"
+            )
+        return inputs, as_result(self.name, returned[0]), returned[1]
+
+    def _graph(self, inputs: Sequence[Node | None], returned: Any, updates: Any) -> Graph:
+        """What is compiled. It reads the function's own arguments alone."""
+        given = tuple(x for x in inputs if x is not None)
+        outputs = tuple(leaf for leaf in flatten(returned)[0] if isinstance(leaf, Node))
+        graph = Graph(given, outputs, sorted_updates(updates))
+        own = set(given)
+        for node in graph.nodes:
+            if node.op is PLACEHOLDER and node not in own:
+                raise CompileError(
+                    f"{self.name}: it reads {node.attrs['name']!r} (made at {node.site}), an "
+                    "argument of another function or step, which has no value here; make it an "
+                    "argument"
+                )
+        return graph
+
+    def _report_retraces(self, key: Key) -> None:
+        """Warn once where a function is traced again and again, and say what changed."""
+        if self._warned or len(self._traces) < MANY_TRACES:
+            return
+        self._warned = True
+        others = [other for other in self._traces if other != key]
+        alike = [other for other in others if other[0] is key[0]]
+        if alike:
+            nearest = min(reversed(alike), key=lambda other: len(differences(key, other)))
+            what = "; ".join(differences(key, nearest))
+        else:
+            what = "the arguments are nested otherwise"
+        warnings.warn(
+            f"{self.name} was traced and compiled {len(self._traces)} times, the last time "
+            f"because {what} (called at {call_site()}). Each trace is kept. Give arrays of equal "
+            "shapes, padded where they differ, and numbers that change as floats or as arrays: "
+            "np.int64(n)",
+            RetraceWarning,
+            stacklevel=4,
+        )
+
+
+def signature_of(python: Callable[..., Any]) -> inspect.Signature:
+    """What a function takes; of some that are written in C nothing is known."""
+    try:
+        return inspect.signature(python)
+    except ValueError:
+        return inspect.signature(lambda *args: None)
+
+
+def building(tree: Any) -> bool:
+    """Whether what is called now with these arguments adds to a graph."""
+    nodes = (leaf for leaf in leaves_of(tree) if isinstance(leaf, Node))
+    return bool(_tracing.groups) or not all(isinstance(node, Variable) for node in nodes)
+
+
+def gone(world: Group | None) -> bool:
+    """Whether another world has taken the place of this one."""
+    return world is not None and world.closed and distributed.living_world() is not None
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether NumPy can read this as an array; texts and types are none."""
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return not isinstance(leaf, (str, bytes))
+    if isinstance(leaf, (memoryview, bytearray, buffer)):
+        return True
+    return not isinstance(leaf, type) and any(hasattr(leaf, name) for name in ARRAY_METHODS)
+
+
+def as_result(where: str, returned: Any) -> Any:
+    """What a function returns, with nodes for its arrays; updates among it are a mistake."""
+    expect_no_updates(where, returned)
+    leaves, structure = flatten(returned)
+    return structure.rebuild(
+        [
+            leaf if isinstance(leaf, Node) or not is_array(leaf) else constant_of(leaf, where)
+            for leaf in leaves
+        ]
+    )
+
+
+def constant_of(leaf: Any, where: str) -> Node:
+    """An array that a function returns, and that depends on nothing."""
+    return as_node(view(leaf, where), where=where)
+
+
+def expect_no_updates(where: str, tree: Any) -> None:
+    """Refuse a dict by variables among results: the variables would not change."""
+    _, found = split(tree)
+    if any(isinstance(key, Variable) for key in found):
+        raise TypeError(
+            f"{where}: it returns a dict by variables; where these are next values, declare it: "
+            "@ngd.function(updates=True), and return (result, updates)"
+        )
+    for part in found.values():
+        expect_no_updates(where, part)
+
+
+def differences(key: Key, other: Key) -> list[str]:
+    """What two keys of one form differ in."""
+    pairs = zip(key[0].paths, key[1:], other[1:], strict=True)
+    return [f"{path} is {shown(now)}, not {shown(was)}" for path, now, was in pairs if now != was]
+
+
+def shown(spec: Any) -> str:
+    """What is fixed of a leaf, for a message."""
+    if spec is FLOAT:
+        return FLOAT
+    kind, value = spec
+    if isinstance(kind, np.dtype):
+        return str(Type(kind, value)) if kind in SHORT_NAMES else f"{kind}{list(value)}"
+    return "another variable" if kind is Variable else f"{value!r}, a value fixed in the trace"
+
+
+@overload
+def function(
+    python: Callable[..., Any],
+    *,
+    updates: bool = False,
+    device: str | None = None,
+    group: Group | None = None,
+) -> Function: ...
+@overload
+def function(
+    *, updates: bool = False, device: str | None = None, group: Group | None = None
+) -> Callable[[Callable[..., Any]], Function]: ...
+def function(
+    python: Callable[..., Any] | None = None,
+    *,
+    updates: bool = False,
+    device: str | None = None,
+    group: Group | None = None,
+) -> Function | Callable[[Callable[..., Any]], Function]:
+    """Make a compiled step of a Python function; a decorator, with or without arguments.
+
+    ::
+
+        @ngd.function(updates=True)
+        def step(x, y):
+            loss = loss_of(model(x), y)
+            return loss, optimizer.update(loss, model.parameters())
+
+    The function is called with nodes, once for each kind of arguments, and its result is compiled
+    and kept (`Function.traces` counts). So it must be pure: what else it does, as printing or
+    appending to a list, happens in the first call alone, and what it reads from outside, but for
+    variables, keeps the value that it had then. Blocks around a call, as `nn.training`, are not
+    seen inside: they belong into the function.
+
+    Parameters
+    ----------
+    python
+        Takes and returns any structure (ngd.trees); Function says what becomes of the leaves.
+    updates
+        Whether the function returns a pair: the result, and the next values of variables as
+        `ngd.compile` takes them. They are the only way that a variable changes; a call returns the
+        result alone.
+    device, group
+        As for `ngd.compile`.
+
+    Returns
+    -------
+    Function
+        Runs the step. `trace(*args)` gives the compiled step for some arguments, and
+        `trace(*args).graph` the graph.
+
+    Raises
+    ------
+    TypeError
+        An argument is neither an array nor hashable, or the result is not what `updates` says.
+    CompileError
+        The function reads the argument of another one; and whatever `ngd.compile` raises.
+    BusyError
+        Another thread is in a call of the same trace.
+
+    Warns
+    -----
+    RetraceWarning
+        The function was traced for the eighth time; once, with what has changed.
+    """
+    if python is None:
+        return functools.partial(Function, updates=updates, device=device, group=group)
+    if not callable(python):
+        raise TypeError(f"function: expected a Python function; got {python!r}")
+    return Function(python, updates, device, group)
+
+
+__all__ = ["Function", "function"]

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ngd.function: what is traced, when, and what a call gives, beside the function on arrays."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import threading
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+
+import ngd
+from ngd import ops
+from ngd.dtype import bfloat16
+from ngd.errors import CompileError, DTypeError, RetraceWarning
+
+DEVICES = ("CPU", "INTERPRETER")
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def ones(*shape: int, dtype: Any = np.float32) -> Any:
+    return np.ones(shape, dtype)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@dataclasses.dataclass
+class Batch:
+    image: Any
+    label: Any
+
+
+def test_structures_in_and_out(device: str) -> None:
+    @ngd.function(device=device)
+    def f(batch: Batch, pair: Pair, *rest: Any, weights: dict[str, Any]) -> Any:
+        total = batch.image * weights["w"] + pair.first + rest[0]
+        return {"batch": Batch(total, batch.label), "all": [pair, rest], "none": None}
+
+    x = ones(2, 3)
+    found = f(Batch(x, np.arange(2)), Pair(2 * x, x), 3 * x, weights={"w": 4 * x})
+    npt.assert_array_equal(found["batch"].image, 9 * x)
+    npt.assert_array_equal(found["batch"].label, np.arange(2))
+    assert isinstance(found["all"][0], Pair)
+    npt.assert_array_equal(found["all"][1][0], 3 * x)
+    assert found["none"] is None
+    assert f.traces == 1
+
+
+def test_traced_once_for_each_kind() -> None:
+    runs = []
+
+    @ngd.function
+    def f(x: Any) -> Any:
+        runs.append(x.type)
+        return x + 1
+
+    for given in (ones(2), 3 * ones(2), ones(3), ones(2, dtype=np.int32), ones(2)):
+        npt.assert_array_equal(f(given), given + 1)
+    assert len(runs) == f.traces == 3
+    f.clear()
+    assert f.traces == 0
+    npt.assert_array_equal(f(ones(2)), 2 * ones(2))
+    assert len(runs) == 4
+
+
+def test_order_of_keys_and_lists_for_tuples_are_no_other_trace() -> None:
+    @ngd.function
+    def f(x: dict[str, Any], pair: Any) -> Any:
+        return x["a"] - x["b"] + pair[1]
+
+    assert f({"a": ones(), "b": 2 * ones()}, (ones(), ones())) == 0
+    assert f({"b": 2 * ones(), "a": ones()}, [ones(), ones()]) == 0
+    assert f.traces == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        np.float32(2),
+        np.float64(2),
+        array.array("d", [2, 2]),
+        memoryview(bytearray(b"ab")),
+        np.array([1, 2], ">i4"),
+        np.arange(6, dtype=np.int16).reshape(2, 3).T[::2],
+        np.array([1, 2], bfloat16),
+        np.array([True, False]),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_arrays_of_every_kind(given: Any) -> None:
+    f = ngd.function(lambda x: x)
+    wanted = np.asarray(given)
+    found = f(given)
+    assert (found.dtype, found.shape) == (wanted.dtype.newbyteorder("="), wanted.shape)
+    npt.assert_array_equal(found, wanted)
+    f(given)
+    assert f.traces == 1
+
+
+def test_a_tensor_of_pytorch() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch, whose tensors speak DLPack, is needed")
+    f = ngd.function(lambda x: x + 1)
+    npt.assert_array_equal(f(torch.ones(3)), 2 * ones(3))
+    assert f(torch.ones(3, dtype=torch.bfloat16)).dtype == bfloat16
+
+
+def test_floats_are_traced_and_of_the_dtype_that_is_computed_with() -> None:
+    w = ngd.variable("w", np.ones(2))
+
+    @ngd.function
+    def f(x: Any, rate: float) -> Any:
+        return x * rate
+
+    @ngd.function
+    def of_variable(rate: float) -> Any:
+        return w * rate
+
+    assert f(ones(2), 0.1).dtype == np.float32
+    npt.assert_array_equal(f(ones(2), 0.2), np.float32(0.2) * ones(2))
+    assert f.traces == 1
+    npt.assert_array_equal(f(ones(2, dtype=np.float64), 0.1), np.full(2, 0.1))
+    npt.assert_array_equal(of_variable(0.1), np.full(2, 0.1))
+    assert of_variable.traces == 1
+
+
+def test_all_else_is_fixed_in_the_trace() -> None:
+    @ngd.function
+    def f(x: Any, axis: int | None = None, mean: bool = False, kind: str = "a") -> Any:
+        return (ops.mean if mean else ops.sum)(x, axis), kind
+
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    npt.assert_array_equal(f(x)[0], x.sum())
+    npt.assert_array_equal(f(x, 1)[0], x.sum(1))
+    npt.assert_array_equal(f(x, axis=1)[0], x.sum(1))
+    assert f.traces == 2
+    npt.assert_array_equal(f(x, True)[0], x.sum(1))  # another type than 1
+    npt.assert_array_equal(f(x, 1, True, kind="b")[0], x.mean(1))
+    assert f(x, 1, True, kind="b")[1] == "b"
+    assert f.traces == 4
+
+
+def test_variables_are_read_when_the_step_runs(device: str) -> None:
+    w, v = ngd.variable("w", ones(2)), ngd.variable("v", ones(2))
+    f = ngd.function(lambda x, of: x * w + of, device=device)
+    npt.assert_array_equal(f(ones(2), v), 2 * ones(2))
+    w.assign(3 * ones(2))
+    npt.assert_array_equal(f(ones(2), v), 4 * ones(2))
+    npt.assert_array_equal(f(ones(2), w), 6 * ones(2))
+    assert f.traces == 2
+
+
+def test_updates_change_variables(device: str) -> None:
+    w = ngd.variable("w", np.zeros(2))
+
+    @ngd.function(updates=True, device=device)
+    def step(x: Any, rate: float) -> Any:
+        loss = ops.sum((w - x) ** 2)
+        return loss, {w: w - rate * ngd.grad(loss, w)}
+
+    wanted, x = np.zeros(2), np.array([1.0, 2.0])
+    for rate in (0.1, 0.2, 0.1):
+        npt.assert_allclose(step(x, rate), np.sum((wanted - x) ** 2), rtol=1e-12)
+        wanted -= rate * 2 * (wanted - x)
+    npt.assert_allclose(w.numpy(), wanted, rtol=1e-12)
+    assert step.traces == 1
+
+
+def test_updates_that_are_not_declared_are_refused() -> None:
+    w = ngd.variable("w", ones(2))
+    with pytest.raises(TypeError, match="updates=True"):
+        ngd.function(lambda: (1, [{w: w + 1}]))()
+    with pytest.raises(TypeError, match=r"return \(result, updates\); got <ngd.Node"):
+        ngd.function(lambda: w + 1, updates=True)()
+    with pytest.raises(TypeError, match=r"updates: expected {variable: node}"):
+        ngd.function(lambda: (None, {"w": w + 1}), updates=True)()
+    npt.assert_array_equal(w.numpy(), ones(2))
+
+
+def test_calls_inside_a_trace_inline() -> None:
+    w = ngd.variable("w", ones(2))
+    inner = ngd.function(lambda x: x * 2)
+    change = ngd.function(lambda x: (x + w, {w: w + x}), updates=True)
+
+    @ngd.function(updates=True)
+    def outer(x: Any) -> Any:
+        made, updates = change(inner(x) + inner(ones(2)))
+        return made, updates
+
+    npt.assert_array_equal(outer(ones(2)), 5 * ones(2))
+    npt.assert_array_equal(w.numpy(), 5 * ones(2))
+    assert (inner.traces, change.traces, outer.traces) == (0, 0, 1)
+    x = ngd.placeholder("x", (2,))
+    (found,) = ngd.compile([x], [inner(x)])(ones(2))
+    npt.assert_array_equal(found, 2 * ones(2))
+    _, last = ops.scan(lambda carry, part: (carry, inner(part)), (), x)
+    npt.assert_array_equal(ngd.compile([x], [last])(ones(2))[0], 2 * ones(2))
+    assert inner.traces == 0
+
+
+def test_a_group_of_its_own_cannot_be_inlined() -> None:
+    alone = ngd.init()
+    f = ngd.function(lambda x: ops.all_reduce(x, op="sum"), group=alone)
+    npt.assert_array_equal(f(ones(2)), ones(2))
+    with pytest.raises(TypeError, match="group of its own"):
+        f(ngd.placeholder("x", (2,)))
+    npt.assert_array_equal(ngd.function(lambda x: f(x), group=alone)(ones(2)), ones(2))
+
+
+def test_after_shutdown_the_new_world_is_taken() -> None:
+    f = ngd.function(lambda x: ops.all_reduce(x, op="sum"))
+    npt.assert_array_equal(f(ones(2)), ones(2))
+    ngd.shutdown()
+    ngd.init()
+    npt.assert_array_equal(f(ones(2)), ones(2))
+    assert f.traces == 1
+
+
+def test_trace_shows_what_is_compiled() -> None:
+    f = ngd.function(lambda x, pair: x + pair["a"])
+    step = f.trace(ones(2), {"a": 1.0})
+    assert str(step.graph).startswith('graph("x": f32[2], "pair[\'a\']": f32[])')
+    assert "add" in str(step)
+    assert f.trace(x=ones(2), pair={"a": 2.0}) is step
+    with pytest.raises(TypeError, match="got nodes"):
+        f.trace(ngd.placeholder("x", (2,)), {"a": 1.0})
+
+
+def test_results_are_fresh_and_may_be_anything() -> None:
+    table = np.arange(3)
+    f = ngd.function(lambda x: {"x": x, "again": x, "table": table, "text": "t", "n": 3})
+    x = ones(2)
+    found = f(x)
+    assert not np.shares_memory(found["x"], x)
+    assert not np.shares_memory(found["x"], found["again"])
+    found["table"][:] = 9
+    npt.assert_array_equal(f(x)["table"], np.arange(3))
+    assert (found["text"], found["n"]) == ("t", 3)
+    assert ngd.function(lambda: None)() is None
+    assert ngd.function(lambda: ())() == ()
+
+
+class Model:
+    def __init__(self) -> None:
+        self.w = ngd.variable("w", ones(2))
+
+    @ngd.function
+    def apply(self, x: Any) -> Any:
+        """Multiply."""
+        return x * self.w
+
+
+def test_methods_and_what_a_function_is_called() -> None:
+    model, other = Model(), Model()
+    other.w.assign(2 * ones(2))
+    npt.assert_array_equal(model.apply(ones(2)), ones(2))
+    npt.assert_array_equal(other.apply(x=ones(2)), 2 * ones(2))
+    assert isinstance(Model.apply, ngd.Function)
+    assert (Model.apply.__name__, Model.apply.__doc__) == ("apply", "Multiply.")
+    assert "Model.apply, 2 traces" in repr(Model.apply)
+
+
+def test_retraces_are_reported_once() -> None:
+    f = ngd.function(lambda x, n: x * n)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for size in range(1, 8):
+            f(ones(size, 2), 3)
+    with pytest.warns(RetraceWarning, match=r"8 times.*x is f32\[8,2\], not f32\[7,2\]") as seen:
+        f(ones(8, 2), 3)
+    assert seen[0].filename == __file__
+    f(ones(9, 2), 3)  # not again: a warning would be an error here
+    g = ngd.function(lambda x, n: x * n)
+    for n in range(7):
+        g(ones(2), n)
+    with pytest.warns(RetraceWarning, match=r"n is 7, a value fixed in the trace, not 6, .*int64"):
+        g(ones(2), 7)
+
+
+def test_what_an_argument_cannot_be() -> None:
+    f = ngd.function(lambda x, table: x)
+    with pytest.raises(TypeError, match=r"table\['a'\]\[0\]: expected an array, or .*; got set"):
+        f(ones(2), {"a": [set()]})
+    with pytest.raises(TypeError, match="missing a required argument: 'table'"):
+        f(ones(2))
+    with pytest.raises(DTypeError, match="x: expected a dtype among"):
+        f(np.array(["a"]), None)
+    with pytest.raises(TypeError, match="expected a Python function; got 3"):
+        ngd.function(3)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="without a mask"):
+        f(np.ma.array([1.0], mask=[True]), None)
+
+
+def test_a_function_reads_its_own_arguments_alone() -> None:
+    kept: list[Any] = []
+
+    @ngd.function
+    def leaks(x: Any) -> Any:
+        kept.append(x)
+        return x + kept[0]
+
+    leaks(ones(2))
+    with pytest.raises(CompileError, match=r"it reads 'x' \(made at .*an argument of another"):
+        leaks(ones(3)[:1])
+    assert leaks.traces == 1
+
+
+def test_a_choice_by_a_value_says_what_to_do() -> None:
+    with pytest.raises(TypeError, match=r"ngd\.ops\.where"):
+        ngd.function(lambda x: x if x > 0 else -x)(1.0)
+
+
+def test_an_error_leaves_nothing_behind() -> None:
+    @ngd.function
+    def f(x: Any, fails: bool) -> Any:
+        if fails:
+            raise KeyError("mine")
+        return x + 1
+
+    with pytest.raises(KeyError, match="mine"):
+        f(ones(2), True)
+    assert f.traces == 0
+    npt.assert_array_equal(f(ones(2), False), 2 * ones(2))
+    assert isinstance(f(ones(2), False), np.ndarray)
+
+
+def test_blocks_around_a_call_change_nothing() -> None:
+    drop = ngd.nn.Dropout(0.5)
+    f = ngd.function(lambda x: drop(x))
+    with ngd.nn.training(ngd.nn.Random(1)):
+        npt.assert_array_equal(f(ones(64)), ones(64))
+
+    @ngd.function(updates=True)
+    def trained(x: Any) -> Any:
+        with ngd.nn.training(random) as state:
+            return drop(x), state.updates
+
+    random = ngd.nn.Random(1)
+    first, second = trained(ones(64)), trained(ones(64))
+    assert 0 < (first == 0).sum() < 64
+    assert (first != second).any()
+    assert random.step.numpy() == 2
+
+
+def test_threads_trace_once() -> None:
+    runs = []
+
+    @ngd.function
+    def f(x: Any) -> Any:
+        runs.append(1)
+        return x + 1
+
+    begin = threading.Barrier(4)
+
+    def call() -> None:
+        begin.wait(10)
+        f.trace(ones(2))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert len(runs) == f.traces == 1
