@@ -12,6 +12,7 @@ from .dtype import SHORT_NAMES
 
 if TYPE_CHECKING:
     from .ir import Node, Type
+    from .ops.selection import At
 
     Axis: TypeAlias = int | Sequence[int] | None
 
@@ -137,7 +138,13 @@ class ArrayMethods:
         return self._apply("greater_equal", self, other)
 
     def __getitem__(self, index: Any) -> Node:
-        return self._apply("slice", self, index)
+        return self._apply("getitem", self, index)
+
+    @property
+    def at(self) -> At:
+        """The same with a part changed: x.at[index].set(values); see ngd.ops.at."""
+        changed: Any = self._apply("at", self)
+        return changed  # type: ignore[no-any-return]
 
     @property
     def T(self) -> Node:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .rearrange import *
     from .recurrent import *
     from .reduce import *
+    from .selection import *
     from .shape import *
     from .transcendental import *
 

@@ -240,7 +240,7 @@ class Slice(Op):
 
     def __call__(self, x: Value, index: Any) -> Node:
         x = as_node(x, where=self.name)
-        ranges, shape = _basic_index(x.type, index if isinstance(index, tuple) else (index,))
+        ranges, shape = basic_index(x.type, index if isinstance(index, tuple) else (index,))
         attrs = {
             "starts": tuple(r.start for r in ranges),
             "sizes": tuple(len(r) for r in ranges),
@@ -289,7 +289,7 @@ class Slice(Op):
             yield Sample((Operand(shape),), {"starts": starts, "sizes": sizes, "steps": steps})
 
 
-def _basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
+def basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
     """Resolve an index: the elements taken along each axis, and the shape of the result."""
     consuming = builtins.sum(i is not None and i is not Ellipsis for i in index)
     if consuming > len(x.shape):
@@ -323,7 +323,7 @@ def _one_place(x: Type, axis: int, item: Any) -> range:
     except TypeError:
         raise DTypeError(
             f"slice: expected ints, slices, None or ... as an index; got {item!r} "
-            "(ngd.ops.gather takes indices from a tensor)"
+            "(x[index] takes arrays of them, too)"
         ) from None
     n = x.shape[axis]
     if not -n <= place < n:
