@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import mnist_idx
+import digits
 import numpy as np
 
 import ngd
-from ngd import ops
+from ngd import data, ops
 
 HIDDEN = 600
 
@@ -69,30 +69,17 @@ def make_network(features: int, classes: int, args: argparse.Namespace) -> list[
     return network
 
 
-def my_parts(images: int, epoch: int, world: Any, args: argparse.Namespace) -> list[Any]:
-    """Deal out an epoch: of every global batch, the near-equal part that is mine, and my weight.
-
-    A last batch that is shorter than the number of ranks leaves some without an image: they
-    compute on one of the others', and it weighs nothing.
-    """
-    order = np.random.default_rng((args.seed, epoch)).permutation(images)
-    batches = [order[start : start + args.batch] for start in range(0, images, args.batch)]
-    parts = [np.array_split(batch, world.size)[world.rank] for batch in batches]
-    return [
-        (part if len(part) else batch[:1], len(part), len(batch))
-        for part, batch in zip(parts, batches, strict=True)
-    ]
-
-
 def train(
-    data: mnist_idx.Images, network: Sequence[Any], world: Any, args: argparse.Namespace
+    images: digits.Digits, network: Sequence[Any], world: Any, args: argparse.Namespace
 ) -> tuple[int, float | None, float | None]:
     """Run all epochs; return the number of steps, the last epoch's loss, and images a second."""
     from tqdm import tqdm
 
-    step = functools.cache(lambda images: compile_step(images, network, args))
-    for part, _, _ in my_parts(len(data.labels), 0, world, args):
-        step(len(part))
+    step = functools.cache(lambda count: compile_step(count, network, args))
+    count = len(images.labels)
+    parts = data.Sampler(count, args.batch, rank=world.rank, size=world.size, seed=args.seed)
+    for number in range(parts.steps):
+        step(len(parts.part(number).indices))
     writer = None
     if args.log_dir and world.rank == 0:
         from tensorboardX import SummaryWriter
@@ -103,33 +90,32 @@ def train(
     start = time.perf_counter()
     for epoch in range(args.epochs):
         total = 0.0
-        parts = my_parts(len(data.labels), epoch, world, args)
         with tqdm(parts, f"epoch {epoch + 1}", disable=world.rank != 0) as bar:
-            for mine, weight, images in bar:
-                inputs = data.pixels[mine], data.labels[mine], np.array(weight, args.dtype)
-                (step_loss,) = step(len(mine))(*inputs)
-                total += float(step_loss) * images
+            for part in bar:
+                mine, weight = part.indices, np.array(part.weight, args.dtype)
+                (step_loss,) = step(len(mine))(images.pixels[mine], images.labels[mine], weight)
+                total += float(step_loss) * part.total
                 steps += 1
                 if writer:
                     writer.add_scalar("loss", float(step_loss), steps)
-        loss = total / len(data.labels)
+        loss = total / count
     seconds = time.perf_counter() - start
     if writer:
         writer.close()
-    return steps, loss, args.epochs * len(data.labels) / seconds if steps else None
+    return steps, loss, args.epochs * count / seconds if steps else None
 
 
 def evaluate(
-    data: mnist_idx.Images, network: Sequence[Any], world: Any, args: argparse.Namespace
+    images: digits.Digits, network: Sequence[Any], world: Any, args: argparse.Namespace
 ) -> float:
     """Return the accuracy; the ranks take turns at blocks that do not depend on their number."""
-    predict = functools.cache(lambda images: compile_prediction(images, network, args))
+    predict = functools.cache(lambda count: compile_prediction(count, network, args))
     correct = 0
-    for start in range(world.rank * args.batch, len(data.labels), world.size * args.batch):
+    for start in range(world.rank * args.batch, len(images.labels), world.size * args.batch):
         block = slice(start, start + args.batch)
-        (classes,) = predict(len(data.labels[block]))(data.pixels[block])
-        correct += int(np.sum(classes == data.labels[block]))
-    return float(ngd.all_reduce(np.array(correct), op="sum")) / len(data.labels)
+        (classes,) = predict(len(images.labels[block]))(images.pixels[block])
+        correct += int(np.sum(classes == images.labels[block]))
+    return float(ngd.all_reduce(np.array(correct), op="sum")) / len(images.labels)
 
 
 def check(args: argparse.Namespace, world: Any) -> None:
@@ -207,7 +193,7 @@ def main() -> None:
     world = ngd.init()
     with all_or_none(world):
         check(args, world)
-        training, test = mnist_idx.load(args.data, args.dtype)
+        training, test = digits.load(args.data, args.dtype)
         if len(training.labels) < world.size:
             raise ValueError(f"{len(training.labels)} training images for {world.size} ranks")
         classes = int(max(training.labels.max(), test.labels.max())) + 1

@@ -22,7 +22,7 @@ import numpy as np
 from dist_mnist_mlp import all_or_none
 
 import ngd
-from ngd import nn, ops, optim
+from ngd import data, nn, ops, optim
 
 SUFFIXES = (".md", ".txt", ".rst", ".py", ".pyx", ".pxi", ".cpp", ".hpp")
 HELD_BACK = 0.1
@@ -117,11 +117,6 @@ def read_tokens(path: Path) -> Any:
     return np.frombuffer(b"".join(f.read_bytes() for f in files), np.uint8)
 
 
-def windows(tokens: Any, starts: Any, context: int) -> Any:
-    """Rows of context + 1 tokens that begin at these places."""
-    return np.stack([tokens[s : s + context + 1] for s in starts]).astype(np.int64)
-
-
 def make_model(tokens: Any, args: argparse.Namespace) -> GPT:
     """The model that the arguments, or the weights, ask for."""
     if args.weights is None:
@@ -147,8 +142,17 @@ def make_model(tokens: Any, args: argparse.Namespace) -> GPT:
 class Training:
     """The compiled steps, and where the training stands."""
 
-    def __init__(self, model: GPT, world: Any, args: argparse.Namespace) -> None:
-        self.args, self.world, self.model, self.done = args, world, model, 0
+    def __init__(self, model: GPT, tokens: Any, world: Any, args: argparse.Namespace) -> None:
+        self.args, self.world, self.model = args, world, model
+        self.windows = data.Tokens(tokens, args.context + 1, stride=1)
+        self.parts = data.Sampler(
+            len(self.windows),
+            args.batch,
+            rank=world.rank,
+            size=world.size,
+            seed=args.seed,
+            replace=True,
+        )
         rate = optim.warm_up(
             optim.cosine(args.lr, max(args.steps, 1), args.lr / 10), args.steps // 20 + 1
         )
@@ -168,46 +172,41 @@ class Training:
         self.judge = ngd.compile([given], [mean], device=args.device)
         self.state = [model.variables(), self.optimizer.state]
 
-    def mine(self, starts: Any) -> Any:
-        """Of the starts of a batch, those of this rank."""
-        return starts[self.world.rank :: self.world.size][: self.rows]
-
-    def run(self, tokens: Any) -> float:
+    def run(self) -> float:
         """Train; returns the mean loss of the last steps."""
         from tqdm import tqdm
 
         losses = [math.nan]
-        steps = range(self.done, self.args.steps)
+        steps = range(self.parts.done, self.args.steps)
         with tqdm(steps, "training", disable=self.world.rank != 0) as bar:
-            for step in bar:
-                random = np.random.default_rng((self.args.seed, step))
-                starts = random.integers(0, len(tokens) - self.args.context, self.args.batch)
-                (loss,) = self.step(windows(tokens, self.mine(starts), self.args.context))
+            for number in bar:
+                (loss,) = self.step(*self.windows[self.parts.part(number).indices])
                 losses = [*losses[-49:], float(loss)]
                 bar.set_postfix_str(f"{losses[-1] / math.log(2):.2f} bits")
-                self.done = step + 1
-                if self.args.save and self.done % self.args.every == 0:
+                self.parts.done = number + 1
+                if self.args.save and self.parts.done % self.args.every == 0:
                     self.save()
         return float(np.nanmean(losses)) if len(losses) > 1 else math.nan
 
     def evaluate(self, tokens: Any) -> float:
         """The mean loss over windows that lie side by side, as many as fill whole batches."""
-        starts = np.arange(0, len(tokens) - self.args.context, self.args.context)
-        size = self.rows * self.world.size
-        batches = [starts[i : i + size] for i in range(0, len(starts) - size + 1, size)]
-        if not batches:
-            batches = [np.resize(starts, size)]
-        parts = (windows(tokens, self.mine(b), self.args.context) for b in batches)
-        return float(np.mean([float(self.judge(part)[0]) for part in parts]))
+        windows = data.Tokens(tokens, self.args.context + 1, stride=self.args.context)
+        size, rank = self.world.size, self.world.rank
+        rows = np.resize(np.arange(len(windows)), max(len(windows), self.rows * size))
+        parts = data.Sampler(
+            len(rows), self.rows * size, rank=rank, size=size, shuffle=False, drop_last=True
+        )
+        losses = [self.judge(*windows[rows[part.indices]]) for part in parts]
+        return float(np.mean([float(loss) for (loss,) in losses]))
 
     def save(self) -> None:
         """Rank 0 replaces the checkpoint."""
         if self.world.rank == 0:
-            ngd.checkpoint.save(self.args.save, self.state, position={"step": self.done})
+            ngd.checkpoint.save(self.args.save, self.state, position=self.parts.state())
 
     def resume(self) -> None:
         """Go on where the checkpoint stands."""
-        self.done = int(ngd.checkpoint.load(self.args.resume, self.state)["step"])
+        self.parts.load_state(ngd.checkpoint.load(self.args.resume, self.state))
 
 
 def write(model: GPT, beginning: Any, count: int, args: argparse.Namespace) -> list[int]:
@@ -284,11 +283,11 @@ def main() -> None:
         if min(edge, len(tokens) - edge) <= args.context:
             raise ValueError(f"--data: {args.data}: {len(tokens)} tokens are too few to train on")
         model = make_model(tokens, args)
-        training = Training(model, world, args)
+        training = Training(model, tokens[:edge], world, args)
         if args.resume:
             training.resume()
-    start, before = time.perf_counter(), training.done
-    loss = training.run(tokens[:edge])
+    start, before = time.perf_counter(), training.parts.done
+    loss = training.run()
     seconds = time.perf_counter() - start
     held_back = training.evaluate(tokens[edge:])
     if args.save:
@@ -297,11 +296,11 @@ def main() -> None:
         if args.sample and tokens.dtype == np.uint8:
             text = write(model, tokens[edge : edge + 16], args.sample, args)
             print(bytes(text).decode(errors="replace"), file=sys.stderr)
-        done = (training.done - before) * args.batch * args.context
+        done = (training.parts.done - before) * args.batch * args.context
         report = {
             "ranks": world.size,
             "device": args.device,
-            "steps": training.done,
+            "steps": training.parts.done,
             "loss": None if math.isnan(loss) else loss,
             "bits_a_token": held_back / math.log(2),
             "tokens_per_s": done / seconds if done else None,

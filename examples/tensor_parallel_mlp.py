@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import mnist_idx
+import digits
 import numpy as np
 
 import ngd
@@ -99,7 +99,7 @@ def main() -> None:
     world = ngd.init()
     args = parse_arguments(world)
     mesh = ngd.make_mesh((world.size // args.model, args.model), ("data", "model"))
-    training, _ = mnist_idx.load(args.data, args.dtype)
+    training, _ = digits.load(args.data, args.dtype)
     network = make_network(training.pixels.shape[1], int(training.labels.max()) + 1, mesh, args)
     data = mesh["data"]
     step = compile_step(args.batch // data.size, network, mesh, args)

@@ -5,11 +5,9 @@ for bad input."""
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
 import struct
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,38 +16,20 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from runs import EXAMPLES, ONE_RANK_ONLY, expect_refused, report_of, run, start
 
 import ngd
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "dist_mnist_mlp.py"
-DEADLINE = 120
-ONE_RANK_ONLY = ngd.build_info()["mode"] == "OFF"
+EXAMPLE = "dist_mnist_mlp.py"
 RANKS = [1] if ONE_RANK_ONLY else [1, 2, 3, 4]
 SOME = RANKS[min(1, len(RANKS) - 1)]
 
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
 
-def launcher(ranks: int) -> list[str]:
-    return [sys.executable, "-m", "ngd.launch", "-n", str(ranks), "--no-prefix", "--"]
-
-
-def start(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environ = {
-        **os.environ,
-        "NGD_TIMEOUT": "60",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    }
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environ)
-
-
 def train(ranks: int, *options: str | Path) -> dict[str, Any]:
     """Run the example; what it reports in its last line."""
-    done = start([*launcher(ranks), str(EXAMPLE), *map(str, options)])
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
+    return report_of(start(EXAMPLE, ranks, *options))
 
 
 def write_idx(path: Path, array: NDArray[Any], zipped: bool = False) -> None:
@@ -183,9 +163,9 @@ def test_the_bundled_digits_are_the_default() -> None:
 def test_under_mpirun(images: Path) -> None:
     assert MPIRUN is not None
     options = ["--data", str(images), "--epochs", "1"]
-    done = start([MPIRUN, "--oversubscribe", "-np", "2", sys.executable, str(EXAMPLE), *options])
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1])["ranks"] == 2
+    program = [sys.executable, str(EXAMPLES / EXAMPLE), *options]
+    done = run([MPIRUN, "--oversubscribe", "-np", "2", *program])
+    assert report_of(done)["ranks"] == 2
 
 
 def cut(path: Path, count: int = 10) -> None:
@@ -225,13 +205,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
 
 def check_refused(ranks: int, words: str, *options: str | Path) -> None:
     """One clear line, from one rank; all fail; in time."""
-    done = start([*launcher(ranks), str(EXAMPLE), *map(str, options)])
-    assert done.returncode == 1
-    said = [line for line in done.stderr.splitlines() if not line.startswith("ngd run:")]
-    assert len(said) == 1, done.stderr
-    assert said[0].startswith("dist_mnist_mlp.py: ")
-    assert words in said[0]
-    assert done.stdout == ""
+    expect_refused(EXAMPLE, start(EXAMPLE, ranks, *options), words)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

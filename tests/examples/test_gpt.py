@@ -4,23 +4,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from runs import alone, expect_refused, needs_ranks, report_of, start
 from safetensors.numpy import save_file
 
-import ngd
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
+EXAMPLE = "gpt.py"
 TEXT = "A rank that has left is named. The others are told, and nothing hangs. " * 60
-needs_ranks = pytest.mark.skipif(
-    ngd.build_info()["mode"] == "OFF", reason="built with NGD_DISTRIBUTED_ENABLE=OFF"
-)
 
 
 @pytest.fixture
@@ -30,22 +23,8 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def start(ranks: int, *options: str | Path) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "ngd.launch", "-n", str(ranks), "--no-prefix", "--"]
-    return subprocess.run(
-        [sys.executable, *launcher, str(EXAMPLE), "--smoke", *map(str, options)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "NGD_TIMEOUT": "60"},
-    )
-
-
 def train(ranks: int, *options: str | Path) -> dict[str, Any]:
-    done = start(ranks, *options)
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
+    return report_of(start(EXAMPLE, ranks, "--smoke", *options))
 
 
 @needs_ranks
@@ -59,10 +38,9 @@ def test_two_ranks_learn_what_one_learns(text: Path) -> None:
 
 def test_it_goes_on_from_a_checkpoint_bit_for_bit(text: Path, tmp_path: Path) -> None:
     kept, whole = tmp_path / "kept", train(1, "--data", text)
-    done = start(1, "--data", text, "--save", kept)
-    assert done.returncode == 0, done.stderr
+    train(1, "--data", text, "--save", kept)
     index = json.loads((kept / "checkpoint.json").read_text())
-    assert index["position"] == {"step": 20}
+    assert (index["position"]["epoch"], index["position"]["step"]) == (0, 20)
     again = train(1, "--data", text, "--resume", kept)
     assert again["steps"] == 20
     assert again["bits_a_token"] == whole["bits_a_token"]
@@ -126,17 +104,10 @@ def test_weights_of_gpt2_give_its_losses(tmp_path: Path) -> None:
     np.testing.assert_allclose(found * np.log(2), np.mean(losses), rtol=1e-5)
 
 
-def alone(*options: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run it without a launcher."""
-    command = [sys.executable, str(EXAMPLE), *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
 def evaluate(*options: str | Path) -> float:
     """Bits a token before the first step, over four rows."""
-    done = alone("--steps", "0", "--batch", "4", "--context", "8", *options)
-    assert done.returncode == 0, done.stderr
-    return float(json.loads(done.stdout.splitlines()[-1])["bits_a_token"])
+    done = alone(EXAMPLE, "--steps", "0", "--batch", "4", "--context", "8", *options)
+    return float(report_of(done)["bits_a_token"])
 
 
 @pytest.mark.parametrize(
@@ -146,11 +117,8 @@ def evaluate(*options: str | Path) -> float:
         (["--seed", "-1"], "--seed -1 is negative"),
         (["--data", "/nowhere"], "/nowhere"),
         (["--resume", "/nowhere"], "/nowhere"),
-        (["--weights", str(EXAMPLE)], "safetensors"),
+        (["--weights", __file__], "safetensors"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(options: list[str], words: str) -> None:
-    done = alone("--smoke", *options)
-    assert done.returncode == 1
-    assert words in done.stderr.splitlines()[-1]
-    assert len(done.stderr.splitlines()) == 1, done.stderr
+    expect_refused(EXAMPLE, alone(EXAMPLE, "--smoke", *options), words)

@@ -3,39 +3,17 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from runs import needs_ranks, report_of, start
 
-import ngd
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "tensor_parallel_mlp.py"
-needs_ranks = pytest.mark.skipif(
-    ngd.build_info()["mode"] == "OFF", reason="built with NGD_DISTRIBUTED_ENABLE=OFF"
-)
+EXAMPLE = "tensor_parallel_mlp.py"
 pytest.importorskip("sklearn", reason="the example's data are scikit-learn's")
 
 
-def start(ranks: int, *options: str) -> subprocess.CompletedProcess[str]:
-    launcher = ["-m", "ngd.launch", "-n", str(ranks), "--no-prefix", "--"]
-    return subprocess.run(
-        [sys.executable, *launcher, str(EXAMPLE), *options],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "NGD_TIMEOUT": "60", "NGD_CHECK": "1"},
-    )
-
-
 def losses(ranks: int, *options: str) -> list[float]:
-    done = start(ranks, "--dtype", "float64", "--steps", "50", "--hidden", "60", *options)
-    assert done.returncode == 0, done.stderr
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])["losses"]
+    wanted = ["--dtype", "float64", "--steps", "50", "--hidden", "60", *options]
+    found: list[float] = report_of(start(EXAMPLE, ranks, *wanted))["losses"]
     return found
 
 
@@ -63,6 +41,6 @@ def test_any_grid_takes_the_steps_of_one_rank(
 
 @needs_ranks
 def test_what_cannot_be_divided_is_refused() -> None:
-    done = start(2, "--hidden", "61")
+    done = start(EXAMPLE, 2, "--hidden", "61")
     assert done.returncode == 2
     assert "--hidden: 61 is no positive multiple of 2" in done.stderr

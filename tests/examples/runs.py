@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of the examples, as their users start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ngd
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DEADLINE = 120
+ONE_RANK_ONLY = ngd.build_info()["mode"] == "OFF"
+needs_ranks = pytest.mark.skipif(ONE_RANK_ONLY, reason="built with NGD_DISTRIBUTED_ENABLE=OFF")
+
+Run = subprocess.CompletedProcess[str]
+
+
+def run(command: list[str]) -> Run:
+    """Run a command in time."""
+    environ = {**os.environ, "NGD_TIMEOUT": "60"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environ)
+
+
+def start(example: str, ranks: int, *options: str | Path) -> Run:
+    """Run an example on so many ranks."""
+    launcher = [sys.executable, "-m", "ngd.launch", "-n", str(ranks), "--no-prefix", "--"]
+    return run([*launcher, str(EXAMPLES / example), *map(str, options)])
+
+
+def alone(example: str, *options: str | Path) -> Run:
+    """Run an example without a launcher."""
+    return run([sys.executable, str(EXAMPLES / example), *map(str, options)])
+
+
+def report_of(done: Run) -> dict[str, Any]:
+    """What an example that went well says in its last line."""
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+def expect_refused(example: str, done: Run, words: str) -> None:
+    """One clear line, from one rank, and nothing else."""
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if not line.startswith("ngd run:")]
+    assert len(said) == 1, done.stderr
+    assert said[0].startswith(f"{example}: ")
+    assert words in said[0]
+    assert done.stdout == ""
