@@ -160,7 +160,7 @@ def all_or_none(world: Any) -> Iterator[None]:
     problem = ""
     try:
         yield
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         problem = str(error)
     first = int(ngd.all_reduce(np.array(world.rank if problem else world.size), op="min"))
     if first == world.rank:

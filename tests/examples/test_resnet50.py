@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ResNet example: any number of ranks, folders of images, checkpoints, torchvision's names."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runs import EXAMPLES, ONE_RANK_ONLY, alone, expect_refused, needs_ranks, report_of, start
+from safetensors.numpy import load_file, save_file
+
+EXAMPLE = "resnet50.py"
+SOME = 1 if ONE_RANK_ONLY else 2
+
+
+def train(ranks: int, *options: str | Path) -> dict[str, Any]:
+    return report_of(start(EXAMPLE, ranks, "--smoke", *options))
+
+
+@pytest.fixture(scope="module")
+def example() -> dict[str, Any]:
+    """What the example defines."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        return runpy.run_path(str(EXAMPLES / EXAMPLE), run_name="resnet50")
+    finally:
+        sys.path.remove(str(EXAMPLES))
+
+
+@pytest.mark.parametrize("preset", ["momentum", "large-batch"])
+def test_it_runs_and_reports(preset: str) -> None:
+    report = train(SOME, "--preset", preset, "--workers", "1")
+    names = ["ranks", "device", "depth", "steps", "loss", "accuracy", "images_per_s"]
+    assert list(report) == names
+    assert (report["ranks"], report["depth"], report["steps"]) == (SOME, 18, 8)
+    assert 0 < report["loss"] < 4
+    assert 0 <= report["accuracy"] <= 1
+    assert report["images_per_s"] > 0
+
+
+@needs_ranks
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "tolerance"), [(2, "float64", 1e-9), (3, "float32", 1e-3)]
+)
+def test_any_number_of_ranks_takes_the_same_steps(
+    ranks: int, dtype: str, tolerance: float, tmp_path: Path
+) -> None:
+    """Three ranks have unlike parts of a batch of 16. (Convolutions in float64 take their time.)"""
+    options = ["--synchronized", "--dtype", dtype, "--lr", "0.02", "--steps", "2"]
+    one, several = (train(n, *options, "--save", tmp_path / str(n)) for n in (1, ranks))
+    assert several["loss"] == pytest.approx(one["loss"], rel=tolerance)
+    assert several["accuracy"] == one["accuracy"]
+    weights = [load_file(next((tmp_path / str(n)).glob("*.safetensors"))) for n in (1, ranks)]
+    for name, value in weights[0].items():
+        scale = max(1.0, float(np.abs(value).max()))
+        np.testing.assert_allclose(weights[1][name], value, rtol=0, atol=tolerance * scale)
+
+
+def test_it_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
+    """From the middle of the second epoch."""
+    whole = train(SOME, "--save", tmp_path / "whole")
+    part = train(SOME, "--save", tmp_path / "part", "--steps", "6", "--workers", "1")
+    assert part["steps"] == 6
+    index = json.loads((tmp_path / "part" / "checkpoint.json").read_text())
+    assert (index["position"]["epoch"], index["position"]["step"]) == (1, 2)
+    rest = train(SOME, "--resume", tmp_path / "part", "--save", tmp_path / "rest")
+    assert rest["steps"] == whole["steps"] == 8
+    assert rest["accuracy"] == whole["accuracy"]
+    ends = [load_file(next((tmp_path / n).glob("*.safetensors"))) for n in ("whole", "rest")]
+    assert ends[0].keys() == ends[1].keys()
+    for name, value in ends[0].items():
+        np.testing.assert_array_equal(ends[1][name], value, name)
+
+
+@pytest.mark.parametrize(("depth", "count"), [(18, 122), (34, 218), (50, 320)])
+def test_variables_have_torchvisions_names(example: dict[str, Any], depth: int, count: int) -> None:
+    state = {key: p.shape for key, p in example["ResNet"](depth, 1000).declared()}
+    assert len(state) == count
+    wide = 2048 if depth == 50 else 512
+    expected = {
+        "conv1.weight": (64, 3, 7, 7),
+        "bn1.num_batches_tracked": (),
+        "layer2.0.downsample.0.weight": (wide // 4, 256 if depth == 50 else 64, 1, 1),
+        "layer2.0.downsample.1.running_var": (wide // 4,),
+        "layer4.1.bn2.weight": (512,),
+        "fc.weight": (1000, wide),
+        "fc.bias": (1000,),
+    }
+    assert expected.items() <= state.items()
+    assert ("layer1.0.downsample.0.weight" in state) == (depth == 50)
+    assert ("layer1.0.conv3.weight" in state) == (depth == 50)
+
+
+def test_weights_that_always_say_three_are_as_right_as_there_are_threes(
+    example: dict[str, Any], tmp_path: Path
+) -> None:
+    model = example["ResNet"](18, 10)
+    state = {**model.state_dict(), "fc.bias": np.eye(10, dtype=np.float32)[3] * 1e6}
+    save_file(state, tmp_path / "weights")
+    report = train(SOME, "--weights", tmp_path / "weights", "--steps", "0")
+    _, labels = example["synthetic"](64 // 4 + 1, 32, 2).columns
+    assert report["accuracy"] == pytest.approx(np.mean(labels == 3))
+    assert (report["steps"], report["loss"], report["images_per_s"]) == (0, None, None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
+    random = np.random.default_rng(0)
+    for part, count in (("train", 12), ("val", 3)):
+        for name, level in (("dark", 0), ("light", 155)):
+            (tmp_path / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = level + random.integers(0, 100, (40 + number, 50, 3), np.uint8)
+                image.fromarray(pixels).save(tmp_path / part / name / f"{number}.jpg")
+    return tmp_path
+
+
+def test_a_folder_of_images_is_learned_alike_by_any_number_of_processes(folder: Path) -> None:
+    reports = [train(SOME, "--data", folder, "--workers", w) for w in ("0", "2")]
+    assert reports[0]["steps"] == 2
+    for name in ("steps", "loss", "accuracy"):
+        assert reports[0][name] == reports[1][name]
+
+
+def test_a_folder_of_other_classes_is_refused(folder: Path) -> None:
+    (folder / "val" / "dark").rename(folder / "val" / "black")
+    done = start(EXAMPLE, SOME, "--smoke", "--data", folder)
+    expect_refused(EXAMPLE, done, "train/ and val/ hold different classes")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--lr", "0"], "--lr 0.0 is not a positive number"),
+        (["--seed", "-1"], "--seed -1: at least 0 is needed"),
+        (["--workers", "-1"], "--workers -1: at least 0 is needed"),
+        (["--data", "/nowhere"], "/nowhere/train is not a directory"),
+        (["--resume", "/nowhere"], "/nowhere"),
+        (["--weights", __file__], "safetensors"),
+        (["--save", __file__], "is not a directory"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_line(options: list[str], words: str) -> None:
+    expect_refused(EXAMPLE, alone(EXAMPLE, "--smoke", *options), words)
