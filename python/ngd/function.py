@@ -13,10 +13,12 @@ import inspect
 import threading
 import warnings
 from array import array as buffer
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextvars import Context
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, overload
+from types import CodeType
+from typing import Any, ClassVar, Final, TypeAlias, overload
 
 import numpy as np
 
@@ -40,6 +42,9 @@ Key: TypeAlias = tuple[Any, ...]
 MANY_TRACES: Final = 8
 """So many traces of one function are reported: training, evaluation and the last, shorter batch of
 each need four."""
+MANY_FUNCTIONS: Final = 32
+"""So many functions that are made of one Python function, and traced, are reported: it is made anew
+in a loop, and so is each trace."""
 
 FLOAT: Final = "a Python float"
 STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None)})
@@ -54,6 +59,10 @@ class Tracing(threading.local):
 
 
 _tracing: Final = Tracing()
+
+
+_traced: Final[Counter[CodeType]] = Counter()
+"""How many functions were traced, by the code of the Python function."""
 
 
 class HasNodes(Exception):  # noqa: N818
@@ -135,14 +144,21 @@ class Function:
 
     __wrapped__: Callable[..., Any]
 
+    blocks: ClassVar[dict[str, ContextVar[Any]]] = {}
+    """What a call may not stand in, by name, where the variable has a value: blocks that are meant
+    for what a function makes, which does not see them."""
+
     def __init__(
         self,
         python: Callable[..., Any],
         updates: bool = False,
         device: str | None = None,
         group: Group | None = None,
+        *,
+        of: Callable[..., Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, python)
+        self._code = getattr(inspect.unwrap(of or python), "__code__", None)
         self.updates, self.device, self.group = updates, device, group
         self.name = getattr(python, "__qualname__", repr(python))
         self._signature = signature_of(python)
@@ -162,6 +178,9 @@ class Function:
             key, leaves = self._look_at(args, kwargs)
         except HasNodes:
             return self._inline(args, kwargs)
+        for name, variable in self.blocks.items():
+            if variable.get(None) is not None:
+                self._refuse_block(name)
         trace = self._traces.get(key)
         if trace is None or (trace.world is not None and trace.world.closed):
             trace = self._trace_for(key, leaves)
@@ -212,10 +231,19 @@ class Function:
             )
         return self.__wrapped__(*args, **kwargs)
 
+    def _refuse_block(self, name: str) -> None:
+        raise TypeError(
+            f"{self.name}: it is called inside of a block of {name}, which a traced function does "
+            "not see: begin the block in the function"
+        )
+
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
         """What the trace for these arguments is called, and the leaves of the arguments."""
         if kwargs or len(args) != self._arity:
-            bound = self._signature.bind(*args, **kwargs)
+            try:
+                bound = self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.name}: {error}") from None
             bound.apply_defaults()
             args = tuple(bound.arguments.values())
         for form in self._forms:
@@ -324,12 +352,13 @@ class Function:
         given = (x if x is not None else leaf for x, leaf in zip(inputs, leaves, strict=True))
         bound = inspect.BoundArguments(self._signature, {})
         bound.arguments.update(zip(self._signature.parameters, form.rebuild(given), strict=True))
-        _tracing.groups.append(self.group)
+        outer = len(_tracing.groups)
         try:
+            _tracing.groups.append(self.group)
             # In a context of its own, no block around the call changes what is kept.
             returned = Context().run(self.__wrapped__, *bound.args, **bound.kwargs)
         finally:
-            _tracing.groups.pop()
+            del _tracing.groups[outer:]
         if not self.updates:
             return inputs, as_result(self.name, returned), None
         if not isinstance(returned, tuple) or len(returned) != 2:
@@ -356,24 +385,34 @@ class Function:
 
     def _report_retraces(self, key: Key) -> None:
         """Warn once where a function is traced again and again, and say what changed."""
-        if self._warned or len(self._traces) < MANY_TRACES:
-            return
-        self._warned = True
-        others = [other for other in self._traces if other != key]
-        alike = [other for other in others if other[0] is key[0]]
-        if alike:
-            nearest = min(reversed(alike), key=lambda other: len(differences(key, other)))
-            what = "; ".join(differences(key, nearest))
-        else:
-            what = "the arguments are nested otherwise"
-        warnings.warn(
-            f"{self.name} was traced and compiled {len(self._traces)} times, the last time "
-            f"because {what} (called at {call_site()}). Each trace is kept. Give arrays of equal "
-            "shapes, padded where they differ, and numbers that change as floats or as arrays: "
-            "np.int64(n)",
-            RetraceWarning,
-            stacklevel=4,
-        )
+        what = ""
+        if len(self._traces) == 1 and self._code is not None:
+            _traced[self._code] += 1
+            if _traced[self._code] == MANY_FUNCTIONS:
+                what = (
+                    f"{self.name} was made anew, and traced and compiled, {MANY_FUNCTIONS} times "
+                    f"(called at {call_site()}). Make it once, outside of the loop, and give what "
+                    "changes as an argument: then its trace is kept"
+                )
+        elif len(self._traces) == MANY_TRACES and not self._warned:
+            self._warned = True
+            what = (
+                f"{self.name} was traced and compiled {MANY_TRACES} times, the last time because "
+                f"{reason(key, [*self._traces][:-1])} (called at {call_site()}). Each trace is "
+                "kept. Give arrays of equal shapes, padded where they differ, and numbers that "
+                "change as floats or as arrays: np.int64(n)"
+            )
+        if what:
+            warnings.warn(what, RetraceWarning, stacklevel=4)
+
+
+def reason(key: Key, others: Sequence[Key]) -> str:
+    """What a key differs in from the nearest of those before it."""
+    alike = [other for other in reversed(others) if other[0] is key[0]]
+    if not alike:
+        return "the arguments are nested otherwise"
+    nearest = min([differences(key, other) for other in alike], key=len)
+    return "; ".join(nearest)
 
 
 def signature_of(python: Callable[..., Any]) -> inspect.Signature:
@@ -512,7 +551,8 @@ def function(
     Warns
     -----
     RetraceWarning
-        The function was traced for the eighth time; once, with what has changed.
+        The function was traced for the eighth time; once, with what has changed. Or it is made anew
+        again and again, and so traced each time.
     """
     if python is None:
         return functools.partial(Function, updates=updates, device=device, group=group)

@@ -271,7 +271,7 @@ def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
     def forward(primals: Any) -> Any:
         return with_aux("vjp", f(*primals), has_aux)
 
-    return Function(forward)
+    return Function(forward, of=f)
 
 
 @remembered
@@ -281,7 +281,7 @@ def backward_of(f: Callable[..., Any], has_aux: bool) -> Function:
     def backward(primals: Any, cotangents: Any) -> Any:
         return pulled_back(f, primals, has_aux)[2](cotangents)
 
-    return Function(backward)
+    return Function(backward, of=f)
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -342,7 +342,7 @@ def forward_mode(f: Callable[..., Any]) -> Function:
         ]
         return structure.rebuild(results), structure.rebuild(derivatives)
 
-    return Function(forward)
+    return Function(forward, of=f)
 
 
 @remembered

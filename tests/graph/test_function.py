@@ -334,22 +334,40 @@ def test_an_error_leaves_nothing_behind() -> None:
     assert isinstance(f(ones(2), False), np.ndarray)
 
 
-def test_blocks_around_a_call_change_nothing() -> None:
+def test_a_block_of_training_belongs_into_the_function() -> None:
     drop = ngd.nn.Dropout(0.5)
     f = ngd.function(lambda x: drop(x))
-    with ngd.nn.training(ngd.nn.Random(1)):
-        npt.assert_array_equal(f(ones(64)), ones(64))
+    random = ngd.nn.Random(1)
+    npt.assert_array_equal(f(ones(64)), ones(64))
+    with ngd.nn.training(random):
+        for given in (ones(64), ones(65)):
+            with pytest.raises(TypeError, match=r"block of nn\.training.*begin the block in the f"):
+                f(given)
+        with ngd.nn.evaluation():
+            npt.assert_array_equal(f(ones(64)), ones(64))
+        made = f(ngd.placeholder("x", (64,)))  # of the graph that is built in the block
+    assert isinstance(made, ngd.Node)
 
     @ngd.function(updates=True)
     def trained(x: Any) -> Any:
         with ngd.nn.training(random) as state:
-            return drop(x), state.updates
+            return f(x), state.updates
 
-    random = ngd.nn.Random(1)
     first, second = trained(ones(64)), trained(ones(64))
     assert 0 < (first == 0).sum() < 64
     assert (first != second).any()
     assert random.step.numpy() == 2
+
+
+def test_functions_made_in_a_loop_are_reported() -> None:
+    def once(n: int) -> None:
+        ngd.value_and_grad(lambda x: ops.sum(x) * n)(ones(2))
+
+    for n in range(31):
+        once(n)
+    with pytest.warns(RetraceWarning, match=r"made anew, .* 32 times .*outside of the loop"):
+        once(31)
+    once(32)
 
 
 def test_threads_trace_once() -> None:

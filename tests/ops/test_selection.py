@@ -95,6 +95,7 @@ def with_nodes(
     return python, [index[i] for i in numbers]
 
 
+@pytest.mark.filterwarnings("ignore::ngd.errors.RetraceWarning")
 @settings(max_examples=120, deadline=None)
 @given(indexed(), st.booleans())
 def test_a_part_is_numpys(case: Any, of_nodes: bool) -> None:
@@ -122,6 +123,7 @@ def test_a_part_is_numpys(case: Any, of_nodes: bool) -> None:
     npt.assert_allclose(slopes, gradient, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.filterwarnings("ignore::ngd.errors.RetraceWarning")
 @settings(max_examples=150, deadline=None)
 @given(indexed(), st.booleans(), st.sampled_from(["set", *UFUNCS]), st.booleans())
 def test_a_change_is_numpys(case: Any, of_nodes: bool, name: str, scalar: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import Node, Variable, ops, variable
+from .. import Function, Node, Variable, ops, variable
 
 SEEDS: Final = 2**32
 DRAWS: Final = 2**40
@@ -87,6 +87,7 @@ class Training:
 
 
 _current: ContextVar[Training | None] = ContextVar("training", default=None)
+Function.blocks["nn.training"] = _current
 
 
 def current() -> Training | None:
