@@ -42,9 +42,9 @@ Key: TypeAlias = tuple[Any, ...]
 MANY_TRACES: Final = 8
 """So many traces of one function are reported: training, evaluation and the last, shorter batch of
 each need four."""
-MANY_FUNCTIONS: Final = 32
+MANY_FUNCTIONS: Final = 100
 """So many functions that are made of one Python function, and traced, are reported: it is made anew
-in a loop, and so is each trace."""
+in a loop, and so is each trace. Few are made on purpose, as by tests with many cases."""
 
 FLOAT: Final = "a Python float"
 STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None)})

@@ -363,11 +363,11 @@ def test_functions_made_in_a_loop_are_reported() -> None:
     def once(n: int) -> None:
         ngd.value_and_grad(lambda x: ops.sum(x) * n)(ones(2))
 
-    for n in range(31):
+    for n in range(99):
         once(n)
-    with pytest.warns(RetraceWarning, match=r"made anew, .* 32 times .*outside of the loop"):
-        once(31)
-    once(32)
+    with pytest.warns(RetraceWarning, match=r"made anew, .* 100 times .*outside of the loop"):
+        once(99)
+    once(100)
 
 
 def test_threads_trace_once() -> None:
