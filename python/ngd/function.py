@@ -27,9 +27,9 @@ from .collectives import Group
 from .collectives.arrays import view
 from .compiler import compile, sorted_updates
 from .devices.executable import Executable
-from .dtype import SHORT_NAMES, as_dtype, float32, float64
+from .dtype import SHORT_NAMES, as_dtype, float64
 from .errors import CompileError, RetraceWarning
-from .ir import PLACEHOLDER, DType, Graph, Node, Type
+from .ir import PLACEHOLDER, Graph, Node, Type
 from .ops.operands import as_node
 from .passes.collectives import talks
 from .sites import call_site
@@ -124,8 +124,8 @@ class Function:
 
     - arrays of NumPy, of what speaks DLPack, or of the buffer protocol are placeholders. A change
       of dtype or shape is another trace.
-    - Python floats are placeholders too: scalars of float32, or of float64 where the function
-      computes in float64 anywhere. Another value is no other trace.
+    - Python floats are placeholders too: scalars of float64 that take the dtype of what they meet,
+      as Python's numbers do. Another value is no other trace.
     - anything else is fixed in the trace: ints, bools, strings, None, variables, modules. It must
       be hashable, and another value is another trace. An int that changes in each call is better
       given as an array, np.int64(n).
@@ -312,15 +312,9 @@ class Function:
             return trace
 
     def _make(self, key: Key, leaves: Sequence[Any]) -> Trace:
-        """Trace and compile. Python floats are float64 only where float64 is computed with."""
-        specs = key[1:]
-        wide = any(isinstance(spec[0], np.dtype) and spec[0] == float64 for spec in specs)
-        widest = float64 if wide else float32
-        inputs, returned, updates = self._run(key, leaves, widest)
+        """Trace and compile."""
+        inputs, returned, updates = self._run(key, leaves)
         graph = self._graph(inputs, returned, updates)
-        if FLOAT in specs and widest is float32 and any(n.dtype == float64 for n in graph.nodes):
-            inputs, returned, updates = self._run(key, leaves, float64)
-            graph = self._graph(inputs, returned, updates)
         step = compile(
             [*graph.inputs], [*graph.outputs], updates, device=self.device, group=self.group
         )
@@ -334,15 +328,14 @@ class Function:
             {i: leaf for i, leaf in enumerate(made) if not isinstance(leaf, Node)},
         )
 
-    def _run(
-        self, key: Key, leaves: Sequence[Any], of_floats: DType
-    ) -> tuple[list[Node | None], Any, Any]:
+    def _run(self, key: Key, leaves: Sequence[Any]) -> tuple[list[Node | None], Any, Any]:
         """Run the Python function on placeholders; returns them, and what it returned."""
         form: Form = key[0]
         inputs: list[Node | None] = []
         for path, leaf, spec in zip(form.paths, leaves, key[1:], strict=True):
             if spec is FLOAT:
-                inputs.append(placeholder(path, (), of_floats))
+                attrs = {"name": path, "uniform": False, "weak": True}
+                inputs.append(Node(PLACEHOLDER, (), attrs, Type(float64, ())))
             elif isinstance(spec[0], np.dtype):
                 where = f"{self.name}: {path}"
                 dtype = as_dtype(spec[0].newbyteorder("="), where)

@@ -115,23 +115,34 @@ def test_a_tensor_of_pytorch() -> None:
     assert f(torch.ones(3, dtype=torch.bfloat16)).dtype == bfloat16
 
 
-def test_floats_are_traced_and_of_the_dtype_that_is_computed_with() -> None:
-    w = ngd.variable("w", np.ones(2))
-
-    @ngd.function
+@pytest.mark.parametrize(
+    "dtype", [np.float16, bfloat16, np.float32, np.float64, np.int32, np.uint8, np.bool_]
+)
+def test_floats_are_traced_and_take_the_dtype_of_what_they_meet(dtype: Any, device: str) -> None:
     def f(x: Any, rate: float) -> Any:
-        return x * rate
+        return [x * rate, rate - x, np.maximum(x, 2 * rate + 1), -rate / 3, abs(rate) + x * 2]
 
-    @ngd.function
-    def of_variable(rate: float) -> Any:
-        return w * rate
+    def fixed(rate: float) -> Any:
+        """As if the number stood in the function."""
+        return ngd.function(lambda x: f(x, rate), device=device)
 
-    assert f(ones(2), 0.1).dtype == np.float32
-    npt.assert_array_equal(f(ones(2), 0.2), np.float32(0.2) * ones(2))
-    assert f.traces == 1
-    npt.assert_array_equal(f(ones(2, dtype=np.float64), 0.1), np.full(2, 0.1))
-    npt.assert_array_equal(of_variable(0.1), np.full(2, 0.1))
-    assert of_variable.traces == 1
+    traced, x = ngd.function(f, device=device), np.array([0, 1]).astype(dtype)
+    for rate in (0.1, 0.7):
+        for found, wanted in zip(traced(x, rate), fixed(rate)(x), strict=True):
+            assert found.dtype == np.asarray(wanted).dtype
+            npt.assert_array_equal(found, wanted)
+    assert traced.traces == 1
+
+
+def test_floats_meet_variables_and_are_differentiated_by() -> None:
+    half, double = ngd.variable("h", np.ones(2, bfloat16)), ngd.variable("d", np.ones(2))
+    f = ngd.function(lambda rate: (half * rate, double * rate, ops.exp(rate) * half))
+    assert [a.dtype for a in f(0.1)] == [bfloat16, np.float64, bfloat16]
+    npt.assert_array_equal(f(0.1)[1], np.full(2, 0.1))
+    x = np.array([1, 2], np.float32)
+    value, slope = ngd.value_and_grad(lambda rate, x: ops.sum(x * rate * rate))(0.1, x)
+    assert value.dtype == np.float32
+    npt.assert_allclose(slope, 0.6, rtol=1e-6)
 
 
 def test_all_else_is_fixed_in_the_trace() -> None:
@@ -229,7 +240,7 @@ def test_after_shutdown_the_new_world_is_taken() -> None:
 def test_trace_shows_what_is_compiled() -> None:
     f = ngd.function(lambda x, pair: x + pair["a"])
     step = f.trace(ones(2), {"a": 1.0})
-    assert str(step.graph).startswith('graph("x": f32[2], "pair[\'a\']": f32[])')
+    assert str(step.graph).startswith('graph("x": f32[2], "pair[\'a\']": f64[])')
     assert "add" in str(step)
     assert f.trace(x=ones(2), pair={"a": 2.0}) is step
     with pytest.raises(TypeError, match="got nodes"):

@@ -41,6 +41,7 @@ from .operands import (
     expect_dtype,
     float_of,
     is_weak,
+    is_weak_node,
     narrow,
     scalar,
     widen,
@@ -133,10 +134,15 @@ def align(where: str, *values: Value) -> list[Node]:
         return [v if isinstance(v, Node) else scalar(v, only, where) for v in values]
     given = [v if is_weak(v) else as_node(v, where=where) for v in values]
     try:
-        dtype = promote(*(v.dtype if isinstance(v, Node) else v for v in given))
+        dtype = promote(*(kind_of(v) if isinstance(v, Node) else v for v in given))
     except DTypeError as error:
         raise DTypeError(f"{where}: {error}") from None
     return [cast(v, dtype) if isinstance(v, Node) else scalar(v, dtype, where) for v in given]
+
+
+def kind_of(node: Node) -> Any:
+    """What a node counts for in promotion: its dtype, or as a Python float."""
+    return 0.0 if is_weak_node(node) else node.dtype
 
 
 def zero_like(x: Node) -> Node:

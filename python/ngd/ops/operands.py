@@ -26,7 +26,7 @@ from ..dtype import (
     uint64,
 )
 from ..errors import DTypeError, ShapeError
-from ..ir import CONSTANT, Array, DType, Node, Shape, Type, constant_node, public
+from ..ir import CONSTANT, PLACEHOLDER, Array, DType, Node, Shape, Type, constant_node, public
 
 Axis: TypeAlias = int | Sequence[int] | None
 """One axis, several, or all."""
@@ -37,6 +37,9 @@ Value: TypeAlias = Node | ArrayLike
 HALVES: Final = (float16, bfloat16)
 INDICES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 """The dtypes in which kernels take indices and labels; the public calls cast the others."""
+
+FEW: Final = 64
+"""Of so many ops a weak scalar may be made."""
 
 _FAMILIES: Final = {ALL: "any dtype", NUMBERS: "numbers", INTEGERS: "integers", FLOATS: "floats"}
 
@@ -65,6 +68,29 @@ def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]
 def is_weak(value: Any) -> bool:
     """Whether this is a Python scalar, which takes the dtype of what it meets."""
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)
+
+
+def is_weak_node(node: Node) -> bool:
+    """Whether this is a Python float that a step is given, or is made of such alone.
+
+    It is a scalar of float64 which, as the number itself would, takes the dtype of what it meets.
+    """
+    given, seen, waiting = False, set[Node](), [node]
+    while waiting:
+        node = waiting.pop()
+        if node in seen or (node.op is CONSTANT and not node.shape):
+            continue
+        seen.add(node)
+        scalar = node.type.dtype == float64 and not node.shape
+        if not scalar or len(seen) > FEW:
+            return False
+        if node.op is PLACEHOLDER and node.attrs.get("weak"):
+            given = True
+        elif node.op.elementwise or node.op.view:
+            waiting += node.inputs[:1] if node.op.view else node.inputs
+        else:
+            return False
+    return given
 
 
 @public
