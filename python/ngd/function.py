@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, MethodType
 from typing import Any, ClassVar, Final, TypeAlias, overload
 
 import numpy as np
@@ -212,7 +212,7 @@ class Function:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method, its first argument is the instance."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else MethodType(self, instance)
 
     def __repr__(self) -> str:
         return f"<ngd.function {self.name}, {self.traces} traces>"
@@ -379,9 +379,10 @@ class Function:
     def _report_retraces(self, key: Key) -> None:
         """Warn once where a function is traced again and again, and say what changed."""
         what = ""
-        if len(self._traces) == 1 and self._code is not None:
-            _traced[self._code] += 1
-            if _traced[self._code] == MANY_FUNCTIONS:
+        code, self._code = self._code, None  # counts once
+        if code is not None:
+            _traced[code] += 1
+            if _traced[code] == MANY_FUNCTIONS:
                 what = (
                     f"{self.name} was made anew, and traced and compiled, {MANY_FUNCTIONS} times "
                     f"(called at {call_site()}). Make it once, outside of the loop, and give what "

@@ -334,6 +334,17 @@ class Node(ArrayMethods):
             "`in` compare values)"
         )
 
+    def __float__(self) -> float:
+        raise TypeError(
+            f"a Node is no number: a step computes its value (made at {self.site}); return it from "
+            "the step, or use ngd.ops on it"
+        )
+
+    def __int__(self) -> int:
+        return int(float(self))
+
+    __index__ = __int__
+
     def __iter__(self) -> Iterator[Node]:
         raise TypeError(f"a Node cannot be iterated over (made at {self.site}); slice it: x[i]")
 

@@ -205,7 +205,14 @@ def like(f: Callable[..., Any], made: Callable[..., Any], where: str) -> Functio
     functools.update_wrapper(python, f, ("__doc__",), ())
     python.__qualname__ = f"{where}({getattr(f, '__qualname__', repr(f))})"
     python.__signature__ = signature  # type: ignore[attr-defined]
-    return Function(python)
+    return step_of(f, python)
+
+
+def step_of(f: Callable[..., Any], python: Callable[..., Any]) -> Function:
+    """A function that is made of `f`: where that is compiled itself, for its device and group."""
+    if isinstance(f, Function):
+        return Function(python, device=f.device, group=f.group, of=f)
+    return Function(python, of=f)
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
@@ -271,7 +278,7 @@ def forward_of(f: Callable[..., Any], has_aux: bool) -> Function:
     def forward(primals: Any) -> Any:
         return with_aux("vjp", f(*primals), has_aux)
 
-    return Function(forward, of=f)
+    return step_of(f, forward)
 
 
 @remembered
@@ -281,7 +288,7 @@ def backward_of(f: Callable[..., Any], has_aux: bool) -> Function:
     def backward(primals: Any, cotangents: Any) -> Any:
         return pulled_back(f, primals, has_aux)[2](cotangents)
 
-    return Function(backward, of=f)
+    return step_of(f, backward)
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -342,7 +349,7 @@ def forward_mode(f: Callable[..., Any]) -> Function:
         ]
         return structure.rebuild(results), structure.rebuild(derivatives)
 
-    return Function(forward, of=f)
+    return step_of(f, forward)
 
 
 @remembered

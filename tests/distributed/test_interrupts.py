@@ -28,6 +28,7 @@ def run(*arguments: object) -> None:
         *("all_reduce_ring", "all_reduce_rounded", "all_reduce_sparse_list", "all_gather_v"),
         *("all_reduce_weighted", "join", "compare_ranks"),
         *("works_of_forms", "works_asked", "step_of_the_interpreter", "step_twice"),
+        "traced_function",
         *("make_mesh", "broadcast_variables", "assign", "init", "shutdown"),
     ],
 )

@@ -226,6 +226,9 @@ def test_a_group_of_its_own_cannot_be_inlined() -> None:
     with pytest.raises(TypeError, match="group of its own"):
         f(ngd.placeholder("x", (2,)))
     npt.assert_array_equal(ngd.function(lambda x: f(x), group=alone)(ones(2)), ones(2))
+    of_group = ngd.function(lambda x: ops.sum(f(x)), group=alone, device="INTERPRETER")
+    npt.assert_array_equal(ngd.value_and_grad(of_group)(ones(2))[1], ones(2))
+    assert ngd.value_and_grad(of_group).device == "INTERPRETER"
 
 
 def test_after_shutdown_the_new_world_is_taken() -> None:
@@ -279,6 +282,10 @@ def test_methods_and_what_a_function_is_called() -> None:
     assert isinstance(Model.apply, ngd.Function)
     assert (Model.apply.__name__, Model.apply.__doc__) == ("apply", "Multiply.")
     assert "Model.apply, 2 traces" in repr(Model.apply)
+    gradient = ngd.value_and_grad(lambda x: ops.sum(model.apply(x) ** 2))
+    npt.assert_array_equal(gradient(ones(2))[1], 2 * ones(2))
+    assert ngd.remat(model.apply)(ones(2)).tolist() == [1, 1]
+    assert ngd.jacobian(model.apply) is ngd.jacobian(model.apply)
 
 
 def test_retraces_are_reported_once() -> None:
@@ -329,6 +336,9 @@ def test_a_function_reads_its_own_arguments_alone() -> None:
 def test_a_choice_by_a_value_says_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"ngd\.ops\.where"):
         ngd.function(lambda x: x if x > 0 else -x)(1.0)
+    for made in (float, int, range, lambda x: [1, 2][x], lambda x: f"{x:.2}"):
+        with pytest.raises(TypeError, match=r"a Node is no number: a step computes|format string"):
+            ngd.function(lambda x, made=made: made(x))(1.0)
 
 
 def test_an_error_leaves_nothing_behind() -> None:

@@ -465,6 +465,18 @@ def compile_step(run: Run) -> Case:
     return Case(call, [run.total(SMALL) + run.size])
 
 
+def traced_function(run: Run) -> Case:
+    """Traced anew in each run; where a trace was interrupted, none is left behind."""
+    f = run.once("function", lambda: ngd.function(_sum_of_next))
+    f.clear()
+    x = run.operand(count=SMALL)
+    return Case(lambda: f(x), run.total(SMALL) + run.size)
+
+
+def _sum_of_next(x: Any) -> Any:
+    return ops.all_reduce(x + 1.0, op="sum")
+
+
 def compare_ranks(run: Run) -> Case:
     step, _, _ = run.once(f"twice {run.count}", lambda: _twice(run))
     return Case(lambda: step.compare_ranks()[:19], f"world: all {run.size} ranks ")
@@ -547,6 +559,7 @@ CASES: dict[str, Callable[[Run], Case]] = {
         step_alone_of_the_interpreter,
         step_twice,
         compile_step,
+        traced_function,
         compare_ranks,
         assign,
         init,
