@@ -157,7 +157,7 @@ class Function:
         *,
         of: Callable[..., Any] | None = None,
     ) -> None:
-        functools.update_wrapper(self, python)
+        functools.update_wrapper(self, python, updated=())
         self._code = getattr(inspect.unwrap(of or python), "__code__", None)
         self.updates, self.device, self.group = updates, device, group
         self.name = getattr(python, "__qualname__", repr(python))
@@ -410,11 +410,13 @@ def reason(key: Key, others: Sequence[Key]) -> str:
 
 
 def signature_of(python: Callable[..., Any]) -> inspect.Signature:
-    """What a function takes; of some that are written in C nothing is known."""
+    """What a function takes; of NumPy's own, and of some others in C, positions alone are known."""
     try:
-        return inspect.signature(python)
+        if not isinstance(python, np.ufunc):
+            return inspect.signature(python)
     except ValueError:
-        return inspect.signature(lambda *args: None)
+        pass
+    return inspect.signature(lambda *args: None)
 
 
 def building(tree: Any) -> bool:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import array
+import copy
 import dataclasses
+import pickle
 import threading
 import warnings
 from typing import Any, NamedTuple
@@ -286,6 +288,29 @@ def test_methods_and_what_a_function_is_called() -> None:
     npt.assert_array_equal(gradient(ones(2))[1], 2 * ones(2))
     assert ngd.remat(model.apply)(ones(2)).tolist() == [1, 1]
     assert ngd.jacobian(model.apply) is ngd.jacobian(model.apply)
+
+
+@ngd.function
+def doubled(x: Any) -> Any:
+    return 2 * x
+
+
+def test_copies_are_the_function_itself() -> None:
+    assert copy.deepcopy({"f": doubled})["f"] is doubled
+    assert pickle.loads(pickle.dumps(doubled)) is doubled
+
+
+def test_what_can_be_called_can_be_a_function() -> None:
+    model = ngd.nn.Linear(2, 3)
+    model.trace = "an attribute of the model"
+    f = ngd.function(model)
+    made = f(ones(4, 2))
+    npt.assert_allclose(
+        made, model.weight.numpy().sum(1) + np.tile(model.bias.numpy(), (4, 1)), 1e-6
+    )
+    assert f.trace(ones(4, 2)).graph.outputs[0].shape == (4, 3)
+    npt.assert_array_equal(ngd.function(np.tanh)(0.0), 0)
+    npt.assert_array_equal(ngd.function(ops.add)(ones(2), 1.0), 2 * ones(2))
 
 
 def test_retraces_are_reported_once() -> None:

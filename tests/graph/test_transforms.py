@@ -393,6 +393,28 @@ def test_remat_in_a_loop_a_branch_and_twice(device: str) -> None:
     close(hessians[0], hessians[1], 1e-10)
 
 
+def test_remat_of_a_module_draws_the_same() -> None:
+    from ngd import nn
+
+    block = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 8))
+    x = np.ones((4, 8), np.float32)
+
+    def slopes(f: Any) -> Any:
+        random = nn.Random(3)
+
+        @ngd.function(updates=True)
+        def step(x: Any) -> Any:
+            with nn.training(random) as state:
+                loss = ops.sum(f(x) ** 2)
+            return [loss, *ngd.grad(loss, leaves_of(block.parameters()))], state.updates
+
+        return step(x), step(x)
+
+    for plain, again in zip(slopes(block), slopes(ngd.remat(block)), strict=True):
+        for a, b in zip(plain, again, strict=True):
+            npt.assert_array_equal(a, b)
+
+
 def test_a_collective_on_the_way_back_of_a_jacobian_is_an_error() -> None:
     with pytest.raises(CompileError, match=r"all_reduce .*inside a loop or a branch"):
         ngd.jacobian(lambda x: ops.all_reduce(x, op="sum"))(X)
