@@ -270,6 +270,7 @@ class Function:
             if kind is np.ndarray:
                 key.append((leaf.dtype, leaf.shape))
             elif kind is float:
+                leaves[place] = np.array(leaf)
                 key.append(FLOAT)
             elif kind in STATIC_TYPES:
                 key.append((kind, leaf))
