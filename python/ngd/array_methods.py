@@ -140,6 +140,9 @@ class ArrayMethods:
     def __getitem__(self, index: Any) -> Node:
         return self._apply("getitem", self, index)
 
+    def __setitem__(self, index: Any, values: Any) -> None:
+        raise TypeError("a Node does not change: x = x.at[index].set(values) has a part changed")
+
     @property
     def at(self) -> At:
         """The same with a part changed: x.at[index].set(values); see ngd.ops.at."""

@@ -259,6 +259,12 @@ def test_other_ways_to_say_it() -> None:
 OUT_OF_RANGE = "expected an index in|out of range"
 
 
+def test_a_node_does_not_change() -> None:
+    x = ngd.placeholder("x", X.shape)
+    with pytest.raises(TypeError, match=r"x = x\.at\[index\]\.set\(values\)"):
+        x[0] = 1
+
+
 def test_an_index_that_a_step_computes_is_checked_when_it_runs(device: str) -> None:
     one = ngd.function(lambda x, i: x[:, i], device=device)
     two = ngd.function(lambda x, i, j: x[i, j], device=device)
