@@ -51,7 +51,7 @@ from .transforms import custom_gradient, hessian, jacobian, jvp, remat, value_an
 from .variable import Variable, constant, placeholder, variable
 
 if TYPE_CHECKING:
-    from . import checkpoint, data, nn, optim
+    from . import checkpoint, data, nn, optim, train
 
 __version__ = str(build_info()["version"])
 
@@ -113,6 +113,7 @@ __all__ = [
     "scatter",
     "send",
     "shutdown",
+    "train",
     "trees",
     "uint8",
     "uint16",
@@ -126,6 +127,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The training library's parts are imported when they are first used."""
-    if name in ("checkpoint", "data", "nn", "optim"):
+    if name in ("checkpoint", "data", "nn", "optim", "train"):
         return _import(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

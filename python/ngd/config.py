@@ -36,6 +36,11 @@ def host() -> str | None:
     return os.environ.get("NGD_HOST") or None
 
 
+def check_finite() -> bool:
+    """NGD_CHECK_FINITE: a step fails where a value begins that is no finite number."""
+    return os.environ.get("NGD_CHECK_FINITE", "0") not in ("", "0")
+
+
 def check() -> bool:
     """NGD_CHECK: verify the graph after every pass."""
     return os.environ.get("NGD_CHECK", "0") not in ("", "0")

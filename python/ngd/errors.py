@@ -35,6 +35,10 @@ class BusyError(Error, RuntimeError):
     """A second call of an executable while one runs in another thread."""
 
 
+class NotFiniteError(Error, FloatingPointError):
+    """A NaN, or an infinity, where there should be none; the message says where it began."""
+
+
 class NotMemberError(Error, ValueError):
     """A collective on a group that this rank is no member of; nothing has happened."""
 

@@ -9,8 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
-from .errors import Error
-from .ir import CONSTANT, Array, Graph, Node, Type, topological
+from . import config
+from .dtype import FLOATS
+from .errors import Error, NotFiniteError
+from .ir import CONSTANT, Array, Graph, Leaf, Node, Type, topological
 from .ops.control import WALKS
 from .passes.collectives import in_order
 
@@ -48,6 +50,7 @@ def evaluate(
     same on all ranks, and are waited for where their result is first read. Integers wrap silently;
     floats follow IEEE 754.
     """
+    finite = config.check_finite()
     values = dict(zip(graph.inputs, inputs, strict=True)) | dict(variables)
     for node, value in values.items():
         _check(node, value)
@@ -69,6 +72,8 @@ def evaluate(
         elif node not in values:
             with np.errstate(all="ignore"):
                 made = _compute(node, operands, group)
+            if finite:
+                _expect_finite(node, operands, made)
             for result, value in zip(node.results, made, strict=True):
                 if result in uses or result is node:
                     values[result] = np.asarray(value, order="C")
@@ -94,6 +99,33 @@ def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tupl
         return (node.op.settle(node.attrs.get("group") or group, **node.attrs),)
     made = node.op.reference(*operands, **node.attrs)
     return made if isinstance(made, tuple) else (made,)
+
+
+def _expect_finite(node: Node, operands: Sequence[Array], made: Sequence[Array]) -> None:
+    """Refuse a NaN that its operands have not, and an infinity of finite operands."""
+    if node.op is CONSTANT:
+        return
+    for operand, value in zip(node.inputs, operands, strict=True):
+        if isinstance(operand.op, Leaf) and operand.op is not CONSTANT and _faults([value])[0]:
+            raise NotFiniteError(
+                f"NGD_CHECK_FINITE: {operand!r} holds a NaN; it is read by {node.op.name}, "
+                f"made at {node.site}"
+            )
+    (nan, infinite), (had_nan, had_infinite) = _faults(made), _faults(operands)
+    if (nan and not had_nan) or (infinite and not (had_nan or had_infinite)):
+        raise NotFiniteError(
+            f"NGD_CHECK_FINITE: {'a NaN' if nan and not had_nan else 'an infinity'} begins in the "
+            f"result of {node.op.name}, made at {node.site}"
+        )
+
+
+def _faults(values: Sequence[Array]) -> tuple[bool, bool]:
+    """Whether there is a NaN, and an infinity."""
+    floats = [v for v in values if v.dtype in FLOATS]
+    return (
+        any(bool(np.isnan(v).any()) for v in floats),
+        any(bool(np.isinf(v).any()) for v in floats),
+    )
 
 
 def _check(node: Node, value: Array) -> None:

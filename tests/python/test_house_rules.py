@@ -41,6 +41,7 @@ LAYERS = (
     {"__init__", "launch"},
     {"optim"},
     {"nn", "data", "checkpoint"},
+    {"train"},
     {"cli", "doctor", "torch"},
 )
 USERS_OF_THE_CORE = {"collectives", "compiler", "devices", "distributed", "torch", "variable"}
@@ -56,7 +57,7 @@ INCLUDES = {
 KNOW_NO_OP = {"autodiff", "compiler", "devices", "passes", "reference"}
 """What these must know of an op, its block declares (ngd.ir.Op); its name is nothing to them."""
 
-USERS_OF_THE_PUBLIC_API = {"checkpoint", "data", "nn", "optim"}
+USERS_OF_THE_PUBLIC_API = {"checkpoint", "data", "nn", "optim", "train"}
 """They import public names alone, and one another."""
 
 COMPUTING = {op.name for op in REGISTRY.values() if not isinstance(op, Leaf)}

@@ -33,6 +33,8 @@ const char* class_name(ngd::ErrorKind kind) {
       return "GroupClosedError";
     case ngd::ErrorKind::Busy:
       return "BusyError";
+    case ngd::ErrorKind::NotFinite:
+      return "NotFiniteError";
     default:
       return nullptr;
   }

@@ -20,6 +20,8 @@ inline std::string all_reduce_algorithm() { return text("NGD_ALLREDUCE", "auto")
 inline int numa_node() { return whole_number("NGD_NUMA_NODE", -1, 0, 1023); }
 // auto, on or off: a thread that moves data between hosts while kernels run
 inline std::string progress() { return text("NGD_PROGRESS", "auto"); }
+// A step fails where a value begins that is no finite number.
+inline bool check_finite() { return whole_number("NGD_CHECK_FINITE", 0, 0, 1) == 1; }
 inline std::string simd() { return text("NGD_SIMD", ""); }  // cap: baseline|avx2|avx512
 // 0 = the fair share; the most that an affinity mask can tell apart
 inline int threads() { return whole_number("NGD_THREADS", 0, 0, 1024); }

@@ -23,6 +23,7 @@ enum class ErrorKind {
   GroupClosed,  // ngd.errors.GroupClosedError: an earlier failure or shutdown ended the group
   Busy,         // ngd.errors.BusyError: another thread is in the same call
   Interrupted,  // KeyboardInterrupt
+  NotFinite,    // ngd.errors.NotFiniteError: a NaN, or an infinity, where one begins
 };
 
 class Error : public std::runtime_error {

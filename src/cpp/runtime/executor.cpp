@@ -7,6 +7,7 @@
 
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "runtime/finite.hpp"
 #include "runtime/nested.hpp"
 
 namespace ngd::runtime {
@@ -34,6 +35,7 @@ struct Executor::Step {
   std::vector<void*> outputs;
   std::vector<Patch> patches;
   bool writes_variable = false;
+  Faults before;  // of the operands, where they are looked at
 };
 
 Executor::Executor(Program program, device::Device& device, kernels::KernelTable table,
@@ -41,6 +43,7 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
     : program_(std::move(program)),
       device_(device),
       staged_(!device.host_addressable()),
+      check_finite_(!staged_ && config::check_finite()),
       communicators_(std::move(communicators)),
       variables_(std::move(variables)),
       own_arena_(device, program_.private_bytes),
@@ -79,6 +82,7 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
     : program_(std::move(program)),
       device_(device),
       staged_(false),
+      check_finite_(device.host_addressable() && config::check_finite()),
       arena_(arena),
       timeout_seconds_(config::timeout_seconds()) {
   bind(table);
@@ -255,7 +259,10 @@ void Executor::run_inside(const void* const* inputs, void* const* outputs) {
         step.inputs[patch.operand] = part;
     }
     variables_touched_ |= step.writes_variable;
-    execute(step);
+    if (check_finite_) [[unlikely]]
+      execute_checked(step);
+    else
+      execute(step);
   }
 }
 
@@ -276,6 +283,39 @@ void Executor::execute(Step& step) {
   } catch (const Error& error) {
     throw Error(error.kind(), concat(error.what(), " (in ", step.instruction->op, ", made at ",
                                      step.instruction->site, ")"));
+  }
+}
+
+// A value that is no finite number is told of where it begins: where an instruction makes a NaN of
+// operands that have none, or an infinity of finite ones. One that comes in from outside, a NaN in
+// an argument or a variable, is told of where it is first read. What a Start's operand holds is
+// compared with what its Wait gives.
+void Executor::execute_checked(Step& step) {
+  const Step& whole = step.started == nullptr ? step : *step.started;
+  const Instruction& instruction = *whole.instruction;
+  const auto tell = [&](const auto&... parts) {
+    fail(ErrorKind::NotFinite, "NGD_CHECK_FINITE: ", parts..., " ", instruction.op, ", made at ",
+         instruction.site);
+  };
+  step.before = faults_of(step.instruction->attrs);
+  for (std::size_t i = 0; i < step.inputs.size(); ++i) {
+    const Value& value = program_.values[step.instruction->inputs[i]];
+    const Faults faults = faults_of(value.type, step.inputs[i]);
+    if (faults.nan && value.lane == Lane::Input)
+      tell("argument ", value.place, " of the step holds a NaN; it is read by");
+    if (faults.nan && value.lane == Lane::Variable) tell("there is a NaN in a variable read by");
+    step.before.nan |= faults.nan;
+    step.before.infinite |= faults.infinite;
+  }
+  execute(step);
+  if (step.instruction->action == Action::Start) return;
+  for (std::size_t i = 0; i < whole.outputs.size(); ++i) {
+    if (whole.outputs[i] == nullptr) continue;
+    const Value& value = program_.values[instruction.outputs[i]];
+    const Faults faults = faults_of(value.type, whole.outputs[i]);
+    if (faults.nan && !whole.before.nan) tell("a NaN begins in the result of");
+    if (faults.infinite && !whole.before.nan && !whole.before.infinite)
+      tell("an infinity begins in the result of");
   }
 }
 

@@ -53,12 +53,14 @@ class Executor {
   void* static_pointer(const Value& value) const;
   void abort(std::string_view why) noexcept;
   void execute(Step& step);
+  void execute_checked(Step& step);
   void start(Step& step);
   void finish(Step& step);
 
   Program program_;
   device::Device& device_;
   const bool staged_;  // the caller's arrays are copied to the device and back
+  const bool check_finite_;
   std::vector<comm::Communicator*> communicators_;
   std::vector<void*> variables_;
   std::vector<device::Buffer> constants_;

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A loop for who does not want to write one: nothing in it needs more than the public API.
+
+    trainer = train.Trainer(
+        step, loader, [model.variables(), optimizer.state], epochs=90, model=model,
+        evaluate=lambda: dict(zip(["loss", "accuracy"], train.evaluate(judge, test_loader))),
+        save="checkpoints", resume=True, log="log",
+    )
+    report = trainer.run()
+
+`step` is a compiled step, or whatever takes the columns of a batch and gives the mean loss of all
+ranks first. All ranks call `run`; rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from . import all_reduce, checkpoint
+from .errors import NotFiniteError
+
+LAST: Final = 50
+"""Of how many steps the loss that is reported is the mean."""
+
+LOG: Final = "log.jsonl"
+
+
+def evaluate(judge: Callable[..., Any], loader: Any, *, group: Any = None) -> list[float]:
+    """The means, over all samples of a loader of data on all ranks, of what `judge` gives.
+
+    It takes the columns of a batch and gives scalars, each a mean over the batch's samples. Batches
+    count as much as they have samples. Collective: every rank of the group, by default the world's,
+    has to call it, also one that gets samples of no weight.
+    """
+    loader.sampler.done -= (
+        loader.sampler.step
+    )  # from the beginning, also if an earlier one broke off
+    sums: Any = 0.0
+    for columns, weight, _ in loader:
+        values = np.array([float(value) for value in judge(*columns)])
+        sums = sums + (weight * values if weight else np.zeros_like(values))
+    means = all_reduce(sums, op="sum", group=group) / loader.sampler.count
+    return [float(mean) for mean in means]
+
+
+class Trainer:
+    """A training: steps, evaluations, checkpoints, and what is written of them.
+
+    Parameters
+    ----------
+    step
+        Takes the columns of a batch, and gives the mean loss of all ranks as its first result.
+    loader
+        A data.Loader, whose sampler says where the training stands.
+    variables
+        What a checkpoint holds, in any structure: the model's and the optimizer's.
+    epochs
+        How many the whole training has.
+    evaluate
+        Called after each epoch; gives numbers by name, the same on all ranks.
+    model
+        A module whose buffers each rank has of its own, as batch normalization's statistics; before
+        an evaluation and a checkpoint all get their mean.
+    save
+        The folder of checkpoints: one after each epoch, and each `every` steps.
+    resume
+        Whether to go on from `save`, where it holds a checkpoint.
+    log
+        A folder that gets a line of JSON for each step and each evaluation in log.jsonl, and the
+        same for TensorBoard where tensorboardX is installed.
+    progress
+        Whether rank 0 shows a bar, where tqdm is installed.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        loader: Any,
+        variables: Any,
+        *,
+        epochs: int,
+        evaluate: Callable[[], Mapping[str, float]] | None = None,
+        model: Any = None,
+        save: str | os.PathLike[str] | None = None,
+        every: int | None = None,
+        resume: bool = False,
+        log: str | os.PathLike[str] | None = None,
+        progress: bool = True,
+    ) -> None:
+        if epochs < 0 or (every is not None and every < 1):
+            raise ValueError(
+                f"train.Trainer: expected epochs >= 0 and every >= 1; got {epochs}, {every}"
+            )
+        if save is None and (resume or every):
+            raise ValueError("train.Trainer: expected a folder to save to, for resume and every")
+        self.step, self.loader, self.variables, self.epochs = step, loader, variables, epochs
+        self.evaluate, self.model, self.save_to, self.every = evaluate, model, save, every
+        self.first = loader.sampler.rank == 0
+        self.progress = progress
+        self.losses: list[float] = []
+        """The last steps'."""
+        self.results: dict[str, float] = {}
+        """The last evaluation's."""
+        if resume and save is not None and checkpoint.exists(save):
+            loader.sampler.load_state(checkpoint.load(save, variables))
+        self.log_to = log if self.first else None
+
+    @property
+    def done(self) -> int:
+        """How many steps were made, in all runs."""
+        return int(self.loader.sampler.done)
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end; what came of it: steps, loss, samples a second, the last evaluation.
+
+        NotFiniteError where the loss is none any more; what was saved before is left alone. With
+        NGD_CHECK_FINITE=1 the step itself names the op that began it.
+        """
+        sampler, before, seconds = self.loader.sampler, self.done, 0.0
+        with contextlib.closing(Log(self.log_to, self.done)) as log:
+            while sampler.epoch < self.epochs:
+                start = time.perf_counter()
+                self._epoch(sampler.epoch + 1, log)
+                seconds += time.perf_counter() - start
+                if self.evaluate is not None:
+                    self._agree()
+                    self.results = dict(self.evaluate())
+                    log.write(self.done, sampler.epoch, self.results)
+                self.save()
+        samples = (self.done - before) * sampler.batch
+        return {
+            "steps": self.done,
+            "loss": float(np.mean(self.losses)) if self.losses else None,
+            "samples_per_s": samples / seconds if samples else None,
+            **self.results,
+        }
+
+    def _epoch(self, number: int, log: Log) -> None:
+        """Make the rest of an epoch's steps."""
+        with bar_of(self.loader, f"epoch {number}", self.first and self.progress) as bar:
+            for columns, *_ in bar:
+                loss = float(self.step(*columns)[0])
+                if not math.isfinite(loss):
+                    raise NotFiniteError(
+                        f"train.Trainer: the loss of step {self.done} is {loss}; "
+                        "NGD_CHECK_FINITE=1 names the op that began it"
+                    )
+                self.losses = [*self.losses[1 - LAST :], loss]
+                log.write(self.done, number, {"training_loss": loss})
+                if self.every and self.done % self.every == 0:
+                    self.save()
+
+    def save(self) -> None:
+        """Replace the checkpoint; all ranks have to call it."""
+        if self.save_to is None:
+            return
+        self._agree()
+        if self.first:
+            checkpoint.save(self.save_to, self.variables, position=self.loader.sampler.state())
+
+    def _agree(self) -> None:
+        """Give all ranks the mean of the model's buffers."""
+        if self.model is not None:
+            self.model.average_buffers()
+
+
+def bar_of(loader: Any, name: str, shown: bool) -> Any:
+    """A loader with a bar, as a context."""
+    if shown:
+        with contextlib.suppress(ImportError):
+            from tqdm import tqdm
+
+            return tqdm(loader, name, initial=loader.sampler.step)
+    return contextlib.nullcontext(loader)
+
+
+class Log:
+    """Numbers by step, as lines of JSON and for TensorBoard; nothing where there is no folder."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None, done: int) -> None:
+        self.lines: Any = None
+        self.board: Any = None
+        if folder is None:
+            return
+        path = Path(folder) / LOG
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = path.read_text().splitlines() if done and path.exists() else []
+        kept = [line for line in kept if json.loads(line)["step"] <= done]
+        self.lines = path.open("w", buffering=1)
+        self.lines.writelines(f"{line}\n" for line in kept)
+        with contextlib.suppress(ImportError):
+            from tensorboardX import SummaryWriter
+
+            self.board = SummaryWriter(str(folder), purge_step=done + 1)
+
+    def write(self, step: int, epoch: int, numbers: Mapping[str, float]) -> None:
+        """Note numbers of a step."""
+        if self.lines is not None:
+            self.lines.write(json.dumps({"step": step, "epoch": epoch, **numbers}) + "\n")
+        if self.board is not None:
+            for name, value in numbers.items():
+                self.board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in (self.lines, self.board):
+            if file is not None:
+                file.close()

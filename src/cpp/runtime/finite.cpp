@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/finite.hpp"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <variant>
+
+namespace ngd::runtime {
+
+namespace {
+
+// A float whose exponent is all ones is an infinity where its fraction is 0, else a NaN. So without
+// the sign, as an integer, an infinity is `exponent`, and a NaN is more.
+template <class Bits>
+Faults look(const void* data, std::size_t count, Bits exponent, Bits all_but_sign) noexcept {
+  const auto* bits = static_cast<const Bits*>(data);
+  Faults faults;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Bits magnitude = bits[i] & all_but_sign;
+    faults.nan |= magnitude > exponent;
+    faults.infinite |= magnitude == exponent;
+  }
+  return faults;
+}
+
+}  // namespace
+
+Faults faults_of(const TensorType& type, const void* data) noexcept {
+  const auto count = static_cast<std::size_t>(type.count());
+  switch (type.dtype) {
+    case DType::F16:
+      return look<std::uint16_t>(data, count, 0x7c00, 0x7fff);
+    case DType::BF16:
+      return look<std::uint16_t>(data, count, 0x7f80, 0x7fff);
+    case DType::F32:
+      return look<std::uint32_t>(data, count, 0x7f800000, 0x7fffffff);
+    case DType::F64:
+      return look<std::uint64_t>(data, count, 0x7ff0000000000000, 0x7fffffffffffffff);
+    default:
+      return {};
+  }
+}
+
+Faults faults_of(const Attrs& attrs) {
+  Faults faults;
+  const auto look_at = [&](const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if constexpr (std::is_same_v<Value, double>) {
+      faults.nan |= std::isnan(value);
+      faults.infinite |= std::isinf(value);
+    } else if constexpr (std::is_same_v<Value, std::string>) {
+      faults.nan |= value.find("#nan") != std::string::npos;
+      for (const char* immediate : {"#inf", "#-inf"})
+        faults.infinite |= value.find(immediate) != std::string::npos;
+    }
+  };
+  for (const auto& [name, attr] : attrs.all()) std::visit(look_at, attr);
+  return faults;
+}
+
+}  // namespace ngd::runtime
