@@ -220,7 +220,8 @@ def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     The second one takes a structure as the result's, and gives a tuple: for each primal the sum of
     the derivatives of the result's elements, weighted with it. Called with arrays it is a compiled
-    step, which computes `f` again; while a graph is built it adds nodes to it.
+    step, which computes `f` again, of the primals as they are then; while a graph is built it adds
+    nodes to it.
 
     Parameters
     ----------
