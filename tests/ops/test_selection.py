@@ -245,6 +245,18 @@ def test_every_dtype_and_every_bit(device: str, dtype: str) -> None:
         assert taken.tobytes() == x[[3, 1, 3]].tobytes()
 
 
+@pytest.mark.parametrize("given", [0.3, np.float64(0.3), np.float32(0.3), 3, np.int64(3)])
+def test_values_take_the_dtype(device: str, given: Any) -> None:
+    for dtype in (ngd.bfloat16, np.dtype(np.float16), np.dtype(np.float32)):
+        x = np.zeros(4, dtype)
+        f = ngd.function(lambda x, v: (x.at[1:3].set(v), x.at[[0, 0]].add(v)), device=device)
+        placed, added = f(x, given)
+        assert placed.dtype == added.dtype == dtype
+        wanted = np.asarray(given).astype(dtype)
+        npt.assert_array_equal(placed, np.array([0, wanted, wanted, 0], dtype))
+        npt.assert_array_equal(added, np.array([2 * wanted.astype("f4"), 0, 0, 0]).astype(dtype))
+
+
 def test_other_ways_to_say_it() -> None:
     f = ngd.function(
         lambda x: (x.at[0].get(), ops.at(x)[..., 1].set(5), x[[]], x[range(2)], x[True:])

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import INTEGERS, bool_, int64
+from ..dtype import INTEGERS, bool_, int64, is_float
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, Node, Shape, Type, broadcast_shapes, public
 from .arithmetic import add, maximum, minimum, multiply
@@ -302,7 +302,8 @@ class Part:
     def _changed(self, name: str, values: Value, combine: Combine | None) -> Node:
         where_, x = f"at[...].{name}", self.x
         given = as_node(values, x, where_)
-        if not is_weak(values) and not np.can_cast(given.dtype, x.dtype, "same_kind"):
+        fit = is_float(x.dtype) or np.can_cast(given.dtype, x.dtype, "same_kind")
+        if not fit and not is_weak(values):
             raise DTypeError(f"{where_}: expected values for {x.type}; got {given.type}")
         given = cast(given, x.dtype)
         mask = self._mask(where_, given)
