@@ -405,6 +405,30 @@ def test_a_block_of_training_belongs_into_the_function() -> None:
     assert random.step.numpy() == 2
 
 
+def test_traces_share_variables_and_the_optimizers_state() -> None:
+    def trained(sizes: list[int], traced: bool) -> Any:
+        w, optimizer = ngd.variable("w", np.zeros(3)), ngd.optim.AdamW(0.1)
+
+        def step(x: Any) -> Any:
+            loss = ops.mean((x @ w - 1) ** 2)
+            return loss, optimizer.update(loss, w)
+
+        function, losses = ngd.function(step, updates=True), []
+        for size in sizes:
+            x = np.random.default_rng(size).normal(size=(size, 3))
+            if traced:
+                losses.append(float(function(x)))
+                continue
+            given = ngd.placeholder("x", x.shape, x.dtype)
+            loss, updates = step(given)
+            losses.append(float(ngd.compile([given], [loss], updates)(x)[0]))
+        assert function.traces == (2 if traced else 0)
+        return losses, w.numpy().tolist(), optimizer.step.numpy()
+
+    sizes = [8, 8, 5, 8, 5, 5, 8]
+    assert trained(sizes, True) == trained(sizes, False)
+
+
 def test_functions_made_in_a_loop_are_reported() -> None:
     def once(n: int) -> None:
         ngd.value_and_grad(lambda x: ops.sum(x) * n)(ones(2))
