@@ -299,6 +299,23 @@ def test_what_the_program_itself_defines_is_found(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[:4] == ["0", "1", "2", "of the program"]
 
 
+def test_what_cannot_be_found_there_is_told(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "from ngd import data\n"
+        "if __name__ == '__main__':\n"
+        "    def halved(columns, random): return columns[0] / 2\n"
+        "    source = data.Arrays([1, 2])\n"
+        "    for batch in data.Loader(source, data.Sampler(2, 1), halved, workers=2): pass\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "in worker 0 of 2 (process" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("AttributeError: ")
+    assert "halved" in last
+
+
 def test_bad_arguments_are_refused() -> None:
     source, sampler = loaded.Numbers(), data.Sampler(40, 4)
     with pytest.raises(ValueError, match="expected workers >= 0 and ahead >= 1; got -1, 2"):

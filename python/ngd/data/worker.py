@@ -8,6 +8,7 @@ package `ngd` stands empty, and is filled when a source or a transform asks for 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -86,29 +87,24 @@ def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
                 import_main(*main)
             return super().find_class(module, name)
 
-    def answer(value: Any) -> None:
-        file = messages.pack(value)
+    def answer(file: int) -> None:
         messages.send(link, file)
         os.close(file)
 
     recipe: Any = None
-    try:
+    with contextlib.suppress(EOFError, ConnectionError):
         file = messages.receive(link)
         try:
             recipe = messages.unpack(file, Unpickler, in_place=True)
         except Exception as error:
-            answer(failure(error))
+            answer(messages.pack(failure(error)))  # to the first request
         while True:
             indices, epoch = messages.unpack(messages.receive(link), Unpickler)
             try:
-                value: Any = ("batch", recipe.make(indices, epoch))
-                file = messages.pack(value)
+                file = messages.pack(("batch", recipe.make(indices, epoch)))
             except Exception as error:
                 file = messages.pack(failure(error))
-            messages.send(link, file)
-            os.close(file)
-    except (EOFError, ConnectionError):
-        return
+            answer(file)
 
 
 def run() -> None:
