@@ -229,7 +229,8 @@ def check(args: argparse.Namespace, world: Any) -> None:
     for name, least in (("epochs", 0), ("workers", 0), ("seed", 0), ("steps", 0), ("every", 1)):
         if getattr(args, name) < least:
             raise ValueError(f"--{name} {getattr(args, name)}: at least {least} is needed")
-    for name, least in (("batch", world.size), ("images", args.batch), ("size", 32)):
+    images = args.batch if args.data is None else 0
+    for name, least in (("batch", world.size), ("images", images), ("size", 32)):
         if getattr(args, name) < least:
             raise ValueError(f"--{name} {getattr(args, name)}: at least {least} is needed")
     if args.lr is not None and not 0 < args.lr < math.inf:
