@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import time
@@ -15,7 +16,7 @@ from typing import Any
 
 DEADLINE_SECONDS = 600
 FEATURES, CLASSES, LEARNING_RATE = 784, 10, 0.01
-WARM_UP_STEPS, SAMPLES = 20, 5
+SAMPLES = 5
 
 
 def cpu_name() -> str:
@@ -41,7 +42,10 @@ def last_line(
 def read_case() -> argparse.Namespace:
     """Read the command line, and take the cores of this rank; call it before any framework."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--hidden", type=int, nargs="+", required=True)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[])
+    parser.add_argument("--network", default="", help="of models/networks.py, instead of an MLP")
+    parser.add_argument("--compile", action="store_true", help="where the program has a compiler")
+    parser.add_argument("--warm-up", type=int, default=20)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
@@ -56,9 +60,11 @@ def read_case() -> argparse.Namespace:
     return case
 
 
-def report(name: str, case: argparse.Namespace, steps: Callable[[int], None]) -> None:
+def report(
+    name: str, case: argparse.Namespace, steps: Callable[[int], None], compiling: float = 0
+) -> None:
     """Time `steps(n)`, which takes n training steps and waits for the last; rank 0 prints."""
-    steps(WARM_UP_STEPS)
+    steps(case.warm_up)
     samples = []
     for _ in range(SAMPLES):
         start = time.perf_counter()
@@ -68,10 +74,12 @@ def report(name: str, case: argparse.Namespace, steps: Callable[[int], None]) ->
         seconds = statistics.median(samples)
         line = {
             "program": name,
-            "hidden": case.hidden,
+            "case": case.network or case.hidden,
             "batch": case.batch,
             "world": int(os.environ.get("WORLD_SIZE", "1")),
             "cores": len(os.sched_getaffinity(0)),
             "us_per_step": round(seconds * 1e6, 1),
+            "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            "compile_s": round(compiling, 2),
         }
         print(json.dumps(line), flush=True)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs in turns on the same cores: ngd beside its peers, each under a Python that has it.
+
+One JSON line a program and turn, then one with the medians: of each program's time a step, of its
+peak of memory, and of the ratios ngd / peer of the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+from timing import cpu_name, last_line  # noqa: E402
+
+
+def parser_of(description: str | None, batch: int, steps: int) -> argparse.ArgumentParser:
+    """The arguments that all comparisons have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--batch", type=int, default=batch, help="samples a rank and step")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="cores a rank")
+    parser.add_argument("--steps", type=int, default=steps, help="steps a sample; 5 samples a turn")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--peers", default="", help="names of programs, by commas")
+    parser.add_argument("--peer-python", default=sys.executable)
+    return parser
+
+
+def command_of(program: str, script: str, case: Sequence[str], args: Any) -> list[str]:
+    """The command line of one turn of a program; "torch-compile" is torch with --compile."""
+    name, _, option = program.partition("-")
+    options = [*case, "--batch", str(args.batch), "--steps", str(args.steps)]
+    options += ["--threads", str(args.threads), *([f"--{option}"] if option else [])]
+    if name == "ngd":
+        launcher = ["-m", "ngd.launch", "-n", str(args.ranks), "--no-prefix"]
+        return [sys.executable, *launcher, "--", str(HERE / f"{script}_ngd.py"), *options]
+    file = str(HERE / "peers" / f"{script}_{name}.py")
+    if name == "torch" and args.ranks > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone"]
+        launcher += ["--nproc-per-node", str(args.ranks)]
+        return [args.peer_python, *launcher, file, *options]
+    return [args.peer_python, file, *options, "--ranks", str(args.ranks)]
+
+
+def compare(
+    parser: argparse.ArgumentParser, args: Any, title: str, script: str, case: Sequence[str]
+) -> None:
+    """Run the turns and print them."""
+    cores = len(os.sched_getaffinity(0))
+    if args.ranks * args.threads > cores:
+        parser.error(f"{args.ranks} ranks x {args.threads} threads need more than {cores} cores")
+    programs = ["ngd", *filter(None, args.peers.split(","))]
+    turns = []
+    for turn in range(args.turns):
+        results = {p: last_line(command_of(p, script, case, args), p) for p in programs}
+        turns.append(results)
+        for result in results.values():
+            print(json.dumps({"turn": turn, **result}), flush=True)
+
+    def found(program: str, what: str) -> list[float]:
+        return [turn[program][what] for turn in turns]
+
+    def medians(what: str) -> dict[str, float]:
+        return {p: round(statistics.median(found(p, what)), 1) for p in programs}
+
+    def ratio(peer: str) -> float:
+        pairs = zip(found("ngd", "us_per_step"), found(peer, "us_per_step"), strict=True)
+        return round(statistics.median(a / b for a, b in pairs), 3)
+
+    summary = {
+        "case": title,
+        "batch": args.batch,
+        "ranks": args.ranks,
+        "threads": args.threads,
+        "cpu": cpu_name(),
+        "us_per_step": medians("us_per_step"),
+        "peak_mib": medians("peak_mib"),
+        "ngd_over_peer": {peer: ratio(peer) for peer in programs[1:]},
+    }
+    print(json.dumps(summary))
