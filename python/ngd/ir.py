@@ -119,6 +119,10 @@ class Op:
     """
     settled_by: ClassVar[Literal["", "group"]] = ""
     """What the value is known from before a step runs; `settle` says which it is."""
+    permutes: ClassVar[bool] = False
+    """Its result is its input with the axes in another order: transpose(x, attrs["axes"])."""
+    plain: ClassVar[Op | None] = None
+    """The op that this one is in a layout of its own; see `in_place_of`."""
     heavy: ClassVar[bool] = False
     """Takes most of a step's time: how deep a node lies is counted in these, and collectives."""
     adds: ClassVar[bool] = False
@@ -188,6 +192,20 @@ class Op:
 
     def with_bias(self, node: Node, bias: Node) -> Node | None:
         """Of a heavy op: the node whose kernel adds a bias first; None: it cannot."""
+        return None
+
+    def in_place_of(self, node: Node) -> Node | None:
+        """Of an op in a layout: this op on the transposed operands of a node of the plain one.
+
+        What makes the plain node's value of its result is returned, a transposition or itself.
+        """
+        return None
+
+    def ahead(self, node: Node, axes: Shape) -> Node | None:
+        """The same value, of operands before they are transposed; None: it cannot be had so.
+
+        `axes` is what transposes every operand. See passes/layouts.py.
+        """
         return None
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:

@@ -145,8 +145,8 @@ class Papers:
 
 OPTIMIZERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "sgd": (
-        lambda: optim.SGD(0.01, momentum=0.9),
-        lambda p: torch.optim.SGD(p, 0.01, momentum=0.9),
+        lambda: optim.SGD(0.002, momentum=0.9),
+        lambda p: torch.optim.SGD(p, 0.002, momentum=0.9),
     ),
     "slow sgd": (
         lambda: optim.SGD(3e-5, momentum=0.9),

@@ -33,7 +33,7 @@ from .operands import (
     normalize_axes,
     widen,
 )
-from .shape import broadcast_to, concat, full, reshape, stop_gradient, transpose
+from .shape import broadcast_to, concat, full, moved, reshape, stop_gradient, transpose
 from .transcendental import exp, log, power, sqrt
 
 
@@ -82,6 +82,15 @@ class Reduction(Op):
         if not self.has_identity and extent(x.shape, axes) == 0:
             raise ShapeError(f"{self.name}: expected at least one element along {axes}; got {x}")
         return Type(dtype, reduced_shape(x.shape, axes, keepdims))
+
+    def ahead(self, node: Node, axes: Shape) -> Node | None:
+        (x,), over = node.inputs, node.attrs["axes"]
+        attrs = {**node.attrs, "axes": tuple(sorted(axes[axis] for axis in over))}
+        made = self.node(x.inputs, attrs)
+        if node.attrs["keepdims"]:
+            return moved(made, axes)
+        kept = [axes[axis] for axis in range(x.ndim) if axis not in over]
+        return moved(made, tuple(sorted(kept).index(axis) for axis in kept))
 
     def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
         return narrow(type(self).compute(widen(x), axis=axes, keepdims=keepdims), x.dtype)

@@ -94,6 +94,7 @@ class Transpose(Op):
     """transpose(x, axes=None): the axes in another order, reversed by default; attrs: axes."""
 
     name = "transpose"
+    permutes = True
     dtypes = ALL
 
     def __call__(self, x: Value, axes: Sequence[int] | None = None) -> Node:
@@ -119,8 +120,7 @@ class Transpose(Op):
         return self(x.inputs[0], [x.attrs["axes"][axis] for axis in node.attrs["axes"]])
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        axes = node.attrs["axes"]
-        return (self(dy, sorted(range(len(axes)), key=axes.__getitem__)),)
+        return (self(dy, inverse(node.attrs["axes"])),)
 
     def reference(self, x: Array, *, axes: Shape) -> Array:
         return np.transpose(x, axes)
@@ -137,6 +137,26 @@ class Transpose(Op):
 
 
 transpose: Final[Transpose] = register(Transpose())
+
+
+def inverse(axes: Shape) -> Shape:
+    """The order of axes that undoes this one."""
+    return tuple(sorted(range(len(axes)), key=axes.__getitem__))
+
+
+def moved(x: Node, axes: Shape) -> Node:
+    """transpose(x, axes) with the fewest moves: none, a view, or before x is repeated."""
+    if x.op is broadcast_to:
+        (part,) = x.inputs
+        whole = reshape(part, (*(1,) * (x.ndim - part.ndim), *part.shape))
+        return broadcast_to(moved(whole, axes), [x.shape[axis] for axis in axes])
+    if x.op is transpose:
+        x, axes = x.inputs[0], tuple(x.attrs["axes"][axis] for axis in axes)
+    filled = [axis for axis in axes if x.shape[axis] != 1]
+    if filled != sorted(filled):
+        return transpose(x, axes)
+    shape = tuple(x.shape[axis] for axis in axes)
+    return reshape(x.inputs[0] if x.op is reshape else x, shape)
 
 
 class BroadcastTo(Op):
@@ -161,6 +181,13 @@ class BroadcastTo(Op):
 
     def simplify(self, node: Node) -> Node | None:
         return unchanged(node)
+
+    def ahead(self, node: Node, axes: Shape) -> Node | None:
+        (x,) = node.inputs
+        if x.ndim != node.ndim:
+            return None
+        shape = tuple(node.shape[place] for place in inverse(axes))
+        return moved(self.node(x.inputs, {"shape": shape}), axes)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (dy,)
@@ -210,6 +237,10 @@ class Concat(Op):
         shape[axis] = builtins.sum(t.shape[axis] for t in inputs)
         return Type(dtype, tuple(shape))
 
+    def ahead(self, node: Node, axes: Shape) -> Node | None:
+        made = self.node([x.inputs[0] for x in node.inputs], {"axis": axes[node.attrs["axis"]]})
+        return moved(made, axes)
+
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         axis = node.attrs["axis"]
         ends = np.cumsum([x.shape[axis] for x in node.inputs])
@@ -257,6 +288,11 @@ class Slice(Op):
                     f"steps {steps}"
                 )
         return Type(x.dtype, sizes)
+
+    def ahead(self, node: Node, axes: Shape) -> Node | None:
+        back = inverse(axes)
+        attrs = {key: tuple(values[a] for a in back) for key, values in node.attrs.items()}
+        return moved(self.node(node.inputs[0].inputs, attrs), axes)
 
     def offset(self, x: Type, *, starts: Shape, sizes: Shape, steps: Shape) -> int | None:
         """Nothing is moved where the elements taken stand side by side."""

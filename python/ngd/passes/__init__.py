@@ -13,6 +13,7 @@ from .collectives import order_collectives, split_collectives
 from .elementwise import fuse_elementwise
 from .expand import expand
 from .identity import computation
+from .layouts import assign_layouts
 from .plan_memory import Plan, plan_memory
 from .post_operations import fuse_post_operations
 from .schedule import Schedule, schedule
@@ -23,6 +24,7 @@ PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
     order_collectives,
     expand,
     simplify,
+    assign_layouts,
     fuse_post_operations,
     fuse_elementwise,
     split_collectives,

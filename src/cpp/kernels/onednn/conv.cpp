@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions and their gradients by oneDNN: f32 everywhere; bf16 and f16 where it has them for
-// this CPU. Operands are row-major at the edge, [N, C, spatial...]. oneDNN says in which layout it
-// would like each, and reorders before and behind the primitive, into and out of scratch, make it
-// so: they cost one pass over an operand each, and are gone once values have layouts.
+// this CPU. Where the channels come last, data and results are taken as they lie, and only weights
+// are reordered. Else oneDNN says in which layout it would like each operand, and reorders before
+// and behind the primitive, into and out of scratch, make it so: a pass over an operand each.
+#include <algorithm>
 #include <optional>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -34,6 +36,16 @@ memory::desc plain(const TensorType& type, std::int64_t groups = 1) {
   return {shape, data_type(type.dtype), row_major_strides(shape)};
 }
 
+// Of data or a result, whose logical axes have the channels in front: as it lies in memory.
+memory::desc stored(const TensorType& type, const ConvShape& s) {
+  if (!s.channels_last) return plain(type);
+  Shape shape = type.shape;
+  std::rotate(shape.begin() + 1, shape.begin() + 2, shape.end());
+  Shape strides = row_major_strides(shape);
+  std::rotate(strides.begin() + 1, strides.end() - 1, strides.end());
+  return {type.shape, data_type(type.dtype), strides};
+}
+
 memory::desc in_any_layout(const memory::desc& desc) {
   return {desc.get_dims(), desc.get_data_type(), memory::format_tag::any};
 }
@@ -46,7 +58,10 @@ dnnl::primitive_attr user_scratchpad() {
 
 dnnl::primitive_desc describe(const ConvShape& s) {
   const auto direct = dnnl::algorithm::convolution_direct;
-  const auto data = in_any_layout(plain(s.data)), result = in_any_layout(plain(s.result)),
+  const auto wanted = [&](const TensorType& type) {
+    return s.channels_last ? stored(type, s) : in_any_layout(plain(type));
+  };
+  const auto data = wanted(s.data), result = wanted(s.result),
              weights = in_any_layout(plain(s.weights, s.groups));
   const auto strides = spatial(s, s.strides), dilations = spatial(s, s.dilations, 1),
              before = spatial(s, s.before), after = spatial(s, s.after);
@@ -82,9 +97,9 @@ struct Operand {
 struct Plan {
   explicit Plan(const KernelQuery& query) : Plan(ConvShape(query)) {}
   explicit Plan(const ConvShape& s) : convolution(describe(s)) {
-    const Operand data{DNNL_ARG_SRC, plain(s.data), {}, false},
+    const Operand data{DNNL_ARG_SRC, stored(s.data, s), {}, false},
         weights{DNNL_ARG_WEIGHTS, plain(s.weights, s.groups), {}, false},
-        result{DNNL_ARG_DST, plain(s.result), {}, false};
+        result{DNNL_ARG_DST, stored(s.result, s), {}, false};
     switch (s.which) {
       case Which::Forward:
         operands = {data, weights, result};
@@ -114,6 +129,10 @@ struct Plan {
         o.offset = bytes;
         bytes += rounded(o.taken.get_size());
       }
+  }
+
+  bool is_slow() const {
+    return std::string_view(convolution.impl_info_str()).find("ref") != std::string_view::npos;
   }
 
   static std::size_t rounded(std::size_t size) {
@@ -206,7 +225,10 @@ Verdict accept_conv(const KernelQuery& query) {
     return Verdict::reject("nothing to convolve");
   try {
     const ThreadScope scope(device::thread_count());
-    return Verdict::accept(Plan(shape).bytes);
+    const Plan plan(shape);
+    // The compiler would rather have the other order of axes than oneDNN's slow code for this one.
+    if (shape.channels_last && plan.is_slow()) return Verdict::reject("oneDNN is slow at this");
+    return Verdict::accept(plan.bytes);
   } catch (const dnnl::error& error) {
     return Verdict::reject(error.what());
   }

@@ -2,6 +2,7 @@
 // The shapes of a convolution or of one of its two gradients, read once for every implementation.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -11,13 +12,16 @@ namespace ngd::kernels {
 
 // result[n, g * out + o, p] = sum over i < in and the places k of a kernel of
 // data[n, g * in + i, p * stride - before + k * dilation] * weights[g * out + o, i, k];
-// places outside of the data are 0.
+// places outside of the data are 0. Where the channels come last in memory, the types here still have
+// them in front of the spatial axes.
 struct ConvShape : Windows {
   enum class Which { Forward, DataGrad, WeightGrad };
 
   Which which = Which::Forward;
   TensorType data, weights, result;
   std::int64_t batch = 0, groups = 1, in = 0, out = 0;  // in, out: channels of a group
+
+  bool channels_last = false;           // of data and result, in memory
 
   std::string refusal;  // empty: this is a convolution
 
@@ -30,6 +34,10 @@ struct ConvShape : Windows {
     result = which == Which::Forward    ? query.outputs[0]
              : which == Which::DataGrad ? query.inputs[0]
                                         : query.inputs[1];
+    channels_last = query.attrs.integer("channels_last", 0) == 1;
+    if (channels_last && data.shape.size() > 2 && result.shape.size() > 2)
+      for (Shape* shape : {&data.shape, &result.shape})
+        std::rotate(shape->begin() + 1, shape->end() - 1, shape->end());
     refusal = read(query.attrs, data.shape, result.shape, weights.shape);
     if (!refusal.empty()) return;
     if (data.dtype != weights.dtype || data.dtype != result.dtype)
