@@ -10,6 +10,7 @@ from typing import Any
 
 import formulas
 import gpt
+import lstm
 import numpy as np
 import pytest
 import resnet50
@@ -20,26 +21,17 @@ from witnesses import torch, witness
 import ngd
 from ngd import checkpoint, nn, ops, optim
 
-CLASSES, IMAGE, ROWS, PLACES, TOKENS = 7, 64, 4, 12, 40
+CLASSES, IMAGE, PLACES, TOKENS = 7, 32, 12, 40
+IMAGES = {"float64": (8, IMAGE), "float32": (4, 2 * IMAGE)}
+"""How many, and how large: the kernels for float64 are slow."""
 BETAS = (0.9, 0.98)
-
-
-class LanguageLSTM(nn.Module):
-    """Zaremba et al., 2014 (arXiv:1409.2329), without dropout."""
-
-    def __init__(self) -> None:
-        self.encoder, self.rnn = nn.Embedding(TOKENS, 16), nn.LSTM(16, 24, 2, batch_first=True)
-        self.decoder = nn.Linear(24, TOKENS)
-
-    def forward(self, tokens: Any) -> Any:
-        return self.decoder(self.rnn(self.encoder(tokens))[0])
 
 
 class TorchLSTM(torch.nn.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = torch.nn.Embedding(TOKENS, 16)
-        self.rnn = torch.nn.LSTM(16, 24, 2, batch_first=True)
+        self.encoder = torch.nn.Embedding(TOKENS, 24)
+        self.rnn = torch.nn.LSTM(24, 24, 2, batch_first=True)
         self.decoder = torch.nn.Linear(24, TOKENS)
 
     def forward(self, tokens: Any) -> Any:
@@ -71,16 +63,21 @@ def of_gpt2(key: str) -> str:
     return "" if key == "model.lm_head.weight" else key.removeprefix("model.transformer.")
 
 
-def images(random: Any) -> tuple[Any, Any]:
-    return random.normal(size=(ROWS, 3, IMAGE, IMAGE)), random.integers(CLASSES, size=ROWS)
+def images(random: Any, dtype: str) -> tuple[Any, Any]:
+    rows, size = IMAGES[dtype]
+    return random.normal(size=(rows, 3, size, size)), random.integers(CLASSES, size=rows)
 
 
-def masks(random: Any) -> tuple[Any, Any]:
+def small_images(random: Any, dtype: str) -> tuple[Any, Any]:
+    return random.normal(size=(8, 3, IMAGE, IMAGE)), random.integers(CLASSES, size=8)
+
+
+def masks(random: Any, dtype: str) -> tuple[Any, Any]:
     return random.normal(size=(2, 3, 32, 32)), random.normal(size=(2, 2, 32, 32))
 
 
-def texts(random: Any) -> tuple[Any, Any]:
-    drawn = random.integers(TOKENS, size=(ROWS, PLACES + 1))
+def texts(random: Any, dtype: str) -> tuple[Any, Any]:
+    drawn = random.integers(TOKENS, size=(4, PLACES + 1))
     return drawn[:, :-1], drawn[:, 1:]
 
 
@@ -88,7 +85,7 @@ def texts(random: Any) -> tuple[Any, Any]:
 class Case:
     ours: Callable[[], Any]
     theirs: Callable[[], Any]
-    batch: Callable[[Any], tuple[Any, Any]] = images
+    batch: Callable[[Any, str], tuple[Any, Any]] = images
     renamed: Callable[[str], str] = str
 
 
@@ -106,6 +103,7 @@ CASES = {
         lambda: witness("timm").create_model(
             "vit_tiny_patch16_224", num_classes=CLASSES, img_size=IMAGE
         ),
+        small_images,
     ),
     "convnext_atto": Case(
         lambda: zoo.ConvNeXt(CLASSES),
@@ -113,7 +111,7 @@ CASES = {
     ),
     "unet": Case(lambda: zoo.unet(nn, ops.concat), lambda: zoo.unet(torch.nn, torch.cat), masks),
     "gpt": Case(lambda: gpt.GPT(TOKENS, 64, 32, 2, 2), hugging_face_gpt2, texts, of_gpt2),
-    "lstm": Case(LanguageLSTM, TorchLSTM, texts),
+    "lstm": Case(lambda: lstm.LanguageModel(TOKENS, 24, 2, 0.0), TorchLSTM, texts),
 }
 
 
@@ -183,13 +181,13 @@ def their_loss(found: Any, wanted: Any) -> Any:
     return torch.nn.functional.cross_entropy(found.flatten(0, -2), wanted.flatten())
 
 
-def compare(case: Case, optimizer: str, dtype: str, steps: int, tolerance: float) -> None:
+def compare(case: Case, optimizer: str, dtype: str, steps: int, losses: float, last: float) -> None:
     """Train both from the same weights on the same data; losses and last scores agree."""
     torch.manual_seed(0)
     model, reference = case.ours().astype(dtype), case.theirs().to(getattr(torch, dtype)).train()
     model.load_state_dict(state_of(reference, case.renamed))
     random = np.random.default_rng(1)
-    batches = [case.batch(random) for _ in range(2)]
+    batches = [case.batch(random, dtype) for _ in range(2)]
     batches = [tuple(a.astype(dtype) if a.dtype.kind == "f" else a for a in b) for b in batches]
     x, y = (
         ngd.placeholder(name, a.shape, a.dtype) for name, a in zip("xy", batches[0], strict=True)
@@ -209,33 +207,33 @@ def compare(case: Case, optimizer: str, dtype: str, steps: int, tolerance: float
         value.backward()
         trainer.step()
         wanted.append(value.item())
-    np.testing.assert_allclose(found, wanted, rtol=tolerance)
+    np.testing.assert_allclose(found, wanted, rtol=losses)
     scores = reference.eval()(torch.from_numpy(batches[0][0])).detach().numpy()
     size = float(np.abs(scores).max())
-    np.testing.assert_allclose(judge(batches[0][0])[0], scores, rtol=0, atol=tolerance * size)
+    np.testing.assert_allclose(judge(batches[0][0])[0], scores, rtol=0, atol=last * size)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("name", CASES)
 def test_ten_steps_in_float64(name: str, optimizer: str) -> None:
-    compare(CASES[name], optimizer, "float64", 10, 1e-8)
+    compare(CASES[name], optimizer, "float64", 10, 1e-8, 1e-8)
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "lamb"])
 @pytest.mark.parametrize("name", ["unet", "gpt", "lstm"])
 def test_ten_steps_by_the_papers(name: str, optimizer: str) -> None:
-    compare(CASES[name], optimizer, "float64", 10, 1e-8)
+    compare(CASES[name], optimizer, "float64", 10, 1e-8, 1e-8)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_thirty_steps_in_float32(name: str) -> None:
     """By SGD: where a gradient is zero but for rounding, Adam's step is its sign.
 
-    ResNet-18 at a rate of 0.01 is chaotic: PyTorch's own losses in float32 and in float64 differ by
-    5 % after ten steps.
+    ResNet-18 is chaotic: in some batches a ReLU falls on the other side of 0, and then PyTorch's
+    own gradients in float32 and in float64 differ by 1 %. So its steps are short.
     """
     optimizer = "slow sgd" if name == "resnet18" else "sgd"
-    compare(CASES[name], optimizer, "float32", 30, 1e-3)
+    compare(CASES[name], optimizer, "float32", 30, 1e-3, 1e-2 if name == "resnet18" else 1e-3)
 
 
 def test_the_weights_of_a_gpt2_load(tmp_path: Path) -> None:
