@@ -147,8 +147,8 @@ OPTIMIZERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda p: torch.optim.SGD(p, 0.002, momentum=0.9),
     ),
     "slow sgd": (
-        lambda: optim.SGD(3e-5, momentum=0.9),
-        lambda p: torch.optim.SGD(p, 3e-5, momentum=0.9),
+        lambda: optim.SGD(1e-5, momentum=0.9),
+        lambda p: torch.optim.SGD(p, 1e-5, momentum=0.9),
     ),
     "adamw": (
         lambda: optim.AdamW(2e-4, weight_decay=0.1),

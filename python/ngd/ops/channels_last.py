@@ -2,7 +2,7 @@
 """Convolutions of data whose channels come last: the order in which vendors' kernels are fast.
 
 The compiler makes them of the ops of conv.py where the device has a kernel for them
-(passes/layouts.py). Data and results are [N, spatial..., C]; weights stay [O, C / groups, kernel...].
+(passes/layouts.py). Data and results are [N, spatial..., C]; weights are as ever.
 """
 
 from __future__ import annotations
