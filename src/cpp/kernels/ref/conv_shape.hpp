@@ -12,8 +12,8 @@ namespace ngd::kernels {
 
 // result[n, g * out + o, p] = sum over i < in and the places k of a kernel of
 // data[n, g * in + i, p * stride - before + k * dilation] * weights[g * out + o, i, k];
-// places outside of the data are 0. Where the channels come last in memory, the types here still have
-// them in front of the spatial axes.
+// places outside of the data are 0. The types here have the channels in front of the spatial axes,
+// also where they come last in memory.
 struct ConvShape : Windows {
   enum class Which { Forward, DataGrad, WeightGrad };
 
@@ -21,7 +21,7 @@ struct ConvShape : Windows {
   TensorType data, weights, result;
   std::int64_t batch = 0, groups = 1, in = 0, out = 0;  // in, out: channels of a group
 
-  bool channels_last = false;           // of data and result, in memory
+  bool channels_last = false;  // of data and result, in memory
 
   std::string refusal;  // empty: this is a convolution
 
