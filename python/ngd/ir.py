@@ -201,10 +201,10 @@ class Op:
         """
         return None
 
-    def ahead(self, node: Node, axes: Shape) -> Node | None:
+    def ahead(self, node: Node, axes: Shape) -> Node | tuple[Node, ...] | None:
         """The same value, of operands before they are transposed; None: it cannot be had so.
 
-        `axes` is what transposes every operand. See passes/layouts.py.
+        `axes` is what transposes every operand. Of several results, a tuple. See passes/layouts.py.
         """
         return None
 

@@ -31,7 +31,7 @@ from .operands import (
     widen,
 )
 from .reduce import extent, mean, reduced_shape
-from .shape import broadcast_to, reshape
+from .shape import broadcast_to, moved, reshape
 from .transcendental import rsqrt
 
 
@@ -53,6 +53,49 @@ _CASES: Final[tuple[tuple[Shape, Shape], ...]] = (
     ((0, 3), (1,)),
 )
 """Shapes, and axes to normalize over."""
+
+
+class Moments(Op):
+    """The mean, what its rounding left, and the variance, along axes that stay; attrs: axes.
+
+    The variance is that of all elements (NumPy's ddof=0). The mean of all elements is nearer to the
+    sum of the first two results than to the first.
+    """
+
+    name = "moments"
+    public = False
+    dtypes = FLOATS
+    smooth = False
+
+    def infer(self, x: Type, *, axes: Shape) -> tuple[Type, ...]:
+        _expect_some(self.name, x, axes)
+        return (Type(x.dtype, reduced_shape(x.shape, axes, True)),) * 3
+
+    def expand(self, x: Node, *, axes: Shape) -> tuple[Node, ...]:
+        first = mean(x, axes, keepdims=True)
+        distance = x - first
+        rest = mean(distance, axes, keepdims=True)
+        return first, rest, mean(square(distance - rest), axes, keepdims=True)
+
+    def ahead(self, node: Node, axes: Shape) -> tuple[Node, ...]:
+        attrs = {"axes": tuple(sorted(axes[axis] for axis in node.attrs["axes"]))}
+        made = self.node(node.inputs[0].inputs, attrs)
+        return tuple(moved(result, axes) for result in made.results)
+
+    def reference(self, x: Array, *, axes: Shape) -> tuple[Array, ...]:
+        wide = widen(x)
+        first = _mean(wide, axes)
+        rest = _mean(wide - first, axes)
+        centered = wide - first - rest
+        variance = _mean(centered * centered, axes)
+        return narrow(first, x.dtype), narrow(rest, x.dtype), narrow(variance, x.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, axes in _CASES:
+            yield Sample((Operand(shape),), {"axes": axes})
+
+
+moments: Final[Moments] = register(Moments())
 
 
 class Standardize(Op):
@@ -81,12 +124,8 @@ class Standardize(Op):
         return x, statistic, statistic
 
     def expand(self, x: Node, *, axes: Shape, eps: float) -> tuple[Node, ...]:
-        first = mean(x, axes, keepdims=True)
-        distance = x - first
-        rest = mean(distance, axes, keepdims=True)
-        centered = distance - rest
-        variance = mean(square(centered), axes, keepdims=True)
-        return centered * rsqrt(variance + eps), first + rest, variance
+        first, rest, variance = moments.node((x,), {"axes": axes}).results
+        return (x - first - rest) * rsqrt(variance + eps), first + rest, variance
 
     def grad(self, node: Node, dy: tuple[Node | None, ...]) -> Sequence[Node | None]:
         # Ioffe and Szegedy 2015 (arXiv:1502.03167), section 3, with the value in place of

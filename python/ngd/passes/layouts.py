@@ -48,10 +48,8 @@ def assign_layouts(graph: Graph, target: Target) -> Graph:
         there.add((inner, ()))
         return made
 
-    def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         node = node.with_inputs(inputs)
-        if node.several:
-            return node
         variant = variants().get(node.op)
         made = settled(node, variant) if variant else ahead(node, there) if there else None
         return node if made is None else made
@@ -60,7 +58,7 @@ def assign_layouts(graph: Graph, target: Target) -> Graph:
     return simplify(changed, target) if there else graph
 
 
-def ahead(node: Node, there: Set[Transposition]) -> Node | None:
+def ahead(node: Node, there: Set[Transposition]) -> Node | tuple[Node, ...] | None:
     """The node's value as a transposition of what its op makes of operands before one; or None."""
     axes = next((i.attrs["axes"] for i in node.inputs if i.op.permutes), None)
     if axes is None or node.op.permutes:

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// The mean and the variance over any axes, in one pass over memory.
+//
+// A chunk (reduce_geometry.hpp) lies in a cache: its mean is found first, and then what its
+// elements are away from that, and the squares of this. Chunks are combined in order, by Chan,
+// Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
+// (1979), equation 2.1.
+#include "kernels/ref/moments.hpp"
+
+#include <algorithm>
+
+#include "base/simd.hpp"
+#include "device/threads.hpp"
+#include "kernels/ref/reduce.hpp"
+#include "kernels/ref/reduce_geometry.hpp"
+#include "kernels/rows.hpp"
+
+namespace ngd::kernels::ref {
+
+namespace {
+
+constexpr std::int64_t kGrainWork = 1 << 14;  // elements that are worth a thread
+
+// Of some elements of one column: how many, their mean, and the sum of the squares around it.
+struct Moments {
+  double count = 0, mean = 0, squares = 0;
+
+  void add(const Moments& more) {
+    const double all = count + more.count, apart = more.mean - mean;
+    mean += apart * (more.count / all);
+    squares += more.squares + apart * apart * (count * more.count / all);
+    count = all;
+  }
+};
+
+template <class T>
+class MomentsKernel final : public Kernel {
+ public:
+  explicit MomentsKernel(const KernelQuery& query)
+      : geometry_(make_geometry(query.inputs[0].shape, query.attrs.integers("axes"))),
+        loops_(NGD_SIMD_SELECT(moment_table)()[sizeof(T) == 8]),
+        sums_(NGD_SIMD_SELECT(reduce_table)()[static_cast<int>(Reduction::Sum)][static_cast<int>(
+            sizeof(T) == 8 ? DType::F64 : DType::F32)]) {}
+
+  void run(const KernelArgs& args) const override {
+    const Geometry& g = geometry_;
+    const std::int64_t work = std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
+    device::parallel_for(g.tasks(), std::max<std::int64_t>(1, kGrainWork / work),
+                         [&](std::int64_t begin, std::int64_t end) {
+                           for (std::int64_t task = begin; task < end; ++task) run_task(task, args);
+                         });
+    if (g.chunks == 1) return;
+    device::parallel_for(g.kept_count * g.column_pieces, 16,
+                         [&](std::int64_t begin, std::int64_t end) {
+                           for (std::int64_t i = begin; i < end; ++i) combine_chunks(i, args);
+                         });
+  }
+
+ private:
+  void run_task(std::int64_t task, const KernelArgs& args) const {
+    const Geometry& g = geometry_;
+    const T* x = static_cast<const T*>(args.inputs[0]);
+    const std::int64_t result = task / g.chunks, columns = g.columns_of(result % g.column_pieces);
+    double sums[kMaxColumns] = {}, squares[kMaxColumns] = {};
+    T shifts[kMaxColumns];
+    std::int64_t count = 0;
+    for_segments(g, task, [&](std::int64_t offset, std::int64_t length) {
+      count += length;
+      if (g.by_rows)
+        sums_.row(x + offset, length, sums);
+      else
+        sums_.columns(x + offset, length, g.along.stride, columns, sums);
+    });
+    const auto n = static_cast<double>(count);
+    for (std::int64_t j = 0; j < columns; ++j) {
+      shifts[j] = static_cast<T>(sums[j] / n);
+      sums[j] = 0;
+    }
+    for_segments(g, task, [&](std::int64_t offset, std::int64_t length) {
+      if (g.by_rows)
+        loops_.row(x + offset, length, shifts, sums, squares);
+      else
+        loops_.columns(x + offset, length, g.along.stride, columns, shifts, sums, squares);
+    });
+    Moments own[kMaxColumns];
+    Moments* found = g.chunks == 1 ? own : cells(args, task);
+    for (std::int64_t j = 0; j < columns; ++j)
+      found[j] = {n, static_cast<double>(shifts[j]) + sums[j] / n,
+                  std::max(0.0, squares[j] - sums[j] * sums[j] / n)};
+    if (g.chunks == 1) store(result, found, columns, args);
+  }
+
+  void combine_chunks(std::int64_t result, const KernelArgs& args) const {
+    const Geometry& g = geometry_;
+    const std::int64_t columns = g.columns_of(result % g.column_pieces);
+    Moments* first = cells(args, result * g.chunks);
+    for (std::int64_t chunk = 1; chunk < g.chunks; ++chunk) {
+      const Moments* more = cells(args, result * g.chunks + chunk);
+      for (std::int64_t j = 0; j < columns; ++j) first[j].add(more[j]);
+    }
+    store(result, first, columns, args);
+  }
+
+  void store(std::int64_t result, const Moments* found, std::int64_t columns,
+             const KernelArgs& args) const {
+    const Geometry& g = geometry_;
+    const std::int64_t at =
+        result / g.column_pieces * g.width + result % g.column_pieces * g.columns;
+    for (std::int64_t j = 0; j < columns; ++j) {
+      const T mean = static_cast<T>(found[j].mean);
+      const double values[] = {found[j].mean, found[j].mean - static_cast<double>(mean),
+                               found[j].squares / found[j].count};
+      for (std::size_t o = 0; o < 3; ++o)
+        if (args.outputs[o] != nullptr)
+          static_cast<T*>(args.outputs[o])[at + j] = static_cast<T>(values[o]);
+    }
+  }
+
+  Moments* cells(const KernelArgs& args, std::int64_t task) const {
+    return static_cast<Moments*>(args.scratch) + task * geometry_.columns;
+  }
+
+  Geometry geometry_;
+  const MomentLoops& loops_;
+  const ReduceLoops& sums_;
+};
+
+}  // namespace
+
+Verdict accept_moments(const KernelQuery& query) {
+  const TensorType& x = query.inputs[0];
+  if (x.dtype != DType::F32 && x.dtype != DType::F64) return Verdict::reject("not f32 or f64");
+  for (const std::int64_t axis : query.attrs.integers("axes"))
+    if (axis < 0 || axis >= static_cast<std::int64_t>(x.shape.size()))
+      return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
+  const Geometry g = make_geometry(x.shape, query.attrs.integers("axes"));
+  for (const TensorType& output : query.outputs)
+    if (output.dtype != x.dtype || output.count() != g.kept_count * g.width)
+      return Verdict::reject("an output has not the input's dtype and kept axes");
+  if (g.total == 0) return Verdict::reject("moments of no elements");
+  return Verdict::accept(static_cast<std::size_t>(g.cells()) * sizeof(Moments));
+}
+
+std::unique_ptr<Kernel> construct_moments(const KernelQuery& query) {
+  if (query.inputs[0].dtype == DType::F64) return std::make_unique<MomentsKernel<double>>(query);
+  return std::make_unique<MomentsKernel<float>>(query);
+}
+
+}  // namespace ngd::kernels::ref
