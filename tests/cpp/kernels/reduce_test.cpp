@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// reduce, argmax, argmin and top_k against loops over the whole tensor.
+// reduce, moments, argmax, argmin and top_k against loops over the whole tensor.
 #include "kernels/ref/reduce.hpp"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include "base/simd.hpp"
 #include "device/threads.hpp"
 #include "harness.hpp"
+#include "kernels/ref/moments.hpp"
 
 namespace ngd::kernels::test {
 namespace {
@@ -381,6 +382,73 @@ TEST(TopK, Refusals) {
   EXPECT_NE(reason({3}, {4}).find("more places"), std::string::npos);
   EXPECT_NE(reason({}, {}).find("other axes"), std::string::npos);
   EXPECT_NE(reason({2, 3}, {3, 3}).find("other axes"), std::string::npos);
+}
+
+// Far from zero, where sums of squares without a shift would cancel.
+TEST(Moments, AreThoseOfLoops) {
+  for (const DType dtype : {DType::F32, DType::F64})
+    for (const Case& c : cases()) {
+      const Tensor x = random_floats(dtype, c.shape, 4, 999, 1001);
+      if (x.count() == 0) continue;
+      const TensorType type{dtype, reduced_shape(c.shape, c.axes)};
+      const auto found = run("moments", {x}, {type, type, type}, attrs_of({{"axes", c.axes}}));
+      const auto to = targets(c.shape, c.axes);
+      const auto results = static_cast<std::size_t>(type.count());
+      const auto n = static_cast<long double>(to.size() / results);
+      std::vector<long double> mean(results), variance(results);
+      for (std::size_t i = 0; i < to.size(); ++i)
+        mean[static_cast<std::size_t>(to[i])] += x.at(static_cast<std::int64_t>(i)) / n;
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        const auto k = static_cast<std::size_t>(to[i]);
+        const long double apart = x.at(static_cast<std::int64_t>(i)) - mean[k];
+        variance[k] += apart * apart / n;
+      }
+      const double unit = dtype == DType::F32 ? 0x1p-20 : 0x1p-48;
+      for (std::size_t k = 0; k < results; ++k) {
+        const auto at = static_cast<std::int64_t>(k);
+        const auto m = static_cast<double>(mean[k]), v = static_cast<double>(variance[k]);
+        ASSERT_NEAR(found[0].at(at), m, unit * 1000) << to_string(x.type());
+        ASSERT_NEAR(found[0].at(at) + found[1].at(at), m, dtype == DType::F32 ? unit : unit * 1000);
+        ASSERT_NEAR(found[2].at(at), v, unit * 4 * (v + 0x1p-20)) << to_string(x.type());
+      }
+    }
+}
+
+TEST(Moments, BitsDependNeitherOnThreadsNorOnTheSimdLevel) {
+  using namespace ref;
+  for (const DType dtype : {DType::F32, DType::F64}) {
+    for (const Case& c :
+         {Case{{300001}, {0}}, Case{{30001, 17}, {0}}, Case{{64, 100, 50}, {0, 2}}}) {
+      const Tensor x = random_floats(dtype, c.shape, 6);
+      const TensorType type{dtype, reduced_shape(c.shape, c.axes)};
+      const auto found = [&] {
+        return run("moments", {x}, {type, type, type}, attrs_of({{"axes", c.axes}}));
+      };
+      const auto several = found();
+      device::set_thread_share(1);
+      const auto single = found();
+      device::set_thread_share(device::available_cores());
+      EXPECT_EQ(several, single) << to_string(x.type());
+    }
+    const auto best = NGD_SIMD_SELECT(moment_table)()[dtype == DType::F64];
+    const auto base = baseline::moment_table()[dtype == DType::F64];
+    for (const std::int64_t n : {1, 9, 70, 1030, 5000}) {
+      const Tensor x = random_floats(dtype, {n * 3}, 8), shifts = random_floats(dtype, {n}, 9);
+      const auto by = [&](const MomentLoops& loops) {
+        std::vector<double> out(static_cast<std::size_t>(2 * n));
+        loops.columns(x.data(), 3, n, n, shifts.data(), out.data(), out.data() + n);
+        loops.row(x.data(), n * 3, shifts.data(), out.data(), out.data() + n);
+        return out;
+      };
+      EXPECT_EQ(by(best), by(base)) << n;
+    }
+  }
+}
+
+TEST(Moments, RefuseWhatHasNoElements) {
+  const TensorType x{DType::F32, {3, 0}}, out{DType::F32, {3, 1}};
+  const KernelQuery query{"moments", {x}, {out, out, out}, attrs_of({{"axes", Integers{1}}})};
+  EXPECT_FALSE(row_of("moments", "ref").accept(query).accepted);
 }
 
 }  // namespace
