@@ -154,6 +154,33 @@ def test_failure_closes_the_group(communicator: str) -> None:
     assert outcome.value["again"] == "GroupClosedError"
 
 
+def asks(dies: bool) -> dict[str, str]:
+    world = ngd.init()
+    ngd.barrier()
+    if world.rank == 1 and dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if world.rank == 1:
+        raise ValueError("broken shard")
+    work = ngd.all_reduce(np.ones(5), op="sum", async_op=True)
+    while not work.done():
+        pass
+    return caught(work.wait)
+
+
+@over
+@pytest.mark.parametrize(
+    ("dies", "error"), [(True, "RankLostError"), (False, "RemoteRankError")], ids=["dies", "raises"]
+)
+def test_who_asks_again_and_again_is_told(communicator: str, dies: bool, error: str) -> None:
+    with Job(asks, 2, **harness.over(communicator, arguments={"dies": dies})) as job:
+        (outcome,) = job.wait(30, [0])
+    if communicator == "mpi" and outcome.value is None:
+        assert "rank 1" in outcome.err  # mpirun ends a job of which a rank has died
+    else:
+        assert outcome.value["error"] == error, outcome
+        assert "rank 1" in outcome.value["message"]
+
+
 # Absence.
 
 

@@ -87,7 +87,7 @@ REFUSED = [
     program(TANH, "the outputs have different shapes", "f4[2] -> f4[2] f4[1]", results=[0, 0]),
     program(TANH, "more than 256 slots", f"f4[2] -> {'f4[2]' * 300}", results=[0] * 300),
     program(";".join(f"add:f32 i0 #{n}" for n in range(70)), "more than 64 tiles at once"),
-    # reduce, argmax, top_k, cumsum
+    # reduce, moments, argmax, top_k, cumsum
     refused("reduce", "f4[2] -> f4[]", "no reduction is called", op="median", axes=[0]),
     refused("reduce", "f4[2] -> f8[]", "the output's dtype is not the input's", op="sum", axes=[0]),
     refused("reduce", "i8[2] -> i8[]", "mean is for floats", op="mean", axes=[0]),
@@ -95,6 +95,10 @@ REFUSED = [
     refused("reduce", "f4[2] -> f4[]", "axis 3 is not in the input", op="sum", axes=[3]),
     refused("reduce", "f4[2] -> f4[7]", "the input's kept axes", op="sum", axes=[0]),
     refused("reduce", "f4[0] -> f4[]", "of no elements", op="max", axes=[0]),
+    refused("moments", "i4[2] -> i4[1] i4[1] i4[1]", "are of float32 or float64", axes=[0]),
+    refused("moments", "f4[2] -> f4[1] f4[1] f4[1]", "axis 3 is not in the input", axes=[3]),
+    refused("moments", "f4[2] -> f4[1] f4[2] f4[1]", "the input's dtype and kept", axes=[0]),
+    refused("moments", "f4[0] -> f4[1] f4[1] f4[1]", "of no elements", axes=[0]),
     refused("argmax", "f4[2] -> i8[]", "axis 3 is not in the input", axis=3),
     refused("argmax", "f4[2] -> i4[]", "the output is not i64", axis=0),
     refused("argmax", "f4[0] -> i8[]", "of no elements", axis=0),

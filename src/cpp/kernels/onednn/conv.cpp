@@ -227,7 +227,7 @@ Verdict accept_conv(const KernelQuery& query) {
     const ThreadScope scope(device::thread_count());
     const Plan plan(shape);
     // The compiler would rather have the other order of axes than oneDNN's slow code for this one.
-    if (shape.channels_last && plan.is_slow()) return Verdict::reject("oneDNN is slow at this");
+    if (shape.channels_last && plan.is_slow()) return Verdict::reject("slow in oneDNN");
     return Verdict::accept(plan.bytes);
   } catch (const dnnl::error& error) {
     return Verdict::reject(error.what());

@@ -129,7 +129,8 @@ class MomentsKernel final : public Kernel {
 
 Verdict accept_moments(const KernelQuery& query) {
   const TensorType& x = query.inputs[0];
-  if (x.dtype != DType::F32 && x.dtype != DType::F64) return Verdict::reject("not f32 or f64");
+  if (x.dtype != DType::F32 && x.dtype != DType::F64)
+    return Verdict::reject("moments are of float32 or float64");
   for (const std::int64_t axis : query.attrs.integers("axes"))
     if (axis < 0 || axis >= static_cast<std::int64_t>(x.shape.size()))
       return Verdict::reject("axis " + std::to_string(axis) + " is not in the input");
