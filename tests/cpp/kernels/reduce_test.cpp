@@ -403,7 +403,7 @@ TEST(Moments, AreThoseOfLoops) {
         const long double apart = x.at(static_cast<std::int64_t>(i)) - mean[k];
         variance[k] += apart * apart / n;
       }
-      const double unit = dtype == DType::F32 ? 0x1p-20 : 0x1p-48;
+      const double unit = dtype == DType::F32 ? 0x1p-20 : 0x1p-44;
       for (std::size_t k = 0; k < results; ++k) {
         const auto at = static_cast<std::int64_t>(k);
         const auto m = static_cast<double>(mean[k]), v = static_cast<double>(variance[k]);
