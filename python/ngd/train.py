@@ -41,14 +41,15 @@ def evaluate(judge: Callable[..., Any], loader: Any, *, group: Any = None) -> li
     count as much as they have samples. Collective: every rank of the group, by default the world's,
     has to call it, also one that gets samples of no weight.
     """
-    loader.sampler.done -= (
-        loader.sampler.step
-    )  # from the beginning, also if an earlier one broke off
+    # From the beginning, also if an earlier one broke off.
+    loader.sampler.done -= loader.sampler.step
     sums: Any = 0.0
-    for columns, weight, _ in loader:
+    judged = 0
+    for columns, weight, total in loader:
         values = np.array([float(value) for value in judge(*columns)])
         sums = sums + (weight * values if weight else np.zeros_like(values))
-    means = all_reduce(sums, op="sum", group=group) / loader.sampler.count
+        judged += total
+    means = all_reduce(sums, op="sum", group=group) / judged
     return [float(mean) for mean in means]
 
 
@@ -60,7 +61,8 @@ class Trainer:
     step
         Takes the columns of a batch, and gives the mean loss of all ranks as its first result.
     loader
-        A data.Loader, whose sampler says where the training stands.
+        A data.Loader, whose sampler says where the training stands. Each batch needs a sample for
+        each rank (ValueError). Where parts are unlike, the step weighs them by their rows.
     variables
         What a checkpoint holds, in any structure: the model's and the optimizer's.
     epochs
@@ -133,7 +135,7 @@ class Trainer:
                 seconds += time.perf_counter() - start
                 if self.evaluate is not None:
                     self._agree()
-                    self.results = dict(self.evaluate())
+                    self.results = {name: float(n) for name, n in self.evaluate().items()}
                     log.write(self.done, sampler.epoch, self.results)
                 self.save()
         samples = (self.done - before) * sampler.batch
@@ -147,7 +149,13 @@ class Trainer:
     def _epoch(self, number: int, log: Log) -> None:
         """Make the rest of an epoch's steps."""
         with bar_of(self.loader, f"epoch {number}", self.first and self.progress) as bar:
-            for columns, *_ in bar:
+            for columns, _, total in bar:
+                if total < self.loader.sampler.size:
+                    raise ValueError(
+                        f"train.Trainer: expected a sample for each of "
+                        f"{self.loader.sampler.size} ranks; a batch has {total}: "
+                        "data.Sampler(..., drop_last=True) leaves it out"
+                    )
                 loss = float(self.step(*columns)[0])
                 if not math.isfinite(loss):
                     raise NotFiniteError(
@@ -183,6 +191,14 @@ def bar_of(loader: Any, name: str, shown: bool) -> Any:
     return contextlib.nullcontext(loader)
 
 
+def step_of(line: str) -> float:
+    """The step of a line of the log; none of one that a full disk has cut off."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
 class Log:
     """Numbers by step, as lines of JSON and for TensorBoard; nothing where there is no folder."""
 
@@ -194,9 +210,10 @@ class Log:
         path = Path(folder) / LOG
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = path.read_text().splitlines() if done and path.exists() else []
-        kept = [line for line in kept if json.loads(line)["step"] <= done]
-        self.lines = path.open("w", buffering=1)
-        self.lines.writelines(f"{line}\n" for line in kept)
+        fresh = path.with_suffix(".part")
+        fresh.write_text("".join(f"{line}\n" for line in kept if step_of(line) <= done))
+        fresh.replace(path)
+        self.lines = path.open("a", buffering=1)
         with contextlib.suppress(ImportError):
             from tensorboardX import SummaryWriter
 

@@ -69,7 +69,8 @@ def test_it_goes_on_in_the_middle_of_an_epoch(size: int) -> None:
         if number == 2:
             break
     saved = json.loads(json.dumps(first.state()))
-    assert saved == {"epoch": 0, "step": 3, "count": 23, "batch": 4, "seed": 0}
+    kind = {"shuffle": True, "replace": False, "drop_last": False}
+    assert saved == {"epoch": 0, "step": 3, "count": 23, "batch": 4, "seed": 0, **kind}
     again = [data.Sampler(23, 4, rank=rank, size=size) for rank in range(size)]
     for sampler in again:
         sampler.load_state(saved)
@@ -111,3 +112,9 @@ def test_a_state_of_other_batches_is_refused() -> None:
     with pytest.raises(ValueError, match="saved with batch 8; this one has 4"):
         sampler.load_state(data.Sampler(23, 8).state())
     assert sampler.done == 0
+
+
+@pytest.mark.parametrize("other", [{"shuffle": False}, {"replace": True}, {"drop_last": True}])
+def test_the_state_of_other_batches_is_refused(other: dict[str, bool]) -> None:
+    with pytest.raises(ValueError, match=f"saved with {next(iter(other))} "):
+        data.Sampler(24, 8).load_state(data.Sampler(24, 8, **other).state())

@@ -418,3 +418,18 @@ def test_remat_of_a_module_draws_the_same() -> None:
 def test_a_collective_on_the_way_back_of_a_jacobian_is_an_error() -> None:
     with pytest.raises(CompileError, match=r"all_reduce .*inside a loop or a branch"):
         ngd.jacobian(lambda x: ops.all_reduce(x, op="sum"))(X)
+
+
+def test_a_gradient_by_an_adjoint_that_is_a_product(device: str) -> None:
+    """What a block's gradient makes of its adjoint depends on the adjoint, not on its factors."""
+    random = np.random.default_rng(1)
+    x, u, z = (random.normal(size=(4, 3)) for _ in range(3))
+    v = random.normal(size=(4, 1))
+
+    def pulled(c: Any) -> Any:
+        (gx,) = ngd.vjp(lambda x: ops.standardize(x, 1)[0], ngd.constant(x))[1](c)
+        return ngd.grad(ops.sum(gx * z), c)
+
+    product = ngd.constant(u) * ngd.constant(v)
+    found, wanted = ngd.compile([], [pulled(product), pulled(ngd.constant(u * v))], device=device)()
+    npt.assert_allclose(found, wanted, rtol=1e-10)

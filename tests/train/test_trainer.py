@@ -172,3 +172,34 @@ def test_bad_arguments_are_refused(options: dict[str, Any], words: str) -> None:
     loader = data.Loader(lines.points(8), data.Sampler(8, 4))
     with pytest.raises(ValueError, match=words):
         train.Trainer(lambda x, y: [0.0], loader, [], **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"replace": True}])
+def test_an_evaluation_counts_the_samples_that_it_has_seen(options: dict[str, bool]) -> None:
+    loader = data.Loader(lines.points(10), data.Sampler(10, 4, **options))
+    assert train.evaluate(lambda x, y: [1.0], loader) == [1.0]
+
+
+def test_a_batch_that_leaves_a_rank_without_a_sample_is_refused() -> None:
+    loader = data.Loader(lines.points(17), data.Sampler(17, 16, rank=1, size=2, shuffle=False))
+    trainer = train.Trainer(lambda x, y: [0.0], loader, [], epochs=1, progress=False)
+    with pytest.raises(ValueError, match="each of 2 ranks; a batch has 1: "):
+        trainer.run()
+
+
+def test_a_log_of_numpys_numbers_whose_end_is_lost(tmp_path: Path) -> None:
+    loader = data.Loader(lines.points(8), data.Sampler(8, 4))
+    folder, log = tmp_path / "kept", tmp_path / "log"
+
+    def run(epochs: int) -> None:
+        train.Trainer(
+            lambda x, y: [0.0], loader, [ngd.variable("w", np.zeros(1))], epochs=epochs, log=log,
+            evaluate=lambda: {"loss": np.float32(1)}, save=folder, resume=True, progress=False,
+        ).run()  # fmt: skip
+
+    run(1)
+    with (log / "log.jsonl").open("a") as file:
+        file.write('{"step": 3, "ep')
+    run(2)
+    steps = [json.loads(line)["step"] for line in (log / "log.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 2, 3, 4, 4]

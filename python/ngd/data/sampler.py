@@ -80,7 +80,7 @@ class Sampler:
         if replace and not shuffle:
             raise ValueError("data.Sampler: expected shuffle, too, where replace is given")
         self.count, self.batch, self.rank, self.size = count, batch, rank, size
-        self.seed, self.shuffle, self.replace = seed, shuffle, replace
+        self.seed, self.shuffle, self.replace, self.drop_last = seed, shuffle, replace, drop_last
         self.steps = count // batch if drop_last else -(-count // batch)
         """How many batches an epoch has."""
         self.done = 0
@@ -125,7 +125,8 @@ class Sampler:
 
     def _identity(self) -> dict[str, int]:
         """What the batches depend on."""
-        return {"count": self.count, "batch": self.batch, "seed": self.seed}
+        names = ("count", "batch", "seed", "shuffle", "replace", "drop_last")
+        return {name: getattr(self, name) for name in names}
 
     def part(self, number: int) -> Part:
         """What this rank has of a batch; nothing changes."""

@@ -16,15 +16,15 @@ SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".ti
 
 
 class Arrays:
-    """Arrays in memory, or memory-mapped: sample i is row i of each.
+    """Arrays: sample i is row i of each.
 
-    A loader's processes share one copy of them.
+    A loader's processes share one copy of them, in memory, also of those that are memory-mapped.
     """
 
     def __init__(self, *columns: Any) -> None:
         if not columns:
             raise ValueError("data.Arrays: expected at least one array")
-        self.columns = tuple(np.asanyarray(column) for column in columns)
+        self.columns = tuple(np.asarray(column) for column in columns)
         rows = [column.shape[:1] for column in self.columns]
         if len({*rows}) > 1 or not rows[0]:
             shapes = ", ".join(str(column.shape) for column in self.columns)
@@ -109,7 +109,7 @@ class Tokens:
             )
         self.path = Path(tokens) if isinstance(tokens, (str, os.PathLike)) else None
         self.dtype = np.dtype(dtype)
-        self.tokens = np.asanyarray(tokens) if self.path is None else self._opened()
+        self.tokens = np.asarray(tokens) if self.path is None else self._opened()
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
             has = f"{self.tokens.dtype}{list(self.tokens.shape)}"
             raise ValueError(f"data.Tokens: expected a row of integers; got {has}")

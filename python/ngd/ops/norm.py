@@ -17,7 +17,7 @@ import numpy as np
 from ..dtype import FLOATS, float32
 from ..errors import ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, public, register
-from .arithmetic import multiply, square
+from .arithmetic import square
 from .cast import cast
 from .operands import (
     HALVES,
@@ -30,7 +30,7 @@ from .operands import (
     normalize_axes,
     widen,
 )
-from .reduce import extent, mean, reduced_shape, restore, sum
+from .reduce import extent, mean, reduced_shape
 from .shape import broadcast_to, moved, reshape
 from .transcendental import rsqrt
 
@@ -53,14 +53,6 @@ _CASES: Final[tuple[tuple[Shape, Shape], ...]] = (
     ((0, 3), (1,)),
 )
 """Shapes, and axes to normalize over."""
-
-
-def _factors(g: Node, axes: Shape) -> tuple[Node, Node | None]:
-    """Part g = a * b into its factors, where b is the same along the axes; else g and None."""
-    for a, b in (g.inputs, g.inputs[::-1]) if g.op is multiply else ():
-        if a.shape == g.shape and b.ndim == g.ndim and all(b.shape[axis] == 1 for axis in axes):
-            return a, b
-    return g, None
 
 
 class Moments(Op):
@@ -144,12 +136,8 @@ class Standardize(Op):
         count = extent(x.shape, axes)
         parts: list[Node] = []
         if to_value is not None:
-            # What a weight that is the same along the axes is multiplied with is summed up without
-            # it: those two sums are also the gradients of the weight and of a bias.
-            g, weight = _factors(to_value, axes)
-            share = 1 / count if weight is None else weight * (1 / count)
-            level = restore(sum(g, axes), x, axes) * share
-            slope = restore(sum(g * value, axes), x, axes) * share
+            level = mean(to_value, axes, keepdims=True)
+            slope = mean(to_value * value, axes, keepdims=True)
             parts.append((to_value - level - value * slope) * rsqrt(variance + eps))
         if to_mean is not None:
             parts.append(to_mean * (1 / count))

@@ -445,6 +445,19 @@ TEST(Moments, BitsDependNeitherOnThreadsNorOnTheSimdLevel) {
   }
 }
 
+TEST(Moments, NanAndInfinityPropagate) {
+  for (const double bad :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
+    for (const Shape& shape : {Shape{3, 2}, Shape{100003, 2}}) {
+      Tensor x = random_floats(DType::F32, shape, 4);
+      x.set(2, bad);  // in the first of two columns
+      const TensorType type{DType::F32, {1, 2}};
+      const auto found = run("moments", {x}, {type, type, type}, attrs_of({{"axes", Integers{0}}}));
+      EXPECT_TRUE(std::isnan(found[2].at(0)));
+      EXPECT_FALSE(std::isnan(found[2].at(1)));
+    }
+}
+
 TEST(Moments, RefuseWhatHasNoElements) {
   const TensorType x{DType::F32, {3, 0}}, out{DType::F32, {3, 1}};
   const KernelQuery query{"moments", {x}, {out, out, out}, attrs_of({{"axes", Integers{1}}})};

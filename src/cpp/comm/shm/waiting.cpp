@@ -223,8 +223,9 @@ void ShmCommunicator::look_at_peers(Work work) {
     if (!left && (!watch || family_->liveness().alive(world))) continue;
     const std::uint64_t moves = family_->moves();
     family_->progress();
-    if (moves != family_->moves()) return;  // its last flag was raised before its end
-    check_ranks();                          // and so was what it had to say
+    if (moves != family_->moves() || group_.has(need, r))
+      return;       // its last flag was raised before its end
+    check_ranks();  // and so was what it had to say
     if (left)
       fail(ErrorKind::RankLost, "rank ", world, " has left the ",
            group_.id() == 0 ? "job" : "group", "; it is missed in ", missed(need));

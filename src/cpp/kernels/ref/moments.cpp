@@ -84,9 +84,10 @@ class MomentsKernel final : public Kernel {
     });
     Moments own[kMaxColumns];
     Moments* found = g.chunks == 1 ? own : cells(args, task);
-    for (std::int64_t j = 0; j < columns; ++j)
-      found[j] = {n, static_cast<double>(shifts[j]) + sums[j] / n,
-                  std::max(0.0, squares[j] - sums[j] * sums[j] / n)};
+    for (std::int64_t j = 0; j < columns; ++j) {
+      const double around = squares[j] - sums[j] * sums[j] / n;
+      found[j] = {n, static_cast<double>(shifts[j]) + sums[j] / n, around < 0 ? 0 : around};
+    }
     if (g.chunks == 1) store(result, found, columns, args);
   }
 
