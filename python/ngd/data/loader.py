@@ -26,6 +26,8 @@ from .images import Columns, Transforms, apply
 from .sampler import IndexArray, Part, Sampler
 
 PROGRAM: Final = Path(__file__).with_name("worker.py")
+MOST_AHEAD: Final = 64
+"""Batches of a worker; a socket holds some 270 messages before its sender waits."""
 LOOK: Final = 1.0
 """How many seconds pass between two looks at a process that does not answer."""
 
@@ -82,7 +84,7 @@ class Loader:
     workers
         How many processes.
     ahead
-        How many batches each of them makes before they are asked for.
+        How many batches each of them makes before they are asked for, at most 64.
     timeout
         How many seconds a batch may take; None for any number.
     """
@@ -97,9 +99,10 @@ class Loader:
         ahead: int = 2,
         timeout: float | None = 300.0,
     ) -> None:
-        if workers < 0 or ahead < 1:
+        if workers < 0 or not 1 <= ahead <= MOST_AHEAD:
             raise ValueError(
-                f"data.Loader: expected workers >= 0 and ahead >= 1; got {workers}, {ahead}"
+                f"data.Loader: expected workers >= 0 and ahead in [1, {MOST_AHEAD}]; got "
+                f"{workers}, {ahead}"
             )
         if len(source) != sampler.count:
             raise ValueError(
