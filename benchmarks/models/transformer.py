@@ -1,21 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps of networks.transformer, f32: ngd beside PyTorch, in turns, on the same cores.
 
-python benchmarks/models/transformer.py --threads 2 --peers torch,torch-compile --peer-python PATH
+python benchmarks/models/transformer.py --threads 2 --peers torch --peer-python PATH
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from turns import compare, parser_of
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_of(__doc__, batch=8, steps=1)
-    args = parser.parse_args(argv)
-    compare(parser, args, "transformer", "network", ["--network", "transformer", "--warm-up", "3"])
-
+from turns import compare_network
 
 if __name__ == "__main__":
-    main()
+    compare_network(__doc__, "transformer", batch=8)

@@ -50,6 +50,13 @@ def command_of(program: str, script: str, case: Sequence[str], args: Any) -> lis
     return [args.peer_python, file, *options, "--ranks", str(args.ranks)]
 
 
+def compare_network(description: str | None, name: str, batch: int) -> None:
+    """Compare the programs that train one of networks.py."""
+    parser = parser_of(description, batch=batch, steps=1)
+    case = ["--network", name, "--warm-up", "3"]
+    compare(parser, parser.parse_args(), name, "network", case)
+
+
 def compare(
     parser: argparse.ArgumentParser, args: Any, title: str, script: str, case: Sequence[str]
 ) -> None:

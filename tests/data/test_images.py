@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ngd import data
-
-Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 
 
 def generators(count: int, seed: int = 0) -> list[np.random.Generator]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ngd import data
 
@@ -83,12 +84,11 @@ def test_cifar_of_pickles_and_what_is_none_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     for label, name in enumerate(("cat", "ant", "bee")):
         (tmp_path / name / "more").mkdir(parents=True)
         pixels = np.full((2 + label, 5, 3), 60 * label + 10, np.uint8)
-        image.fromarray(pixels).save(tmp_path / name / "b.png")
-        image.fromarray(pixels[..., 0]).save(tmp_path / name / "more" / "a.PNG")
+        Image.fromarray(pixels).save(tmp_path / name / "b.png")
+        Image.fromarray(pixels[..., 0]).save(tmp_path / name / "more" / "a.PNG")
         (tmp_path / name / "read.me").write_text("no image")
     return tmp_path
 

@@ -7,7 +7,7 @@ The compiler makes them of the ops of conv.py where the device has a kernel for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,6 +34,11 @@ def ordered(shape: Shape, axes: Shape) -> Shape:
     return tuple(shape[axis] for axis in axes)
 
 
+def to_first(x: Node) -> Node:
+    """Data as the plain op takes it."""
+    return transpose(x, first(x.ndim))
+
+
 class ChannelsLast(Op):
     """A convolution or one of its gradients; attrs: its own."""
 
@@ -47,41 +52,34 @@ class ChannelsLast(Op):
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
         expect_dtype(self.name, inputs, self.dtypes)
-        given = list(inputs)
-        for place in self.data:
-            x = given[place]
-            given[place] = Type(x.dtype, ordered(x.shape, first(len(x.shape))))
+        given = self.with_data(
+            inputs, lambda x: Type(x.dtype, ordered(x.shape, first(len(x.shape))))
+        )
         made: Any = self.plain.infer(*given, **attrs)
         if not self.gives_data:
             return Type(made.dtype, made.shape)
         return Type(made.dtype, ordered(made.shape, last(len(made.shape))))
 
     def expand(self, *inputs: Node, **attrs: Any) -> Node:
-        made = self.plain.node(self._first(inputs), attrs)
+        made = self.plain.node(self.with_data(inputs, to_first), attrs)
         return transpose(made, last(made.ndim)) if self.gives_data else made
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        made = self.plain.node(self._first(node.inputs), node.attrs)
+        made = self.plain.node(self.with_data(node.inputs, to_first), node.attrs)
         dy = transpose(dy, first(dy.ndim)) if self.gives_data else dy
-        found = list(self.plain.grad(made, dy))
-        for place in self.data:
-            g = found[place]
-            found[place] = None if g is None else transpose(g, last(g.ndim))
-        return found
+        return self.with_data(
+            self.plain.grad(made, dy), lambda g: None if g is None else transpose(g, last(g.ndim))
+        )
 
     def in_place_of(self, node: Node) -> Node | None:
         if node.inputs[0].ndim < 4:
             return None
-        operands = [
-            moved(x, last(x.ndim)) if i in self.data else x for i, x in enumerate(node.inputs)
-        ]
+        operands = self.with_data(node.inputs, lambda x: moved(x, last(x.ndim)))
         made = self.node(operands, node.attrs)
         return moved(made, first(made.ndim)) if self.gives_data else made
 
     def reference(self, *inputs: Array, **attrs: Any) -> Array:
-        given = list(inputs)
-        for place in self.data:
-            given[place] = np.transpose(given[place], first(given[place].ndim))
+        given = self.with_data(inputs, lambda x: np.transpose(x, first(x.ndim)))
         made: Any = self.plain.reference(*given, **attrs)
         return np.transpose(made, last(made.ndim)) if self.gives_data else made
 
@@ -91,16 +89,14 @@ class ChannelsLast(Op):
 
     def samples(self) -> Iterable[Sample]:
         for sample in self.plain.samples():
-            operands = list(sample.operands)
-            for place in self.data:
-                shape = operands[place].shape
-                operands[place] = Operand(ordered(shape, last(len(shape))), -1, 1)
+            operands = self.with_data(
+                sample.operands, lambda x: Operand(ordered(x.shape, last(len(x.shape))), -1, 1)
+            )
             yield Sample(tuple(operands), sample.attrs)
 
-    def _first(self, inputs: Sequence[Node]) -> list[Node]:
-        """The operands of the plain op."""
-        pairs = enumerate(inputs)
-        return [transpose(x, first(x.ndim)) if i in self.data else x for i, x in pairs]
+    def with_data(self, values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+        """One value an operand, those of data changed."""
+        return [change(x) if place in self.data else x for place, x in enumerate(values)]
 
 
 class ConvChannelsLast(ChannelsLast):

@@ -34,6 +34,9 @@ def variants() -> Mapping[Op, Op]:
 
 def assign_layouts(graph: Graph, target: Target) -> Graph:
     """Put heavy ops into the layouts that they have kernels for, and move transpositions on."""
+    if not any(node.op in variants() for node in graph.nodes):
+        return graph
+    accepted: list[Node] = []
     there: set[Transposition] = set()
 
     def settled(node: Node, variant: Op) -> Node | None:
@@ -45,17 +48,17 @@ def assign_layouts(graph: Graph, target: Target) -> Graph:
         if not query_node(target, inner).accepted:
             return None
         there.update((i.inputs[0], i.attrs["axes"]) for i in inner.inputs if i.op.permutes)
-        there.add((inner, ()))
+        accepted.append(inner)
         return made
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
         node = node.with_inputs(inputs)
         variant = variants().get(node.op)
-        made = settled(node, variant) if variant else ahead(node, there) if there else None
+        made = settled(node, variant) if variant else ahead(node, there) if accepted else None
         return node if made is None else made
 
     changed = graph.rewrite(change)
-    return simplify(changed, target) if there else graph
+    return simplify(changed, target) if accepted else graph
 
 
 def ahead(node: Node, there: Set[Transposition]) -> Node | tuple[Node, ...] | None:

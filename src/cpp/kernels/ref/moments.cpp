@@ -10,7 +10,6 @@
 #include <algorithm>
 
 #include "base/simd.hpp"
-#include "device/threads.hpp"
 #include "kernels/ref/reduce.hpp"
 #include "kernels/ref/reduce_geometry.hpp"
 #include "kernels/rows.hpp"
@@ -18,8 +17,6 @@
 namespace ngd::kernels::ref {
 
 namespace {
-
-constexpr std::int64_t kGrainWork = 1 << 14;  // elements that are worth a thread
 
 // Of some elements of one column: how many, their mean, and the sum of the squares around it.
 struct Moments {
@@ -43,24 +40,16 @@ class MomentsKernel final : public Kernel {
             sizeof(T) == 8 ? DType::F64 : DType::F32)]) {}
 
   void run(const KernelArgs& args) const override {
-    const Geometry& g = geometry_;
-    const std::int64_t work = std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
-    device::parallel_for(g.tasks(), std::max<std::int64_t>(1, kGrainWork / work),
-                         [&](std::int64_t begin, std::int64_t end) {
-                           for (std::int64_t task = begin; task < end; ++task) run_task(task, args);
-                         });
-    if (g.chunks == 1) return;
-    device::parallel_for(g.kept_count * g.column_pieces, 16,
-                         [&](std::int64_t begin, std::int64_t end) {
-                           for (std::int64_t i = begin; i < end; ++i) combine_chunks(i, args);
-                         });
+    run_tasks(
+        geometry_, [&](std::int64_t task) { run_task(task, args); },
+        [&](std::int64_t result) { combine_chunks(result, args); });
   }
 
  private:
   void run_task(std::int64_t task, const KernelArgs& args) const {
     const Geometry& g = geometry_;
     const T* x = static_cast<const T*>(args.inputs[0]);
-    const std::int64_t result = task / g.chunks, columns = g.columns_of(result % g.column_pieces);
+    const std::int64_t result = task / g.chunks, columns = g.columns_of(result);
     double sums[kMaxColumns] = {}, squares[kMaxColumns] = {};
     T shifts[kMaxColumns];
     std::int64_t count = 0;
@@ -93,7 +82,7 @@ class MomentsKernel final : public Kernel {
 
   void combine_chunks(std::int64_t result, const KernelArgs& args) const {
     const Geometry& g = geometry_;
-    const std::int64_t columns = g.columns_of(result % g.column_pieces);
+    const std::int64_t columns = g.columns_of(result);
     Moments* first = cells(args, result * g.chunks);
     for (std::int64_t chunk = 1; chunk < g.chunks; ++chunk) {
       const Moments* more = cells(args, result * g.chunks + chunk);
@@ -104,9 +93,7 @@ class MomentsKernel final : public Kernel {
 
   void store(std::int64_t result, const Moments* found, std::int64_t columns,
              const KernelArgs& args) const {
-    const Geometry& g = geometry_;
-    const std::int64_t at =
-        result / g.column_pieces * g.width + result % g.column_pieces * g.columns;
+    const std::int64_t at = geometry_.first_of(result);
     for (std::int64_t j = 0; j < columns; ++j) {
       const T mean = static_cast<T>(found[j].mean);
       const double values[] = {found[j].mean, found[j].mean - static_cast<double>(mean),

@@ -8,7 +8,6 @@
 
 #include "base/error.hpp"
 #include "base/simd.hpp"
-#include "device/threads.hpp"
 #include "kernels/fused/tiles.hpp"
 #include "kernels/ref/reduce_geometry.hpp"
 #include "kernels/rows.hpp"
@@ -17,8 +16,7 @@ namespace ngd::kernels::ref {
 
 namespace {
 
-constexpr std::int64_t kGrainWork = 1 << 15;  // elements that are worth a thread
-constexpr std::int64_t kCell = 8;             // bytes of scratch an accumulator
+constexpr std::int64_t kCell = 8;  // bytes of scratch an accumulator
 
 bool parse_reduction(const std::string& name, Reduction* reduction) {
   if (name == "sum" || name == "mean")
@@ -55,18 +53,9 @@ class Reduce final : public Kernel {
   }
 
   void run(const KernelArgs& args) const override {
-    const Geometry& g = geometry_;
-    const std::int64_t tasks = g.tasks();
-    const std::int64_t work = std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
-    device::parallel_for(tasks, std::max<std::int64_t>(1, kGrainWork / work),
-                         [&](std::int64_t begin, std::int64_t end) {
-                           for (std::int64_t task = begin; task < end; ++task) run_task(task, args);
-                         });
-    if (g.chunks == 1) return;
-    device::parallel_for(g.kept_count * g.column_pieces, 64,
-                         [&](std::int64_t begin, std::int64_t end) {
-                           for (std::int64_t i = begin; i < end; ++i) combine_chunks(i, args);
-                         });
+    run_tasks(
+        geometry_, [&](std::int64_t task) { run_task(task, args); },
+        [&](std::int64_t result) { combine_chunks(result, args); });
   }
 
  private:
@@ -79,7 +68,7 @@ class Reduce final : public Kernel {
     const std::int64_t result = task / g.chunks;
     alignas(64) std::byte own[kMaxColumns * kCell];
     std::byte* cells = g.chunks == 1 ? own : scratch_cells(args, task);
-    const std::int64_t columns = g.columns_of(result % g.column_pieces);
+    const std::int64_t columns = g.columns_of(result);
     loops_.clear(cells, columns);
     for_segments(g, task, [&](std::int64_t offset, std::int64_t count) {
       add_segment(args.inputs[0], offset, count, columns, cells);
@@ -124,7 +113,7 @@ class Reduce final : public Kernel {
 
   void combine_chunks(std::int64_t result, const KernelArgs& args) const {
     const Geometry& g = geometry_;
-    const std::int64_t columns = g.columns_of(result % g.column_pieces);
+    const std::int64_t columns = g.columns_of(result);
     for (std::int64_t apart = 1; apart < g.chunks; apart *= 2)
       for (std::int64_t c = 0; c + apart < g.chunks; c += 2 * apart)
         loops_.merge(scratch_cells(args, result * g.chunks + c),
@@ -135,8 +124,7 @@ class Reduce final : public Kernel {
   void store(std::int64_t result, const std::byte* cells, std::int64_t columns,
              void* output) const {
     const Geometry& g = geometry_;
-    const std::int64_t at =
-        result / g.column_pieces * g.width + result % g.column_pieces * g.columns;
+    const std::int64_t at = g.first_of(result);
     if (!is_floating(dtype_)) {
       const auto item = static_cast<std::int64_t>(size_of(dtype_));
       std::memcpy(static_cast<std::byte*>(output) + at * item, cells,

@@ -6,6 +6,10 @@
 
 namespace ngd::kernels::ref {
 
+namespace {
+constexpr std::int64_t kChunk = 1 << 16;  // elements of a chunk, about
+}
+
 Geometry make_geometry(const Shape& shape, const std::vector<std::int64_t>& axes) {
   struct Group {
     Axis axis;

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/shape.hpp"
+#include "device/threads.hpp"
 
 namespace ngd::kernels::ref {
 
-inline constexpr std::int64_t kChunk = 1 << 16;      // elements of a chunk, about
 inline constexpr std::int64_t kMaxColumns = 512;     // columns of a task
 inline constexpr std::int64_t kGrainWork = 1 << 15;  // elements that are worth a thread
 
@@ -38,8 +38,12 @@ struct Geometry {
   // Tasks, one after the other: chunks fastest, then pieces of columns.
   std::int64_t tasks() const { return kept_count * column_pieces * chunks; }
   std::int64_t cells() const { return chunks > 1 ? tasks() * columns : 0; }
-  std::int64_t columns_of(std::int64_t column_piece) const {
-    return std::min(columns, width - column_piece * columns);
+  // A result is a kept index and a piece of columns: how many, and where the first one is stored.
+  std::int64_t columns_of(std::int64_t result) const {
+    return std::min(columns, width - result % column_pieces * columns);
+  }
+  std::int64_t first_of(std::int64_t result) const {
+    return result / column_pieces * width + result % column_pieces * columns;
   }
 };
 
@@ -60,6 +64,22 @@ void for_segments(const Geometry& g, std::int64_t task, const Visit& visit) {
     const std::int64_t offset = base + offset_of(g.reduced, s / g.pieces) + begin * g.along.stride;
     visit(offset, std::min(g.piece, g.along.length - begin));
   }
+}
+
+// Calls task(i) for every task on all threads; then, where results have several chunks, combine(i)
+// for every result.
+template <class Task, class Combine>
+void run_tasks(const Geometry& g, const Task& task, const Combine& combine) {
+  const std::int64_t work = std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
+  device::parallel_for(g.tasks(), std::max<std::int64_t>(1, kGrainWork / work),
+                       [&](std::int64_t begin, std::int64_t end) {
+                         for (std::int64_t i = begin; i < end; ++i) task(i);
+                       });
+  if (g.chunks == 1) return;
+  device::parallel_for(g.kept_count * g.column_pieces, 64,
+                       [&](std::int64_t begin, std::int64_t end) {
+                         for (std::int64_t i = begin; i < end; ++i) combine(i);
+                       });
 }
 
 }  // namespace ngd::kernels::ref
