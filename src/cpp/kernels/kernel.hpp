@@ -63,7 +63,7 @@ class Kernel {
 // A row of a device's table. The first row of an op whose accept() says yes serves it.
 struct KernelRow {
   std::string_view op;
-  std::string_view implementation;  // "onednn", "fused", "ref"
+  std::string_view implementation;  // "onednn", "fused", "portable"
   Verdict (*accept)(const KernelQuery& query);
   std::unique_ptr<Kernel> (*construct)(const KernelQuery& query);
 };

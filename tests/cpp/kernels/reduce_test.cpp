@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // reduce, moments, argmax, argmin and top_k against loops over the whole tensor.
-#include "kernels/ref/reduce.hpp"
+#include "kernels/portable/reduce.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -8,7 +8,7 @@
 #include "base/simd.hpp"
 #include "device/threads.hpp"
 #include "harness.hpp"
-#include "kernels/ref/moments.hpp"
+#include "kernels/portable/moments.hpp"
 
 namespace ngd::kernels::test {
 namespace {
@@ -215,20 +215,20 @@ TEST(Reduce, BitsDoNotDependOnTheNumberOfThreads) {
     }
 }
 
-const ref::ReduceTable* best_table() {
-  using namespace ref;
+const portable::ReduceTable* best_table() {
+  using namespace portable;
   return &NGD_SIMD_SELECT(reduce_table)();
 }
 
 TEST(Reduce, BitsDoNotDependOnTheSimdLevel) {
-  const ref::ReduceTable& best = *best_table();
-  const ref::ReduceTable& base = ref::baseline::reduce_table();
+  const portable::ReduceTable& best = *best_table();
+  const portable::ReduceTable& base = portable::baseline::reduce_table();
   for (const DType dtype : {DType::F32, DType::F64})
-    for (int r = 0; r < ref::kReductionCount; ++r)
+    for (int r = 0; r < portable::kReductionCount; ++r)
       for (const std::int64_t n : {1, 9, 70, 1030, 5000}) {
         const Tensor x = random_floats(dtype, {n * 3}, 8);
-        const auto by = [&](const ref::ReduceTable& table) {
-          const ref::ReduceLoops& loops = table[r][static_cast<int>(dtype)];
+        const auto by = [&](const portable::ReduceTable& table) {
+          const portable::ReduceLoops& loops = table[r][static_cast<int>(dtype)];
           std::vector<double> out(static_cast<std::size_t>(n));
           loops.clear(out.data(), n);
           loops.columns(x.data(), 3, n, n, out.data());
@@ -415,7 +415,7 @@ TEST(Moments, AreThoseOfLoops) {
 }
 
 TEST(Moments, BitsDependNeitherOnThreadsNorOnTheSimdLevel) {
-  using namespace ref;
+  using namespace portable;
   for (const DType dtype : {DType::F32, DType::F64}) {
     for (const Case& c :
          {Case{{300001}, {0}}, Case{{30001, 17}, {0}}, Case{{64, 100, 50}, {0, 2}}}) {
@@ -461,7 +461,7 @@ TEST(Moments, NanAndInfinityPropagate) {
 TEST(Moments, RefuseWhatHasNoElements) {
   const TensorType x{DType::F32, {3, 0}}, out{DType::F32, {3, 1}};
   const KernelQuery query{"moments", {x}, {out, out, out}, attrs_of({{"axes", Integers{1}}})};
-  EXPECT_FALSE(row_of("moments", "ref").accept(query).accepted);
+  EXPECT_FALSE(row_of("moments", "portable").accept(query).accepted);
 }
 
 }  // namespace

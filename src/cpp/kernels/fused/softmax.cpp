@@ -10,7 +10,7 @@
 #include "base/simd.hpp"
 #include "device/threads.hpp"
 #include "kernels/fused/tiles.hpp"
-#include "kernels/ref/indexing.hpp"
+#include "kernels/portable/indexing.hpp"
 #include "kernels/rows.hpp"
 
 namespace ngd::kernels::fused {

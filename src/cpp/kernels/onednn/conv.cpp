@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/onednn/engine.hpp"
-#include "kernels/ref/conv_shape.hpp"
+#include "kernels/portable/conv_shape.hpp"
 #include "kernels/rows.hpp"
 
 namespace ngd::kernels::onednn {

@@ -5,7 +5,7 @@
 #include "device/threads.hpp"
 #include "kernels/fused/tiles.hpp"
 #include "kernels/onednn/engine.hpp"
-#include "kernels/ref/matmul_shape.hpp"
+#include "kernels/portable/matmul_shape.hpp"
 #include "kernels/rows.hpp"
 
 namespace ngd::kernels::onednn {

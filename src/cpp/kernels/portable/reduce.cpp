@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // sum, mean, max, min and prod over any axes: the chunks of a result (reduce_geometry.hpp), where
 // there are several, meet in scratch and are combined as a balanced tree.
-#include "kernels/ref/reduce.hpp"
+#include "kernels/portable/reduce.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -9,10 +9,10 @@
 #include "base/error.hpp"
 #include "base/simd.hpp"
 #include "kernels/fused/tiles.hpp"
-#include "kernels/ref/reduce_geometry.hpp"
+#include "kernels/portable/reduce_geometry.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -178,4 +178,4 @@ std::unique_ptr<Kernel> construct_reduce(const KernelQuery& query) {
   return std::make_unique<Reduce>(query);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // See moments.hpp.
-#include "kernels/ref/moments.hpp"
+#include "kernels/portable/moments.hpp"
 
-#include "kernels/ref/reduce.hpp"
+#include "kernels/portable/reduce.hpp"
 #include "kernels/simd_loops.hpp"
 
-namespace ngd::kernels::ref::NGD_SIMD_LEVEL {
+namespace ngd::kernels::portable::NGD_SIMD_LEVEL {
 
 namespace {
 
@@ -86,4 +86,4 @@ constexpr MomentTable kTable = {{&Loops<float>::row, &Loops<float>::columns},
 
 const MomentTable& moment_table() { return kTable; }
 
-}  // namespace ngd::kernels::ref::NGD_SIMD_LEVEL
+}  // namespace ngd::kernels::portable::NGD_SIMD_LEVEL

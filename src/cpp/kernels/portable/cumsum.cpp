@@ -4,10 +4,10 @@
 #include <type_traits>
 
 #include "device/threads.hpp"
-#include "kernels/ref/indexing.hpp"
+#include "kernels/portable/indexing.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -81,4 +81,4 @@ std::unique_ptr<Kernel> construct_cumsum(const KernelQuery& query) {
   return std::make_unique<CumSum>(query);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

@@ -2,10 +2,10 @@
 // The own matrix product (product.hpp), for every dtype. f32, f64 and 64-bit integers are
 // multiplied as they are; other integers and bool as u32, two-byte floats as f32: their operands
 // are cast to scratch first and the result is cast back.
-#include "kernels/ref/product.hpp"
+#include "kernels/portable/product.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -107,4 +107,4 @@ std::unique_ptr<Kernel> construct_matmul(const KernelQuery& query) {
   });
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

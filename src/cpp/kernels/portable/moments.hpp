@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 struct MomentLoops {
   // *sum and *square, of `count` dense elements.
@@ -29,4 +29,4 @@ namespace avx512 {
 const MomentTable& moment_table();
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

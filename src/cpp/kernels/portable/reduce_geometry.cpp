@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // See reduce_geometry.hpp.
-#include "kernels/ref/reduce_geometry.hpp"
+#include "kernels/portable/reduce_geometry.hpp"
 
-#include "kernels/ref/reduce.hpp"
+#include "kernels/portable/reduce.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 constexpr std::int64_t kChunk = 1 << 16;  // elements of a chunk, about
@@ -62,4 +62,4 @@ std::int64_t offset_of(const std::vector<Axis>& axes, std::int64_t index) {
   return offset;
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

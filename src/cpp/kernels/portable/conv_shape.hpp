@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/ref/windows.hpp"
+#include "kernels/portable/windows.hpp"
 
 namespace ngd::kernels {
 

@@ -9,11 +9,11 @@
 //
 // f32 and f64 are computed as they are, two-byte floats as f32: their operands are cast to scratch
 // first and the result is cast back.
-#include "kernels/ref/conv_shape.hpp"
-#include "kernels/ref/product.hpp"
+#include "kernels/portable/conv_shape.hpp"
+#include "kernels/portable/product.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -260,4 +260,4 @@ std::unique_ptr<Kernel> construct_conv(const KernelQuery& query) {
   return std::make_unique<Conv<float>>(query);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

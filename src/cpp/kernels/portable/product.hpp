@@ -12,10 +12,10 @@
 #include "base/simd.hpp"
 #include "device/threads.hpp"
 #include "kernels/fused/tiles.hpp"
-#include "kernels/ref/gemm.hpp"
-#include "kernels/ref/matmul_shape.hpp"
+#include "kernels/portable/gemm.hpp"
+#include "kernels/portable/matmul_shape.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 inline constexpr std::int64_t kRows = 96, kColumns = 480, kDepth = 256;
 inline constexpr std::int64_t kGrainWork = 1 << 18;  // multiplications that are worth a thread
@@ -210,4 +210,4 @@ inline void cast(fused::TileFunction function, const void* from, std::size_t fro
   });
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // gather, scatter_add, one_hot and iota.
-#include "kernels/ref/indexing.hpp"
+#include "kernels/portable/indexing.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include "device/threads.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -238,4 +238,4 @@ std::unique_ptr<Kernel> construct_iota(const KernelQuery& query) {
   return std::make_unique<Iota>(query);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

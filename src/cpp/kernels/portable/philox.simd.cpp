@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/ref/philox.hpp"
+#include "kernels/portable/philox.hpp"
 
 #include "kernels/simd_loops.hpp"
 
-namespace ngd::kernels::ref::NGD_SIMD_LEVEL {
+namespace ngd::kernels::portable::NGD_SIMD_LEVEL {
 
 namespace {
 
@@ -58,4 +58,4 @@ void philox(std::uint64_t key, std::uint64_t stream, std::uint64_t first_block, 
   }
 }
 
-}  // namespace ngd::kernels::ref::NGD_SIMD_LEVEL
+}  // namespace ngd::kernels::portable::NGD_SIMD_LEVEL

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/ref/strided_copy.hpp"
+#include "kernels/portable/strided_copy.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -7,7 +7,7 @@
 
 #include "device/threads.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -132,4 +132,4 @@ void StridedCopy::copy_band(const std::byte* source, std::byte* target, std::int
   });
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

@@ -26,10 +26,10 @@
 #include "base/simd.hpp"
 #include "device/threads.hpp"
 #include "kernels/fused/tiles.hpp"
-#include "kernels/ref/philox.hpp"
+#include "kernels/portable/philox.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -160,4 +160,4 @@ std::unique_ptr<Kernel> construct_random(const KernelQuery& query) {
   return std::make_unique<Random>(query);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

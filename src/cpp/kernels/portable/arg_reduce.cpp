@@ -7,7 +7,7 @@
 #include "device/threads.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -177,4 +177,4 @@ std::unique_ptr<Kernel> construct_top_k(const KernelQuery& query) {
   return std::make_unique<TopK>(query);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

@@ -4,10 +4,10 @@
 #include <type_traits>
 
 #include "device/threads.hpp"
-#include "kernels/ref/indexing.hpp"
+#include "kernels/portable/indexing.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -122,4 +122,4 @@ std::unique_ptr<Kernel> construct_along_axis(const KernelQuery& query) {
   return std::make_unique<AlongAxis>(query);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // See reduce.hpp.
-#include "kernels/ref/reduce.hpp"
+#include "kernels/portable/reduce.hpp"
 
 #include <limits>
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 #include "kernels/simd_loops.hpp"
 
-namespace ngd::kernels::ref::NGD_SIMD_LEVEL {
+namespace ngd::kernels::portable::NGD_SIMD_LEVEL {
 
 namespace {
 
@@ -217,4 +217,4 @@ constexpr Table kTable = make_table(std::make_integer_sequence<int, kDTypeCount>
 
 const ReduceTable& reduce_table() { return kTable.loops; }
 
-}  // namespace ngd::kernels::ref::NGD_SIMD_LEVEL
+}  // namespace ngd::kernels::portable::NGD_SIMD_LEVEL

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 // A panel of A holds `rows` of its rows, column after column; a panel of B holds `columns` of its
 // columns, row after row; both are filled up with zeros.
@@ -34,4 +34,4 @@ namespace avx512 {
 const GemmTiles& gemm_tiles();
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

@@ -5,10 +5,10 @@
 
 #include "base/error.hpp"
 #include "device/threads.hpp"
-#include "kernels/ref/strided_copy.hpp"
+#include "kernels/portable/strided_copy.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -209,4 +209,4 @@ std::unique_ptr<Kernel> construct_concat(const KernelQuery& query) {
   return std::make_unique<Concat>(query);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

@@ -7,10 +7,10 @@
 #include <type_traits>
 
 #include "device/threads.hpp"
-#include "kernels/ref/windows.hpp"
+#include "kernels/portable/windows.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -235,4 +235,4 @@ std::unique_ptr<Kernel> construct_avg_pool(const KernelQuery& query) {
   return std::make_unique<AvgPool>(query);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

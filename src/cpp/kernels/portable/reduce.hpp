@@ -11,7 +11,7 @@
 
 #include "base/dtype.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 enum class Reduction : std::uint8_t { Sum, Prod, Max, Min };
 inline constexpr int kReductionCount = 4;
@@ -42,4 +42,4 @@ namespace avx512 {
 const ReduceTable& reduce_table();
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

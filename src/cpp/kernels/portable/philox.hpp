@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 // words[4 i .. 4 i + 3] = the output block of the 128-bit counter whose words 0 and 1 are
 // first_block + i and whose words 2 and 3 are `stream`, all low word first, under `key`.
@@ -22,4 +22,4 @@ namespace avx512 {
 void philox(std::uint64_t, std::uint64_t, std::uint64_t, std::int64_t, std::uint32_t*);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // See gemm.hpp. A tile's sums fill about half of the vector registers: enough independent chains
 // for the latency of multiply-add, and room for the operands.
-#include "kernels/ref/gemm.hpp"
+#include "kernels/portable/gemm.hpp"
 
 #include "kernels/simd_loops.hpp"
 
-namespace ngd::kernels::ref::NGD_SIMD_LEVEL {
+namespace ngd::kernels::portable::NGD_SIMD_LEVEL {
 
 namespace {
 
@@ -71,4 +71,4 @@ constexpr GemmTiles kTiles = {tile<float>(), tile<double>(), tile<std::uint32_t>
 
 const GemmTiles& gemm_tiles() { return kTiles; }
 
-}  // namespace ngd::kernels::ref::NGD_SIMD_LEVEL
+}  // namespace ngd::kernels::portable::NGD_SIMD_LEVEL

@@ -5,16 +5,16 @@
 // elements are away from that, and the squares of this. Chunks are combined in order, by Chan,
 // Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
 // (1979), equation 2.1.
-#include "kernels/ref/moments.hpp"
+#include "kernels/portable/moments.hpp"
 
 #include <algorithm>
 
 #include "base/simd.hpp"
-#include "kernels/ref/reduce.hpp"
-#include "kernels/ref/reduce_geometry.hpp"
+#include "kernels/portable/reduce.hpp"
+#include "kernels/portable/reduce_geometry.hpp"
 #include "kernels/rows.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 namespace {
 
@@ -135,4 +135,4 @@ std::unique_ptr<Kernel> construct_moments(const KernelQuery& query) {
   return std::make_unique<MomentsKernel<float>>(query);
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

@@ -9,7 +9,7 @@
 
 #include "base/shape.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 class StridedCopy {
  public:
@@ -37,4 +37,4 @@ class StridedCopy {
   std::int64_t item_;
 };
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable

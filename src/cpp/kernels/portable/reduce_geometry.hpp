@@ -14,7 +14,7 @@
 #include "base/shape.hpp"
 #include "device/threads.hpp"
 
-namespace ngd::kernels::ref {
+namespace ngd::kernels::portable {
 
 inline constexpr std::int64_t kMaxColumns = 512;     // columns of a task
 inline constexpr std::int64_t kGrainWork = 1 << 15;  // elements that are worth a thread
@@ -82,4 +82,4 @@ void run_tasks(const Geometry& g, const Task& task, const Combine& combine) {
                        });
 }
 
-}  // namespace ngd::kernels::ref
+}  // namespace ngd::kernels::portable
