@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes harness.py importable for the tests of this folder, and ends its standing worlds."""
+"""Ends the standing worlds."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session", autouse=True)
