@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -54,6 +55,20 @@ TEST_F(NodeFolder, CoresOfSeveralNodesOrOfNoneHaveNone) {
   for (const auto& numbers :
        std::vector<std::vector<int>>{{3, 4}, {0, 1, 9}, {0, 8}, {8}, {21}, {30}, {31}, {32}, {}})
     EXPECT_EQ(node_with(numbers), kNoNode) << testing::PrintToString(numbers);
+}
+
+TEST_F(NodeFolder, ARankIsOnNoneUnlessAsked) {
+  const auto chosen = [&](const char* asked) {
+    ::setenv("NGD_NUMA_NODE", asked, 1);
+    const int node = chosen_node(cores({4, 5}), folder_);
+    ::unsetenv("NGD_NUMA_NODE");
+    return node;
+  };
+  ::unsetenv("NGD_NUMA_NODE");
+  EXPECT_EQ(chosen_node(cores({4, 5}), folder_), kNoNode);
+  EXPECT_EQ(chosen(""), kNoNode);
+  EXPECT_EQ(chosen("auto"), 1);
+  EXPECT_EQ(chosen("7"), 7);
 }
 
 TEST(NodeOf, AKernelThatTellsOfNoneHasNone) {

@@ -430,7 +430,8 @@ TEST(MemoryNodes, ANumberThatIsNoneIsRefused) {
   });
   const Outcome outcome = child.outcome();
   EXPECT_EQ(outcome.kind, ErrorKind::Init);
-  EXPECT_EQ(outcome.message, "NGD_NUMA_NODE: expected a whole number from 0 to 1023; got 'left'");
+  EXPECT_EQ(outcome.message,
+            "NGD_NUMA_NODE: expected auto or a whole number from 0 to 1023; got 'left'");
 }
 
 TEST(Leftovers, NoDescriptorAndNoMapping) {

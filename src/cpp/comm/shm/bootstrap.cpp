@@ -14,7 +14,6 @@
 #include <cstring>
 #include <new>
 
-#include "base/config.hpp"
 #include "base/error.hpp"
 #include "base/step.hpp"
 #include "comm/communicator.hpp"
@@ -176,9 +175,7 @@ class Rendezvous {
     assembly.cores = quota ? available : std::max(available, CPU_COUNT(&all));
     assembly.memory = make_process_memory(std::move(mappings), rank_, std::move(own));
     assembly.liveness = make_process_liveness(std::move(peers));
-    const int node = config::numa_node();
-    found(*assembly.memory, rank_, size_,
-          node != kNoNode ? node : node_of(parcel(rank_).message.cores));
+    found(*assembly.memory, rank_, size_, chosen_node(parcel(rank_).message.cores));
     return assembly;
   }
 };

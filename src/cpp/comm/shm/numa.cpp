@@ -9,6 +9,7 @@
 #include <memory>
 #include <string_view>
 
+#include "base/config.hpp"
 #include "base/error.hpp"
 #include "base/small_file.hpp"
 
@@ -62,6 +63,11 @@ int node_of(const cpu_set_t& cores, const std::string& folder) {
     if (CPU_EQUAL(&both, &cores)) return number;
   }
   return kNoNode;
+}
+
+int chosen_node(const cpu_set_t& cores, const std::string& folder) {
+  const int asked = config::numa_node();
+  return asked == config::kOwnNumaNode ? node_of(cores, folder) : asked;
 }
 
 Nodes nodes_of(const std::vector<int>& node_of_rank) {

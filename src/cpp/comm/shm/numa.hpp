@@ -9,10 +9,14 @@
 
 namespace ngd::comm::shm {
 
-inline constexpr int kNoNode = -1;  // several, or nobody knows
+inline constexpr int kNoNode = -1;  // several, or nobody knows, or nobody asks
+inline constexpr const char* kNodeFolder = "/sys/devices/system/node";  // where Linux lists them
 
-// The memory node that has all of `cores`, or kNoNode. `folder` is where the kernel lists them.
-int node_of(const cpu_set_t& cores, const std::string& folder = "/sys/devices/system/node");
+// The memory node that has all of `cores`, or kNoNode.
+int node_of(const cpu_set_t& cores, const std::string& folder = kNodeFolder);
+
+// The node that this rank of these cores is on, as NGD_NUMA_NODE asks.
+int chosen_node(const cpu_set_t& cores, const std::string& folder = kNodeFolder);
 
 // `count` nodes of `ranks` consecutive ranks each; one node where there is nothing to be gained.
 struct Nodes {
