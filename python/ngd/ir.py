@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .array_methods import ArrayMethods
+from .cost import Cost
 from .dtype import NUMBERS, SHORT_NAMES
 from .errors import CompileError, GradientError, ShapeError
 from .sites import at_site, call_site
@@ -123,8 +124,8 @@ class Op:
     """Its result is its input with the axes in another order: transpose(x, attrs["axes"])."""
     plain: ClassVar[Op | None] = None
     """The op that this one is in a layout of its own; see `in_place_of`."""
-    heavy: ClassVar[bool] = False
-    """Takes most of a step's time: how deep a node lies is counted in these, and collectives."""
+    moves: ClassVar[bool] = False
+    """Computes nothing: it puts elements elsewhere, as many as its results have."""
     adds: ClassVar[bool] = False
     """The sum of its two operands: behind a heavy op, one may be a bias."""
     post: ClassVar[str] = ""
@@ -182,6 +183,10 @@ class Op:
         """A simpler node of the same bits; None: this one is as simple as its inputs allow."""
         return None
 
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """What a heavy op takes; passes/costs.py knows of others. `bodies`: of graphs it runs."""
+        raise NotImplementedError(self.name)
+
     def spare_bytes(self, **attrs: Any) -> int:
         """Of an op that runs graphs: what it needs beside them while it runs, in bytes."""
         return 0
@@ -211,6 +216,14 @@ class Op:
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Whether the results are proved equal on all ranks."""
         return all(map(operator.attrgetter("uniform"), inputs))
+
+    @property
+    def heavy(self) -> bool:
+        """Whether the block says what the op costs, which is most of a step's time.
+
+        Depth is counted in these, not in costs: sizes may differ between ranks, depths must not.
+        """
+        return type(self).cost is not Op.cost
 
     @property
     def expands(self) -> bool:

@@ -28,7 +28,7 @@ LONG_FOR_A_REASON = "long because"
 LAYERS = (
     {"errors", "local"},
     {"dtype", "config", "environment", "binding", "sites"},
-    {"array_methods", "trees"},
+    {"array_methods", "cost", "trees"},
     {"ir"},
     {"ops"},
     {"autodiff", "reference", "variable", "passes"},

@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import _core
 from ..collectives import Group
+from ..cost import Cost
 from ..ir import Array, Graph, Type
 from ..passes import Verdict
 from ..variable import Variable
@@ -97,6 +98,10 @@ class CpuExecutable(CompiledStep):
             "shared": self.plan.shared_bytes,
             "unshared": self.plan.unshared_bytes,
         }
+
+    def cost(self) -> Cost:
+        """See Executable."""
+        return self.plan.cost
 
     def __str__(self) -> str:
         return self.program

@@ -11,11 +11,12 @@ import numpy as np
 
 from .. import _core, arguments
 from ..collectives import Group, compare_ranks
+from ..cost import Cost
 from ..dtype import has_mask
 from ..errors import ShapeError
 from ..ir import Array, Graph
 from ..local import BoundToProcess
-from ..passes import Plan, Target
+from ..passes import Plan, Target, cost_of_graph
 from ..sites import call_site
 from ..variable import Variable
 from .ordering import Ordering, opened
@@ -46,6 +47,14 @@ class Executable(Protocol):
 
     def memory(self) -> dict[str, int]:
         """Bytes: what is planned, and what it would be without sharing."""
+        ...
+
+    def cost(self) -> Cost:
+        """FLOP and bytes of one run, as the device computes it: of ops, fused where they are.
+
+        Loops count all their rounds; of the branches of `ops.cond` the longer one counts. An
+        operation is one on an element: a multiplication, an addition, a comparison, an exponential.
+        """
         ...
 
     def compare_ranks(self) -> str:
@@ -130,6 +139,10 @@ class CompiledStep(BoundToProcess):
     def memory(self) -> dict[str, int]:
         """Bytes of the variables; a device with a planner adds its arenas."""
         return {"variables": sum(v.type.bytes for v in self.variables)}
+
+    def cost(self) -> Cost:
+        """See Executable; of the nodes as they were given, where the device has no planner."""
+        return cost_of_graph(self.graph)
 
     def compare_ranks(self) -> str:
         """See Executable."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..collectives import Group
+from ..cost import Cost
 from ..errors import CompileError
 from ..ir import Array, Graph
 from .cpu import CpuTarget
@@ -29,6 +30,10 @@ class NullExecutable(CompiledStep):
     ) -> list[Array]:
         """Refuse."""
         raise CompileError("Executable: the NULL device compiles only; use CPU or INTERPRETER")
+
+    def cost(self) -> Cost:
+        """See Executable."""
+        return self.plan.cost
 
     def __str__(self) -> str:
         return self.program

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import arguments
+from ..cost import Cost
 from ..local import BoundToProcess
 from ..trees import LEAF, Structure
 from .executable import CompiledStep, Executable
@@ -53,6 +54,10 @@ class StructuredStep(BoundToProcess):
     def memory(self) -> dict[str, int]:
         """See Executable."""
         return self.step.memory()
+
+    def cost(self) -> Cost:
+        """See Executable."""
+        return self.step.cost()
 
     def compare_ranks(self) -> str:
         """See Executable."""

@@ -46,6 +46,7 @@ class TakeAlongAxis(Op):
     """
 
     name = "take_along_axis"
+    moves = True
     dtypes = ALL
 
     def __call__(self, x: Value, indices: Value, axis: int) -> Node:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..cost import Cost
 from ..dtype import FLOATS
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, register
 from .conv import conv, conv_data_grad, conv_weight_grad
@@ -43,7 +44,6 @@ class ChannelsLast(Op):
     """A convolution or one of its gradients; attrs: its own."""
 
     dtypes = FLOATS
-    heavy = True
     public = False
     plain: ClassVar[Op]
     data: ClassVar[tuple[int, ...]]
@@ -86,6 +86,9 @@ class ChannelsLast(Op):
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         name, lowered = self.plain.lower(**attrs)
         return name, {**lowered, "channels_last": 1}
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        return self.plain.cost(operands, results, **attrs)  # of counts, and of weights
 
     def samples(self) -> Iterable[Sample]:
         for sample in self.plain.samples():

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import trees
+from ..cost import Cost
 from ..dtype import bool_, float32, float64, is_float
 from ..errors import CompileError, DTypeError, ShapeError
 from ..ir import (
@@ -59,7 +60,6 @@ WALKS: Final = Walks()
 class Control(Op):
     """An op that runs graphs; of several results, and of any dtypes."""
 
-    heavy = True
     public = False
     dtypes = ()
 
@@ -114,6 +114,11 @@ class Scan(Control):
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         return self.name, {k: int(v) for k, v in attrs.items() if not isinstance(v, Body)}
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """That of all rounds."""
+        body: Cost = attrs["bodies"][0]
+        return body.times(attrs["length"])
 
     def spare_bytes(self, **attrs: Any) -> int:
         """Two turns of each carried value, and a slice of each result."""
@@ -262,6 +267,11 @@ class Cond(Control):
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         return self.name, {}
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """That of the branch with more operations, whichever is taken."""
+        branches: Sequence[Cost] = attrs["bodies"]
+        return max(branches, key=lambda cost: (cost.flops, cost.bytes))
 
     def spare_bytes(self, **attrs: Any) -> int:
         """One of each result, for those that nobody reads."""

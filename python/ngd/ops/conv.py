@@ -10,11 +10,13 @@ float32 and rounded once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from ..cost import Cost
 from ..dtype import FLOATS
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, public, register
@@ -71,12 +73,19 @@ class Linear(Op):
     """One of the three ops of a convolution; attrs: strides, padding, dilations, groups."""
 
     dtypes = FLOATS
-    heavy = True
+    result, weights = 2, 1
+    """Where among its operands, its result behind them, the convolution's own and weights are."""
     shape_attr: ClassVar[str] = ""
     """The attribute that holds the result's spatial extents, where the operands do not say them."""
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         return self.name, {k: v for k, v in attrs.items() if k != self.shape_attr}
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """Each element of the convolution's result meets all weights of its channel."""
+        types = (*operands, *results)
+        met = math.prod(types[self.weights].shape[1:])
+        return Cost.touching(2 * types[self.result].count * met, types)
 
     def samples(self) -> Iterable[Sample]:
         """Data, weights, what convolves them: each op takes two of data, weights and result."""
@@ -175,6 +184,7 @@ class ConvDataGrad(Linear):
     """
 
     name = "conv_data_grad"
+    result = 0
     public = False
     shape_attr = "spatial"
 
@@ -222,6 +232,7 @@ class ConvWeightGrad(Linear):
     """The adjoint of a convolution's weights, of this kernel; attrs: kernel, the convolution's."""
 
     name = "conv_weight_grad"
+    result, weights = 1, 2
     public = False
     shape_attr = "kernel"
 

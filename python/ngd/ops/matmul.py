@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from ..cost import Cost
 from ..dtype import FLOATS, NUMBERS, is_float
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, register
@@ -41,7 +42,6 @@ class MatMul(Op):
 
     name = "matmul"
     dtypes = NUMBERS
-    heavy = True
     posts = ("relu",)
 
     def __call__(self, a: Value, b: Value) -> Node:
@@ -88,6 +88,12 @@ class MatMul(Op):
         if post and not (is_float(dtype) and set(post) <= set(self.posts)):
             raise ValueError(f"matmul: expected post among {self.posts}, of floats; got {post}")
         return Type(dtype, (*broadcast_shapes(self.name, a[:-2], b[:-2]), a[-2], b[-1]))
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """A multiplication and an addition for each term; bias and `post` one an element."""
+        depth = _read(operands[0].shape, attrs["transpose_a"])[-1]
+        behind = len(operands) - 2 + len(attrs.get("post", ()))
+        return Cost.touching(results[0].count * (2 * depth + behind), (*operands, *results))
 
     def simplify(self, node: Node) -> Node | None:
         """Read a transposed operand in place."""

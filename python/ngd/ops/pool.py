@@ -7,12 +7,14 @@ Where windows stand, windows.py says. Two-byte floats are summed in float32 and 
 from __future__ import annotations
 
 import builtins
+import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, reduce
 from typing import Any, Final
 
 import numpy as np
 
+from ..cost import Cost
 from ..dtype import FLOATS, int64
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, public, register
@@ -57,6 +59,11 @@ class Pool(Op):
     """Windows over [N, C, spatial...]; attrs: kernel, strides, padding, dilations, ceil."""
 
     dtypes = FLOATS
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """Each window has one operation for each place."""
+        windows = results[0].count
+        return Cost.touching(windows * math.prod(attrs["kernel"]), (*operands, *results))
 
     def attributes(
         self,
@@ -288,6 +295,10 @@ class AvgPoolGrad(Op):
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
         return self.name, {k: v for k, v in attrs.items() if k != "spatial"}
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """As avg_pool's."""
+        return avg_pool.cost(results, operands, **attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (avg_pool.node((dy,), {k: v for k, v in node.attrs.items() if k != "spatial"}),)

@@ -94,6 +94,7 @@ class Transpose(Op):
     """transpose(x, axes=None): the axes in another order, reversed by default; attrs: axes."""
 
     name = "transpose"
+    moves = True
     permutes = True
     dtypes = ALL
 
@@ -216,6 +217,7 @@ class Concat(Op):
     """concat(values, axis=0): joined along an axis, promoted to one dtype; attrs: axis."""
 
     name = "concat"
+    moves = True
     dtypes = ALL
 
     def __call__(self, values: Sequence[Value], axis: int = 0) -> Node:
@@ -266,6 +268,7 @@ class Slice(Op):
     """
 
     name = "slice"
+    moves = True
     dtypes = ALL
     view = True
 
@@ -390,6 +393,7 @@ class Split(Op):
     """
 
     name = "split"
+    moves = True
     dtypes = ALL
 
     def __call__(self, x: Value, sections: int | Sequence[int], axis: int = 0) -> tuple[Node, ...]:
@@ -443,6 +447,7 @@ class PadSlice(Op):
     """pad_slice(x, shape, starts, steps): zeros, with x written where slice would read it."""
 
     name = "pad_slice"
+    moves = True
     public = False
     dtypes = ALL
 
@@ -512,6 +517,7 @@ class Gather(Op):
     """
 
     name = "gather"
+    moves = True
     dtypes = ALL
 
     def __call__(self, x: Value, indices: Value, axis: int = 0) -> Node:

@@ -10,6 +10,7 @@ from typing import Final
 from .. import config
 from ..ir import Graph
 from .collectives import order_collectives, split_collectives
+from .costs import cost_of_graph
 from .elementwise import fuse_elementwise
 from .expand import expand
 from .identity import computation
@@ -53,6 +54,7 @@ __all__ = [
     "Target",
     "Verdict",
     "computation",
+    "cost_of_graph",
     "plan_memory",
     "run",
     "schedule",

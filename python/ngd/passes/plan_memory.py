@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
+from ..cost import Cost
 from ..dtype import uint8
 from ..errors import CompileError
 from ..ir import (
@@ -49,6 +50,7 @@ from ..ir import (
 )
 from ..ops.collective import Ranks
 from .collectives import Start, Wait
+from .costs import cost_of
 from .schedule import Schedule, is_view, source_of
 from .target import Target, query_node
 
@@ -131,6 +133,8 @@ class Plan:
     shared_bytes: int = 0
     unshared_bytes: int = 0
     """What the arenas would take if every value had bytes of its own."""
+    cost: Cost = field(default_factory=Cost)
+    """Of all nodes, as they are computed."""
 
     def verify(self) -> None:
         """Prove that values alive at once share no byte, and that collectives are let alone."""
@@ -386,9 +390,11 @@ class Planner:
             outputs = self.choose(node, inputs)
             name, attrs = node.op.lower(**node.attrs)
             if not node.op.nested:
+                self.plan.cost += cost_of(node)
                 self.append(Step("run", name, inputs, outputs, attrs, node.site))
                 return
             bodies = [self.plan_body(graph) for graph in bodies_of(node)]
+            self.plan.cost += cost_of(node, [body.cost for body in bodies])
             outputs.append(self.spare_bytes(node, bodies))
             action = node.op.nested
             self.append(Step(action, name, inputs, outputs, attrs, node.site, bodies=bodies))
@@ -418,6 +424,7 @@ class Planner:
             result = self.gathered.get(node) or self.new_storage("shared", node.type.bytes)
         self.storage[node] = result
         self.started[node] = len(self.plan.steps)
+        self.plan.cost += cost_of(node)
         self.append(
             Step(
                 "start",

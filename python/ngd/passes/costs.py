@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What nodes cost. Heavy ops say it in their blocks; here is what holds for all others.
+
+An op that is made of others has as many operations as these, but reads and writes its own operands
+and results alone. What only moves elements reads as many bytes as it writes. Anything else has one
+operation for each element of its largest operand or result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from ..cost import Cost
+from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op, Type, bodies_of, offset_of, topological
+from ..ops.precision import expansion
+from .collectives import Start
+from .elementwise import FusedElementwise
+
+
+def cost_of_graph(graph: Graph) -> Cost:
+    """What all nodes of a graph cost, each by itself."""
+    return sum((cost_of(node) for node in graph.nodes), Cost())
+
+
+def cost_of(node: Node, bodies: Sequence[Cost] | None = None) -> Cost:
+    """What one application costs; `bodies`, of the graphs that it runs, if they are known."""
+    op, results = node.op, [result.type for result in node.results]
+    if isinstance(op, Leaf) or offset_of(node) is not None:
+        return Cost()
+    operands = [operand.type for operand in node.inputs]
+    if op.nested:
+        costs = bodies or [cost_of_graph(graph) for graph in bodies_of(node)]
+        return op.cost(operands, results, bodies=costs, **node.attrs)
+    if op.heavy:
+        return op.cost(operands, results, **node.attrs)
+    if op.moves or op.broadcasts:
+        return Cost(0, 2 * sum([type.bytes for type in results]))
+    return Cost.touching(operations(node, operands, results), (*operands, *results))
+
+
+def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) -> int:
+    """How many operations on an element an op that is not heavy has."""
+    op = node.op
+    if op.collective or isinstance(op, Start):
+        return 0
+    if isinstance(op, FusedElementwise):
+        return results[0].count * (node.attrs["program"].count(";") + 1)
+    if op.expands and not op.elementwise:
+        return of_expansion(op, tuple(operands), tuple(node.attrs.items()))
+    return max([type.count for type in (*operands, *results)])
+
+
+@lru_cache(maxsize=4096)
+def of_expansion(op: Op, operands: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]) -> int:
+    """How many operations the ops have that an op is made of."""
+    inputs = [Node(PLACEHOLDER, (), {"name": "x", "uniform": True}, t) for t in operands]
+    made = topological(expansion(op.node(inputs, dict(attrs))), stop=inputs)
+    return sum(cost_of(node).flops for node in made)
