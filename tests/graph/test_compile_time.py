@@ -15,8 +15,9 @@ import pytest
 
 import ngd
 from ngd import _core, ops
+from ngd.devices import cpu
 from ngd.errors import CompileError
-from ngd.ir import Graph
+from ngd.ir import Graph, Type
 from ngd.passes.plan_memory import Plan, Storage
 
 DOUBLE = 2.2
@@ -152,19 +153,45 @@ def test_twice_the_graph_costs_twice_the_calls(
     assert calls(make, 2 * n) <= DOUBLE * calls(make, n)
 
 
-def test_every_question_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: Counter[Any] = Counter()
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[Any]:
+    """The questions to the kernel table, from here on, of a process that has asked nothing."""
+    count: Counter[Any] = Counter()
     ask = _core.query_kernel
 
     def counted(op: str, inputs: Any, outputs: Any, attrs: Mapping[str, Any]) -> Any:
-        asked[op, tuple(inputs), tuple(outputs), tuple(sorted(attrs.items()))] += 1
+        count[op, tuple(inputs), tuple(outputs), tuple(sorted(attrs.items()))] += 1
         return ask(op, inputs, outputs, dict(attrs))
 
     monkeypatch.setattr(_core, "query_kernel", counted)
+    cpu.ask.cache_clear()
+    return count
+
+
+def test_every_question_is_asked_once(asked: Counter[Any]) -> None:
     ngd.compile(**layers(20))
     assert asked
     assert set(asked.values()) == {1}
-    assert len(asked) < 30  # whatever the number of layers
+    assert len(asked) < 30
+    ngd.compile(**layers(40))  # another graph of the same layers
+    assert set(asked.values()) == {1}
+    assert len(asked) < 35  # whatever the number of layers
+
+
+def test_a_question_holds_for_a_number_of_threads(
+    asked: Counter[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for threads, times in ((1, 1), (2, 2), (1, 2)):
+        monkeypatch.setattr(_core, "thread_count", lambda threads=threads: threads)
+        ngd.compile(**layers(2), device="NULL")
+        assert set(asked.values()) == {times}
+
+
+def test_attributes_of_other_types_are_another_question(asked: Counter[Any]) -> None:
+    target, type_ = cpu.CpuTarget(Pair()), Type(np.dtype("float32"), (2,))  # type: ignore[arg-type]
+    first = [target.query("of", [type_], [type_], {"axes": value}) for value in (1, 1.0, True)]
+    assert sum(asked.values()) == 3
+    assert not any(verdict.accepted for verdict in first)
 
 
 def test_a_graph_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:

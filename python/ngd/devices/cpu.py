@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -24,25 +25,40 @@ class CpuTarget:
 
     def __init__(self, group: Group) -> None:
         self.rank, self.size = group.rank, group.size
-        self.verdicts: dict[Any, Verdict] = {}
+        self.threads = _core.thread_count()
 
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]
     ) -> Verdict:
-        """Ask the kernel table, once a question."""
-        key = (op, *inputs, None, *outputs, *[(k, type(v), v) for k, v in attrs.items()])
-        verdict = self.verdicts.get(key)
-        if verdict is None:
-            name, reasons, _, in_place = _core.query_kernel(
-                op, [spec(t) for t in inputs], [spec(t) for t in outputs], native_attrs(attrs)
-            )
-            verdict = Verdict(name is not None, name or reasons, frozenset(in_place))
-            self.verdicts[key] = verdict
-        return verdict
+        """Ask the kernel table, once a question in the life of the process."""
+        given = tuple([(k, type(v), v) for k, v in attrs.items()])
+        return ask(self.threads, op, tuple(inputs), tuple(outputs), given)
 
     def first_fit(self, lives: list[tuple[int, int, int]]) -> list[int]:
         """Place blocks in an arena: one walk in C++."""
         return _core.first_fit(lives)
+
+
+@lru_cache(maxsize=1 << 16)
+def ask(
+    threads: int,
+    op: str,
+    inputs: tuple[Type, ...],
+    outputs: tuple[Type, ...],
+    attrs: tuple[tuple[str, type, Any], ...],
+) -> Verdict:
+    """What the kernel table says where kernels have so many threads.
+
+    A step is made of the same layers again and again, and the one for evaluation of those of the
+    one for training. 1, 1.0 and True are one key but several attributes; so types are keys too.
+    """
+    name, reasons, _, in_place = _core.query_kernel(
+        op,
+        [spec(t) for t in inputs],
+        [spec(t) for t in outputs],
+        native_attrs({name: value for name, _, value in attrs}),
+    )
+    return Verdict(name is not None, name or reasons, frozenset(in_place))
 
 
 class CpuStorage:

@@ -46,7 +46,8 @@ def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) ->
     if op.collective or isinstance(op, Start):
         return 0
     if isinstance(op, FusedElementwise):
-        return results[0].count * (node.attrs["program"].count(";") + 1)
+        program: str = node.attrs["program"]
+        return results[0].count * (program.count(";") + 1)
     if op.expands and not op.elementwise:
         return of_expansion(op, tuple(operands), tuple(node.attrs.items()))
     return max([type.count for type in (*operands, *results)])
