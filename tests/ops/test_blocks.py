@@ -134,7 +134,7 @@ def test_gradient_matches_finite_differences(case: Case, coverage: Coverage) -> 
     arrays = case.arrays()
     for reading in case.readings:
         the = Weighted(case, reading)
-        gradients = run_reference(the.inputs, grad(the.loss, the.wrt), the.arrays)
+        gradients = run_reference(the.inputs, grad(the.loss, the.wrt, unused="zero"), the.arrays)
         places = [i for i, x in enumerate(the.operands) if is_float(x.dtype)]
         for i, gradient in zip(places, gradients, strict=True):
             compare_with_differences(the.at, arrays, i, gradient, step=1e-6)
@@ -146,7 +146,7 @@ def test_gradients_on_a_device(case: Case, run: Runner) -> None:
     """The same graph of gradients as the references compute it: whatever passes make of it."""
     for reading in case.readings:
         the = Weighted(case, reading)
-        outputs = [the.loss, *grad(the.loss, the.wrt)]
+        outputs = [the.loss, *grad(the.loss, the.wrt, unused="zero")]
         expected = run_reference(the.inputs, outputs, the.arrays)
         for found, wanted in zip(run(the.inputs, outputs, the.arrays), expected, strict=True):
             assert_close(found, wanted, slack=8)
@@ -157,7 +157,7 @@ def test_second_gradient_matches_finite_differences(case: Case, coverage: Covera
     """The gradients, weighted and summed, differentiated by the operands and by dy."""
     for reading in case.readings:
         the, rng = Weighted(case, reading), np.random.default_rng(7)
-        first = grad(the.loss, the.wrt)
+        first = grad(the.loss, the.wrt, unused="zero")
         loss = total(multiply(g, rng.uniform(-1, 1, g.shape)) for g in first)
         places = [i for i, x in enumerate(the.inputs) if is_float(x.dtype)]
         slopes = grad(loss, [the.inputs[i] for i in places], unused="zero")

@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention without a matrix of scores: T. Dao et al., "FlashAttention" (2022, arXiv:2205.14135),
+// algorithms 1 and 4, in the order of "FlashAttention-2" (2023, arXiv:2307.08691), algorithm 1.
+//
+// A block of queries meets block after block of keys. The scores of the two stay in the
+// second-level cache; forward they are summed at once, with a maximum that is corrected on the way.
+// Backward they are computed again, and the sum of their exponentials is known. Blocks of keys that
+// lie behind the diagonal are left out. Sums run in one order, however the blocks are dealt out to
+// threads.
+#include "kernels/fused/attention.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/simd.hpp"
+#include "device/threads.hpp"
+#include "kernels/rows.hpp"
+
+namespace ngd::kernels::fused {
+
+namespace {
+
+constexpr std::int64_t kKeys = 128;           // of a block
+constexpr std::int64_t kGrainWork = 1 << 18;  // multiplications that are worth a thread
+
+template <class T>
+const AttentionLoops<T>& loops() {
+  const AttentionTable& table = NGD_SIMD_SELECT(attention_table)();
+  if constexpr (std::is_same_v<T, float>)
+    return table.f32;
+  else
+    return table.f64;
+}
+
+// How the operands lie: query [units, sharers, length, extent], key and value [units, keys, ...].
+struct Problem {
+  explicit Problem(const KernelQuery& query)
+      : causal(query.attrs.integer("causal") != 0), scale(query.attrs.number("scale")) {
+    const Shape &q = query.inputs[0].shape, &k = query.inputs[1].shape, &v = query.inputs[2].shape;
+    const std::size_t rank = q.size();
+    queries = q[rank - 2], extent = q[rank - 1];
+    keys = k[rank - 2], width = v[rank - 1];
+    heads = q[rank - 3];
+    units = element_count(Shape(k.begin(), k.end() - 2));
+    sharers = k[rank - 3] == 0 ? 0 : heads / k[rank - 3];
+    blocks = (queries + kQueries - 1) / kQueries;
+    key_blocks = (keys + kKeys - 1) / kKeys;
+  }
+
+  // How many keys any query before `end` sees.
+  std::int64_t seen(std::int64_t end) const { return causal ? std::min(keys, end) : keys; }
+  std::int64_t multiplications() const {
+    return units * sharers * queries * keys * (extent + width) / (causal ? 2 : 1);
+  }
+
+  bool causal;
+  double scale;
+  std::int64_t units, sharers, heads;  // (batch, head of the keys); queries' heads of one; of all
+  std::int64_t queries, keys, extent, width;
+  std::int64_t blocks, key_blocks;
+};
+
+// Which block is next: the last one sees most where the first one sees least, so they are
+// neighbours, and tasks side by side have equal work.
+std::int64_t in_turn(std::int64_t turn, std::int64_t blocks) {
+  return turn % 2 == 0 ? turn / 2 : blocks - 1 - turn / 2;
+}
+
+// What is added to the scores: at each axis of [..., heads, queries, keys] its stride, or 0.
+class Mask {
+ public:
+  Mask() = default;
+  Mask(const TensorType& type, const Shape& scores)
+      : given_(true), flags_(type.dtype == DType::Bool) {
+    const Shape dense = row_major_strides(type.shape);
+    strides_.assign(scores.size(), 0);
+    const std::size_t missing = scores.size() - type.shape.size();
+    for (std::size_t axis = 0; axis < type.shape.size(); ++axis)
+      if (type.shape[axis] != 1) strides_[missing + axis] = dense[axis];
+    batch_.assign(scores.begin(), scores.end() - 2);
+    row_ = strides_[scores.size() - 2];
+    column_ = strides_[scores.size() - 1];
+  }
+  explicit operator bool() const { return given_; }
+
+  static bool fits(const TensorType& type, const Shape& scores) {
+    if (type.shape.size() > scores.size()) return false;
+    return std::equal(type.shape.rbegin(), type.shape.rend(), scores.rbegin(),
+                      [](std::int64_t own, std::int64_t all) { return own == 1 || own == all; });
+  }
+
+  // Where the matrix of a head begins, the heads of all batches counted through.
+  std::int64_t begin(std::int64_t head) const {
+    std::int64_t offset = 0;
+    for (std::size_t axis = batch_.size(); axis-- > 0; head /= batch_[axis])
+      offset += head % batch_[axis] * strides_[axis];
+    return offset;
+  }
+
+  // Whether a query sees any of its first `keys` keys.
+  template <class T>
+  bool sees_any(const void* mask, std::int64_t head, std::int64_t query, std::int64_t keys) const {
+    const std::int64_t first = begin(head) + query * row_;
+    for (std::int64_t key = 0; key < keys; ++key)
+      if (addend<T>(mask, first + key * column_) != -std::numeric_limits<T>::infinity())
+        return true;
+    return false;
+  }
+
+  // The addends of a block, a key a row; `staged` has room for a block, a query a row.
+  template <class T>
+  void block(const void* mask, std::int64_t head, std::int64_t query, std::int64_t queries,
+             std::int64_t key, std::int64_t keys, T* staged, T* out) const {
+    const std::int64_t first = begin(head) + query * row_ + key * column_;
+    Dense<const T> rows{static_cast<const T*>(mask) + first, row_};
+    if (flags_ || column_ == 0) {
+      const std::int64_t count = row_ == 0 ? 1 : queries;
+      for (std::int64_t i = 0; i < count; ++i)
+        for (std::int64_t p = 0; p < keys; ++p)
+          staged[i * kKeys + p] = addend<T>(mask, first + i * row_ + p * column_);
+      rows = {staged, row_ == 0 ? 0 : kKeys};
+    }
+    loops<T>().transpose(rows, queries, keys, 1, out);
+  }
+
+ private:
+  template <class T>
+  T addend(const void* mask, std::int64_t at) const {
+    if (!flags_) return static_cast<const T*>(mask)[at];
+    return static_cast<const bool*>(mask)[at] ? T(0) : -std::numeric_limits<T>::infinity();
+  }
+
+  bool given_ = false, flags_ = false;
+  Shape strides_, batch_;
+  std::int64_t row_ = 0, column_ = 0;
+};
+
+Mask mask_of(const KernelQuery& query, std::size_t place) {
+  if (query.inputs.size() <= place) return {};
+  Shape scores = query.inputs[0].shape;
+  scores.back() = query.inputs[1].shape[scores.size() - 2];
+  return {query.inputs[place], scores};
+}
+
+// A block of queries of one head.
+struct Block {
+  std::int64_t unit, head;    // of the keys, of the queries: counted through all batches
+  std::int64_t first, count;  // queries
+  std::int64_t columns;       // count, rounded up to whole vectors
+};
+
+// What both kernels share: blocks of scores, threads and their scratch.
+template <class T>
+class Attention {
+ public:
+  Attention(const KernelQuery& query, std::size_t mask_place)
+      : problem_(query), mask_(mask_of(query, mask_place)), loops_(loops<T>()) {}
+
+ protected:
+  // Of a thread, in elements: transposed queries, a block of scores, a mask's block twice.
+  std::int64_t shared_elements() const {
+    return kQueries * (problem_.extent + kKeys * (mask_ ? 3 : 1));
+  }
+
+  Block block_of(std::int64_t head, std::int64_t block) const {
+    const std::int64_t first = block * kQueries;
+    const std::int64_t count = std::min(kQueries, problem_.queries - first);
+    const std::int64_t columns = (count + loops_.lanes - 1) / loops_.lanes * loops_.lanes;
+    return {head / problem_.sharers, head, first, count, columns};
+  }
+
+  Dense<const T> rows_of(const void* tensor, std::int64_t matrix, std::int64_t rows,
+                         std::int64_t row, std::int64_t width) const {
+    return {static_cast<const T*>(tensor) + (matrix * rows + row) * width, width};
+  }
+  Dense<const T> keys_of(const KernelArgs& args, const Block& b, std::int64_t key) const {
+    return rows_of(args.inputs[1], b.unit, problem_.keys, key, problem_.extent);
+  }
+  Dense<const T> values_of(const KernelArgs& args, const Block& b, std::int64_t key) const {
+    return rows_of(args.inputs[2], b.unit, problem_.keys, key, problem_.width);
+  }
+  Dense<const T> queries_of(const void* tensor, const Block& b, std::int64_t width) const {
+    return rows_of(tensor, b.head, problem_.queries, b.first, width);
+  }
+
+  // The scores of a block of queries, transposed and scaled, with a block of keys.
+  void scores(const KernelArgs& args, const void* mask, const Block& b, const T* queries,
+              std::int64_t key, std::int64_t keys, T* out) const {
+    const Dense<const T> k = keys_of(args, b, key);
+    loops_.multiply({k.data, k.stride, 1}, {queries, kQueries}, {out, kQueries},
+                    {keys, b.columns, problem_.extent}, false);
+    if (mask_) {
+      T *staged = out + kKeys * kQueries, *addends = staged + kKeys * kQueries;
+      mask_.template block<T>(mask, b.head, b.first, b.count, key, keys, staged, addends);
+      loops_.add_mask(addends, keys, b.columns, out);
+    }
+    if (problem_.causal)
+      for (std::int64_t p = std::max<std::int64_t>(b.first - key, 0); p < keys; ++p)
+        std::fill_n(out + p * kQueries, std::min(key + p - b.first, b.columns),
+                    -std::numeric_limits<T>::infinity());
+  }
+
+  // Calls body(task, scratch) for each task, on some threads.
+  template <class Body>
+  void for_tasks(std::int64_t tasks, std::int64_t elements, void* scratch, Body&& body) const {
+    const std::int64_t pieces = std::min(tasks, pieces_);
+    device::parallel_for(pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t piece = begin; piece < end; ++piece)
+        for (std::int64_t task = tasks * piece / pieces; task < tasks * (piece + 1) / pieces;
+             ++task)
+          body(task, static_cast<T*>(scratch) + piece * elements);
+    });
+  }
+
+  std::size_t bytes(std::int64_t elements) const {
+    return static_cast<std::size_t>(pieces_ * elements) * sizeof(T);
+  }
+
+  Problem problem_;
+  Mask mask_;
+  const AttentionLoops<T>& loops_;
+  std::int64_t pieces_ =
+      std::clamp<std::int64_t>(problem_.multiplications() / kGrainWork, 1, device::thread_count());
+};
+
+// Inputs query, key, value, perhaps a mask; outputs the value and the logarithm of a row's sum.
+template <class T>
+class Forward final : public Kernel, Attention<T> {
+  using Base = Attention<T>;
+  using Base::loops_, Base::mask_, Base::problem_;
+
+ public:
+  explicit Forward(const KernelQuery& query) : Base(query, 3) {}
+  std::size_t scratch_bytes() const { return Base::bytes(elements()); }
+
+  void run(const KernelArgs& args) const override {
+    const std::int64_t heads = problem_.units * problem_.sharers, blocks = problem_.blocks;
+    Base::for_tasks(heads * blocks, elements(), args.scratch, [&](std::int64_t task, T* scratch) {
+      run_block(args, Base::block_of(task / blocks, in_turn(task % blocks, blocks)), scratch);
+    });
+  }
+
+ private:
+  std::int64_t elements() const { return Base::shared_elements() + 3 * kQueries; }
+
+  void run_block(const KernelArgs& args, const Block& b, T* scratch) const {
+    const std::int64_t width = problem_.width, seen = problem_.seen(b.first + b.count);
+    T *maxima = scratch, *sums = maxima + kQueries, *factors = sums + kQueries;
+    T *queries = factors + kQueries, *weights = queries + kQueries * problem_.extent;
+    std::fill_n(maxima, kQueries, -std::numeric_limits<T>::infinity());
+    std::fill_n(sums, kQueries, T(0));
+    loops_.transpose(Base::queries_of(args.inputs[0], b, problem_.extent), b.count, problem_.extent,
+                     static_cast<T>(problem_.scale), queries);
+    T* value = args.outputs[0] == nullptr ? nullptr
+                                          : static_cast<T*>(args.outputs[0]) +
+                                                (b.head * problem_.queries + b.first) * width;
+    for (std::int64_t key = 0; key < seen; key += kKeys) {
+      const std::int64_t keys = std::min(kKeys, seen - key);
+      Base::scores(args, mask_ ? args.inputs[3] : nullptr, b, queries, key, keys, weights);
+      loops_.exponentials(weights, keys, b.columns, maxima, sums, factors);
+      if (value == nullptr) continue;
+      for (std::int64_t i = 0; key > 0 && i < b.count; ++i)
+        if (factors[i] != T(1)) loops_.scale(value + i * width, width, factors[i]);
+      loops_.multiply({weights, 1, kQueries}, Base::values_of(args, b, key), {value, width},
+                      {b.count, width, keys}, key > 0);
+    }
+    finish(args, b, maxima, sums, value);
+  }
+
+  void finish(const KernelArgs& args, const Block& b, const T* maxima, T* sums, T* value) const {
+    constexpr T kNan = std::numeric_limits<T>::quiet_NaN();
+    for (std::int64_t i = 0; i < b.count; ++i) {
+      T logsum = maxima[i] + std::log(sums[i]);
+      if (sums[i] == T(0)) {  // nothing is seen, or nothing but scores of -inf
+        const bool some = sees_any(args, b, b.first + i);
+        logsum = some ? kNan : T(0);
+        sums[i] = some ? kNan : T(1);
+      }
+      if (value != nullptr)
+        loops_.scale(value + i * problem_.width, problem_.width, T(1) / sums[i]);
+      if (args.outputs[1] != nullptr)
+        static_cast<T*>(args.outputs[1])[b.head * problem_.queries + b.first + i] = logsum;
+    }
+  }
+
+  bool sees_any(const KernelArgs& args, const Block& b, std::int64_t query) const {
+    const std::int64_t seen = problem_.seen(query + 1);
+    return mask_ ? mask_.template sees_any<T>(args.inputs[3], b.head, query, seen) : seen > 0;
+  }
+};
+
+// Inputs query, key, value, the two results, their adjoints, perhaps a mask; outputs the adjoints
+// of query, key and value.
+template <class T>
+class Backward final : public Kernel, Attention<T> {
+  using Base = Attention<T>;
+  using Base::loops_, Base::mask_, Base::problem_, Base::pieces_;
+
+ public:
+  explicit Backward(const KernelQuery& query) : Base(query, 7) {
+    // One walk over all pairs of blocks makes all adjoints, by 5 products a pair, on as many
+    // threads as there are units. Two walks, over queries and over keys, have 7 products and more
+    // tasks.
+    const std::int64_t rounds = (problem_.units + pieces_ - 1) / pieces_;
+    at_once_ = rounds * pieces_ * 5 <= problem_.units * 7;
+  }
+  std::size_t scratch_bytes() const { return Base::bytes(elements()); }
+
+  void run(const KernelArgs& args) const override {
+    const Problem& p = problem_;
+    void *const *out = args.outputs, *scratch = args.scratch;
+    T *dq = static_cast<T*>(out[0]), *dk = static_cast<T*>(out[1]), *dv = static_cast<T*>(out[2]);
+    if (at_once_) {
+      Base::for_tasks(p.units, elements(), scratch, [&](std::int64_t unit, T* own) {
+        clear(unit, 0, p.keys, dk, dv);
+        walk(args, {dq, dk, dv}, unit * p.sharers, p.sharers, 0, p.blocks, 0, p.keys, own);
+      });
+      return;
+    }
+    if (dq != nullptr)
+      Base::for_tasks(p.units * p.sharers * p.blocks, elements(), scratch,
+                      [&](std::int64_t task, T* own) {
+                        const std::int64_t block = in_turn(task % p.blocks, p.blocks);
+                        walk(args, {dq, nullptr, nullptr}, task / p.blocks, 1, block, block + 1, 0,
+                             p.keys, own);
+                      });
+    if (dk == nullptr && dv == nullptr) return;
+    Base::for_tasks(p.units * p.key_blocks, elements(), scratch, [&](std::int64_t task, T* own) {
+      const std::int64_t unit = task / p.key_blocks;
+      const std::int64_t key = in_turn(task % p.key_blocks, p.key_blocks) * kKeys;
+      clear(unit, key, std::min(key + kKeys, p.keys), dk, dv);
+      walk(args, {nullptr, dk, dv}, unit * p.sharers, p.sharers, p.causal ? key / kQueries : 0,
+           p.blocks, key, std::min(key + kKeys, p.keys), own);
+    });
+  }
+
+ private:
+  struct Adjoints {
+    T *query, *key, *value;  // null: not wanted
+  };
+
+  std::int64_t elements() const {
+    return Base::shared_elements() + kQueries * (problem_.width + kKeys + 2);
+  }
+
+  void clear(std::int64_t unit, std::int64_t key, std::int64_t end, T* dk, T* dv) const {
+    const std::int64_t row = unit * problem_.keys + key, rows = end - key;
+    if (dk != nullptr) std::fill_n(dk + row * problem_.extent, rows * problem_.extent, T(0));
+    if (dv != nullptr) std::fill_n(dv + row * problem_.width, rows * problem_.width, T(0));
+  }
+
+  // Some blocks of queries of some heads that share keys, with the keys from `key` to `end`.
+  void walk(const KernelArgs& args, const Adjoints& to, std::int64_t head, std::int64_t heads,
+            std::int64_t block, std::int64_t blocks_end, std::int64_t key, std::int64_t end,
+            T* scratch) const {
+    for (std::int64_t h = head; h < head + heads; ++h)
+      for (std::int64_t i = block; i < blocks_end; ++i) {
+        const Block b = Base::block_of(h, i);
+        run_block(args, to, b, key, std::min(end, problem_.seen(b.first + b.count)), scratch);
+      }
+  }
+
+  void run_block(const KernelArgs& args, const Adjoints& to, const Block& b, std::int64_t key,
+                 std::int64_t end, T* scratch) const {
+    const std::int64_t extent = problem_.extent, width = problem_.width;
+    const std::int64_t row = b.head * problem_.queries + b.first;
+    const auto scale = static_cast<T>(problem_.scale);
+    const Dense<const T> q = Base::queries_of(args.inputs[0], b, extent);
+    const Dense<const T> adjoints = Base::queries_of(args.inputs[5], b, width);
+    T *logsums = scratch, *deltas = logsums + kQueries, *slopes = deltas + kQueries;
+    T *dy = slopes + kQueries * kKeys, *queries = dy + kQueries * width;
+    T* weights = queries + kQueries * extent;
+    prepare(args, b, logsums, deltas);
+    loops_.transpose(q, b.count, extent, scale, queries);
+    loops_.transpose(adjoints, b.count, width, 1, dy);
+    T* const dq = to.query == nullptr ? nullptr : to.query + row * extent;
+    for (; key < end; key += kKeys) {
+      const std::int64_t keys = std::min(kKeys, end - key), place = b.unit * problem_.keys + key;
+      Base::scores(args, mask_ ? args.inputs[7] : nullptr, b, queries, key, keys, weights);
+      loops_.weights(weights, keys, b.columns, logsums);
+      if (to.value != nullptr)
+        loops_.multiply({weights, kQueries, 1}, adjoints, {to.value + place * width, width},
+                        {keys, width, b.count}, true);
+      if (dq == nullptr && to.key == nullptr) continue;
+      const Dense<const T> v = Base::values_of(args, b, key);
+      loops_.multiply({v.data, v.stride, 1}, {dy, kQueries}, {slopes, kQueries},
+                      {keys, b.columns, width}, false);
+      loops_.slopes(weights, keys, b.columns, deltas, scale, slopes);
+      if (to.key != nullptr)
+        loops_.multiply({slopes, kQueries, 1}, q, {to.key + place * extent, extent},
+                        {keys, extent, b.count}, true);
+      if (dq != nullptr)
+        loops_.multiply({slopes, 1, kQueries}, Base::keys_of(args, b, key), {dq, extent},
+                        {b.count, extent, keys}, key > 0);
+    }
+  }
+
+  // A row's logsum, and what is taken off its weights' adjoints: dy value - dlogsum.
+  void prepare(const KernelArgs& args, const Block& b, T* logsums, T* deltas) const {
+    const std::int64_t row = b.head * problem_.queries + b.first, width = problem_.width;
+    const T* known = static_cast<const T*>(args.inputs[4]) + row;
+    const T* to_logsum = static_cast<const T*>(args.inputs[6]) + row;
+    loops_.dot(Base::queries_of(args.inputs[3], b, width),
+               Base::queries_of(args.inputs[5], b, width), b.count, width, deltas);
+    for (std::int64_t i = 0; i < kQueries; ++i) {
+      logsums[i] = i < b.count ? known[i] : T(0);
+      deltas[i] = i < b.count ? deltas[i] - to_logsum[i] : T(0);
+    }
+  }
+
+  bool at_once_;
+};
+
+std::string refusal(const KernelQuery& query, std::size_t mask_place) {
+  const std::vector<TensorType>& in = query.inputs;
+  const DType dtype = in[0].dtype;
+  if (dtype != DType::F32 && dtype != DType::F64) return "attention is of float32 or float64";
+  const std::size_t rank = in[0].shape.size();
+  if (rank < 3 || in[1].shape.size() != rank || in[2].shape.size() != rank)
+    return "the operands have not one rank of at least 3";
+  Shape scores = in[0].shape;
+  scores.back() = in[1].shape[rank - 2];
+  if (in[1].shape[rank - 2] == 0) return "there are no keys";
+  if (in.size() > mask_place && !Mask::fits(in[mask_place], scores))
+    return "the mask does not broadcast to the scores";
+  if (in.size() > mask_place && in[mask_place].dtype != DType::Bool &&
+      in[mask_place].dtype != dtype)
+    return "the mask is neither of bools nor of the operands' dtype";
+  for (std::size_t i = 1; i < std::min(in.size(), mask_place); ++i)
+    if (in[i].dtype != dtype) return "the operands have not one dtype";
+  return "";
+}
+
+template <template <class> class Kind>
+std::unique_ptr<Kernel> construct(const KernelQuery& query) {
+  if (query.inputs[0].dtype == DType::F64) return std::make_unique<Kind<double>>(query);
+  return std::make_unique<Kind<float>>(query);
+}
+
+template <template <class> class Kind>
+Verdict accept(const KernelQuery& query, std::size_t mask_place) {
+  if (std::string reason = refusal(query, mask_place); !reason.empty())
+    return Verdict::reject(std::move(reason));
+  const bool wide = query.inputs[0].dtype == DType::F64;
+  return Verdict::accept(wide ? Kind<double>(query).scratch_bytes()
+                              : Kind<float>(query).scratch_bytes());
+}
+
+}  // namespace
+
+Verdict accept_attend(const KernelQuery& query) { return accept<Forward>(query, 3); }
+Verdict accept_attend_grad(const KernelQuery& query) { return accept<Backward>(query, 7); }
+
+std::unique_ptr<Kernel> construct_attend(const KernelQuery& query) {
+  return construct<Forward>(query);
+}
+std::unique_ptr<Kernel> construct_attend_grad(const KernelQuery& query) {
+  return construct<Backward>(query);
+}
+
+}  // namespace ngd::kernels::fused

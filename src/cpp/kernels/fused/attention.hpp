@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loops of the attention kernels. Scores lie transposed, a key a row and a query a column, so
+// that maxima and sums run over rows, each lane for a query of its own.
+#pragma once
+
+#include <cstdint>
+
+namespace ngd::kernels::fused {
+
+inline constexpr std::int64_t kQueries = 64;  // the columns of a block of scores
+
+// A matrix that lies anywhere: element (i, p) at data[i * row + p * column].
+template <class T>
+struct Factor {
+  const T* data;
+  std::int64_t row, column;
+};
+
+// A matrix whose rows are dense, `stride` elements apart.
+template <class T>
+struct Dense {
+  T* data;
+  std::int64_t stride;
+};
+
+struct Extents {
+  std::int64_t rows, columns, depth;
+};
+
+// Blocks of scores have `keys` rows of kQueries columns, of which the first `columns` are used: a
+// whole number of vectors.
+template <class T>
+struct AttentionLoops {
+  std::int64_t lanes;  // of a vector
+  // c = a b, or, where it adds, c += a b.
+  void (*multiply)(Factor<T> a, Dense<const T> b, Dense<T> c, Extents extents, bool add);
+  // out[p * kQueries + i] = rows[i][p] * scale, for `width` elements of `count` rows; zeros fill
+  // the block up.
+  void (*transpose)(Dense<const T> rows, std::int64_t count, std::int64_t width, T scale, T* out);
+  // dots[i] = the sum of a[i][p] * b[i][p], of kQueries rows; zeros behind `count`.
+  void (*dot)(Dense<const T> a, Dense<const T> b, std::int64_t count, std::int64_t width, T* dots);
+  // Adds a mask; where that is -inf, so are the scores.
+  void (*add_mask)(const T* mask, std::int64_t keys, std::int64_t columns, T* scores);
+  // Softmax, block by block (Milakov and Gimelshein 2018, arXiv:1805.02867, algorithm 3): scores
+  // become e^(score - maximum), maxima and sums take them in, and what was summed before is to be
+  // multiplied with `factors`.
+  void (*exponentials)(T* scores, std::int64_t keys, std::int64_t columns, T* maxima, T* sums,
+                       T* factors);
+  // Scores become weights, e^(score - logsum).
+  void (*weights)(T* scores, std::int64_t keys, std::int64_t columns, const T* logsums);
+  // The weights' adjoints become those of the scores: weight * (adjoint - delta) * scale.
+  void (*slopes)(const T* weights, std::int64_t keys, std::int64_t columns, const T* deltas,
+                 T scale, T* adjoints);
+  // row[p] *= factor.
+  void (*scale)(T* row, std::int64_t width, T factor);
+};
+
+struct AttentionTable {
+  AttentionLoops<float> f32;
+  AttentionLoops<double> f64;
+};
+
+namespace baseline {
+const AttentionTable& attention_table();
+}
+namespace avx2 {
+const AttentionTable& attention_table();
+}
+namespace avx512 {
+const AttentionTable& attention_table();
+}
+
+}  // namespace ngd::kernels::fused

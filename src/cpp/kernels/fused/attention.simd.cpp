@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// See attention.hpp. Products run over blocks that lie in a cache, so nothing is packed: of the
+// left factor single elements are read, of the right one whole vectors.
+#include "kernels/fused/attention.hpp"
+
+#include <utility>
+
+#include "kernels/fused/vector_math.hpp"
+
+namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kVectors = 4;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32, kVectors = 2;
+#else
+constexpr int kVectorBytes = 16, kVectors = 2;
+#endif
+constexpr int kTileRows = 6;
+
+template <class T>
+struct Loops {
+  using Vector = typename VectorOf<T, kVectorBytes>::type;
+  using Stored = typename VectorOf<T, kVectorBytes>::stored;
+  static constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+
+  // The first `used` lanes; the others are zeros.
+  template <bool whole>
+  NGD_INLINE Vector load(const T* from, std::int64_t used) {
+    if constexpr (whole) return *reinterpret_cast<const Stored*>(from);
+    T lanes[kLanes] = {};
+    for (std::int64_t l = 0; l < used; ++l) lanes[l] = from[l];
+    return *reinterpret_cast<const Stored*>(lanes);
+  }
+  template <bool whole>
+  NGD_INLINE void store(Vector vector, T* to, std::int64_t used) {
+    if constexpr (whole) {
+      *reinterpret_cast<Stored*>(to) = vector;
+    } else {
+      T lanes[kLanes];
+      *reinterpret_cast<Stored*>(lanes) = vector;
+      for (std::int64_t l = 0; l < used; ++l) to[l] = lanes[l];
+    }
+  }
+
+  // The sums of rows x vectors elements in registers. Unless `whole`, the one vector is partly
+  // used.
+  template <int rows, int vectors, bool whole>
+  static void tile(Factor<T> a, Dense<const T> b, Dense<T> c, std::int64_t depth, bool add,
+                   std::int64_t used) {
+    Vector sums[rows][vectors];
+    NGD_UNROLL
+    for (int i = 0; i < rows; ++i) {
+      NGD_UNROLL
+      for (int v = 0; v < vectors; ++v) sums[i][v] = Vector{};
+    }
+    const T *left = a.data, *right = b.data;
+    for (std::int64_t p = 0; p < depth; ++p, left += a.column, right += b.stride) {
+      Vector row[vectors];
+      NGD_UNROLL
+      for (int v = 0; v < vectors; ++v) row[v] = load<whole>(right + v * kLanes, used);
+      NGD_UNROLL
+      for (int i = 0; i < rows; ++i) {
+        const Vector factor = left[i * a.row] - Vector{};
+        NGD_UNROLL
+        for (int v = 0; v < vectors; ++v) sums[i][v] += factor * row[v];
+      }
+    }
+    NGD_UNROLL
+    for (int i = 0; i < rows; ++i) {
+      NGD_UNROLL
+      for (int v = 0; v < vectors; ++v) {
+        T* to = c.data + i * c.stride + v * kLanes;
+        store<whole>(add ? load<whole>(to, used) + sums[i][v] : sums[i][v], to, used);
+      }
+    }
+  }
+
+  // All rows of a panel of columns: tiles of the most rows first.
+  template <int vectors, bool whole>
+  static void panel(Factor<T> a, Dense<const T> b, Dense<T> c, std::int64_t rows,
+                    std::int64_t depth, bool add, std::int64_t used) {
+    const auto tiles = [&]<int tile_rows>() {
+      for (; rows >= tile_rows; rows -= tile_rows) {
+        tile<tile_rows, vectors, whole>(a, b, c, depth, add, used);
+        a.data += tile_rows * a.row;
+        c.data += tile_rows * c.stride;
+      }
+    };
+    tiles.template operator()<kTileRows>();
+    tiles.template operator()<4>();
+    tiles.template operator()<2>();
+    tiles.template operator()<1>();
+  }
+
+  static void multiply(Factor<T> a, Dense<const T> b, Dense<T> c, Extents extents, bool add) {
+    std::int64_t columns = extents.columns;
+    const auto panels = [&]<int vectors, bool whole>() {
+      const std::int64_t width = whole ? vectors * kLanes : columns;
+      for (; columns >= width && columns > 0; columns -= width) {
+        panel<vectors, whole>(a, b, c, extents.rows, extents.depth, add, width);
+        b.data += width;
+        c.data += width;
+      }
+    };
+    panels.template operator()<kVectors, true>();
+    if constexpr (kVectors > 2) panels.template operator()<2, true>();
+    panels.template operator()<1, true>();
+    panels.template operator()<1, false>();
+  }
+
+  // Lanes of a and b in turn: of their first halves, or of their second ones.
+  template <int first, int... lane>
+  NGD_INLINE Vector interleave(Vector a, Vector b, std::integer_sequence<int, lane...>) {
+    return __builtin_shufflevector(a, b, (first + lane / 2 + (lane % 2) * kLanes)...);
+  }
+
+  // A square of vectors: log2(lanes) perfect shuffles of its elements.
+  NGD_INLINE void transpose_square(Vector* square) {
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+    NGD_UNROLL
+    for (int shuffled = 1; shuffled < kLanes; shuffled *= 2) {
+      Vector next[kLanes];
+      NGD_UNROLL
+      for (int i = 0; i < kLanes / 2; ++i) {
+        next[2 * i] = interleave<0>(square[i], square[i + kLanes / 2], lanes);
+        next[2 * i + 1] = interleave<kLanes / 2>(square[i], square[i + kLanes / 2], lanes);
+      }
+      NGD_UNROLL
+      for (int i = 0; i < kLanes; ++i) square[i] = next[i];
+    }
+  }
+
+  static void transpose(Dense<const T> rows, std::int64_t count, std::int64_t width, T scale,
+                        T* out) {
+    for (std::int64_t i = 0; i < kQueries; i += kLanes)
+      for (std::int64_t p = 0; p < width; p += kLanes) {
+        const std::int64_t used = width - p < kLanes ? width - p : kLanes;
+        const bool whole = used == kLanes && i + kLanes <= count;
+        Vector square[kLanes];
+        const T* from = rows.data + i * rows.stride + p;
+        if (whole) {
+          NGD_UNROLL
+          for (int r = 0; r < kLanes; ++r)
+            square[r] = load<true>(from + r * rows.stride, used) * scale;
+        } else {
+          for (int r = 0; r < kLanes; ++r)
+            square[r] =
+                i + r < count ? load<false>(from + r * rows.stride, used) * scale : Vector{};
+        }
+        transpose_square(square);
+        T* to = out + p * kQueries + i;
+        if (whole) {
+          NGD_UNROLL
+          for (int r = 0; r < kLanes; ++r) store<true>(square[r], to + r * kQueries, kLanes);
+        } else {
+          for (std::int64_t r = 0; r < used; ++r) store<true>(square[r], to + r * kQueries, kLanes);
+        }
+      }
+  }
+
+  static void dot(Dense<const T> a, Dense<const T> b, std::int64_t count, std::int64_t width,
+                  T* dots) {
+    for (std::int64_t i = 0; i < kQueries; i += kLanes) {
+      Vector square[kLanes] = {};  // of each row, sums by lane
+      for (std::int64_t r = 0; r < kLanes && i + r < count; ++r) {
+        const T *left = a.data + (i + r) * a.stride, *right = b.data + (i + r) * b.stride;
+        std::int64_t p = 0;
+        for (; p + kLanes <= width; p += kLanes)
+          square[r] += load<true>(left + p, kLanes) * load<true>(right + p, kLanes);
+        if (p < width)
+          square[r] += load<false>(left + p, width - p) * load<false>(right + p, width - p);
+      }
+      transpose_square(square);
+      Vector sums{};
+      for (const Vector& part : square) sums += part;
+      store<true>(sums, dots + i, kLanes);
+    }
+  }
+
+  static void add_mask(const T* mask, std::int64_t keys, std::int64_t columns, T* scores) {
+    constexpr T kNever = -std::numeric_limits<T>::infinity();
+    for (std::int64_t p = 0; p < keys; ++p, mask += kQueries, scores += kQueries) {
+      NGD_INDEPENDENT
+      for (std::int64_t i = 0; i < columns; ++i) {
+        const T sum = scores[i] + mask[i];
+        scores[i] = mask[i] == kNever ? kNever : sum;
+      }
+    }
+  }
+
+  // vector_math.hpp's exponential, where no result needs to be subnormal: those are 0.
+  NGD_INLINE Vector powers(Vector x) {
+    if constexpr (std::is_same_v<T, float>) {
+      using Bits = typename VectorOf<std::int32_t, kVectorBytes>::type;
+      constexpr float kShift = 12582912.0f, kLog2E = 1.44269504088896341f;
+      const Vector shifted = x * kLog2E + kShift, n = shifted - kShift;
+      const Vector r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+      Vector tail = r * 1.9875691500e-4f + 1.3981999507e-3f;
+      tail = tail * r + 8.3334519073e-3f;
+      tail = tail * r + 4.1665795894e-2f;
+      tail = tail * r + 1.6666665459e-1f;
+      tail = tail * r + 5.0000001201e-1f;
+      const Vector fraction = (tail * (r * r) + r) + 1.0f;
+      const Bits bits =
+          __builtin_bit_cast(Bits, fraction) + (__builtin_bit_cast(Bits, shifted) << 23);
+      const Vector result = x < -87.0f ? Vector{} : __builtin_bit_cast(Vector, bits);
+      return x > 88.5f ? Vector{} + kInfinity : result;
+    } else {
+      for (int l = 0; l < kLanes; ++l) x[l] = exponential(x[l]);
+      return x;
+    }
+  }
+
+  // Calls body<vectors>(column) for all columns: four vectors at a time, then one.
+  template <class Body>
+  NGD_INLINE void for_columns(std::int64_t columns, Body&& body) {
+    std::int64_t i = 0;
+    for (; i + 4 * kLanes <= columns; i += 4 * kLanes) body.template operator()<4>(i);
+    for (; i < columns; i += kLanes) body.template operator()<1>(i);
+  }
+
+  template <int vectors>
+  static void exponentials_of(T* scores, std::int64_t keys, T* maxima, T* sums, T* factors) {
+    constexpr T kNever = -std::numeric_limits<T>::infinity();
+    Vector top[vectors], total[vectors];
+    NGD_UNROLL
+    for (int v = 0; v < vectors; ++v) top[v] = load<true>(maxima + v * kLanes, kLanes);
+    for (std::int64_t p = 0; p < keys; ++p) {
+      NGD_UNROLL
+      for (int v = 0; v < vectors; ++v) {
+        const Vector score = load<true>(scores + p * kQueries + v * kLanes, kLanes);
+        top[v] = score > top[v] ? score : top[v];  // NaN comes into the sums
+      }
+    }
+    NGD_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      const Vector before = load<true>(maxima + v * kLanes, kLanes);
+      store<true>(top[v], maxima + v * kLanes, kLanes);
+      top[v] = top[v] == kNever ? Vector{} : top[v];
+      store<true>(powers(before - top[v]), factors + v * kLanes, kLanes);
+      total[v] = load<true>(sums + v * kLanes, kLanes) * powers(before - top[v]);
+    }
+    for (std::int64_t p = 0; p < keys; ++p) {
+      NGD_UNROLL
+      for (int v = 0; v < vectors; ++v) {
+        T* at = scores + p * kQueries + v * kLanes;
+        const Vector power = powers(load<true>(at, kLanes) - top[v]);
+        store<true>(power, at, kLanes);
+        total[v] += power;
+      }
+    }
+    NGD_UNROLL
+    for (int v = 0; v < vectors; ++v) store<true>(total[v], sums + v * kLanes, kLanes);
+  }
+
+  static void exponentials(T* scores, std::int64_t keys, std::int64_t columns, T* maxima, T* sums,
+                           T* factors) {
+    for_columns(columns, [&]<int vectors>(std::int64_t i) {
+      exponentials_of<vectors>(scores + i, keys, maxima + i, sums + i, factors + i);
+    });
+  }
+
+  static void weights(T* scores, std::int64_t keys, std::int64_t columns, const T* logsums) {
+    for (std::int64_t p = 0; p < keys; ++p)
+      for (std::int64_t i = 0; i < columns; i += kLanes) {
+        T* at = scores + p * kQueries + i;
+        const Vector score = load<true>(at, kLanes), logsum = load<true>(logsums + i, kLanes);
+        store<true>(powers(score - logsum), at, kLanes);
+      }
+  }
+
+  static void slopes(const T* weights, std::int64_t keys, std::int64_t columns, const T* deltas,
+                     T scale, T* adjoints) {
+    for (std::int64_t p = 0; p < keys; ++p) {
+      const T* __restrict weight = weights + p * kQueries;
+      T* __restrict row = adjoints + p * kQueries;
+      NGD_INDEPENDENT
+      for (std::int64_t i = 0; i < columns; ++i) row[i] = weight[i] * (row[i] - deltas[i]) * scale;
+    }
+  }
+
+  static void scale(T* row, std::int64_t width, T factor) {
+    for (std::int64_t p = 0; p < width; ++p) row[p] *= factor;
+  }
+};
+
+template <class T>
+constexpr AttentionLoops<T> loops() {
+  using L = Loops<T>;
+  return {L::kLanes,        &L::multiply, &L::transpose, &L::dot,  &L::add_mask,
+          &L::exponentials, &L::weights,  &L::slopes,    &L::scale};
+}
+
+constexpr AttentionTable kTable = {loops<float>(), loops<double>()};
+
+}  // namespace
+
+const AttentionTable& attention_table() { return kTable; }
+
+}  // namespace ngd::kernels::fused::NGD_SIMD_LEVEL
