@@ -22,6 +22,7 @@ from ngd.dtype import bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, ShapeError
 from ngd.ir import Array, DType, Node, Type, op_named
 from ngd.ops.precision import expansion
+from ngd.passes.costs import cost_of
 
 CPU = pytest.mark.parametrize("device", ["CPU"])
 DTYPES = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
@@ -204,6 +205,27 @@ def test_what_does_not_fit_is_named() -> None:
         ops.attention(q, q, q, mask=np.ones((5, 3), bool))
     with pytest.raises(ShapeError, match=r"^attention: .*broadcast"):
         ops.attention(q, q, q, mask=np.ones((4, 2, 3, 3), bool))
-    t = Type(float32, q.shape)
+    t, mask = Type(float32, q.shape), Type(float64, (3, 3))
     with pytest.raises(DTypeError, match=r"^attend: .*mask"):
-        op_named("attend").infer(t, t, t, Type(float64, (3, 3)), causal=False, scale=1.0)
+        op_named("attend").infer(t, t, t, mask, causal=False, scale=1.0, heads_last=False)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_cost_is_that_of_the_products(causal: bool) -> None:
+    q, k, v = placeholders([Type(float32, (2, 5, 3)), *[Type(float32, (2, 7, 3))] * 2])
+    y = ops.attention(q, k, v, causal=causal)
+    pairs = 2 * (1 + 2 + 3 + 4 + 5 if causal else 5 * 7)
+    (slope,) = grad(ops.sum(y), [q])
+    assert y.op.heavy
+    assert cost_of(y).flops == 2 * pairs * (3 + 3)
+    assert cost_of(slope.results[0]).flops == 2 * pairs * 5 * 3
+
+
+def test_heads_behind_the_places_are_read_there() -> None:
+    """What a model cuts from one product is not transposed for the kernel."""
+    x = placeholders([Type(float32, (2, 70, 3, 4, 8))])
+    q, k, v = (ops.transpose(x[0][:, :, i], (0, 2, 1, 3)) for i in range(3))
+    y = ops.transpose(ops.attention(q, k, v, causal=True), (0, 2, 1, 3))
+    step = str(ngd.compile(x, [y, grad(ops.sum(ops.square(y)), x[0])]))
+    assert step.count("attend") == 2
+    assert "transpose" not in step

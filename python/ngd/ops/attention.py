@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from ..cost import Cost
 from ..dtype import bool_, float32, float64, is_float
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, public, register
@@ -53,11 +55,42 @@ def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
     return (*q.shape[:-1], k.shape[-2])
 
 
+def _pairs(operands: Sequence[Type], causal: bool, scale: float, heads_last: bool) -> int:
+    """How many scores there are, a mask aside."""
+    q, k, _ = (_swapped(x.shape) if heads_last else x.shape for x in operands[:3])
+    places, keys = q[-2], k[-2]
+    pairs = places * keys
+    if causal:
+        corner = builtins.min(places, keys)
+        pairs = corner * (corner + 1) // 2 + (places - corner) * keys
+    return math.prod(q[:-2]) * pairs
+
+
 def _check_mask(where_: str, mask: Type, scores: Type) -> None:
     if mask.dtype not in (bool_, scores.dtype):
         raise DTypeError(f"{where_}: expected a mask of bools or of {scores.dtype}; got {mask}")
     if broadcast_shapes(where_, mask.shape, scores.shape) != scores.shape:
         raise ShapeError(f"{where_}: expected a mask that broadcasts to {scores}; got {mask}")
+
+
+def _swapped(shape: Shape) -> Shape:
+    """With the heads behind the places; or before them again."""
+    return (*shape[:-3], shape[-2], shape[-3], shape[-1])
+
+
+def _swap(x: Node) -> Node:
+    return swapaxes(x, -2, -3)
+
+
+def _swap_array(x: Array) -> Array:
+    return np.swapaxes(x, -2, -3)
+
+
+def _before(x: Node) -> Node | None:
+    """What was transposed to put these heads before the places; None: something else."""
+    axes = tuple(range(x.ndim))
+    swapped = x.ndim >= 3 and (*axes[:-3], x.ndim - 2, x.ndim - 3, x.ndim - 1)
+    return x.inputs[0] if x.op.permutes and x.attrs["axes"] == swapped else None
 
 
 def _grouped(x: Node, groups: int) -> Node:
@@ -109,26 +142,31 @@ class Attend(Op):
     """The value of attention, and the logarithm of each query's sum of exponentials.
 
     Of query [..., heads, L, E], key [..., h, S, E], value [..., h, S, V] and perhaps a mask; attrs:
-    causal, scale. Of a query that sees nothing both are 0.
+    causal, scale, heads_last. With the last, all of them, the result too, are [..., L, heads, E];
+    the logarithm is [..., heads, L] always. Of a query that sees nothing both results are 0.
     """
 
     name = "attend"
     public = False
-    heavy = True
     dtypes = _WIDE
 
     def infer(
-        self, q: Type, k: Type, v: Type, *mask: Type, causal: bool, scale: float
+        self, q: Type, k: Type, v: Type, *mask: Type, causal: bool, scale: float, heads_last: bool
     ) -> tuple[Type, ...]:
         dtype = expect_dtype(self.name, (q, k, v), _WIDE)
+        if heads_last:
+            q, k, v = (Type(dtype, _swapped(x.shape)) for x in (q, k, v))
         scores = _scores_shape(self.name, q, k, v)
         for given in mask:
             _check_mask(self.name, given, Type(dtype, scores))
-        return Type(dtype, (*scores[:-1], v.shape[-1])), Type(dtype, scores[:-1])
+        value = (*scores[:-1], v.shape[-1])
+        return Type(dtype, _swapped(value) if heads_last else value), Type(dtype, scores[:-1])
 
     def expand(
-        self, q: Node, k: Node, v: Node, *mask: Node, causal: bool, scale: float
+        self, q: Node, k: Node, v: Node, *mask: Node, causal: bool, scale: float, heads_last: bool
     ) -> tuple[Node, ...]:
+        if heads_last:
+            q, k, v = map(_swap, (q, k, v))
         seen, allowed = _seen(q, k, mask[0] if mask else None, causal, scale)
         some = None if allowed is None else any(allowed, -1, keepdims=True)
         if some is not None:  # of a query that sees nothing all scores are made equal
@@ -141,7 +179,8 @@ class Attend(Op):
             weights, logsum = where(some, weights, 0), where(some, logsum, 0)
         h = k.shape[-3]
         made = matmul(_grouped(weights, h), _grouped(v, h))
-        return reshape(made, (*q.shape[:-1], v.shape[-1])), reshape(logsum, q.shape[:-1])
+        value = reshape(made, (*q.shape[:-1], v.shape[-1]))
+        return _swap(value) if heads_last else value, reshape(logsum, q.shape[:-1])
 
     def grad(self, node: Node, dy: tuple[Node | None, ...]) -> Sequence[Node | None]:
         (q, k, v, *mask), (value, logsum) = node.inputs, node.results
@@ -156,9 +195,24 @@ class Attend(Op):
         # As many numbers as scores: it is made of them, where it is asked for.
         return (*slopes, attend_grad.to_scores(*operands, **node.attrs)[1])
 
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """Two products, of the scores that are seen as far as the attributes say."""
+        q, _, v, *_ = operands
+        terms = _pairs(operands, **attrs) * (q.shape[-1] + v.shape[-1])
+        return Cost.touching(2 * terms, (*operands, *results))
+
     def reference(
-        self, q: Array, k: Array, v: Array, *mask: Array, causal: bool, scale: float
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        *mask: Array,
+        causal: bool,
+        scale: float,
+        heads_last: bool,
     ) -> tuple[Array, ...]:
+        if heads_last:
+            q, k, v = map(_swap_array, (q, k, v))
         k, v = _repeated(k, q.shape[-3]), _repeated(v, q.shape[-3])
         seen, allowed = _seen_array(q, k, mask, causal, scale)
         some = allowed.any(-1, keepdims=True)
@@ -167,12 +221,14 @@ class Attend(Op):
         powers = np.exp(seen - top)
         total = powers.sum(-1, keepdims=True)
         logsum = np.where(some, top + np.log(total), 0)
-        return np.where(some, powers / total, 0) @ v, logsum[..., 0]
+        value = np.asarray(np.where(some, powers / total, 0) @ v)
+        return _swap_array(value) if heads_last else value, logsum[..., 0]
 
     def samples(self) -> Iterable[Sample]:
-        for q, k, v, mask, causal in _SAMPLES:
-            attrs = {"causal": causal, "scale": 0.4}
-            operands = (Operand(q), Operand(k), Operand(v))
+        for number, (q, k, v, mask, causal) in enumerate(_SAMPLES):
+            last = number % 2 == 1
+            attrs = {"causal": causal, "scale": 0.4, "heads_last": last}
+            operands = tuple(Operand(_swapped(x) if last else x) for x in (q, k, v))
             if mask is None:
                 yield Sample(operands, attrs)
             else:
@@ -192,7 +248,6 @@ class AttendGrad(Op):
 
     name = "attend_grad"
     public = False
-    heavy = True
     smooth = False
     dtypes = _WIDE
 
@@ -206,11 +261,10 @@ class AttendGrad(Op):
         dy: Type,
         dlogsum: Type,
         *mask: Type,
-        causal: bool,
-        scale: float,
+        **attrs: Any,
     ) -> tuple[Type, ...]:
         expect_dtype(self.name, (q, k, v), _WIDE)
-        results = attend.infer(q, k, v, *mask, causal=causal, scale=scale)
+        results = attend.infer(q, k, v, *mask, **attrs)
         if (y, logsum) != results or (dy, dlogsum) != results:
             raise ShapeError(
                 f"{self.name}: expected results of attend and their adjoints; "
@@ -230,16 +284,31 @@ class AttendGrad(Op):
         *mask: Node,
         causal: bool,
         scale: float,
+        heads_last: bool,
     ) -> tuple[Node, Node]:
         """The weights and the adjoint of the scores, as nodes."""
+        if heads_last:
+            q, k, v, y, dy = map(_swap, (q, k, v, y, dy))
         seen, _ = _seen(q, k, mask[0] if mask else None, causal, scale)
         weights = exp(seen - expand_dims(logsum, -1))
         delta = expand_dims(sum(dy * y, -1) - dlogsum, -1)
         return weights, weights * (_products(dy, v, v.shape[-3]) - delta)
 
-    def expand(self, *operands: Node, causal: bool, scale: float) -> tuple[Node, ...]:
-        q, k, _, _, _, dy, *_ = operands
-        weights, slopes = self.to_scores(*operands, causal=causal, scale=scale)
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """Five products: the scores once more, the weights' adjoints, and a result each."""
+        q, _, v, *_ = operands
+        terms = _pairs(operands, **attrs) * (3 * q.shape[-1] + 2 * v.shape[-1])
+        return Cost.touching(2 * terms, (*operands, *results))
+
+    def expand(
+        self, *operands: Node, causal: bool, scale: float, heads_last: bool
+    ) -> tuple[Node, ...]:
+        weights, slopes = self.to_scores(
+            *operands, causal=causal, scale=scale, heads_last=heads_last
+        )
+        q, k, dy = operands[0], operands[1], operands[5]
+        if heads_last:
+            q, k, dy = map(_swap, (q, k, dy))
         h = k.shape[-3]
 
         def to_keys(left: Node, right: Node) -> Node:
@@ -247,7 +316,8 @@ class AttendGrad(Op):
             return sum(made, -3)
 
         to_query = reshape(matmul(_grouped(slopes, h), _grouped(k, h)), q.shape)
-        return to_query * scale, to_keys(slopes, q) * scale, to_keys(weights, dy)
+        made = (to_query * scale, to_keys(slopes, q) * scale, to_keys(weights, dy))
+        return tuple(map(_swap, made)) if heads_last else made
 
     def reference(
         self,
@@ -261,7 +331,10 @@ class AttendGrad(Op):
         *mask: Array,
         causal: bool,
         scale: float,
+        heads_last: bool,
     ) -> tuple[Array, ...]:
+        if heads_last:
+            q, k, v, y, dy = map(_swap_array, (q, k, v, y, dy))
         heads, h = q.shape[-3], k.shape[-3]
         k, v = _repeated(k, heads), _repeated(v, heads)
         weights = np.exp(_seen_array(q, k, mask, causal, scale)[0] - logsum[..., None])
@@ -273,12 +346,15 @@ class AttendGrad(Op):
             grouped = made.reshape((*made.shape[:-3], h, heads // h, *made.shape[-2:]))
             return np.asarray(grouped.sum(-3))
 
-        return slopes @ k, to_keys(slopes, q), to_keys(weights, dy)
+        made = (np.asarray(slopes @ k), to_keys(slopes, q), to_keys(weights, dy))
+        return tuple(map(_swap_array, made)) if heads_last else made
 
     def samples(self) -> Iterable[Sample]:
         for sample in attend.samples():
             q, k, v, *mask = sample.operands
             y, logsum = (*q.shape[:-1], v.shape[-1]), q.shape[:-1]
+            if sample.attrs["heads_last"]:
+                logsum = _swapped(y)[:-1]
             more = (Operand(y), Operand(logsum, 1, 2), Operand(y), Operand(logsum), *mask)
             yield Sample((q, k, v, *more), sample.attrs)
 
@@ -311,16 +387,19 @@ def attention(
     """
     where_ = "attention"
     q, k, v = (cast(x, float_of(x.dtype)) for x in align(where_, query, key, value))
+    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     operands = [cast(x, float32) if x.dtype in HALVES else x for x in (q, k, v)]
     if q.ndim == k.ndim == v.ndim == 2:
         operands = [expand_dims(x, 0) for x in operands]
     scores = _scores_shape(where_, *(x.type for x in operands))
+    as_stored = [x for x in map(_before, operands) if x is not None]
+    last = len(as_stored) == len(operands)  # the kernel reads them as they lie
+    operands = as_stored if last else operands
     if mask is not None:
         node = as_node(mask, where=where_)
         node = node if node.dtype == bool_ else cast(node, operands[0].dtype)
         _check_mask(where_, node.type, Type(operands[0].dtype, scores))
         operands.append(node)
-    factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    attrs = {"causal": bool(causal), "scale": factor}
-    made = attend.node(operands, attrs)
+    made = attend.node(operands, {"causal": bool(causal), "scale": factor, "heads_last": last})
+    made = _swap(made) if last else made
     return cast(reshape(made, (*q.shape[:-1], v.shape[-1])), q.dtype)

@@ -34,7 +34,8 @@ const Case kCases[] = {
 };
 
 Attrs attrs(const Case& c) {
-  return attrs_of({{"causal", std::int64_t{c.causal}}, {"scale", 0.3}});
+  return attrs_of(
+      {{"causal", std::int64_t{c.causal}}, {"heads_last", std::int64_t{0}}, {"scale", 0.3}});
 }
 
 struct Operands {
@@ -158,6 +159,36 @@ TEST(Attention, AgreesWithTheFormulas) {
       expect_near(slopes[1], e.dk, "dk", c);
       expect_near(slopes[2], e.dv, "dv", c);
     }
+}
+
+// [batch, a, b, elements] as [batch, b, a, elements].
+Tensor swapped(const Tensor& x) {
+  Shape shape = x.type().shape;
+  std::swap(shape[1], shape[2]);
+  Tensor y(x.type().dtype, shape);
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    const std::int64_t p = i % shape[3], a = i / shape[3] % shape[2];
+    const std::int64_t b = i / (shape[3] * shape[2]) % shape[1];
+    const std::int64_t n = i / (shape[3] * shape[2] * shape[1]);
+    y.set(i, x.at(((n * shape[2] + a) * shape[1] + b) * shape[3] + p));
+  }
+  return y;
+}
+
+TEST(Attention, HeadsMayLieBehindThePlaces) {
+  for (const Case& c : kCases) {
+    Operands o(c);
+    std::vector<Tensor> wanted = run("attend", o.forward(), o.results(), attrs(c));
+    const std::vector<Tensor> slopes = run("attend_grad", o.backward(wanted), o.slopes(), attrs(c));
+    for (Tensor* t : {&o.q, &o.k, &o.v, &o.dy}) *t = swapped(*t);
+    Attrs last = attrs(c);
+    last.set("heads_last", std::int64_t{1});
+    const std::vector<Tensor> made = run("attend", o.forward(), o.results(), last);
+    EXPECT_EQ(swapped(made[0]), wanted[0]);
+    EXPECT_EQ(made[1], wanted[1]);
+    const std::vector<Tensor> found = run("attend_grad", o.backward(made), o.slopes(), last);
+    for (const std::size_t k : {0, 1, 2}) EXPECT_EQ(swapped(found[k]), slopes[k]) << k;
+  }
 }
 
 // One thread walks over all pairs of blocks once; more of them than there are units, twice.

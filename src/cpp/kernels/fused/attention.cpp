@@ -33,17 +33,33 @@ const AttentionLoops<T>& loops() {
     return table.f64;
 }
 
-// How the operands lie: query [units, sharers, length, extent], key and value [units, keys, ...].
+// The shape with the heads before the places, wherever they lie.
+Shape heads_first(const KernelQuery& query, std::size_t input) {
+  Shape shape = query.inputs[input].shape;
+  if (query.attrs.integer("heads_last") != 0)
+    std::swap(shape[shape.size() - 2], shape[shape.size() - 3]);
+  return shape;
+}
+
+Shape shape_of_scores(const KernelQuery& query) {
+  Shape scores = heads_first(query, 0);
+  scores.back() = heads_first(query, 1)[scores.size() - 2];
+  return scores;
+}
+
+// What is asked for, and how the operands lie.
 struct Problem {
   explicit Problem(const KernelQuery& query)
-      : causal(query.attrs.integer("causal") != 0), scale(query.attrs.number("scale")) {
-    const Shape &q = query.inputs[0].shape, &k = query.inputs[1].shape, &v = query.inputs[2].shape;
+      : causal(query.attrs.integer("causal") != 0),
+        heads_last(query.attrs.integer("heads_last") != 0),
+        scale(query.attrs.number("scale")) {
+    const Shape q = heads_first(query, 0), k = heads_first(query, 1), v = heads_first(query, 2);
     const std::size_t rank = q.size();
     queries = q[rank - 2], extent = q[rank - 1];
     keys = k[rank - 2], width = v[rank - 1];
-    heads = q[rank - 3];
+    heads = q[rank - 3], groups = k[rank - 3];
     units = element_count(Shape(k.begin(), k.end() - 2));
-    sharers = k[rank - 3] == 0 ? 0 : heads / k[rank - 3];
+    sharers = groups == 0 ? 0 : heads / groups;
     blocks = (queries + kQueries - 1) / kQueries;
     key_blocks = (keys + kKeys - 1) / kKeys;
   }
@@ -54,9 +70,19 @@ struct Problem {
     return units * sharers * queries * keys * (extent + width) / (causal ? 2 : 1);
   }
 
-  bool causal;
+  // Rows of a matrix: number `matrix` of those of all batches, each with `of` heads.
+  template <class T>
+  Dense<T> rows(T* tensor, std::int64_t matrix, std::int64_t of, std::int64_t length,
+                std::int64_t row, std::int64_t elements) const {
+    if (!heads_last) return {tensor + (matrix * length + row) * elements, elements};
+    const std::int64_t place = matrix / of * length + row;
+    return {tensor + (place * of + matrix % of) * elements, of * elements};
+  }
+
+  bool causal, heads_last;
   double scale;
-  std::int64_t units, sharers, heads;  // (batch, head of the keys); queries' heads of one; of all
+  std::int64_t heads, groups;   // of a batch: of queries, and of keys and values
+  std::int64_t units, sharers;  // groups of all batches; heads of a group
   std::int64_t queries, keys, extent, width;
   std::int64_t blocks, key_blocks;
 };
@@ -138,9 +164,7 @@ class Mask {
 
 Mask mask_of(const KernelQuery& query, std::size_t place) {
   if (query.inputs.size() <= place) return {};
-  Shape scores = query.inputs[0].shape;
-  scores.back() = query.inputs[1].shape[scores.size() - 2];
-  return {query.inputs[place], scores};
+  return {query.inputs[place], shape_of_scores(query)};
 }
 
 // A block of queries of one head.
@@ -170,24 +194,23 @@ class Attention {
     return {head / problem_.sharers, head, first, count, columns};
   }
 
-  Dense<const T> rows_of(const void* tensor, std::int64_t matrix, std::int64_t rows,
-                         std::int64_t row, std::int64_t width) const {
-    return {static_cast<const T*>(tensor) + (matrix * rows + row) * width, width};
+  // Rows of a tensor like the query, or like the key.
+  template <class U>
+  Dense<U> query_rows(U* tensor, const Block& b, std::int64_t width) const {
+    return problem_.rows(tensor, b.head, problem_.heads, problem_.queries, b.first, width);
   }
-  Dense<const T> keys_of(const KernelArgs& args, const Block& b, std::int64_t key) const {
-    return rows_of(args.inputs[1], b.unit, problem_.keys, key, problem_.extent);
+  template <class U>
+  Dense<U> key_rows(U* tensor, std::int64_t unit, std::int64_t key, std::int64_t width) const {
+    return problem_.rows(tensor, unit, problem_.groups, problem_.keys, key, width);
   }
-  Dense<const T> values_of(const KernelArgs& args, const Block& b, std::int64_t key) const {
-    return rows_of(args.inputs[2], b.unit, problem_.keys, key, problem_.width);
-  }
-  Dense<const T> queries_of(const void* tensor, const Block& b, std::int64_t width) const {
-    return rows_of(tensor, b.head, problem_.queries, b.first, width);
+  static const T* input(const KernelArgs& args, std::size_t place) {
+    return static_cast<const T*>(args.inputs[place]);
   }
 
   // The scores of a block of queries, transposed and scaled, with a block of keys.
   void scores(const KernelArgs& args, const void* mask, const Block& b, const T* queries,
               std::int64_t key, std::int64_t keys, T* out) const {
-    const Dense<const T> k = keys_of(args, b, key);
+    const Dense<const T> k = key_rows(input(args, 1), b.unit, key, problem_.extent);
     loops_.multiply({k.data, k.stride, 1}, {queries, kQueries}, {out, kQueries},
                     {keys, b.columns, problem_.extent}, false);
     if (mask_) {
@@ -250,25 +273,27 @@ class Forward final : public Kernel, Attention<T> {
     T *queries = factors + kQueries, *weights = queries + kQueries * problem_.extent;
     std::fill_n(maxima, kQueries, -std::numeric_limits<T>::infinity());
     std::fill_n(sums, kQueries, T(0));
-    loops_.transpose(Base::queries_of(args.inputs[0], b, problem_.extent), b.count, problem_.extent,
-                     static_cast<T>(problem_.scale), queries);
-    T* value = args.outputs[0] == nullptr ? nullptr
-                                          : static_cast<T*>(args.outputs[0]) +
-                                                (b.head * problem_.queries + b.first) * width;
+    loops_.transpose(Base::query_rows(Base::input(args, 0), b, problem_.extent), b.count,
+                     problem_.extent, static_cast<T>(problem_.scale), queries);
+    const bool wanted = args.outputs[0] != nullptr;
+    Dense<T> value{nullptr, 0};
+    if (wanted) value = Base::query_rows(static_cast<T*>(args.outputs[0]), b, width);
     for (std::int64_t key = 0; key < seen; key += kKeys) {
       const std::int64_t keys = std::min(kKeys, seen - key);
       Base::scores(args, mask_ ? args.inputs[3] : nullptr, b, queries, key, keys, weights);
       loops_.exponentials(weights, keys, b.columns, maxima, sums, factors);
-      if (value == nullptr) continue;
+      if (!wanted) continue;
       for (std::int64_t i = 0; key > 0 && i < b.count; ++i)
-        if (factors[i] != T(1)) loops_.scale(value + i * width, width, factors[i]);
-      loops_.multiply({weights, 1, kQueries}, Base::values_of(args, b, key), {value, width},
+        if (factors[i] != T(1)) loops_.scale(value.data + i * value.stride, width, factors[i]);
+      loops_.multiply({weights, 1, kQueries},
+                      Base::key_rows(Base::input(args, 2), b.unit, key, width), value,
                       {b.count, width, keys}, key > 0);
     }
     finish(args, b, maxima, sums, value);
   }
 
-  void finish(const KernelArgs& args, const Block& b, const T* maxima, T* sums, T* value) const {
+  void finish(const KernelArgs& args, const Block& b, const T* maxima, T* sums,
+              Dense<T> value) const {
     constexpr T kNan = std::numeric_limits<T>::quiet_NaN();
     for (std::int64_t i = 0; i < b.count; ++i) {
       T logsum = maxima[i] + std::log(sums[i]);
@@ -277,8 +302,8 @@ class Forward final : public Kernel, Attention<T> {
         logsum = some ? kNan : T(0);
         sums[i] = some ? kNan : T(1);
       }
-      if (value != nullptr)
-        loops_.scale(value + i * problem_.width, problem_.width, T(1) / sums[i]);
+      if (value.data != nullptr)
+        loops_.scale(value.data + i * value.stride, problem_.width, T(1) / sums[i]);
       if (args.outputs[1] != nullptr)
         static_cast<T*>(args.outputs[1])[b.head * problem_.queries + b.first + i] = logsum;
     }
@@ -345,9 +370,13 @@ class Backward final : public Kernel, Attention<T> {
   }
 
   void clear(std::int64_t unit, std::int64_t key, std::int64_t end, T* dk, T* dv) const {
-    const std::int64_t row = unit * problem_.keys + key, rows = end - key;
-    if (dk != nullptr) std::fill_n(dk + row * problem_.extent, rows * problem_.extent, T(0));
-    if (dv != nullptr) std::fill_n(dv + row * problem_.width, rows * problem_.width, T(0));
+    const auto zeros = [&](T* tensor, std::int64_t width) {
+      const Dense<T> rows = Base::key_rows(tensor, unit, key, width);
+      for (std::int64_t row = 0; row < end - key; ++row)
+        std::fill_n(rows.data + row * rows.stride, width, T(0));
+    };
+    if (dk != nullptr) zeros(dk, problem_.extent);
+    if (dv != nullptr) zeros(dv, problem_.width);
   }
 
   // Some blocks of queries of some heads that share keys, with the keys from `key` to `end`.
@@ -364,45 +393,43 @@ class Backward final : public Kernel, Attention<T> {
   void run_block(const KernelArgs& args, const Adjoints& to, const Block& b, std::int64_t key,
                  std::int64_t end, T* scratch) const {
     const std::int64_t extent = problem_.extent, width = problem_.width;
-    const std::int64_t row = b.head * problem_.queries + b.first;
     const auto scale = static_cast<T>(problem_.scale);
-    const Dense<const T> q = Base::queries_of(args.inputs[0], b, extent);
-    const Dense<const T> adjoints = Base::queries_of(args.inputs[5], b, width);
+    const Dense<const T> q = Base::query_rows(Base::input(args, 0), b, extent);
+    const Dense<const T> adjoints = Base::query_rows(Base::input(args, 5), b, width);
     T *logsums = scratch, *deltas = logsums + kQueries, *slopes = deltas + kQueries;
     T *dy = slopes + kQueries * kKeys, *queries = dy + kQueries * width;
     T* weights = queries + kQueries * extent;
-    prepare(args, b, logsums, deltas);
+    prepare(args, b, adjoints, logsums, deltas);
     loops_.transpose(q, b.count, extent, scale, queries);
     loops_.transpose(adjoints, b.count, width, 1, dy);
-    T* const dq = to.query == nullptr ? nullptr : to.query + row * extent;
     for (; key < end; key += kKeys) {
-      const std::int64_t keys = std::min(kKeys, end - key), place = b.unit * problem_.keys + key;
+      const std::int64_t keys = std::min(kKeys, end - key);
       Base::scores(args, mask_ ? args.inputs[7] : nullptr, b, queries, key, keys, weights);
       loops_.weights(weights, keys, b.columns, logsums);
       if (to.value != nullptr)
-        loops_.multiply({weights, kQueries, 1}, adjoints, {to.value + place * width, width},
-                        {keys, width, b.count}, true);
-      if (dq == nullptr && to.key == nullptr) continue;
-      const Dense<const T> v = Base::values_of(args, b, key);
+        loops_.multiply({weights, kQueries, 1}, adjoints,
+                        Base::key_rows(to.value, b.unit, key, width), {keys, width, b.count}, true);
+      if (to.query == nullptr && to.key == nullptr) continue;
+      const Dense<const T> v = Base::key_rows(Base::input(args, 2), b.unit, key, width);
       loops_.multiply({v.data, v.stride, 1}, {dy, kQueries}, {slopes, kQueries},
                       {keys, b.columns, width}, false);
       loops_.slopes(weights, keys, b.columns, deltas, scale, slopes);
       if (to.key != nullptr)
-        loops_.multiply({slopes, kQueries, 1}, q, {to.key + place * extent, extent},
+        loops_.multiply({slopes, kQueries, 1}, q, Base::key_rows(to.key, b.unit, key, extent),
                         {keys, extent, b.count}, true);
-      if (dq != nullptr)
-        loops_.multiply({slopes, 1, kQueries}, Base::keys_of(args, b, key), {dq, extent},
-                        {b.count, extent, keys}, key > 0);
+      if (to.query != nullptr)
+        loops_.multiply({slopes, 1, kQueries},
+                        Base::key_rows(Base::input(args, 1), b.unit, key, extent),
+                        Base::query_rows(to.query, b, extent), {b.count, extent, keys}, key > 0);
     }
   }
 
   // A row's logsum, and what is taken off its weights' adjoints: dy value - dlogsum.
-  void prepare(const KernelArgs& args, const Block& b, T* logsums, T* deltas) const {
+  void prepare(const KernelArgs& args, const Block& b, Dense<const T> adjoints, T* logsums,
+               T* deltas) const {
     const std::int64_t row = b.head * problem_.queries + b.first, width = problem_.width;
-    const T* known = static_cast<const T*>(args.inputs[4]) + row;
-    const T* to_logsum = static_cast<const T*>(args.inputs[6]) + row;
-    loops_.dot(Base::queries_of(args.inputs[3], b, width),
-               Base::queries_of(args.inputs[5], b, width), b.count, width, deltas);
+    const T *known = Base::input(args, 4) + row, *to_logsum = Base::input(args, 6) + row;
+    loops_.dot(Base::query_rows(Base::input(args, 3), b, width), adjoints, b.count, width, deltas);
     for (std::int64_t i = 0; i < kQueries; ++i) {
       logsums[i] = i < b.count ? known[i] : T(0);
       deltas[i] = i < b.count ? deltas[i] - to_logsum[i] : T(0);
@@ -419,9 +446,8 @@ std::string refusal(const KernelQuery& query, std::size_t mask_place) {
   const std::size_t rank = in[0].shape.size();
   if (rank < 3 || in[1].shape.size() != rank || in[2].shape.size() != rank)
     return "the operands have not one rank of at least 3";
-  Shape scores = in[0].shape;
-  scores.back() = in[1].shape[rank - 2];
-  if (in[1].shape[rank - 2] == 0) return "there are no keys";
+  const Shape scores = shape_of_scores(query);
+  if (scores.back() == 0) return "there are no keys";
   if (in.size() > mask_place && !Mask::fits(in[mask_place], scores))
     return "the mask does not broadcast to the scores";
   if (in.size() > mask_place && in[mask_place].dtype != DType::Bool &&
