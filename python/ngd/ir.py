@@ -128,10 +128,11 @@ class Op:
     """Computes nothing: it puts elements elsewhere, as many as its results have."""
     adds: ClassVar[bool] = False
     """The sum of its two operands: behind a heavy op, one may be a bias."""
-    post: ClassVar[str] = ""
-    """The name under which a heavy op's kernel applies this to its result; see `posts`."""
     posts: ClassVar[tuple[str, ...]] = ()
-    """Of a heavy op: which it takes in its attribute `post`, a tuple, applied in turn."""
+    """Of a heavy op: what its kernel applies to the result, by the names that `lower` gives.
+
+    It takes some of these in its attribute `post`, a tuple, applied in turn.
+    """
     gradient_rounds: ClassVar[bool] = False
     """Its gradient is made of several roundings: in two bytes it is computed in float32.
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +56,79 @@ def test_what_follows_a_product_goes_into_its_kernel(
     assert only.startswith("matmul(")
     assert ('post=("relu")' in only) == post
     assert (only.split(")")[0].count(",") == 2) == any(i is inputs[2] for i in all_of(result))
+
+
+POSTS: dict[str, Callable[[Node], Node]] = {
+    "gelu": ops.gelu,
+    "gelu_tanh": lambda x: ops.gelu(x, "tanh"),
+    "silu": ops.silu,
+}
+needs_onednn = pytest.mark.skipif(
+    not ngd.build_info()["onednn"], reason="this build has no oneDNN, whose epilogue it is"
+)
+
+
+@needs_onednn
+@pytest.mark.parametrize("post", POSTS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_activations_go_into_the_kernel_of_a_product(post: str, bias: bool) -> None:
+    a, b, c = made((7, 5), (5, 33), (33,))
+    product = a @ b + c if bias else a @ b
+    (only,) = kernels([a, b, c], [POSTS[post](product)])
+    assert f'post=("{post}")' in only
+
+
+@needs_onednn
+def test_an_activation_behind_rows_of_a_batch_goes_into_the_kernel() -> None:
+    x, w = made((2, 3, 4), (4, 5))
+    product, total = kernels([x, w], [ops.sum(ops.gelu(x @ w))])
+    assert 'post=("gelu")' in product
+    assert total.startswith("reduce(")
+
+
+def test_a_product_of_other_dtypes_leaves_the_activation_apart() -> None:
+    inputs = made((3, 4), (4, 5), dtype="float64")
+    assert "post" not in str(kernels(inputs, [ops.gelu(inputs[0] @ inputs[1])]))
+
+
+@pytest.mark.parametrize("post", POSTS)
+def test_a_step_that_trains_keeps_what_the_gradient_reads(post: str) -> None:
+    a, b = made((7, 5), (5, 3))
+    loss = ops.sum(POSTS[post](a @ b))
+    names = kernels([a, b], [loss, ngd.grad(loss, b)])
+    assert "post" not in str(names)
+    assert str(names).count("matmul(") == 2
+    again = POSTS[post](a @ b)  # the same once more, which no gradient reads
+    assert str(kernels([a, b], [again, ngd.grad(loss, b)])).count("matmul(") == 2
+
+
+@needs_onednn
+@pytest.mark.parametrize("post", ["relu", *POSTS])
+@pytest.mark.parametrize("simd", ["avx512_core", "avx2", "sse41"])
+def test_what_is_not_finite_does_not_become_finite_in_silence(post: str, simd: str) -> None:
+    """NaN stays NaN, and what makes NaN does; oneDNN chooses its code once in a process."""
+    call = [sys.executable, "-c", NOT_FINITE.format(post=post)]
+    subprocess.run(call, check=True, timeout=120, env=os.environ | {"ONEDNN_MAX_CPU_ISA": simd})
+
+
+NOT_FINITE = """
+import numpy as np, ngd
+from ngd import ops
+post = {post!r}
+apply = dict(relu=ops.relu, gelu=ops.gelu, silu=ops.silu, gelu_tanh=lambda x: ops.gelu(x, "tanh"))
+a, b = ngd.placeholder("a", (40, 1)), ngd.placeholder("b", (1, 40))
+step = ngd.compile([a, b], [apply[post](a @ b)])
+assert post in str(step) and "elementwise" not in str(step), step
+value = np.resize(np.float32([np.nan, np.inf, -np.inf, 1e38, -1e38, 2, -2, 0]), (1, 40))
+one = np.ones((40, 1), np.float32)
+(found,) = step(one, value)
+x = ngd.placeholder("x", (40, 40))
+(wanted,) = ngd.compile([x], [apply[post](x)], device="INTERPRETER")(one * value)
+assert np.isnan(found[np.isnan(wanted)]).all(), found[0]
+finite = np.isfinite(wanted)
+np.testing.assert_allclose(found[finite], wanted[finite], rtol=1e-5, atol=1e-5)
+assert not np.isfinite(found[~finite]).any(), found[0]
+"""
 
 
 def all_of(node: Node) -> list[Node]:

@@ -8,7 +8,7 @@ cancels: an exponential is taken of what is not positive.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -26,7 +26,7 @@ from .transcendental import erf, exp, expm1, log1p, tanh
 class Relu(Unary):
     """max(x, 0); NaN propagates. Its gradient at 0 is 0."""
 
-    name = post = "relu"
+    name = "relu"
     gradient_rounds = False
     compute = staticmethod(lambda x: np.maximum(x, x.dtype.type(0)))
     kink_at_zero = True
@@ -176,6 +176,9 @@ class Gelu(Activation):
         result: Array = 0.5 * x * (1 + factor)
         return result
 
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return {"none": "gelu", "tanh": "gelu_tanh"}[attrs["approximate"]], {}
+
     def expand(self, x: Node, *, approximate: str) -> Node:
         if approximate == "tanh":
             return 0.5 * x * (1 + tanh(_tanh_operand(x)))
@@ -197,6 +200,21 @@ class Gelu(Activation):
 
 
 gelu: Final[Gelu] = register(Gelu())
+
+POSTS: Final[Mapping[str, tuple[Op, Mapping[str, Any]]]] = {
+    op.lower(**attrs)[0]: (op, attrs)
+    for op, attrs in ((relu, {}), (silu, {}), *((gelu, a) for a in gelu.attributes()))
+}
+"""What a heavy op may apply to its result, by the name that its kernel knows: op and attributes."""
+
+
+def behind(x: Node, posts: Sequence[str]) -> list[Node]:
+    """A value, and what each of these makes in turn."""
+    values = [x]
+    for name in posts:
+        op, attrs = POSTS[name]
+        values.append(op.node((values[-1],), attrs))
+    return values
 
 
 def clipped(x: Node, bound: float) -> Node:

@@ -13,7 +13,7 @@ from ..cost import Cost
 from ..dtype import FLOATS, NUMBERS, is_float
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, register
-from .compare import where
+from .activation import POSTS, behind
 from .elementwise import align
 from .operands import Value, expect_dtype, got, narrow, widen
 from .shape import reshape, transpose
@@ -42,7 +42,7 @@ class MatMul(Op):
 
     name = "matmul"
     dtypes = NUMBERS
-    posts = ("relu",)
+    posts = tuple(POSTS)
 
     def __call__(self, a: Value, b: Value) -> Node:
         a, b = align(self.name, a, b)
@@ -112,8 +112,12 @@ class MatMul(Op):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         a, b, *bias = node.inputs
         ta, tb = node.attrs["transpose_a"], node.attrs["transpose_b"]
-        for _ in node.attrs.get("post", ()):  # relu, which changes no result of its own
-            dy = where(node > 0, dy, 0)
+        if node.attrs.get("post"):  # what they change is computed again
+            plain = self.node(node.inputs, {**node.attrs, "post": ()})
+            for value in behind(plain, node.attrs["post"])[:0:-1]:
+                (slope,) = value.op.grad(value, dy)
+                assert slope is not None
+                dy = slope
 
         def product(x: Node, y: Node, transpose_x: bool, transpose_y: bool) -> Node:
             return self.node((x, y), {"transpose_a": transpose_x, "transpose_b": transpose_y})
@@ -136,8 +140,9 @@ class MatMul(Op):
         )
         for addend in bias:
             result = result + addend
-        for _ in post:
-            result = np.maximum(result, 0)
+        for name in post:
+            op, attrs = POSTS[name]
+            result = op.reference(result, **attrs)
         return narrow(result, inputs[0].dtype)
 
     def samples(self) -> Iterable[Sample]:

@@ -16,13 +16,14 @@ from .expand import expand
 from .identity import computation
 from .layouts import assign_layouts
 from .plan_memory import Plan, plan_memory
-from .post_operations import fuse_post_operations
+from .post_operations import fuse_composites, fuse_post_operations
 from .schedule import Schedule, schedule
 from .simplify import simplify
 from .target import Target, Verdict
 
 PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
     order_collectives,
+    fuse_composites,
     expand,
     simplify,
     assign_layouts,

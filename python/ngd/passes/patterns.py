@@ -14,6 +14,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from ..ir import Graph, Node, Op
+from .schedule import source_of
 from .target import Target, query_node
 
 Match: TypeAlias = Mapping[str, Node]
@@ -63,7 +64,7 @@ class Rule:
         """The replacement of a node that the device accepts."""
         for match in self.pattern.matches(node, counts):
             new = self.replacement(match) if self.condition(match) else None
-            if new is not None and query_node(target, new).accepted:
+            if new is not None and query_node(target, source_of(new)).accepted:
                 return new
         return None
 

@@ -94,7 +94,9 @@ class Matmul final : public Kernel {
 Verdict accept_matmul(const KernelQuery& query) {
   const MatmulShape shape(query);
   if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
-  if (shape.relu && !is_floating(query.outputs[0].dtype))
+  for (const std::string& post : shape.post)
+    if (post != "relu") return Verdict::reject(post + " stays an op of its own");
+  if (!shape.post.empty() && !is_floating(query.outputs[0].dtype))
     return Verdict::reject("relu after a product is for floats");
   return visit_computed(query.outputs[0].dtype, [&]<class T>() {
     return Verdict::accept(Matmul<T>::scratch_bytes(query));

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/kernel.hpp"
 
@@ -14,7 +15,8 @@ namespace ngd::kernels {
 // stored form is transposed has its last two axes exchanged. Batch axes broadcast.
 struct MatmulShape {
   std::int64_t m = 0, n = 0, k = 0;
-  bool transpose_a = false, transpose_b = false, bias = false, relu = false;
+  bool transpose_a = false, transpose_b = false, bias = false;
+  std::vector<std::string> post;  // applied to the result in turn
   Shape batch, batch_a, batch_b;  // all of one rank: 1 or the length of `batch`
 
   std::string refusal;  // empty: this is a matmul
@@ -26,11 +28,7 @@ struct MatmulShape {
     const Shape& a = query.inputs[0].shape;
     const Shape& b = query.inputs[1].shape;
     const Shape& out = query.outputs[0].shape;
-    if (query.attrs.has("post"))
-      for (const std::string& post : query.attrs.texts("post")) {
-        if (post != "relu") refusal = "no post-operation is called " + post;
-        relu = true;  // once or more: the same
-      }
+    if (query.attrs.has("post")) post = query.attrs.texts("post");
     for (const TensorType& input : query.inputs)
       if (input.dtype != query.outputs[0].dtype) refusal = "the operands' dtypes differ";
     if (a.size() < 2 || b.size() < 2 || out.size() != std::max(a.size(), b.size())) {

@@ -170,12 +170,13 @@ class Gemm {
   }
 
   void finish(const T* bias, std::int64_t columns, T* c) const {
-    if (bias == nullptr && !shape_.relu) return;
+    const bool relu = !shape_.post.empty();  // once or more: the same
+    if (bias == nullptr && !relu) return;
     for (std::int64_t i = 0; i < shape_.m; ++i)
       for (std::int64_t j = 0; j < columns; ++j) {
         T& value = c[i * shape_.n + j];
         if (bias != nullptr) value = value + bias[j];
-        if (shape_.relu) value = value <= T(0) ? T(0) : value;
+        if (relu) value = value <= T(0) ? T(0) : value;
       }
   }
 
