@@ -102,6 +102,20 @@ def test_a_step_that_trains_keeps_what_the_gradient_reads(post: str) -> None:
     assert str(kernels([a, b], [again, ngd.grad(loss, b)])).count("matmul(") == 2
 
 
+@pytest.mark.parametrize("posts", [("relu",), ("gelu", "relu"), ("silu", "gelu_tanh")])
+def test_a_product_with_post_operations_means_what_they_mean_apart(posts: tuple[str, ...]) -> None:
+    a, b = made((4, 3), (3, 5), dtype="float64")
+    apart = a @ b
+    for name in posts:
+        apart = (POSTS | {"relu": ops.relu})[name](apart)
+    fused = ops.matmul.node((a, b), {"transpose_a": False, "transpose_b": False, "post": posts})
+    outputs = [[y, *ngd.grad(ops.sum(y * y), [a, b])] for y in (apart, fused)]
+    arrays = [RNG.uniform(-1, 1, x.shape) for x in (a, b)]
+    wanted, found = (ngd.compile([a, b], y, device="INTERPRETER")(*arrays) for y in outputs)
+    for got, want in zip(found, wanted, strict=True):
+        npt.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
 @needs_onednn
 @pytest.mark.parametrize("post", ["relu", *POSTS])
 @pytest.mark.parametrize("simd", ["avx512_core", "avx2", "sse41"])
