@@ -51,6 +51,13 @@ def test_a_convolution_and_its_gradients(groups: int, device: str) -> None:
     ] * 3
 
 
+def test_a_convolution_with_a_bias() -> None:
+    x, w, b = given((2, 4, 9), (6, 4, 3), (6,))
+    made = ops.conv(x, w).op.node((x, w, b), ops.conv(x, w).attrs | {"post": ("gelu",)})
+    count = 2 * 6 * 7
+    assert cost_of(made) == Cost(2 * count * 4 * 3 + 2 * count, 4 * (72 + 72 + 6 + count))
+
+
 def test_pools() -> None:
     (x,) = given((2, 3, 8, 8))
     assert cost([x], [ops.max_pool(x, 3, 2)]).flops == 2 * 3 * 3 * 3 * 9

@@ -102,6 +102,60 @@ def test_a_step_that_trains_keeps_what_the_gradient_reads(post: str) -> None:
     assert str(kernels([a, b], [again, ngd.grad(loss, b)])).count("matmul(") == 2
 
 
+SHAPES = [
+    ((2, 4, 9), (6, 4, 3), 1),
+    ((2, 4, 9, 8), (6, 2, 3, 3), 2),
+    ((2, 4, 5, 6, 7), (6, 4, 1, 1, 1), 1),
+]
+
+
+@needs_onednn
+@pytest.mark.parametrize(("x", "w", "groups"), SHAPES)
+@pytest.mark.parametrize("post", [None, *POSTS])
+def test_what_follows_a_convolution_goes_into_its_kernel(
+    x: tuple[int, ...], w: tuple[int, ...], groups: int, post: str | None
+) -> None:
+    data, weights, bias = made(x, w, w[:1])
+    y = ops.conv(data, weights, bias, padding=1, groups=groups)
+    names = kernels([data, weights, bias], [POSTS[post](y) if post else y])
+    (conv,) = [line for line in names if line.startswith("conv(")]
+    assert conv.split(")")[0].count(",") == 2
+    assert (f'post=("{post}")' in conv) == (post is not None)
+    assert not any(line.startswith("elementwise(") for line in names)
+
+
+@needs_onednn
+def test_a_convolution_that_is_trained_has_its_bias_in_its_kernel_and_no_more() -> None:
+    data, weights, bias = given = made((2, 4, 9, 8), (6, 4, 3, 3), (6,))
+    loss = ops.sum(ops.silu(ops.conv(data, weights, bias)))
+    names = kernels(given, [loss, *ngd.grad(loss, given)])
+    (conv,) = [line for line in names if line.startswith("conv(")]
+    assert conv.split(")")[0].count(",") == 2
+    assert "post" not in conv
+
+
+def test_what_is_no_bias_of_channels_stays_apart() -> None:
+    data, weights, rows = made((2, 4, 9, 8), (6, 4, 3, 3), (7, 1))
+    assert "elementwise(" in str(kernels([data, weights, rows], [ops.conv(data, weights) + rows]))
+
+
+@pytest.mark.parametrize(("x", "w", "groups"), SHAPES)
+def test_a_convolution_with_bias_and_posts_means_what_they_mean_apart(
+    x: tuple[int, ...], w: tuple[int, ...], groups: int
+) -> None:
+    inputs = made(x, w, w[:1], dtype="float64")
+    plain = ops.conv(*inputs[:2], stride=2, groups=groups)
+    attrs = plain.attrs | {"post": ("gelu", "silu")}
+    apart = ops.silu(ops.gelu(ops.conv(*inputs, stride=2, groups=groups)))
+    outputs = [
+        [y, *ngd.grad(ops.sum(y * y), inputs)] for y in (apart, plain.op.node(inputs, attrs))
+    ]
+    arrays = [RNG.uniform(-1, 1, each.shape) for each in inputs]
+    wanted, found = (ngd.compile(inputs, y, device="INTERPRETER")(*arrays) for y in outputs)
+    for got, want in zip(found, wanted, strict=True):
+        npt.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("posts", [("relu",), ("gelu", "relu"), ("silu", "gelu_tanh")])
 def test_a_product_with_post_operations_means_what_they_mean_apart(posts: tuple[str, ...]) -> None:
     a, b = made((4, 3), (3, 5), dtype="float64")

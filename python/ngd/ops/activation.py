@@ -208,13 +208,26 @@ POSTS: Final[Mapping[str, tuple[Op, Mapping[str, Any]]]] = {
 """What a heavy op may apply to its result, by the name that its kernel knows: op and attributes."""
 
 
-def behind(x: Node, posts: Sequence[str]) -> list[Node]:
-    """A value, and what each of these makes in turn."""
-    values = [x]
+def dy_before(node: Node, dy: Node) -> Node:
+    """The adjoint of a heavy op's result before its `post`, which is computed again."""
+    posts: tuple[str, ...] = node.attrs.get("post", ())
+    values = [node.op.node(node.inputs, {**node.attrs, "post": ()})] if posts else []
     for name in posts:
         op, attrs = POSTS[name]
         values.append(op.node((values[-1],), attrs))
-    return values
+    for value in values[:0:-1]:
+        (slope,) = value.op.grad(value, dy)
+        assert slope is not None
+        dy = slope
+    return dy
+
+
+def reference_behind(x: Array, posts: Sequence[str]) -> Array:
+    """What these make of a value in turn."""
+    for name in posts:
+        op, attrs = POSTS[name]
+        x = np.asarray(op.reference(x, **attrs))
+    return x
 
 
 def clipped(x: Node, bound: float) -> Node:

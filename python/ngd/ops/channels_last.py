@@ -15,7 +15,7 @@ import numpy as np
 from ..cost import Cost
 from ..dtype import FLOATS
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, register
-from .conv import conv, conv_data_grad, conv_weight_grad
+from .conv import biased, conv, conv_data_grad, conv_weight_grad
 from .operands import expect_dtype
 from .shape import moved, transpose
 
@@ -107,6 +107,10 @@ class ConvChannelsLast(ChannelsLast):
 
     name = "conv_channels_last"
     plain, data = conv, (0,)
+    posts = conv.posts
+
+    def with_bias(self, node: Node, bias: Node) -> Node | None:
+        return biased(node, bias, -1)
 
 
 class ConvDataGradChannelsLast(ChannelsLast):

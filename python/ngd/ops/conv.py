@@ -20,8 +20,10 @@ from ..cost import Cost
 from ..dtype import FLOATS
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, public, register
+from .activation import POSTS, dy_before, reference_behind
 from .elementwise import align
 from .operands import Value, expect_dtype, got, narrow, widen
+from .reduce import sum
 from .shape import reshape
 from .windows import (
     Padding,
@@ -73,7 +75,7 @@ class Linear(Op):
     """One of the three ops of a convolution; attrs: strides, padding, dilations, groups."""
 
     dtypes = FLOATS
-    result, weights = 2, 1
+    result, weights = -1, 1
     """Where among its operands, its result behind them, the convolution's own and weights are."""
     shape_attr: ClassVar[str] = ""
     """The attribute that holds the result's spatial extents, where the operands do not say them."""
@@ -85,7 +87,8 @@ class Linear(Op):
         """Each element of the convolution's result meets all weights of its channel."""
         types = (*operands, *results)
         met = math.prod(types[self.weights].shape[1:])
-        return Cost.touching(2 * types[self.result].count * met, types)
+        behind = results[0].count * (len(operands) - 2 + len(attrs.get("post", ())))
+        return Cost.touching(2 * types[self.result].count * met + behind, types)
 
     def samples(self) -> Iterable[Sample]:
         """Data, weights, what convolves them: each op takes two of data, weights and result."""
@@ -115,9 +118,13 @@ class Conv(Linear):
     As torch.nn.functional.conv1d, conv2d and conv3d: x is [N, C, spatial...], weight is
     [O, C / groups, kernel...], the bias [O]. The padding may also be pairs (before, after), an axis
     each, or "same", which here makes ceil(n / stride) windows for any stride.
+
+    Passes may add a third operand, the bias, and post, a tuple of what is applied in the end.
     """
 
     name = "conv"
+    # Not relu: no kernel has it without another pass over the result, and elementwise ops have one.
+    posts = tuple(name for name in POSTS if name != "relu")
 
     def __call__(
         self,
@@ -144,19 +151,45 @@ class Conv(Linear):
         return _with_bias(self.name, self.node((x, weight), attrs), rest)
 
     def infer(
-        self, x: Type, w: Type, *, strides: Shape, padding: Shape, dilations: Shape, groups: int
+        self,
+        x: Type,
+        w: Type,
+        *bias: Type,
+        strides: Shape,
+        padding: Shape,
+        dilations: Shape,
+        groups: int,
+        post: tuple[str, ...] = (),
     ) -> Type:
-        dtype = expect_dtype(self.name, (x, w), self.dtypes)
+        dtype = expect_dtype(self.name, (x, w, *bias), self.dtypes)
         _expect(self.name, x, w, groups)
+        if bias and bias[0].shape != w.shape[:1]:
+            raise ShapeError(f"conv: expected a bias of shape {w.shape[:1]}; got {bias[0]}")
         counts = window_counts(self.name, x, w.shape[2:], strides, padding, dilations)
         return Type(dtype, (x.shape[0], w.shape[0], *counts))
 
+    def with_bias(self, node: Node, bias: Node) -> Node | None:
+        return biased(node, bias, 1)
+
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        x, w = node.inputs
-        return conv_data_grad(dy, w, x, node.attrs), conv_weight_grad(x, dy, w, node.attrs)
+        x, w, *bias = node.inputs
+        dy = dy_before(node, dy)
+        return (
+            conv_data_grad(dy, w, x, node.attrs),
+            conv_weight_grad(x, dy, w, node.attrs),
+            *(sum(dy, (0, *range(2, dy.ndim))) for _ in bias),
+        )
 
     def reference(
-        self, x: Array, w: Array, *, strides: Shape, padding: Shape, dilations: Shape, groups: int
+        self,
+        x: Array,
+        w: Array,
+        *bias: Array,
+        strides: Shape,
+        padding: Shape,
+        dilations: Shape,
+        groups: int,
+        post: tuple[str, ...] = (),
     ) -> Array:
         attrs: dict[str, Any] = {"strides": strides, "padding": padding, "dilations": dilations}
         type_x, type_w = Type(x.dtype, x.shape), Type(w.dtype, w.shape)
@@ -168,13 +201,26 @@ class Conv(Linear):
             taps = weights[at(offset)]
             product = np.matmul(_apart(taps, groups, 0), _apart(read, groups, 1))
             total += product.reshape(shape)
-        return narrow(total, x.dtype)
+        for addend in bias:
+            total += widen(addend).reshape(-1, *(1,) * (len(shape) - 2))
+        return narrow(reference_behind(total, post), x.dtype)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
         return Sample((Operand(x, -1, 1), Operand(w, -1, 1)), attrs)
 
 
 conv: Final[Conv] = register(Conv())
+
+
+def biased(node: Node, bias: Node, channels: int) -> Node | None:
+    """The convolution with a bias that has an element a channel, of this axis of the result."""
+    whole = (*(1,) * (node.ndim - bias.ndim), *bias.shape)
+    alone = all(n == 1 for axis, n in enumerate(whole) if axis != channels % node.ndim)
+    if len(node.inputs) > 2 or node.attrs.get("post") or not alone:
+        return None
+    if whole[channels] != node.shape[channels]:
+        return None
+    return node.op.node((*node.inputs, reshape(bias, (whole[channels],))), node.attrs)
 
 
 class ConvDataGrad(Linear):

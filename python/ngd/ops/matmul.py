@@ -13,7 +13,7 @@ from ..cost import Cost
 from ..dtype import FLOATS, NUMBERS, is_float
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, register
-from .activation import POSTS, behind
+from .activation import POSTS, dy_before, reference_behind
 from .elementwise import align
 from .operands import Value, expect_dtype, got, narrow, widen
 from .shape import reshape, transpose
@@ -112,12 +112,7 @@ class MatMul(Op):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         a, b, *bias = node.inputs
         ta, tb = node.attrs["transpose_a"], node.attrs["transpose_b"]
-        if node.attrs.get("post"):  # what they change is computed again
-            plain = self.node(node.inputs, {**node.attrs, "post": ()})
-            for value in behind(plain, node.attrs["post"])[:0:-1]:
-                (slope,) = value.op.grad(value, dy)
-                assert slope is not None
-                dy = slope
+        dy = dy_before(node, dy)
 
         def product(x: Node, y: Node, transpose_x: bool, transpose_y: bool) -> Node:
             return self.node((x, y), {"transpose_a": transpose_x, "transpose_b": transpose_y})
@@ -140,10 +135,7 @@ class MatMul(Op):
         )
         for addend in bias:
             result = result + addend
-        for name in post:
-            op, attrs = POSTS[name]
-            result = op.reference(result, **attrs)
-        return narrow(result, inputs[0].dtype)
+        return narrow(reference_behind(result, post), inputs[0].dtype)
 
     def samples(self) -> Iterable[Sample]:
         for ta in (False, True):

@@ -26,6 +26,16 @@ dnnl::memory::data_type data_type(DType dtype) {
   }
 }
 
+bool append_post(dnnl::post_ops& posts, const std::string& name) {
+  const auto algorithm = name == "gelu"        ? dnnl::algorithm::eltwise_gelu_erf
+                         : name == "gelu_tanh" ? dnnl::algorithm::eltwise_gelu_tanh
+                         : name == "silu"      ? dnnl::algorithm::eltwise_swish
+                                               : dnnl::algorithm::undef;
+  if (algorithm == dnnl::algorithm::undef) return false;
+  posts.append_eltwise(algorithm, 1, 0);
+  return true;
+}
+
 ThreadScope::ThreadScope(int threads)
     : before_(omp_get_max_threads()), threads_(threads), dynamic_(omp_get_dynamic() != 0) {
   if (threads_ != before_) omp_set_num_threads(threads_);

@@ -4,6 +4,7 @@
 
 #include <dnnl.hpp>
 #include <memory>
+#include <string>
 
 #include "device/device.hpp"
 #include "device/threads.hpp"
@@ -15,6 +16,10 @@ const dnnl::engine& engine();
 const dnnl::stream& stream();
 
 dnnl::memory::data_type data_type(DType dtype);  // F32, F16, BF16
+
+// Adds what a primitive applies to its result itself; false: it has no such thing. It has not relu:
+// oneDNN's makes 0 of NaN. Those that it has keep NaN, at every SIMD level.
+bool append_post(dnnl::post_ops& posts, const std::string& name);
 
 // While it lives, the calling thread's OpenMP regions, oneDNN's among them, have so many threads.
 class ThreadScope {

@@ -250,6 +250,8 @@ Verdict accept_conv(const KernelQuery& query) {
   if (!is_floating(query.outputs[0].dtype)) return Verdict::reject("convolutions are of floats");
   const ConvShape shape(query);
   if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
+  if (shape.bias || !shape.post.empty())
+    return Verdict::reject("what follows stays an op of its own");
   if (shape.channels_last) return Verdict::reject("the channels come first here");
   return Verdict::accept(query.outputs[0].dtype == DType::F64 ? Conv<double>(query).scratch_bytes()
                                                               : Conv<float>(query).scratch_bytes());

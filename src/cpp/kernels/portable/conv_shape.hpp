@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "kernels/portable/windows.hpp"
 
@@ -21,7 +22,9 @@ struct ConvShape : Windows {
   TensorType data, weights, result;
   std::int64_t batch = 0, groups = 1, in = 0, out = 0;  // in, out: channels of a group
 
-  bool channels_last = false;  // of data and result, in memory
+  bool channels_last = false;     // of data and result, in memory
+  bool bias = false;              // of each channel of the result: the third operand, forward
+  std::vector<std::string> post;  // applied to the result in turn
 
   std::string refusal;  // empty: this is a convolution
 
@@ -49,6 +52,11 @@ struct ConvShape : Windows {
       refusal = "the channels or the batch do not fit";
       return;
     }
+    bias = query.inputs.size() > 2;
+    if (bias && (which != Which::Forward || query.inputs[2].dtype != data.dtype ||
+                 query.inputs[2].shape != Shape{weights.shape[0]}))
+      refusal = "the bias is not one number a channel of a result";
+    if (query.attrs.has("post")) post = query.attrs.texts("post");
     batch = data.shape[0];
     in = weights.shape[1];
     out = weights.shape[0] / groups;
