@@ -128,6 +128,12 @@ class Op:
     """Computes nothing: it puts elements elsewhere, as many as its results have."""
     adds: ClassVar[bool] = False
     """The sum of its two operands: behind a heavy op, one may be a bias."""
+    multiplies: ClassVar[bool] = False
+    """The product of its two operands, elementwise."""
+    reduces: ClassVar[str] = ""
+    """The `op` of the kernel "reduce" by which it reduces its operand along attrs["axes"]."""
+    linear: ClassVar[bool] = False
+    """A reduction that a factor leaves which does not change along the axes."""
     posts: ClassVar[tuple[str, ...]] = ()
     """Of a heavy op: what its kernel applies to the result, by the names that `lower` gives.
 

@@ -65,6 +65,7 @@ class Multiply(Binary):
     """a * b."""
 
     name = "multiply"
+    multiplies = True
     compute = np.multiply
 
     def simplify(self, node: Node) -> Node | None:

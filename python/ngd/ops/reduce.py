@@ -96,7 +96,7 @@ class Reduction(Op):
         return narrow(type(self).compute(widen(x), axis=axes, keepdims=keepdims), x.dtype)
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
-        return "reduce", {"op": self.name, "axes": attrs["axes"]}
+        return "reduce", {"op": self.reduces, "axes": attrs["axes"]}
 
     def samples(self) -> Iterable[Sample]:
         for shape, axes, keepdims in (
@@ -119,6 +119,8 @@ class Sum(Reduction):
     """The sum of the elements; 0 of none."""
 
     name = "sum"
+    reduces = "sum"
+    linear = True
     gradient_rounds = False
     dtypes = (int64, uint64, *FLOATS)
     compute = np.sum
@@ -138,6 +140,8 @@ class Mean(Reduction):
     """The sum of the elements divided by their number; NaN of none."""
 
     name = "mean"
+    reduces = "mean"
+    linear = True
     dtypes = FLOATS
 
     def prepare(self, x: Node) -> Node:
@@ -160,6 +164,7 @@ class Prod(Reduction):
     """The product of the elements; 1 of none."""
 
     name = "prod"
+    reduces = "prod"
     dtypes = (int64, uint64, *FLOATS)
     compute = np.prod
 
@@ -221,6 +226,7 @@ class Max(Extremum):
     """The largest element; NaN propagates. Equal ones share the gradient equally."""
 
     name = "max"
+    reduces = "max"
     compute = np.max
 
 
@@ -231,6 +237,7 @@ class Min(Extremum):
     """The smallest element; NaN propagates. Equal ones share the gradient equally."""
 
     name = "min"
+    reduces = "min"
     compute = np.min
 
 
@@ -242,7 +249,6 @@ class Truth(Reduction):
 
     dtypes = (bool_,)
     has_identity = False  # of a node: the kernel's extremum has none
-    kind: ClassVar[str]
     of_none: ClassVar[bool]
 
     def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
@@ -255,14 +261,11 @@ class Truth(Reduction):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (None,)
 
-    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
-        return "reduce", {"op": self.kind, "axes": attrs["axes"]}
-
 
 class AnyTrue(Truth):
     """Whether any element is not 0; False of none."""
 
-    name, kind = "any", "max"
+    name, reduces = "any", "max"
     of_none = False
     compute = np.any
 
@@ -273,7 +276,7 @@ any: Final[AnyTrue] = register(AnyTrue())
 class AllTrue(Truth):
     """Whether no element is 0; True of none."""
 
-    name, kind = "all", "min"
+    name, reduces = "all", "min"
     of_none = True
     compute = np.all
 

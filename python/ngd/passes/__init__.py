@@ -17,6 +17,7 @@ from .identity import computation
 from .layouts import assign_layouts
 from .plan_memory import Plan, plan_memory
 from .post_operations import fuse_composites, fuse_post_operations
+from .reductions import fuse_reductions, share_sums
 from .schedule import Schedule, schedule
 from .simplify import simplify
 from .target import Target, Verdict
@@ -28,7 +29,9 @@ PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
     simplify,
     assign_layouts,
     fuse_post_operations,
+    share_sums,
     fuse_elementwise,
+    fuse_reductions,
     split_collectives,
 )
 """Graph to graph; `schedule` and `plan_memory` follow."""

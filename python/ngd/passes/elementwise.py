@@ -29,11 +29,11 @@ all would be equal. What is absorbed changes none of this: it is read by its ker
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -120,7 +120,21 @@ def fuse_elementwise(graph: Graph, target: Target) -> Graph:
     return graph.rewrite(change, in_turn(graph.roots, kernels))
 
 
-def in_turn(roots: Iterable[Node], kernels: dict[Node, Kernel]) -> list[Node]:
+class Together(Protocol):
+    """Nodes that stand side by side in an order."""
+
+    @property
+    def members(self) -> Sequence[Node]:
+        """The nodes, each of which leads here."""
+        ...
+
+    @property
+    def outside(self) -> Iterable[Node]:
+        """What stands before all of them."""
+        ...
+
+
+def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Together]) -> list[Node]:
     """As `topological`, but with the members of each kernel side by side after all they read."""
     order: list[Node] = []
     seen: set[Node] = set()
@@ -350,4 +364,4 @@ def dense_strides(shape: Shape) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-__all__ = ["FusedElementwise", "fuse_elementwise"]
+__all__ = ["FusedElementwise", "depths", "fuse_elementwise", "in_turn"]

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/number.hpp"
+#include "kernels/portable/reducer.hpp"
 
 namespace ngd::kernels::fused {
 
@@ -51,8 +52,9 @@ std::uint64_t parse_immediate(std::string_view text, DType dtype) {
 class Plan::Builder {
  public:
   Builder(Plan& plan, const std::vector<Instruction>& program,
-          const std::vector<std::int64_t>& results, const KernelQuery& query)
-      : plan_(plan), program_(program), results_(results), query_(query) {}
+          const std::vector<std::int64_t>& results, const std::vector<std::int64_t>& reduced,
+          const KernelQuery& query)
+      : plan_(plan), program_(program), results_(results), reduced_(reduced), query_(query) {}
 
   void build() {
     place_outputs();
@@ -60,6 +62,8 @@ class Plan::Builder {
     find_last_uses();
     for (std::size_t t = 0; t < program_.size(); ++t) emit(static_cast<int>(t));
     for (std::size_t k = 0; k < results_.size(); ++k) copy_repeated_output(k);
+    for (const std::int64_t t : reduced_)
+      plan_.kept.push_back(result_slots_[static_cast<std::size_t>(t)]);
   }
 
  private:
@@ -83,8 +87,8 @@ class Plan::Builder {
   const TileTable& table() const { return tile_table(); }
 
   void place_outputs() {
-    for (const TensorType& output : query_.outputs)
-      plan_.outputs.push_back({new_slot(-1), size_of(output.dtype)});
+    for (std::size_t k = 0; k < results_.size(); ++k)
+      plan_.outputs.push_back({new_slot(-1), size_of(query_.outputs[k].dtype)});
   }
 
   // Each input's slot; two-byte floats get another, into which they are widened.
@@ -109,6 +113,8 @@ class Plan::Builder {
       for (const Operand& operand : program_[t].operands)
         if (operand.kind == Operand::Kind::Result)
           last_use_[static_cast<std::size_t>(operand.index)] = static_cast<int>(t);
+    for (const std::int64_t t : reduced_)
+      last_use_[static_cast<std::size_t>(t)] = static_cast<int>(program_.size());
     result_slots_.assign(program_.size(), -1);
   }
 
@@ -213,16 +219,24 @@ class Plan::Builder {
 
   Plan& plan_;
   const std::vector<Instruction>& program_;
-  const std::vector<std::int64_t>& results_;
+  const std::vector<std::int64_t>&results_, &reduced_;
   const KernelQuery& query_;
   std::vector<int> input_slots_, result_slots_, last_use_, free_;
   std::map<std::pair<DType, std::uint64_t>, int> constants_;
   int buffers_ = 0;
 };
 
-// Drops axes of length 1 and merges neighbours that every input crosses evenly.
-void Plan::merge_axes(const KernelQuery& query) {
-  const Shape& whole = query.outputs[0].shape;
+// Drops axes of length 1 and merges neighbours that every input crosses evenly, but none that is
+// reduced with one that is not.
+void Plan::merge_axes(const KernelQuery& query, const Shape& whole) {
+  std::vector<bool> reduced(whole.size());
+  if (query.attrs.has("axes"))
+    for (const std::int64_t axis : query.attrs.integers("axes")) {
+      if (axis < 0 || axis >= static_cast<std::int64_t>(whole.size()))
+        throw Refusal(concat("axis ", axis, " is not in the shape"));
+      reduced[static_cast<std::size_t>(axis)] = true;
+    }
+  std::size_t previous = 0;
   const std::vector<std::int64_t>& flat = query.attrs.integers("input_strides");
   if (flat.size() != query.inputs.size() * whole.size())
     throw Refusal(concat("input_strides has ", flat.size(),
@@ -231,7 +245,8 @@ void Plan::merge_axes(const KernelQuery& query) {
   for (std::size_t axis = 0; axis < whole.size(); ++axis) {
     const std::int64_t length = whole[axis];
     if (length == 1) continue;
-    bool mergeable = !shape.empty();
+    bool mergeable = !shape.empty() && reduced[axis] == reduced[previous];
+    previous = axis;
     for (std::size_t i = 0; i < inputs.size() && mergeable; ++i)
       mergeable = inputs[i].strides.back() == flat[i * whole.size() + axis] * length;
     if (mergeable)
@@ -268,6 +283,25 @@ void Plan::choose_tiles(std::int64_t element_bytes) {
     tiles_per_row = (inner + longest - 1) / longest;
     tiles = rows * tiles_per_row;
   }
+}
+
+void Plan::choose_reduced_tiles(std::int64_t element_bytes, const portable::Geometry& g) {
+  const std::int64_t row = g.by_rows ? g.along.length : g.width,
+                     longest = kTileBytes / element_bytes;
+  if (inner != row) throw Refusal("an input is read unevenly along a row");
+  if (inner == 0 || rows == 0) return;
+  if (!g.by_rows) {
+    rows_per_tile = g.column_pieces == 1 ? portable::rows_of_a_tile(longest, inner) : 1;
+    tile_length = rows_per_tile * g.columns;
+    tiles_per_row = g.column_pieces;
+  } else if (g.reduced.empty() && inner <= longest) {
+    rows_per_tile = std::min(rows, longest / inner);
+    tile_length = rows_per_tile * inner;
+  } else {
+    tile_length = std::min(inner, longest);
+    tiles_per_row = (inner + longest - 1) / longest;
+  }
+  tiles = (rows + rows_per_tile - 1) / rows_per_tile * tiles_per_row;
 }
 
 void Plan::choose_readings(const KernelQuery& query) {
@@ -315,26 +349,48 @@ void Plan::choose_in_place(const std::vector<Instruction>& program,
         in_place.push_back({static_cast<int>(k), static_cast<int>(i)});
 }
 
+namespace {
+
+// The instructions that an attribute names.
+const std::vector<std::int64_t>& named(const KernelQuery& query, const char* attribute,
+                                       std::size_t program) {
+  static const std::vector<std::int64_t> none;
+  if (!query.attrs.has(attribute)) return none;
+  const std::vector<std::int64_t>& numbers = query.attrs.integers(attribute);
+  for (const std::int64_t t : numbers)
+    if (t < 0 || t >= static_cast<std::int64_t>(program))
+      throw Refusal(concat(attribute, " name ", t, ", which is no instruction"));
+  return numbers;
+}
+
+}  // namespace
+
 Plan::Plan(const KernelQuery& query) {
   const std::vector<Instruction> program = parse_program(query.attrs.text("program"), query.inputs);
-  const std::vector<std::int64_t>& results = query.attrs.integers("results");
-  if (query.outputs.empty() || results.size() != query.outputs.size())
-    throw Refusal(concat(results.size(), " results for ", query.outputs.size(), " outputs"));
-  for (std::size_t k = 0; k < results.size(); ++k) {
-    if (results[k] < 0 || results[k] >= static_cast<std::int64_t>(program.size()))
-      throw Refusal(concat("result ", results[k], " is no instruction"));
-    if (query.outputs[k].dtype != program[static_cast<std::size_t>(results[k])].result)
+  const auto& results = named(query, "results", program.size());
+  const auto& reduced = named(query, "reduced", program.size());
+  if (query.outputs.empty() || results.size() + reduced.size() != query.outputs.size())
+    throw Refusal(concat(results.size(), " results and ", reduced.size(), " that are reduced for ",
+                         query.outputs.size(), " outputs"));
+  const Shape& whole = reduced.empty() ? query.outputs[0].shape : query.attrs.integers("shape");
+  for (std::size_t k = 0; k < query.outputs.size(); ++k) {
+    const std::int64_t t = k < results.size() ? results[k] : reduced[k - results.size()];
+    if (query.outputs[k].dtype != program[static_cast<std::size_t>(t)].result)
       throw Refusal(concat("output ", k, " has not the dtype of its instruction"));
-    if (query.outputs[k].shape != query.outputs[0].shape)
+    if (k < results.size() && query.outputs[k].shape != whole)
       throw Refusal("the outputs have different shapes");
   }
   std::size_t item = 1;
   for (const Instruction& instruction : program)
     item = std::max({item, tile_item(instruction.dtype), tile_item(instruction.result)});
-  merge_axes(query);
-  choose_tiles(static_cast<std::int64_t>(item));
+  merge_axes(query, whole);
+  if (reduced.empty())
+    choose_tiles(static_cast<std::int64_t>(item));
+  else
+    choose_reduced_tiles(static_cast<std::int64_t>(item),
+                         portable::make_geometry(whole, query.attrs.integers("axes")));
   choose_readings(query);
-  Builder(*this, program, results, query).build();
+  Builder(*this, program, results, reduced, query).build();
   choose_in_place(program, results);
   const auto work = tile_length * static_cast<std::int64_t>(steps.size());
   grain = std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, work));

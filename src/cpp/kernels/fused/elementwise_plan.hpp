@@ -5,6 +5,10 @@
 // inner axis. A tile is a piece of one row where rows are long, and several whole rows where they
 // are short. A slot is a place where a tile of values lies: the input's or output's own memory, or
 // a buffer of kTileBytes that stays in the first-level cache. Steps are tile loops over slots.
+//
+// Where some instructions are reduced (elementwise_reduce.cpp), their tiles are kept until all
+// steps are done; rows are what lies along the last axes that are all reduced or all kept; and a
+// tile is cut as the reduction adds: no blocks of rows are mixed, and a piece of a row is a block.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +18,7 @@
 
 #include "kernels/fused/elementwise_program.hpp"
 #include "kernels/kernel.hpp"
+#include "kernels/portable/reduce_geometry.hpp"
 
 namespace ngd::kernels::fused {
 
@@ -66,14 +71,16 @@ struct Plan {
   std::vector<InputPlan> inputs;
   std::vector<OutputPlan> outputs;
   std::vector<Constant> constants;
+  std::vector<int> kept;            // the slots of reduced instructions
   std::vector<int> buffer_of_slot;  // or -1 where the slot is memory of an input or output
   std::vector<Step> steps;
   std::vector<InPlace> in_place;  // as Verdict.in_place
 
  private:
   class Builder;
-  void merge_axes(const KernelQuery& query);
+  void merge_axes(const KernelQuery& query, const Shape& whole);
   void choose_tiles(std::int64_t element_bytes);
+  void choose_reduced_tiles(std::int64_t element_bytes, const portable::Geometry& geometry);
   void choose_readings(const KernelQuery& query);
   void choose_in_place(const std::vector<Instruction>& program,
                        const std::vector<std::int64_t>& results);

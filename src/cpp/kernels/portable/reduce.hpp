@@ -3,7 +3,7 @@
 //
 // An accumulator is a float64 where elements are floats, else an element. Order, the same on every
 // SIMD level: a row is cut into blocks; within a block, element i goes to lane i modulo the lanes;
-// lanes, and then blocks, are combined as a balanced tree. Columns are added in blocks of
+// lanes are combined as a balanced tree, and blocks in order. Columns are added in blocks of
 // kRowBlock rows in the element's type, and blocks in order.
 #pragma once
 
@@ -16,6 +16,7 @@ namespace ngd::kernels::portable {
 enum class Reduction : std::uint8_t { Sum, Prod, Max, Min };
 inline constexpr int kReductionCount = 4;
 inline constexpr std::int64_t kRowBlock = 32;
+inline constexpr std::int64_t kBlockBytes = 4096;  // of a row's block of floats
 
 struct ReduceLoops {
   // accumulators[i] = the reduction of nothing.
@@ -25,6 +26,12 @@ struct ReduceLoops {
   // accumulators[j] combined with column j of `rows` rows that lie `stride` elements apart.
   void (*columns)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
                   void* accumulators);
+  // The same in pieces: partials, elements, begin a block of rows; columns are added to them; at
+  // the block's end they go into the accumulators.
+  void (*begin_rows)(void* partials, std::int64_t width);
+  void (*add_rows)(const void* elements, std::int64_t rows, std::int64_t stride, std::int64_t width,
+                   void* partials);
+  void (*end_rows)(const void* partials, std::int64_t width, void* accumulators);
   // accumulators[i] combined with more[i].
   void (*merge)(void* accumulators, const void* more, std::int64_t count);
 };

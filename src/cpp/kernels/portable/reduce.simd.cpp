@@ -62,7 +62,8 @@ template <Reduction reduction, class T>
 struct FloatLoops {
   using Vector = typename VectorOf<T>::type;
   using Accumulator = double;
-  static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes, kBlock = 16 * kStep;
+  static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes;
+  static constexpr std::int64_t kBlock = kBlockBytes / sizeof(T);
 
   NGD_INLINE Vector load(const T* from) {
     return *reinterpret_cast<const typename VectorOf<T>::stored*>(from);
@@ -94,25 +95,14 @@ struct FloatLoops {
     return lanes[0];
   }
 
-  // Blocks as a tree: equal subtrees wait on a stack until their sibling is complete.
   static void row(const void* elements, std::int64_t count, void* accumulator) {
     const T* x = static_cast<const T*>(elements);
-    auto* result = static_cast<Accumulator*>(accumulator);
-    Accumulator waiting[64];
-    int top = 0;
-    for (std::int64_t block = 0; block * kBlock < count; ++block) {
-      const std::int64_t left = count - block * kBlock;
-      Accumulator sum = reduce_block(x + block * kBlock, left < kBlock ? left : kBlock);
-      for (std::int64_t complete = block; (complete & 1) != 0; complete >>= 1)
-        sum = combine<reduction>(waiting[--top], sum);
-      waiting[top++] = sum;
+    Accumulator total = *static_cast<Accumulator*>(accumulator);
+    for (std::int64_t i = 0; i < count; i += kBlock) {
+      const T block = reduce_block(x + i, count - i < kBlock ? count - i : kBlock);
+      total = combine<reduction>(total, static_cast<Accumulator>(block));
     }
-    Accumulator total = identity<reduction, Accumulator>();
-    for (bool first = true; top > 0; first = false) {
-      --top;
-      total = first ? waiting[top] : combine<reduction>(waiting[top], total);
-    }
-    *result = combine<reduction>(*result, total);
+    *static_cast<Accumulator*>(accumulator) = total;
   }
 
   NGD_INLINE void flush(const T* partial, std::int64_t width, Accumulator* accumulators) {
@@ -174,6 +164,27 @@ struct Loops : std::conditional_t<std::is_integral_v<T>, IntegerLoops<reduction,
       static_cast<Accumulator*>(accumulators)[i] = identity<reduction, Accumulator>();
   }
 
+  static void begin_rows(void* partials, std::int64_t width) {
+    for (std::int64_t j = 0; j < width; ++j)
+      static_cast<T*>(partials)[j] = identity<reduction, T>();
+  }
+
+  static void add_rows(const void* elements, std::int64_t rows, std::int64_t stride,
+                       std::int64_t width, void* partials_) {
+    auto* __restrict partials = static_cast<T*>(partials_);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const T* __restrict x = static_cast<const T*>(elements) + r * stride;
+      for (std::int64_t j = 0; j < width; ++j) partials[j] = combine<reduction>(partials[j], x[j]);
+    }
+  }
+
+  static void end_rows(const void* partials, std::int64_t width, void* accumulators_) {
+    auto* accumulators = static_cast<Accumulator*>(accumulators_);
+    for (std::int64_t j = 0; j < width; ++j)
+      accumulators[j] = combine<reduction>(
+          accumulators[j], static_cast<Accumulator>(static_cast<const T*>(partials)[j]));
+  }
+
   static void merge(void* accumulators_, const void* more_, std::int64_t count) {
     auto* accumulators = static_cast<Accumulator*>(accumulators_);
     const auto* more = static_cast<const Accumulator*>(more_);
@@ -195,7 +206,7 @@ constexpr ReduceLoops entry() {
         std::make_unsigned<std::conditional_t<std::is_integral_v<Stored>, Stored, int>>,
         std::type_identity<Stored>>::type;
     using L = Loops<reduction, T>;
-    return {&L::clear, &L::row, &L::columns, &L::merge};
+    return {&L::clear, &L::row, &L::columns, &L::begin_rows, &L::add_rows, &L::end_rows, &L::merge};
   }
 }
 

@@ -66,20 +66,29 @@ void for_segments(const Geometry& g, std::int64_t task, const Visit& visit) {
   }
 }
 
-// Calls task(i) for every task on all threads; then, where results have several chunks, combine(i)
-// for every result.
-template <class Task, class Combine>
-void run_tasks(const Geometry& g, const Task& task, const Combine& combine) {
+// Tasks that are worth a thread.
+inline std::int64_t grain_of(const Geometry& g) {
   const std::int64_t work = std::max<std::int64_t>(1, g.total / g.chunks) * g.columns;
-  device::parallel_for(g.tasks(), std::max<std::int64_t>(1, kGrainWork / work),
-                       [&](std::int64_t begin, std::int64_t end) {
-                         for (std::int64_t i = begin; i < end; ++i) task(i);
-                       });
+  return std::max<std::int64_t>(1, kGrainWork / work);
+}
+
+// Where results have several chunks: calls combine(i) for every result, on all threads.
+template <class Combine>
+void combine_results(const Geometry& g, const Combine& combine) {
   if (g.chunks == 1) return;
   device::parallel_for(g.kept_count * g.column_pieces, 64,
                        [&](std::int64_t begin, std::int64_t end) {
                          for (std::int64_t i = begin; i < end; ++i) combine(i);
                        });
+}
+
+// Calls task(i) for every task on all threads; then combine_results.
+template <class Task, class Combine>
+void run_tasks(const Geometry& g, const Task& task, const Combine& combine) {
+  device::parallel_for(g.tasks(), grain_of(g), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) task(i);
+  });
+  combine_results(g, combine);
 }
 
 }  // namespace ngd::kernels::portable

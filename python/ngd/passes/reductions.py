@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions of what elementwise kernels compute, in these kernels: one pass over memory for all.
+
+First, factors that do not change along the axes leave a sum where what is left of it is summed
+anyway (a norm's backward pass asks for sum(dy) and sum(dy * weight), for sum(dy * value) and
+sum(dy * weight * value)). Then an elementwise kernel takes the reductions of its results, and those
+of its operands that can be had at its depth, over one set of axes. A result that only they read is
+stored nowhere.
+
+Neither makes a circle. A reduction of a kernel's result comes after the kernel anyway. One of an
+operand has the kernel's own depth (elementwise.depths), and depths grow from each kernel and each
+reduction to whatever reads it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from ..dtype import SHORT_NAMES, float32, float64
+from ..ir import Graph, Node, Op, Shape, Type
+from ..ops.shape import reshape
+from .elementwise import FusedElementwise, dense_strides, depths, in_turn, see_through
+from .target import Target
+
+EXACT: Final = (float32, float64)
+"""In two bytes a sum may be too large where what it is multiplied with keeps it small."""
+MAX_FACTORS: Final = 8
+MAX_REDUCTIONS: Final = 8
+
+Product: TypeAlias = tuple[Shape, tuple[int, ...]]
+"""Axes, and what is multiplied along them: the ids of nodes, sorted."""
+
+
+class Turn(NamedTuple):
+    """See elementwise.Together."""
+
+    members: Sequence[Node]
+    outside: Sequence[Node]
+
+
+def share_sums(graph: Graph, target: Target) -> Graph:
+    """Take factors out of sums whose other factors are summed anyway: see the head of this file."""
+    summed: dict[Product, Node] = {}
+    partly: list[tuple[Node, list[Node], Product]] = []
+    for node in graph.nodes:
+        if node.op.linear and node.dtype in EXACT and node.inputs[0].type.count:
+            (x,), axes = node.inputs, node.attrs["axes"]
+            terms = list(factors(x))
+            rest = [term for term in terms if not is_repeated(term, x.shape, axes)]
+            if len(terms) == len(rest) <= MAX_FACTORS:
+                summed.setdefault(product(axes, rest), x)
+            elif rest:
+                outside = [term for term in terms if is_repeated(term, x.shape, axes)]
+                partly.append((node, outside, product(axes, rest)))
+    taken = {node: (outside, summed[key]) for node, outside, key in partly if key in summed}
+    if not taken:
+        return graph
+    new: dict[Node, Node] = {}
+    turns = {node: Turn([node], [*node.inputs, x]) for node, (_, x) in taken.items()}
+
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node:
+        found = taken.get(node)
+        if found is None:
+            made = node.with_inputs(inputs)
+            new.update(zip(node.results, made.results, strict=True))
+            return made
+        outside, x = found
+        made = node.op.node((new.get(x, x),), node.attrs)
+        for term in outside:
+            source = see_through(term)
+            made = scaled(made, new.get(source, source), node)
+        return made
+
+    return graph.rewrite(change, in_turn(graph.roots, turns))
+
+
+def factors(node: Node, left: int = MAX_FACTORS) -> Iterator[Node]:
+    """What a node is the product of."""
+    if node.op.multiplies and left > 1:
+        for operand in node.inputs:
+            yield from factors(operand, left // 2)
+    else:
+        yield node
+
+
+def product(axes: Shape, terms: Sequence[Node]) -> Product:
+    """What tells the products of two sums apart."""
+    return axes, tuple(sorted(term.id for term in terms))
+
+
+def aligned(shape: Shape, ndim: int) -> Shape:
+    """The shape with leading axes of extent 1, as broadcasting has it."""
+    return (*(1,) * (ndim - len(shape)), *shape)
+
+
+def is_repeated(term: Node, shape: Shape, axes: Shape) -> bool:
+    """Whether a factor of something of this shape does not change along the axes."""
+    extents = aligned(see_through(term).shape, len(shape))
+    return all(extents[axis] == 1 for axis in axes) and extents != shape
+
+
+def scaled(total: Node, factor: Node, reduction: Node) -> Node:
+    """A sum, times a factor that has left it."""
+    (x,), axes = reduction.inputs, reduction.attrs["axes"]
+    shape = aligned(factor.shape, x.ndim)
+    if not reduction.attrs["keepdims"]:
+        shape = tuple(n for axis, n in enumerate(shape) if axis not in axes)
+    return x.op.node((total, reshape(factor, shape)), {})
+
+
+class FusedReduction(Op):
+    """An elementwise kernel that reduces; attrs: its own, shape, axes, reduced, reductions."""
+
+    name = "elementwise_reduce"
+
+    def __init__(self, types: tuple[Type, ...]) -> None:
+        self.types = types
+
+    def infer(self, *inputs: Type, **attrs: object) -> Type | tuple[Type, ...]:
+        """The types of the results that are stored, then of the reductions."""
+        return self.types if len(self.types) > 1 else self.types[0]
+
+
+class Joined(NamedTuple):
+    """A kernel and the reductions that it takes."""
+
+    kernel: Node
+    stored: list[Node]
+    """Results of the kernel that others read."""
+    reductions: list[Node]
+
+    @property
+    def members(self) -> Sequence[Node]:
+        """See elementwise.Together."""
+        return [self.kernel, *self.reductions]
+
+    @property
+    def outside(self) -> Sequence[Node]:
+        """See elementwise.Together."""
+        return self.kernel.inputs
+
+    @property
+    def types(self) -> tuple[Type, ...]:
+        """Of what the kernel gives then."""
+        return tuple(node.type for node in (*self.stored, *self.reductions))
+
+    def attrs(self) -> dict[str, Any]:
+        """What the kernel is asked for then."""
+        before, (x, *_) = self.kernel.attrs, self.kernel.results
+        lines = before["program"].split(";")
+        made = dict(zip(self.kernel.results, before["results"], strict=True))
+        dense = dense_operands(self.kernel)
+        for node in self.reductions:
+            (operand,) = node.inputs
+            if operand not in made:
+                made[operand] = len(lines)
+                dtype = SHORT_NAMES[operand.dtype]
+                lines.append(f"copy:{dtype} i{dense[operand]}")
+        return {
+            "program": ";".join(lines),
+            "results": tuple(made[node] for node in self.stored),
+            "input_strides": before["input_strides"],
+            "shape": x.shape,
+            "axes": self.reductions[0].attrs["axes"],
+            "reduced": tuple(made[node.inputs[0]] for node in self.reductions),
+            "reductions": tuple(node.op.reduces for node in self.reductions),
+        }
+
+
+def fuse_reductions(graph: Graph, target: Target) -> Graph:
+    """Let elementwise kernels take reductions: see the head of this file."""
+    joined: dict[Node, Joined] = {}
+    for whole in joinable(graph):
+        types = [i.type for i in whole.kernel.inputs]
+        if target.query(FusedReduction.name, types, whole.types, whole.attrs()).accepted:
+            joined.update(dict.fromkeys(whole.members, whole))
+    if not joined:
+        return graph
+    new: dict[Node, Node] = {}
+
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
+        whole = joined.get(node)
+        if whole is None:
+            return node.with_inputs(inputs)
+        if node is whole.kernel:
+            made = FusedReduction(whole.types).node(inputs, whole.attrs())
+            new.update(zip((*whole.stored, *whole.reductions), made.results, strict=True))
+            results = tuple(new.get(result, result) for result in node.results)
+            return results if node.several else results[0]
+        return new[node]
+
+    return graph.rewrite(change, in_turn(graph.roots, joined))
+
+
+def joinable(graph: Graph) -> Iterator[Joined]:
+    """Kernels with what each might take."""
+    deep = depths(graph)
+    reductions = [node for node in graph.nodes if node.op.reduces]
+    offered: dict[Node, list[Node]] = {}
+    reading: dict[Node, list[Node]] = {}
+    """The kernels that read all of a node, once and in order."""
+    for node in graph.nodes if reductions else ():
+        if isinstance(node.op, FusedElementwise):
+            for operand in dense_operands(node):
+                reading.setdefault(operand, []).append(node)
+    for node in reductions:
+        (x,) = node.inputs
+        kernels = [x.results[0]] if isinstance(x.op, FusedElementwise) else reading.get(x, [])
+        for kernel in kernels:
+            if deep[kernel] + (x.op is kernel.op) == deep[node]:
+                offered.setdefault(kernel, []).append(node)
+                break
+    readers = Counter(operand for node in graph.nodes for operand in node.inputs)
+    readers.update(graph.roots)
+    for kernel, members in offered.items():
+        axes, _ = Counter(node.attrs["axes"] for node in members).most_common(1)[0]
+        taken = [node for node in members if node.attrs["axes"] == axes][:MAX_REDUCTIONS]
+        inside = Counter(node.inputs[0] for node in taken)
+        stored = [result for result in kernel.results if readers[result] > inside[result]]
+        yield Joined(kernel, stored, taken)
+
+
+def dense_operands(kernel: Node) -> dict[Node, int]:
+    """The operands of which a kernel reads element by element what it makes; their numbers."""
+    shape, strides = kernel.shape, kernel.attrs["input_strides"]
+    dense = dense_strides(shape)
+    return {
+        operand: number
+        for number, operand in enumerate(kernel.inputs)
+        if operand.shape == shape
+        and strides[number * len(shape) : (number + 1) * len(shape)] == dense
+    }
+
+
+__all__ = ["FusedReduction", "fuse_reductions", "share_sums"]

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// An elementwise program some of whose instructions are reduced, all over the same axes: their
+// values stay in tiles, and what reads them all is one pass over memory. The sums have the order,
+// and so the bits, of the reduce kernel's.
+#include <algorithm>
+
+#include "device/threads.hpp"
+#include "kernels/fused/elementwise_walk.hpp"
+#include "kernels/portable/reducer.hpp"
+#include "kernels/rows.hpp"
+
+namespace ngd::kernels::fused {
+
+namespace {
+
+using portable::Geometry;
+using portable::kCell;
+using portable::kMaxColumns;
+using portable::Reducer;
+
+constexpr std::size_t kMaxReductions = 8;
+
+class ElementwiseReduce final : public Kernel {
+ public:
+  explicit ElementwiseReduce(const KernelQuery& query)
+      : plan_(query),
+        geometry_(
+            portable::make_geometry(query.attrs.integers("shape"), query.attrs.integers("axes"))),
+        dense_(plan_.outputs.size()) {
+    const std::vector<std::string> ops = query.attrs.texts("reductions");
+    for (std::size_t k = 0; k < ops.size(); ++k)
+      reducers_.emplace_back(ops[k], query.outputs[dense_ + k].dtype, geometry_.total);
+  }
+
+  void run(const KernelArgs& args) const override {
+    if (geometry_.by_rows && plan_.rows_per_tile > 1) return run_short_rows(args);
+    device::parallel_for(geometry_.tasks(), portable::grain_of(geometry_),
+                         [&](std::int64_t begin, std::int64_t end) {
+                           TileWalk walk(plan_, args);
+                           for (std::int64_t i = begin; i < end; ++i) run_task(i, walk, args);
+                         });
+    portable::combine_results(geometry_, [&](std::int64_t result) {
+      for (std::size_t k = 0; k < reducers_.size(); ++k) {
+        reducers_[k].combine_chunks(geometry_, result, scratch_cells(args, k, 0));
+        store(k, result, scratch_cells(args, k, result * geometry_.chunks), args);
+      }
+    });
+  }
+
+ private:
+  // A tile holds several rows, each of which has a result.
+  void run_short_rows(const KernelArgs& args) const {
+    const std::int64_t length = plan_.inner;
+    device::parallel_for(plan_.tiles, plan_.grain, [&](std::int64_t begin, std::int64_t end) {
+      TileWalk walk(plan_, args);
+      for (std::int64_t number = begin; number < end; ++number) {
+        walk.tile(number);
+        const std::int64_t first = number * plan_.rows_per_tile;
+        const std::int64_t last = std::min(plan_.rows, first + plan_.rows_per_tile);
+        for (std::size_t k = 0; k < reducers_.size(); ++k) {
+          const std::byte* x = walk.values(plan_.kept[k]);
+          const std::int64_t step = length * item_of(k);
+          for (std::int64_t row = first; row < last; ++row, x += step) {
+            alignas(kCell) std::byte cell[kCell];
+            reducers_[k].loops.clear(cell, 1);
+            reducers_[k].loops.row(x, length, cell);
+            store(k, row, cell, args);
+          }
+        }
+      }
+    });
+  }
+
+  void run_task(std::int64_t task, TileWalk& walk, const KernelArgs& args) const {
+    const Geometry& g = geometry_;
+    const std::int64_t result = task / g.chunks, columns = g.columns_of(result);
+    alignas(64) std::byte own[kMaxReductions][kMaxColumns * kCell];
+    std::byte* cells[kMaxReductions];
+    for (std::size_t k = 0; k < reducers_.size(); ++k) {
+      cells[k] = g.chunks == 1 ? own[k] : scratch_cells(args, k, task);
+      reducers_[k].loops.clear(cells[k], columns);
+    }
+    portable::for_segments(g, task, [&](std::int64_t offset, std::int64_t count) {
+      if (g.by_rows)
+        add_row(walk, offset, count, cells);
+      else
+        add_columns(walk, offset, count, columns, cells);
+    });
+    if (g.chunks == 1)
+      for (std::size_t k = 0; k < reducers_.size(); ++k) store(k, result, cells[k], args);
+  }
+
+  void add_row(TileWalk& walk, std::int64_t offset, std::int64_t count,
+               std::byte* const* cells) const {
+    for (std::int64_t i = 0; i < count; i += plan_.tile_length) {
+      const std::int64_t n = std::min(plan_.tile_length, count - i);
+      walk.elements(offset + i, n);
+      for (std::size_t k = 0; k < reducers_.size(); ++k)
+        reducers_[k].loops.row(walk.values(plan_.kept[k]), n, cells[k]);
+    }
+  }
+
+  void add_columns(TileWalk& walk, std::int64_t offset, std::int64_t count, std::int64_t columns,
+                   std::byte* const* cells) const {
+    alignas(64) std::byte partials[kMaxReductions][kMaxColumns * kCell];
+    for (std::int64_t r = 0; r < count; r += plan_.rows_per_tile) {
+      const std::int64_t n = std::min(plan_.rows_per_tile, count - r);
+      walk.elements(offset + r * geometry_.along.stride, n * columns);
+      for (std::size_t k = 0; k < reducers_.size(); ++k)
+        portable::add_tile(reducers_[k].loops, {r, n, count}, walk.values(plan_.kept[k]), columns,
+                           partials[k], cells[k]);
+    }
+  }
+
+  std::int64_t item_of(std::size_t k) const {
+    const DType dtype = reducers_[k].dtype;
+    return static_cast<std::int64_t>(size_of(is_half(dtype) ? DType::F32 : dtype));
+  }
+
+  std::byte* scratch_cells(const KernelArgs& args, std::size_t k, std::int64_t task) const {
+    const std::int64_t at = static_cast<std::int64_t>(k) * geometry_.cells();
+    return static_cast<std::byte*>(args.scratch) + (at + task * geometry_.columns) * kCell;
+  }
+
+  void store(std::size_t k, std::int64_t result, const std::byte* cells,
+             const KernelArgs& args) const {
+    reducers_[k].store(geometry_, result, cells, args.outputs[dense_ + k]);
+  }
+
+  Plan plan_;
+  Geometry geometry_;
+  std::size_t dense_;
+  std::vector<Reducer> reducers_;
+};
+
+// A row's tile must be the block in which the reduction adds.
+bool is_block(const Plan& plan, const Geometry& g, std::size_t item) {
+  const std::int64_t block = portable::kBlockBytes / static_cast<std::int64_t>(item);
+  return !g.by_rows || plan.tiles_per_row == 1 || plan.tile_length == block;
+}
+
+}  // namespace
+
+Verdict accept_elementwise_reduce(const KernelQuery& query) try {
+  const Plan plan(query);
+  const std::vector<std::string> ops = query.attrs.texts("reductions");
+  const std::vector<std::int64_t>& axes = query.attrs.integers("axes");
+  if (ops.empty() || ops.size() != plan.kept.size() || ops.size() > kMaxReductions)
+    return Verdict::reject("a reduction for each reduced instruction, at most 8, is expected");
+  const Geometry g = portable::make_geometry(query.attrs.integers("shape"), axes);
+  for (std::size_t k = 0; k < ops.size(); ++k) {
+    const TensorType& output = query.outputs[plan.outputs.size() + k];
+    const DType dtype = output.dtype;
+    if (const std::string why = Reducer::refusal(ops[k], dtype); !why.empty())
+      return Verdict::reject(why);
+    if (output.count() != g.kept_count * g.width)
+      return Verdict::reject("a reduced output has not the kept axes");
+    if ((ops[k] == "max" || ops[k] == "min") && g.total == 0 && output.count() > 0)
+      return Verdict::reject(ops[k] + " of no elements");
+    if (is_floating(dtype) && !is_block(plan, g, size_of(is_half(dtype) ? DType::F32 : dtype)))
+      return Verdict::reject("a wider dtype cuts rows into smaller tiles than a block");
+  }
+  const auto cells = static_cast<std::size_t>(g.cells() * kCell);
+  return Verdict::accept(ops.size() * cells, plan.in_place);
+} catch (const Refusal& refusal) {
+  return Verdict::reject(refusal.what());
+}
+
+std::unique_ptr<Kernel> construct_elementwise_reduce(const KernelQuery& query) {
+  return std::make_unique<ElementwiseReduce>(query);
+}
+
+}  // namespace ngd::kernels::fused

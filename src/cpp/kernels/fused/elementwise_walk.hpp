@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// One thread's way through the tiles of an elementwise program. See elementwise_plan.hpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/fused/elementwise_plan.hpp"
+#include "kernels/kernel.hpp"
+
+namespace ngd::kernels::fused {
+
+class TileWalk {
+ public:
+  TileWalk(const Plan& plan, const KernelArgs& args);
+
+  void tile(std::int64_t number);  // of the plan's tiles
+  // Some of the elements, in row-major order: whole rows, or a piece of one, and of no more than a
+  // tile. Where tiles are whole rows, so are these.
+  void elements(std::int64_t begin, std::int64_t count) {
+    compute(begin / plan_.inner, begin % plan_.inner, begin, count);
+  }
+  // Of the elements that were computed last, the values of a slot of plan.kept.
+  const std::byte* values(int slot) const { return slots_[slot]; }
+
+ private:
+  void compute(std::int64_t row, std::int64_t column, std::int64_t begin, std::int64_t count);
+  void place_input(std::size_t i, std::int64_t row, std::int64_t column, std::int64_t begin,
+                   std::int64_t count);
+  std::int64_t row_offset(const InputPlan& input, std::int64_t row) const;
+  void gather(std::size_t i, std::int64_t row, std::int64_t column, std::int64_t count);
+
+  const Plan& plan_;
+  const KernelArgs& args_;
+  std::int64_t current_row_ = -1;
+  std::byte* slots_[kMaxSlots];
+  alignas(64) std::byte buffers_[kMaxBuffers * kTileBytes];
+};
+
+}  // namespace ngd::kernels::fused
