@@ -30,7 +30,7 @@ MAX_FACTORS: Final = 8
 MAX_REDUCTIONS: Final = 8
 
 Product: TypeAlias = tuple[Shape, tuple[int, ...]]
-"""Axes, and what is multiplied along them: the ids of nodes, sorted."""
+"""Axes, and the factors that change along them: the ids of nodes, sorted."""
 
 
 class Turn(NamedTuple):
@@ -42,23 +42,11 @@ class Turn(NamedTuple):
 
 def share_sums(graph: Graph, target: Target) -> Graph:
     """Take factors out of sums whose other factors are summed anyway: see the head of this file."""
-    summed: dict[Product, Node] = {}
-    partly: list[tuple[Node, list[Node], Product]] = []
-    for node in graph.nodes:
-        if node.op.linear and node.dtype in EXACT and node.inputs[0].type.count:
-            (x,), axes = node.inputs, node.attrs["axes"]
-            terms = list(factors(x))
-            rest = [term for term in terms if not is_repeated(term, x.shape, axes)]
-            if len(terms) == len(rest) <= MAX_FACTORS:
-                summed.setdefault(product(axes, rest), x)
-            elif rest:
-                outside = [term for term in terms if is_repeated(term, x.shape, axes)]
-                partly.append((node, outside, product(axes, rest)))
-    taken = {node: (outside, summed[key]) for node, outside, key in partly if key in summed}
+    taken = dict(reducible(graph))
     if not taken:
         return graph
     new: dict[Node, Node] = {}
-    turns = {node: Turn([node], [*node.inputs, x]) for node, (_, x) in taken.items()}
+    turns = {node: Turn([node], [*node.inputs, x]) for node, (x, _) in taken.items()}
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         found = taken.get(node)
@@ -66,7 +54,7 @@ def share_sums(graph: Graph, target: Target) -> Graph:
             made = node.with_inputs(inputs)
             new.update(zip(node.results, made.results, strict=True))
             return made
-        outside, x = found
+        x, outside = found
         made = node.op.node((new.get(x, x),), node.attrs)
         for term in outside:
             source = see_through(term)
@@ -76,6 +64,28 @@ def share_sums(graph: Graph, target: Target) -> Graph:
     return graph.rewrite(change, in_turn(graph.roots, turns))
 
 
+def reducible(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
+    """Sums that have more factors than another one: each with what that sums, and the others."""
+    alike: dict[Product, list[tuple[Node, Counter[Node]]]] = {}
+    for node in graph.nodes:
+        if node.op.linear and node.dtype in EXACT and node.inputs[0].type.count:
+            (x,), axes = node.inputs, node.attrs["axes"]
+            inside: list[Node] = []
+            outside: Counter[Node] = Counter()
+            for term in factors(x):
+                if is_repeated(term, x.shape, axes):
+                    outside[term] += 1
+                else:
+                    inside.append(term)
+            key = axes, tuple(sorted(term.id for term in inside))
+            alike.setdefault(key, []).append((node, outside))
+    for sums in alike.values():
+        least, common = min(sums, key=lambda entry: entry[1].total())
+        for node, outside in sums:
+            if outside > common:
+                yield node, (least.inputs[0], list((outside - common).elements()))
+
+
 def factors(node: Node, left: int = MAX_FACTORS) -> Iterator[Node]:
     """What a node is the product of."""
     if node.op.multiplies and left > 1:
@@ -83,11 +93,6 @@ def factors(node: Node, left: int = MAX_FACTORS) -> Iterator[Node]:
             yield from factors(operand, left // 2)
     else:
         yield node
-
-
-def product(axes: Shape, terms: Sequence[Node]) -> Product:
-    """What tells the products of two sums apart."""
-    return axes, tuple(sorted(term.id for term in terms))
 
 
 def aligned(shape: Shape, ndim: int) -> Shape:

@@ -458,6 +458,90 @@ TEST(Moments, NanAndInfinityPropagate) {
     }
 }
 
+// What a program computes, reduced: in the one kernel, and kernel after kernel.
+struct Chain {
+  Tensor x, w;
+  std::vector<std::int64_t> strides;  // of both
+  Case reduced;
+
+  Attrs program(Integers results) const {
+    const std::string d(short_name_of(x.type().dtype));
+    return attrs_of({{"program", "multiply:" + d + " i0 i1;subtract:" + d + " t0 i0"},
+                     {"results", std::move(results)},
+                     {"input_strides", strides}});
+  }
+  TensorType kept() const { return {x.type().dtype, reduced_shape(reduced.shape, reduced.axes)}; }
+  KernelQuery query() const {
+    Attrs attrs = program({1});
+    attrs.set("shape", reduced.shape);
+    attrs.set("axes", reduced.axes);
+    attrs.set("reduced", Integers{0, 1, 1});
+    attrs.set("reductions", std::vector<std::string>{"sum", "min", "sum"});
+    return query_of("elementwise_reduce", {x, w}, {x.type(), kept(), kept(), kept()}, attrs);
+  }
+  std::vector<Tensor> together() const {
+    const KernelQuery q = query();
+    return run(q.op, {x, w}, q.outputs, q.attrs);
+  }
+  std::vector<Tensor> apart() const {
+    const auto both = run("elementwise", {x, w}, {x.type(), x.type()}, program({0, 1}));
+    return {both[1], reduce("sum", both[0], reduced.axes), reduce("min", both[1], reduced.axes),
+            reduce("sum", both[1], reduced.axes)};
+  }
+};
+
+TEST(ElementwiseReduce, HasTheBitsOfItsParts) {
+  int accepted = 0, asked = 0;
+  for (const DType dtype : all_dtypes())
+    for (const Case& c : cases()) {
+      const Shape dense = row_major_strides(c.shape);
+      const bool common = dtype == DType::F32 || dtype == DType::F64 || dtype == DType::BF16;
+      if (dtype == DType::Bool || element_count(c.shape) == 0) continue;
+      if (!common && element_count(c.shape) > 20000) continue;
+      const auto random = [&](const Shape& shape, unsigned seed) {
+        return is_floating(dtype) ? random_floats(dtype, shape, seed)
+                                  : random_tensor(dtype, shape, seed);
+      };
+      for (const std::size_t varying : {std::size_t{0}, std::size_t{1}, c.shape.size()}) {
+        // w varies along so many of the last axes.
+        const std::size_t fixed = c.shape.size() - std::min(varying, c.shape.size());
+        std::vector<std::int64_t> strides(dense.begin(), dense.end());
+        for (std::size_t a = 0; a < c.shape.size(); ++a)
+          strides.push_back(a < fixed ? 0 : dense[a]);
+        const Shape part(c.shape.begin() + static_cast<std::ptrdiff_t>(fixed), c.shape.end());
+        const Chain chain{random(c.shape, 1), random(part, 2), strides, c};
+        const KernelQuery query = chain.query();
+        ++asked;
+        if (!row_of(query.op, "fused").accept(query).accepted) continue;
+        ++accepted;
+        const auto found = chain.together();
+        EXPECT_EQ(found, chain.apart()) << to_string(chain.x.type()) << " " << varying;
+        device::set_thread_share(1);
+        EXPECT_EQ(found, chain.together()) << to_string(chain.x.type());
+        device::set_thread_share(device::available_cores());
+      }
+    }
+  EXPECT_GT(accepted * 10, asked * 8);
+}
+
+TEST(ElementwiseReduce, RefusesWhatItCannotDo) {
+  const Shape shape{4, 6};
+  const Tensor x = random_floats(DType::F32, shape, 1);
+  const auto refusal = [&](const char* name, Attr value) {
+    Chain chain{x, x, {6, 1, 6, 1}, {shape, {1}}};
+    KernelQuery query = chain.query();
+    query.attrs.set(name, std::move(value));
+    return row_of(query.op, "fused").accept(query).reason;
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(refusal("axes", Integers{1}), "");
+  EXPECT_EQ(refusal("axes", Integers{2}), "axis 2 is not in the shape");
+  EXPECT_EQ(refusal("axes", Integers{0}), "a reduced output has not the kept axes");
+  EXPECT_EQ(refusal("reduced", Integers{0, 1, 2}), "reduced name 2, which is no instruction");
+  EXPECT_EQ(refusal("reduced", Integers{0}), "1 results and 1 that are reduced for 4 outputs");
+  EXPECT_EQ(refusal("reductions", Texts{"sum", "min", "range"}), "no reduction is called range");
+}
+
 TEST(Moments, RefuseWhatHasNoElements) {
   const TensorType x{DType::F32, {3, 0}}, out{DType::F32, {3, 1}};
   const KernelQuery query{"moments", {x}, {out, out, out}, attrs_of({{"axes", Integers{1}}})};

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions in elementwise kernels: which join, that the bits stay, and what sums share."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.testing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ngd
+from ngd import ops, passes
+from ngd.passes.reductions import fuse_reductions, share_sums
+
+Graph = Callable[[Any], list[Any]]
+
+
+def kinds(step: Any) -> Counter[str]:
+    """How often a program runs what."""
+    return Counter(re.findall(r"^  \d+: (?:.* = )?(.*?)\(", str(step), re.MULTILINE))
+
+
+def without(*left_out: Any) -> pytest.MonkeyPatch:
+    """Compile without some passes, until it is undone."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(passes, "PIPELINE", tuple(p for p in passes.PIPELINE if p not in left_out))
+    return patch
+
+
+def compiled(shape: tuple[int, ...], dtype: Any, graph: Graph) -> Any:
+    x = ngd.placeholder("x", shape, dtype)
+    return ngd.compile([x], graph(x))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...], Any, Graph]:
+    """A shape, axes, a dtype, and what is computed and reduced."""
+    shape = tuple(draw(st.lists(st.sampled_from([1, 2, 3, 7, 33, 130]), min_size=1, max_size=4)))
+    shape = shape[: next((i for i in range(1, 5) if np.prod(shape[:i]) > 40000), 4)]
+    axes = tuple(draw(st.lists(st.sampled_from(range(len(shape))), unique=True, min_size=1)))
+    dtypes = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16, np.int32]
+    kept = draw(st.booleans())
+    names = draw(st.lists(st.sampled_from(["sum", "max", "mean"]), min_size=1, max_size=3))
+    stored = draw(st.booleans())
+    dtype = draw(st.sampled_from(dtypes))
+    vector = draw(st.booleans())
+
+    def graph(x: Any) -> list[Any]:
+        w = np.arange(shape[-1] if vector else 1).astype(dtype)
+        y = x * w + x
+        z = ops.maximum(y, x) - w
+        reduced = [getattr(ops, name)(v, axes, kept) for name in names for v in (y, z, x)]
+        return [*reduced, z] if stored else reduced
+
+    return shape, axes, dtype, graph
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_the_bits_are_those_of_kernel_after_kernel(case: Any) -> None:
+    shape, _, dtype, graph = case
+    step = compiled(shape, dtype, graph)
+    patch = without(fuse_reductions, share_sums)
+    try:
+        apart = compiled(shape, dtype, graph)
+    finally:
+        patch.undo()
+    assert kinds(apart)["elementwise_reduce"] == 0
+    x = (np.random.default_rng(0).normal(size=shape) * 4).astype(dtype)
+    for found, expected in zip(step(x), apart(x), strict=True):
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.tobytes() == expected.tobytes()
+
+
+def test_one_kernel_takes_all_reductions_over_the_same_axes() -> None:
+    step = compiled((64, 40), np.float32, lambda x: [
+        ops.sum(ops.abs(x), 0), ops.max(x * x, 0), ops.mean(x, 0), ops.sum(ops.exp(x), 1)
+    ])  # fmt: skip
+    assert kinds(step) == {"elementwise_reduce": 1, "reduce": 1}
+    x = np.random.default_rng(0).normal(size=(64, 40)).astype(np.float32)
+    expected = abs(x).sum(0), (x * x).max(0), x.mean(0), np.exp(x).sum(1)
+    for found, value in zip(step(x), expected, strict=True):
+        npt.assert_allclose(found, value, rtol=1e-5, atol=1e-5)
+
+
+def test_what_only_reductions_read_is_not_stored() -> None:
+    def graph(x: Any) -> list[Any]:
+        return [ops.sum(ops.tanh(x * 3)), ops.max(ops.tanh(x * 3))]
+
+    shape = (1000, 1000)
+    step = compiled(shape, np.float32, graph)
+    assert step.memory()["private"] < 1 << 16
+    patch = without(fuse_reductions)
+    try:
+        assert compiled(shape, np.float32, graph).memory()["private"] >= 4_000_000
+    finally:
+        patch.undo()
+
+
+def test_a_reduction_that_the_kernel_waits_for_stays_outside() -> None:
+    def graph(x: Any) -> list[Any]:
+        return [x - ops.mean(x, 1, keepdims=True), ops.max(x, 1)]
+
+    x = np.random.default_rng(0).normal(size=(9, 33))
+    step = compiled(x.shape, np.float64, graph)
+    assert kinds(step)["reduce"] == 2
+    for found, value in zip(step(x), (x - x.mean(1, keepdims=True), x.max(1)), strict=True):
+        npt.assert_allclose(found, value, rtol=1e-12)
+
+
+def test_a_factor_leaves_a_sum_that_is_there_anyway() -> None:
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=5), rng.normal(size=(4, 5, 3))
+
+    def graph(x: Any) -> list[Any]:
+        scale = ops.reshape(ngd.placeholder("w", (5,), np.float64), (5, 1))
+        y = ops.tanh(x)
+        return [scale, ops.sum(x * y, (0, 2)), ops.mean(x * scale * y, (0, 2), True)]
+
+    node = ngd.placeholder("x", x.shape, np.float64)
+    scale, *outputs = graph(node)
+    step = ngd.compile([scale.inputs[0], node], outputs)
+    assert kinds(step)["elementwise_reduce"] == 1
+    program = re.search(r'elementwise_reduce.*program="([^"]*)"', str(step))
+    assert program is not None
+    assert program[1].count("multiply") == 1
+    total, mean = step(w, x)
+    npt.assert_allclose(total, (x * np.tanh(x)).sum((0, 2)), rtol=1e-12)
+    expected = (x * np.tanh(x) * w[:, None]).mean((0, 2), keepdims=True)
+    npt.assert_allclose(mean, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_factors_stay_in_sums_of_two_bytes(dtype: Any) -> None:
+    # sum(x) is beyond float16's largest number, sum(x / 1000) is not.
+    step = compiled((100,), dtype, lambda x: [ops.sum(x), ops.sum(x * dtype(1e-3))])
+    found = step(np.full(100, 1000, dtype))[1]
+    npt.assert_allclose(found.astype(np.float64), 100, rtol=1e-2)
+
+
+def test_the_backward_pass_of_a_batch_norm_reads_its_operands_once() -> None:
+    x = ngd.placeholder("x", (8, 6, 5, 5))
+    t = ngd.placeholder("t", x.shape)
+    w, b = ngd.placeholder("w", (6,)), ngd.placeholder("b", (6,))
+    loss = ops.sum(ops.relu(ops.batch_norm(x, w, b)[0]) * t)
+    step = ngd.compile([x, t, w, b], ngd.grad(loss, [x, w, b]))
+    found = kinds(step)
+    assert (found["elementwise_reduce"], found["reduce"]) == (1, 0)
+    stored = re.search(r"(.*) = elementwise_reduce.*reductions=\((.*?)\)", str(step))
+    assert stored is not None
+    assert stored[2].count(",") == 3
+    assert stored[1].count("%") == 2 + 4  # the value and dy where it passed relu; the sums
