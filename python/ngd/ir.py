@@ -17,7 +17,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from .array_methods import ArrayMethods
 from .cost import Cost
 from .dtype import NUMBERS, SHORT_NAMES
-from .errors import CompileError, GradientError, ShapeError
+from .errors import CompileError, GradientError
 from .sites import at_site, call_site
 
 Array: TypeAlias = NDArray[Any]
@@ -787,19 +787,3 @@ def print_attr(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({','.join(map(str, value))})"
     return str(value)
-
-
-def broadcast_shapes(where: str, *shapes: Shape) -> Shape:
-    """NumPy's broadcasting; `where` names the public call in the message."""
-    if shapes.count(shapes[0]) == len(shapes):
-        return shapes[0]
-    try:
-        return _broadcast(shapes)
-    except ValueError:
-        got = " with ".join(str(s) for s in shapes)
-        raise ShapeError(f"{where}: shapes do not broadcast: {got}") from None
-
-
-@lru_cache(maxsize=4096)
-def _broadcast(shapes: tuple[Shape, ...]) -> Shape:
-    return tuple([int(n) for n in np.broadcast_shapes(*shapes)])

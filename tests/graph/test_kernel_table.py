@@ -9,7 +9,7 @@ from pathlib import Path
 from ngd import _core, ops  # noqa: F401  (the ops fill the registry)
 from ngd.ir import REGISTRY, Leaf
 
-MADE_BY_PASSES = {"elementwise", "reduce", "copy"}
+MADE_BY_PASSES = {"elementwise", "elementwise_reduce", "reduce", "copy"}
 OPCODES = Path(__file__).parents[2] / "src/cpp/kernels/fused/elementwise.inc"
 
 

@@ -10,8 +10,18 @@ import numpy as np
 
 from ..dtype import ALL, NUMBERS, int32, int64
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, register
-from .operands import INDICES, Value, as_axis, as_node, expect_dtype, got, narrow, widen
+from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, register
+from .operands import (
+    INDICES,
+    Value,
+    as_axis,
+    as_node,
+    broadcast_shapes,
+    expect_dtype,
+    got,
+    narrow,
+    widen,
+)
 from .shape import as_indices, broadcast_to, check_indices
 
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from ..dtype import ALL, INTEGERS, bool_
 from ..errors import DTypeError
-from ..ir import Array, DType, Node, Operand, Sample, Type, broadcast_shapes, register
+from ..ir import Array, DType, Node, Operand, Sample, Type, register
 from .cast import cast
 from .elementwise import Binary, Elementwise, Unary, align
-from .operands import Value, as_node, expect_dtype, got
+from .operands import Value, as_node, broadcast_shapes, expect_dtype, got
 
 
 class Comparison(Binary):

@@ -31,13 +31,13 @@ from ..ir import (
     Operand,
     Sample,
     Type,
-    broadcast_shapes,
     constant_node,
 )
 from .cast import cast
 from .operands import (
     Value,
     as_node,
+    broadcast_shapes,
     expect_dtype,
     float_of,
     is_weak,

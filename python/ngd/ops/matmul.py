@@ -12,10 +12,10 @@ import numpy as np
 from ..cost import Cost
 from ..dtype import FLOATS, NUMBERS, is_float
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, register
+from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, register
 from .activation import POSTS, dy_before, reference_behind
 from .elementwise import align
-from .operands import Value, expect_dtype, got, narrow, widen
+from .operands import Value, broadcast_shapes, expect_dtype, got, narrow, widen
 from .shape import reshape, transpose
 
 

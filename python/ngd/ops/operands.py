@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -189,3 +190,19 @@ def normalize_axes(where: str, axis: Axis, x: Type) -> Shape:
     if len(set(axes)) != len(axes):
         raise ShapeError(f"{where}: expected axes that differ; got {axis} of {x}")
     return tuple(axes)
+
+
+def broadcast_shapes(where: str, *shapes: Shape) -> Shape:
+    """NumPy's broadcasting; `where` names the public call in the message."""
+    if shapes.count(shapes[0]) == len(shapes):
+        return shapes[0]
+    try:
+        return _broadcast(shapes)
+    except ValueError:
+        got = " with ".join(str(s) for s in shapes)
+        raise ShapeError(f"{where}: shapes do not broadcast: {got}") from None
+
+
+@lru_cache(maxsize=4096)
+def _broadcast(shapes: tuple[Shape, ...]) -> Shape:
+    return tuple([int(n) for n in np.broadcast_shapes(*shapes)])

@@ -18,11 +18,11 @@ import numpy as np
 
 from ..dtype import INTEGERS, bool_, int64, is_float
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, Node, Shape, Type, broadcast_shapes, public
+from ..ir import Array, Node, Shape, Type, public
 from .arithmetic import add, maximum, minimum, multiply
 from .cast import cast
 from .compare import equal, logical_and, not_equal, where
-from .operands import Value, as_node, is_weak
+from .operands import Value, as_node, broadcast_shapes, is_weak
 from .ordering import argsort
 from .shape import (
     basic_index,

@@ -8,6 +8,7 @@ operation for each element of its largest operand or result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op, Type, bodies_of, offset_of,
 from ..ops.precision import expansion
 from .collectives import Start
 from .elementwise import FusedElementwise
+from .reductions import FusedReduction
 
 
 def cost_of_graph(graph: Graph) -> Cost:
@@ -45,9 +47,11 @@ def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) ->
     op = node.op
     if op.collective or isinstance(op, Start):
         return 0
-    if isinstance(op, FusedElementwise):
-        program: str = node.attrs["program"]
-        return results[0].count * (program.count(";") + 1)
+    if isinstance(op, (FusedElementwise, FusedReduction)):
+        attrs = node.attrs
+        count: int = math.prod(attrs.get("shape", results[0].shape))
+        reduced: tuple[int, ...] = attrs.get("reduced", ())
+        return count * (str(attrs["program"]).count(";") + 1 + len(reduced))
     if op.expands and not op.elementwise:
         return of_expansion(op, tuple(operands), tuple(node.attrs.items()))
     return max([type.count for type in (*operands, *results)])

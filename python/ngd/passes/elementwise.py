@@ -29,7 +29,7 @@ all would be equal. What is absorbed changes none of this: it is read by its ker
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -129,7 +129,7 @@ class Together(Protocol):
         ...
 
     @property
-    def outside(self) -> Iterable[Node]:
+    def outside(self) -> Collection[Node]:
         """What stands before all of them."""
         ...
 
@@ -152,7 +152,7 @@ def in_turn(roots: Iterable[Node], kernels: Mapping[Node, Together]) -> list[Nod
         if members[0] not in seen:
             seen.add(members[0])
             stack += (members, None)
-            stack += reversed(kernel.outside if kernel else node.inputs)
+            stack += reversed([*kernel.outside] if kernel else node.inputs)
     return order
 
 
