@@ -13,12 +13,12 @@ import numpy as np
 from ..cost import Cost
 from ..dtype import bool_, float32, float64, is_float
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, broadcast_shapes, public, register
+from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, public, register
 from .cast import cast
 from .compare import logical_and, not_equal, where
 from .elementwise import align
 from .matmul import matmul
-from .operands import HALVES, Value, as_node, expect_dtype, float_of, got
+from .operands import HALVES, Value, as_node, broadcast_shapes, expect_dtype, float_of, got
 from .rearrange import swapaxes, tri
 from .reduce import any, max, sum
 from .shape import expand_dims, reshape, zeros
