@@ -22,11 +22,11 @@ from ngd.ir import (
     Leaf,
     Node,
     Type,
-    broadcast_shapes,
     constant_node,
     register,
     topological,
 )
+from ngd.ops.operands import broadcast_shapes
 
 
 def placeholder(
