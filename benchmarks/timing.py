@@ -61,9 +61,16 @@ def read_case() -> argparse.Namespace:
 
 
 def report(
-    name: str, case: argparse.Namespace, steps: Callable[[int], None], compiling: float = 0
+    name: str,
+    case: argparse.Namespace,
+    steps: Callable[[int], None],
+    compiling: float = 0,
+    flops: int = 0,
 ) -> None:
-    """Time `steps(n)`, which takes n training steps and waits for the last; rank 0 prints."""
+    """Time `steps(n)`, which takes n training steps and waits for the last; rank 0 prints.
+
+    `flops`, of one step, are known of ngd alone.
+    """
     steps(case.warm_up)
     samples = []
     for _ in range(SAMPLES):
@@ -82,4 +89,6 @@ def report(
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
             "compile_s": round(compiling, 2),
         }
+        if flops:
+            line |= {"gflop": round(flops / 1e9, 1), "gflop_per_s": round(flops / seconds / 1e9, 1)}
         print(json.dumps(line), flush=True)

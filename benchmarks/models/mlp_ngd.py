@@ -44,4 +44,4 @@ def steps(count: int) -> None:
         step(x, t)
 
 
-report(f"ngd {ngd.build_info()['version']}", case, steps)
+report(f"ngd {ngd.build_info()['version']}", case, steps, flops=step.cost().flops)

@@ -44,4 +44,4 @@ def steps(count: int) -> None:
         step(inputs, labels)
 
 
-report(f"ngd {ngd.build_info()['version']}", case, steps, compiling)
+report(f"ngd {ngd.build_info()['version']}", case, steps, compiling, step.cost().flops)
