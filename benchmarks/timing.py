@@ -90,5 +90,5 @@ def report(
             "compile_s": round(compiling, 2),
         }
         if flops:
-            line |= {"gflop": round(flops / 1e9, 1), "gflop_per_s": round(flops / seconds / 1e9, 1)}
+            line |= {"gflop": round(flops / 1e9, 3), "gflop_per_s": round(flops / seconds / 1e9, 1)}
         print(json.dumps(line), flush=True)

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Final
 
 from ..dtype import float32, float64
-from ..ir import REGISTRY, Graph, Node, Op
+from ..ir import REGISTRY, Graph, Node
 from .patterns import Match, Pattern, Rule, apply_rules
 from .simplify import simplify
 from .target import Target
@@ -73,14 +73,13 @@ def fuse_post_operations(graph: Graph, target: Target) -> Graph:
 
 
 @cache
-def composites() -> frozenset[Op]:
-    """Ops that are made of others, and that some heavy op's kernel applies."""
-    posts = {name for op in REGISTRY.values() for name in op.posts}
-    return frozenset(op for op in REGISTRY.values() if op.expands and op.name in posts)
+def known() -> frozenset[str]:
+    """What kernels of heavy ops apply."""
+    return frozenset(post for op in REGISTRY.values() for post in op.posts)
 
 
 def fuse_composites(graph: Graph, target: Target) -> Graph:
     """Apply the rules to a graph that has such ops, while it has them."""
-    if composites().isdisjoint([node.op for node in graph.nodes]):
+    if not any(node.op.expands and post_of(node) in known() for node in graph.nodes):
         return graph
     return fuse_post_operations(simplify(graph, target), target)
