@@ -15,6 +15,7 @@
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 #include "model.hpp"
+#include "tally.hpp"
 
 namespace ngd::comm {
 namespace {
@@ -397,10 +398,14 @@ TEST_P(Hosts, MembersAloneMakeAGroup) {
 TEST_P(Hosts, WaitForTellsWhetherItIsThere) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   std::vector<std::int32_t> data(300'000, 1);
-  if (rank() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  const Tally looked;
+  if (rank() == 0) {
+    ASSERT_TRUE(looked.await(size() - 1));
+  }
   const Work work = comm_->submit(sum_of(data));
   if (rank() != 0) {
     EXPECT_FALSE(comm_->wait_for(work, 0.05));
+    looked.report(rank());
   }
   EXPECT_TRUE(comm_->wait_for(work, kTimeout));
   EXPECT_EQ(data[7], size());
@@ -409,7 +414,10 @@ TEST_P(Hosts, WaitForTellsWhetherItIsThere) {
 TEST_P(Hosts, MissingRankIsNamedByItsNumberInTheWorld) {
   if (size() < 4) GTEST_SKIP() << "needs four ranks";
   const auto half = comm_->split(rank() % 2, 0);
-  if (rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  const Tally gave_up;
+  if (rank() == 1) {
+    ASSERT_TRUE(gave_up.await(half->size() - 1));
+  }
   if (rank() % 2 == 1) {
     try {
       half->wait(half->submit(Collective{}), 0.5);
@@ -419,6 +427,7 @@ TEST_P(Hosts, MissingRankIsNamedByItsNumberInTheWorld) {
       EXPECT_EQ(error.kind(), ErrorKind::CollectiveTimeout) << error.what();
       EXPECT_NE(std::string(error.what()).find("rank 1 "), std::string::npos) << error.what();
     }
+    if (rank() != 1) gave_up.report(rank());
   }
   half->close();
 }

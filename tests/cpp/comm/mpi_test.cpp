@@ -15,6 +15,7 @@
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "tally.hpp"
 
 namespace ngd::comm {
 namespace {
@@ -350,10 +351,14 @@ TEST_F(Mpi, MissingRankIsNamed) {
   const Collective c = all_reduce(data, "step.py:9");
   const std::string missing = concat("rank ", size() - 1);
   const std::vector<std::string> words{missing, "all_reduce(sum)", "step.py:9", "0.5 s"};
+  const Tally gave_up;
   barrier();
   // So late that the others have given up: else a message stays MPI's, and a process can only exit.
-  if (rank() == size() - 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+  if (rank() == size() - 1) {
+    ASSERT_TRUE(gave_up.await(size() - 1));
+  }
   expect_error(ErrorKind::CollectiveTimeout, c, words, 0.5);
+  if (rank() < size() - 1) gave_up.report(rank());
 }
 
 TEST_F(Mpi, ExceptionReachesThePeers) {
@@ -382,11 +387,14 @@ TEST_F(Mpi, LeavingIsSeen) {
 
 TEST_F(Mpi, CanBeInterrupted) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  const std::vector<Tally> interrupted(
+      static_cast<std::size_t>(size()));  // one for each that waits
   if (rank() == 0) {
     comm_->set_interrupt([] { return true; });
     expect_error(ErrorKind::Interrupted, Collective{}, {"barrier"});
+    for (int r = 1; r < size(); ++r) interrupted[static_cast<std::size_t>(r)].report(0);
   } else {
-    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    ASSERT_TRUE(interrupted[static_cast<std::size_t>(rank())].await(1));
     barrier();  // rank 0 had come to this one
     expect_error(ErrorKind::RemoteRank, Collective{}, {"rank 0", "interrupted in barrier"});
   }
