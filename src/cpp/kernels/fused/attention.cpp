@@ -22,6 +22,7 @@ namespace ngd::kernels::fused {
 namespace {
 
 constexpr std::int64_t kKeys = 128;           // of a block
+constexpr std::int64_t kStep = 32;            // of the stairs along the diagonal
 constexpr std::int64_t kGrainWork = 1 << 18;  // multiplications that are worth a thread
 
 template <class T>
@@ -203,6 +204,15 @@ class Attention {
   Dense<U> key_rows(U* tensor, std::int64_t unit, std::int64_t key, std::int64_t width) const {
     return problem_.rows(tensor, unit, problem_.groups, problem_.keys, key, width);
   }
+  // Rows that are read again and again: a dense copy of those that lie apart, which would share few
+  // sets of the first cache.
+  static Dense<const T> gathered(Dense<const T> rows, std::int64_t count, std::int64_t width,
+                                 T* room) {
+    if (rows.stride == width) return rows;
+    for (std::int64_t row = 0; row < count; ++row)
+      std::copy_n(rows.data + row * rows.stride, width, room + row * width);
+    return {room, width};
+  }
   static const T* input(const KernelArgs& args, std::size_t place) {
     return static_cast<const T*>(args.inputs[place]);
   }
@@ -211,8 +221,7 @@ class Attention {
   void scores(const KernelArgs& args, const void* mask, const Block& b, const T* queries,
               std::int64_t key, std::int64_t keys, T* out) const {
     const Dense<const T> k = key_rows(input(args, 1), b.unit, key, problem_.extent);
-    loops_.multiply({k.data, k.stride, 1}, {queries, kQueries}, {out, kQueries},
-                    {keys, b.columns, problem_.extent}, false);
+    multiply_to_scores(b, key, keys, k, queries, problem_.extent, out);
     if (mask_) {
       T *staged = out + kKeys * kQueries, *addends = staged + kKeys * kQueries;
       mask_.template block<T>(mask, b.head, b.first, b.count, key, keys, staged, addends);
@@ -222,6 +231,58 @@ class Attention {
       for (std::int64_t p = std::max<std::int64_t>(b.first - key, 0); p < keys; ++p)
         std::fill_n(out + p * kQueries, std::min(key + p - b.first, b.columns),
                     -std::numeric_limits<T>::infinity());
+  }
+
+  // Calls body(row, rows, column) for keys of a block and the first query that sees any of them:
+  // those before the diagonal at once, then step by step.
+  template <class Body>
+  void for_keys(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
+    const std::int64_t corner = problem_.causal ? std::min(b.first - key, keys) : keys;
+    if (corner > 0) body(std::int64_t{0}, corner, std::int64_t{0});
+    for (std::int64_t row = corner; row < keys; row += kStep)
+      body(row, std::min(kStep, keys - row), row - corner);
+  }
+
+  // Calls body(row, rows, depth) for queries of a block and how many keys of a block they see.
+  template <class Body>
+  void for_queries(const Block& b, std::int64_t key, std::int64_t keys, Body&& body) const {
+    if (!problem_.causal || key + keys <= b.first) return body(std::int64_t{0}, b.count, keys);
+    for (std::int64_t row = 0; row < b.count; row += kStep) {
+      const std::int64_t rows = std::min(kStep, b.count - row);
+      body(row, rows, std::min(keys, b.first + row + rows - key));
+    }
+  }
+
+  // Of a block of scores: left @ right, for the queries that see a key. `left` has a key a row,
+  // `right` a query a column.
+  void multiply_to_scores(const Block& b, std::int64_t key, std::int64_t keys, Dense<const T> left,
+                          const T* right, std::int64_t depth, T* out) const {
+    for_keys(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
+      loops_.multiply({left.data + row * left.stride, left.stride, 1}, {right + column, kQueries},
+                      {out + row * kQueries + column, kQueries}, {rows, b.columns - column, depth},
+                      false);
+    });
+  }
+
+  // Adds block @ right, which has a query a row, to rows of keys.
+  void multiply_to_keys(const Block& b, std::int64_t key, std::int64_t keys, const T* block,
+                        Dense<const T> right, Dense<T> out, std::int64_t width) const {
+    for_keys(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t column) {
+      loops_.multiply({block + row * kQueries + column, kQueries, 1},
+                      {right.data + column * right.stride, right.stride},
+                      {out.data + row * out.stride, out.stride}, {rows, width, b.count - column},
+                      true);
+    });
+  }
+
+  // Transposed block @ right, which has a key a row, into rows of queries; the first keys' product
+  // is what the others' are added to.
+  void multiply_to_queries(const Block& b, std::int64_t key, std::int64_t keys, const T* block,
+                           Dense<const T> right, Dense<T> out, std::int64_t width) const {
+    for_queries(b, key, keys, [&](std::int64_t row, std::int64_t rows, std::int64_t depth) {
+      loops_.multiply({block + row, 1, kQueries}, right, {out.data + row * out.stride, out.stride},
+                      {rows, width, depth}, key > 0);
+    });
   }
 
   // Calls body(task, scratch) for each task, on some threads.
@@ -285,9 +346,9 @@ class Forward final : public Kernel, Attention<T> {
       if (!wanted) continue;
       for (std::int64_t i = 0; key > 0 && i < b.count; ++i)
         if (factors[i] != T(1)) loops_.scale(value.data + i * value.stride, width, factors[i]);
-      loops_.multiply({weights, 1, kQueries},
-                      Base::key_rows(Base::input(args, 2), b.unit, key, width), value,
-                      {b.count, width, keys}, key > 0);
+      Base::multiply_to_queries(b, key, keys, weights,
+                                Base::key_rows(Base::input(args, 2), b.unit, key, width), value,
+                                width);
     }
     finish(args, b, maxima, sums, value);
   }
@@ -366,7 +427,7 @@ class Backward final : public Kernel, Attention<T> {
   };
 
   std::int64_t elements() const {
-    return Base::shared_elements() + kQueries * (problem_.width + kKeys + 2);
+    return Base::shared_elements() + kQueries * (problem_.extent + 2 * problem_.width + kKeys + 2);
   }
 
   void clear(std::int64_t unit, std::int64_t key, std::int64_t end, T* dk, T* dv) const {
@@ -394,11 +455,13 @@ class Backward final : public Kernel, Attention<T> {
                  std::int64_t end, T* scratch) const {
     const std::int64_t extent = problem_.extent, width = problem_.width;
     const auto scale = static_cast<T>(problem_.scale);
-    const Dense<const T> q = Base::query_rows(Base::input(args, 0), b, extent);
-    const Dense<const T> adjoints = Base::query_rows(Base::input(args, 5), b, width);
     T *logsums = scratch, *deltas = logsums + kQueries, *slopes = deltas + kQueries;
-    T *dy = slopes + kQueries * kKeys, *queries = dy + kQueries * width;
-    T* weights = queries + kQueries * extent;
+    T *dy = slopes + kQueries * kKeys, *room = dy + kQueries * width;
+    T *queries = room + kQueries * (extent + width), *weights = queries + kQueries * extent;
+    const Dense<const T> q =
+        Base::gathered(Base::query_rows(Base::input(args, 0), b, extent), b.count, extent, room);
+    const Dense<const T> adjoints = Base::gathered(Base::query_rows(Base::input(args, 5), b, width),
+                                                   b.count, width, room + kQueries * extent);
     prepare(args, b, adjoints, logsums, deltas);
     loops_.transpose(q, b.count, extent, scale, queries);
     loops_.transpose(adjoints, b.count, width, 1, dy);
@@ -407,20 +470,20 @@ class Backward final : public Kernel, Attention<T> {
       Base::scores(args, mask_ ? args.inputs[7] : nullptr, b, queries, key, keys, weights);
       loops_.weights(weights, keys, b.columns, logsums);
       if (to.value != nullptr)
-        loops_.multiply({weights, kQueries, 1}, adjoints,
-                        Base::key_rows(to.value, b.unit, key, width), {keys, width, b.count}, true);
+        Base::multiply_to_keys(b, key, keys, weights, adjoints,
+                               Base::key_rows(to.value, b.unit, key, width), width);
       if (to.query == nullptr && to.key == nullptr) continue;
-      const Dense<const T> v = Base::key_rows(Base::input(args, 2), b.unit, key, width);
-      loops_.multiply({v.data, v.stride, 1}, {dy, kQueries}, {slopes, kQueries},
-                      {keys, b.columns, width}, false);
+      Base::multiply_to_scores(b, key, keys,
+                               Base::key_rows(Base::input(args, 2), b.unit, key, width), dy, width,
+                               slopes);
       loops_.slopes(weights, keys, b.columns, deltas, scale, slopes);
       if (to.key != nullptr)
-        loops_.multiply({slopes, kQueries, 1}, q, Base::key_rows(to.key, b.unit, key, extent),
-                        {keys, extent, b.count}, true);
+        Base::multiply_to_keys(b, key, keys, slopes, q, Base::key_rows(to.key, b.unit, key, extent),
+                               extent);
       if (to.query != nullptr)
-        loops_.multiply({slopes, 1, kQueries},
-                        Base::key_rows(Base::input(args, 1), b.unit, key, extent),
-                        Base::query_rows(to.query, b, extent), {b.count, extent, keys}, key > 0);
+        Base::multiply_to_queries(b, key, keys, slopes,
+                                  Base::key_rows(Base::input(args, 1), b.unit, key, extent),
+                                  Base::query_rows(to.query, b, extent), extent);
     }
   }
 
