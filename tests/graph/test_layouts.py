@@ -55,6 +55,14 @@ def test_a_step_of_training_is_transposed_at_its_ends() -> None:
     assert moves([loss, *gradients, *state.updates.values()], x) == (5, 1)
 
 
+def test_a_max_pool_and_its_gradient_stay_in_the_layout() -> None:
+    x = ngd.placeholder("x", SHAPE, "float32")
+    y = ops.max_pool(ops.relu(ops.conv(x, weight(4, 4, 3, 3), padding=1)), 3, 2, 1)
+    loss = ops.sum(ops.tanh(ops.conv(y, weight(8, 4, 1, 1))))
+    # What comes in and its gradient are turned, nothing between.
+    assert moves([loss, ngd.grad(loss, x)], x)[1] == 2
+
+
 def test_float64_and_sequences_stay_as_they_are() -> None:
     x = ngd.placeholder("x", SHAPE, "float64")
     assert moves([ops.conv(x, np.ones((4, 4, 3, 3)))], x) == (0, 0)
@@ -82,6 +90,8 @@ PIECES: dict[str, Callable[[Any], Any]] = {
     "concat": lambda x: ops.concat([x, ops.tanh(x)], 1)[:, 2:6],
     "slice": lambda x: shifted(x, 2),
     "pool": lambda x: ops.max_pool(x, 3, 1, 1),
+    "flat": lambda x: ops.reshape(ops.cumsum(ops.reshape(x, (2, 4, 30)), 2), x.shape),
+    "parted": lambda x: ops.reshape(ops.tanh(ops.reshape(x, (2, 2, 2, 6, 5))), x.shape),
     "turned": lambda x: ops.transpose(ops.transpose(x, (0, 1, 3, 2)) * 2.0, (0, 1, 3, 2)),
     "softmax": lambda x: ops.softmax(x, 1),
     "norm": block,

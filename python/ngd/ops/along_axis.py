@@ -22,7 +22,7 @@ from .operands import (
     narrow,
     widen,
 )
-from .shape import as_indices, broadcast_to, check_indices
+from .shape import as_indices, broadcast_to, check_indices, moved
 
 
 def _beside(shape: Shape, axis: int, extent: int) -> Shape:
@@ -116,6 +116,10 @@ class AddAlongAxis(Op):
                 f"{self.name}: expected an index an update; got {got(updates, indices)}"
             )
         return Type(updates.dtype, _beside(updates.shape, axis, size))
+
+    def ahead(self, node: Node, axes: Shape) -> Node | None:
+        attrs = {**node.attrs, "axis": axes[node.attrs["axis"]]}
+        return moved(self.node([i.inputs[0] for i in node.inputs], attrs), axes)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return take_along_axis(dy, node.inputs[1], node.attrs["axis"]), None

@@ -14,25 +14,11 @@ import numpy as np
 
 from ..cost import Cost
 from ..dtype import FLOATS
-from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, register
+from ..ir import Array, Node, Op, Operand, Sample, Type, register
 from .conv import biased, conv, conv_data_grad, conv_weight_grad
 from .operands import expect_dtype
 from .shape import moved, transpose
-
-
-def first(ndim: int) -> Shape:
-    """The order of axes that puts the channels, which come last, in front of the spatial axes."""
-    return (0, ndim - 1, *range(1, ndim - 1))
-
-
-def last(ndim: int) -> Shape:
-    """The order of axes that puts the channels last."""
-    return (0, *range(2, ndim), 1)
-
-
-def ordered(shape: Shape, axes: Shape) -> Shape:
-    """A shape with its axes in this order."""
-    return tuple(shape[axis] for axis in axes)
+from .windows import first, last, ordered
 
 
 def to_first(x: Node) -> Node:

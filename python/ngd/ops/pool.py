@@ -24,12 +24,15 @@ from .matmul import matmul
 from .operands import Value, as_node, expect_dtype, float_of, got, narrow, widen
 from .rearrange import moveaxis
 from .reduce import max, mean
-from .shape import concat, reshape
+from .shape import concat, moved, reshape
 from .windows import (
     Padding,
     PerAxis,
     at,
+    first,
+    last,
     offsets,
+    ordered,
     padded,
     paddings,
     per_axis,
@@ -151,7 +154,8 @@ class MaxPool(Pool):
 
     As torch.nn.functional.max_pool1d, max_pool2d and max_pool3d. With return_indices the place of
     each largest element comes too: int64, counted row by row over the spatial axes. It is the first
-    of equals, or the first NaN. The gradient goes to that place.
+    of equals, or the first NaN. The gradient goes to that place. With the attribute channels_last,
+    which the compiler sets, data and results are [N, spatial..., C].
     """
 
     name = "max_pool"
@@ -171,21 +175,39 @@ class MaxPool(Pool):
         values, places = self.node((x,), attrs).results
         return (values, places) if return_indices else values
 
-    def infer(self, x: Type, **attrs: Any) -> tuple[Type, ...]:
-        values = self.pooled(x, **attrs)
+    def infer(self, x: Type, *, channels_last: bool = False, **attrs: Any) -> tuple[Type, ...]:
+        if channels_last:
+            plain = Type(x.dtype, ordered(x.shape, first(len(x.shape))))
+            values = self.pooled(plain, **attrs)
+            values = Type(x.dtype, ordered(values.shape, last(len(x.shape))))
+        else:
+            values = self.pooled(x, **attrs)
         return values, Type(int64, values.shape)
+
+    def ahead(self, node: Node, axes: Shape) -> tuple[Node, ...] | None:
+        (x,) = node.inputs
+        if axes != first(x.ndim) or "channels_last" in node.attrs:
+            return None
+        made = self.node(x.inputs, {**node.attrs, "channels_last": True})
+        return tuple(moved(result, axes) for result in made.results)
 
     def grad(self, node: Node, dy: tuple[Node | None, Node | None]) -> Sequence[Node | None]:
         (x,), (_, places), (d_values, _) = node.inputs, node.results, dy
         if d_values is None:
             return (None,)
-        planes, spatial = x.shape[:2], x.shape[2:]
-        flat = (*planes, int(np.prod(places.shape[2:])))
-        size = int(np.prod(spatial))
-        slopes = add_along_axis(reshape(d_values, flat), reshape(places, flat), 2, size)
+        axis = 1 if "channels_last" in node.attrs else 2
+        spatial = slice(axis, axis + x.ndim - 2)
+        flat = (*x.shape[:axis], int(np.prod(places.shape[spatial])), *x.shape[axis + x.ndim - 2 :])
+        size = int(np.prod(x.shape[spatial]))
+        slopes = add_along_axis(reshape(d_values, flat), reshape(places, flat), axis, size)
         return (reshape(slopes, x.shape),)
 
-    def reference(self, x: Array, **attrs: Any) -> tuple[Array, ...]:
+    def reference(
+        self, x: Array, *, channels_last: bool = False, **attrs: Any
+    ) -> tuple[Array, ...]:
+        if channels_last:
+            found = self.reference(np.transpose(x, first(x.ndim)), **attrs)
+            return tuple(np.transpose(result, last(x.ndim)) for result in found)
         shape = self.infer(Type(x.dtype, x.shape), **attrs)[0].shape
         numbers = np.broadcast_to(np.arange(np.prod(x.shape[2:])).reshape(x.shape[2:]), x.shape)
         data = _reaching(widen(x), shape[2:], 0, attrs)
@@ -202,6 +224,8 @@ class MaxPool(Pool):
     def samples(self) -> Iterable[Sample]:
         for shape, attrs in self.attribute_samples():
             yield Sample((Operand(shape, distinct=True),), attrs)
+            behind = Operand(ordered(shape, last(len(shape))), distinct=True)
+            yield Sample((behind,), {**attrs, "channels_last": True})
         attrs = {"kernel": (2, 3), "strides": (2, 1), "padding": (1, 0, 2, 2), "dilations": (2, 2)}
         yield Sample((Operand((1, 2, 6, 5), distinct=True),), {**attrs, "ceil": False})
 

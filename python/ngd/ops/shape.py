@@ -45,6 +45,26 @@ from .operands import (
 )
 
 
+def regrouped(old: Shape, new: Shape) -> list[tuple[range, range]]:
+    """The fewest neighbouring axes that a reshape makes of fewest others; none of extents 0, 1."""
+    pieces: list[tuple[range, range]] = []
+    if math.prod(old) == 0 or 1 in old or 1 in new:
+        return pieces
+    i = j = 0
+    while i < len(old):
+        begin, left, right = (i, j), old[i], new[j]
+        while left != right:
+            if left < right:
+                i += 1
+                left *= old[i]
+            else:
+                j += 1
+                right *= new[j]
+        i, j = i + 1, j + 1
+        pieces.append((range(begin[0], i), range(begin[1], j)))
+    return pieces
+
+
 class Reshape(Op):
     """reshape(x, shape): the same elements in row-major order; one extent may be -1."""
 
@@ -75,6 +95,18 @@ class Reshape(Op):
         (x,) = node.inputs
         merged = x.op is self and node.type != x.type
         return self.node(x.inputs, node.attrs) if merged else unchanged(node)
+
+    def ahead(self, node: Node, axes: Shape) -> Node | None:
+        (x,), pieces = node.inputs, regrouped(node.inputs[0].shape, node.shape)
+        found = sorted((axes[old[0]], old, new) for old, new in pieces)
+        for first, old, _ in found:
+            if [axes[axis] for axis in old] != [*range(first, first + len(old))]:
+                return None
+        order = [axis for _, _, new in found for axis in new]
+        if not found or len(order) != node.ndim:
+            return None
+        made = self.node(x.inputs, {"shape": tuple(node.shape[axis] for axis in order)})
+        return moved(made, inverse(tuple(order)))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (self(dy, node.inputs[0].shape),)

@@ -28,6 +28,21 @@ SPATIAL: Final = (1, 2, 3)
 """How many spatial axes kernels know."""
 
 
+def first(ndim: int) -> Shape:
+    """The order of axes that puts the channels, which come last, in front of the spatial axes."""
+    return (0, ndim - 1, *range(1, ndim - 1))
+
+
+def last(ndim: int) -> Shape:
+    """The order of axes that puts the channels last."""
+    return (0, *range(2, ndim), 1)
+
+
+def ordered(shape: Shape, axes: Shape) -> Shape:
+    """A shape with its axes in this order."""
+    return tuple(shape[axis] for axis in axes)
+
+
 def per_axis(where: str, what: str, given: Any, axes: int, lowest: int) -> Shape:
     """Give each spatial axis its number."""
     many = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str)

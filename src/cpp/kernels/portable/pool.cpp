@@ -4,6 +4,7 @@
 // channel of one image is made by one of them, so that additions keep their order.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "device/threads.hpp"
@@ -40,6 +41,9 @@ struct PoolShape : Windows {
 
   PoolShape(const KernelQuery& query, const TensorType& data_type, const TensorType& window_type)
       : data(data_type), windows(window_type) {
+    if (query.attrs.integer("channels_last", 0) != 0)
+      for (Shape* shape : {&data.shape, &windows.shape})
+        if (shape->size() > 2) std::rotate(shape->begin() + 1, shape->end() - 1, shape->end());
     refusal = read(query.attrs, data.shape, windows.shape, query.attrs.integers("kernel"),
                    query.attrs.integer("ceil", 0) != 0);
     if (!refusal.empty()) return;
@@ -76,27 +80,40 @@ struct PoolShape : Windows {
         const Range z = range(0, i), y = range(1, j);
         for (std::int64_t k = 0; k < counts[2]; ++k, ++window) {
           const Range x = range(2, k);
-          each(window, [&](auto&& read) {
-            std::int64_t depth = z.place;
-            for (std::int64_t a = z.first; a < z.last; ++a, depth += dilations[0]) {
-              std::int64_t row = y.place;
-              for (std::int64_t b = y.first; b < y.last; ++b, row += dilations[1]) {
-                std::int64_t place = (depth * extents[1] + row) * extents[2] + x.place;
-                for (std::int64_t c = x.first; c < x.last; ++c, place += dilations[2]) read(place);
-              }
-            }
-          });
+          each(window, [&](auto&& read) { visit(z, y, x, read); });
         }
       }
+  }
+
+  // Calls read(place) for every place of the window number (i, j, k).
+  template <class Read>
+  void visit(std::int64_t i, std::int64_t j, std::int64_t k, Read&& read) const {
+    visit(range(0, i), range(1, j), range(2, k), read);
+  }
+
+ private:
+  template <class Read>
+  void visit(const Range& z, const Range& y, const Range& x, Read&& read) const {
+    std::int64_t depth = z.place;
+    for (std::int64_t a = z.first; a < z.last; ++a, depth += dilations[0]) {
+      std::int64_t row = y.place;
+      for (std::int64_t b = y.first; b < y.last; ++b, row += dilations[1]) {
+        std::int64_t place = (depth * extents[1] + row) * extents[2] + x.place;
+        for (std::int64_t c = x.first; c < x.last; ++c, place += dilations[2]) read(place);
+      }
+    }
   }
 };
 
 class MaxPool final : public Kernel {
  public:
-  explicit MaxPool(const KernelQuery& query) : shape_(query, query.inputs[0], query.outputs[0]) {}
+  explicit MaxPool(const KernelQuery& query)
+      : channels_last_(query.attrs.integer("channels_last", 0) != 0),
+        shape_(query, query.inputs[0], query.outputs[0]) {}
 
   void run(const KernelArgs& args) const override {
     visit_floats(shape_.data.dtype, [&]<class T>() {
+      if (channels_last_) return run_channels_last<T>(args);
       device::parallel_for(
           shape_.planes, shape_.grain(), [&](std::int64_t begin, std::int64_t end) {
             for (std::int64_t p = begin; p < end; ++p)
@@ -110,6 +127,57 @@ class MaxPool final : public Kernel {
   template <class T>
   T* of(void* output, std::int64_t p) const {  // null where nobody reads it
     return output == nullptr ? nullptr : static_cast<T*>(output) + p * shape_.window_count();
+  }
+
+  // The same, of all channels of a window at a time; threads share out rows of windows.
+  template <class T>
+  void run_channels_last(const KernelArgs& args) const {
+    const PoolShape::Axes& counts = shape_.counts;
+    const std::int64_t images = shape_.data.shape[0], channels = shape_.data.shape[1];
+    const std::int64_t row = counts[2] * channels * shape_.kernel_places();
+    device::parallel_for(images * counts[0] * counts[1],
+                         std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, row)),
+                         [&](std::int64_t begin, std::int64_t end) {
+                           for (std::int64_t r = begin; r < end; ++r)
+                             for (std::int64_t k = 0; k < counts[2]; ++k)
+                               for (std::int64_t c = 0; c < channels; c += kPiece)
+                                 window<T>(args, r, k, c, std::min(kPiece, channels - c));
+                         });
+  }
+
+  template <class T>
+  void window(const KernelArgs& args, std::int64_t row, std::int64_t k, std::int64_t channel,
+              std::int64_t count) const {
+    const std::int64_t channels = shape_.data.shape[1], rows = shape_.counts[0] * shape_.counts[1];
+    const T* x = static_cast<const T*>(args.inputs[0]) +
+                 row / rows * shape_.data_places() * channels + channel;
+    Sum<T> largest[kPiece];
+    std::int32_t best[kPiece];
+    bool first = true;
+    shape_.visit(row % rows / shape_.counts[1], row % shape_.counts[1], k, [&](std::int64_t place) {
+      const T* from = x + place * channels;
+      const auto number = static_cast<std::int32_t>(place);
+      if (first)
+        for (std::int64_t c = 0; c < count; ++c) {
+          largest[c] = static_cast<Sum<T>>(from[c]);
+          best[c] = number;
+        }
+      else
+        for (std::int64_t c = 0; c < count; ++c) {
+          const auto value = static_cast<Sum<T>>(from[c]);
+          const bool better =
+              (value > largest[c]) | ((value != value) & (largest[c] == largest[c]));
+          largest[c] = better ? value : largest[c];
+          best[c] = better ? number : best[c];
+        }
+      first = false;
+    });
+    const std::int64_t at = (row * shape_.counts[2] + k) * channels + channel;
+    for (std::int64_t c = 0; c < count; ++c) {
+      if (args.outputs[0] != nullptr)
+        static_cast<T*>(args.outputs[0])[at + c] = x[best[c] * channels + c];
+      if (args.outputs[1] != nullptr) static_cast<std::int64_t*>(args.outputs[1])[at + c] = best[c];
+    }
   }
 
   // The first of equals; NaN is the largest.
@@ -130,6 +198,9 @@ class MaxPool final : public Kernel {
     });
   }
 
+  static constexpr std::int64_t kPiece = 256;  // channels at a time
+
+  bool channels_last_;
   PoolShape shape_;
 };
 
@@ -212,6 +283,9 @@ Verdict accept_max_pool(const KernelQuery& query) {
   const PoolShape shape(query, query.inputs[0], query.outputs[0]);
   if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
   const TensorType places{DType::I64, query.outputs[0].shape};
+  const bool narrow = query.attrs.integer("channels_last", 0) != 0;
+  if (narrow && shape.data_places() > std::numeric_limits<std::int32_t>::max())
+    return Verdict::reject("more places than an int32 counts");
   if (query.outputs.size() != 2 || query.outputs[1] != places)
     return Verdict::reject("the places are not i64, one a window");
   return Verdict::accept();
