@@ -33,6 +33,13 @@ class Pattern:
     read_once: bool = False
     """Whether nothing else may read the node, which the replacement does away with."""
 
+    def may_match(self, node: Node) -> bool:
+        """Whether the traits allow it: most nodes fail here, and quickly."""
+        if not self.trait(node.op) or len(node.inputs) < len(self.operands):
+            return False
+        pairs = zip(self.operands, node.inputs, strict=False)
+        return self.any_order or all(pattern.may_match(operand) for pattern, operand in pairs)
+
     def matches(self, node: Node, counts: Mapping[Node, int]) -> Iterator[Match]:
         """All ways in which the pattern fits this node."""
         if not self.trait(node.op) or (self.read_once and counts.get(node, 0) != 1):
@@ -62,6 +69,8 @@ class Rule:
 
     def apply(self, node: Node, counts: Mapping[Node, int], target: Target) -> Node | None:
         """The replacement of a node that the device accepts."""
+        if not self.pattern.may_match(node):
+            return None
         for match in self.pattern.matches(node, counts):
             new = self.replacement(match) if self.condition(match) else None
             if new is not None and query_node(target, source_of(new)).accepted:
