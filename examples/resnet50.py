@@ -160,7 +160,9 @@ class Training:
         self.judge = functools.cache(self.compile_judge)
         self.state = [self.model.variables(), self.optimizer.state]
         if args.resume:
-            self.parts.load_state(ngd.checkpoint.load(args.resume, self.state))
+            private = self.model.buffers()
+            position = ngd.checkpoint.load(args.resume, self.state, private=private)
+            self.parts.load_state(position)
 
     def inputs(self, count: int) -> list[Any]:
         """Placeholders for so many images."""
@@ -203,7 +205,8 @@ class Training:
 
     def evaluate(self) -> float:
         """The accuracy on the test set, of which each rank judges its part."""
-        self.agree()
+        if not self.args.synchronized:
+            self.model.average_buffers()  # nothing in training reads the running statistics
         parts = data.Sampler(len(self.test), self.args.batch, shuffle=False, **self.place)
         right = 0
         with data.Loader(self.test, parts, self.fit, workers=self.args.workers) as loader:
@@ -212,16 +215,10 @@ class Training:
                 right += int(found) if weight else 0
         return float(ngd.all_reduce(np.array(right), op="sum")) / len(self.test)
 
-    def agree(self) -> None:
-        """Give all ranks the mean of their running statistics, which nothing in training reads."""
-        if not self.args.synchronized:
-            self.model.average_buffers()
-
     def save(self) -> None:
-        """Rank 0 replaces the checkpoint."""
-        self.agree()
-        if self.world.rank == 0:
-            ngd.checkpoint.save(self.args.save, self.state, position=self.parts.state())
+        """Rank 0 replaces the checkpoint, which keeps the running statistics of every rank."""
+        private, position = self.model.buffers(), self.parts.state()
+        ngd.checkpoint.save(self.args.save, self.state, private=private, position=position)
 
 
 def check(args: argparse.Namespace, world: Any) -> None:

@@ -9,6 +9,10 @@ The folder holds `checkpoint.json`, which names the file of the tensors. To save
 into a new file, under another name first; it is synchronized with the disk and gets its name; then
 the index is replaced in the same way; at last what no index names is deleted. So at any moment,
 also if the process is killed there, the index names a whole file.
+
+What each rank has of its own, batch normalization's statistics say, is `private=`: the file holds
+it for every rank, "NAME@RANK", and under NAME what other numbers of ranks and other readers take:
+the mean of floats, and rank 0's of all else.
 """
 
 from __future__ import annotations
@@ -22,12 +26,15 @@ from typing import Any, Final
 import numpy as np
 
 from . import (
+    Group,
     Variable,
     bfloat16,
     bool_,
     float16,
     float32,
     float64,
+    gather,
+    init,
     int8,
     int16,
     int32,
@@ -58,37 +65,57 @@ DTYPES: Final[dict[str, Any]] = {
 }
 """The names of dtypes in safetensors (https://github.com/huggingface/safetensors)."""
 
+FLOATS: Final = (float64, float32, float16, bfloat16)
+
 
 def save(
     folder: str | os.PathLike[str],
     variables: Any,
     *,
+    private: Any = None,
     position: Any = None,
     generators: Mapping[str, np.random.Generator] | None = None,
+    group: Group | None = None,
 ) -> None:
     """Replace the folder's checkpoint, or make the first one.
 
     Where all ranks hold the same values one of them saves, and all may load. Two processes must not
-    save into one folder at a time.
+    save into one folder at a time. With `private` the call is collective, and rank 0 writes.
 
     Parameters
     ----------
     variables
         In any structure; their names, which must differ, are the keys.
+    private
+        Variables, in any structure, of which each rank has a value of its own; they may be among
+        the others too. A structure without any is one as well.
     position
         Whatever JSON holds: where in the data the training stands.
     generators
         NumPy's random generators by name, whose states are kept.
+    group
+        Whose ranks the private values are; by default the world's.
     """
     place = Path(folder)
+    values: dict[str, Any] = dict(named("save", variables=variables, private=private))
+    ranks = 1
+    if private is not None:
+        world = init() if group is None else group
+        ranks = world.size
+        for name, v in named("save", private=private).items() if ranks > 1 else ():
+            own = gather(v.numpy()[None], group=world)
+            if own is not None:
+                values |= of_ranks(name, own)
+        if world.rank != 0:
+            return
     place.mkdir(parents=True, exist_ok=True)
-    by_name = named("save", variables)
     number = int(read_index(place)["number"]) + 1 if (place / INDEX).exists() else 1
     name = TENSORS.format(number)
     states = {key: g.bit_generator.state for key, g in (generators or {}).items()}
-    index = {"number": number, "tensors": name, "position": position, "generators": states}
+    index = {"number": number, "tensors": name, "ranks": ranks}
+    index |= {"position": position, "generators": states}
     text = json.dumps(index, default=encoded, indent=1)  # fails before anything is written
-    replace(place / name, safetensors(by_name))
+    replace(place / name, safetensors(values))
     replace(place / INDEX, [text.encode()])
     for other in place.glob(TENSORS.format("*") + "*"):
         if other.name != name:
@@ -99,17 +126,29 @@ def load(
     folder: str | os.PathLike[str],
     variables: Any,
     *,
+    private: Any = None,
     generators: Mapping[str, np.random.Generator] | None = None,
+    group: Group | None = None,
 ) -> Any:
     """Assign to variables and generators what was saved; return the position.
 
     Each must be there, with its shape and dtype, else ValueError names it and nothing has changed.
-    What was saved beside them is left alone. FileNotFoundError where there is no checkpoint.
+    What was saved beside them is left alone. FileNotFoundError where there is no checkpoint. A
+    private variable gets what this rank has saved where the group has as many ranks as then, else
+    what `save` made of all ranks'.
     """
     place = Path(folder)
     index = read_index(place)
-    by_name = named("load", variables)
+    by_name = named("load", variables=variables, private=private)
     found = read_safetensors(place / index["tensors"])
+    if private is not None and index.get("ranks", 1) > 1:
+        world = init() if group is None else group
+        if world.size == index["ranks"]:
+            own = {
+                name: found.get(of_rank(name, world.rank))
+                for name in named("load", private=private)
+            }
+            found |= {name: array for name, array in own.items() if array is not None}
     for name, v in by_name.items():
         array = found.get(name)
         if array is None or array.shape != v.shape or array.dtype != v.dtype:
@@ -129,24 +168,41 @@ def exists(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / INDEX).exists()
 
 
-def named(where: str, variables: Any) -> dict[str, Variable]:
-    """The variables of a structure by name."""
+def named(where: str, **arguments: Any) -> dict[str, Variable]:
+    """The variables of structures by name; None has none."""
     found: dict[str, Variable] = {}
-    leaves, structure = trees.flatten(variables)
-    for leaf, path in zip(leaves, structure.paths("variables"), strict=True):
-        if not isinstance(leaf, Variable):
-            raise TypeError(f"checkpoint.{where}: {path}: expected a variable; got {leaf!r}")
-        if found.setdefault(leaf.name, leaf) is not leaf:
-            raise ValueError(f"checkpoint.{where}: two variables are called {leaf.name!r}")
+    for argument, tree in arguments.items():
+        leaves, structure = trees.flatten([] if tree is None else tree)
+        for leaf, path in zip(leaves, structure.paths(argument), strict=True):
+            if not isinstance(leaf, Variable):
+                raise TypeError(f"checkpoint.{where}: {path}: expected a variable; got {leaf!r}")
+            if found.setdefault(leaf.name, leaf) is not leaf:
+                raise ValueError(f"checkpoint.{where}: two variables are called {leaf.name!r}")
     return found
 
 
-def safetensors(variables: Mapping[str, Variable]) -> Iterable[bytes | memoryview]:
-    """The parts of a safetensors file: the header's length, the header, and each value."""
+def of_rank(name: str, rank: int) -> str:
+    """What one rank's value of a private variable is called."""
+    return f"{name}@{rank}"
+
+
+def of_ranks(name: str, values: Any) -> dict[str, Any]:
+    """What the file holds of a private variable; the first axis of its values is the ranks'."""
+    whole = values[0]
+    if whole.dtype in FLOATS:
+        whole = np.mean(values.astype(float64), 0).astype(whole.dtype)
+    return {name: whole, **{of_rank(name, rank): value for rank, value in enumerate(values)}}
+
+
+def safetensors(values: Mapping[str, Any]) -> Iterable[bytes | memoryview]:
+    """The parts of a safetensors file: the header's length, the header, and each value.
+
+    Values are variables and arrays.
+    """
     names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {}
     end = 0
-    for name, v in variables.items():
+    for name, v in values.items():
         begin, end = end, end + v.nbytes
         header[name] = {
             "dtype": names[v.dtype],
@@ -157,8 +213,9 @@ def safetensors(variables: Mapping[str, Variable]) -> Iterable[bytes | memoryvie
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little")
     yield text
-    for v in variables.values():
-        yield v.numpy().reshape(-1).view(np.uint8).data
+    for v in values.values():
+        array = v.numpy() if isinstance(v, Variable) else np.ascontiguousarray(v)
+        yield array.reshape(-1).view(np.uint8).data
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:

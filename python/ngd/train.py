@@ -70,8 +70,8 @@ class Trainer:
     evaluate
         Called after each epoch; gives numbers by name, the same on all ranks.
     model
-        A module whose buffers each rank has of its own, as batch normalization's statistics; before
-        an evaluation and a checkpoint all get their mean.
+        A module whose buffers each rank has of its own, as batch normalization's statistics. A
+        checkpoint keeps every rank's; before an evaluation all get their mean.
     save
         The folder of checkpoints: one after each epoch, and each `every` steps.
     resume
@@ -113,7 +113,8 @@ class Trainer:
         self.results: dict[str, float] = {}
         """The last evaluation's."""
         if resume and save is not None and checkpoint.exists(save):
-            loader.sampler.load_state(checkpoint.load(save, variables))
+            position = checkpoint.load(save, variables, private=self._private())
+            loader.sampler.load_state(position)
         self.log_to = log if self.first else None
 
     @property
@@ -134,7 +135,8 @@ class Trainer:
                 self._epoch(sampler.epoch + 1, log)
                 seconds += time.perf_counter() - start
                 if self.evaluate is not None:
-                    self._agree()
+                    if self.model is not None:
+                        self.model.average_buffers()
                     self.results = {name: float(n) for name, n in self.evaluate().items()}
                     log.write(self.done, sampler.epoch, self.results)
                 self.save()
@@ -169,16 +171,13 @@ class Trainer:
 
     def save(self) -> None:
         """Replace the checkpoint; all ranks have to call it."""
-        if self.save_to is None:
-            return
-        self._agree()
-        if self.first:
-            checkpoint.save(self.save_to, self.variables, position=self.loader.sampler.state())
+        if self.save_to is not None:
+            position, private = self.loader.sampler.state(), self._private()
+            checkpoint.save(self.save_to, self.variables, private=private, position=position)
 
-    def _agree(self) -> None:
-        """Give all ranks the mean of the model's buffers."""
-        if self.model is not None:
-            self.model.average_buffers()
+    def _private(self) -> Any:
+        """What each rank has of its own."""
+        return {} if self.model is None else self.model.buffers()
 
 
 def bar_of(loader: Any, name: str, shown: bool) -> Any:

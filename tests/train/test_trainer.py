@@ -146,6 +146,9 @@ def test_a_models_buffers_are_made_equal_before_they_are_used(world: Any) -> Non
         def average_buffers(self) -> None:
             called.append(trainer.done)
 
+        def buffers(self) -> dict[str, Any]:
+            return {}
+
     trainer, _ = lines.trainer_of(world, 2, model=Model())
     trainer.run()
     assert called == [5, 10]
