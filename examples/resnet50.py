@@ -12,6 +12,7 @@ warm-up, a decay by the second power.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import math
@@ -204,16 +205,23 @@ class Training:
         return float(np.mean(losses)), accuracy, (self.parts.done - before) * args.batch / seconds
 
     def evaluate(self) -> float:
-        """The accuracy on the test set, of which each rank judges its part."""
-        if not self.args.synchronized:
-            self.model.average_buffers()  # nothing in training reads the running statistics
+        """The accuracy on the test set, of which each rank judges its part.
+
+        Running statistics that each rank has of its own have their mean meanwhile.
+        """
+        own = not self.args.synchronized
+        with self.model.averaged_buffers() if own else contextlib.nullcontext():
+            return float(ngd.all_reduce(np.array(self.right()), op="sum")) / len(self.test)
+
+    def right(self) -> int:
+        """How many samples of this rank's part are judged right."""
         parts = data.Sampler(len(self.test), self.args.batch, shuffle=False, **self.place)
         right = 0
         with data.Loader(self.test, parts, self.fit, workers=self.args.workers) as loader:
             for (images, labels), weight, _ in loader:
                 (found,) = self.judge(len(labels))(images, labels)
                 right += int(found) if weight else 0
-        return float(ngd.all_reduce(np.array(right), op="sum")) / len(self.test)
+        return right
 
     def save(self) -> None:
         """Rank 0 replaces the checkpoint, which keeps the running statistics of every rank."""

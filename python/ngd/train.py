@@ -71,7 +71,7 @@ class Trainer:
         Called after each epoch; gives numbers by name, the same on all ranks.
     model
         A module whose buffers each rank has of its own, as batch normalization's statistics. A
-        checkpoint keeps every rank's; before an evaluation all get their mean.
+        checkpoint keeps every rank's; in an evaluation all have their mean.
     save
         The folder of checkpoints: one after each epoch, and each `every` steps.
     resume
@@ -135,9 +135,8 @@ class Trainer:
                 self._epoch(sampler.epoch + 1, log)
                 seconds += time.perf_counter() - start
                 if self.evaluate is not None:
-                    if self.model is not None:
-                        self.model.average_buffers()
-                    self.results = {name: float(n) for name, n in self.evaluate().items()}
+                    with self._averaged():
+                        self.results = {name: float(n) for name, n in self.evaluate().items()}
                     log.write(self.done, sampler.epoch, self.results)
                 self.save()
         samples = (self.done - before) * sampler.batch
@@ -174,6 +173,10 @@ class Trainer:
         if self.save_to is not None:
             position, private = self.loader.sampler.state(), self._private()
             checkpoint.save(self.save_to, self.variables, private=private, position=position)
+
+    def _averaged(self) -> contextlib.AbstractContextManager[None]:
+        """With the mean of what each rank has of its own."""
+        return contextlib.nullcontext() if self.model is None else self.model.averaged_buffers()
 
     def _private(self) -> Any:
         """What each rank has of its own."""

@@ -80,8 +80,9 @@ def averaged() -> dict[str, Any]:
         step = ngd.compile([x], [norm(x)], state.updates)
     step(np.random.default_rng(world.rank).normal(size=(4, 3)).astype(np.float32))
     own = norm.state_dict()
-    norm.average_buffers()
-    found = {"own": own, "mean": norm.state_dict()}
+    with norm.averaged_buffers():
+        found = {"own": own, "mean": norm.state_dict()}
+    found["after"] = norm.state_dict()
     return {name: {k: v.tolist() for k, v in each.items()} for name, each in found.items()}
 
 
@@ -93,3 +94,4 @@ def test_statistics_of_ranks_are_averaged() -> None:
         wanted = np.mean([first["own"][key], second["own"][key]], axis=0)
         np.testing.assert_allclose(value, wanted, 1e-6, err_msg=key)
     assert first["own"]["running_mean"] != second["own"]["running_mean"]
+    assert (first["after"], second["after"]) == (first["own"], second["own"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -252,15 +253,23 @@ class Module:
         declared = dict(self.declared())
         return {key: v for key, v in self.variables().items() if not declared[key].trained}
 
-    def average_buffers(self, group: Any = None) -> None:
-        """Give all floating buffers their mean over the ranks of a group, by default the world's.
+    @contextmanager
+    def averaged_buffers(self, group: Any = None) -> Iterator[None]:
+        """Within this block all floating buffers have their mean over the ranks of a group.
 
         Statistics that each rank has of its own part of the data are so the same on all, for an
-        evaluation or a checkpoint. Collective: every rank of the group has to call it.
+        evaluation; afterwards each rank has its own again. Collective: every rank of the group, by
+        default the world's, has to enter.
         """
-        for buffer in self.buffers().values():
-            if is_floating(buffer.dtype):
-                buffer.assign(all_reduce(buffer.numpy(), op="mean", group=group))
+        floating = [v for v in self.buffers().values() if is_floating(v.dtype)]
+        own = [v.numpy() for v in floating]
+        for v, value in zip(floating, own, strict=True):
+            v.assign(all_reduce(value, op="mean", group=group))
+        try:
+            yield
+        finally:
+            for v, value in zip(floating, own, strict=True):
+                v.assign(value)
 
     def astype(self, dtype: Any) -> Any:
         """Make all floating variables of this dtype; returns the module.

@@ -119,7 +119,7 @@ class BatchNorm(Module):
 
     synchronized=True takes the batch of all ranks of `group` (by default those of the executable),
     as torch.nn.SyncBatchNorm. Without, each rank has running statistics of its own: see
-    Module.average_buffers.
+    Module.averaged_buffers.
     """
 
     axes: tuple[int, ...] | None = None
