@@ -276,7 +276,8 @@ def test_what_ranks_have_started_dies_with_a_killed_launcher(tmp_path: Path, mar
     job = start(tmp_path, GRANDCHILD + "time.sleep(600)", mark, "-n", "2")
     assert job.stdout is not None
     assert [job.stdout.readline()[3:] for _ in range(2)] == [" ready\n"] * 2
-    assert len(carriers(mark)) == 5  # and the fixture waits until all are gone
+    # A process has no command line for a moment. The fixture waits until all are gone.
+    assert wait_until(lambda: len(carriers(mark)) == 5, 10), carriers(mark)
     job.kill()
     finish(job)
 
