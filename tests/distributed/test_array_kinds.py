@@ -385,7 +385,7 @@ def test_a_communicator_of_mpi4py() -> None:
     run(beside_mpi4py, 4, launcher="mpirun")
 
 
-def test_a_communicator_of_something_else() -> None:
+def test_a_communicator_of_mpi4py_is_something_else() -> None:
     error = caught(lambda: ngd.init(comm=object()))
     assert error["error"] == "InitError"
     wanted = "an mpi4py communicator" if harness.MODE == "OMPI" else "NGD_DISTRIBUTED_ENABLE=OMPI"

@@ -137,6 +137,83 @@ def test_a_factor_leaves_a_sum_that_is_there_anyway() -> None:
     npt.assert_allclose(mean, expected, rtol=1e-12)
 
 
+def check(inputs: dict[str, Any], graph: Callable[..., list[Any]], rtol: float = 1e-12) -> Any:
+    """Run a graph of ops, which takes NumPy's arrays too, beside NumPy in float64; the step."""
+    nodes = [ngd.placeholder(name, x.shape, x.dtype) for name, x in inputs.items()]
+    step = ngd.compile(nodes, graph(ops, *nodes))
+    for found, wanted in zip(step(*inputs.values()), graph(np, *inputs.values()), strict=True):
+        npt.assert_allclose(found, wanted, rtol=rtol, atol=rtol)
+    return step
+
+
+def some(*shape: int) -> Any:
+    return np.random.default_rng(sum(shape)).normal(size=shape)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (40, 3), (1, 3)])
+def test_axes_count_from_the_front_and_factors_align_at_the_back(shape: tuple[int, ...]) -> None:
+    inputs = {"a": some(*shape), "c": some(2, 1, 1), "w": some(3)}
+    check(inputs, lambda np, a, c, w: [np.sum(a, 1), np.sum(a * c, 1), np.mean(a * w * c, 2)])
+    check(inputs, lambda np, a, c, w: [np.sum(a * w, 0), np.sum(a * w * c, (0, 1)), np.sum(a, 0)])
+
+
+def test_sums_of_factors_alone_have_as_many_terms_as_their_axes() -> None:
+    inputs = {"a": some(1, 3), "b": some(4, 1), "c": some(9, 1), "w": some(1, 3)}
+
+    def graph(np: Any, a: Any, b: Any, c: Any, w: Any) -> list[Any]:
+        wide = [np.broadcast_to(a, (n, 3)) for n in (4, 9)]
+        return [np.sum(x, 0) for x in wide] + [np.sum(x * w, 0) for x in wide]
+
+    check(inputs, graph)
+
+
+class Pair:
+    rank, size = 0, 2
+
+
+def starts(inputs: list[Any], outputs: list[Any]) -> list[str]:
+    """The reductions of a program's collectives, in the order in which they start."""
+    group: Any = Pair()
+    text = str(ngd.compile(inputs, outputs, device="NULL", group=group))
+    return re.findall(r" start all_reduce.*? op=\"?(\w+)", text.replace("reduce_op", " op"))
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_collective_does_not_wait_for_another_one(rows: int) -> None:
+    """Whatever a kernel accepts of the shapes that a rank has."""
+    p, w = ngd.placeholder("p", (rows, 3)), ngd.placeholder("w", (rows, 1))
+    m, q = ngd.placeholder("m", (4, 5)), ngd.placeholder("q", (5, 3))
+    x = p
+    for _ in range(4):
+        x = ops.cumsum(x, 0)
+    c = ops.all_reduce(ops.sum(x), op="min")
+    y = ops.sum(ops.all_reduce(m @ q, op="max"), 0)
+    k = ops.tanh((x + y) * w)
+    assert starts([p, w, m, q], [c, k]) == ["min", "max"]
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_sum_of_what_another_sum_has_made_is_made_once(rows: int) -> None:
+    a, w, b, v, y = (
+        ngd.placeholder(name, shape)
+        for name, shape in zip("awbvy", ((rows, 3), (3,), (rows, 3), (3,), (rows, 3)), strict=True)
+    )
+    g = ops.all_reduce(ops.sum(a * w, 0), op="sum")
+    bg = b * (b + g)
+    s1 = ops.sum(bg * v, 0)
+    sums = [ops.sum(a, 0), ops.sum(bg, 0), ops.sum(y, 0), ops.sum(y * s1, 0)]
+    assert starts([a, w, b, v, y], sums) == ["sum"]
+
+
+def test_an_update_stays_in_place_beside_a_sum_of_its_variable() -> None:
+    w = ngd.variable("w", np.ones((300, 300), np.float32))
+    step = ngd.compile([], [ops.sum(w)], {w: w * 0.5 + 1})
+    assert step.memory()["private"] == 0
+    assert kinds(step) == {"elementwise_reduce": 1}
+    assert step()[0] == 90000
+    assert (w.numpy() == 1.5).all()
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_factors_stay_in_sums_of_two_bytes(dtype: Any) -> None:
     # sum(x) is beyond float16's largest number, sum(x / 1000) is not.

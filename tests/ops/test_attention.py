@@ -195,7 +195,21 @@ def test_a_mask_of_nan_gives_nan(run: Runner) -> None:
     npt.assert_array_equal(np.isnan(found).all(-1), [[False, True, False]])
 
 
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0xFFFFFFFF])
+def test_no_nan_becomes_a_number(run: Runner, bits: int) -> None:
+    """Whatever its bits; of a query its row, of a key all that see it."""
+    q, k, v = drawn(float32, (2, 70, 4), (2, 70, 4), (2, 70, 4))
+    q[0, 3], k[1, 69] = np.array([bits, bits], np.uint32).view(np.float32)
+    inputs = placeholders([Type(a.dtype, a.shape) for a in (q, k, v)])
+    (found,) = run(inputs, [ops.attention(*inputs)], [q, k, v])
+    wanted = np.zeros((2, 70), bool)
+    wanted[0, 3] = wanted[1] = True
+    npt.assert_array_equal(np.isnan(found).all(-1), wanted)
+
+
 def test_what_does_not_fit_is_named() -> None:
+    with pytest.raises(ShapeError, match=r"^attention: expected an extent above 0, or a scale"):
+        ops.attention(*[np.ones((2, 3, 0), np.float32)] * 3)
     q = np.ones((2, 3, 4), np.float32)
     with pytest.raises(ShapeError, match=r"^attention: .*at least one key"):
         ops.attention(q, q[:, :0], q[:, :0])

@@ -387,6 +387,10 @@ def attention(
     """
     where_ = "attention"
     q, k, v = (cast(x, float_of(x.dtype)) for x in align(where_, query, key, value))
+    if scale is None and q.shape[-1:] == (0,):
+        raise ShapeError(
+            f"{where_}: expected elements along the last axis, or a scale; got {q.type}"
+        )
     factor = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     operands = [cast(x, float32) if x.dtype in HALVES else x for x in (q, k, v)]
     if q.ndim == k.ndim == v.ndim == 2:

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Final
 
 from .. import config
-from ..ir import Graph
+from ..errors import CompileError
+from ..ir import Graph, Node
 from .collectives import order_collectives, split_collectives
 from .costs import cost_of_graph
 from .elementwise import fuse_elementwise
@@ -42,13 +43,26 @@ def run(graph: Graph, target: Target) -> Plan:
     check = config.check()
     graph.verify() if check else graph.verify_leaves()
     for step in PIPELINE:
-        graph = step(graph, target)
+        before, graph = graph, step(graph, target)
         if check:
             graph.verify()
+            expect_types_of(before, graph)
     plan = plan_memory(schedule(graph, target), target, partial(run, target=target))
     if check:
         plan.verify()
     return plan
+
+
+def expect_types_of(before: Graph, after: Graph) -> None:
+    """Check that a pass has kept the types of what the step gives and writes."""
+    for old, new in zip(wanted(before), wanted(after), strict=True):
+        if old.type != new.type:
+            raise CompileError(f"{new.op.name} at {new.site}: a pass has made {new.type} of {old}")
+
+
+def wanted(graph: Graph) -> list[Node]:
+    """What a step gives, and the variables' next values."""
+    return [*graph.outputs, *(value for _, value in graph.updates)]
 
 
 __all__ = [

@@ -163,7 +163,7 @@ class Grouping:
         self.kernels: dict[Node, Kernel] = {}
         self.begun = 0
         self.depths = depths(graph)
-        self.needs: dict[Node, Need] = dict.fromkeys(self.depths, LAST)
+        self.needs = needs(graph, self.depths)
         self.stored = set(graph.roots)
         """What others than kernels read."""
         self.readers: dict[Node, dict[Kernel, None]] = {}
@@ -173,25 +173,12 @@ class Grouping:
         for node in reversed(graph.nodes):
             if not is_elementwise(node):
                 if node.inputs:
-                    self.wait(node, self.need_of(node))
                     self.stored.update(node.inputs)
                 continue
-            self.wait(node, self.needs[node])
             if node.op.elementwise or node in self.stored:
                 self.place(node)
             else:  # a broadcast that its readers see through
                 self.note_readers(node, self.readers[node])
-
-    def need_of(self, node: Node) -> Need:
-        """Of something that is not elementwise."""
-        first = min([self.needs[result][0] for result in node.results])
-        return min(first, node.op.order if isinstance(node.op, Ordered) else inf), self.depths[node]
-
-    def wait(self, node: Node, need: Need) -> None:
-        """Note that a node of this need waits for its inputs."""
-        for operand in node.inputs:
-            if need < self.needs[operand]:
-                self.needs[operand] = need
 
     def note_readers(self, node: Node, kernels: Iterable[Kernel]) -> None:
         """Note that kernels read the inputs of a node."""
@@ -254,6 +241,23 @@ def depths(graph: Graph) -> dict[Node, int]:
         found[node] = depth
         if node.several:
             found.update(dict.fromkeys(node.results, depth))
+    return found
+
+
+def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
+    """Who waits for each value: see the head of this file."""
+    found = dict.fromkeys(depths, LAST)
+    for node in reversed(graph.nodes):
+        if not node.inputs:
+            continue
+        need = found[node]
+        if not is_elementwise(node):
+            first = min([found[result][0] for result in node.results])
+            order = node.op.order if isinstance(node.op, Ordered) else inf
+            need = min(first, order), depths[node]
+        for operand in node.inputs:
+            if need < found[operand]:
+                found[operand] = need
     return found
 
 
@@ -364,4 +368,4 @@ def dense_strides(shape: Shape) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-__all__ = ["FusedElementwise", "depths", "fuse_elementwise", "in_turn"]
+__all__ = ["FusedElementwise", "depths", "fuse_elementwise", "in_turn", "needs"]

@@ -9,11 +9,13 @@ stored nowhere.
 
 Neither makes a circle. A reduction of a kernel's result comes after the kernel anyway. One of an
 operand has the kernel's own depth (elementwise.depths), and depths grow from each kernel and each
-reduction to whatever reads it.
+reduction to whatever reads it. One collective waits for both first (elementwise.needs), if any: so
+what the kernel waits for, that one has to wait for anyway.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -21,7 +23,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ..dtype import SHORT_NAMES, float32, float64
 from ..ir import Graph, Node, Op, Shape, Type
 from ..ops.shape import reshape
-from .elementwise import FusedElementwise, dense_strides, depths, in_turn, see_through
+from .elementwise import (
+    FusedElementwise,
+    dense_strides,
+    depths,
+    in_turn,
+    needs,
+    see_through,
+)
 from .target import Target
 
 EXACT: Final = (float32, float64)
@@ -29,8 +38,8 @@ EXACT: Final = (float32, float64)
 MAX_FACTORS: Final = 8
 MAX_REDUCTIONS: Final = 8
 
-Product: TypeAlias = tuple[Shape, tuple[int, ...]]
-"""Axes, and the factors that change along them: the ids of nodes, sorted."""
+Product: TypeAlias = tuple[Shape, tuple[int, Shape], tuple[int, ...]]
+"""Axes; of how many, and their extents; the ids of the factors that change along them, sorted."""
 
 
 class Turn(NamedTuple):
@@ -59,6 +68,7 @@ def share_sums(graph: Graph, target: Target) -> Graph:
         for term in outside:
             source = see_through(term)
             made = scaled(made, new.get(source, source), node)
+        new[node] = made
         return made
 
     return graph.rewrite(change, in_turn(graph.roots, turns))
@@ -77,7 +87,8 @@ def reducible(graph: Graph) -> Iterator[tuple[Node, tuple[Node, list[Node]]]]:
                     outside[term] += 1
                 else:
                     inside.append(term)
-            key = axes, tuple(sorted(term.id for term in inside))
+            extents = x.ndim, tuple(x.shape[axis] for axis in axes)
+            key = axes, extents, tuple(sorted(term.id for term in inside))
             alike.setdefault(key, []).append((node, outside))
     for sums in alike.values():
         least, common = min(sums, key=lambda entry: entry[1].total())
@@ -153,21 +164,23 @@ class Joined(NamedTuple):
 
     def attrs(self) -> dict[str, Any]:
         """What the kernel is asked for then."""
-        before, (x, *_) = self.kernel.attrs, self.kernel.results
-        lines = before["program"].split(";")
-        made = dict(zip(self.kernel.results, before["results"], strict=True))
-        dense = dense_operands(self.kernel)
-        for node in self.reductions:
-            (operand,) = node.inputs
-            if operand not in made:
-                made[operand] = len(lines)
-                dtype = SHORT_NAMES[operand.dtype]
-                lines.append(f"copy:{dtype} i{dense[operand]}")
+        before = self.kernel.attrs
+        dense, own = dense_operands(self.kernel), set(self.kernel.results)
+        read = [node.inputs[0] for node in self.reductions]
+        # Operands are read first, so that a result may lie over one.
+        made = {
+            x: number for number, x in enumerate(dict.fromkeys(x for x in read if x not in own))
+        }
+        lines = [f"copy:{SHORT_NAMES[operand.dtype]} i{dense[operand]}" for operand in made]
+        first = len(lines)
+        lines.append(re.sub(r"\bt(\d+)", lambda t: f"t{int(t[1]) + first}", before["program"]))
+        numbers = [number + first for number in before["results"]]
+        made.update(zip(self.kernel.results, numbers, strict=True))
         return {
             "program": ";".join(lines),
             "results": tuple(made[node] for node in self.stored),
             "input_strides": before["input_strides"],
-            "shape": x.shape,
+            "shape": self.kernel.shape,
             "axes": self.reductions[0].attrs["axes"],
             "reduced": tuple(made[node.inputs[0]] for node in self.reductions),
             "reductions": tuple(node.op.reduces for node in self.reductions),
@@ -202,6 +215,11 @@ def fuse_reductions(graph: Graph, target: Target) -> Graph:
 def joinable(graph: Graph) -> Iterator[Joined]:
     """Kernels with what each might take."""
     deep = depths(graph)
+    needed = needs(graph, deep)
+
+    def first_collective(node: Node) -> float:
+        return min([needed[result][0] for result in node.results])
+
     reductions = [node for node in graph.nodes if node.op.reduces]
     offered: dict[Node, list[Node]] = {}
     reading: dict[Node, list[Node]] = {}
@@ -214,7 +232,8 @@ def joinable(graph: Graph) -> Iterator[Joined]:
         (x,) = node.inputs
         kernels = [x.results[0]] if isinstance(x.op, FusedElementwise) else reading.get(x, [])
         for kernel in kernels:
-            if deep[kernel] + (x.op is kernel.op) == deep[node]:
+            alike = first_collective(kernel) == first_collective(node)
+            if x.op is kernel.op or (alike and deep[kernel] == deep[node]):
                 offered.setdefault(kernel, []).append(node)
                 break
     readers = Counter(operand for node in graph.nodes for operand in node.inputs)

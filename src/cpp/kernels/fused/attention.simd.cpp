@@ -207,7 +207,8 @@ struct Loops {
       const Bits bits =
           __builtin_bit_cast(Bits, fraction) + (__builtin_bit_cast(Bits, shifted) << 23);
       const Vector result = x < -87.0f ? Vector{} : __builtin_bit_cast(Vector, bits);
-      return x > 88.5f ? Vector{} + kInfinity : result;
+      const Vector bounded = x > 88.5f ? Vector{} + kInfinity : result;
+      return x != x ? x : bounded;
     } else {
       for (int l = 0; l < kLanes; ++l) x[l] = exponential(x[l]);
       return x;
