@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import harness
@@ -59,25 +59,28 @@ class Timer:
     """Lets a signal come so many seconds after arm(), and more of them in a row."""
 
     def __init__(self, first: float, gaps: list[float]) -> None:
-        self.times, self.armed, self.came = [first, *gaps], False, 0
+        self.times, self.came = [first, *gaps], 0
+        self.within: CodeType | None = None
         signal.signal(signal.SIGALRM, self.handle)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Raise where the call is, and nowhere else."""
-        if self.armed:
+        while frame is not None and frame.f_code is not self.within:
+            frame = frame.f_back
+        if frame is not None:
             self.came += 1
             if self.came < len(self.times):
                 signal.setitimer(signal.ITIMER_REAL, self.times[self.came])
             raise KeyboardInterrupt
 
-    def arm(self) -> None:
-        """From here on."""
-        self.armed = True
+    def arm(self, within: CodeType) -> None:
+        """From here on, in a function and what it calls."""
+        self.within = within
         signal.setitimer(signal.ITIMER_REAL, self.times[0])
 
     def disarm(self) -> None:
         """Up to here."""
-        self.armed = False
+        self.within = None
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -145,20 +148,15 @@ def traced(call: Callable[[], Any], reply: Reply, at: int) -> Any:
 def signalled(call: Callable[[], Any], reply: Reply, first: float, gaps: list[float]) -> Any:
     """Make a call into which signals come."""
     timer = Timer(first, gaps)
-    value = None
 
     def armed_call() -> Any:
-        timer.arm()
+        timer.arm(armed_call.__code__)
         value = call()
         timer.disarm()
         return value
 
-    try:
-        value = make(armed_call, reply)
-        timer.disarm()
-    except KeyboardInterrupt:  # one more, while the one before was on its way out
-        timer.disarm()
-        reply.outcome = "interrupt"
+    value = make(armed_call, reply)
+    timer.disarm()
     reply.came = timer.came
     return value
 
