@@ -208,7 +208,7 @@ def test_no_nan_becomes_a_number(run: Runner, bits: int) -> None:
 
 
 def test_what_does_not_fit_is_named() -> None:
-    with pytest.raises(ShapeError, match="^attention: .*last axis, or a scale"):
+    with pytest.raises(ShapeError, match=r"^attention: .*last axis, or a scale"):
         ops.attention(*[np.ones((2, 3, 0), np.float32)] * 3)
     q = np.ones((2, 3, 4), np.float32)
     with pytest.raises(ShapeError, match=r"^attention: .*at least one key"):
