@@ -275,9 +275,8 @@ class Rank:
             if self.scenario.independent and self.fault.step not in (-1, number):
                 continue
             try:
-                step.call() if step.name != "init" or self.scenario.name != "making" else self.join(
-                    8
-                )
+                making = self.scenario.name.startswith("making")
+                self.join(8) if making and step.name == "init" else step.call()
                 if step.expects and self.scenario.independent and not self.mine:
                     self.note(step.name, AssertionError("no error"), False)
             except BaseException as error:

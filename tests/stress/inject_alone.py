@@ -148,6 +148,16 @@ def kernels(rank: int) -> list[Step]:
         for each in step(a, b):
             assert not each.any()
 
+    def convolved() -> None:
+        """With a bias; and depthwise, which may be slow with the channels last."""
+        a, b = np.ones((1, 4, 5, 5), np.float32), np.ones((4, 4, 3, 3), np.float32)
+        x, w = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("w", b.shape, b.dtype)
+        y = ops.conv(x, w, np.full(4, -36, np.float32))
+        z = ops.conv(x, w[:, :1], groups=4)
+        step = ngd.compile([x, w], [y, z])
+        for each, wanted in zip(step(a, b), (0, 9), strict=True):
+            assert (each == wanted).all()
+
     def control() -> None:
         x = ngd.placeholder("x", (3, 2))
         start = ngd.constant(np.zeros(2, np.float32))
@@ -165,5 +175,6 @@ def kernels(rank: int) -> list[Step]:
     return [
         *[Step(str(case), runs(case)) for case in cases],
         Step("bias", biased),
+        Step("convolution", convolved),
         Step("control", control),
     ]

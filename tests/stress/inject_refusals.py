@@ -52,6 +52,20 @@ def program(text: str, reason: str, /, signature: str = "f4[2] -> f4[2]", **attr
     return refused("elementwise", signature, reason, **full)
 
 
+def reduced(
+    text: str, reason: str, /, signature: str = "f4[2,3] -> f4[2]", **attrs: Any
+) -> Refused:
+    """An elementwise program whose first instruction is reduced along the last axis."""
+    full = {"program": text, "results": [], "input_strides": [3, 1], "shape": [2, 3], "axes": [1]}
+    full |= {"reduced": [0], "reductions": ["sum"], **attrs}
+    return refused("elementwise_reduce", signature, reason, **full)
+
+
+def attend(signature: str, reason: str, /) -> Refused:
+    """Attention of a query, keys and values."""
+    return refused("attend", signature, reason, causal=0, scale=1.0, heads_last=0)
+
+
 def conv(signature: str, reason: str, /, **attrs: Any) -> Refused:
     """A convolution along one axis."""
     full = {"strides": [1], "padding": [0, 0], "dilations": [1], "groups": 1, **attrs}
@@ -81,12 +95,35 @@ REFUSED = [
     program(TANH, "input_strides has 2 numbers", input_strides=[1, 1]),
     program(TANH, "a stride is negative", input_strides=[-1]),
     program(TANH, "lead beyond its end", input_strides=[5]),
-    program(TANH, "2 results for 1 outputs", results=[0, 0]),
-    program(TANH, "result 3 is no instruction", results=[3]),
+    program(TANH, "2 results and 0 that are reduced for 1", results=[0, 0]),
+    program(TANH, "results name 3, which is no", results=[3]),
     program(TANH, "has not the dtype of its instruction", "f4[2] -> f8[2]"),
     program(TANH, "the outputs have different shapes", "f4[2] -> f4[2] f4[1]", results=[0, 0]),
     program(TANH, "more than 256 slots", f"f4[2] -> {'f4[2]' * 300}", results=[0] * 300),
     program(";".join(f"add:f32 i0 #{n}" for n in range(70)), "more than 64 tiles at once"),
+    reduced(TANH, "axis 4 is not in the shape", axes=[4]),
+    reduced(TANH, "a reduction for each reduced instruction", reductions=["sum", "sum"]),
+    reduced(TANH, "no reduction is called", reductions=["median"]),
+    reduced("abs:i64 i0", "mean is for floats", "i8[2,3] -> i8[2]", reductions=["mean"]),
+    reduced("logical_not:bool i0", "is not for bool", "b[2,3] -> b[2]"),
+    reduced(TANH, "has not the kept axes", "f4[2,3] -> f4[7]"),
+    reduced(TANH, "of no elements", "f4[2,0] -> f4[2]", shape=[2, 0], reductions=["max"]),
+    reduced(
+        "add:f32 i0 i1",
+        "is read unevenly along a row",
+        "f4[2,3,4] f4[4] -> f4[2]",
+        shape=[2, 3, 4],
+        axes=[1, 2],
+        input_strides=[12, 4, 1, 0, 0, 1],
+    ),
+    reduced(
+        "cast:f32>f64 i0;cast:f64>f32 t0",
+        "a wider dtype cuts rows",
+        "f4[2,2000] -> f4[2]",
+        shape=[2, 2000],
+        input_strides=[2000, 1],
+        reduced=[1],
+    ),
     # reduce, moments, argmax, top_k, cumsum
     refused("reduce", "f4[2] -> f4[]", "no reduction is called", op="median", axes=[0]),
     refused("reduce", "f4[2] -> f8[]", "the output's dtype is not the input's", op="sum", axes=[0]),
@@ -153,6 +190,14 @@ REFUSED = [
     refused("matmul", "f4[2,3] f4[3,2] f4[4] -> f4[2,2]", "the bias has not n elements"),
     refused("matmul", "f4[2,2,3] f4[4,3,2] -> f4[2,2,2]", "do not broadcast"),
     refused("matmul", "i8[2,3] i8[3,2] -> i8[2,2]", "is for floats", post=("relu",)),
+    refused("matmul", "f4[2,3] f4[3,2] -> f4[2,2]", "behind relu", post=("relu", "gelu")),
+    # attention
+    attend("f2[1,2,3] f2[1,2,3] f2[1,2,3] -> f2[1,2,3] f2[1,2]", "is of float32 or float64"),
+    attend("f4[2,3] f4[2,3] f4[2,3] -> f4[2,3] f4[2]", "one rank of at least 3"),
+    attend("f4[1,2,3] f4[1,0,3] f4[1,0,3] -> f4[1,2,3] f4[1,2]", "there are no keys"),
+    attend("f4[1,2,3] f4[1,4,3] f4[1,4,3] f4[7] -> f4[1,2,3] f4[1,2]", "does not broadcast"),
+    attend("f4[1,2,3] f4[1,4,3] f4[1,4,3] i4[2,4] -> f4[1,2,3] f4[1,2]", "neither of bools nor"),
+    attend("f4[1,2,3] f8[1,4,3] f4[1,4,3] -> f4[1,2,3] f4[1,2]", "have not one dtype"),
     # windows
     conv("f4[1,2] f4[2,2] -> f4[1,2]", "have not 1 to 3 spatial axes"),
     conv("f4[1,1,4] f4[1,1,3] -> f4[1,1,2]", "has not a number an axis", strides=[]),
@@ -161,6 +206,15 @@ REFUSED = [
     conv("f4[1,1,4] f8[1,1,3] -> f4[1,1,2]", "the operands' dtypes differ"),
     conv("f4[1,1,4] f4[1,2,3] -> f4[1,1,2]", "the channels or the batch do not fit"),
     conv("i8[1,1,4] i8[1,1,3] -> i8[1,1,2]", "convolutions are of floats"),
+    conv("f4[1,1,4] f4[1,1,3] f4[5] -> f4[1,1,2]", "not one number a channel of a result"),
+    conv("f4[1,1,4] f4[1,1,3] -> f4[1,1,2]", "no post-operation is called", post=("median",)),
+    conv("f2[1,1,4] f2[1,1,3] f2[1] -> f2[1,1,2]", "what follows a two-byte convolution"),
+    pool(
+        "max_pool",
+        "f4[1,3000000000,1] -> f4[1,2999999998,1] i8[1,2999999998,1]",
+        "more places than an int32 counts",
+        channels_last=1,
+    ),
     pool("max_pool", "i8[1,1,4] -> i8[1,1,2] i8[1,1,2]", "pools are of floats"),
     pool("max_pool", "f4[1,1,4] -> f4[1,2,2] i8[1,2,2]", "the images or the channels differ"),
     pool("max_pool", "f4[1,1,4] -> f4[1,1,2] i4[1,1,2]", "the places are not i64"),

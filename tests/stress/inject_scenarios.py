@@ -522,6 +522,7 @@ SCENARIOS = {
     scenario.name: scenario
     for scenario in (
         Scenario("making", making, joins=False),
+        Scenario("making, on memory nodes", making, joins=False, env={"NGD_NUMA_NODE": "auto"}),
         Scenario("exiting", exiting),
         Scenario("small", lambda rank: kinds(rank, SMALL)),
         Scenario("middle", lambda rank: kinds(rank, MIDDLE)),

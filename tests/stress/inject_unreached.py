@@ -30,7 +30,6 @@ CANNOT_FAIL = (
     ("executor.cpp", "attrs.integers(name)", SHORT),
     ("program.cpp", "return std::string(lane)", SHORT),
     ("headroom.cpp", "path.resize(", SHRINKS),
-    ("conv_shape.hpp", "struct ConvShape", SHORT),  # only what is no refusal is copied
 )
 
 CGROUP = "is asked only where a memory cgroup has a limit"
