@@ -571,7 +571,7 @@ TEST(Elementwise, RefusesWithAReason) {
   EXPECT_NE(reason("cast:f32>i32 i0;exp:i32 t0;cast:i32>f32 t1", {2}).find("not defined for i32"),
             std::string::npos);
   EXPECT_NE(reason("add:f32 i0 #x").find("immediate #x is no f32"), std::string::npos);
-  EXPECT_NE(reason("exp:f32 i0", {1}).find("result 1"), std::string::npos);
+  EXPECT_NE(reason("exp:f32 i0", {1}).find("results name 1"), std::string::npos);
   EXPECT_NE(reason("exp:f32 i0", {0}, {2}).find("beyond its end"), std::string::npos);
   EXPECT_NE(reason("exp:f32 i0", {0}, {1, 1}).find("input_strides"), std::string::npos);
 }
