@@ -386,6 +386,7 @@ def test_a_communicator_of_mpi4py() -> None:
 
 
 def test_a_communicator_of_mpi4py_is_something_else() -> None:
+    ngd.shutdown()  # a world that an earlier test has left
     error = caught(lambda: ngd.init(comm=object()))
     assert error["error"] == "InitError"
     wanted = "an mpi4py communicator" if harness.MODE == "OMPI" else "NGD_DISTRIBUTED_ENABLE=OMPI"
