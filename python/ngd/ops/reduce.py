@@ -118,8 +118,7 @@ class Reduction(Op):
 class Sum(Reduction):
     """The sum of the elements; 0 of none."""
 
-    name = "sum"
-    reduces = "sum"
+    name = reduces = "sum"
     linear = True
     gradient_rounds = False
     dtypes = (int64, uint64, *FLOATS)
@@ -139,8 +138,7 @@ sum: Final[Sum] = register(Sum())
 class Mean(Reduction):
     """The sum of the elements divided by their number; NaN of none."""
 
-    name = "mean"
-    reduces = "mean"
+    name = reduces = "mean"
     linear = True
     dtypes = FLOATS
 
@@ -163,8 +161,7 @@ mean: Final[Mean] = register(Mean())
 class Prod(Reduction):
     """The product of the elements; 1 of none."""
 
-    name = "prod"
-    reduces = "prod"
+    name = reduces = "prod"
     dtypes = (int64, uint64, *FLOATS)
     compute = np.prod
 
@@ -225,8 +222,7 @@ class Extremum(Reduction):
 class Max(Extremum):
     """The largest element; NaN propagates. Equal ones share the gradient equally."""
 
-    name = "max"
-    reduces = "max"
+    name = reduces = "max"
     compute = np.max
 
 
@@ -236,8 +232,7 @@ max: Final[Max] = register(Max())
 class Min(Extremum):
     """The smallest element; NaN propagates. Equal ones share the gradient equally."""
 
-    name = "min"
-    reduces = "min"
+    name = reduces = "min"
     compute = np.min
 
 

@@ -146,6 +146,8 @@ class Joined(NamedTuple):
     stored: list[Node]
     """Results of the kernel that others read."""
     reductions: list[Node]
+    attrs: dict[str, Any]
+    """What the kernel is asked for then."""
 
     @property
     def members(self) -> Sequence[Node]:
@@ -162,37 +164,13 @@ class Joined(NamedTuple):
         """Of what the kernel gives then."""
         return tuple(node.type for node in (*self.stored, *self.reductions))
 
-    def attrs(self) -> dict[str, Any]:
-        """What the kernel is asked for then."""
-        before = self.kernel.attrs
-        dense, own = dense_operands(self.kernel), set(self.kernel.results)
-        read = [node.inputs[0] for node in self.reductions]
-        # Operands are read first, so that a result may lie over one.
-        made = {
-            x: number for number, x in enumerate(dict.fromkeys(x for x in read if x not in own))
-        }
-        lines = [f"copy:{SHORT_NAMES[operand.dtype]} i{dense[operand]}" for operand in made]
-        first = len(lines)
-        lines.append(re.sub(r"\bt(\d+)", lambda t: f"t{int(t[1]) + first}", before["program"]))
-        numbers = [number + first for number in before["results"]]
-        made.update(zip(self.kernel.results, numbers, strict=True))
-        return {
-            "program": ";".join(lines),
-            "results": tuple(made[node] for node in self.stored),
-            "input_strides": before["input_strides"],
-            "shape": self.kernel.shape,
-            "axes": self.reductions[0].attrs["axes"],
-            "reduced": tuple(made[node.inputs[0]] for node in self.reductions),
-            "reductions": tuple(node.op.reduces for node in self.reductions),
-        }
-
 
 def fuse_reductions(graph: Graph, target: Target) -> Graph:
     """Let elementwise kernels take reductions: see the head of this file."""
     joined: dict[Node, Joined] = {}
     for whole in joinable(graph):
         types = [i.type for i in whole.kernel.inputs]
-        if target.query(FusedReduction.name, types, whole.types, whole.attrs()).accepted:
+        if target.query(FusedReduction.name, types, whole.types, whole.attrs).accepted:
             joined.update(dict.fromkeys(whole.members, whole))
     if not joined:
         return graph
@@ -203,7 +181,7 @@ def fuse_reductions(graph: Graph, target: Target) -> Graph:
         if whole is None:
             return node.with_inputs(inputs)
         if node is whole.kernel:
-            made = FusedReduction(whole.types).node(inputs, whole.attrs())
+            made = FusedReduction(whole.types).node(inputs, whole.attrs)
             new.update(zip((*whole.stored, *whole.reductions), made.results, strict=True))
             results = tuple(new.get(result, result) for result in node.results)
             return results if node.several else results[0]
@@ -214,17 +192,19 @@ def fuse_reductions(graph: Graph, target: Target) -> Graph:
 
 def joinable(graph: Graph) -> Iterator[Joined]:
     """Kernels with what each might take."""
+    reductions = [node for node in graph.nodes if node.op.reduces]
+    if not reductions:
+        return
     deep = depths(graph)
     needed = needs(graph, deep)
 
     def first_collective(node: Node) -> float:
         return min([needed[result][0] for result in node.results])
 
-    reductions = [node for node in graph.nodes if node.op.reduces]
     offered: dict[Node, list[Node]] = {}
     reading: dict[Node, list[Node]] = {}
     """The kernels that read all of a node, once and in order."""
-    for node in graph.nodes if reductions else ():
+    for node in graph.nodes:
         if isinstance(node.op, FusedElementwise):
             for operand in dense_operands(node):
                 reading.setdefault(operand, []).append(node)
@@ -243,7 +223,29 @@ def joinable(graph: Graph) -> Iterator[Joined]:
         taken = [node for node in members if node.attrs["axes"] == axes][:MAX_REDUCTIONS]
         inside = Counter(node.inputs[0] for node in taken)
         stored = [result for result in kernel.results if readers[result] > inside[result]]
-        yield Joined(kernel, stored, taken)
+        yield Joined(kernel, stored, taken, reducing(kernel, stored, taken))
+
+
+def reducing(kernel: Node, stored: Sequence[Node], reductions: Sequence[Node]) -> dict[str, Any]:
+    """The attributes of a kernel that stores some of its results, and takes reductions."""
+    before, dense = kernel.attrs, dense_operands(kernel)
+    own = dict(zip(kernel.results, before["results"], strict=True))
+    read = [node.inputs[0] for node in reductions]
+    # Operands are read first, so that a result may lie over one.
+    copied = [x for x in dict.fromkeys(read) if x not in own]
+    made = {x: number for number, x in enumerate(copied)}
+    made |= {x: number + len(copied) for x, number in own.items()}
+    lines = [f"copy:{SHORT_NAMES[x.dtype]} i{dense[x]}" for x in copied]
+    lines.append(re.sub(r"\bt(\d+)", lambda t: f"t{int(t[1]) + len(copied)}", before["program"]))
+    return {
+        "program": ";".join(lines),
+        "results": tuple(made[node] for node in stored),
+        "input_strides": before["input_strides"],
+        "shape": kernel.shape,
+        "axes": reductions[0].attrs["axes"],
+        "reduced": tuple(made[x] for x in read),
+        "reductions": tuple(node.op.reduces for node in reductions),
+    }
 
 
 def dense_operands(kernel: Node) -> dict[Node, int]:

@@ -40,10 +40,8 @@ class ElementwiseReduce final : public Kernel {
                            for (std::int64_t i = begin; i < end; ++i) run_task(i, walk, args);
                          });
     portable::combine_results(geometry_, [&](std::int64_t result) {
-      for (std::size_t k = 0; k < reducers_.size(); ++k) {
-        reducers_[k].combine_chunks(geometry_, result, scratch_cells(args, k, 0));
-        store(k, result, scratch_cells(args, k, result * geometry_.chunks), args);
-      }
+      for (std::size_t k = 0; k < reducers_.size(); ++k)
+        reducers_[k].finish(geometry_, result, scratch_cells(args, k, 0), args.outputs[dense_ + k]);
     });
   }
 

@@ -30,9 +30,7 @@ class Reduce final : public Kernel {
     run_tasks(
         geometry_, [&](std::int64_t task) { run_task(task, args); },
         [&](std::int64_t result) {
-          auto* cells = static_cast<std::byte*>(args.scratch);
-          reducer_.combine_chunks(geometry_, result, cells);
-          store(result, cells + result * geometry_.chunks * geometry_.columns * kCell, args);
+          reducer_.finish(geometry_, result, scratch_cells(args, 0), args.outputs[0]);
         });
   }
 
@@ -51,7 +49,7 @@ class Reduce final : public Kernel {
     for_segments(g, task, [&](std::int64_t offset, std::int64_t count) {
       add_segment(args.inputs[0], offset, count, columns, cells);
     });
-    if (g.chunks == 1) store(result, cells, args);
+    if (g.chunks == 1) reducer_.store(g, result, cells, args.outputs[0]);
   }
 
   void add_segment(const void* input, std::int64_t offset, std::int64_t count, std::int64_t columns,
@@ -88,10 +86,6 @@ class Reduce final : public Kernel {
                columns);
       add_tile(loops_, {i, n, count}, wide, columns, partials, cells);
     }
-  }
-
-  void store(std::int64_t result, const std::byte* cells, const KernelArgs& args) const {
-    reducer_.store(geometry_, result, cells, args.outputs[0]);
   }
 
   DType dtype_;

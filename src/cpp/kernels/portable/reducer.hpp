@@ -21,8 +21,8 @@ struct Reducer {
   // Why there is none; empty where there is.
   static std::string refusal(const std::string& op, DType dtype);
 
-  // Combines the cells of the chunks of a result, which lie task after task, in the first one's.
-  void combine_chunks(const Geometry& geometry, std::int64_t result, std::byte* cells) const;
+  // Of a result of several chunks, whose cells lie task after task: combines and stores them.
+  void finish(const Geometry& geometry, std::int64_t result, std::byte* cells, void* output) const;
   // Rounds the cells of a result's columns to where they belong in the output.
   void store(const Geometry& geometry, std::int64_t result, const std::byte* cells,
              void* output) const;
