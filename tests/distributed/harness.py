@@ -37,7 +37,11 @@ LAUNCHED = re.compile(
     r"|MPI_LOCAL|SLURM_|NGD_).*)"
 )
 OPEN_MPI_OWN = re.compile(r"(sm_segment|vader_segment|ucx_shm|psm2|sem\.|open_?mpi)")
-"""What Open MPI keeps in /dev/shm while it runs, and after somebody kills it."""
+"""What Open MPI keeps in /dev/shm while it runs, and after somebody kills it.
+
+In TMPDIR it keeps a folder named after the process ID of mpirun. An mpirun that finds such a folder
+of a killed one, whose number it got, does not start: each job has a TMPDIR of its own.
+"""
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OPEN_MPI_ENVIRONMENT = {
@@ -124,6 +128,7 @@ class Job:
             "NGD_TIMEOUT": "60",
             "NGD_CHECK": "1",
             "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self.folder),  # see OPEN_MPI_OWN
             **OPEN_MPI_ENVIRONMENT,
             **(env or {}),
         }

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,25 @@ def end_badly(how: str) -> None:
         sys.exit(3)
     ngd.barrier()
     time.sleep(60)
+
+
+def stay() -> None:
+    ngd.init()
+    say("up")
+    time.sleep(60)
+
+
+@needs_mpirun
+def test_a_killed_mpirun_leaves_nothing_that_another_stumbles_over() -> None:
+    """Open MPI's folder is named after a process ID; who finds it there does not start."""
+    with Job(stay, 2, launcher="mpirun") as job:
+        assert job.launcher is not None
+        name = f"ompi.{job.launcher.pid}"
+        job.wait_for(0, "up")
+        assert (job.folder / name).exists()
+        job.launcher.kill()
+    assert not (Path(tempfile.gettempdir()) / name).exists()
+    assert not job.folder.exists()
 
 
 @pytest.mark.parametrize(
