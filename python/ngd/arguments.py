@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .dtype import bfloat16, is_float, plain
+from .arrays import view
+from .dtype import bfloat16, is_float
 from .errors import ShapeError
 from .ir import Array, DType, Node, Type
 
@@ -34,9 +35,14 @@ def convert(value: Any, wanted: Type, where: str) -> Array:
     if isinstance(value, Node):
         raise TypeError(f"{where}: expected an array {wanted}; got {value!r}")
     try:
-        array = plain(value, where)
-    except ValueError as error:  # lists of different lengths
-        raise ShapeError(f"{where}: expected shape {wanted.shape}; got {error}") from None
+        array = view(value, where)
+    except ValueError:
+        raise ShapeError(
+            f"{where}: expected shape {wanted.shape}; got lists of different lengths"
+        ) from None
+    if array.dtype == object:
+        got = "Python's objects" if isinstance(value, np.ndarray) else type(value).__name__
+        raise TypeError(f"{where}: expected an array {wanted}; got {got}")
     if array.shape != wanted.shape:
         raise ShapeError(f"{where}: expected shape {wanted.shape}; got {array.shape}")
     if not is_python(value):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
 from typing import Any, Final
 
 import ml_dtypes
@@ -63,24 +62,6 @@ def as_dtype(value: Any, where: str) -> np.dtype[Any]:
         names = ", ".join(d.name for d in SHORT_NAMES)
         raise DTypeError(f"{where}: expected a dtype among {names}; got {value!r}")
     return dtype
-
-
-def plain(value: Any, where: str) -> np.ndarray[Any, Any]:
-    """What NumPy reads of an array-like; `where` is the public call, for the message.
-
-    A mask would be lost: NumPy's own functions would give the values under it.
-    """
-    if has_mask(value):
-        raise TypeError(f"{where}: expected an array without a mask: its filled() is one")
-    return np.asarray(value)
-
-
-def has_mask(value: Any) -> bool:
-    """Whether this is a masked array, or holds one."""
-    if isinstance(value, (list, tuple)):
-        return any(map(has_mask, value))
-    masked = sys.modules.get("numpy.ma")  # NumPy imports it when it is first asked for
-    return masked is not None and isinstance(value, masked.MaskedArray)
 
 
 def whole(value: Any, where: str, name: str, bits: int = 32) -> int:

@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Final, TypeAlias, overload
 import numpy as np
 
 from . import distributed
+from .arrays import view
 from .collectives import Group
-from .collectives.arrays import view
 from .compiler import compile, sorted_updates
 from .devices.executable import Executable
 from .dtype import SHORT_NAMES, as_dtype, float64

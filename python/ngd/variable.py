@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import _core, config
-from .dtype import as_dtype, lengths, plain
+from .arrays import view
+from .dtype import as_dtype, lengths
 from .errors import ShapeError
 from .ir import PLACEHOLDER, VARIABLE, Array, DType, Node, Shape, Type, constant_node
 from .sites import at_site
@@ -77,7 +78,7 @@ class Variable(Node):
         BusyError while a step reads or writes it.
         """
         where = f"variable {self.name!r}: assign()"
-        array = plain(value, where)
+        array = view(value, where)
         as_dtype(array.dtype, where)
         if array.shape != self.shape:
             raise ShapeError(f"{where} expected shape {self.shape}; got {array.shape}")
@@ -109,7 +110,7 @@ def variable(name: str, initial: Any) -> Variable:
     where = f"variable {name!r}"
     if not isinstance(name, str) or not name:
         raise TypeError(f"variable: expected a non-empty name; got {name!r}")
-    array = plain(initial, where)
+    array = view(initial, where)
     typed = hasattr(initial, "dtype")
     if not typed and array.dtype == np.float64:
         array = array.astype(np.float32)
@@ -138,7 +139,7 @@ def constant(value: Any, dtype: Any = None) -> Node:
     Without `dtype`, Python floats make float32 and Python integers int64; arrays keep theirs.
     """
     target: DType | None = None if dtype is None else as_dtype(dtype, "constant")
-    array = plain(value, "constant")
+    array = view(value, "constant")
     if target is None and not hasattr(value, "dtype") and array.dtype == np.float64:
         target = np.dtype(np.float32)
     array = array.astype(target) if target is not None else array

@@ -1,39 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a collective reads and writes: NumPy's view of whatever the caller gave."""
+"""What a collective reads and writes."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ..dtype import SHORT_NAMES, as_dtype, bfloat16, plain, whole
+from ..arrays import destination, view
+from ..dtype import SHORT_NAMES, as_dtype, whole
 from ..errors import ShapeError
-from ..ir import Array, DType, Shape
-
-
-def view(array: Any, where: str) -> Array:
-    """The array as NumPy sees it, without a copy where it has memory of its own."""
-    if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
-        return _from_dlpack(array, where)
-    return plain(memoryview(array) if isinstance(array, bytes) else array, where)
-
-
-def _from_dlpack(array: Any, where: str) -> Array:
-    """NumPy has no bfloat16 of its own and refuses it: as integers it gets through."""
-    try:
-        if str(getattr(array, "dtype", "")) == "torch.bfloat16":
-            return np.from_dlpack(array.view(sys.modules["torch"].int16)).view(bfloat16)
-        return np.from_dlpack(array)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        if str(getattr(array, "dtype", "")) == "bfloat16":
-            return np.asarray(array)
-        raise TypeError(
-            f"{where}: expected an array in the CPU's memory; NumPy cannot read this "
-            f"{type(array).__name__}: {error}"
-        ) from None
+from ..ir import Array, Shape
 
 
 def operand(array: Any, where: str) -> Array:
@@ -54,33 +32,6 @@ def is_list(array: Any) -> bool:
     return isinstance(array, (list, tuple)) and all(
         isinstance(a, np.ndarray) or hasattr(a, "__dlpack__") for a in array
     )
-
-
-def destination(out: Any, dtype: DType, shape: Shape, where: str) -> Array:
-    """What `out` is to NumPy, where it fits; a fresh array where it is None."""
-    if out is None:
-        return np.empty(shape, dtype)
-    if not isinstance(out, np.ndarray) and not hasattr(out, "__dlpack__"):
-        try:
-            memoryview(out)
-        except TypeError:
-            raise TypeError(
-                f"{where}: out: expected an array (NumPy's, or with DLPack or the buffer "
-                f"protocol); got {type(out).__name__}"
-            ) from None
-    seen = view(out, f"{where}: out")
-    flags = seen.flags
-    fits = seen.shape == shape and seen.dtype == dtype
-    if not (fits and flags.c_contiguous and flags.aligned and flags.writeable):
-        contiguous = "contiguous" if flags.c_contiguous else "strided"
-        if not flags.aligned:
-            contiguous = "misaligned"
-        raise ShapeError(
-            f"{where}: out: expected a contiguous, writable {dtype} array of shape {shape}; got a "
-            f"{contiguous}{'' if flags.writeable else ', read-only'} {seen.dtype} one of "
-            f"{seen.shape}"
-        )
-    return seen
 
 
 def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> list[Array]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import _core
+from ..arrays import destination
 from ..dtype import as_dtype, lengths, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
 from ..ir import Array, Shape
@@ -23,7 +24,6 @@ from . import reduction
 from .arrays import (
     block_rows,
     check_apart,
-    destination,
     destinations,
     is_list,
     normal_axis,

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 
 from .. import _core, arguments
+from ..arrays import destination
 from ..collectives import Group, compare_ranks
 from ..cost import Cost
-from ..dtype import has_mask
-from ..errors import ShapeError
 from ..ir import Array, Graph
 from ..local import BoundToProcess
 from ..passes import Plan, Target, cost_of_graph
@@ -110,7 +109,7 @@ class CompiledStep(BoundToProcess):
         where = f"Executable: input {number} ({self.graph.inputs[number].attrs['name']!r})"
         return arguments.convert(value, self.input_types[number], where)
 
-    def results(self, out: Sequence[Array] | None, inputs: list[Array]) -> list[Array]:
+    def results(self, out: Sequence[Any] | None, inputs: list[Array]) -> list[Array]:
         """Fresh arrays for the outputs, or the caller's, checked: they overlap nothing."""
         if out is None:
             return [np.empty(t.shape, t.dtype) for t in self.output_types]
@@ -118,23 +117,16 @@ class CompiledStep(BoundToProcess):
             raise TypeError(
                 f"Executable: expected {len(self.output_types)} arrays in out; got {len(out)}"
             )
+        results: list[Array] = []
         for i, (array, wanted) in enumerate(zip(out, self.output_types, strict=True)):
-            good = (
-                isinstance(array, np.ndarray)
-                and not has_mask(array)
-                and array.dtype == wanted.dtype
-                and array.shape == wanted.shape
-                and array.flags.c_contiguous
-                and array.flags.writeable
-            )
-            if not good:
-                raise ShapeError(
-                    f"Executable: out[{i}]: expected a contiguous, writable array {wanted}"
-                )
-            others = (*inputs, *out[:i])
-            if any(np.may_share_memory(array, other) for other in others):
-                raise ValueError(f"Executable: out[{i}] overlaps an input or another output")
-        return list(out)
+            name = f"out[{i}]"
+            if array is None:
+                raise TypeError(f"Executable: {name}: expected an array {wanted}; got None")
+            result = destination(array, wanted.dtype, wanted.shape, "Executable", name)
+            if any(np.may_share_memory(result, other) for other in (*inputs, *results)):
+                raise ValueError(f"Executable: {name} overlaps an input or another output")
+            results.append(result)
+        return results
 
     def memory(self) -> dict[str, int]:
         """Bytes of the variables; a device with a planner adds its arenas."""

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..arrays import view
 from ..dtype import (
     ALL,
     FLOATS,
@@ -23,7 +24,6 @@ from ..dtype import (
     float64,
     int64,
     is_float,
-    plain,
     uint64,
 )
 from ..errors import DTypeError, ShapeError
@@ -106,7 +106,7 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
         return scalar(value, like.dtype, where)
     if value is None or isinstance(value, (str, bytes)):
         raise DTypeError(f"{where}: expected a node, an array or a number; got {value!r}")
-    array = plain(value, where)
+    array = view(value, where)
     as_dtype(array.dtype, where)
     return constant_node(array)
 

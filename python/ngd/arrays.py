@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the caller gives to read and to write, as NumPy sees it: the one way in.
+
+NumPy's arrays and array-likes, DLPack (PyTorch, JAX, CuPy's on the host), the buffer protocol; no
+copy where the memory can be used as it lies.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from .dtype import bfloat16
+from .errors import ShapeError
+from .ir import Array, DType, Shape
+
+
+def view(array: Any, where: str) -> Array:
+    """The array as NumPy sees it; `where` is the public call, for the message.
+
+    A mask would be lost: NumPy's own functions would give the values under it.
+    """
+    if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
+        return _from_dlpack(array, where)
+    if has_mask(array):
+        raise TypeError(f"{where}: expected an array without a mask: its filled() is one")
+    return np.asarray(memoryview(array) if isinstance(array, bytes) else array)
+
+
+def has_mask(value: Any) -> bool:
+    """Whether this is a masked array, or holds one."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_mask, value))
+    masked = sys.modules.get("numpy.ma")  # NumPy imports it when it is first asked for
+    return masked is not None and isinstance(value, masked.MaskedArray)
+
+
+def _from_dlpack(array: Any, where: str) -> Array:
+    """NumPy has no bfloat16 of its own and refuses it: as integers it gets through."""
+    try:
+        if str(getattr(array, "dtype", "")) == "torch.bfloat16":
+            return np.from_dlpack(array.view(sys.modules["torch"].int16)).view(bfloat16)
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        if str(getattr(array, "dtype", "")) == "bfloat16":
+            return np.asarray(array)
+        raise TypeError(
+            f"{where}: expected an array in the CPU's memory; NumPy cannot read this "
+            f"{type(array).__name__}: {error}"
+        ) from None
+
+
+def destination(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out") -> Array:
+    """What `out` is to NumPy, where it fits; a fresh array where it is None."""
+    if out is None:
+        return np.empty(shape, dtype)
+    if not isinstance(out, np.ndarray) and not hasattr(out, "__dlpack__"):
+        try:
+            memoryview(out)
+        except TypeError:
+            raise TypeError(
+                f"{where}: {name}: expected an array (NumPy's, or with DLPack or the buffer "
+                f"protocol); got {type(out).__name__}"
+            ) from None
+    seen = view(out, f"{where}: {name}")
+    flags = seen.flags
+    fits = seen.shape == shape and seen.dtype == dtype
+    if not (fits and flags.c_contiguous and flags.aligned and flags.writeable):
+        contiguous = "contiguous" if flags.c_contiguous else "strided"
+        if not flags.aligned:
+            contiguous = "misaligned"
+        raise ShapeError(
+            f"{where}: {name}: expected a contiguous, writable {dtype} array of shape {shape}; "
+            f"got a {contiguous}{'' if flags.writeable else ', read-only'} {seen.dtype} one of "
+            f"{seen.shape}"
+        )
+    return seen

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python of README.md and docs/collectives.md, on ranks; what it takes for granted is here."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from harness import run
+
+import ngd
+from ngd import nn, ops, optim
+
+pytestmark = harness.needs_ranks
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def execute(page: str, containing: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Run the one block of a page that contains this text; what it leaves is in `names`."""
+    (block,) = [b for b in BLOCK.findall((ROOT / page).read_text()) if containing in b]
+    exec(compile(block, f"{page}: {containing}", "exec"), names)
+    return names
+
+
+def modules() -> dict[str, Any]:
+    return {"np": np, "ngd": ngd, "nn": nn, "ops": ops, "optim": optim}
+
+
+def readme() -> dict[str, Any]:
+    world = ngd.init()
+    sys.path.insert(0, str(harness.EXAMPLES))
+    from dist_mnist_mlp import logits_of
+
+    rng = np.random.default_rng(0)
+    shapes = {"W0": (6, 5), "b0": (5,), "W1": (5, 3), "b1": (3,)}
+    network = [ngd.variable(n, rng.normal(size=s)) for n, s in shapes.items()]
+    args = SimpleNamespace(dtype="float64", lr=0.1)
+    given = {"images": 4, "network": network, "args": args, "logits_of": logits_of}
+    step = execute("README.md", "weight=weight", modules() | given)["step"]
+    pixels, labels = rng.normal(size=(4, 6)), rng.integers(0, 3, 4)
+    losses = [float(step(pixels, labels, 1.0)[0]) for _ in range(20)]
+
+    x, y = ngd.placeholder("x", (8, 784)), ngd.placeholder("y", (8,), "int64")
+    trained = execute("README.md", "nn.Sequential", modules() | {"x": x, "y": y})
+    images = rng.normal(size=(8, 784)).astype(np.float32)
+    of_model = [float(trained["step"](images, np.arange(8))[0]) for _ in range(20)]
+    (scores,) = trained["evaluate"](images)
+
+    ones = np.full(3, world.rank, np.float32)
+    meshed = modules() | {"gradient": ones, "activations": np.array([world.rank])}
+    parts = execute("README.md", "make_mesh", meshed)["parts"]
+    parts.wait()
+    return {
+        "losses": [losses[0], losses[-1]],
+        "of_model": [of_model[0], of_model[-1]],
+        "scores": list(scores.shape),
+        "mean": ones.tolist(),
+        "parts": parts.result.tolist(),
+    }
+
+
+def test_the_readmes_python_runs() -> None:
+    for outcome in run(readme, 4):
+        rank, value = outcome.rank, outcome.value
+        for first, last in (value["losses"], value["of_model"]):
+            assert last < 0.8 * first
+        assert value["scores"] == [8, 10]
+        # The mesh is [[0, 1], [2, 3]]: "data" runs down a column, "model" along a row.
+        assert value["mean"] == [{0: 1, 1: 2, 2: 1, 3: 2}[rank]] * 3
+        assert value["parts"] == ([0, 1] if rank < 2 else [2, 3])
+
+
+def eager_page() -> dict[str, Any]:
+    world = ngd.init()
+    names = execute("docs/collectives.md", "everyones =", modules())
+    gathered = list(names["everyones"].shape)
+    gradient = np.full(2, world.rank, np.float32)
+    execute("docs/collectives.md", "work.wait()", names | {"gradient": gradient, "compute": list})
+    after_work = gradient.tolist()
+    gradient = np.full(2, world.rank, np.float32)
+    names |= {"world": world, "gradient": gradient}
+    names = execute("docs/collectives.md", "color=", names)
+    half, mean = names["half"], names["mean"]
+    batches = [np.full(2, 10 * world.rank + i, np.float64) for i in range(1 + world.rank)]
+    given = modules() | {"batches": batches, "gradient_of": lambda batch: batch}
+    joined = execute("docs/collectives.md", "ngd.join", given)
+    return {
+        "gathered": gathered,
+        "after_work": after_work,
+        "half": [half.rank, half.size],
+        "mean": mean.tolist(),
+        "last": joined["mean"].tolist(),
+    }
+
+
+def test_the_pages_collectives_on_arrays_run() -> None:
+    for outcome in run(eager_page, 4):
+        value = outcome.value
+        assert value["gathered"] == [4000]
+        assert value["after_work"] == [1.5, 1.5]
+        assert value["half"] == [outcome.rank // 2, 2]
+        assert value["mean"] == [1 + outcome.rank % 2] * 2
+        assert value["last"] == [33, 33]  # of the fourth batch, which rank 3 alone has
+
+
+def tensor_parallel(ranks: int) -> list[Any]:
+    """The page's gradients, of this rank's parts of the weights."""
+    world = ngd.init()
+    rng = np.random.default_rng(1)
+    whole = {"W0": (5, 8), "b0": (8,), "W1": (8, 3), "b1": (3,)}
+    values = {name: rng.normal(size=shape) for name, shape in whole.items()}
+    mine = slice(world.rank * 8 // ranks, (world.rank + 1) * 8 // ranks)
+    parts = {"W0": np.s_[:, mine], "b0": mine, "W1": np.s_[mine], "b1": np.s_[:]}
+    given: dict[str, Any] = {
+        name: ngd.variable(name, np.ascontiguousarray(values[name][part]))
+        for name, part in parts.items()
+    }
+    x, labels = rng.normal(size=(4, 5)), rng.integers(0, 3, 4)
+    given |= {"x": ngd.constant(x), "labels": ngd.constant(labels)}
+    given["mesh"] = ngd.make_mesh((1, ranks), ("data", "model"))
+    names = execute("docs/collectives.md", "my columns of W0", modules() | given)
+    step = ngd.compile([], [names["loss"], names["gW0"], names["gb0"], names["gW1"], names["gb1"]])
+    return [np.asarray(result).tolist() for result in step()]
+
+
+def test_the_pages_tensor_parallel_gradients_are_those_of_one_rank() -> None:
+    (alone,) = run(tensor_parallel, 1, arguments={"ranks": 1})
+    loss, g_w0, g_b0, g_w1, g_b1 = map(np.array, alone.value)
+    first, second = (o.value for o in run(tensor_parallel, 2, arguments={"ranks": 2}))
+    for value in (first, second):
+        np.testing.assert_allclose(value[0], loss, rtol=1e-12)
+        np.testing.assert_allclose(value[4], g_b1, rtol=1e-10, atol=1e-12)
+    pairs = zip(first[1:4], second[1:4], (g_w0, g_b0, g_w1), (1, 0, 0), strict=True)
+    for one, other, both, axis in pairs:
+        np.testing.assert_allclose(np.concatenate([one, other], axis), both, rtol=1e-10, atol=1e-12)
+
+
+def pipeline() -> list[float]:
+    """The page's two stages, trained for some steps; rank 0 has no loss, only its token."""
+    rank = ngd.init().rank
+    rng = np.random.default_rng(2)
+    x, w, v, y = (rng.normal(size=s).astype("f") for s in ((8, 3), (3, 4), (4, 2), (8, 2)))
+    given = {
+        "rank": rank,
+        "x": ngd.placeholder("x", x.shape),
+        "y": ngd.placeholder("y", y.shape),
+        "w": ngd.variable("w", w),
+        "v": ngd.variable("v", v),
+    }
+    step = execute("docs/collectives.md", "token =", modules() | given)["step"]
+    return [float(np.sum(step(y if rank else x)[0])) for _ in range(20)]
+
+
+def test_the_pages_two_stages_learn_as_one_network() -> None:
+    rng = np.random.default_rng(2)
+    x, w, v, y = (rng.normal(size=s) for s in ((8, 3), (3, 4), (4, 2), (8, 2)))
+    losses = []
+    for _ in range(20):
+        h = np.tanh(x @ w)
+        error = h @ v - y
+        losses.append(float(np.mean(error**2)))
+        d = 2 * error / error.size
+        w, v = w - 0.1 * x.T @ (d @ v.T * (1 - h**2)), v - 0.1 * h.T @ d
+    assert run(pipeline, 2)[1].value == pytest.approx(losses, rel=1e-4)
