@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors where ngd takes arrays: to a step, to variables, for results; bfloat16 too, no copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ngd
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_a_step_takes_tensors_and_writes_into_tensors(dtype: str, device: str) -> None:
+    kind = getattr(torch, dtype)
+    given = torch.arange(6).reshape(2, 3).to(kind)
+    x = ngd.placeholder("x", (2, 3), dtype)
+    step = ngd.compile([x], [x + x], device=device)
+    (fresh,) = step(given)
+    np.testing.assert_array_equal(fresh.astype(float), (2 * given).double().numpy())
+    result = torch.zeros(2, 3, dtype=kind)
+    step(given, out=[result])
+    assert torch.equal(result, 2 * given)
+    turned = torch.arange(6).reshape(3, 2).to(kind).T
+    np.testing.assert_array_equal(step(turned)[0].astype(float), (2 * turned).double().numpy())
+
+
+def test_variables_and_constants_take_tensors() -> None:
+    half = torch.tensor([1.0, 2.5], dtype=torch.bfloat16)
+    w = ngd.variable("w", half)
+    assert w.dtype == ngd.bfloat16
+    w.assign(torch.tensor([3.0, 4.0]))
+    x = ngd.placeholder("x", (2,), "bfloat16")
+    (total,) = ngd.compile([x], [x + w + ngd.constant(half)])(half)
+    np.testing.assert_array_equal(total.astype(float), [5.0, 9.0])
+
+
+def test_what_needs_a_gradient_is_refused_with_pytorchs_words() -> None:
+    x = ngd.placeholder("x", (2,))
+    step = ngd.compile([x], [x * 2])
+    with pytest.raises(TypeError, match=r"input 0 \('x'\).*NumPy cannot read this Tensor.*gradient"):
+        step(torch.ones(2, requires_grad=True))
