@@ -112,7 +112,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--smoke", action="store_true", help="one epoch: does it run?")
     args = parser.parse_args()
     if args.smoke:
-        args.epochs = 1
+        args.epochs = min(args.epochs, 1)
     return args
 
 

@@ -30,6 +30,7 @@ LAYERS = (
     {"dtype", "config", "environment", "binding", "sites"},
     {"array_methods", "cost", "trees"},
     {"ir"},
+    {"arrays"},
     {"ops"},
     {"autodiff", "reference", "variable", "passes"},
     {"collectives"},
