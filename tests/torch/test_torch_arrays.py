@@ -40,5 +40,5 @@ def test_variables_and_constants_take_tensors() -> None:
 def test_what_needs_a_gradient_is_refused_with_pytorchs_words() -> None:
     x = ngd.placeholder("x", (2,))
     step = ngd.compile([x], [x * 2])
-    with pytest.raises(TypeError, match="NumPy cannot read this Tensor.*gradient"):
+    with pytest.raises(TypeError, match=r"NumPy cannot read this Tensor.*gradient"):
         step(torch.ones(2, requires_grad=True))
