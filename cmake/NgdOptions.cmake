@@ -12,7 +12,7 @@ target_compile_options(ngd_flags INTERFACE
   $<$<BOOL:${NGD_WERROR}>:-Werror>)
 if(NGD_SANITIZE)
   target_compile_options(ngd_flags INTERFACE
-    -fsanitize=${NGD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1)
+    -fsanitize=${NGD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1 -O1)  # -g1: names and lines
   target_link_options(ngd_flags INTERFACE -fsanitize=${NGD_SANITIZE})
 endif()
 if(NGD_TEST_STEPS)
