@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ngd
-from ngd import _core
+from ngd.devices import cpu
 from ngd.dtype import ALL, FLOATS, INTEGERS, NUMBERS, SHORT_NAMES, float32
 from ngd.ir import PUBLIC, Op, Type
 
@@ -112,7 +112,7 @@ def computed_by(op: Op) -> str:
     if op.nested:
         return "programs inside the program"
     names = {op.lower(**sample.attrs)[0] for sample in op.samples()}
-    kernels = dict.fromkeys(f"`{i}`" for name, i in _core.kernel_table() if name in names)
+    kernels = dict.fromkeys(f"`{i}`" for name, i in cpu.DEVICE.kernel_table() if name in names)
     view = ["*view*"] if op.view else []
     made = ["*made of ops*"] if op.expands else []
     return ", ".join([*view, *kernels, *made])

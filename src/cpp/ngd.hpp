@@ -13,5 +13,6 @@
 #include "device/device.hpp"
 #include "device/threads.hpp"
 #include "kernels/kernel.hpp"
+#include "runtime/devices.hpp"
 #include "runtime/executor.hpp"
 #include "runtime/first_fit.hpp"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import ngd
-from ngd import _core
+from ngd.devices import cpu
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -53,7 +53,7 @@ def test_the_tutorials_script_learns_the_same_on_four_ranks(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(
-    ("conv", "onednn") not in _core.kernel_table(), reason="the page names oneDNN's kernels"
+    ("conv", "onednn") not in cpu.DEVICE.kernel_table(), reason="the page names oneDNN's kernels"
 )
 def test_the_page_of_ops_is_of_today() -> None:
     """docs/reference.py has written it since the last op changed."""

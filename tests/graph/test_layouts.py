@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ngd
-from ngd import _core, nn, ops
+from ngd import nn, ops
+from ngd.devices import cpu
 
 pytestmark = pytest.mark.skipif(
-    ("conv", "onednn") not in _core.kernel_table(), reason="built without oneDNN"
+    ("conv", "onednn") not in cpu.DEVICE.kernel_table(), reason="built without oneDNN"
 )
 SHAPE = (2, 4, 6, 5)
 

@@ -301,6 +301,11 @@ def test_cython_includes_only_the_one_header() -> None:
     assert headers - own - {"Python.h"} == {"ngd.hpp"}
 
 
+def test_cython_knows_no_device_by_name() -> None:
+    sources = "".join(p.read_text() for p in (PACKAGE / "_core").glob("*.p[yx][xdi]"))
+    assert re.findall(r"(?i)\bcpu(?:_table)?\b", sources) == []
+
+
 @pytest.mark.parametrize("path", ALL_FILES, ids=name_of)
 def test_files_are_short_and_say_their_license(path: Path) -> None:
     lines = path.read_text().splitlines()

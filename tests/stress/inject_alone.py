@@ -15,6 +15,7 @@ from inject_steps import Step
 
 import ngd
 from ngd import _core, errors, ops
+from ngd.devices import cpu
 from ngd.distributed import alone
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -26,7 +27,7 @@ def refuses(query: Refused) -> Callable[[], None]:
     """No kernel takes it, and the reason says why."""
 
     def asked() -> None:
-        kernel, reasons, *_ = _core.query_kernel(*query[:-1])
+        kernel, reasons, *_ = cpu.DEVICE.query_kernel(*query[:-1])
         assert kernel is None, kernel
         assert query.reason in reasons, reasons
 
@@ -94,7 +95,7 @@ def refusals(rank: int) -> list[Step]:
     value, unsupported = ValueError, NotImplementedError
     return [
         Step("build_info", lambda: ngd.build_info()),
-        Step("kernel_table", lambda: _core.kernel_table()),
+        Step("kernel_table", lambda: cpu.DEVICE.kernel_table()),
         Step("thread_count", lambda: _core.thread_count()),
         Step("program", builder),
         Step("alone", alone_over_shm),
@@ -115,7 +116,7 @@ def refusals(rank: int) -> list[Step]:
         raises(value, submit("all_gather", "none", "float32", counts=[1, 2])),
         raises(value, overlap),
         *[
-            raises(RuntimeError, lambda op=op: _core.query_kernel(op, *lacking, {}))
+            raises(RuntimeError, lambda op=op: cpu.DEVICE.query_kernel(op, *lacking, {}))
             for op in ("softmax", "reduce", "transpose")
         ],
         raises(unsupported, lambda: _core.Communicator.make_mpi(-1, 1.0)),

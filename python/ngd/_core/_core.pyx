@@ -173,60 +173,8 @@ def set_thread_share(int threads) -> None:
     cpp_set_thread_share(threads)
 
 
-def kernel_table() -> list:
-    """(op, implementation) of every row of the CPU's kernel table, in order."""
-    cdef KernelTable table = cpu_table()
-    return [(_text(table[i].op), _text(table[i].implementation)) for i in range(table.size())]
-
-
-def query_kernel(str op, list inputs, list outputs, dict attrs) -> tuple:
-    """(implementation or None, reasons, scratch bytes, [(output, input) in place]) for types."""
-    cdef KernelQuery query
-    cdef TensorType type
-    cdef Verdict verdict
-    cdef string reasons, op_bytes = _bytes(op)
-    query.op = string_view(op_bytes.data(), op_bytes.size())
-    for dtype, shape in inputs:
-        _set_type(type, dtype, shape)
-        query.inputs.push_back(type)
-    for dtype, shape in outputs:
-        _set_type(type, dtype, shape)
-        query.outputs.push_back(type)
-    _set_attrs(query.attrs, attrs)
-    cdef const KernelRow* row
-    with nogil:
-        row = find(cpu_table(), query, &verdict, &reasons)
-    if row == NULL:
-        return None, _str(reasons), 0, []
-    in_place = [(pair.output, pair.input) for pair in verdict.in_place]
-    return _text(row.implementation), "", verdict.scratch_bytes, in_place
-
-
 include "cells.pxi"
-
-
-cdef class Buffer:
-    """Memory on the CPU device: what a variable holds."""
-
-    cdef CppBuffer buffer
-
-    def __init__(self, size_t nbytes):
-        self.buffer = CppBuffer(cpu(), nbytes)
-
-    def write(self, ndarray array) -> None:
-        """Copy a contiguous array in; as many bytes as the buffer has."""
-        if <size_t> array.nbytes != self.buffer.bytes():
-            raise ValueError(f"Buffer.write: {array.nbytes} bytes into {self.buffer.bytes()}")
-        cpu().copy_from_host(self.buffer.data(), PyArray_DATA(array), self.buffer.bytes())
-
-    def read(self, ndarray array, Cell cell) -> None:
-        """Copy the bytes out to a contiguous array, where the variable may be read now."""
-        cell.check_readable()
-        if <size_t> array.nbytes != self.buffer.bytes():
-            raise ValueError(f"Buffer.read: {self.buffer.bytes()} bytes into {array.nbytes}")
-        cpu().copy_to_host(PyArray_DATA(array), self.buffer.data(), self.buffer.bytes())
-
-
+include "device.pxi"
 include "sites.pxi"
 include "communicator.pxi"
 include "turns.pxi"

@@ -69,16 +69,15 @@ cdef extern from "ngd.hpp" namespace "ngd::config" nogil:
 
 cdef extern from "ngd.hpp" namespace "ngd::device" nogil:
     cppclass CppDevice "ngd::device::Device":
-        void copy_from_host(void* destination, const void* source, size_t bytes) \
-            except +ngd_raise_python_error
-        void copy_to_host(void* destination, const void* source, size_t bytes) \
-            except +ngd_raise_python_error
+        string_view name()
     cppclass CppBuffer "ngd::device::Buffer":
         CppBuffer() except +ngd_raise_python_error
         CppBuffer(CppDevice& device, size_t bytes) except +ngd_raise_python_error
+        CppDevice* device()
         void* data()
         size_t bytes()
-    CppDevice& cpu()
+        void write(const void* source) except +ngd_raise_python_error
+        void read(void* destination) except +ngd_raise_python_error
     int cpp_thread_count "ngd::device::thread_count"() except +ngd_raise_python_error
     int cpp_available_cores "ngd::device::available_cores"()
     void cpp_set_thread_share "ngd::device::set_thread_share"(int threads) \
@@ -103,7 +102,6 @@ cdef extern from "ngd.hpp" namespace "ngd::kernels" nogil:
     cppclass KernelTable:
         size_t size()
         const KernelRow& operator[](size_t i)
-    KernelTable cpu_table()
     const KernelRow* find(KernelTable table, const KernelQuery& query, Verdict* verdict,
                           string* reasons) except +ngd_raise_python_error
     string onednn_version() except +ngd_raise_python_error
@@ -270,6 +268,10 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         except +ngd_raise_python_error
     string program_text "ngd::runtime::to_string"(const CppProgram& program) \
         except +ngd_raise_python_error
+    cppclass DeviceRow:
+        CppDevice& device() except +ngd_raise_python_error
+        KernelTable table()
+    const DeviceRow& device_named(string_view name) except +ngd_raise_python_error
     cppclass Executor:
         Executor(CppProgram program, CppDevice& device, KernelTable table,
                  vector[CppCommunicator*] communicators, vector[void*] variables) \

@@ -77,25 +77,33 @@ cdef class ProgramBuilder:
 
 @cython.no_gc_clear
 cdef class Executable:
-    """A program made ready to run."""
+    """A program made ready to run on a device, on which its variables are."""
 
     cdef unique_ptr[Executor] executor
     cdef ProgramBuilder builder
     cdef tuple communicators, variables  # which the executor must not outlive
     cdef size_t n_inputs, n_outputs
 
-    def __init__(self, ProgramBuilder builder, list communicators, list variables):
+    def __init__(
+        self, Device device not None, ProgramBuilder builder, list communicators, list variables
+    ):
         cdef vector[void*] pointers
+        cdef CppBuffer* buffer
         cdef vector[CppCommunicator*] groups
         self.builder = builder
         # The garbage collector empties lists, and never tuples.
         self.communicators, self.variables = tuple(communicators), tuple(variables)
         for variable in variables:
-            pointers.push_back((<Buffer?> variable).buffer.data())
+            buffer = &(<Buffer?> variable).buffer
+            if buffer.device() != device.device:
+                raise ValueError(f"Executable: a variable is not on the device {device.name}")
+            pointers.push_back(buffer.data())
         for communicator in communicators:
             groups.push_back((<Communicator?> communicator).communicator.get())
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
-        self.executor.reset(new Executor(builder.program, cpu(), cpu_table(), groups, pointers))
+        self.executor.reset(new Executor(
+            builder.program, dereference(device.device), device.table, groups, pointers
+        ))
 
     def __dealloc__(self):
         self.executor.reset()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from ..variable import Variable
 from .executable import CompiledStep, Lower
 from .native import native_attrs, spec
 from .ordering import opened
+
+
+DEVICE: Final = _core.Device("CPU")
 
 
 class CpuTarget:
@@ -52,7 +55,7 @@ def ask(
     A step is made of the same layers again and again, and the one for evaluation of those of the
     one for training. 1, 1.0 and True are one key but several attributes; so types are keys too.
     """
-    name, reasons, _, in_place = _core.query_kernel(
+    name, reasons, _, in_place = DEVICE.query_kernel(
         op,
         [spec(t) for t in inputs],
         [spec(t) for t in outputs],
@@ -66,7 +69,7 @@ class CpuStorage:
 
     def __init__(self, variable: Variable, initial: Array) -> None:
         self.type, self.cell = variable.type, variable.cell
-        self.buffer = _core.Buffer(self.type.bytes)
+        self.buffer = _core.Buffer(DEVICE, self.type.bytes)
         self.write(initial)
 
     def read(self) -> Array:
@@ -83,7 +86,7 @@ class CpuStorage:
 class CpuExecutable(CompiledStep):
     """A step on the CPU device: one call into C++, without the GIL."""
 
-    device = "CPU"
+    device = DEVICE.name
 
     def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
         super().__init__(graph, group)
@@ -96,7 +99,7 @@ class CpuExecutable(CompiledStep):
             buffers.append(storage.buffer)
         self.program = str(lowered.program)
         communicators = [g.communicator for g in opened(self.ordering.groups)]
-        self.native = _core.Executable(lowered.program, communicators, buffers)
+        self.native = _core.Executable(DEVICE, lowered.program, communicators, buffers)
 
     def __call__(
         self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any

@@ -28,6 +28,7 @@
 #include "base/error.hpp"
 #include "comm/collective.hpp"
 #include "comm/computations.hpp"
+#include "device/device.hpp"
 
 namespace ngd::comm {
 
@@ -64,6 +65,17 @@ class Communicator {
   virtual int size() const noexcept = 0;
   virtual int local_rank() const noexcept = 0;  // among the ranks of my host
   virtual int local_size() const noexcept = 0;
+
+  // Whether collectives take the device's pointers. Where they do not, their caller copies the
+  // operands to the host and back. They know no queue: who has an asynchronous one waits until the
+  // operands are there before it submits.
+  virtual bool reaches(const device::Device& device) const noexcept {
+    return device.host_addressable();
+  }
+  // Whether the device's kernels may work in what allocate() gives.
+  virtual bool lends_to(const device::Device& device) const noexcept {
+    return device.addresses_host();
+  }
 
   // Starts a collective. From here until its wait returns, source and destination are the
   // communicator's. Never waits for another rank, however many works are in flight; throws

@@ -12,6 +12,7 @@
 
 #include "base/attrs.hpp"
 #include "base/shape.hpp"
+#include "device/device.hpp"
 
 namespace ngd::kernels {
 
@@ -46,14 +47,17 @@ struct Verdict {
 };
 
 // An output of which nobody reads anything is null: a kernel of several results leaves it out. (Of
-// several alone: an instruction whose only result is not read does not exist.)
+// several alone: an instruction whose only result is not read does not exist.) The lists of
+// pointers are the caller's again when run() returns, the memory that they point to when the queue
+// has come so far.
 struct KernelArgs {
   const void* const* inputs;
   void* const* outputs;
   void* scratch;
+  device::Queue* queue;  // the kernel's work goes there; the CPU's is the calling thread
 };
 
-// One kernel may serve all instructions of a program that ask for the same.
+// One kernel may serve all instructions of a program that ask for the same. It outlives its work.
 class Kernel {
  public:
   virtual ~Kernel() = default;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/executor.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <utility>
@@ -11,6 +12,13 @@
 #include "runtime/nested.hpp"
 
 namespace ngd::runtime {
+
+namespace {
+Error blamed(const Error& error, const Instruction& instruction) {
+  return {error.kind(),
+          concat(error.what(), " (in ", instruction.op, ", made at ", instruction.site, ")")};
+}
+}  // namespace
 
 // An instruction made ready: its kernel or its collective, and where its operands are. Operands in
 // the lanes Input and Output are patched at every call; all others never move.
@@ -30,7 +38,10 @@ struct Executor::Step {
   std::vector<std::uint64_t> counts, receive_counts;
   comm::Work work;
   std::size_t zeros = 0;               // bytes of a result that this rank is given nothing for
-  device::Buffer source, destination;  // where the host cannot address the device
+  bool staged = false;                 // the operands are copied to the host and back
+  device::Buffer source, destination;  // there
+  std::unique_ptr<device::Event> there, copied;  // the operand; where the queue is asynchronous
+  bool submitted = false;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<Patch> patches;
@@ -42,13 +53,16 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
                    std::vector<comm::Communicator*> communicators, std::vector<void*> variables)
     : program_(std::move(program)),
       device_(device),
-      staged_(!device.host_addressable()),
-      check_finite_(!staged_ && config::check_finite()),
+      stages_arguments_(!device.addresses_host()),
+      check_finite_(config::check_finite()),
       communicators_(std::move(communicators)),
       variables_(std::move(variables)),
       own_arena_(device, program_.private_bytes),
       arena_(own_arena_.data()),
-      timeout_seconds_(config::timeout_seconds()) {
+      timeout_seconds_(config::timeout_seconds()),
+      own_queue_(device.make_queue()),
+      queue_(own_queue_.get()),
+      asynchronous_(queue_->asynchronous()) {
   verify(program_);
   check(variables_.size() == program_.variables, "executor: expected ", program_.variables,
         " variables; got ", variables_.size());
@@ -56,10 +70,15 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
         program_.groups.size(), " communicators; got ", communicators_.size());
   if (program_.shared_bytes > 0) {
     check(!communicators_.empty(), "executor: a shared lane without a communicator");
-    if (staged_)
-      staged_shared_ = device::Buffer(device_, program_.shared_bytes);
-    else
-      shared_ = communicators_[0]->allocate(program_.shared_bytes);
+    comm::Communicator& owner = *communicators_[0];
+    if (owner.lends_to(device_)) {
+      lent_shared_.owner = &owner;
+      lent_shared_.block = owner.allocate(program_.shared_bytes);
+      shared_ = lent_shared_.block.data;
+    } else {
+      own_shared_ = device::Buffer(device_, program_.shared_bytes);
+      shared_ = own_shared_.data();
+    }
   }
   for (std::size_t i = 0; i < program_.groups.size(); ++i) {
     const GroupSequence& group = program_.groups[i];
@@ -68,7 +87,7 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
   }
   staged_inputs_.resize(program_.inputs);
   staged_outputs_.resize(program_.outputs);
-  if (staged_)
+  if (stages_arguments_)
     for (const Value& value : program_.values) {
       if (value.lane != Lane::Input && value.lane != Lane::Output) continue;
       auto& staged = value.lane == Lane::Input ? staged_inputs_ : staged_outputs_;
@@ -76,38 +95,43 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
       if (staged[value.place].bytes() < end) staged[value.place] = device::Buffer(device_, end);
     }
   bind(table);
+  queue_->synchronize();  // the constants are there
 }
 
-Executor::Executor(Program program, device::Device& device, kernels::KernelTable table, void* arena)
+Executor::Executor(Program program, device::Device& device, device::Queue& queue,
+                   kernels::KernelTable table, void* arena)
     : program_(std::move(program)),
       device_(device),
-      staged_(false),
-      check_finite_(device.host_addressable() && config::check_finite()),
+      stages_arguments_(false),
+      check_finite_(config::check_finite()),
       arena_(arena),
-      timeout_seconds_(config::timeout_seconds()) {
+      timeout_seconds_(config::timeout_seconds()),
+      queue_(&queue),
+      asynchronous_(queue.asynchronous()) {
   bind(table);
 }
+
+Executor::~Executor() = default;
 
 void Executor::bind(kernels::KernelTable table) {
   for (const auto& bytes : program_.constants) {
     device::Buffer& buffer = constants_.emplace_back(device_, bytes.size());
-    device_.copy_from_host(buffer.data(), bytes.data(), bytes.size());
+    queue_->copy_from_host(buffer.data(), bytes.data(), bytes.size());
   }
+  if (check_finite_ && !device_.host_addressable())
+    for (const Value& value : program_.values)
+      looked_at_.resize(std::max(looked_at_.size(), value.type.bytes()));
   steps_.reserve(program_.instructions.size());  // Wait steps point at Start steps
   for (const Instruction& instruction : program_.instructions) bind_step(instruction, table);
-}
-
-Executor::~Executor() {
-  if (shared_.data != nullptr) communicators_[0]->release(shared_);
 }
 
 void* Executor::static_pointer(const Value& value) const {
   const auto part_of = [&](void* whole) { return static_cast<std::byte*>(whole) + value.offset; };
   switch (value.lane) {
     case Lane::Input:
-      return staged_ ? part_of(staged_inputs_[value.place].data()) : nullptr;
+      return stages_arguments_ ? part_of(staged_inputs_[value.place].data()) : nullptr;
     case Lane::Output:
-      return staged_ ? part_of(staged_outputs_[value.place].data()) : nullptr;
+      return stages_arguments_ ? part_of(staged_outputs_[value.place].data()) : nullptr;
     case Lane::Variable:
       return part_of(variables_[value.place]);
     case Lane::Constant:
@@ -119,8 +143,7 @@ void* Executor::static_pointer(const Value& value) const {
     case Lane::Shared:
       break;
   }
-  void* shared = staged_ ? staged_shared_.data() : shared_.data;
-  return static_cast<std::byte*>(shared) + value.place;
+  return static_cast<std::byte*>(shared_) + value.place;
 }
 
 void Executor::bind_step(const Instruction& instruction, kernels::KernelTable table) {
@@ -135,7 +158,7 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
       (output ? query.outputs : query.inputs).push_back(value.type);
       output ? step.outputs.push_back(pointer) : step.inputs.push_back(pointer);
       const bool moves = value.lane == Lane::Input || value.lane == Lane::Output;
-      if (moves && !staged_)
+      if (moves && !stages_arguments_)
         step.patches.push_back({output, i, value.lane == Lane::Output, value.place, value.offset});
       step.writes_variable |= output && value.lane == Lane::Variable;
     }
@@ -147,7 +170,7 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
   else if (instruction.action == Action::Run)
     bind_kernel(step, query, table);
   else
-    step.nested = make_nested(instruction, query, device_, table, step.outputs.back());
+    step.nested = make_nested(instruction, query, device_, *queue_, table, step.outputs.back());
 }
 
 void Executor::bind_kernel(Step& step, const kernels::KernelQuery& query,
@@ -206,10 +229,21 @@ void Executor::bind_start(Step& step, const kernels::KernelQuery& query) {
         "executor: ", comm::describe(collective), " of ", operand.count(), " elements to ",
         result.count());
   if (written == 0) step.zeros = result.bytes();
-  if (staged_) {
-    step.source = device::Buffer(device::cpu(), operand.bytes());
-    step.destination = device::Buffer(device::cpu(), result.bytes());
+  bind_staging(step, operand.bytes(), result.bytes());
+}
+
+void Executor::bind_staging(Step& step, std::size_t source_bytes, std::size_t destination_bytes) {
+  step.staged = !step.communicator->reaches(device_);
+  if (step.staged) {
+    step.source = device::Buffer(device::cpu(), source_bytes);
+    step.destination = device::Buffer(device::cpu(), destination_bytes);
   }
+  if (!asynchronous_) return;
+  step.there = device_.make_event();
+  started_.reserve(program_.instructions.size());
+  if (!step.staged) return;
+  step.copied = device_.make_event();
+  if (transfers_ == nullptr) transfers_ = device_.make_queue();
 }
 
 void Executor::run(const void* const* inputs, void* const* outputs) {
@@ -221,24 +255,50 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
   } release{running_};
   variables_touched_ = has_begun_ = false;
   try {
-    if (staged_)
-      for (std::size_t i = 0; i < staged_inputs_.size(); ++i)
-        device_.copy_from_host(staged_inputs_[i].data(), inputs[i], staged_inputs_[i].bytes());
-    run_inside(inputs, outputs);
-    if (staged_)
-      for (std::size_t i = 0; i < staged_outputs_.size(); ++i)
-        device_.copy_to_host(outputs[i], staged_outputs_[i].data(), staged_outputs_[i].bytes());
+    run_to_the_end(inputs, outputs);
   } catch (const Error& error) {
     if (has_begun_ || error.kind() != ErrorKind::Busy) abort(error.what());
+    drain();
     throw;
   } catch (const std::bad_alloc&) {
     abort("out of memory");
+    drain();
     throw;
   } catch (const std::exception& error) {
     abort(error.what());
+    drain();
     throw;
   }
   variables_touched_ = false;
+}
+
+void Executor::run_to_the_end(const void* const* inputs, void* const* outputs) try {
+  started_.clear();
+  submitted_ = 0;
+  if (stages_arguments_)
+    for (std::size_t i = 0; i < staged_inputs_.size(); ++i)
+      queue_->copy_from_host(staged_inputs_[i].data(), inputs[i], staged_inputs_[i].bytes());
+  run_inside(inputs, outputs);
+  if (stages_arguments_)
+    for (std::size_t i = 0; i < staged_outputs_.size(); ++i)
+      queue_->copy_to_host(outputs[i], staged_outputs_[i].data(), staged_outputs_[i].bytes());
+  if (asynchronous_) queue_->synchronize();
+} catch (const device::QueueError& error) {
+  if (error.origin() == nullptr) throw;
+  throw blamed(error, *static_cast<const Instruction*>(error.origin()));
+}
+
+// What a failed run has enqueued uses the caller's arrays and the variables. What fails of it is no
+// news: the run has failed.
+void Executor::drain() noexcept {
+  if (!asynchronous_) return;
+  for (device::Queue* queue : {transfers_.get(), queue_}) {
+    if (queue == nullptr) continue;
+    try {
+      queue->synchronize();
+    } catch (const std::exception&) {
+    }
+  }
 }
 
 void Executor::abort(std::string_view why) noexcept {
@@ -267,6 +327,7 @@ void Executor::run_inside(const void* const* inputs, void* const* outputs) {
 }
 
 void Executor::execute(Step& step) {
+  queue_->set_origin(step.instruction);
   switch (step.instruction->action) {
     case Action::Start:
       return start(step);
@@ -279,10 +340,9 @@ void Executor::execute(Step& step) {
       break;
   }
   try {
-    step.kernel->run({step.inputs.data(), step.outputs.data(), scratch_.data()});
+    step.kernel->run({step.inputs.data(), step.outputs.data(), scratch_.data(), queue_});
   } catch (const Error& error) {
-    throw Error(error.kind(), concat(error.what(), " (in ", step.instruction->op, ", made at ",
-                                     step.instruction->site, ")"));
+    throw blamed(error, *step.instruction);
   }
 }
 
@@ -300,7 +360,7 @@ void Executor::execute_checked(Step& step) {
   step.before = faults_of(step.instruction->attrs);
   for (std::size_t i = 0; i < step.inputs.size(); ++i) {
     const Value& value = program_.values[step.instruction->inputs[i]];
-    const Faults faults = faults_of(value.type, step.inputs[i]);
+    const Faults faults = look_at(value.type, step.inputs[i]);
     if (faults.nan && value.lane == Lane::Input)
       tell("argument ", value.place, " of the step holds a NaN; it is read by");
     if (faults.nan && value.lane == Lane::Variable) tell("there is a NaN in a variable read by");
@@ -312,32 +372,77 @@ void Executor::execute_checked(Step& step) {
   for (std::size_t i = 0; i < whole.outputs.size(); ++i) {
     if (whole.outputs[i] == nullptr) continue;
     const Value& value = program_.values[instruction.outputs[i]];
-    const Faults faults = faults_of(value.type, whole.outputs[i]);
+    const Faults faults = look_at(value.type, whole.outputs[i]);
     if (faults.nan && !whole.before.nan) tell("a NaN begins in the result of");
     if (faults.infinite && !whole.before.nan && !whole.before.infinite)
       tell("an infinity begins in the result of");
   }
 }
 
-void Executor::start(Step& step) {
-  step.collective.source = step.inputs[0];
-  step.collective.destination = step.outputs[0];
-  if (staged_) {
-    device_.copy_to_host(step.source.data(), step.inputs[0], step.source.bytes());
-    step.collective.source = step.source.data();
-    step.collective.destination = step.destination.data();
+Faults Executor::look_at(const TensorType& type, const void* data) {
+  if (!device_.host_addressable()) {
+    queue_->copy_to_host(looked_at_.data(), data, type.bytes());
+    data = looked_at_.data();
   }
-  const auto submit = [&] { return step.communicator->submit(step.collective); };
-  step.work = has_begun_ ? step.communicator->in_turn(timeout_seconds_, submit) : submit();
+  queue_->synchronize();
+  return faults_of(type, data);
+}
+
+// Communicators know no queue, so a collective is submitted when its operand is there. Where that
+// is later, the host goes on meanwhile: it enqueues what follows, and submits at the next
+// collective that is started or waited for. A copy of the operand to the host has a queue of its
+// own, since the other one is full of what follows. Not so the first collective of a run: it may be
+// refused, and then nothing has happened.
+void Executor::start(Step& step) {
+  step.collective.source = step.staged ? step.source.data() : step.inputs[0];
+  step.collective.destination = step.staged ? step.destination.data() : step.outputs[0];
+  if (!asynchronous_) {
+    if (step.staged) queue_->copy_to_host(step.source.data(), step.inputs[0], step.source.bytes());
+    return submit(step);
+  }
+  queue_->record(*step.there);
+  if (step.staged) {
+    transfers_->set_origin(step.instruction);
+    transfers_->wait(*step.there);
+    transfers_->copy_to_host(step.source.data(), step.inputs[0], step.source.bytes());
+    transfers_->record(*step.copied);
+  }
+  step.submitted = false;
+  started_.push_back(&step);
+  submit_started(has_begun_ ? nullptr : &step);
+}
+
+// Submits, in the order of the program, all up to the one that is needed now, and what is there of
+// those behind it.
+void Executor::submit_started(const Step* needed) {
+  for (; submitted_ < started_.size(); ++submitted_) {
+    Step& step = *started_[submitted_];
+    const auto is_there = [&] {
+      return step.there->done() && (!step.staged || step.copied->done());
+    };
+    if ((needed == nullptr || needed->submitted) && !is_there()) return;
+    step.there->wait();
+    if (step.staged) step.copied->wait();
+    submit(step);
+    step.submitted = true;
+  }
+}
+
+void Executor::submit(Step& step) {
+  const auto call = [&] { return step.communicator->submit(step.collective); };
+  step.work = has_begun_ ? step.communicator->in_turn(timeout_seconds_, call) : call();
   has_begun_ = true;
 }
 
 void Executor::finish(Step& step) {
+  if (asynchronous_) submit_started(&step);
   step.communicator->finish(step.work, timeout_seconds_);
-  if (step.zeros > 0)
-    std::memset(staged_ ? step.destination.data() : step.outputs[0], 0, step.zeros);
-  if (staged_)
-    device_.copy_from_host(step.outputs[0], step.destination.data(), step.destination.bytes());
+  if (step.staged) {
+    if (step.zeros > 0) std::memset(step.destination.data(), 0, step.zeros);
+    queue_->copy_from_host(step.outputs[0], step.destination.data(), step.destination.bytes());
+  } else if (step.zeros > 0) {
+    queue_->clear(step.outputs[0], step.zeros);
+  }
 }
 
 }  // namespace ngd::runtime

@@ -1,5 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs a program: kernels are constructed and operands bound once; a call computes.
+//
+// An executor has one queue, in which all its kernels run. On a device whose queues are
+// asynchronous a call only enqueues, and waits where the host needs to know a value: before a
+// collective is submitted, for the predicate of a choice, where values are checked, and at its end.
+// So all that fails in a call is thrown by this call, and whoever holds variables until it returns
+// holds them for long enough.
 #pragma once
 
 #include <atomic>
@@ -11,6 +17,7 @@
 #include "comm/communicator.hpp"
 #include "device/device.hpp"
 #include "kernels/kernel.hpp"
+#include "runtime/finite.hpp"
 #include "runtime/program.hpp"
 
 namespace ngd::runtime {
@@ -21,28 +28,43 @@ class Executor {
   // The communicators are those of the program's groups, of one family, and outlive it too.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables);
-  // Of a program that another one runs (nested.hpp): its private values lie in `arena`.
-  Executor(Program program, device::Device& device, kernels::KernelTable table, void* arena);
+  // Of a program that another one runs (nested.hpp), in its queue: its private values lie in
+  // `arena`.
+  Executor(Program program, device::Device& device, device::Queue& queue,
+           kernels::KernelTable table, void* arena);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  // Host pointers in, host pointers out; allocates nothing. Throws what a kernel or a collective
-  // throws; and Busy, after which nothing has happened, for a second call while one runs, and where
-  // another thread uses the group of the program's first collective. Where the program has
-  // collectives, a failure closes their groups: the peers are told, since this rank has left the
-  // common sequence.
+  // Host pointers in, host pointers out; allocates nothing by itself. Throws what a kernel or a
+  // collective throws; and Busy, after which nothing has happened, for a second call while one
+  // runs, and where another thread uses the group of the program's first collective. Where the
+  // program has collectives, a failure closes their groups: the peers are told, since this rank has
+  // left the common sequence.
   void run(const void* const* inputs, void* const* outputs);
 
-  // Of a program that another one runs: pointers of the device's in and out.
+  // Of a program that another one runs: pointers of the device's in and out. What it enqueues may
+  // be under way when it returns.
   void run_inside(const void* const* inputs, void* const* outputs);
 
-  // Whether the last run() threw after the first instruction that writes a variable had begun.
+  // Whether the last run() threw after the first instruction that writes a variable had begun, or
+  // been enqueued.
   bool variables_touched() const noexcept { return variables_touched_; }
   const Program& program() const noexcept { return program_; }
 
  private:
   struct Step;
+  // What a communicator lends.
+  struct Lent {
+    Lent() = default;
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+    ~Lent() {
+      if (block.data != nullptr) owner->release(block);
+    }
+    comm::Communicator* owner = nullptr;
+    comm::SharedBlock block;
+  };
 
   void bind(kernels::KernelTable table);
   void bind_step(const Instruction& instruction, kernels::KernelTable table);
@@ -50,34 +72,46 @@ class Executor {
   std::unique_ptr<kernels::Kernel> make_kernel(const Step& step, const kernels::KernelQuery& query,
                                                kernels::KernelTable table);
   void bind_start(Step& step, const kernels::KernelQuery& query);
+  void bind_staging(Step& step, std::size_t source_bytes, std::size_t destination_bytes);
   void* static_pointer(const Value& value) const;
+  void run_to_the_end(const void* const* inputs, void* const* outputs);
   void abort(std::string_view why) noexcept;
+  void drain() noexcept;
   void execute(Step& step);
   void execute_checked(Step& step);
+  Faults look_at(const TensorType& type, const void* data);
   void start(Step& step);
+  void submit_started(const Step* needed);
+  void submit(Step& step);
   void finish(Step& step);
 
   Program program_;
   device::Device& device_;
-  const bool staged_;  // the caller's arrays are copied to the device and back
+  const bool stages_arguments_;  // the caller's arrays are copied to the device and back
   const bool check_finite_;
   std::vector<comm::Communicator*> communicators_;
   std::vector<void*> variables_;
   std::vector<device::Buffer> constants_;
-  // Where the host cannot address the device: these lanes lie in it, and are copied.
-  std::vector<device::Buffer> staged_inputs_, staged_outputs_;
-  device::Buffer staged_shared_;
-  device::Buffer own_arena_, scratch_;
+  std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // on the device
+  std::vector<std::byte> looked_at_;                            // on the host: a value to check
+  device::Buffer own_shared_, own_arena_, scratch_;
+  Lent lent_shared_;
   void* arena_;
-  comm::SharedBlock shared_;
+  void* shared_ = nullptr;
   std::vector<comm::ProgramIdentity> identities_;                              // of each group
   std::vector<comm::HeldComputation> held_;                                    // there
   std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;  // by query
   std::vector<Step> steps_;
+  std::vector<Step*> started_;  // in this run, where the queue is asynchronous
+  std::size_t submitted_ = 0;   // of these
   double timeout_seconds_;
   std::atomic<bool> running_{false};
   bool has_begun_ = false;  // this run's collectives
   bool variables_touched_ = false;
+  // Last, for they wait for what is enqueued before anything of it goes.
+  std::unique_ptr<device::Queue> own_queue_, transfers_;  // transfers_: of operands to the host
+  device::Queue* queue_;
+  const bool asynchronous_;
 };
 
 }  // namespace ngd::runtime

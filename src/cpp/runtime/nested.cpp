@@ -2,7 +2,6 @@
 #include "runtime/nested.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -41,11 +40,11 @@ void* at(void* tensor, std::size_t offset) { return static_cast<std::byte*>(tens
 class Scan : public Nested {
  public:
   Scan(const Instruction& instruction, const kernels::KernelQuery& query, device::Device& device,
-       kernels::KernelTable table, Spare spare)
-      : device_(device),
+       device::Queue& queue, kernels::KernelTable table, Spare spare)
+      : queue_(queue),
         length_(static_cast<std::size_t>(instruction.attrs.integer("length"))),
         reverse_(instruction.attrs.integer("reverse") != 0),
-        body_(instruction.bodies.at(0), device, table,
+        body_(instruction.bodies.at(0), device, queue, table,
               spare.take(instruction.bodies.at(0).private_bytes)),
         inputs_(body_.program().inputs),
         outputs_(body_.program().outputs) {
@@ -65,8 +64,6 @@ class Scan : public Nested {
       const std::size_t bytes = query.outputs[i].bytes() / rounds;
       made_.push_back({bytes, spare.take(bytes)});
     }
-    if (!device_.host_addressable())
-      for (const Carry& carry : carries_) bounce_.resize(std::max(bounce_.size(), carry.bytes));
   }
 
   void run(const void* const* inputs, void* const* outputs) override {
@@ -105,8 +102,9 @@ class Scan : public Nested {
   void begin(std::size_t i, const void* initial, void* last, void* history) {
     inputs_[i] = initial;
     const std::size_t bytes = carries_[i].bytes;
-    if (length_ == 0 && last != nullptr) copy(last, initial, bytes);
-    if (length_ > 0 && history != nullptr) copy(at(history, slice_of(0) * bytes), initial, bytes);
+    if (length_ == 0 && last != nullptr) queue_.copy(last, initial, bytes);
+    if (length_ > 0 && history != nullptr)
+      queue_.copy(at(history, slice_of(0) * bytes), initial, bytes);
   }
 
   // Where a round puts a carried value: never where it reads it.
@@ -117,16 +115,7 @@ class Scan : public Nested {
     return carry.turns[round % 2];
   }
 
-  void copy(void* destination, const void* source, std::size_t bytes) {
-    if (device_.host_addressable()) {
-      std::memcpy(destination, source, bytes);
-    } else {
-      device_.copy_to_host(bounce_.data(), source, bytes);
-      device_.copy_from_host(destination, bounce_.data(), bytes);
-    }
-  }
-
-  device::Device& device_;
+  device::Queue& queue_;
   std::size_t length_;
   bool reverse_;
   Executor body_;
@@ -135,14 +124,13 @@ class Scan : public Nested {
   std::vector<Carry> carries_;
   std::vector<std::size_t> slices_;  // the bytes of each
   std::vector<Made> made_;
-  std::vector<std::byte> bounce_;
 };
 
 class Cond : public Nested {
  public:
   Cond(const Instruction& instruction, const kernels::KernelQuery& query, device::Device& device,
-       kernels::KernelTable table, Spare spare)
-      : device_(device) {
+       device::Queue& queue, kernels::KernelTable table, Spare spare)
+      : queue_(queue) {
     std::size_t arena_bytes = 0;
     for (const Program& body : instruction.bodies) {
       arena_bytes = std::max(arena_bytes, body.private_bytes);
@@ -151,7 +139,7 @@ class Cond : public Nested {
     }
     void* arena = spare.take(arena_bytes);
     for (const Program& body : instruction.bodies)
-      bodies_.push_back(std::make_unique<Executor>(body, device, table, arena));
+      bodies_.push_back(std::make_unique<Executor>(body, device, queue, table, arena));
     for (std::size_t i = 0; i + 1 < query.outputs.size(); ++i)
       unread_.push_back(spare.take(query.outputs[i].bytes()));
     outputs_.resize(unread_.size());
@@ -159,14 +147,15 @@ class Cond : public Nested {
 
   void run(const void* const* inputs, void* const* outputs) override {
     bool chosen = false;
-    device_.copy_to_host(&chosen, inputs[0], sizeof chosen);
+    queue_.copy_to_host(&chosen, inputs[0], sizeof chosen);
+    queue_.synchronize();
     for (std::size_t i = 0; i < outputs_.size(); ++i)
       outputs_[i] = outputs[i] != nullptr ? outputs[i] : unread_[i];
     bodies_.at(chosen ? 1 : 0)->run_inside(inputs + 1, outputs_.data());
   }
 
  private:
-  device::Device& device_;
+  device::Queue& queue_;
   std::vector<std::unique_ptr<Executor>> bodies_;  // of false, of true
   std::vector<void*> unread_, outputs_;
 };
@@ -175,11 +164,11 @@ class Cond : public Nested {
 
 std::unique_ptr<Nested> make_nested(const Instruction& instruction,
                                     const kernels::KernelQuery& query, device::Device& device,
-                                    kernels::KernelTable table, void* spare) {
+                                    device::Queue& queue, kernels::KernelTable table, void* spare) {
   const Spare memory(spare, query.outputs.back().bytes());
   if (instruction.action == Action::Scan)
-    return std::make_unique<Scan>(instruction, query, device, table, memory);
-  return std::make_unique<Cond>(instruction, query, device, table, memory);
+    return std::make_unique<Scan>(instruction, query, device, queue, table, memory);
+  return std::make_unique<Cond>(instruction, query, device, queue, table, memory);
 }
 
 }  // namespace ngd::runtime

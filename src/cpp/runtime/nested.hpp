@@ -18,7 +18,7 @@ class Nested {
 };
 
 // Of an instruction whose operands `query` tells; the last of its outputs is `spare`, which is
-// lent.
+// lent. All that it computes is enqueued in `queue`, in which it is.
 //
 // Scan repeats a program `length` times, from the last slice to the first where `reverse` is set.
 //   inputs:  `carries` values that go from round to round, `slices` tensors of which round t reads
@@ -28,9 +28,9 @@ class Nested {
 // The program takes carried values, slices and values; it makes carried values and slices.
 //
 // Cond runs one of its two programs: the number of which is its first input, a bool. Each is given
-// the other inputs and makes the outputs.
+// the other inputs and makes the outputs. The host waits for that number.
 std::unique_ptr<Nested> make_nested(const Instruction& instruction,
                                     const kernels::KernelQuery& query, device::Device& device,
-                                    kernels::KernelTable table, void* spare);
+                                    device::Queue& queue, kernels::KernelTable table, void* spare);
 
 }  // namespace ngd::runtime

@@ -22,13 +22,14 @@ inline void expect_same_in_a_forked_child(const KernelRow& row, const KernelQuer
   std::vector<const void*> in;
   for (const Tensor& input : inputs) in.push_back(input.data());
   void* output = in_parent.data();
-  kernel->run({in.data(), &output, scratch.data()});
+  const std::unique_ptr<device::Queue> queue = device::cpu().make_queue();
+  kernel->run({in.data(), &output, scratch.data(), queue.get()});
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     alarm(60);  // a hang ends here
     output = in_child.data();
-    kernel->run({in.data(), &output, scratch.data()});
+    kernel->run({in.data(), &output, scratch.data(), queue.get()});
     bool near = true;
     for (std::int64_t i = 0; i < in_child.count(); ++i)
       near = near && std::fabs(in_child.at(i) - in_parent.at(i)) < 1e-3;

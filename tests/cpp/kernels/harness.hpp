@@ -175,7 +175,8 @@ inline std::vector<Tensor> run(std::string_view op, std::vector<Tensor> inputs,
   std::vector<std::byte> scratch(verdict.scratch_bytes + 192, kGuard);
   auto* aligned = reinterpret_cast<std::byte*>(
       (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64);
-  const KernelArgs args{in.data(), out.data(), aligned};
+  const std::unique_ptr<device::Queue> queue = device::cpu().make_queue();
+  const KernelArgs args{in.data(), out.data(), aligned, queue.get()};
   kernel->run(args);
   if (in_place.empty()) {
     const std::vector<Tensor> first = results;

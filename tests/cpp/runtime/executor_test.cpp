@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor on the CPU and on a device whose memory the host cannot address: one case list.
+// The executor on devices of several kinds: one case list. What each kind can do is in
+// remote_device.hpp.
 #include "runtime/executor.hpp"
 
 #include <gtest/gtest.h>
 
-#include <thread>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <string>
 
 #include "base/error.hpp"
+#include "device_kinds.hpp"
 #include "remote_device.hpp"
+#include "steps.hpp"
 
 namespace ngd {
 namespace {
@@ -17,58 +23,39 @@ using runtime::Executor;
 using runtime::Instruction;
 using runtime::Lane;
 using runtime::Program;
+using testing::kVector;
+using testing::run;
+using testing::training_step;
 
-const TensorType kVector{DType::F32, {3}};
+class OnDevice : public ::testing::TestWithParam<testing::DeviceKind> {
+ protected:
+  ~OnDevice() override { EXPECT_EQ(device.live_allocations(), 0u); }
+  testing::RemoteDevice device = GetParam().make();
+};
 
-Instruction run(const char* op, std::vector<int> inputs, std::vector<int> outputs) {
-  return {Action::Run, op, std::move(inputs), std::move(outputs), {}, -1, 0, "model.py:7", {}};
-}
+INSTANTIATE_TEST_SUITE_P(Kinds, OnDevice, ::testing::ValuesIn(testing::kDeviceKinds),
+                         testing::name_of_kind);
 
-// output = all_reduce(input + variable) + constant; then variable <- output.
-Program training_step() {
-  Program program;
-  program.values = {{kVector, Lane::Input, 0},    {kVector, Lane::Variable, 0},
-                    {kVector, Lane::Constant, 0}, {kVector, Lane::Shared, 0},
-                    {kVector, Lane::Output, 0},   {kVector, Lane::Private, 0}};
-  program.inputs = program.outputs = program.variables = 1;
-  program.private_bytes = program.shared_bytes = 64;
-  const float ten[] = {10, 20, 30};
-  program.constants.emplace_back(reinterpret_cast<const char*>(ten),
-                                 reinterpret_cast<const char*>(ten) + sizeof ten);
-  Instruction start{Action::Start, "all_reduce", {3}, {3}, {}, -1, 0, "model.py:9", {}};
-  start.attrs.set("reduce_op", std::string("sum"));
-  Instruction wait{Action::Wait, "all_reduce", {}, {3}, {}, 1, 0, "model.py:9", {}};
-  program.instructions = {
-      run("add", {0, 1}, {3}), start, wait, run("add", {3, 2}, {5}), run("copy", {5}, {4}),
-      run("copy", {5}, {1})};
-  program.groups = {{"all_reduce f32[3] at model.py:9", 77}};
-  return program;
-}
-
-TEST(Executor, RunsOnADeviceWhoseMemoryTheHostCannotAddress) {
-  testing::RemoteDevice device;
+TEST_P(OnDevice, RunsAStep) {
   const auto group = comm::make_self_communicator();
-  {
-    device::Buffer variable(device, 12);
-    const float initial[] = {1, 1, 1};
-    device.copy_from_host(variable.data(), initial, 12);
-    Executor executor(training_step(), device, testing::remote_table(), {group.get()},
-                      {variable.data()});
-    const float input[] = {1, 2, 3};
-    float output[3];
-    const void* inputs[] = {input};
-    void* outputs[] = {output};
-    executor.run(inputs, outputs);
-    EXPECT_EQ(output[0], 12);
-    EXPECT_EQ(output[2], 34);
-    executor.run(inputs, outputs);  // the variable was updated: 1 + 12 + 10
-    EXPECT_EQ(output[0], 23);
-    float kept[3];
-    device.copy_to_host(kept, variable.data(), 12);
-    EXPECT_EQ(kept[0], 23);
-    EXPECT_EQ(kept[2], 3 + 34 + 30);
-  }
-  EXPECT_EQ(device.live_allocations(), 0u);
+  device::Buffer variable(device, 12);
+  const float initial[] = {1, 1, 1};
+  variable.write(initial);
+  Executor executor(training_step(), device, testing::remote_table(), {group.get()},
+                    {variable.data()});
+  const float input[] = {1, 2, 3};
+  float output[3];
+  const void* inputs[] = {input};
+  void* outputs[] = {output};
+  executor.run(inputs, outputs);
+  EXPECT_EQ(output[0], 12);
+  EXPECT_EQ(output[2], 34);
+  executor.run(inputs, outputs);  // the variable was updated: 1 + 12 + 10
+  EXPECT_EQ(output[0], 23);
+  float kept[3];
+  variable.read(kept);
+  EXPECT_EQ(kept[0], 23);
+  EXPECT_EQ(kept[2], 3 + 34 + 30);
 }
 
 // carry, made = body(carry, slice): made = carry + slice + ten, and carry = made.
@@ -108,8 +95,7 @@ Program scan_of_two(bool reverse, Lane last, Lane made, Lane history) {
   return program;
 }
 
-TEST(Executor, RepeatsAProgramWhateverIsRead) {
-  testing::RemoteDevice device;
+TEST_P(OnDevice, RepeatsAProgramWhateverIsRead) {
   const float start[] = {1, 2, 3}, slices[] = {100, 200, 300, 1000, 2000, 3000};
   const void* inputs[] = {start, slices};
   for (int unread = 0; unread < 8; ++unread)
@@ -133,12 +119,11 @@ TEST(Executor, RepeatsAProgramWhateverIsRead) {
         EXPECT_EQ(history[second + 1], 2 + slices[first + 1] + 20);
       }
     }
-  EXPECT_EQ(device.live_allocations(), 0u);
 }
 
-// Of two programs of one operand the first adds it to itself, the second hands it on.
-TEST(Executor, RunsOneOfTwoPrograms) {
-  testing::RemoteDevice device;
+// Of two programs of one operand the first adds it to itself, the second hands it on. Which one is
+// known when a kernel has run.
+Program choice() {
   Program doubles, hands_on;
   for (Program* body : {&doubles, &hands_on}) {
     body->values = {{kVector, Lane::Input, 0}, {kVector, Lane::Output, 0}};
@@ -147,56 +132,35 @@ TEST(Executor, RunsOneOfTwoPrograms) {
   doubles.instructions = {run("add", {0, 0}, {1})};
   hands_on.instructions = {run("copy", {0}, {1})};
   Program program;
-  program.values = {{{DType::Bool, {}}, Lane::Input, 0},
-                    {kVector, Lane::Input, 1},
+  program.values = {{{DType::Bool, {}}, Lane::Private, 64},
+                    {kVector, Lane::Input, 0},
                     {kVector, Lane::Output, 0},
                     {{DType::U8, {64}}, Lane::Private, 0}};
-  program.inputs = 2;
-  program.outputs = 1;
-  program.private_bytes = 64;
+  program.inputs = program.outputs = 1;
+  program.private_bytes = 65;
   program.instructions = {
+      run("positive", {1}, {0}),
       {Action::Cond, "cond", {0, 1}, {2, 3}, {}, -1, 0, "model.py:4", {doubles, hands_on}}};
-  Executor executor(program, device, testing::remote_table(), {}, {});
-  const float input[] = {1, 2, 3};
-  for (const bool chosen : {false, true, false}) {
-    float output[3] = {};
-    const void* inputs[] = {&chosen, input};
-    void* outputs[] = {output};
-    executor.run(inputs, outputs);
-    EXPECT_EQ(output[2], chosen ? 3 : 6);
-  }
+  return program;
 }
 
-TEST(Executor, TellsWhetherVariablesWereTouchedWhenAStepFails) {
-  testing::RemoteDevice device;
-  device::Buffer variable(device, 12);
-  const float input[] = {1, 2, 3};
-  float output[3];
-  const void* inputs[] = {input};
-  void* outputs[] = {output};
-  for (const bool before : {true, false}) {
-    const auto group = comm::make_self_communicator();  // a step that fails closes it
-    Program program = training_step();
-    program.instructions.insert(
-        before ? program.instructions.begin() + 3 : program.instructions.end(),
-        run("fails", {3}, {5}));
-    Executor executor(program, device, testing::remote_table(), {group.get()}, {variable.data()});
-    try {
-      executor.run(inputs, outputs);
-      FAIL() << "expected an error";
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::InvalidArgument);
-      EXPECT_STREQ(error.what(), "index 7 is out of range (in fails, made at model.py:7)");
-    }
-    EXPECT_EQ(executor.variables_touched(), !before);
+TEST_P(OnDevice, RunsOneOfTwoPrograms) {
+  Executor executor(choice(), device, testing::remote_table(), {}, {});
+  for (const float first : {-1.0F, 1.0F, -2.0F}) {
+    const float input[] = {first, 2, 3};
+    float output[3] = {};
+    const void* inputs[] = {input};
+    void* outputs[] = {output};
+    executor.run(inputs, outputs);
+    EXPECT_EQ(output[2], first > 0 ? 3 : 6);
   }
 }
 
 // A group of one in which another thread is: submit and wait are refused so often.
 class Crowded final : public comm::Communicator {
  public:
-  std::vector<int> refusals;  // before each call that goes through, in turn
-  int aborts = 0;
+  std::vector<int> refusals;                    // before each call that goes through, in turn
+  int aborts = 0, submissions = 0, blocks = 0;  // blocks: of memory, lent now
 
   std::string_view name() const noexcept override { return "crowded"; }
   int rank() const noexcept override { return 0; }
@@ -205,6 +169,7 @@ class Crowded final : public comm::Communicator {
   int local_size() const noexcept override { return 1; }
   comm::Work submit(const comm::Collective& collective) override {
     refuse();
+    ++submissions;
     return inner_->submit(collective);
   }
   void wait(comm::Work work, double timeout_seconds) override {
@@ -216,8 +181,14 @@ class Crowded final : public comm::Communicator {
     return inner_->wait_for(work, seconds);
   }
   std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
-  comm::SharedBlock allocate(std::size_t bytes) override { return inner_->allocate(bytes); }
-  void release(comm::SharedBlock block) noexcept override { inner_->release(block); }
+  comm::SharedBlock allocate(std::size_t bytes) override {
+    ++blocks;
+    return inner_->allocate(bytes);
+  }
+  void release(comm::SharedBlock block) noexcept override {
+    --blocks;
+    inner_->release(block);
+  }
   void abort(std::string_view) noexcept override { ++aborts; }
   void close() noexcept override {}
 
@@ -230,14 +201,43 @@ class Crowded final : public comm::Communicator {
   std::unique_ptr<Communicator> inner_ = comm::make_self_communicator();
 };
 
+// A kernel fails before the collective, behind it, and when the variable is written. Where a queue
+// is asynchronous, the write is enqueued before the second failure is known.
+TEST_P(OnDevice, TellsWhetherVariablesWereTouchedWhenAStepFails) {
+  device::Buffer variable(device, 12);
+  const float initial[] = {1, 1, 1}, input[] = {1, 2, 3};
+  float output[3];
+  const void* inputs[] = {input};
+  void* outputs[] = {output};
+  for (const int place : {1, 3, 6}) {
+    variable.write(initial);
+    Crowded group;
+    Program program = training_step();
+    program.instructions.insert(program.instructions.begin() + place, run("fails", {3}, {5}));
+    if (place == 1) program.instructions[3].start = 2;
+    Executor executor(program, device, testing::remote_table(), {&group}, {variable.data()});
+    for (int calls = 1; calls <= 2; ++calls) {  // what failed is not told of twice
+      try {
+        executor.run(inputs, outputs);
+        FAIL() << "expected an error";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::InvalidArgument);
+        EXPECT_STREQ(error.what(), "index 7 is out of range (in fails, made at model.py:7)");
+      }
+      EXPECT_EQ(group.aborts, calls);
+      EXPECT_EQ(group.submissions, place == 1 ? 0 : calls);
+      EXPECT_EQ(executor.variables_touched(), place == 6 || (place == 3 && device.asynchronous()));
+    }
+  }
+}
+
 // Refused at its first collective, a run has not begun; later on it waits for its turn.
-TEST(Executor, IsRefusedBeforeItHasBegunOrNotAtAll) {
+TEST_P(OnDevice, IsRefusedBeforeItHasBegunOrNotAtAll) {
   Crowded group;
-  testing::RemoteDevice device;
   device::Buffer variable(device, 12);
   const float initial[] = {1, 1, 1};
   float value[3] = {};
-  device.copy_from_host(variable.data(), initial, 12);
+  variable.write(initial);
   Executor executor(training_step(), device, testing::remote_table(), {&group}, {variable.data()});
   const float input[] = {1, 2, 3};
   float output[3] = {};
@@ -252,18 +252,18 @@ TEST(Executor, IsRefusedBeforeItHasBegunOrNotAtAll) {
   }
   EXPECT_EQ(group.aborts, 0);
   EXPECT_FALSE(executor.variables_touched());
-  device.copy_to_host(value, variable.data(), 12);
+  variable.read(value);
   EXPECT_EQ(value[0], 1);
   group.refusals = {0, 3};
   executor.run(inputs, outputs);
   EXPECT_EQ(output[2], 34);
-  device.copy_to_host(value, variable.data(), 12);
+  variable.read(value);
   EXPECT_EQ(value[2], 34);
   EXPECT_EQ(group.aborts, 0);
 }
 
 // output[1:4] = input[2:5] + variable[1:4], where only these parts are ever named.
-TEST(Executor, AddressesPartsOfWhatIsNumbered) {
+TEST_P(OnDevice, AddressesPartsOfWhatIsNumbered) {
   const TensorType part{DType::F32, {3}};
   Program program;
   program.values = {{part, Lane::Input, 0, 8},
@@ -273,10 +273,9 @@ TEST(Executor, AddressesPartsOfWhatIsNumbered) {
                     {{DType::F32, {1}}, Lane::Output, 0, 0}};
   program.inputs = program.outputs = program.variables = 1;
   program.instructions = {run("add", {0, 1}, {2}), run("copy", {3}, {4})};
-  testing::RemoteDevice device;
   device::Buffer variable(device, 16);
   const float initial[] = {10, 20, 30, 40}, input[] = {1, 2, 3, 4, 5};
-  device.copy_from_host(variable.data(), initial, 16);
+  variable.write(initial);
   float output[4] = {};
   const void* inputs[] = {input};
   void* outputs[] = {output};
@@ -285,20 +284,194 @@ TEST(Executor, AddressesPartsOfWhatIsNumbered) {
   EXPECT_EQ(std::vector<float>(output, output + 4), (std::vector<float>{1, 23, 34, 45}));
 }
 
-TEST(Executor, NamesTheOpThatNoKernelTakes) {
-  testing::RemoteDevice device;
+// Of an executor that is not made nothing stays, whatever is enqueued for it.
+TEST_P(OnDevice, NamesTheOpThatNoKernelTakes) {
   Program program = training_step();
-  program.instructions = {run("erfinv", {0}, {4})};
+  program.instructions.insert(program.instructions.begin(), run("erfinv", {0}, {4}));
+  program.instructions[3].start = 2;
   device::Buffer variable(device, 12);
-  const auto group = comm::make_self_communicator();
+  Crowded group;
   try {
-    Executor executor(program, device, testing::remote_table(), {group.get()}, {variable.data()});
+    Executor executor(program, device, testing::remote_table(), {&group}, {variable.data()});
     FAIL() << "expected an error";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::Unsupported);
     EXPECT_NE(std::string(error.what()).find("no kernel for erfinv (made at model.py:7)"),
               std::string::npos);
   }
+  EXPECT_EQ(device.live_allocations(), 1u);  // the variable
+  EXPECT_EQ(group.blocks, 0);
+}
+
+TEST_P(OnDevice, NamesWhatFailsInAProgramThatAnotherOneRuns) {
+  Program program = scan_of_two(false, Lane::Output, Lane::Output, Lane::Output);
+  program.instructions[0].bodies[0].instructions[1] = run("fails", {2, 3}, {5});
+  program.instructions[0].bodies[0].instructions[1].site = "model.py:99";
+  Executor executor(program, device, testing::remote_table(), {}, {});
+  const float start[] = {1, 2, 3}, slices[6] = {};
+  float last[3], made[6], history[6];
+  const void* inputs[] = {start, slices};
+  void* outputs[] = {last, made, history};
+  try {
+    executor.run(inputs, outputs);
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "index 7 is out of range (in fails, made at model.py:99)");
+  }
+}
+
+class CheckFinite {
+ public:
+  CheckFinite() { ::setenv("NGD_CHECK_FINITE", "1", 1); }
+  CheckFinite(const CheckFinite&) = delete;
+  ~CheckFinite() { ::unsetenv("NGD_CHECK_FINITE"); }
+};
+
+void expect_not_finite(Executor& executor, const void* const* inputs, void* const* outputs,
+                       const std::string& why) {
+  try {
+    executor.run(inputs, outputs);
+    ADD_FAILURE() << "expected: " << why;
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::NotFinite);
+    EXPECT_STREQ(error.what(), ("NGD_CHECK_FINITE: " + why).c_str());
+  }
+}
+
+TEST_P(OnDevice, NamesWhereANaNBegins) {
+  const CheckFinite check;
+  const float nan = std::numeric_limits<float>::quiet_NaN(), good[] = {1, 2, 3},
+              bad[] = {1, nan, 3};
+  float output[3];
+  const void* inputs[] = {good};
+  void* outputs[] = {output};
+  for (const bool begins : {false, true}) {
+    Crowded group;
+    device::Buffer variable(device, 12);
+    variable.write(good);
+    Program program = training_step();
+    if (begins) program.instructions[3] = run("nan", {3}, {5});
+    Executor executor(program, device, testing::remote_table(), {&group}, {variable.data()});
+    if (begins) {
+      expect_not_finite(executor, inputs, outputs,
+                        "a NaN begins in the result of nan, made at model.py:7");
+      continue;
+    }
+    executor.run(inputs, outputs);
+    EXPECT_EQ(output[2], 36);
+    variable.write(bad);
+    expect_not_finite(executor, inputs, outputs,
+                      "there is a NaN in a variable read by add, made at model.py:7");
+    inputs[0] = bad;
+    expect_not_finite(executor, inputs, outputs,
+                      "argument 0 of the step holds a NaN; it is read by add, made at model.py:7");
+    inputs[0] = good;
+  }
+}
+
+TEST_P(OnDevice, NamesWhereANaNBeginsInAProgramThatAnotherOneRuns) {
+  const CheckFinite check;
+  Program program = scan_of_two(true, Lane::Output, Lane::Nowhere, Lane::Nowhere);
+  program.instructions[0].bodies[0].instructions[0] = run("nan", {0}, {2});
+  Executor executor(program, device, testing::remote_table(), {}, {});
+  const float start[] = {1, 2, 3}, slices[6] = {};
+  float last[3];
+  const void* inputs[] = {start, slices};
+  void* outputs[] = {last, nullptr, nullptr};
+  expect_not_finite(executor, inputs, outputs,
+                    "a NaN begins in the result of nan, made at model.py:7");
+}
+
+// output = all_reduce(input), where the operand of a second all_reduce is not there before
+// something is enqueued behind it.
+TEST_P(OnDevice, GoesOnBehindACollectiveWhoseOperandIsNotThere) {
+  if (!device.asynchronous()) GTEST_SKIP() << "the caller runs all kernels";
+  Program program = training_step();
+  program.values.push_back({kVector, Lane::Private, 64});
+  program.private_bytes = 128;
+  Instruction start = program.instructions[1], wait = program.instructions[2];
+  start.inputs = start.outputs = wait.outputs = {6};
+  wait.start = 4;
+  program.instructions.erase(program.instructions.begin() + 3, program.instructions.end());
+  for (const Instruction& next :
+       {run("followed", {3}, {6}), start, run("add", {3, 2}, {5}), wait, run("add", {5, 6}, {4})})
+    program.instructions.push_back(next);
+  const auto group = comm::make_self_communicator();
+  device::Buffer variable(device, 12);
+  const float initial[] = {1, 1, 1}, input[] = {1, 2, 3};
+  variable.write(initial);
+  Executor executor(program, device, testing::remote_table(), {group.get()}, {variable.data()});
+  float output[3];
+  const void* inputs[] = {input};
+  void* outputs[] = {output};
+  executor.run(inputs, outputs);
+  EXPECT_EQ(output[0], 2 + 10 + 2);
+  EXPECT_EQ(output[2], 4 + 30 + 4);
+}
+
+// The second of two ranks. The other one is made up: a reduce to it gives this rank nothing, and an
+// all_reduce doubles. It lies on the device, or on the host.
+class Made final : public comm::Communicator {
+ public:
+  Made(device::Device& device, bool near) : device_(device), near_(near) {}
+  std::string_view name() const noexcept override { return "made"; }
+  int rank() const noexcept override { return 1; }
+  int size() const noexcept override { return 2; }
+  int local_rank() const noexcept override { return 1; }
+  int local_size() const noexcept override { return 2; }
+  bool reaches(const device::Device& device) const noexcept override {
+    return near_ ? &device == &device_ : Communicator::reaches(device);
+  }
+  bool lends_to(const device::Device& device) const noexcept override {
+    return near_ ? &device == &device_ : Communicator::lends_to(device);
+  }
+  comm::Work submit(const comm::Collective& collective) override {
+    if (collective.kind != comm::Kind::AllReduce) return {};
+    const auto* from = static_cast<const float*>(real(collective.source));
+    auto* to = static_cast<float*>(const_cast<void*>(real(collective.destination)));
+    for (std::uint64_t i = 0; i < collective.count; ++i) to[i] = 2 * from[i];
+    return {};
+  }
+  void wait(comm::Work, double) override {}
+  bool done(comm::Work) override { return true; }
+  bool wait_for(comm::Work, double) override { return true; }
+  std::unique_ptr<Communicator> split(int, int) override { return nullptr; }
+  comm::SharedBlock allocate(std::size_t bytes) override {
+    return {(near_ ? device_ : device::cpu()).allocate(bytes), bytes};
+  }
+  void release(comm::SharedBlock block) noexcept override {
+    (near_ ? device_ : device::cpu()).release(block.data);
+  }
+  void abort(std::string_view) noexcept override {}
+  void close() noexcept override {}
+
+ private:
+  const void* real(const void* pointer) const {
+    return near_ ? testing::RemoteDevice::to_real(pointer) : pointer;
+  }
+  device::Device& device_;
+  bool near_;
+};
+
+TEST_P(OnDevice, GivesADevicesPointersToACommunicatorThatReachesIt) {
+  for (const bool near : {false, true})
+    for (const bool reduce : {false, true}) {
+      Made group(device, near);
+      device::Buffer variable(device, 12);
+      const float initial[] = {1, 1, 1}, input[] = {1, 2, 3};
+      variable.write(initial);
+      Program program = training_step();
+      if (reduce)
+        for (const int i : {1, 2}) program.instructions[static_cast<std::size_t>(i)].op = "reduce";
+      Executor executor(program, device, testing::remote_table(), {&group}, {variable.data()});
+      const std::size_t before = device.live_allocations();
+      float output[3];
+      const void* inputs[] = {input};
+      void* outputs[] = {output};
+      executor.run(inputs, outputs);
+      EXPECT_EQ(output[1], (reduce ? 0 : 2 * 3) + 20);
+      EXPECT_EQ(device.live_allocations(), before);
+    }
 }
 
 }  // namespace

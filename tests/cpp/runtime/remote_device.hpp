@@ -1,33 +1,100 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that keeps the contract honest: its memory is nobody else's. The pointers that it hands
-// out are addresses that no process can have, so that host code that dereferences one dies at once.
+// A device that keeps the contract of device/device.hpp honest: its memory may be nobody else's,
+// and its queues may be threads that run everything later.
+//
+// Pointers to memory of its own are addresses that no process can have, so that host code that
+// dereferences one dies at once. Memory begins as NaNs, so that a value that is read too early
+// shows.
 #pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
 
 #include "device/device.hpp"
 #include "kernels/kernel.hpp"
 
 namespace ngd::testing {
 
+// Own: nobody else's. Seen: the host addresses it too. Host: and its kernels address the host's.
+enum class Memory { Own, Seen, Host };
+
 class RemoteDevice final : public device::Device {
  public:
+  // A queue is a thread where it is asynchronous, and runs each thing so long after the one before.
+  RemoteDevice(Memory memory, bool asynchronous, std::chrono::microseconds delay)
+      : memory_(memory), asynchronous_(asynchronous), delay_(delay) {}
   std::string_view name() const noexcept override { return "REMOTE"; }
-  bool host_addressable() const noexcept override { return false; }
+  bool host_addressable() const noexcept override { return memory_ != Memory::Own; }
+  bool addresses_host() const noexcept override { return memory_ == Memory::Host; }
   void* allocate(std::size_t bytes) override;
   void release(void* pointer) noexcept override;
-  void copy_from_host(void* destination, const void* source, std::size_t bytes) override;
-  void copy_to_host(void* destination, const void* source, std::size_t bytes) override;
+  std::unique_ptr<device::Queue> make_queue() override;
+  std::unique_ptr<device::Event> make_event() override;
 
+  bool asynchronous() const noexcept { return asynchronous_; }
   std::size_t live_allocations() const noexcept { return live_; }
 
-  // Only this device's kernels may call these.
+  // Only this device's kernels and copies may call these.
   static void* to_real(void* pointer) noexcept;
   static const void* to_real(const void* pointer) noexcept;
 
  private:
-  std::size_t live_ = 0;
+  const Memory memory_;
+  const bool asynchronous_;
+  const std::chrono::microseconds delay_;
+  std::atomic<std::size_t> live_{0};
 };
 
-// "add" of two f32 tensors of one shape, "copy", "store_fails" (throws), all on REMOTE pointers.
+class RemoteQueue final : public device::Queue {
+ public:
+  RemoteQueue(bool asynchronous, std::chrono::microseconds delay);
+  ~RemoteQueue() override;
+  bool asynchronous() const noexcept override { return asynchronous_; }
+  void copy_from_host(void* destination, const void* source, std::size_t bytes) override;
+  void copy_to_host(void* destination, const void* source, std::size_t bytes) override;
+  void copy(void* destination, const void* source, std::size_t bytes) override;
+  void clear(void* destination, std::size_t bytes) override;
+  void record(device::Event& event) override;
+  void wait(const device::Event& event) override;
+  void synchronize() override;
+
+  // What a kernel does. Not run where something before it has failed.
+  void enqueue(std::function<void()> work);
+  // For work: whether something comes to be enqueued behind it soon.
+  bool is_followed();
+
+ private:
+  struct Task {
+    std::function<void()> work;
+    const void* origin;
+    bool always;  // also where something before it has failed
+  };
+  void put(Task task);
+  void run_tasks();
+  void run_task(const Task& task);
+  std::optional<device::QueueError> failure();
+
+  const bool asynchronous_;
+  const std::chrono::microseconds delay_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> tasks_;  // the first is the one that runs
+  std::optional<device::QueueError> failure_;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+// Kernels on f32 tensors of one shape, which all run in the queue:
+//   add, copy; positive: whether the first element is; nan: puts one in a copy
+//   fails: finds an index out of range; followed: a copy, which fails unless something comes behind
 kernels::KernelTable remote_table();
 
 }  // namespace ngd::testing

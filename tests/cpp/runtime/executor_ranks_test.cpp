@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are threads, each with a device of its own: what their collectives are given is there,
+// and what they give is there for the kernels behind them.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "comm/ranks.hpp"
+#include "device_kinds.hpp"
+#include "runtime/executor.hpp"
+#include "steps.hpp"
+
+namespace ngd {
+namespace {
+
+using runtime::Action;
+using runtime::Executor;
+using runtime::Instruction;
+using runtime::Lane;
+using runtime::Program;
+using testing::run;
+
+constexpr std::int64_t kCount = 5000;  // more than rides beside a flag
+constexpr int kRanks = 3, kCalls = 3;
+const TensorType kLong{DType::F32, {kCount}};
+
+class RanksOnDevices : public ::testing::TestWithParam<testing::DeviceKind> {};
+
+INSTANTIATE_TEST_SUITE_P(Kinds, RanksOnDevices, ::testing::ValuesIn(testing::kDeviceKinds),
+                         testing::name_of_kind);
+
+// variable <- output = sum(input + variable) + sum(2 * input): two collectives under way at once,
+// of operands in memory that the ranks share, or not.
+Program two_sums(Lane lane) {
+  Program program;
+  program.values = {
+      {kLong, Lane::Input, 0},  {kLong, Lane::Variable, 0},
+      {kLong, lane, 0},         {kLong, lane, (kCount * sizeof(float) + 63) / 64 * 64},
+      {kLong, Lane::Output, 0}, {kLong, Lane::Private, 0}};
+  program.inputs = program.outputs = program.variables = 1;
+  program.private_bytes = program.shared_bytes = 2 * (kCount * sizeof(float) + 64);
+  if (lane == Lane::Private) program.values[5].place = program.private_bytes;
+  program.private_bytes *= 2;
+  const auto sum = [](Action action, int value, int start) {
+    Instruction sum{action, "all_reduce", {value}, {value}, {}, start, 0, "model.py:9", {}};
+    if (action == Action::Wait) sum.inputs.clear();
+    sum.attrs.set("reduce_op", std::string("sum"));
+    return sum;
+  };
+  program.instructions = {
+      run("add", {0, 1}, {2}),   sum(Action::Start, 2, -1), run("add", {0, 0}, {3}),
+      sum(Action::Start, 3, -1), run("copy", {0}, {5}),     sum(Action::Wait, 2, 1),
+      sum(Action::Wait, 3, 3),   run("add", {2, 3}, {4}),   run("copy", {4}, {1})};
+  program.groups = {{"two sums", 78}};
+  return program;
+}
+
+std::vector<float> numbers(int rank, int call) {
+  std::vector<float> numbers(kCount);
+  for (std::size_t i = 0; i < numbers.size(); ++i)
+    numbers[i] = static_cast<float>((i * 7 + static_cast<std::size_t>(rank * 100 + call)) % 512);
+  return numbers;
+}
+
+// What two_sums gives on every rank: all are small whole numbers, so that no order of summation
+// matters.
+std::vector<float> expected(int calls) {
+  std::vector<float> variable(kCount);
+  for (int call = 0; call < calls; ++call) {
+    std::vector<float> sum(kCount);
+    for (int rank = 0; rank < kRanks; ++rank)
+      for (std::size_t i = 0; i < sum.size(); ++i)
+        sum[i] += 3 * numbers(rank, call)[i] + variable[i];
+    variable = sum;
+  }
+  return variable;
+}
+
+void expect_success(const std::vector<comm::Outcome>& outcomes) {
+  for (const comm::Outcome& outcome : outcomes) EXPECT_FALSE(outcome.kind) << outcome.message;
+}
+
+TEST_P(RanksOnDevices, SumWhatIsThere) {
+  const std::vector<float> sums[] = {expected(1), expected(2), expected(kCalls)};
+  for (const Lane lane : {Lane::Shared, Lane::Private})
+    expect_success(comm::run_ranks(kRanks, [&](comm::Communicator& group) {
+      testing::RemoteDevice device(GetParam().memory, GetParam().asynchronous,
+                                   std::chrono::milliseconds(1 + 2 * group.rank()));
+      device::Buffer variable(device, kLong.bytes());
+      variable.write(std::vector<float>(kCount).data());
+      Executor executor(two_sums(lane), device, testing::remote_table(), {&group},
+                        {variable.data()});
+      for (int call = 0; call < kCalls; ++call) {
+        const std::vector<float> input = numbers(group.rank(), call);
+        std::vector<float> output(kCount), kept(kCount);
+        const void* inputs[] = {input.data()};
+        void* outputs[] = {output.data()};
+        executor.run(inputs, outputs);
+        EXPECT_EQ(output, sums[call]);
+        variable.read(kept.data());
+        EXPECT_EQ(kept, sums[call]);
+      }
+    }));
+}
+
+// The peers do not sum what a failed kernel has left: they are told of the failure.
+TEST_P(RanksOnDevices, AreToldOfAKernelThatFailsBeforeACollective) {
+  for (const int place : {1, 3}) {  // before the first collective, and before the second
+    const auto outcomes = comm::run_ranks(2, [&](comm::Communicator& group) {
+      testing::RemoteDevice device = GetParam().make();
+      device::Buffer variable(device, kLong.bytes());
+      variable.write(std::vector<float>(kCount).data());
+      Program program = two_sums(Lane::Shared);
+      program.instructions[static_cast<std::size_t>(place) - 1].op =
+          group.rank() == 0 ? "fails" : "add";
+      Executor executor(program, device, testing::remote_table(), {&group}, {variable.data()});
+      const std::vector<float> input = numbers(group.rank(), 0);
+      std::vector<float> output(kCount);
+      const void* inputs[] = {input.data()};
+      void* outputs[] = {output.data()};
+      executor.run(inputs, outputs);
+    });
+    EXPECT_EQ(outcomes[0].kind, ErrorKind::InvalidArgument);
+    EXPECT_EQ(outcomes[0].message, "index 7 is out of range (in fails, made at model.py:7)");
+    EXPECT_EQ(outcomes[1].kind, ErrorKind::RemoteRank);
+    EXPECT_NE(outcomes[1].message.find("index 7 is out of range"), std::string::npos)
+        << outcomes[1].message;
+  }
+}
+
+}  // namespace
+}  // namespace ngd
