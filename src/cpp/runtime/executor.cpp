@@ -95,7 +95,6 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
       if (staged[value.place].bytes() < end) staged[value.place] = device::Buffer(device_, end);
     }
   bind(table);
-  queue_->synchronize();  // the constants are there
 }
 
 Executor::Executor(Program program, device::Device& device, device::Queue& queue,
@@ -114,10 +113,8 @@ Executor::Executor(Program program, device::Device& device, device::Queue& queue
 Executor::~Executor() = default;
 
 void Executor::bind(kernels::KernelTable table) {
-  for (const auto& bytes : program_.constants) {
-    device::Buffer& buffer = constants_.emplace_back(device_, bytes.size());
-    queue_->copy_from_host(buffer.data(), bytes.data(), bytes.size());
-  }
+  for (const auto& bytes : program_.constants)
+    constants_.emplace_back(device_, bytes.size()).write(bytes.data());
   if (check_finite_ && !device_.host_addressable())
     for (const Value& value : program_.values)
       looked_at_.resize(std::max(looked_at_.size(), value.type.bytes()));
@@ -275,10 +272,12 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
 void Executor::run_to_the_end(const void* const* inputs, void* const* outputs) try {
   started_.clear();
   submitted_ = 0;
+  queue_->set_origin(nullptr);
   if (stages_arguments_)
     for (std::size_t i = 0; i < staged_inputs_.size(); ++i)
       queue_->copy_from_host(staged_inputs_[i].data(), inputs[i], staged_inputs_[i].bytes());
   run_inside(inputs, outputs);
+  queue_->set_origin(nullptr);
   if (stages_arguments_)
     for (std::size_t i = 0; i < staged_outputs_.size(); ++i)
       queue_->copy_to_host(outputs[i], staged_outputs_[i].data(), staged_outputs_[i].bytes());

@@ -40,9 +40,9 @@ std::vector<AnyDevice> any_device() {
 class DeviceContract : public ::testing::TestWithParam<AnyDevice> {
  protected:
   device::Device& device = GetParam().device();
-  std::unique_ptr<device::Queue> queue = device.make_queue();
+  device::Buffer first{device, kBytes}, second{device, kBytes};  // outlive the queue
   std::unique_ptr<device::Event> event = device.make_event();
-  device::Buffer first{device, kBytes}, second{device, kBytes};
+  std::unique_ptr<device::Queue> queue = device.make_queue();
   Floats read(const device::Buffer& buffer) const {
     Floats values(kBytes / sizeof(float));
     buffer.read(values.data());
