@@ -19,7 +19,6 @@ from .executable import CompiledStep, Lower
 from .native import native_attrs, spec
 from .ordering import opened
 
-
 DEVICE: Final = _core.Device("CPU")
 
 

@@ -70,9 +70,10 @@ std::vector<float> expected(int calls) {
   std::vector<float> variable(kCount);
   for (int call = 0; call < calls; ++call) {
     std::vector<float> sum(kCount);
-    for (int rank = 0; rank < kRanks; ++rank)
-      for (std::size_t i = 0; i < sum.size(); ++i)
-        sum[i] += 3 * numbers(rank, call)[i] + variable[i];
+    for (int rank = 0; rank < kRanks; ++rank) {
+      const std::vector<float> input = numbers(rank, call);
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += 3 * input[i] + variable[i];
+    }
     variable = sum;
   }
   return variable;
