@@ -8,7 +8,22 @@ from __future__ import annotations
 
 
 class Error(Exception):
-    """The base of all of ngd's errors."""
+    """The base of all of ngd's errors.
+
+    Attributes
+    ----------
+    ranks
+        The ranks of the world that the error speaks of, in rising order: who is lost, who did not
+        come, who has failed, the two that disagree. Of GroupClosedError they are those of the
+        failure that closed the group. Empty where an error speaks of no rank.
+    """
+
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def rank(self) -> int | None:
+        """The one that the error speaks of; None where that is no rank, or several."""
+        return self.ranks[0] if len(self.ranks) == 1 else None
 
 
 class ShapeError(Error, ValueError):
@@ -52,19 +67,19 @@ class CollectiveError(Error, RuntimeError):
 
 
 class CollectiveMismatchError(CollectiveError):
-    """Two ranks disagree about a collective; the message shows both sides and both call sites."""
+    """Two ranks, `ranks`, disagree about a collective; the message shows both and their lines."""
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """A rank did not come in NGD_TIMEOUT seconds; the message names it, the op and the line."""
+    """Some ranks, `ranks`, did not come in NGD_TIMEOUT seconds; with the op and its line."""
 
 
 class RankLostError(CollectiveError):
-    """A rank died or left while others waited for it; the message names it."""
+    """A rank, `rank`, died or left while others waited for it."""
 
 
 class RemoteRankError(CollectiveError):
-    """A rank raised; the message holds its number and its traceback."""
+    """A rank, `rank`, raised; the message holds its traceback."""
 
 
 class GroupClosedError(CollectiveError):

@@ -48,7 +48,7 @@ def hello(rank: int, size: int) -> bytes:
     words = [int(version[1]), 0, rank, size, 1, 0]
     boot = Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     head = b"ngd-shm1" + b"".join(word.to_bytes(4, "little") for word in words)
-    return head + bytes(8) + b"\xff" * 128 + boot.ljust(2048, b"\0")
+    return head + bytes(8) + b"\xff" * 128 + bytes(32) + boot.ljust(2048, b"\0")
 
 
 @contextlib.contextmanager

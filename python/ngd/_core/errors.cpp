@@ -6,8 +6,10 @@
 
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <stdexcept>
+#include <vector>
 
 #include "base/error.hpp"
 
@@ -56,24 +58,43 @@ PyObject* builtin_class(ngd::ErrorKind kind) {
 }
 
 // A message may hold a path that is no UTF-8, or another rank's words.
+PyObject* text_of(const char* message) {
+  return PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::strlen(message)),
+                              "backslashreplace");
+}
+
 void set_error(PyObject* type, const char* message) {
-  PyObject* text = PyUnicode_DecodeUTF8(message, static_cast<Py_ssize_t>(std::strlen(message)),
-                                        "backslashreplace");
+  PyObject* text = text_of(message);
   if (text == nullptr) return;
   PyErr_SetObject(type, text);
   Py_DECREF(text);
 }
 
-void set(ngd::ErrorKind kind, const char* message) {
-  const char* name = class_name(kind);
+// What owns a reference: gives it back.
+struct Drop {
+  void operator()(PyObject* object) const { Py_DECREF(object); }
+};
+using Owned = std::unique_ptr<PyObject, Drop>;
+
+// Any of these that is null has set a Python error of its own, which then stands.
+void set(const ngd::Error& error) {
+  const char* name = class_name(error.kind());
   if (name == nullptr || error_module == nullptr) {
-    set_error(builtin_class(kind), message);
+    set_error(builtin_class(error.kind()), error.what());
     return;
   }
-  PyObject* type = PyObject_GetAttrString(error_module, name);
-  if (type == nullptr) return;
-  set_error(type, message);
-  Py_DECREF(type);
+  const Owned type(PyObject_GetAttrString(error_module, name));
+  const Owned text(type ? text_of(error.what()) : nullptr);
+  const Owned raised(text ? PyObject_CallOneArg(type.get(), text.get()) : nullptr);
+  const Owned ranks(raised ? PyTuple_New(static_cast<Py_ssize_t>(error.ranks().size())) : nullptr);
+  if (!ranks) return;
+  for (std::size_t i = 0; i < error.ranks().size(); ++i) {
+    PyObject* number = PyLong_FromLong(error.ranks()[i]);
+    if (number == nullptr) return;
+    PyTuple_SET_ITEM(ranks.get(), static_cast<Py_ssize_t>(i), number);
+  }
+  if (PyObject_SetAttrString(raised.get(), "ranks", ranks.get()) == 0)
+    PyErr_SetObject(type.get(), raised.get());
 }
 
 }  // namespace
@@ -103,7 +124,7 @@ void ngd_raise_python_error() {
     try {
       throw;
     } catch (const ngd::Error& error) {
-      set(error.kind(), error.what());
+      set(error);
     } catch (const std::invalid_argument& error) {
       set_error(PyExc_ValueError, error.what());
     } catch (const std::bad_alloc&) {

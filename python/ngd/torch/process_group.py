@@ -125,7 +125,9 @@ class ProcessGroup(torch.distributed.ProcessGroup):
             return error
         kind: type[CollectiveError] = type(error)
         where = "counted in" if self._counts else "in"
-        return kind(f"{error} ({where} the group of the global ranks {self.ranks})")
+        told = kind(f"{error} ({where} the group of the global ranks {self.ranks})")
+        told.ranks = tuple(self.ranks[r] for r in error.ranks) if self._counts else error.ranks
+        return told
 
     def interrupted(self, error: BaseException) -> None:
         """Something was raised in mid-call, by Ctrl-C or the handler of a signal: leave at once.

@@ -248,7 +248,9 @@ class Work(torch.distributed.Work):
         except CollectiveTimeoutError as error:
             text = str(error).replace(f"within {LAST_SLICE_SECONDS:g} s", f"within {seconds:g} s")
             words = f"{text}: Timed out waiting {1000 * seconds:g}ms"  # as gloo says it
-            raise CollectiveTimeoutError(words) from None
+            late = CollectiveTimeoutError(words)
+            late.ranks = error.ranks
+            raise late from None
 
     def _finish(self) -> None:
         for to, received in self._copies:

@@ -2,11 +2,13 @@
 // What the core throws. Cython turns each kind into the class of the same name in ngd.errors.
 #pragma once
 
+#include <algorithm>
 #include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace ngd {
 
@@ -28,11 +30,18 @@ enum class ErrorKind {
 
 class Error : public std::runtime_error {
  public:
-  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  Error(ErrorKind kind, const std::string& message, std::vector<int> ranks = {})
+      : std::runtime_error(message), kind_(kind), ranks_(std::move(ranks)) {
+    std::sort(ranks_.begin(), ranks_.end());
+  }
   ErrorKind kind() const noexcept { return kind_; }
+  // Those of the world that it speaks of, in rising order: who is lost, late or has failed; who
+  // disagree.
+  const std::vector<int>& ranks() const noexcept { return ranks_; }
 
  private:
   ErrorKind kind_;
+  std::vector<int> ranks_;
 };
 
 template <class... Parts>
@@ -47,6 +56,12 @@ std::string concat(Parts&&... parts) {
 template <class... Parts>
 [[noreturn]] void fail(ErrorKind kind, Parts&&... parts) {
   throw Error(kind, concat(std::forward<Parts>(parts)...));
+}
+
+// An error that speaks of ranks.
+template <class... Parts>
+[[noreturn]] void fail_of(std::vector<int> ranks, ErrorKind kind, Parts&&... parts) {
+  throw Error(kind, concat(std::forward<Parts>(parts)...), std::move(ranks));
 }
 
 // check(condition, "what was expected, and what came ", value): a broken invariant of ngd itself.

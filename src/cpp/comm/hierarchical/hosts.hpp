@@ -99,7 +99,9 @@ auto with_world_ranks(const Roster& roster, Call&& call) {
   try {
     return call();
   } catch (const Error& error) {
-    throw Error(error.kind(), renumbered(error.what(), roster));
+    std::vector<int> ranks = error.ranks();
+    for (int& rank : ranks) rank = roster.here[static_cast<std::size_t>(rank)];
+    throw Error(error.kind(), renumbered(error.what(), roster), std::move(ranks));
   }
 }
 

@@ -32,7 +32,7 @@ void Mailbox::listen(int peer) {
   const int code =
       MPI_Irecv(buffer.data(), static_cast<int>(kMailBytes), MPI_BYTE, channel_.world(peer),
                 channel_.first_tag + kMailTag, channel_.comm, &receives_[index(peer)]);
-  if (code != MPI_SUCCESS) throw Unreachable(name(peer), code);
+  if (code != MPI_SUCCESS) throw Unreachable({channel_.world(peer)}, code);
 }
 
 Mailbox::Outgoing& Mailbox::compose(Header header, const void* payload, std::size_t payload_bytes) {
@@ -66,12 +66,12 @@ void Mailbox::progress() {
   int count = 0;
   const int code = MPI_Testsome(static_cast<int>(receives_.size()), receives_.data(), &count,
                                 completed_.data(), statuses_.data());
-  if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) throw Unreachable("a rank", code);
+  if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) throw Unreachable({}, code);
   if (count == MPI_UNDEFINED) return;
   for (int i = 0; i < count; ++i) {
     const int peer = completed_[index(i)];
     if (code == MPI_ERR_IN_STATUS && statuses_[index(i)].MPI_ERROR != MPI_SUCCESS)
-      throw Unreachable(name(peer), statuses_[index(i)].MPI_ERROR);
+      throw Unreachable({channel_.world(peer)}, statuses_[index(i)].MPI_ERROR);
     int bytes = 0;
     MPI_Get_count(&statuses_[index(i)], MPI_BYTE, &bytes);
     sort_in(peer, static_cast<std::size_t>(bytes));

@@ -122,10 +122,11 @@ void MpiCommunicator::refuse_child(const char* call) const {
 void MpiCommunicator::require_open(const char* call) {
   if (state_ == State::Failed && !failure_told_) {
     failure_told_ = true;
-    throw Error(failure_kind_, failure_);
+    throw Error(failure_kind_, failure_.text, failure_.ranks);
   }
   if (state_ == State::Failed)
-    fail(ErrorKind::GroupClosed, call, ": an earlier failure closed the group: ", failure_);
+    fail_of(failure_.ranks, ErrorKind::GroupClosed, call,
+            ": an earlier failure closed the group: ", failure_.text);
   if (state_ == State::Closed) fail(ErrorKind::GroupClosed, call, ": the group was closed");
 }
 
@@ -193,7 +194,7 @@ Work MpiCommunicator::submit(const Collective& collective) {
     const Pending& pending = works_.back();
     mailbox_.post(pending.header, pending.payload.data(), pending.payload.size());
   } catch (const Error& error) {
-    close_failed(error.kind(), concat(describe(collective), ": ", error.what()));
+    close_failed(error.kind(), concat(describe(collective), ": ", error.what()), error.ranks());
     require_open(call.c_str());
   } catch (const std::exception&) {
     close_failed(ErrorKind::OutOfMemory, "out of memory");
@@ -290,9 +291,9 @@ bool MpiCommunicator::progress() noexcept {
     });
   } catch (const Unreachable& lost) {
     const std::string where = works_.empty() ? "" : " in " + describe(works_.front().header);
-    close_failed(lost.kind(), lost.what() + where);
+    close_failed(lost.kind(), lost.what() + where, lost.ranks());
   } catch (const Error& error) {
-    close_failed(error.kind(), error.what());
+    close_failed(error.kind(), error.what(), error.ranks());
   } catch (const std::exception&) {
     close_failed(ErrorKind::OutOfMemory, "out of memory");
   }
@@ -407,9 +408,10 @@ void MpiCommunicator::check_counts(const Pending& work, int peer) const {
   const std::uint64_t sent = theirs[static_cast<std::size_t>(rank())];
   const std::uint64_t expected = work.receive_counts[static_cast<std::size_t>(peer)];
   if (sent != expected)
-    fail(ErrorKind::CollectiveMismatch, "the ranks' collectives differ: ", world_name(peer),
-         " sends ", sent, " elements in ", describe(message.header), "; ", world_name(rank()),
-         " expects ", expected, " of it in ", describe(work.header));
+    fail_of(worlds_of({peer, rank()}), ErrorKind::CollectiveMismatch,
+            "the ranks' collectives differ: ", world_name(peer), " sends ", sent, " elements in ",
+            describe(message.header), "; ", world_name(rank()), " expects ", expected, " of it in ",
+            describe(work.header));
 }
 
 // Throws when a rank that is still needed has said that it goes no further.
@@ -428,18 +430,24 @@ bool MpiCommunicator::has_left(int peer) const {
 
 void MpiCommunicator::check_not_ended(int peer, const Header& mine, bool needed) {
   if (!needed || !mailbox_.ended(peer)) return;
-  const Message& end = *mailbox_.ended(peer);
-  const std::string words(reinterpret_cast<const char*>(end.payload.data()), end.payload.size());
   const std::string who = world_name(peer);
   if (has_left(peer))
-    fail(ErrorKind::RankLost, who, " left the group while this rank waited for it in ",
-         describe(mine));
-  if (is_between_ranks(end.header.error))
-    fail(end.header.error, who, " gave up: ", words, "; this rank was in ", describe(mine));
-  fail(ErrorKind::RemoteRank, who, " failed while this rank was in ", describe(mine), ":\n", words);
+    fail_of(worlds_of({peer}), ErrorKind::RankLost, who,
+            " left the group while this rank waited for it in ", describe(mine));
+  const ErrorKind kind = mailbox_.ended(peer)->header.error;
+  const LastWords last = LastWords::of(*mailbox_.ended(peer));
+  if (is_between_ranks(kind))
+    fail_of(last.ranks, kind, who, " gave up: ", last.text, "; this rank was in ", describe(mine));
+  fail_of(last.ranks, ErrorKind::RemoteRank, who, " failed while this rank was in ", describe(mine),
+          ":\n", last.text);
 }
 
 // ---- failing
+
+std::vector<int> MpiCommunicator::worlds_of(std::vector<int> peers) const {
+  for (int& peer : peers) peer = channel_.world(peer);
+  return peers;
+}
 
 void MpiCommunicator::fail_mismatch(const Pending& mine, int peer, const Header& theirs) {
   std::string message =
@@ -450,7 +458,7 @@ void MpiCommunicator::fail_mismatch(const Pending& mine, int peer, const Header&
     message += concat("; ", world_name(rank()), " runs ", describe_program(mine.header), ", ",
                       world_name(peer), " runs ", describe_program(theirs));
   message += differing_details(mine, peer, theirs);
-  throw Error(ErrorKind::CollectiveMismatch, message);
+  throw Error(ErrorKind::CollectiveMismatch, message, worlds_of({rank(), peer}));
 }
 
 // Whether a peer is in another program of the same collectives, which I hold as well.
@@ -529,9 +537,9 @@ void MpiCommunicator::fail_timeout(Work work, double timeout_seconds) {
   const std::string message =
       concat(describe_awaited(work), ": ", list_ranks(missing), what, " within ", timeout_seconds,
              " s (NGD_TIMEOUT)", heard_of(missing));
-  close_failed(ErrorKind::CollectiveTimeout, message);
+  close_failed(ErrorKind::CollectiveTimeout, message, missing);
   failure_told_ = true;
-  throw Error(ErrorKind::CollectiveTimeout, message);
+  throw Error(ErrorKind::CollectiveTimeout, message, missing);
 }
 
 void MpiCommunicator::fail_interrupted(Work work) {
@@ -545,20 +553,21 @@ void MpiCommunicator::fail_interrupted(Work work) {
   throw Error(ErrorKind::Interrupted, what);
 }
 
-void MpiCommunicator::close_failed(ErrorKind kind, std::string_view message) noexcept {
+void MpiCommunicator::close_failed(ErrorKind kind, std::string_view message,
+                                   const std::vector<int>& ranks) noexcept {
   if (state_ != State::Open) return;
   state_ = State::Failed;
   failure_kind_ = kind;
   mark_failed();
   marked_failed_ = true;
   try {
-    failure_ = message;
+    failure_ = {ranks.empty() ? worlds_of({rank()}) : ranks, std::string(message)};
     Header header;
     header.topic = Topic::Failed;
     header.error = kind;
     header.sequence = completed_ + 1;
-    const std::string_view kept = tail_of(message, kMaxPayloadBytes);
-    mailbox_.post(header, kept.data(), kept.size());
+    const std::string packed = failure_.packed(header);
+    mailbox_.post(header, packed.data(), packed.size());
   } catch (const std::exception&) {
     // A peer that cannot be told will see its own deadline.
   }

@@ -118,12 +118,15 @@ class MpiCommunicator final : public Communicator, private Member {
   std::string heard_of(const std::vector<int>& missing);
   [[noreturn]] void fail_timeout(Work work, double timeout_seconds);
   void fail_interrupted(Work work);  // unless it is complete
-  void close_failed(ErrorKind kind, std::string_view message) noexcept;
+  // Of no ranks means of this one.
+  void close_failed(ErrorKind kind, std::string_view message,
+                    const std::vector<int>& ranks = {}) noexcept;
   void drain(double seconds, bool until_peers_left) noexcept;
   std::unique_ptr<Communicator> split_host(int color, int key, Work last);
   Channel child_channel(int color, const std::vector<std::int64_t>& choices) const;
   int take_group_number(const std::vector<std::int64_t>& choices, std::size_t numbers);
   int first_tag(int group) const;
+  std::vector<int> worlds_of(std::vector<int> peers) const;
   std::string world_name(int peer) const { return concat("rank ", channel_.world(peer)); }
 
   const std::shared_ptr<Family> family_;
@@ -132,7 +135,7 @@ class MpiCommunicator final : public Communicator, private Member {
   std::unique_ptr<hierarchical::Hosts> hosts_;
   State state_ = State::Open;
   ErrorKind failure_kind_ = ErrorKind::Internal;
-  std::string failure_;
+  LastWords failure_;
   bool failure_told_ = false;  // later calls throw GroupClosed
   Mailbox mailbox_;
   Statistics statistics_;

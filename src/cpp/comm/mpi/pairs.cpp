@@ -66,10 +66,10 @@ bool Pairs::match(Mailbox& mailbox, int peer, Pair& receive) {
   const Header& theirs = message.header;
   const Header& mine = receive.header;
   if (theirs.dtype != mine.dtype || theirs.count != mine.count || theirs.tag != mine.tag)
-    fail(ErrorKind::CollectiveMismatch, "a send and its receive differ: rank ",
-         channel_.world(peer), " calls ", mpi::describe(theirs), " with tag ", theirs.tag,
-         "; rank ", channel_.world(channel_.rank), " calls ", mpi::describe(mine), " with tag ",
-         mine.tag);
+    fail_of({channel_.world(peer), channel_.world(channel_.rank)}, ErrorKind::CollectiveMismatch,
+            "a send and its receive differ: rank ", channel_.world(peer), " calls ",
+            mpi::describe(theirs), " with tag ", theirs.tag, "; rank ",
+            channel_.world(channel_.rank), " calls ", mpi::describe(mine), " with tag ", mine.tag);
   receive.matched = true;
   ++moves_;
   if (!message.payload.empty())

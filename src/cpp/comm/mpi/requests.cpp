@@ -10,12 +10,14 @@
 
 namespace ngd::comm::mpi {
 
-Unreachable::Unreachable(const std::string& who, int code)
+Unreachable::Unreachable(const std::vector<int>& who, int code)
     : Error(ErrorKind::RankLost,
-            concat(who, " cannot be reached any more: MPI says ", error_text(code))) {}
+            concat(who.empty() ? "a rank" : list_ranks(who),
+                   " cannot be reached any more: MPI says ", error_text(code)),
+            who) {}
 
 void Requests::keep(MPI_Request request, int code, int peer) {
-  if (code != MPI_SUCCESS) throw Unreachable(concat("rank ", channel_->world(peer)), code);
+  if (code != MPI_SUCCESS) throw Unreachable({channel_->world(peer)}, code);
   requests_.push_back(request);
   peers_.push_back(channel_->world(peer));
 }
@@ -50,10 +52,10 @@ bool Requests::test() {
     for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
       const int error = statuses_[i].MPI_ERROR;
       if (error != MPI_SUCCESS && error != MPI_ERR_PENDING)
-        throw Unreachable(concat("rank ", peers_[static_cast<std::size_t>(completed_[i])]), error);
+        throw Unreachable({peers_[static_cast<std::size_t>(completed_[i])]}, error);
     }
   } else if (code != MPI_SUCCESS) {
-    throw Unreachable(list_ranks(pending_peers()), code);
+    throw Unreachable(pending_peers(), code);
   }
   const bool all = std::all_of(requests_.begin(), requests_.end(),
                                [](MPI_Request r) { return r == MPI_REQUEST_NULL; });

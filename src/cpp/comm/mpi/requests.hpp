@@ -46,10 +46,10 @@ inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20;
 // Cancels a message and waits for MPI to agree, 50 ms at the most; false when it has not.
 bool give_up(MPI_Request& request) noexcept;
 
-// MPI has given up messages to or from a rank.
+// MPI has given up messages to or from some ranks; of none: it does not say from which.
 class Unreachable final : public Error {
  public:
-  Unreachable(const std::string& who, int code);
+  Unreachable(const std::vector<int>& who, int code);
 };
 
 }  // namespace ngd::comm::mpi

@@ -27,12 +27,12 @@ enum class Topic : std::uint8_t {
   Submitted,  // this rank has submitted the collective that the header describes
   Sent,       // this rank sends to the reader what the header describes
   Details,    // the payload is the program's text or the layout, because it differs from another's
-  Failed,     // this rank goes no further: `error` is why, the payload says it in words
+  Failed,     // this rank goes no further: `error` is why, the payload are its LastWords
   Left        // this rank closed its communicator in good order, or after it said Failed
 };
 
 struct Header {
-  static constexpr std::uint32_t kMagic = 0x6e676431;  // "ngd1"
+  static constexpr std::uint32_t kMagic = 0x6e676432;  // "ngd2"
   std::uint32_t magic = kMagic;
   Topic topic = Topic::Submitted;
   ErrorKind error = ErrorKind::Internal;
@@ -58,6 +58,32 @@ static_assert(std::is_trivially_copyable_v<Header>);
 struct Message {
   Header header;
   std::vector<std::byte> payload;
+};
+
+// Why a rank goes no further: the ranks that it speaks of, `count` of the header, and its words.
+struct LastWords {
+  std::vector<int> ranks;
+  std::string text;
+
+  static constexpr std::size_t kMaxRanks = 1024;
+
+  // As a payload; sets the header's count.
+  std::string packed(Header& header) const {
+    header.count = std::min(ranks.size(), kMaxRanks);
+    const std::size_t bytes = header.count * sizeof(int);
+    std::string payload(reinterpret_cast<const char*>(ranks.data()), bytes);
+    return payload.append(tail_of(text, kMaxPayloadBytes - bytes));
+  }
+  static LastWords of(const Message& message) {
+    const auto* data = reinterpret_cast<const char*>(message.payload.data());
+    const std::size_t bytes = message.header.count * sizeof(int);
+    check(bytes <= message.payload.size(), "last words of ", message.payload.size(), " bytes");
+    LastWords words{std::vector<int>(message.header.count), {}};
+    if (bytes != 0) std::memcpy(words.ranks.data(), data, bytes);
+    if (message.payload.size() > bytes)
+      words.text.assign(data + bytes, message.payload.size() - bytes);
+    return words;
+  }
 };
 
 // Of the numbers of blocks where all ranks give the same; in an all_to_all each has its own.

@@ -13,6 +13,8 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <span>
+#include <vector>
 
 #include "base/error.hpp"
 #include "base/step.hpp"
@@ -91,7 +93,7 @@ class Rendezvous {
       agree();
       return world;
     } catch (const Error& error) {
-      tell_all(world.get(), error.kind(), error.what());
+      tell_all(world.get(), error.kind(), error.what(), error.ranks());
       throw;
     } catch (const std::bad_alloc&) {
       tell_all(world.get(), ErrorKind::OutOfMemory, "out of memory");
@@ -117,14 +119,17 @@ class Rendezvous {
       if (r != rank_ && !here(r)) ranks.push_back(r);
     return ranks;
   }
-  [[noreturn]] void late(const std::string& who, const std::string& why = {}) const {
-    fail(ErrorKind::CollectiveTimeout, who, " did not come to ngd.init() within ", clock_.seconds(),
-         " s", why.empty() ? "" : "; ", why);
+  [[noreturn]] void late(const std::vector<int>& who, const std::string& why = {}) const {
+    fail_of(who, ErrorKind::CollectiveTimeout, list_ranks(who),
+            " did not come to ngd.init() within ", clock_.seconds(), " s", why.empty() ? "" : "; ",
+            why);
   }
   [[noreturn]] static void lost(int rank) {
-    fail(ErrorKind::RankLost, "rank ", rank, " was lost in ngd.init()");
+    fail_of({rank}, ErrorKind::RankLost, "rank ", rank, " was lost in ngd.init()");
   }
-  [[noreturn]] static void relay(const Message& failure) { fail(failure.error_kind, failure.text); }
+  [[noreturn]] static void relay(const Message& failure) {
+    fail_of(ranks_of(failure.ranks), failure.error_kind, failure.text);
+  }
 
   std::vector<Address> addresses_;
   int rank_;
@@ -140,10 +145,12 @@ class Rendezvous {
   };
 
   // Asks for no memory: there may be none.
-  void tell_all(Communicator* world, ErrorKind kind, const char* what) noexcept {
+  void tell_all(Communicator* world, ErrorKind kind, const char* what,
+                std::span<const int> ranks = {}) noexcept {
     if (world != nullptr) world->abort(what);  // some may be through already: they read it there
     Message failure = make_message(Topic::Failure, rank_, size_);
     failure.error_kind = kind_for_all(kind);
+    failure.ranks = set_of(ranks.empty() ? std::span<const int>(&rank_, 1) : ranks);
     char text[sizeof failure.text + 64];
     if (failure.error_kind != kind)
       std::snprintf(text, sizeof text, "rank %d failed in ngd.init(): %s", rank_, what);
@@ -189,7 +196,7 @@ class Host final : public Rendezvous {
     channels_.resize(static_cast<std::size_t>(size_));
     listen();
     while (!missing().empty()) {
-      if (clock_.expired()) late(list_ranks(missing()));
+      if (clock_.expired()) late(missing());
       poll_once();
     }
     listener_ = Descriptor();
@@ -329,7 +336,7 @@ class Host final : public Rendezvous {
     channel(rank) = std::move(stranger);
     parcel(rank) = std::move(got);
     Message waiting = make_message(Topic::Waiting, rank_, size_);
-    waiting.set_text(list_ranks(missing()));
+    waiting.ranks = set_of(missing());
     for (int r = 1; r < size_; ++r)
       if (here(r)) channel(r).send(waiting);
   }
@@ -369,10 +376,10 @@ class Guest final : public Rendezvous {
     make_segment();
     Parcel& mine = parcel(rank_);
     say(mine.message, mine.segment.get(), mine.pidfd.get());
-    std::string waited_for;
+    std::vector<int> waited_for{0};
     while (!missing().empty()) {
       Parcel got = next(waited_for);
-      if (got.message.topic == Topic::Waiting) waited_for = got.message.text;
+      if (got.message.topic == Topic::Waiting) waited_for = ranks_of(got.message.ranks);
       if (got.message.topic == Topic::Peer && got.message.rank >= 0 && got.message.rank < size_ &&
           got.segment.valid())
         parcel(got.message.rank) = std::move(got);
@@ -381,7 +388,7 @@ class Guest final : public Rendezvous {
 
   void agree() override {
     say(make_message(Topic::Ready, rank_, size_));
-    while (next("rank 0").message.topic != Topic::Go) continue;
+    while (next({0}).message.topic != Topic::Go) continue;
   }
 
   void tell(const Message& failure) noexcept override {
@@ -400,7 +407,7 @@ class Guest final : public Rendezvous {
         const std::string others = describe_others(holders);
         if (all_held_by_others(holders))
           fail(ErrorKind::Init, "ngd.init(): no way to rank 0: ", others);
-        if (too_late) late("rank 0", others);
+        if (too_late) late({0}, others);
       }
       ::poll(nullptr, 0, std::min(kConnectRetryMs, clock_.next_poll_ms()));
     }
@@ -431,11 +438,11 @@ class Guest final : public Rendezvous {
     }
   }
 
-  Parcel next(const std::string& waited_for) {
+  Parcel next(const std::vector<int>& waited_for) {
     for (;;) {
       Parcel got;
       if (hear(got)) return got;
-      if (clock_.expired()) late(waited_for.empty() ? "rank 0" : waited_for);
+      if (clock_.expired()) late(waited_for.empty() ? std::vector{0} : waited_for);
       pollfd readable{host_.fd(), POLLIN, 0};
       ::poll(&readable, 1, clock_.next_poll_ms());
     }

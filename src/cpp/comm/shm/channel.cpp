@@ -11,7 +11,6 @@
 
 #include "base/step.hpp"
 #include "comm/messages.hpp"
-#include "comm/shm/segment.hpp"
 
 namespace ngd::comm::shm {
 

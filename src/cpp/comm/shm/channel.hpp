@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "base/error.hpp"
+#include "comm/shm/segment.hpp"
 #include "comm/shm/system.hpp"
 
 namespace ngd::comm::shm {
@@ -26,7 +27,8 @@ struct Message {
   ErrorKind error_kind = ErrorKind::Init;
   std::uint64_t start_time = 0;
   cpu_set_t cores;  // where the rank may run
-  char text[2048];  // boot id; who is missing; what went wrong
+  RankSet ranks;    // who is missing; whom a failure speaks of
+  char text[2048];  // boot id; what went wrong
 
   void set_text(std::string_view value) noexcept;
 };

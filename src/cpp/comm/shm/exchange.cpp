@@ -244,10 +244,10 @@ void meet_counts(const Group& group, const Task& task, int producer, Piece& piec
       reinterpret_cast<const std::uint64_t*>(group.segment(producer).payload(task.sequence));
   const std::size_t element = size_of(task.dtype);
   if (counts[me] * element != piece.bytes)
-    fail(ErrorKind::CollectiveMismatch, "the ranks disagree", group.where(), " in ",
-         describe(group.read(task.sequence, me)), ": rank ", group.world(producer), " sends ",
-         counts[me], " elements to rank ", group.world(me), ", which expects ",
-         piece.bytes / element);
+    fail_of({group.world(producer), group.world(me)}, ErrorKind::CollectiveMismatch,
+            "the ranks disagree", group.where(), " in ", describe(group.read(task.sequence, me)),
+            ": rank ", group.world(producer), " sends ", counts[me], " elements to rank ",
+            group.world(me), ", which expects ", piece.bytes / element);
   piece.source = Blocks(counts, 0, element).begin(me);
 }
 

@@ -30,10 +30,12 @@ std::uint64_t Family::in_flight() const noexcept {
   return works;
 }
 
-void Family::fail_with(ErrorKind kind, std::string_view message) noexcept {
+void Family::fail_with(ErrorKind kind, std::string_view message,
+                       std::span<const int> ranks) noexcept {
   if (failed_ || in_child()) return;
   failed_ = true;
-  note_failure(record(), kind, message);
+  const int me = rank();
+  note_failure(record(), kind, message, ranks.empty() ? std::span(&me, 1) : ranks);
   for (int r = 0; r < size(); ++r)
     if (r != rank()) wake(segment(r).record());
 }
@@ -46,8 +48,9 @@ void Family::check_rank(int rank) const {
   const bool names_the_rank = kind == ErrorKind::CollectiveMismatch ||
                               kind == ErrorKind::CollectiveTimeout || kind == ErrorKind::RankLost ||
                               kind == ErrorKind::RemoteRank;
-  if (names_the_rank) fail(kind, text);
-  fail(ErrorKind::RemoteRank, "rank ", rank, " failed: ", text);
+  const std::vector<int> blamed = ranks_of(peer.error_ranks);
+  if (names_the_rank) fail_of(blamed, kind, text);
+  fail_of(blamed, ErrorKind::RemoteRank, "rank ", rank, " failed: ", text);
 }
 
 bool Family::time_to_watch(std::uint64_t now) noexcept {

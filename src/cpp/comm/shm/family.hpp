@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <list>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -52,14 +53,16 @@ class Family {
   void progress();
   std::uint64_t in_flight() const noexcept;  // how many works, in all groups
 
-  // Says that I have failed, and why; the first reason stays.
-  // Asks for no memory: there may be none.
-  void fail_with(ErrorKind kind, std::string_view message) noexcept;
+  // Says that I have failed, why, and of which ranks of the world that speaks: of none means of me.
+  // The first reason stays. Asks for no memory: there may be none.
+  void fail_with(ErrorKind kind, std::string_view message,
+                 std::span<const int> ranks = {}) noexcept;
   bool failed() const noexcept { return failed_; }
   // The group of all ranks is closed, and with it the family.
   void close() noexcept { closed_ = true; }
   bool closed() const noexcept { return closed_; }
   std::string_view why() const noexcept { return {record().error_text, record().error_length}; }
+  std::vector<int> blamed() const { return ranks_of(record().error_ranks); }
   // Throws what has become of a rank of the world that says that it has failed.
   void check_rank(int rank) const;
   // Whether it is time again for system calls about my peers, and to ask my caller.

@@ -132,8 +132,9 @@ void Group::compare(std::uint64_t sequence, int rank) const {
   if (ours.fingerprint == theirs.fingerprint) [[likely]]
     return;
   if (ours.bare_fingerprint == theirs.bare_fingerprint && !held_.hold(theirs.computation)) return;
-  fail(ErrorKind::CollectiveMismatch,
-       difference(*this, sequence, std::min(rank, rank_), std::max(rank, rank_)));
+  const int first = std::min(rank, rank_), second = std::max(rank, rank_);
+  fail_of({world(first), world(second)}, ErrorKind::CollectiveMismatch,
+          difference(*this, sequence, first, second));
 }
 
 Collective Group::read(std::uint64_t sequence, int rank) const noexcept {

@@ -16,7 +16,8 @@ decltype(auto) guarded(Family& family, Call&& call) {
   try {
     return std::forward<Call>(call)();
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::GroupClosed) family.fail_with(error.kind(), error.what());
+    if (error.kind() != ErrorKind::GroupClosed)
+      family.fail_with(error.kind(), error.what(), error.ranks());
     throw;
   } catch (const std::bad_alloc&) {
     family.fail_with(ErrorKind::OutOfMemory, "out of memory");

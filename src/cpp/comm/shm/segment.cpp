@@ -114,6 +114,20 @@ class ProcessMemory final : public Memory {
 
 }  // namespace
 
+RankSet set_of(std::span<const int> ranks) noexcept {
+  RankSet set;
+  for (const int rank : ranks)
+    if (rank >= 0 && rank < kMaxRanks) set[static_cast<std::size_t>(rank)] = true;
+  return set;
+}
+
+std::vector<int> ranks_of(const RankSet& set) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < kMaxRanks; ++rank)
+    if (set[static_cast<std::size_t>(rank)]) ranks.push_back(rank);
+  return ranks;
+}
+
 std::uint64_t Segment::offset_of(const void* pointer, std::size_t bytes) const noexcept {
   const auto address = reinterpret_cast<std::uintptr_t>(pointer);
   const auto begin = reinterpret_cast<std::uintptr_t>(base_) + kHeapOffset;
@@ -169,11 +183,13 @@ void found(Memory& memory, int rank, int size, int node) {
   protocol_step();
 }
 
-void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message) noexcept {
+void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message,
+                  std::span<const int> ranks) noexcept {
   const std::string_view kept = tail_of(message, kErrorBytes);  // a traceback's end says most
   std::copy(kept.begin(), kept.end(), mine.error_text);
   mine.error_length = static_cast<std::uint32_t>(kept.size());
   mine.error_kind = static_cast<std::uint32_t>(kind);
+  mine.error_ranks = set_of(ranks);
   protocol_step();
   mine.state.store(State::Failed);
   protocol_step();

@@ -22,9 +22,11 @@
 #pragma once
 
 #include <atomic>
+#include <bitset>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,7 +38,7 @@
 namespace ngd::comm::shm {
 
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
-inline constexpr std::uint32_t kLayoutVersion = 4;
+inline constexpr std::uint32_t kLayoutVersion = 5;
 inline constexpr int kMaxRanks = 256;        // of a host
 inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
 inline constexpr std::size_t kLine = 64;
@@ -54,6 +56,11 @@ inline constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
 enum class State : std::uint32_t { Unborn, Running, Failed };
 
+// Ranks of the world, where they stand in shared memory or in a message.
+using RankSet = std::bitset<kMaxRanks>;
+RankSet set_of(std::span<const int> ranks) noexcept;
+std::vector<int> ranks_of(const RankSet& set);
+
 struct RankRecord {
   // Who: written once, before the segment is shared.
   std::uint64_t magic;
@@ -63,10 +70,11 @@ struct RankRecord {
   std::int32_t pid;
   std::int32_t node;  // the memory node that I run on, or kNoNode
 
-  // How: the text and its kind stand before the state says Failed.
+  // How: the text, its kind and the ranks that it speaks of stand before the state says Failed.
   alignas(kLine) std::atomic<State> state;
   std::uint32_t error_kind;
   std::uint32_t error_length;
+  RankSet error_ranks;
 
   // Where I sleep (wait.hpp).
   alignas(kLine) std::atomic<std::uint32_t> sleeping;
@@ -196,8 +204,9 @@ Mapping map_segment(const Descriptor& fd);
 // Commits all of my own segment but the heap, and writes the record. The segment is zeroed.
 void found(Memory& memory, int rank, int size, int node);
 
-// Says in my own record that I have failed, and why.
-void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message) noexcept;
+// Says in my own record that I have failed, why, and of which ranks that speaks.
+void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message,
+                  std::span<const int> ranks) noexcept;
 
 // Says in my own record what I wait in; "": in nothing.
 void note_wait(RankRecord& mine, std::string_view what) noexcept;

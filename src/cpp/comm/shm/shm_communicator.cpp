@@ -66,8 +66,8 @@ void ShmCommunicator::check_not_child() const {
 void ShmCommunicator::check_usable() const {
   const bool closed = closed_ || family_->closed();
   if (family_->failed() || closed) [[unlikely]]
-    fail(ErrorKind::GroupClosed,
-         "this group is closed: ", closed ? "it was shut down" : family_->why());
+    fail_of(closed ? std::vector<int>() : family_->blamed(), ErrorKind::GroupClosed,
+            "this group is closed: ", closed ? "it was shut down" : family_->why());
 }
 
 void ShmCommunicator::abort(std::string_view traceback) noexcept {

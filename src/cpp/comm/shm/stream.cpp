@@ -235,9 +235,10 @@ void Streams::check_letter(const Transfer& receive, const Letter& letter) const 
   sent.count = letter.count;
   std::memcpy(sent.site, letter.site, sizeof sent.site);
   const int mine = group_.world(group_.rank()), theirs = group_.world(receive.peer);
-  fail(ErrorKind::CollectiveMismatch, "the ranks disagree", group_.where(), ": rank ", theirs, ": ",
-       comm::describe(call_of(sent, mine)), " (tag ", letter.tag, "); rank ", mine, ": ",
-       comm::describe(call_of(receive, theirs)), " (tag ", receive.tag, ")");
+  fail_of({theirs, mine}, ErrorKind::CollectiveMismatch, "the ranks disagree", group_.where(),
+          ": rank ", theirs, ": ", comm::describe(call_of(sent, mine)), " (tag ", letter.tag,
+          "); rank ", mine, ": ", comm::describe(call_of(receive, theirs)), " (tag ", receive.tag,
+          ")");
 }
 
 }  // namespace ngd::comm::shm

@@ -227,10 +227,10 @@ void ShmCommunicator::look_at_peers(Work work) {
       return;       // its last flag was raised before its end
     check_ranks();  // and so was what it had to say
     if (left)
-      fail(ErrorKind::RankLost, "rank ", world, " has left the ",
-           group_.id() == 0 ? "job" : "group", "; it is missed in ", missed(need));
-    fail(ErrorKind::RankLost, "rank ", world, " (process ", group_.record(r).pid,
-         ") has died; it is missed in ", missed(need));
+      fail_of({world}, ErrorKind::RankLost, "rank ", world, " has left the ",
+              group_.id() == 0 ? "job" : "group", "; it is missed in ", missed(need));
+    fail_of({world}, ErrorKind::RankLost, "rank ", world, " (process ", group_.record(r).pid,
+            ") has died; it is missed in ", missed(need));
   }
 }
 
@@ -248,9 +248,9 @@ void ShmCommunicator::late(const Need& need, double seconds) const {
   std::string elsewhere;
   for (int r = need.first; r < need.last; ++r)
     if (!came && !group_.has(need, r)) elsewhere += "; " + whereabouts(r);
-  fail(ErrorKind::CollectiveTimeout, list_ranks(missing),
-       came ? " did not finish " : " did not come to ", missed(need), " within ", seconds, " s",
-       elsewhere);
+  fail_of(missing, ErrorKind::CollectiveTimeout, list_ranks(missing),
+          came ? " did not finish " : " did not come to ", missed(need), " within ", seconds, " s",
+          elsewhere);
 }
 
 // What a rank that is missed is in instead.
