@@ -26,7 +26,7 @@ LONG_FOR_A_REASON = "long because"
 
 # Each row may import the rows above it, and within itself.
 LAYERS = (
-    {"errors", "local"},
+    {"errors", "kinds", "local"},
     {"dtype", "config", "environment", "binding", "sites"},
     {"array_methods", "cost", "trees"},
     {"ir"},
@@ -54,6 +54,9 @@ INCLUDES = {
     "comm": {"base", "device", "comm"},
     "runtime": {"base", "device", "kernels", "comm", "runtime"},
 }
+
+WAYS = {"shm": {"shm"}, "mpi": {"mpi"}, "hierarchical": {"hierarchical", "mpi"}}
+"""Of the folders of comm: which of these each includes. All of them include what is above them."""
 
 KNOW_NO_OP = {"autodiff", "compiler", "devices", "passes", "reference"}
 """What these must know of an op, its block declares (ngd.ir.Op); its name is nothing to them."""
@@ -230,6 +233,12 @@ def faults_of_includes(folder: str, source: str) -> list[str]:
     return [f"{folder} includes {f}" for f in sorted(folders - INCLUDES[folder])]
 
 
+def faults_of_ways(folder: str, source: str) -> list[str]:
+    """What a file of comm/FOLDER, or of comm itself, includes although it may not."""
+    included = re.findall(r'^\s*#include "comm/(\w+)/', source, re.MULTILINE)
+    return [f"{folder} includes {way}" for way in sorted(set(included) - WAYS.get(folder, set()))]
+
+
 def long_python_functions(source: str) -> list[str]:
     """Functions of more lines than allowed that do not say why."""
     lines = source.splitlines()
@@ -291,6 +300,11 @@ def test_cpp_includes_only_what_its_folder_links(path: Path) -> None:
     folder = path.relative_to(CORE).parts[0]
     if path.parent != CORE:
         assert faults_of_includes(folder, path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", sorted((CORE / "comm").rglob("*.?pp")), ids=name_of)
+def test_the_ways_to_communicate_include_one_another_one_way(path: Path) -> None:
+    assert faults_of_ways(path.parent.name, path.read_text()) == []
 
 
 def test_cython_includes_only_the_one_header() -> None:
@@ -362,6 +376,12 @@ def test_the_rules_find_what_breaks_them() -> None:
     assert faults_of_includes("comm", '#include "kernels/a.hpp"\n#include "base/a.hpp"') == [
         "comm includes kernels"
     ]
+    assert faults_of_ways("shm", '#include "comm/mpi/a.hpp"') == ["shm includes mpi"]
+    assert faults_of_ways("mpi", '#include "comm/hierarchical/a.hpp"\n#include "comm/a.hpp"') == [
+        "mpi includes hierarchical"
+    ]
+    assert faults_of_ways("hierarchical", '#include "comm/mpi/a.hpp"') == []
+    assert faults_of_ways("comm", '#include "comm/shm/a.hpp"') == ["comm includes shm"]
     long_body = "\n".join(["  x();"] * MAX_FUNCTION_LINES)
     assert long_cpp_functions(f"void f(int a) {{\n{long_body}\n}}\n") != []
     assert long_cpp_functions(f"void f(int a) {{\n  // long because\n{long_body}\n}}\n") == []

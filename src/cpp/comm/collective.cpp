@@ -12,9 +12,11 @@ namespace ngd::comm {
 
 namespace {
 
-constexpr std::array<std::string_view, kKinds> kKindNames{
-    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
-    "scatter",    "all_to_all",     "send",       "recv",      "barrier"};
+constexpr auto kKindNames = [] {
+  std::array<std::string_view, kKinds.size()> names;
+  for (std::size_t i = 0; i < names.size(); ++i) names[i] = kKinds[i].name;
+  return names;
+}();
 constexpr std::array<std::string_view, 6> kOps{"none", "sum", "mean", "min", "max", "prod"};
 constexpr std::array<std::string_view, 3> kAlgorithms{"auto", "flat", "ring"};
 
@@ -31,14 +33,21 @@ std::uint64_t sum_of(const std::uint64_t* counts, int size) noexcept {
   return std::accumulate(counts, counts + size, std::uint64_t{0});
 }
 
-std::uint64_t all_blocks(const Collective& collective, const std::uint64_t* counts,
-                         int size) noexcept {
-  return counts != nullptr ? sum_of(counts, size)
-                           : collective.count * static_cast<std::uint64_t>(size);
-}
-
-std::uint64_t block_of(const Collective& collective, int rank) noexcept {
-  return collective.counts != nullptr ? collective.counts[rank] : collective.count;
+// `counts` are those of the blocks that stand there.
+std::uint64_t elements_of(Part part, const Collective& collective, const std::uint64_t* counts,
+                          int rank, int size) noexcept {
+  switch (part) {
+    case Part::Whole:
+      return collective.count;
+    case Part::Block:
+      return counts != nullptr ? counts[rank] : collective.count;
+    case Part::Blocks:
+      return counts != nullptr ? sum_of(counts, size)
+                               : collective.count * static_cast<std::uint64_t>(size);
+    case Part::Nothing:
+      break;
+  }
+  return 0;
 }
 
 }  // namespace
@@ -57,50 +66,17 @@ Algorithm preferred_algorithm() {
 }
 
 std::uint64_t source_elements(const Collective& collective, int rank, int size) noexcept {
-  switch (collective.kind) {
-    case Kind::AllReduce:
-    case Kind::Reduce:
-    case Kind::Send:
-      return collective.count;
-    case Kind::Broadcast:
-      return rank == collective.root ? collective.count : 0;
-    case Kind::AllGather:
-    case Kind::Gather:
-      return block_of(collective, rank);
-    case Kind::Scatter:
-      return rank == collective.root ? all_blocks(collective, collective.counts, size) : 0;
-    case Kind::ReduceScatter:
-    case Kind::AllToAll:
-      return all_blocks(collective, collective.counts, size);
-    case Kind::Receive:
-    case Kind::Barrier:
-      break;
-  }
-  return 0;
+  const Row& row = row_of(collective.kind);
+  if (row.of_root == Role::Source && rank != collective.root) return 0;
+  return elements_of(row.source, collective, collective.counts, rank, size);
 }
 
 std::uint64_t destination_elements(const Collective& collective, int rank, int size) noexcept {
-  switch (collective.kind) {
-    case Kind::AllReduce:
-    case Kind::Broadcast:
-    case Kind::Receive:
-      return collective.count;
-    case Kind::Reduce:
-      return rank == collective.root ? collective.count : 0;
-    case Kind::AllGather:
-      return all_blocks(collective, collective.counts, size);
-    case Kind::Gather:
-      return rank == collective.root ? all_blocks(collective, collective.counts, size) : 0;
-    case Kind::Scatter:
-    case Kind::ReduceScatter:
-      return block_of(collective, rank);
-    case Kind::AllToAll:
-      return all_blocks(collective, collective.receive_counts, size);
-    case Kind::Send:
-    case Kind::Barrier:
-      break;
-  }
-  return 0;
+  const Row& row = row_of(collective.kind);
+  if (row.of_root == Role::Destination && rank != collective.root) return 0;
+  const bool to_all = collective.kind == Kind::AllToAll;
+  return elements_of(row.destination, collective,
+                     to_all ? collective.receive_counts : collective.counts, rank, size);
 }
 
 void validate(const Collective& collective, int rank, int size) {

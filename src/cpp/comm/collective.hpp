@@ -2,6 +2,7 @@
 // ONE descriptor for every collective, whoever runs it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -24,7 +25,33 @@ enum class Kind : std::uint8_t {
   Barrier
 };
 
-inline constexpr int kKinds = 11;
+// What stands in a rank's source or destination: `count` elements, its own block, or a block of
+// each rank.
+enum class Part : std::uint8_t { Nothing, Whole, Block, Blocks };
+enum class Role : std::uint8_t { None, Source, Destination };
+
+// A row of the table of kinds.
+struct Row {
+  std::string_view name;
+  Part source, destination;
+  Role of_root = Role::None;  // what the root alone has
+  bool reduces = false;
+  bool between_two = false;  // no part of the common sequence
+};
+
+inline constexpr std::array<Row, 11> kKinds{
+    {{"all_reduce", Part::Whole, Part::Whole, Role::None, true},
+     {"reduce_scatter", Part::Blocks, Part::Block, Role::None, true},
+     {"all_gather", Part::Block, Part::Blocks},
+     {"broadcast", Part::Whole, Part::Whole, Role::Source},
+     {"reduce", Part::Whole, Part::Whole, Role::Destination, true},
+     {"gather", Part::Block, Part::Blocks, Role::Destination},
+     {"scatter", Part::Blocks, Part::Block, Role::Source},
+     {"all_to_all", Part::Blocks, Part::Blocks},
+     {"send", Part::Whole, Part::Nothing, Role::None, false, true},
+     {"recv", Part::Nothing, Part::Whole, Role::None, false, true},
+     {"barrier", Part::Nothing, Part::Nothing}}};
+constexpr const Row& row_of(Kind kind) noexcept { return kKinds[static_cast<std::size_t>(kind)]; }
 
 enum class ReduceOp : std::uint8_t { None, Sum, Mean, Min, Max, Prod };
 
@@ -38,21 +65,9 @@ struct ProgramIdentity {
   std::uint64_t computation = 0;  // of what it computes (computations.hpp)
 };
 
-// What moves. Every rank's part of a collective is a row of blocks of elements, end to end; the
-// block of an exchange between two ranks has `count` elements, or as many as `counts` says:
-//
-//   kind             source                    destination               counts[r], if given
-//   all_reduce       count                     count                     -
-//   reduce_scatter   a block for each rank     my block, reduced         of rank r's block
-//   all_gather       my block                  a block of each rank      of rank r's block
-//   broadcast        count (root)              count                     -
-//   reduce           count                     count (root)              -
-//   gather           my block                  a block of each (root)    of rank r's block
-//   scatter          a block for each (root)   my block                  of rank r's block
-//   all_to_all       a block for each rank     a block of each rank      of my block for rank r;
-//   and
-//                                              receive_counts[r]: of rank r's block for me
-//   send, receive    count / -                 - / count                 -
+// What moves is a row of blocks of elements, end to end, or `count` elements (kKinds). A block has
+// `count` elements, too, or rank r's as many as counts[r] says; of an all_to_all counts[r] are
+// those of my block for rank r, and receive_counts[r] those of rank r's block for me.
 //
 // source and destination may be the same where both have `count` elements, and in an all_to_all
 // without counts, on all ranks or on some; in all_gather and gather the source may be its own block
@@ -83,22 +98,11 @@ ReduceOp reduce_op_named(std::string_view name);   // throws InvalidArgument
 Algorithm algorithm_named(std::string_view name);  // throws InvalidArgument
 Algorithm preferred_algorithm();                   // NGD_ALLREDUCE's; throws the same
 
-constexpr bool reduces(Kind kind) noexcept {
-  return kind == Kind::AllReduce || kind == Kind::ReduceScatter || kind == Kind::Reduce;
-}
-constexpr bool has_root(Kind kind) noexcept {
-  return kind == Kind::Broadcast || kind == Kind::Reduce || kind == Kind::Gather ||
-         kind == Kind::Scatter;
-}
+constexpr bool reduces(Kind kind) noexcept { return row_of(kind).reduces; }
+constexpr bool has_root(Kind kind) noexcept { return row_of(kind).of_root != Role::None; }
 // Made of a block a rank, which `counts` may make uneven.
-constexpr bool has_blocks(Kind kind) noexcept {
-  return kind == Kind::ReduceScatter || kind == Kind::AllGather || kind == Kind::Gather ||
-         kind == Kind::Scatter || kind == Kind::AllToAll;
-}
-// Between two ranks: no part of the common sequence.
-constexpr bool between_two(Kind kind) noexcept {
-  return kind == Kind::Send || kind == Kind::Receive;
-}
+constexpr bool has_blocks(Kind kind) noexcept { return row_of(kind).source >= Part::Block; }
+constexpr bool between_two(Kind kind) noexcept { return row_of(kind).between_two; }
 
 // How many elements `rank`'s source and destination hold: 0 where it has none.
 std::uint64_t source_elements(const Collective& collective, int rank, int size) noexcept;

@@ -73,7 +73,7 @@ class Operands {
   Bytes own_[2];
 };
 
-Combine combine_of(ReduceOp op) {
+Combine combination_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::Min:
       return Combine::Min;
@@ -148,7 +148,7 @@ TEST_P(AllReduceTest, FlatFollowsTheTreeBitForBit) {
   unsigned seed = 0;
   for (const Case& each : cases(size)) {
     const auto inputs = reference::random_inputs(each.dtype, size, each.count, ++seed);
-    const Bytes want = reference::tree(combine_of(each.op), each.dtype, inputs, each.count,
+    const Bytes want = reference::tree(combination_of(each.op), each.dtype, inputs, each.count,
                                        each.op == ReduceOp::Mean ? size : 1.0);
     expect_success(run_ranks(ranks, [&](Communicator& group) {
       const auto& input = inputs[static_cast<std::size_t>(group.rank())];
@@ -195,7 +195,7 @@ double worst_error(const Case& each, const std::vector<Bytes>& inputs, const Byt
   for (std::size_t i = 0; i < each.count; ++i) {
     for (std::size_t r = 0; r < inputs.size(); ++r) values[r] = value_at(each.dtype, inputs[r], i);
     double want =
-        reference::tree_of(combine_of(each.op), values.data(), static_cast<int>(values.size()));
+        reference::tree_of(combination_of(each.op), values.data(), static_cast<int>(values.size()));
     if (each.op == ReduceOp::Mean) want /= static_cast<double>(values.size());
     worst = std::max(worst, std::abs(value_at(each.dtype, result, i) - want));
   }
@@ -210,7 +210,7 @@ TEST_P(AllReduceTest, RingIsExactForIntegersAndBoundedForFloats) {
     const auto inputs = reference::random_inputs(each.dtype, size, each.count, ++seed);
     const bool exact = !is_floating(each.dtype) || each.op == ReduceOp::Min ||
                        each.op == ReduceOp::Max || size <= 2;
-    const Bytes want = reference::tree(combine_of(each.op), each.dtype, inputs, each.count,
+    const Bytes want = reference::tree(combination_of(each.op), each.dtype, inputs, each.count,
                                        each.op == ReduceOp::Mean ? size : 1.0);
     std::vector<Bytes> results(static_cast<std::size_t>(size));
     for (const Lane lane : kLanes) {

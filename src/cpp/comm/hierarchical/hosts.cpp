@@ -9,6 +9,7 @@
 #include <map>
 
 #include "base/config.hpp"
+#include "comm/hierarchical/local_group.hpp"
 #include "comm/hierarchical/transfers.hpp"
 
 namespace ngd::comm::hierarchical {
@@ -73,9 +74,29 @@ Hosts::Hosts(const mpi::Channel& group, std::shared_ptr<const Roster> roster,
     counterparts_.members.push_back(group.world(ranks[my_place]));
 }
 
-std::unique_ptr<Hosts> Hosts::among(const mpi::Channel& group,
-                                    std::unique_ptr<Communicator> local) const {
+std::unique_ptr<Communicator> Hosts::split_local(int color, int key) {
+  return with_world_ranks(*roster_, [&] { return local_->split(color, key); });
+}
+
+std::unique_ptr<mpi::Shortcut> Hosts::among(const mpi::Channel& group,
+                                            std::unique_ptr<Communicator> local) const {
   return std::make_unique<Hosts>(group, roster_, std::move(local));
+}
+
+std::unique_ptr<mpi::Shortcut> Hosts::meet(const mpi::Channel& group,
+                                           const Meeting& meeting) const {
+  const auto roster = roster_among(*roster_, group);
+  return std::make_unique<Hosts>(group, roster,
+                                 meet_on_host(*roster, group.world(group.rank), meeting.key,
+                                              meeting.timeout_seconds, meeting.interrupt));
+}
+
+bool Hosts::is_local(const mpi::Channel& group) const {
+  return static_cast<int>(roster_among(*roster_, group)->here.size()) == group.size();
+}
+
+std::unique_ptr<Communicator> Hosts::take_local(std::shared_ptr<mpi::Family> family) {
+  return std::make_unique<LocalGroup>(std::move(family), roster_, std::move(local_));
 }
 
 std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& collective) {

@@ -15,6 +15,7 @@
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
 #include "comm/mpi/channel.hpp"
+#include "comm/mpi/shortcut.hpp"
 #include "comm/mpi/transfer.hpp"
 
 namespace ngd::comm::hierarchical {
@@ -37,22 +38,22 @@ std::unique_ptr<Communicator> meet_on_host(const Roster& roster, int rank, const
 // "rank 1" of shared memory's messages becomes that rank's number in the world.
 std::string renumbered(const std::string& text, const Roster& roster);
 
-class Hosts {
+class Hosts final : public mpi::Shortcut {
  public:
   // local: the ranks of my host, in the order of the group's.
   Hosts(const mpi::Channel& group, std::shared_ptr<const Roster> roster,
         std::unique_ptr<Communicator> local);
 
-  // The hosts of a smaller group.
-  std::unique_ptr<Hosts> among(const mpi::Channel& group,
-                               std::unique_ptr<Communicator> local) const;
-
-  bool regular() const noexcept { return regular_; }
-  Communicator& local() noexcept { return *local_; }
-  const std::shared_ptr<const Roster>& roster() const noexcept { return roster_; }
-
-  // A transfer by way of the hosts; null where this collective has none.
-  std::unique_ptr<mpi::Transfer> make_transfer(int tag, const Collective& collective);
+  std::string_view name() const noexcept override { return regular_ ? "hierarchical" : "mpi"; }
+  Communicator& local() noexcept override { return *local_; }
+  std::unique_ptr<mpi::Transfer> make_transfer(int tag, const Collective& collective) override;
+  std::unique_ptr<Communicator> split_local(int color, int key) override;
+  std::unique_ptr<mpi::Shortcut> among(const mpi::Channel& group,
+                                       std::unique_ptr<Communicator> local) const override;
+  std::unique_ptr<mpi::Shortcut> meet(const mpi::Channel& group,
+                                      const Meeting& meeting) const override;
+  bool is_local(const mpi::Channel& group) const override;
+  std::unique_ptr<Communicator> take_local(std::shared_ptr<mpi::Family> family) override;
 
   // What follows is for these transfers.
   const mpi::Channel& counterparts() const noexcept { return counterparts_; }

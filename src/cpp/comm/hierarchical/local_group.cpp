@@ -35,9 +35,13 @@ auto LocalGroup::locked(Call&& call) {
   if (!family_->in_child()) lock.lock();
   held_ = &lock;
   return with_world_ranks(*roster_, [&] {
-    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    throw_failure();
     return call();
   });
+}
+
+void LocalGroup::throw_failure() {
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 bool LocalGroup::ask() {
@@ -83,6 +87,7 @@ bool LocalGroup::await(Work work, double seconds) {
   while (!alone) {
     const bool done = locked([&] {
       family_->progress();
+      throw_failure();  // which that may have found: from now on the inner group is just closed
       alone = !family_->in_flight_beside(*this);
       return inner_->done(work);
     });

@@ -53,6 +53,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
   template <class Call>
   auto locked(Call&& call);
   bool ask();
+  void throw_failure();
 
   const std::shared_ptr<mpi::Family> family_;
   const std::shared_ptr<const Roster> roster_;

@@ -10,10 +10,7 @@
 namespace ngd::comm::hierarchical {
 namespace {
 
-using mpi::Arithmetic;
-using mpi::Blocks;
 using mpi::LaneTransfer;
-using mpi::Slice;
 using mpi::Stream;
 using mpi::Transfer;
 
@@ -36,9 +33,8 @@ bool averages_inside(const Hosts& hosts, const Collective& whole) {
   return whole.op == ReduceOp::Mean && std::has_single_bit(static_cast<unsigned>(hosts.per_host()));
 }
 
-Arithmetic arithmetic_between(const Hosts& hosts, const Collective& whole) {
-  return mpi::arithmetic_of(whole.op,
-                            averages_inside(hosts, whole) ? hosts.count() : hosts.ranks());
+double divisor_between(const Hosts& hosts, const Collective& whole) {
+  return divisor_of(whole.op, averages_inside(hosts, whole) ? hosts.count() : hosts.ranks());
 }
 
 Collective local_step(const Hosts& hosts, const Collective& whole, Kind kind) {
@@ -161,11 +157,9 @@ class AllReduce final : public HostLanes {
   }
 
   // Of the window: what local rank i adds up; of that: what host h does.
-  Slice slice(const Lane& lane, int i) const {
-    return mpi::part_of(lane.window, i, hosts_.per_host());
-  }
+  Slice slice(const Lane& lane, int i) const { return part_of(lane.window, i, hosts_.per_host()); }
   Slice mine(const Lane& lane) const { return slice(lane, hosts_.local().rank()); }
-  Slice part(const Lane& lane, int h) const { return mpi::part_of(mine(lane), h, size_); }
+  Slice part(const Lane& lane, int h) const { return part_of(mine(lane), h, size_); }
 
   const std::uint64_t* slice_counts(const Lane& lane) {
     for (std::size_t i = 0; i < counts_.size(); ++i)
@@ -218,9 +212,8 @@ class AllReduce final : public HostLanes {
     std::byte* sum = sum_at(lane, own);
     for (int h = 0; h < size_; ++h)
       sources_[static_cast<std::size_t>(h)] = h == rank_ ? sum : contribution(lane, own, h);
-    const Arithmetic arithmetic = arithmetic_between(hosts_, collective_);
-    reduce(arithmetic.combine, partial_dtype_, sources_.data(), size_,
-           half_ ? sum : destination(own), own.count, arithmetic.divisor);
+    reduce(combine_of(collective_.op), partial_dtype_, sources_.data(), size_,
+           half_ ? sum : destination(own), own.count, divisor_between(hosts_, collective_));
     if (half_)
       narrow(collective_.dtype, reinterpret_cast<const float*>(sum), destination(own), own.count);
   }
@@ -315,7 +308,7 @@ class HostBlocks : public Transfer {
         tag_(tag),
         collective_(collective),
         width_(size_of(collective.dtype)),
-        blocks_(collective.counts, collective.count, hosts.ranks()),
+        blocks_(collective.counts, collective.count),
         ticket_(hosts.take_ticket()),
         works_(static_cast<std::size_t>(hosts.count())),
         outgoing_(static_cast<std::size_t>(hosts.count())),
@@ -430,9 +423,9 @@ class ReduceScatter final : public HostBlocks {
     std::vector<const void*> terms;
     for (int h = 0; h < count(); ++h)
       terms.push_back(h == hosts_.mine() ? sums(h) : contribution(h));
-    const Arithmetic arithmetic = arithmetic_between(hosts_, collective_);
-    reduce(arithmetic.combine, collective_.dtype, terms.data(), count(), collective_.destination,
-           block(hosts_.mine()).count, arithmetic.divisor);
+    reduce(combine_of(collective_.op), collective_.dtype, terms.data(), count(),
+           collective_.destination, block(hosts_.mine()).count,
+           divisor_between(hosts_, collective_));
   }
 
   const std::vector<std::size_t> begins_;

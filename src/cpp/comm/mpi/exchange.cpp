@@ -51,9 +51,8 @@ class BlockExchange final : public Transfer {
     const std::byte* outgoing = all_to_all && collective.source == collective.destination
                                     ? save_source(size)
                                     : static_cast<const std::byte*>(collective.source);
-    const Blocks out(collective.counts, collective.count, size);
-    const Blocks in(all_to_all ? collective.receive_counts : collective.counts, collective.count,
-                    size);
+    const Blocks out(collective.counts, collective.count);
+    const Blocks in(all_to_all ? collective.receive_counts : collective.counts, collective.count);
     // What rank `from` has for rank `to` is the block `to` of its own where it has one for each.
     const bool sends_each = from_root || all_to_all;
     const bool receives_each = !from_root;

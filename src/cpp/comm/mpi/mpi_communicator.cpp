@@ -10,7 +10,6 @@
 #include <tuple>
 
 #include "base/config.hpp"
-#include "comm/hierarchical/local_group.hpp"
 #include "comm/messages.hpp"
 #include "comm/mpi/backoff.hpp"
 #include "comm/mpi/small.hpp"
@@ -93,21 +92,21 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<Family> family, Channel channel
   family_->add(*this);
 }
 
-void MpiCommunicator::use(std::unique_ptr<hierarchical::Hosts> hosts) {
+void MpiCommunicator::use(std::unique_ptr<Shortcut> shortcut) {
   const std::lock_guard lock(family_->mutex());
-  hosts_ = std::move(hosts);
+  shortcut_ = std::move(shortcut);
 }
 
 std::string_view MpiCommunicator::name() const noexcept {
-  return hosts_ && hosts_->regular() ? "hierarchical" : "mpi";
+  return shortcut_ ? shortcut_->name() : "mpi";
 }
 
 int MpiCommunicator::local_rank() const noexcept {
-  return hosts_ ? hosts_->local().rank() : family_->endpoint().local_rank;
+  return shortcut_ ? shortcut_->local().rank() : family_->endpoint().local_rank;
 }
 
 int MpiCommunicator::local_size() const noexcept {
-  return hosts_ ? hosts_->local().size() : family_->endpoint().local_size;
+  return shortcut_ ? shortcut_->local().size() : family_->endpoint().local_size;
 }
 
 // ---- whether it is usable
@@ -355,7 +354,7 @@ void MpiCommunicator::begin(Pending& work, int slot) {
   for (int look = 0; look < kLooksBeforeData; ++look) mailbox_.progress();
   check_needed(work, true);
   const int tag = channel_.first_tag + kFirstDataTag + slot * kTagsPerCollective;
-  if (hosts_) work.transfer = hosts_->make_transfer(tag, work.collective);
+  if (shortcut_) work.transfer = shortcut_->make_transfer(tag, work.collective);
   if (!work.transfer) work.transfer = make_transfer(channel_, tag, work.collective);
 }
 
@@ -606,7 +605,7 @@ void MpiCommunicator::close() noexcept {
   drain(failed ? kFarewellSeconds : kQuickFarewellSeconds, true);
   works_.clear();
   pairs_.abandon();
-  if (hosts_) hosts_->local().close();
+  if (shortcut_) shortcut_->local().close();
   if (!mailbox_.close()) {
     family_->abandon();
   } else if (marked_failed_) {
@@ -651,14 +650,15 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   finish(gathered, timeout);
   const int group = take_group_number(choices, kNumbers);
   std::unique_ptr<Communicator> local;
-  if (hosts_) local = split_host(color, key, gathered);
+  if (shortcut_) local = split_host(color, key, gathered);
   if (color < 0) return nullptr;
   Channel channel = child_channel(color, choices);
   channel.first_tag = first_tag(group);
-  if (local && local->size() == channel.size())
-    return std::make_unique<hierarchical::LocalGroup>(family_, hosts_->roster(), std::move(local));
+  std::unique_ptr<Shortcut> shortcut;
+  if (local) shortcut = shortcut_->among(channel, std::move(local));
+  if (shortcut && shortcut->local().size() == channel.size()) return shortcut->take_local(family_);
   auto child = std::make_unique<MpiCommunicator>(family_, channel);
-  if (local) child->use(hosts_->among(channel, std::move(local)));
+  child->use(std::move(shortcut));
   return child;
 }
 
@@ -700,18 +700,13 @@ std::unique_ptr<Communicator> MpiCommunicator::group_of(const std::vector<int>& 
     channel.members.push_back(channel_.world(member));
   }
   check(channel.rank >= 0, "a new group without the rank that makes it");
-  std::shared_ptr<const hierarchical::Roster> roster;
-  if (hosts_) roster = hierarchical::roster_among(*hosts_->roster(), channel);
-  const auto meet = [&] {
-    return hierarchical::meet_on_host(*roster, channel.world(channel.rank), key, timeout_seconds,
-                                      interrupt);
-  };
-  if (roster && static_cast<int>(roster->here.size()) == channel.size())
-    return std::make_unique<hierarchical::LocalGroup>(family_, roster, meet());
+  const Shortcut::Meeting meeting{key, timeout_seconds, interrupt};
+  if (shortcut_ && shortcut_->is_local(channel))
+    return shortcut_->meet(channel, meeting)->take_local(family_);
   auto group = std::make_unique<MpiCommunicator>(family_, channel);
   group->set_interrupt(interrupt);
   or_abort(*group, [&] {
-    if (roster) group->use(std::make_unique<hierarchical::Hosts>(channel, roster, meet()));
+    if (shortcut_) group->use(shortcut_->meet(channel, meeting));
   });
   Collective barrier;
   barrier.site = "a new group";
@@ -733,8 +728,7 @@ std::unique_ptr<Communicator> MpiCommunicator::split_host(int color, int key, Wo
   barrier.site = "split";
   finish(in_turn(timeout, [&] { return submit(barrier); }), timeout);
   const std::lock_guard lock(family_->mutex());  // against the progress thread
-  return hierarchical::with_world_ranks(*hosts_->roster(),
-                                        [&] { return hosts_->local().split(color, key); });
+  return shortcut_->split_local(color, key);
 }
 
 Channel MpiCommunicator::child_channel(int color, const std::vector<std::int64_t>& choices) const {
@@ -755,9 +749,9 @@ Channel MpiCommunicator::child_channel(int color, const std::vector<std::int64_t
 // ---- memory
 
 SharedBlock MpiCommunicator::allocate(std::size_t bytes) {
-  if (hosts_) {
+  if (shortcut_) {
     const std::lock_guard lock(family_->mutex());
-    return hosts_->local().allocate(bytes);
+    return shortcut_->local().allocate(bytes);
   }
   void* data = ::operator new(bytes, std::align_val_t{kAlignment}, std::nothrow);
   if (data == nullptr) fail(ErrorKind::OutOfMemory, "no memory for ", bytes, " bytes");
@@ -765,10 +759,10 @@ SharedBlock MpiCommunicator::allocate(std::size_t bytes) {
 }
 
 void MpiCommunicator::release(SharedBlock block) noexcept {
-  if (hosts_) {
+  if (shortcut_) {
     if (family_->in_child()) return;
     const std::lock_guard lock(family_->mutex());
-    hosts_->local().release(block);
+    shortcut_->local().release(block);
     return;
   }
   ::operator delete(block.data, std::align_val_t{kAlignment});

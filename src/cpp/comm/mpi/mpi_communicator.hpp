@@ -6,8 +6,8 @@
 // submitted, a few at a time; a work's headers are sent at submit, its data moves in whatever call
 // progresses. MPI's own collectives are not used: with a cut link they are silent for ever.
 //
-// Where the ranks of the group have hosts (hosts.hpp), long data of some kinds take the way over
-// shared memory and counterparts; all that is said here stays as it is.
+// Where the group has a shortcut (shortcut.hpp), long data of some kinds take that way; all that is
+// said here stays as it is.
 #pragma once
 
 #include <chrono>
@@ -19,10 +19,10 @@
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
-#include "comm/hierarchical/hosts.hpp"
 #include "comm/mpi/family.hpp"
 #include "comm/mpi/mailbox.hpp"
 #include "comm/mpi/pairs.hpp"
+#include "comm/mpi/shortcut.hpp"
 #include "comm/mpi/transfer.hpp"
 #include "comm/stats.hpp"
 
@@ -43,8 +43,8 @@ class MpiCommunicator final : public Communicator, private Member {
                                          const std::string& key, double timeout_seconds,
                                          const std::function<bool()>& interrupt);
 
-  // From here on long data take the way that the hosts offer; on all ranks, between two works.
-  void use(std::unique_ptr<hierarchical::Hosts> hosts);
+  // From here on long data may take this way; on all ranks, between two works.
+  void use(std::unique_ptr<Shortcut> shortcut);
 
   const Channel& channel() const noexcept { return channel_; }
 
@@ -132,7 +132,7 @@ class MpiCommunicator final : public Communicator, private Member {
   const std::shared_ptr<Family> family_;
   const Channel channel_;
   const Algorithm preferred_;
-  std::unique_ptr<hierarchical::Hosts> hosts_;
+  std::unique_ptr<Shortcut> shortcut_;
   State state_ = State::Open;
   ErrorKind failure_kind_ = ErrorKind::Internal;
   LastWords failure_;

@@ -23,7 +23,7 @@ class FlatReduction final : public LaneTransfer {
     const std::size_t window = reduce_window(collective.dtype, channel.size());
     if (collective.kind != Kind::ReduceScatter) return {collective.count, window, kReduceLanes};
     const auto owners = static_cast<std::size_t>(channel.size());
-    return {blocks.largest(), window / owners, kReduceLanes};
+    return {blocks.largest(channel.size()), window / owners, kReduceLanes};
   }
 
   bool step(Lane& lane) override {
@@ -70,9 +70,8 @@ class FlatReduction final : public LaneTransfer {
     for (int r = 0; r < size_; ++r)
       sources_[static_cast<std::size_t>(r)] =
           r == rank_ ? source(mine) : contribution(lane, mine, r);
-    const Arithmetic arithmetic = arithmetic_of(collective_.op, size_);
-    reduce(arithmetic.combine, collective_.dtype, sources_.data(), size_, result, mine.count,
-           arithmetic.divisor);
+    reduce(combine_of(collective_.op), collective_.dtype, sources_.data(), size_, result,
+           mine.count, divisor_of(collective_.op, size_));
   }
 
   void exchange_results(Lane& lane, const Slice& mine, const std::byte* result) {
@@ -154,11 +153,10 @@ class RingAllReduce final : public LaneTransfer {
     std::byte* sum = partial(lane, k % 2);
     std::byte* mine = partial(lane, 2);
     own_part(in, mine);
-    const Arithmetic arithmetic = arithmetic_of(collective_.op, size_);
     const void* terms[] = {sum, mine};
     void* result = last && !half_ ? destination(in) : sum;
-    reduce(arithmetic.combine, partial_dtype_, terms, 2, result, in.count,
-           last ? arithmetic.divisor : 1.0);
+    reduce(combine_of(collective_.op), partial_dtype_, terms, 2, result, in.count,
+           last ? divisor_of(collective_.op, size_) : 1.0);
     if (last && half_)
       narrow(collective_.dtype, reinterpret_cast<const float*>(sum), destination(in), in.count);
   }
@@ -183,8 +181,8 @@ class RingAllReduce final : public LaneTransfer {
 
 std::unique_ptr<Transfer> make_flat_reduction(const Channel& channel, int tag,
                                               const Collective& collective) {
-  return std::make_unique<FlatReduction>(
-      channel, tag, collective, Blocks(collective.counts, collective.count, channel.size()));
+  return std::make_unique<FlatReduction>(channel, tag, collective,
+                                         Blocks(collective.counts, collective.count));
 }
 
 std::unique_ptr<Transfer> make_ring_all_reduce(const Channel& channel, int tag,

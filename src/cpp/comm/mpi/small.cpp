@@ -22,7 +22,7 @@ void copy(const Collective& collective, std::size_t to, const std::byte* source,
 
 bool travels_with_header(const Collective& collective, int size) {
   const std::size_t width = size_of(collective.dtype);
-  const Blocks blocks(collective.counts, collective.count, size);
+  const Blocks blocks(collective.counts, collective.count);
   switch (collective.kind) {
     case Kind::AllReduce:
     case Kind::Reduce:
@@ -30,7 +30,7 @@ bool travels_with_header(const Collective& collective, int size) {
       return collective.count <= kInlineBytes / width;
     case Kind::AllGather:
     case Kind::Gather:
-      return blocks.largest() <= kInlineBytes / width;
+      return blocks.largest(size) <= kInlineBytes / width;
     case Kind::AllToAll:
       if (collective.counts != nullptr) return false;  // no rank knows what the others send
       [[fallthrough]];
@@ -47,7 +47,7 @@ bool travels_with_header(const Collective& collective, int size) {
 void finish_small(const Collective& collective, int rank, int size,
                   const std::vector<const std::byte*>& contributions) {
   const auto from = [&](int r) { return contributions[static_cast<std::size_t>(r)]; };
-  const Blocks blocks(collective.counts, collective.count, size);
+  const Blocks blocks(collective.counts, collective.count);
   const Slice mine = blocks[rank];
   const bool is_root = rank == collective.root;
   switch (collective.kind) {
@@ -74,9 +74,8 @@ void finish_small(const Collective& collective, int rank, int size,
       std::vector<const void*> terms;
       for (const std::byte* each : contributions)
         terms.push_back(each + part.begin * size_of(collective.dtype));
-      const Arithmetic arithmetic = arithmetic_of(collective.op, size);
-      reduce(arithmetic.combine, collective.dtype, terms.data(), size, collective.destination,
-             part.count, arithmetic.divisor);
+      reduce(combine_of(collective.op), collective.dtype, terms.data(), size,
+             collective.destination, part.count, divisor_of(collective.op, size));
       return;
     }
     default:

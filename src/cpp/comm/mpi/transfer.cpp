@@ -15,27 +15,6 @@ constexpr std::size_t kMaxSliceBytes = kMaxMessageBytes / 2;
 
 }  // namespace
 
-Slice part_of(Slice whole, int part, int parts) {
-  const auto n = static_cast<std::size_t>(parts);
-  const auto r = static_cast<std::size_t>(part);
-  const std::size_t begin = whole.count / n * r + whole.count % n * r / n;
-  const std::size_t end = whole.count / n * (r + 1) + whole.count % n * (r + 1) / n;
-  return {whole.begin + begin, end - begin};
-}
-
-Blocks::Blocks(const std::uint64_t* counts, std::uint64_t count, int size)
-    : begins_(static_cast<std::size_t>(size) + 1) {
-  for (std::size_t r = 0; r + 1 < begins_.size(); ++r)
-    begins_[r + 1] = begins_[r] + (counts != nullptr ? counts[r] : count);
-}
-
-std::size_t Blocks::largest() const {
-  std::size_t most = 0;
-  for (std::size_t r = 0; r + 1 < begins_.size(); ++r)
-    most = std::max(most, begins_[r + 1] - begins_[r]);
-  return most;
-}
-
 // ---- lanes
 
 LaneTransfer::LaneTransfer(const Channel& channel, int tag, const Collective& collective, Cut cut)
@@ -145,23 +124,6 @@ std::size_t reduce_window(DType dtype, int owners) {
   const std::size_t bytes =
       std::min(kMaxWindowBytes, kMaxSliceBytes * static_cast<std::size_t>(owners));
   return bytes / size_of(dtype);
-}
-
-Arithmetic arithmetic_of(ReduceOp op, int size) {
-  switch (op) {
-    case ReduceOp::Min:
-      return {Combine::Min, 1.0};
-    case ReduceOp::Max:
-      return {Combine::Max, 1.0};
-    case ReduceOp::Prod:
-      return {Combine::Prod, 1.0};
-    case ReduceOp::Mean:
-      return {Combine::Sum, static_cast<double>(size)};
-    case ReduceOp::Sum:
-    case ReduceOp::None:
-      break;
-  }
-  return {Combine::Sum, 1.0};
 }
 
 }  // namespace ngd::comm::mpi

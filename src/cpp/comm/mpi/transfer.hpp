@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/reduce.hpp"
+#include "comm/blocks.hpp"
 #include "comm/collective.hpp"
 #include "comm/mpi/channel.hpp"
 #include "comm/mpi/requests.hpp"
@@ -27,28 +27,6 @@ class Transfer {
 
  protected:
   std::uint64_t steps_ = 0;
-};
-
-struct Slice {
-  std::size_t begin = 0;
-  std::size_t count = 0;
-};
-
-// The near-equal part of [begin, begin + count) that is `part`'s, of `parts`.
-Slice part_of(Slice whole, int part, int parts);
-
-// The blocks that a part of a collective is made of, in elements.
-class Blocks {
- public:
-  Blocks(const std::uint64_t* counts, std::uint64_t count, int size);
-  Slice operator[](int rank) const {
-    const auto i = static_cast<std::size_t>(rank);
-    return {begins_[i], begins_[i + 1] - begins_[i]};
-  }
-  std::size_t largest() const;
-
- private:
-  std::vector<std::size_t> begins_;
 };
 
 // The range is cut into windows, and a few lanes work on one window each, so that one window's sum
@@ -153,12 +131,6 @@ std::unique_ptr<Transfer> make_chain_broadcast(const Channel& channel, int tag,
 // that receives it; the kinds differ in nothing but who sends what.
 std::unique_ptr<Transfer> make_block_exchange(const Channel& channel, int tag,
                                               const Collective& collective);
-
-struct Arithmetic {
-  Combine combine;
-  double divisor;
-};
-Arithmetic arithmetic_of(ReduceOp op, int size);
 
 // Elements of a window of which each of n owners reduces a slice, and how many lanes do so.
 inline constexpr int kReduceLanes = 8;

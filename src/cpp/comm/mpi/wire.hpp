@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/blocks.hpp"
 #include "comm/collective.hpp"
 #include "comm/messages.hpp"
 
@@ -86,17 +87,6 @@ struct LastWords {
   }
 };
 
-// Of the numbers of blocks where all ranks give the same; in an all_to_all each has its own.
-inline std::uint64_t counts_hash_of(const Collective& collective, int size) {
-  if (collective.counts == nullptr) return 0;
-  std::uint64_t hash = 1;
-  for (int r = 0; r < size && collective.kind != Kind::AllToAll; ++r) {
-    hash = (hash ^ collective.counts[r]) * 0x9e3779b97f4a7c15ull;
-    hash ^= hash >> 29;
-  }
-  return hash == 0 ? 1 : hash;
-}
-
 inline Header header_of(const Collective& collective, int size, std::uint64_t sequence) {
   Header header;
   header.kind = collective.kind;
@@ -106,7 +96,7 @@ inline Header header_of(const Collective& collective, int size, std::uint64_t se
   header.root = collective.root;
   header.sequence = sequence;
   header.tag = collective.tag;
-  header.counts_hash = counts_hash_of(collective, size);
+  header.counts_hash = collective.counts == nullptr ? 0 : mix_counts(1, collective, size) | 1;
   const bool counted = collective.kind != Kind::Barrier && collective.counts == nullptr;
   header.count = counted ? collective.count : 0;
   header.layout_hash = collective.layout == nullptr ? 0 : collective.layout->hash;

@@ -36,7 +36,7 @@ bool begin_flat_staged(Group& group, Lane& lane, Task& task);
 bool advance_flat_staged(Group& group, Lane& lane, Task& task);
 // How many chunks a staged task has, and which elements are in the one of a number.
 std::uint64_t flat_chunks(const Group& group, const Task& task) noexcept;
-Range flat_chunk(const Group& group, const Task& task, std::uint64_t number) noexcept;
+Slice flat_chunk(const Group& group, const Task& task, std::uint64_t number) noexcept;
 
 // Node by node: flat's result where the ranks sit on several memory nodes, by way of partial sums.
 inline bool goes_by_nodes(const Group& group, const Task& task) noexcept {

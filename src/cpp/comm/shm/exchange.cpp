@@ -62,24 +62,16 @@ std::size_t counts_bytes(const Group& group, const Task& task) {
   return task.uneven ? static_cast<std::size_t>(group.size()) * sizeof(std::uint64_t) : 0;
 }
 
-// The blocks that counts cut, or equal ones: where each begins and how long it is, in bytes.
-class Blocks {
+// A collective's blocks, in bytes.
+class ByteBlocks {
  public:
-  Blocks(const std::uint64_t* counts, std::uint64_t count, std::size_t element)
-      : counts_(counts), count_(count), element_(element) {}
-  std::uint64_t bytes(int rank) const {
-    return (counts_ != nullptr ? counts_[rank] : count_) * element_;
-  }
-  std::uint64_t begin(int rank) const {
-    if (counts_ == nullptr) return static_cast<std::uint64_t>(rank) * count_ * element_;
-    std::uint64_t sum = 0;
-    for (int r = 0; r < rank; ++r) sum += counts_[r];
-    return sum * element_;
-  }
+  ByteBlocks(const std::uint64_t* counts, std::uint64_t count, std::size_t element)
+      : blocks_(counts, count), element_(element) {}
+  std::uint64_t bytes(int rank) const { return blocks_.count(rank) * element_; }
+  std::uint64_t begin(int rank) const { return blocks_.begin(rank) * element_; }
 
  private:
-  const std::uint64_t* counts_;
-  std::uint64_t count_;
+  Blocks blocks_;
   std::size_t element_;
 };
 
@@ -186,7 +178,7 @@ class Exchange {
     for (int p = 0; p < ranks_; ++p)
       group_.sources()[p] = is_staged(p) ? chunk_of(p) : piece_of(p).direct + begin;
     reduce(combine_of(task_.op), task_.dtype, group_.sources(), ranks_, task_.destination + begin,
-           bytes / size_of(task_.dtype), divisor_of(task_, ranks_));
+           bytes / size_of(task_.dtype), divisor_of(task_.op, ranks_));
   }
 
   bool all_have_taken() {
@@ -248,7 +240,7 @@ void meet_counts(const Group& group, const Task& task, int producer, Piece& piec
             "the ranks disagree", group.where(), " in ", describe(group.read(task.sequence, me)),
             ": rank ", group.world(producer), " sends ", counts[me], " elements to rank ",
             group.world(me), ", which expects ", piece.bytes / element);
-  piece.source = Blocks(counts, 0, element).begin(me);
+  piece.source = ByteBlocks(counts, 0, element).begin(me);
 }
 
 }  // namespace
@@ -256,9 +248,9 @@ void meet_counts(const Group& group, const Task& task, int producer, Piece& piec
 void plan_exchange(const Group& group, Task& task, const Collective& collective) {
   const int ranks = group.size(), me = group.rank();
   const std::size_t element = size_of(task.dtype);
-  const Blocks given(collective.counts, task.count, element);
-  const Blocks got(task.kind == Kind::AllToAll ? collective.receive_counts : collective.counts,
-                   task.count, element);
+  const ByteBlocks given(collective.counts, task.count, element);
+  const ByteBlocks got(task.kind == Kind::AllToAll ? collective.receive_counts : collective.counts,
+                       task.count, element);
   const bool from_all = task.kind != Kind::Broadcast && task.kind != Kind::Scatter;
   const bool to_all = task.kind != Kind::Gather;
   const bool one_block = gives_one_block(task.kind);

@@ -56,12 +56,12 @@ std::uint64_t reduced_mark(std::uint64_t chunk) { return 2 * chunk + 3; }
 struct Chunk {
   Chunk(const Group& in_group, const Task& task, std::uint64_t of_number)
       : group(in_group), sequence(task.sequence), number(of_number), element(size_of(task.dtype)) {
-    const Range range = flat_chunk(group, task, number);
+    const Slice range = flat_chunk(group, task, number);
     first = range.begin;
-    count = range.count();
+    count = range.count;
   }
 
-  Range part(int rank) const { return part_of(count, rank, group.size(), element); }
+  Slice part(int rank) const { return lines_of({0, count}, rank, group.size(), element); }
   std::byte* buffer(int rank) const {
     const Segment& segment = group.segment(rank);
     return buffer_of(segment, segment.slot(sequence).lane + number);
@@ -77,9 +77,9 @@ struct Chunk {
 
 void copy_in(const Group& group, const Task& task, std::uint64_t number) {
   const Chunk chunk(group, task, number);
-  const Range mine = chunk.part(group.rank());
+  const Slice mine = chunk.part(group.rank());
   copy_around(chunk.buffer(group.rank()), task.source + chunk.first * chunk.element,
-              chunk.count * chunk.element, mine.begin * chunk.element, mine.end * chunk.element);
+              chunk.count * chunk.element, mine.begin * chunk.element, mine.end() * chunk.element);
 }
 
 // False where the buffer is not free.
@@ -94,7 +94,7 @@ bool copy_in_next(Group& group, Lane& lane, Task& task, std::uint64_t number) {
 
 void reduce_chunk(Group& group, const Task& task) {
   const Chunk chunk(group, task, task.chunk);
-  const Range mine = chunk.part(group.rank());
+  const Slice mine = chunk.part(group.rank());
   const std::size_t offset = mine.begin * chunk.element;
   const std::size_t mine_at = chunk.first * chunk.element + offset;
   int results = 0;
@@ -105,15 +105,15 @@ void reduce_chunk(Group& group, const Task& task) {
       group.destinations()[results++] = me ? task.destination + mine_at : chunk.buffer(r) + offset;
   }
   reduce_to_many(combine_of(task.op), task.dtype, group.sources(), group.size(),
-                 group.destinations(), results, mine.count(), divisor_of(task, group.size()));
+                 group.destinations(), results, mine.count, divisor_of(task.op, group.size()));
 }
 
 void copy_out(const Group& group, const Task& task) {
   if (!gets_result(group, task)) return;
   const Chunk chunk(group, task, task.chunk);
-  const Range mine = chunk.part(group.rank());
+  const Slice mine = chunk.part(group.rank());
   copy_around(task.destination + chunk.first * chunk.element, chunk.buffer(group.rank()),
-              chunk.count * chunk.element, mine.begin * chunk.element, mine.end * chunk.element);
+              chunk.count * chunk.element, mine.begin * chunk.element, mine.end() * chunk.element);
 }
 
 }  // namespace
@@ -129,13 +129,13 @@ void combine_inline(Group& group, const Task& task) {
   for (int r = 0; r < group.size(); ++r)
     group.sources()[r] = inline_payload(group.segment(r), task.sequence, task.bytes(), 0);
   reduce(combine_of(task.op), task.dtype, group.sources(), group.size(), task.destination,
-         task.count, divisor_of(task, group.size()));
+         task.count, divisor_of(task.op, group.size()));
 }
 
 bool advance_flat_direct(Group& group, Task& task) {
   if (task.phase == kBegin) {
     const std::size_t element = size_of(task.dtype);
-    const Range mine = part_of(task.count, group.rank(), group.size(), element);
+    const Slice mine = lines_of({0, task.count}, group.rank(), group.size(), element);
     int results = 0;
     for (int r = 0; r < group.size(); ++r) {
       const Segment& segment = group.segment(r);
@@ -146,7 +146,7 @@ bool advance_flat_direct(Group& group, Task& task) {
             segment.at(slot.destination_offset) + mine.begin * element;
     }
     reduce_to_many(combine_of(task.op), task.dtype, group.sources(), group.size(),
-                   group.destinations(), results, mine.count(), divisor_of(task, group.size()));
+                   group.destinations(), results, mine.count, divisor_of(task.op, group.size()));
     group.raise_step(task, 1);
     task.need = group.all_step(task, 1);
     task.phase = kReduce;
@@ -159,10 +159,10 @@ std::uint64_t flat_chunks(const Group& group, const Task& task) noexcept {
   return (task.count + elements - 1) / elements;
 }
 
-Range flat_chunk(const Group& group, const Task& task, std::uint64_t number) noexcept {
+Slice flat_chunk(const Group& group, const Task& task, std::uint64_t number) noexcept {
   const std::size_t whole = chunk_bytes(group.size()) / size_of(task.dtype);
   const std::size_t first = (flat_chunks(group, task) - 1 - number) * whole;
-  return {first, first + std::min<std::size_t>(whole, task.count - first)};
+  return {first, std::min<std::size_t>(whole, task.count - first)};
 }
 
 bool begin_flat_staged(Group& group, Lane& lane, Task& task) {

@@ -152,28 +152,4 @@ Collective Group::read(std::uint64_t sequence, int rank) const noexcept {
   return collective;
 }
 
-Range part_of(std::size_t count, int part, int parts, std::size_t element_bytes) noexcept {
-  const std::size_t line = kLine / element_bytes;
-  const auto edge = [&](int i) {
-    const auto even = count / static_cast<std::size_t>(parts) * static_cast<std::size_t>(i) +
-                      count % static_cast<std::size_t>(parts) * static_cast<std::size_t>(i) /
-                          static_cast<std::size_t>(parts);
-    return i == parts ? count : std::min(count, round_up(even, line));
-  };
-  return {edge(part), edge(part + 1)};
-}
-
-Combine combine_of(ReduceOp op) noexcept {
-  switch (op) {
-    case ReduceOp::Min:
-      return Combine::Min;
-    case ReduceOp::Max:
-      return Combine::Max;
-    case ReduceOp::Prod:
-      return Combine::Prod;
-    default:
-      return Combine::Sum;
-  }
-}
-
 }  // namespace ngd::comm::shm

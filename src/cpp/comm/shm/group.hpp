@@ -8,6 +8,7 @@
 
 #include "base/reduce.hpp"
 #include "base/step.hpp"
+#include "comm/blocks.hpp"
 #include "comm/collective.hpp"
 #include "comm/computations.hpp"
 #include "comm/shm/numa.hpp"
@@ -191,16 +192,9 @@ class Group {
   std::vector<void*> destinations_;
 };
 
-// The part of [0, count) that is rank's: near-equal parts that begin on cache lines.
-struct Range {
-  std::size_t begin, end;
-  std::size_t count() const noexcept { return end - begin; }
-};
-Range part_of(std::size_t count, int part, int parts, std::size_t element_bytes) noexcept;
-
-Combine combine_of(ReduceOp op) noexcept;
-inline double divisor_of(const Task& task, int size) noexcept {
-  return task.op == ReduceOp::Mean ? size : 1.0;
+// As comm::part_of: near-equal parts that begin on cache lines.
+inline Slice lines_of(Slice whole, int part, int parts, std::size_t element_bytes) noexcept {
+  return part_of(whole, part, parts, kLine / element_bytes);
 }
 
 }  // namespace ngd::comm::shm

@@ -55,33 +55,33 @@ class Chunk {
         nodes_(group.nodes()),
         node_(group.rank() / nodes_.ranks),
         place_(group.rank() % nodes_.ranks),
-        whole_(task.staged ? flat_chunk(group, task, number) : Range{0, task.count}),
-        slice_(part_of(whole_.count(), place_, nodes_.ranks, element_)) {}
+        whole_(task.staged ? flat_chunk(group, task, number) : Slice{0, task.count}),
+        slice_(lines_of({0, whole_.count}, place_, nodes_.ranks, element_)) {}
 
   void copy_in() const {
     copy_around(buffer(group_.rank()), task_.source + whole_.begin * element_, bytes(whole_),
-                slice_.begin * element_, slice_.end * element_);
+                slice_.begin * element_, slice_.end() * element_);
   }
 
   void sum() const {
     for (int place = 0; place < nodes_.ranks; ++place)
       group_.sources()[place] = source(rank_at(node_, place)) + slice_.begin * element_;
     reduce(combine_of(task_.op), task_.dtype, group_.sources(), nodes_.ranks,
-           partials(group_.rank()) + slice_.begin * element_, slice_.count(),
-           divisor_of(task_, nodes_.ranks));
+           partials(group_.rank()) + slice_.begin * element_, slice_.count,
+           divisor_of(task_.op, nodes_.ranks));
   }
 
   void combine() const {
-    const Range mine = piece(node_);
+    const Slice mine = piece(node_);
     for (int node = 0; node < nodes_.count; ++node)
       group_.sources()[node] = partials(rank_at(node, place_)) + mine.begin * element_;
-    reduce_to_node(mine, nodes_.count, divisor_of(task_, nodes_.count), true);
+    reduce_to_node(mine, nodes_.count, divisor_of(task_.op, nodes_.count), true);
   }
 
   void spread() const {
     for (int distance = 1; distance < nodes_.count; ++distance) {
       const int node = (node_ + distance) % nodes_.count;
-      const Range theirs = piece(node);
+      const Slice theirs = piece(node);
       group_.sources()[0] = partials(rank_at(node, place_)) + theirs.begin * element_;
       reduce_to_node(theirs, 1, 1.0, false);  // of one source: a copy
     }
@@ -89,16 +89,13 @@ class Chunk {
 
   void copy_out() const {
     copy_around(task_.destination + whole_.begin * element_, buffer(group_.rank()), bytes(whole_),
-                slice_.begin * element_, slice_.end * element_);
+                slice_.begin * element_, slice_.end() * element_);
   }
 
  private:
   int rank_at(int node, int place) const { return node * nodes_.ranks + place; }
-  std::size_t bytes(const Range& range) const { return range.count() * element_; }
-  Range piece(int node) const {
-    const Range inner = part_of(slice_.count(), node, nodes_.count, element_);
-    return {slice_.begin + inner.begin, slice_.begin + inner.end};
-  }
+  std::size_t bytes(const Slice& range) const { return range.count * element_; }
+  Slice piece(int node) const { return lines_of(slice_, node, nodes_.count, element_); }
 
   const std::byte* source(int rank) const {
     if (!task_.staged) return group_.segment(rank).at(slot(rank).source_offset);
@@ -115,7 +112,7 @@ class Chunk {
 
   // Stores what the sources come to to my node's ranks; a staged one goes to my destination, and to
   // my own buffer only where my counterparts look for it.
-  void reduce_to_node(const Range& range, int sources, double divisor,
+  void reduce_to_node(const Slice& range, int sources, double divisor,
                       bool for_counterparts) const {
     int results = 0;
     const auto add = [&](std::byte* to) { group_.destinations()[results++] = to; };
@@ -124,7 +121,7 @@ class Chunk {
         add(partials(rank_at(node_, place)) + range.begin * element_);
     if (task_.staged) add(task_.destination + (whole_.begin + range.begin) * element_);
     reduce_to_many(combine_of(task_.op), task_.dtype, group_.sources(), sources,
-                   group_.destinations(), results, range.count(), divisor);
+                   group_.destinations(), results, range.count, divisor);
   }
 
   Group& group_;
@@ -133,8 +130,8 @@ class Chunk {
   std::size_t element_;
   Nodes nodes_;
   int node_, place_;  // mine
-  Range whole_;       // of the task
-  Range slice_;       // mine
+  Slice whole_;       // of the task
+  Slice slice_;       // mine
 };
 
 bool copy_in_next(Group& group, Lane& lane, Task& task, std::uint64_t number) {

@@ -58,22 +58,21 @@ class Ring {
   // A chunk's first step is to be begun; then come its n - 1 reducing and n - 1 gathering ones.
   std::uint64_t steps_a_chunk() const { return 2 * static_cast<std::uint64_t>(ranks_ - 1) + 1; }
 
-  Range part(int number) const {
+  Slice part(int number) const {
     const std::size_t first = task_.chunk * chunk_elements_;
     const std::size_t count = std::min<std::size_t>(chunk_elements_, task_.count - first);
-    const Range range = part_of(count, (number + 2 * ranks_) % ranks_, ranks_, sum_element_);
-    return {first + range.begin, first + range.end};
+    return lines_of({first, count}, (number + 2 * ranks_) % ranks_, ranks_, sum_element_);
   }
-  std::byte* sums(int rank, const Range& range) const {
+  std::byte* sums(int rank, const Slice& range) const {
     const Segment& segment = group_.segment(rank);
     if (task_.staged)
       return segment.staging() + (range.begin - task_.chunk * chunk_elements_) * sum_element_;
     return segment.at(segment.slot(task_.sequence).destination_offset) + range.begin * element_;
   }
-  const std::byte* source(const Range& range) const {
+  const std::byte* source(const Slice& range) const {
     return task_.source + range.begin * element_;
   }
-  std::byte* destination(const Range& range) const {
+  std::byte* destination(const Slice& range) const {
     return task_.destination + range.begin * element_;
   }
 
@@ -93,16 +92,16 @@ class Ring {
   }
 
   // My own part of a staged chunk, as it begins to travel.
-  void load(const Range& range) {
+  void load(const Slice& range) {
     std::byte* mine = sums(group_.rank(), range);
     if (is_half(task_.dtype))
-      widen(task_.dtype, source(range), reinterpret_cast<float*>(mine), range.count());
+      widen(task_.dtype, source(range), reinterpret_cast<float*>(mine), range.count);
     else
-      std::memcpy(mine, source(range), range.count() * element_);
+      std::memcpy(mine, source(range), range.count * element_);
   }
 
   void reduce_step() {
-    const Range range = part(group_.rank() - task_.round - 1);
+    const Slice range = part(group_.rank() - task_.round - 1);
     const bool last = task_.round == ranks_ - 2;
     std::byte* mine = sums(group_.rank(), range);
     const bool untouched = !task_.staged && task_.round == 0;  // the left's part is its source's
@@ -112,8 +111,8 @@ class Ring {
                   : sums(left_, range);
     if (is_half(task_.dtype)) load(range);
     const void* operands[] = {theirs, is_half(task_.dtype) ? mine : source(range)};
-    reduce(combine_of(task_.op), sum_dtype_, operands, 2, mine, range.count(),
-           last ? divisor_of(task_, ranks_) : 1.0);
+    reduce(combine_of(task_.op), sum_dtype_, operands, 2, mine, range.count,
+           last ? divisor_of(task_.op, ranks_) : 1.0);
     if (last) store(range);
     ++task_.round;
     finish_step();
@@ -124,8 +123,8 @@ class Ring {
   }
 
   void gather_step() {
-    const Range range = part(group_.rank() - task_.round);
-    std::memcpy(sums(group_.rank(), range), sums(left_, range), range.count() * sum_element_);
+    const Slice range = part(group_.rank() - task_.round);
+    std::memcpy(sums(group_.rank(), range), sums(left_, range), range.count * sum_element_);
     store(range);
     ++task_.round;
     if (task_.round < ranks_ - 1) return finish_step();
@@ -136,13 +135,13 @@ class Ring {
   }
 
   // A whole sum of a staged chunk, into the destination.
-  void store(const Range& range) {
+  void store(const Slice& range) {
     if (!task_.staged) return;
     const std::byte* sum = sums(group_.rank(), range);
     if (is_half(task_.dtype))
-      narrow(task_.dtype, reinterpret_cast<const float*>(sum), destination(range), range.count());
+      narrow(task_.dtype, reinterpret_cast<const float*>(sum), destination(range), range.count);
     else
-      std::memcpy(destination(range), sum, range.count() * element_);
+      std::memcpy(destination(range), sum, range.count * element_);
   }
 
   Group& group_;

@@ -19,8 +19,7 @@ namespace {
 // of a sequence again.
 constexpr std::uint64_t kTold = kSlots / 4;
 
-// Of all that must be equal on all ranks, but for what a program computes. Of an all_to_all each
-// two ranks compare what one sends to the other.
+// Of all that must be equal on all ranks, but for what a program computes.
 std::uint64_t fingerprint_of(const Task& task, std::uint64_t group, const Collective& collective,
                              std::uint64_t program, int size) noexcept {
   std::uint64_t hash =
@@ -28,13 +27,7 @@ std::uint64_t fingerprint_of(const Task& task, std::uint64_t group, const Collec
                      static_cast<std::uint64_t>(task.dtype) << 16 |
                      static_cast<std::uint64_t>(task.algorithm) << 24 |
                      static_cast<std::uint64_t>(task.root) << 32);
-  if (collective.counts == nullptr) {
-    hash = mix(hash, task.count);
-  } else {
-    hash = mix(hash, ~std::uint64_t{0});
-    if (task.kind != Kind::AllToAll)
-      for (int r = 0; r < size; ++r) hash = mix(hash, collective.counts[r]);
-  }
+  hash = collective.counts == nullptr ? mix(hash, task.count) : mix_counts(hash, collective, size);
   // One of the two is 0: a program's types say all about its arrays.
   return mix(hash, program ^ (collective.layout == nullptr ? 0 : collective.layout->hash));
 }

@@ -38,11 +38,11 @@ std::byte* destination_of(const Group& group, const Task& task, int rank) {
 void copy_my_part(const Group& group, const Task& task) {
   const Segment& root = group.segment(task.root);
   const std::byte* source = root.at(root.slot(task.sequence).source_offset);
-  const Range mine = part_of(task.bytes(), group.rank(), group.size(), 1);
-  for (std::size_t at = mine.begin; at < mine.end; at += kTile)
+  const Slice mine = lines_of({0, task.bytes()}, group.rank(), group.size(), 1);
+  for (std::size_t at = mine.begin; at < mine.end(); at += kTile)
     for (int r = 0; r < group.size(); ++r)
       if (std::byte* to = destination_of(group, task, r); to != source)
-        copy_piece(to + at, source + at, std::min(kTile, mine.end - at), task.bytes());
+        copy_piece(to + at, source + at, std::min(kTile, mine.end() - at), task.bytes());
 }
 
 void swap(std::byte* a, std::byte* b, std::size_t bytes) {
@@ -65,10 +65,10 @@ void swap_my_halves(const Group& group, const Task& task) {
   const std::size_t block = task.bytes();
   for (int distance = 1; distance < ranks; ++distance) {
     const int other = (me + distance) % ranks;
-    const Range half = part_of(block, me < other ? 0 : 1, 2, 1);
+    const Slice half = lines_of({0, block}, me < other ? 0 : 1, 2, 1);
     std::byte* mine = task.destination + static_cast<std::size_t>(other) * block;
     std::byte* theirs = destination_of(group, task, other) + static_cast<std::size_t>(me) * block;
-    swap(mine + half.begin, theirs + half.begin, half.count());
+    swap(mine + half.begin, theirs + half.begin, half.count);
   }
 }
 

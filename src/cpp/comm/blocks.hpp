@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the elements of a collective are cut and combined: one way, over shared memory as over MPI.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/reduce.hpp"
+#include "comm/collective.hpp"
+#include "comm/layout.hpp"
+
+namespace ngd::comm {
+
+struct Slice {
+  std::size_t begin = 0;
+  std::size_t count = 0;
+  std::size_t end() const noexcept { return begin + count; }
+};
+
+// The near-equal part of a slice that is `part`'s, of `parts`. In there it begins at a multiple of
+// `unit` elements, or is empty at the end.
+inline Slice part_of(Slice whole, int part, int parts, std::size_t unit = 1) noexcept {
+  const auto n = static_cast<std::size_t>(parts);
+  const auto edge = [&](int number) {
+    const auto i = static_cast<std::size_t>(number);
+    const std::size_t even = whole.count / n * i + whole.count % n * i / n;
+    return number == parts ? whole.count : std::min(whole.count, (even + unit - 1) / unit * unit);
+  };
+  const std::size_t begin = edge(part);
+  return {whole.begin + begin, edge(part + 1) - begin};
+}
+
+// The blocks that a part of a collective is made of, one a rank, in elements. It reads `counts`,
+// which its maker keeps; null: all have `count` elements.
+class Blocks {
+ public:
+  Blocks(const std::uint64_t* counts, std::uint64_t count) noexcept
+      : counts_(counts), count_(count) {}
+
+  std::size_t count(int rank) const noexcept { return counts_ != nullptr ? counts_[rank] : count_; }
+  std::size_t begin(int rank) const noexcept {
+    if (counts_ == nullptr) return static_cast<std::size_t>(rank) * count_;
+    std::size_t sum = 0;
+    for (int r = 0; r < rank; ++r) sum += counts_[r];
+    return sum;
+  }
+  Slice operator[](int rank) const noexcept { return {begin(rank), count(rank)}; }
+  std::size_t largest(int ranks) const noexcept {
+    return counts_ != nullptr ? *std::max_element(counts_, counts_ + ranks) : count_;
+  }
+
+ private:
+  const std::uint64_t* counts_;
+  std::uint64_t count_;
+};
+
+// What all ranks must give alike of a collective's `counts`, into a fingerprint. Of an all_to_all
+// each has numbers of its own, which every two ranks compare.
+inline std::uint64_t mix_counts(std::uint64_t hash, const Collective& collective,
+                                int ranks) noexcept {
+  hash = mix(hash, ~std::uint64_t{0});
+  for (int r = 0; r < ranks && collective.kind != Kind::AllToAll; ++r)
+    hash = mix(hash, collective.counts[r]);
+  return hash;
+}
+
+// How a reduction combines elements, and what their combination is then divided by.
+constexpr Combine combine_of(ReduceOp op) noexcept {
+  switch (op) {
+    case ReduceOp::Min:
+      return Combine::Min;
+    case ReduceOp::Max:
+      return Combine::Max;
+    case ReduceOp::Prod:
+      return Combine::Prod;
+    default:
+      return Combine::Sum;
+  }
+}
+constexpr double divisor_of(ReduceOp op, int ranks) noexcept {
+  return op == ReduceOp::Mean ? ranks : 1.0;
+}
+
+}  // namespace ngd::comm
