@@ -22,8 +22,12 @@ import numpy as np
 import pytest
 
 import ngd
+from ngd import _core
 from ngd.collectives import CallStats, CommStats, compare_ranks
 from ngd.distributed import alone
+from ngd.ir import REGISTRY, Array
+from ngd.kinds import KINDS, Kind, Part
+from ngd.ops.collective import Collective
 
 PACKAGE = str(Path(ngd.__file__).parent)
 
@@ -263,18 +267,71 @@ def test_a_dropped_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(said) == 1
 
 
-def test_functions_and_methods_take_the_same() -> None:
-    for name in (
-        *("all_reduce", "reduce_scatter", "all_gather", "all_gather_v", "broadcast", "reduce"),
-        *("gather", "scatter", "all_to_all", "all_to_all_v", "send", "recv", "barrier"),
-    ):
-        function = dict(inspect.signature(getattr(ngd, name)).parameters)
-        method = dict(inspect.signature(getattr(ngd.Group, name)).parameters)
-        assert function.pop("group").default is None
-        assert method.pop("site").default is None
-        del method["self"]
-        assert list(function.items()) == list(method.items()), name
-        assert getattr(ngd, name).__doc__
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_functions_and_methods_take_what_their_kind_says(kind: Kind) -> None:
+    name = kind.name
+    function = dict(inspect.signature(getattr(ngd, name)).parameters)
+    method = dict(inspect.signature(getattr(ngd.Group, name)).parameters)
+    assert function.pop("group").default is None
+    assert method.pop("site").default is None
+    del method["self"]
+    assert list(function.items()) == list(method.items())
+    assert name in ngd.__all__
+    assert getattr(ngd, name).__doc__
+    assert f"ngd.{name}" in getattr(ngd.Group, name).__doc__
+    assert ("op" in function) == kind.reduces
+    assert ("root" in function) == bool(kind.rooted)
+    assert ("tag" in function) == kind.between_two
+    assert ("out" in function) == (kind.gets is not Part.NOTHING)
+    assert "async_op" in function
+
+
+def test_every_collective_op_has_a_row() -> None:
+    ops = {op.kind.name: op for op in REGISTRY.values() if isinstance(op, Collective)}
+    assert set(ops) == set(KINDS) - {"barrier"}
+    for kind in KINDS.values():
+        if kind.name in ops:
+            call = inspect.signature(ops[kind.name].__call__).parameters
+            assert getattr(ngd.ops, kind.op) is ops[kind.name]
+            assert ("op" in call) == kind.reduces
+            assert ("root" in call) == bool(kind.rooted)
+            assert "group" in call
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_the_core_has_the_same_rows(kind: Kind) -> None:
+    """By what it gives and gets in a group of one; whoever reduces, has a root or has blocks."""
+    group = alone().communicator
+    x = np.arange(3.0)
+
+    def submit(op: str = "none", root: int = 0, counts: list[int] | None = None) -> Array:
+        result = np.zeros(3)
+        v = counts and {"receive_counts": counts} if kind.wire == "all_to_all" else {}
+        pending = _core.Pending.one(
+            group, kind.wire, op, x, result, 3, root, counts=counts, **(v or {})
+        )
+        _core.run([pending], 0)
+        return result
+
+    if kind.between_two:
+        with pytest.raises(ValueError, match="expected another rank"):
+            submit()
+        return
+    op = "max" if kind.reduces else "none"
+    np.testing.assert_array_equal(submit(op), x if kind.gets is not Part.NOTHING else 0 * x)
+    if kind.reduces:
+        with pytest.raises(ValueError, match="expected op to be one of"):
+            submit()
+    if kind.rooted:
+        with pytest.raises(ValueError, match="expected root to be in"):
+            submit(op, root=1)
+    else:
+        submit(op, root=1)
+    if Part.BLOCK in (kind.gives, kind.gets) or kind.gives is Part.BLOCKS:
+        submit(op, counts=[3])
+    else:
+        with pytest.raises(ValueError, match="expected blocks of one size"):
+            submit(op, counts=[3])
 
 
 def test_the_table_of_statistics() -> None:

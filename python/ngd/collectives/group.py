@@ -18,6 +18,7 @@ from ..arrays import destination
 from ..dtype import as_dtype, lengths, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
 from ..ir import Array, Shape
+from ..kinds import KINDS, Kind, Part
 from ..local import BoundToProcess
 from ..sites import call_site
 from . import reduction
@@ -184,27 +185,8 @@ class Group(BoundToProcess):
             result = self.quick("reduce_scatter", array, out, op)
             if result is not None:
                 return result
-        where = "reduce_scatter"
-        reduction.check_op(op, where)
-        given = operand(array, where)
-        axis = normal_axis(axis, given.shape, where)
-        source = np.ascontiguousarray(np.moveaxis(given, axis, 0)) if axis else given
-        rows = block_rows(source.shape, self.size, where)
-        buffer, finish = self._block_first(out, source, rows, axis, where)
-        if axis == 0:
-            check_apart(buffer, source, where, source[self.rank * rows :][:rows])
-        return self._run(
-            where,
-            source,
-            buffer,
-            finish,
-            async_op,
-            site,
-            op=op,
-            count=buffer.size,
-            shape=given.shape,
-            more=axis,
-        )
+        where, along = "reduce_scatter", whole(axis, "reduce_scatter", "axis")
+        return self._run_kind(where, array, out, async_op, site, op=op, axis=along)
 
     def all_gather(
         self,
@@ -220,25 +202,8 @@ class Group(BoundToProcess):
             result = self.quick("all_gather", array, out, "none")
             if result is not None:
                 return result
-        where = "all_gather"
-        given = np.atleast_1d(operand(array, where))
-        axis = normal_axis(axis, given.shape, where)
-        source = np.ascontiguousarray(np.moveaxis(given, axis, 0)) if axis else given
-        rows = len(source)
-        buffer, finish = self._block_first(out, source, rows * self.size, axis, where)
-        if axis == 0:
-            check_apart(source, buffer, where, buffer[self.rank * rows :][:rows])
-        return self._run(
-            where,
-            source,
-            buffer,
-            finish,
-            async_op,
-            site,
-            count=source.size,
-            shape=given.shape,
-            more=axis,
-        )
+        where, along = "all_gather", whole(axis, "all_gather", "axis")
+        return self._run_kind(where, array, out, async_op, site, axis=along)
 
     def all_gather_v(
         self,
@@ -273,7 +238,7 @@ class Group(BoundToProcess):
         elements = self._elements(rows, source)
         given = buffer if out is None else out
         return self._run(
-            "all_gather",
+            KINDS[where].wire,
             source,
             buffer,
             lambda: given,
@@ -331,27 +296,7 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Reduce over the ranks to one of them; see ngd.reduce."""
-        where = "reduce"
-        root, here = self._root(root, where)
-        reduction.check_op(op, where)
-        source = operand(array, where)
-        buffer = np.empty(0, source.dtype)
-        if here:
-            buffer = destination(out, source.dtype, source.shape, where)
-            check_apart(source, buffer, where)
-        given = (buffer if out is None else out) if here else None
-        return self._run(
-            where,
-            source,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            op=op,
-            root=root,
-            count=source.size,
-            shape=source.shape,
-        )
+        return self._run_kind("reduce", array, out, async_op, site, op=op, root=root)
 
     def gather(
         self,
@@ -363,27 +308,7 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Join the ranks' arrays on one of them; see ngd.gather."""
-        where = "gather"
-        root, here = self._root(root, where)
-        source = np.atleast_1d(operand(array, where))
-        rows = len(source)
-        buffer = np.empty(0, source.dtype)
-        if here:
-            shape = (rows * self.size, *source.shape[1:])
-            buffer = destination(out, source.dtype, shape, where)
-            check_apart(source, buffer, where, buffer[self.rank * rows :][:rows])
-        given = (buffer if out is None else out) if here else None
-        return self._run(
-            where,
-            source,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            root=root,
-            count=source.size,
-            shape=source.shape,
-        )
+        return self._run_kind("gather", array, out, async_op, site, root=root)
 
     def scatter(
         self,
@@ -407,7 +332,7 @@ class Group(BoundToProcess):
             source = operand(array, where)
             rows = block_rows(source.shape, self.size, where)
             buffer = destination(out, source.dtype, (rows, *source.shape[1:]), where)
-            check_apart(buffer, source, where, source[self.rank * rows :][:rows])
+            self._check_apart(KINDS[where], source, buffer)
         given = buffer if out is None else out
         return self._run(
             where,
@@ -434,22 +359,7 @@ class Group(BoundToProcess):
             result = self.quick("all_to_all", array, out, "none")
             if result is not None:
                 return result
-        where = "all_to_all"
-        source = operand(array, where)
-        block_rows(source.shape, self.size, where)
-        buffer = destination(out, source.dtype, source.shape, where)
-        check_apart(source, buffer, where)
-        given = buffer if out is None else out
-        return self._run(
-            where,
-            source,
-            buffer,
-            lambda: given,
-            async_op,
-            site,
-            count=source.size // self.size,
-            shape=source.shape,
-        )
+        return self._run_kind("all_to_all", array, out, async_op, site)
 
     def all_to_all_v(
         self,
@@ -485,7 +395,7 @@ class Group(BoundToProcess):
         self._check_disjoint(source, buffer, where)
         given = buffer if out is None else out
         return self._run(
-            "all_to_all",
+            KINDS[where].wire,
             source,
             buffer,
             lambda: given,
@@ -565,6 +475,53 @@ class Group(BoundToProcess):
         """A context for a call of several collectives: an exception amid them closes the group."""
         return _core.UnderWay([self.communicator], [self.abort], False)
 
+    def _run_kind(
+        self,
+        where: str,
+        array: Any,
+        out: Any,
+        async_op: bool,
+        site: str | None,
+        *,
+        op: str = "none",
+        root: int = 0,
+        axis: int | None = None,
+    ) -> Any:
+        """A collective from one array to another, of blocks of one length: by its kind's row."""
+        kind, here = KINDS[where], True
+        if kind.rooted:
+            root, here = self._root(root, where)
+        if kind.reduces:
+            reduction.check_op(op, where)
+        given = operand(array, where)
+        if kind.gives is Part.BLOCK:
+            given = np.atleast_1d(given)
+        along = 0 if axis is None else normal_axis(axis, given.shape, where)
+        source = np.ascontiguousarray(np.moveaxis(given, along, 0)) if along else given
+        blocks = self.size if kind.gives is Part.BLOCKS else 1
+        if kind.gives is Part.BLOCKS:
+            block_rows(source.shape, self.size, where)
+        buffer: Array = np.empty(0, source.dtype)
+        finish: Callable[[], Any] = _nothing
+        if here or kind.rooted != "gets":
+            rows = (kind.rows(len(source), self.size),) if source.ndim else ()
+            buffer, finish = self._destination(out, source, rows, along, where)
+            if along == 0:
+                self._check_apart(kind, source, buffer)
+        return self._run(
+            where,
+            source,
+            buffer,
+            finish,
+            async_op,
+            site,
+            op=op,
+            root=root,
+            count=source.size // blocks,
+            shape=given.shape,
+            more=along,
+        )
+
     def _run(
         self,
         kind: str,
@@ -614,11 +571,11 @@ class Group(BoundToProcess):
         _core.run(plan.pending, self.timeout)
         return plan.finish()
 
-    def _block_first(
-        self, out: Any, source: Array, rows: int, axis: int, where: str
+    def _destination(
+        self, out: Any, source: Array, rows: Shape, axis: int, where: str
     ) -> tuple[Array, Callable[[], Any]]:
         """A buffer for so many rows like the source's, whose first axis is the caller's `axis`."""
-        shape = (rows, *source.shape[1:])
+        shape = (*rows, *source.shape[1:])
         if axis == 0:
             buffer = destination(out, source.dtype, shape, where)
             given = buffer if out is None else out
@@ -634,6 +591,17 @@ class Group(BoundToProcess):
             return out
 
         return buffer, put
+
+    def _check_apart(self, kind: Kind, source: Array, buffer: Array) -> None:
+        """Refuse memory that is given and got, but where a block lies in its own place."""
+        if kind.gives is kind.gets:
+            check_apart(source, buffer, kind.name)
+        elif kind.gets is Part.BLOCKS:
+            rows = len(source)
+            check_apart(source, buffer, kind.name, buffer[self.rank * rows :][:rows])
+        else:
+            rows = len(buffer)
+            check_apart(buffer, source, kind.name, source[self.rank * rows :][:rows])
 
     def _received(self, out: Any, shape: Shape | None, dtype: Any, where: str) -> Array:
         """What is received, as `out` or as shape and dtype say."""
@@ -678,6 +646,10 @@ class Group(BoundToProcess):
     def _elements(self, rows: Array, source: Array) -> list[int]:
         row = int(np.prod(source.shape[1:], dtype=np.int64))
         return [int(n) * row for n in rows]
+
+
+def _nothing() -> None:
+    """The result on a rank that gets none."""
 
 
 class NonMember(Group):

@@ -89,7 +89,7 @@ class Conversation:
 def kind_of(node: Node) -> str:
     """What the communicator calls a collective."""
     assert isinstance(node.op, Collective)
-    return node.op.kind
+    return node.op.kind.wire
 
 
 def submission(node: Node) -> dict[str, Any]:

@@ -10,13 +10,12 @@ from typing import Any, Final
 from .. import passes
 from ..collectives import Group
 from ..dtype import SHORT_NAMES
-from ..ir import REGISTRY, Graph, Type
-from ..ops.collective import Collective, Ranks
+from ..ir import Graph, Type
+from ..kinds import KINDS
+from ..ops.collective import Ranks
 from ..sites import call_site
 
-MESSAGES: Final = {
-    op.kind for op in REGISTRY.values() if isinstance(op, Collective) and op.between_two
-}
+MESSAGES: Final = {kind.wire for kind in KINDS.values() if kind.between_two}
 """The kinds that go between two ranks."""
 
 

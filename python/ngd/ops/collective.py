@@ -26,6 +26,7 @@ import numpy as np
 from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, int64, is_float, whole
 from ..errors import DTypeError, GradientError, NotMemberError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Type, register
+from ..kinds import KINDS, Kind, Part
 from ..sites import call_site
 from .arithmetic import abs, floor, maximum, minimum
 from .cast import cast
@@ -94,13 +95,17 @@ class Collective(Op):
     """What the blocks here share; attrs: group (a Ranks), left out where it is the executable's."""
 
     collective = True
-    dtypes: ClassVar[tuple[DType, ...]] = ALL
-    kind: ClassVar[str]
-    """What the communicator calls it."""
-    in_place: ClassVar[bool] = False
-    """Whether the result may lie over the operand."""
-    between_two: ClassVar[bool] = False
-    """Whether it takes two ranks, and stands outside of the sequence that all share."""
+    kind: ClassVar[Kind]
+    """Its row in the table of kinds, which says its name and what it takes."""
+
+    def __init_subclass__(cls) -> None:
+        cls.name = cls.kind.op
+        cls.dtypes = NUMBERS if cls.kind.reduces else ALL
+        if cls.kind.gives is Part.NOTHING:
+            cls.dtypes = ()
+
+    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+        return self.kind.equal_results and everywhere_equal(inputs, attrs)
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         """What the communicator is told, as far as the operand does not say it.
@@ -178,9 +183,7 @@ class AllReduce(Collective):
     The others have no gradient.
     """
 
-    name = kind = "all_reduce"
-    in_place = True
-    dtypes = NUMBERS
+    kind = KINDS["all_reduce"]
 
     def __call__(
         self,
@@ -249,9 +252,6 @@ class AllReduce(Collective):
             )
         return x
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return everywhere_equal(inputs, attrs)
-
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         if node.attrs["reduce_op"] not in ("sum", "mean"):
             raise no_gradient(node)
@@ -285,8 +285,7 @@ class Broadcast(Collective):
     The adjoint is the sum over ranks on the root, and zero elsewhere: reduce_to.
     """
 
-    name = kind = "broadcast"
-    in_place = True
+    kind = KINDS["broadcast"]
 
     def __call__(self, x: Value, root: int = 0, *, group: Ranks | None = None) -> Node:
         return self.node(
@@ -296,9 +295,6 @@ class Broadcast(Collective):
 
     def infer(self, x: Type, *, root: int, group: Ranks | None = None) -> Type:
         return expect_root(self.name, root, group, x)
-
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return everywhere_equal(inputs, attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (reduce_to.node((dy,), {**node.attrs, "reduce_op": "sum"}),)
@@ -326,9 +322,7 @@ class ReduceTo(Collective):
     mean a broadcast of the root's share; the others have no gradient.
     """
 
-    name, kind = "reduce_to", "reduce"
-    in_place = True
-    dtypes = NUMBERS
+    kind = KINDS["reduce"]
 
     def __call__(self, x: Value, *, op: str, root: int = 0, group: Ranks | None = None) -> Node:
         attrs = with_group(
@@ -339,9 +333,6 @@ class ReduceTo(Collective):
     def infer(self, x: Type, *, reduce_op: str, root: int, group: Ranks | None = None) -> Type:
         expect_reduction(self.name, reduce_op, x)
         return expect_root(self.name, root, group, x)
-
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         attrs = dict(node.attrs)

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import NUMBERS, as_dtype, float32, float64, lengths, whole
+from ..dtype import as_dtype, float32, float64, lengths, whole
 from ..errors import ShapeError
 from ..ir import Array, DType, Node, Operand, Sample, Shape, Type, register
+from ..kinds import KINDS, Kind, Part
 from .cast import cast
 from .collective import (
     Alone,
     Collective,
     Ranks,
-    everywhere_equal,
     expect_reduction,
     expect_root,
     no_gradient,
@@ -71,12 +71,12 @@ def expect_rows(where: str, x: Type) -> None:
         raise ShapeError(f"{where}: expected at least one axis; got {x}")
 
 
-def expect_equal_blocks(where: str, x: Type, size: int) -> int:
-    """The rows of each rank's block."""
-    expect_rows(where, x)
-    if x.shape[0] % size:
-        raise ShapeError(f"{where}: expected rows for {size} equal blocks; got {x}")
-    return x.shape[0] // size
+def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
+    """The type of the result, where all blocks have one length."""
+    expect_rows(kind.op, x)
+    if kind.gives is Part.BLOCKS and x.shape[0] % size:
+        raise ShapeError(f"{kind.op}: expected rows for {size} equal blocks; got {x}")
+    return with_rows(x, kind.rows(x.shape[0], size))
 
 
 def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what: str) -> None:
@@ -102,8 +102,7 @@ class ReduceScatter(Collective):
     The adjoint of sum is all_gather, that of mean its share; the others have no gradient.
     """
 
-    name = kind = "reduce_scatter"
-    dtypes = NUMBERS
+    kind = KINDS["reduce_scatter"]
 
     def __call__(
         self,
@@ -130,16 +129,13 @@ class ReduceScatter(Collective):
     ) -> Type:
         expect_reduction(self.name, reduce_op, x)
         if counts is None:
-            return with_rows(x, expect_equal_blocks(self.name, x, group.size))
+            return of_equal_blocks(self.kind, x, group.size)
         expect_rows(self.name, x)
         expect_counts(self.name, counts, group.size, x.shape[0], "all")
         return with_rows(x, counts[group.rank])
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         return {"reduce_op": attrs["reduce_op"], **block_counts(x, attrs)}
-
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         kind, group = node.attrs["reduce_op"], node.attrs["group"]
@@ -174,7 +170,7 @@ class AllGather(Collective):
     x has one shape on all ranks. The adjoint is reduce_scatter(op="sum").
     """
 
-    name = kind = "all_gather"
+    kind = KINDS["all_gather"]
 
     def __call__(self, x: Value, axis: int = 0, *, group: Ranks | None = None) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
@@ -184,14 +180,10 @@ class AllGather(Collective):
         return joined(self.node((reshape(x, (1, *x.shape)),), {"group": ranks}), along)
 
     def infer(self, x: Type, *, group: Ranks) -> Type:
-        expect_rows(self.name, x)
-        return with_rows(x, x.shape[0] * group.size)
+        return of_equal_blocks(self.kind, x, group.size)
 
     def place_in_result(self, x: Type, **attrs: Any) -> int | None:
         return int(attrs["group"].rank) * x.count
-
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return everywhere_equal(inputs, attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (reduce_scatter(dy, op="sum", group=node.attrs["group"]),)
@@ -211,7 +203,7 @@ class AllGatherV(Collective):
     counts. Attrs: counts, group. The adjoint is reduce_scatter(op="sum", counts=counts).
     """
 
-    name, kind = "all_gather_v", "all_gather"
+    kind = KINDS["all_gather_v"]
 
     def __call__(
         self, x: Value, counts: Sequence[int], axis: int = 0, *, group: Ranks | None = None
@@ -232,9 +224,6 @@ class AllGatherV(Collective):
     def place_in_result(self, x: Type, **attrs: Any) -> int | None:
         return int(sum(attrs["counts"][: attrs["group"].rank])) * row_elements(x)
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return everywhere_equal(inputs, attrs)
-
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (reduce_scatter(dy, op="sum", **node.attrs),)
 
@@ -253,8 +242,7 @@ class AllToAll(Collective):
     everything back: the same with the axes exchanged.
     """
 
-    name = kind = "all_to_all"
-    in_place = True
+    kind = KINDS["all_to_all"]
 
     def __call__(
         self,
@@ -273,14 +261,10 @@ class AllToAll(Collective):
         return joined(self.node((blocks,), {"group": ranks}), together)
 
     def infer(self, x: Type, *, group: Ranks) -> Type:
-        expect_equal_blocks(self.name, x, group.size)
-        return x
+        return of_equal_blocks(self.kind, x, group.size)
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         return block_counts(x, attrs)
-
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (self.node((dy,), node.attrs),)
@@ -301,7 +285,7 @@ class AllToAllV(Collective):
     with the counts exchanged.
     """
 
-    name, kind = "all_to_all_v", "all_to_all"
+    kind = KINDS["all_to_all_v"]
 
     def __call__(
         self,
@@ -341,9 +325,6 @@ class AllToAllV(Collective):
         received = tuple(n * row_elements(x) for n in attrs["receive_counts"])
         return {**block_counts(x, attrs), "receive_counts": received}
 
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return False
-
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         attrs = dict(node.attrs)
         attrs["counts"], attrs["receive_counts"] = attrs["receive_counts"], attrs["counts"]
@@ -364,7 +345,7 @@ class GatherTo(Collective):
     Attrs: root, group. The adjoint is scatter.
     """
 
-    name, kind = "gather_to", "gather"
+    kind = KINDS["gather"]
 
     def __call__(
         self, x: Value, root: int = 0, axis: int = 0, *, group: Ranks | None = None
@@ -379,11 +360,7 @@ class GatherTo(Collective):
         return joined(self.node((reshape(x, (1, *x.shape)),), attrs), along)
 
     def infer(self, x: Type, *, root: int, group: Ranks) -> Type:
-        expect_rows(self.name, expect_root(self.name, root, group, x))
-        return with_rows(x, x.shape[0] * group.size)
-
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return False
+        return of_equal_blocks(self.kind, expect_root(self.name, root, group, x), group.size)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (scatter.node((dy,), node.attrs),)
@@ -403,7 +380,7 @@ class Scatter(Collective):
     gather_to.
     """
 
-    name = kind = "scatter"
+    kind = KINDS["scatter"]
 
     def __call__(
         self, x: Value, root: int = 0, axis: int = 0, *, group: Ranks | None = None
@@ -417,14 +394,10 @@ class Scatter(Collective):
         return reshape(mine, mine.shape[1:])
 
     def infer(self, x: Type, *, root: int, group: Ranks) -> Type:
-        expect_root(self.name, root, group, x)
-        return with_rows(x, expect_equal_blocks(self.name, x, group.size))
+        return of_equal_blocks(self.kind, expect_root(self.name, root, group, x), group.size)
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         return {"root": attrs["root"], **block_counts(x, attrs)}
-
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (gather_to.node((dy,), node.attrs),)
@@ -449,8 +422,7 @@ class Send(Collective):
     holds the token is differentiated through the other rank; see recv.
     """
 
-    name = kind = "send"
-    between_two = True
+    kind = KINDS["send"]
 
     def __call__(self, x: Value, to: int, *, tag: int = 0, group: Ranks | None = None) -> Node:
         attrs = with_group(
@@ -463,9 +435,6 @@ class Send(Collective):
     def infer(self, x: Type, *, root: int, tag: int, group: Ranks | None = None) -> Type:
         expect_other(self.name, root, group, x)
         return Type(x.dtype, ())
-
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         x = node.inputs[0].type
@@ -509,9 +478,7 @@ class Recv(Collective):
     dtype, root (the other rank), tag, group.
     """
 
-    name = kind = "recv"
-    between_two = True
-    dtypes = ()
+    kind = KINDS["recv"]
 
     def __call__(
         self,
@@ -550,9 +517,6 @@ class Recv(Collective):
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         count = Type(attrs["dtype"], attrs["shape"]).count
         return {"root": attrs["root"], "tag": attrs["tag"], "count": count}
-
-    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
-        return False
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         attrs = {k: v for k, v in node.attrs.items() if k not in ("shape", "dtype")}

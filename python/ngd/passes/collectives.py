@@ -50,7 +50,7 @@ def talks(graph: Graph) -> bool:
 
 def is_message(node: Node) -> bool:
     """Whether this goes between two ranks."""
-    return isinstance(node.op, Collective) and node.op.between_two
+    return isinstance(node.op, Collective) and node.op.kind.between_two
 
 
 def order_collectives(graph: Graph, target: Target) -> Graph:

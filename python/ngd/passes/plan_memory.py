@@ -375,7 +375,7 @@ class Planner:
             self.plan.steps.append(
                 Step(
                     "wait",
-                    start.op.block.kind,  # type: ignore[attr-defined]
+                    start.op.block.kind.wire,  # type: ignore[attr-defined]
                     [],
                     [(node.type, storage)],
                     {},
@@ -418,7 +418,7 @@ class Planner:
         source = self.read(operand)
         dies = self.last_reader.get(source_of(operand)) is node
         alone = self.sent[source_of(operand)] == 1
-        if block.in_place and dies and alone and source.lane == "shared":
+        if block.kind.in_place and dies and alone and source.lane == "shared":
             result = source
         else:
             result = self.gathered.get(node) or self.new_storage("shared", node.type.bytes)
@@ -428,7 +428,7 @@ class Planner:
         self.append(
             Step(
                 "start",
-                block.kind,
+                block.kind.wire,
                 [(operand.type, source)],
                 [(node.type, result)],
                 block.submission(operand.type, **node.attrs),
