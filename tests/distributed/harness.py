@@ -320,12 +320,13 @@ def hurried(seconds: float) -> ngd.Group:
     return ngd.init()
 
 
-def caught(call: Callable[[], Any]) -> dict[str, str]:
-    """The class and the message of the error that a call must raise."""
+def caught(call: Callable[[], Any]) -> dict[str, Any]:
+    """The class and the message of the error that a call must raise, and the ranks it speaks of."""
     try:
         result = call()
     except (ngd.errors.Error, ValueError, TypeError, NotImplementedError, MemoryError) as error:
-        return {"error": type(error).__name__, "message": str(error)}
+        ranks = list(getattr(error, "ranks", ()))
+        return {"error": type(error).__name__, "message": str(error), "ranks": ranks}
     raise AssertionError(f"no error, but {result!r}")
 
 

@@ -84,6 +84,7 @@ def test_a_mismatch_shows_both_sides() -> None:
         assert "of 3 float32" in found["message"]
         assert "of 5 float32" in found["message"]
         assert "the global ranks [0, 2]" in found["message"]
+        assert found["ranks"] == [0, 2]
         assert found["message"].count("test_torch_faults.py:") == 2
     for found in outcomes:
         mismatch, closed = found[-2:]

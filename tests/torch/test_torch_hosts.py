@@ -107,3 +107,4 @@ def test_errors_over_hosts_name_global_ranks() -> None:
             assert "rank 1" in message
             assert "rank 2" in message
             assert message.endswith("(in the group of the global ranks [1, 2])")
+            assert outcome.value["ranks"] == [1, 2]
