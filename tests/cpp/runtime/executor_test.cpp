@@ -161,6 +161,7 @@ class Crowded final : public comm::Communicator {
  public:
   std::vector<int> refusals;                    // before each call that goes through, in turn
   int aborts = 0, submissions = 0, blocks = 0;  // blocks: of memory, lent now
+  bool loses_a_rank = false;                    // in wait
 
   std::string_view name() const noexcept override { return "crowded"; }
   int rank() const noexcept override { return 0; }
@@ -174,6 +175,7 @@ class Crowded final : public comm::Communicator {
   }
   void wait(comm::Work work, double timeout_seconds) override {
     refuse();
+    if (loses_a_rank) fail(ErrorKind::RankLost, "rank 1 is gone");
     inner_->wait(work, timeout_seconds);
   }
   bool done(comm::Work work) override { return inner_->done(work); }
@@ -260,6 +262,50 @@ TEST_P(OnDevice, IsRefusedBeforeItHasBegunOrNotAtAll) {
   variable.read(value);
   EXPECT_EQ(value[2], 34);
   EXPECT_EQ(group.aborts, 0);
+}
+
+// Nor does what stands behind its first collective begin.
+TEST_P(OnDevice, WritesNoVariableBeforeItHasBegun) {
+  Crowded group;
+  device::Buffer variable(device, 12);
+  const float initial[] = {1, 1, 1}, input[] = {1, 2, 3};
+  float value[3] = {}, output[3] = {};
+  variable.write(initial);
+  Program program = training_step();
+  program.instructions.insert(program.instructions.begin() + 2, run("copy", {0}, {1}));
+  Executor executor(program, device, testing::remote_table(), {&group}, {variable.data()});
+  const void* inputs[] = {input};
+  void* outputs[] = {output};
+  group.refusals = {1};
+  EXPECT_THROW(executor.run(inputs, outputs), Error);
+  EXPECT_FALSE(executor.variables_touched());
+  EXPECT_EQ(group.aborts, 0);
+  variable.read(value);
+  EXPECT_EQ(value[2], 1);
+}
+
+// What a failed run has enqueued uses the caller's arrays and the variables.
+TEST_P(OnDevice, LeavesNothingUnderWayWhenAStepFails) {
+  Crowded group;
+  group.loses_a_rank = true;
+  device::Buffer variable(device, 12);
+  const float initial[] = {1, 1, 1}, input[] = {1, 2, 3};
+  float output[3] = {};
+  variable.write(initial);
+  Program program = training_step();
+  for (int i = 0; i < 20; ++i)
+    program.instructions.insert(program.instructions.begin() + 2, run("add", {0, 2}, {5}));
+  Executor executor(program, device, testing::remote_table(), {&group}, {variable.data()});
+  const void* inputs[] = {input};
+  void* outputs[] = {output};
+  try {
+    executor.run(inputs, outputs);
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::RankLost);
+  }
+  EXPECT_EQ(device.under_way(), 0u);
+  EXPECT_EQ(group.aborts, 1);
 }
 
 // output[1:4] = input[2:5] + variable[1:4], where only these parts are ever named.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "remote_device.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -126,14 +127,15 @@ void RemoteDevice::release(void* pointer) noexcept {
   device::cpu().release(to_real(pointer));
 }
 std::unique_ptr<device::Queue> RemoteDevice::make_queue() {
-  return std::make_unique<RemoteQueue>(asynchronous_, delay_);
+  return std::make_unique<RemoteQueue>(asynchronous_, delay_, under_way_);
 }
 std::unique_ptr<device::Event> RemoteDevice::make_event() {
   return std::make_unique<RemoteEvent>();
 }
 
-RemoteQueue::RemoteQueue(bool asynchronous, std::chrono::microseconds delay)
-    : asynchronous_(asynchronous), delay_(delay) {
+RemoteQueue::RemoteQueue(bool asynchronous, std::chrono::microseconds delay,
+                         std::atomic<std::size_t>& under_way)
+    : asynchronous_(asynchronous), delay_(delay), under_way_(under_way) {
   if (asynchronous_) thread_ = std::thread(&RemoteQueue::run_tasks, this);
 }
 
@@ -157,6 +159,7 @@ void RemoteQueue::run_tasks() {
     if (runs) run_task(task);
     lock.lock();
     tasks_.pop_front();
+    --under_way_;
     changed_.notify_all();
   }
 }
@@ -181,6 +184,7 @@ void RemoteQueue::put(Task task) {
   {
     const Lock lock(mutex_);
     tasks_.push_back(std::move(task));
+    ++under_way_;
   }
   changed_.notify_all();
 }
@@ -189,7 +193,9 @@ void RemoteQueue::enqueue(std::function<void()> work) { put({std::move(work), or
 
 bool RemoteQueue::is_followed() {
   Lock lock(mutex_);
-  return changed_.wait_for(lock, kSoon, [&] { return tasks_.size() > 1; });
+  return changed_.wait_for(lock, kSoon, [&] {
+    return std::any_of(tasks_.begin() + 1, tasks_.end(), [](const Task& t) { return !t.always; });
+  });
 }
 
 std::optional<device::QueueError> RemoteQueue::failure() {

@@ -41,6 +41,7 @@ class RemoteDevice final : public device::Device {
 
   bool asynchronous() const noexcept { return asynchronous_; }
   std::size_t live_allocations() const noexcept { return live_; }
+  std::size_t under_way() const noexcept { return under_way_; }  // in all queues
 
   // Only this device's kernels and copies may call these.
   static void* to_real(void* pointer) noexcept;
@@ -50,12 +51,13 @@ class RemoteDevice final : public device::Device {
   const Memory memory_;
   const bool asynchronous_;
   const std::chrono::microseconds delay_;
-  std::atomic<std::size_t> live_{0};
+  std::atomic<std::size_t> live_{0}, under_way_{0};
 };
 
 class RemoteQueue final : public device::Queue {
  public:
-  RemoteQueue(bool asynchronous, std::chrono::microseconds delay);
+  RemoteQueue(bool asynchronous, std::chrono::microseconds delay,
+              std::atomic<std::size_t>& under_way);
   ~RemoteQueue() override;
   bool asynchronous() const noexcept override { return asynchronous_; }
   void copy_from_host(void* destination, const void* source, std::size_t bytes) override;
@@ -68,7 +70,7 @@ class RemoteQueue final : public device::Queue {
 
   // What a kernel does. Not run where something before it has failed.
   void enqueue(std::function<void()> work);
-  // For work: whether something comes to be enqueued behind it soon.
+  // For work: whether other work comes to be enqueued behind it soon.
   bool is_followed();
 
  private:
@@ -84,6 +86,7 @@ class RemoteQueue final : public device::Queue {
 
   const bool asynchronous_;
   const std::chrono::microseconds delay_;
+  std::atomic<std::size_t>& under_way_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;  // the first is the one that runs
