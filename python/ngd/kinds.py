@@ -8,20 +8,14 @@ in the graph. What they share is here; src/cpp/comm/collective.hpp has the same 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
+Part: TypeAlias = Literal["nothing", "whole", "block", "blocks"]
+"""What stands in an array of one rank.
 
-class Part(Enum):
-    """What stands in an array of one rank."""
-
-    NOTHING = 0
-    WHOLE = 1
-    """The same number of elements on all ranks."""
-    BLOCK = 2
-    """The block of this rank."""
-    BLOCKS = 3
-    """A block of each rank, end to end along the first axis."""
+whole: the same number of elements on all ranks; block: that of this rank; blocks: one of each rank,
+end to end along the first axis. Strings, which are compared in every call: an Enum is slow there.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,35 +48,35 @@ class Kind:
     @property
     def in_place(self) -> bool:
         """Whether the result may lie over the operand: block by block they are of one size."""
-        return self.gives is self.gets and not self.told
+        return self.gives == self.gets and not self.told
 
     @property
     def equal_results(self) -> bool:
         """Whether all ranks get the same."""
         everybody = self.rooted != "gets" and not self.between_two
-        return everybody and self.gives is not Part.BLOCKS and self.gets is not Part.BLOCK
+        return everybody and self.gives != "blocks" and self.gets != "block"
 
     def rows(self, rows: int, ranks: int) -> int:
         """How many rows the result has, of an operand of so many; blocks are of one length."""
-        if self.gives is self.gets:
+        if self.gives == self.gets:
             return rows
-        return rows * ranks if self.gets is Part.BLOCKS else rows // ranks
+        return rows * ranks if self.gets == "blocks" else rows // ranks
 
 
 _ROWS = (
-    Kind("all_reduce", Part.WHOLE, Part.WHOLE, reduces=True),
-    Kind("reduce_scatter", Part.BLOCKS, Part.BLOCK, reduces=True),
-    Kind("all_gather", Part.BLOCK, Part.BLOCKS),
-    Kind("all_gather_v", Part.BLOCK, Part.BLOCKS, told="all_gather"),
-    Kind("broadcast", Part.WHOLE, Part.WHOLE, "gives"),
-    Kind("reduce", Part.WHOLE, Part.WHOLE, "gets", reduces=True, as_op="reduce_to"),
-    Kind("gather", Part.BLOCK, Part.BLOCKS, "gets", as_op="gather_to"),
-    Kind("scatter", Part.BLOCKS, Part.BLOCK, "gives"),
-    Kind("all_to_all", Part.BLOCKS, Part.BLOCKS),
-    Kind("all_to_all_v", Part.BLOCKS, Part.BLOCKS, told="all_to_all"),
-    Kind("send", Part.WHOLE, Part.NOTHING, between_two=True),
-    Kind("recv", Part.NOTHING, Part.WHOLE, between_two=True),
-    Kind("barrier", Part.NOTHING, Part.NOTHING),
+    Kind("all_reduce", "whole", "whole", reduces=True),
+    Kind("reduce_scatter", "blocks", "block", reduces=True),
+    Kind("all_gather", "block", "blocks"),
+    Kind("all_gather_v", "block", "blocks", told="all_gather"),
+    Kind("broadcast", "whole", "whole", "gives"),
+    Kind("reduce", "whole", "whole", "gets", reduces=True, as_op="reduce_to"),
+    Kind("gather", "block", "blocks", "gets", as_op="gather_to"),
+    Kind("scatter", "blocks", "block", "gives"),
+    Kind("all_to_all", "blocks", "blocks"),
+    Kind("all_to_all_v", "blocks", "blocks", told="all_to_all"),
+    Kind("send", "whole", "nothing", between_two=True),
+    Kind("recv", "nothing", "whole", between_two=True),
+    Kind("barrier", "nothing", "nothing"),
 )
 
 KINDS: Final = {kind.name: kind for kind in _ROWS}

@@ -18,7 +18,7 @@ from ..arrays import destination
 from ..dtype import as_dtype, lengths, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
 from ..ir import Array, Shape
-from ..kinds import KINDS, Kind, Part
+from ..kinds import KINDS, Kind
 from ..local import BoundToProcess
 from ..sites import call_site
 from . import reduction
@@ -494,20 +494,21 @@ class Group(BoundToProcess):
         if kind.reduces:
             reduction.check_op(op, where)
         given = operand(array, where)
-        if kind.gives is Part.BLOCK:
+        if kind.gives == "block":
             given = np.atleast_1d(given)
         along = 0 if axis is None else normal_axis(axis, given.shape, where)
         source = np.ascontiguousarray(np.moveaxis(given, along, 0)) if along else given
-        blocks = self.size if kind.gives is Part.BLOCKS else 1
-        if kind.gives is Part.BLOCKS:
-            block_rows(source.shape, self.size, where)
-        buffer: Array = np.empty(0, source.dtype)
-        finish: Callable[[], Any] = _nothing
+        blocks = 1
+        if kind.gives == "blocks":
+            blocks = self.size
+            block_rows(source.shape, blocks, where)
         if here or kind.rooted != "gets":
             rows = (kind.rows(len(source), self.size),) if source.ndim else ()
             buffer, finish = self._destination(out, source, rows, along, where)
             if along == 0:
                 self._check_apart(kind, source, buffer)
+        else:
+            buffer, finish = np.empty(0, source.dtype), _nothing
         return self._run(
             where,
             source,
@@ -594,9 +595,9 @@ class Group(BoundToProcess):
 
     def _check_apart(self, kind: Kind, source: Array, buffer: Array) -> None:
         """Refuse memory that is given and got, but where a block lies in its own place."""
-        if kind.gives is kind.gets:
+        if kind.gives == kind.gets:
             check_apart(source, buffer, kind.name)
-        elif kind.gets is Part.BLOCKS:
+        elif kind.gets == "blocks":
             rows = len(source)
             check_apart(source, buffer, kind.name, buffer[self.rank * rows :][:rows])
         else:

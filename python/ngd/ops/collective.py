@@ -26,7 +26,7 @@ import numpy as np
 from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, int64, is_float, whole
 from ..errors import DTypeError, GradientError, NotMemberError, ShapeError
 from ..ir import Array, DType, Node, Op, Operand, Sample, Type, register
-from ..kinds import KINDS, Kind, Part
+from ..kinds import KINDS, Kind
 from ..sites import call_site
 from .arithmetic import abs, floor, maximum, minimum
 from .cast import cast
@@ -101,7 +101,7 @@ class Collective(Op):
     def __init_subclass__(cls) -> None:
         cls.name = cls.kind.op
         cls.dtypes = NUMBERS if cls.kind.reduces else ALL
-        if cls.kind.gives is Part.NOTHING:
+        if cls.kind.gives == "nothing":
             cls.dtypes = ()
 
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from ..dtype import as_dtype, float32, float64, lengths, whole
 from ..errors import ShapeError
 from ..ir import Array, DType, Node, Operand, Sample, Shape, Type, register
-from ..kinds import KINDS, Kind, Part
+from ..kinds import KINDS, Kind
 from .cast import cast
 from .collective import (
     Alone,
@@ -74,7 +74,7 @@ def expect_rows(where: str, x: Type) -> None:
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
     """The type of the result, where all blocks have one length."""
     expect_rows(kind.op, x)
-    if kind.gives is Part.BLOCKS and x.shape[0] % size:
+    if kind.gives == "blocks" and x.shape[0] % size:
         raise ShapeError(f"{kind.op}: expected rows for {size} equal blocks; got {x}")
     return with_rows(x, kind.rows(x.shape[0], size))
 
