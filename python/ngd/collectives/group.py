@@ -17,7 +17,7 @@ from .. import _core
 from ..arrays import destination
 from ..dtype import as_dtype, lengths, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
-from ..ir import Array, Shape
+from ..ir import Array, DType, Shape
 from ..kinds import KINDS, Kind
 from ..local import BoundToProcess
 from ..sites import call_site
@@ -503,8 +503,10 @@ class Group(BoundToProcess):
             blocks = self.size
             block_rows(source.shape, blocks, where)
         if here or kind.rooted != "gets":
-            rows = (kind.rows(len(source), self.size),) if source.ndim else ()
-            buffer, finish = self._destination(out, source, rows, along, where)
+            shape = source.shape
+            if kind.gives != kind.gets:
+                shape = (kind.rows(len(source), self.size), *shape[1:])
+            buffer, finish = self._destination(out, source.dtype, shape, along, where)
             if along == 0:
                 self._check_apart(kind, source, buffer)
         else:
@@ -573,19 +575,18 @@ class Group(BoundToProcess):
         return plan.finish()
 
     def _destination(
-        self, out: Any, source: Array, rows: Shape, axis: int, where: str
+        self, out: Any, dtype: DType, shape: Shape, axis: int, where: str
     ) -> tuple[Array, Callable[[], Any]]:
-        """A buffer for so many rows like the source's, whose first axis is the caller's `axis`."""
-        shape = (*rows, *source.shape[1:])
+        """A buffer of that shape, whose first axis is the caller's `axis`."""
         if axis == 0:
-            buffer = destination(out, source.dtype, shape, where)
+            buffer = destination(out, dtype, shape, where)
             given = buffer if out is None else out
             return buffer, lambda: given
-        buffer = np.empty(shape, source.dtype)
+        buffer = np.empty(shape, dtype)
         turned = np.moveaxis(buffer, 0, axis)
         if out is None:
             return buffer, lambda: np.ascontiguousarray(turned)
-        final = destination(out, source.dtype, turned.shape, where)
+        final = destination(out, dtype, turned.shape, where)
 
         def put() -> Any:
             final[...] = turned
