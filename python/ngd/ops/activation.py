@@ -93,7 +93,8 @@ class Activation(Op):
     def samples(self) -> Iterable[Sample]:
         for attrs in self.attributes():
             for shape in UNARY_SHAPES:
-                yield Sample((Operand(shape, away_from_zero=self.kink_at_zero),), attrs)
+                operand = Operand(shape, *self.domains[0], away_from_zero=self.kink_at_zero)
+                yield Sample((operand,), attrs)
             for low, high in self.domains[1:]:
                 yield Sample((Operand((3, 4), low, high),), attrs)
 

@@ -39,9 +39,12 @@ bool travels_with_header(const Collective& collective, int size) {
       const Slice last = blocks[size - 1];
       return last.begin + last.count <= kInlineBytes / width;
     }
-    default:
-      return true;
+    case Kind::Send:
+    case Kind::Receive:
+    case Kind::Barrier:
+      break;
   }
+  return true;
 }
 
 void finish_small(const Collective& collective, int rank, int size,
@@ -78,7 +81,9 @@ void finish_small(const Collective& collective, int rank, int size,
              collective.destination, part.count, divisor_of(collective.op, size));
       return;
     }
-    default:
+    case Kind::Send:
+    case Kind::Receive:
+    case Kind::Barrier:
       return;
   }
 }

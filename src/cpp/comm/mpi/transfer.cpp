@@ -115,9 +115,17 @@ std::unique_ptr<Transfer> make_transfer(const Channel& channel, int tag,
       return make_flat_reduction(channel, tag, collective);
     case Kind::Broadcast:
       return make_chain_broadcast(channel, tag, collective);
-    default:
+    case Kind::AllGather:
+    case Kind::Gather:
+    case Kind::Scatter:
+    case Kind::AllToAll:
       return make_block_exchange(channel, tag, collective);
+    case Kind::Send:
+    case Kind::Receive:
+    case Kind::Barrier:
+      break;  // no data that outgrow a header, or no collective (pairs.hpp)
   }
+  fail(ErrorKind::Internal, describe(collective), ": no transfer of this kind");
 }
 
 std::size_t reduce_window(DType dtype, int owners) {
