@@ -150,12 +150,11 @@ def test_a_mask_is_refused_wherever_an_array_goes_in(device: str) -> None:
         lambda: ngd.constant(MASKED),
         lambda: ops.add(x, MASKED),
         lambda: ops.maximum([1.0, np.ma.masked], x),
+        lambda: step(np.ones(2, np.float32), out=[MASKED.copy()]),
     ]
     for call in calls:
         with pytest.raises(TypeError, match=r"expected an array without a mask: its filled\(\)"):
             call()
-    with pytest.raises(ShapeError, match=r"out\[0\]"):
-        step(np.ones(2, np.float32), out=[MASKED.copy()])
     np.testing.assert_array_equal(step(MASKED.filled(5))[0], [1, 5])
     np.testing.assert_array_equal(step(np.ones(2, np.float32).view(np.ndarray))[0], [1, 1])
 
