@@ -54,6 +54,8 @@ def _from_dlpack(array: Any, where: str) -> Array:
 
 def destination(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out") -> Array:
     """What `out` is to NumPy, where it fits; a fresh array where it is None."""
+    if type(out) is np.ndarray and out.shape == shape and out.dtype == dtype and out.flags.carray:
+        return out
     if out is None:
         return np.empty(shape, dtype)
     if not isinstance(out, np.ndarray) and not hasattr(out, "__dlpack__"):
