@@ -36,10 +36,9 @@ def convert(value: Any, wanted: Type, where: str) -> Array:
         raise TypeError(f"{where}: expected an array {wanted}; got {value!r}")
     try:
         array = view(value, where)
-    except ValueError:
-        raise ShapeError(
-            f"{where}: expected shape {wanted.shape}; got lists of different lengths"
-        ) from None
+    except ValueError as error:
+        got = "lists of different lengths" if isinstance(value, (list, tuple)) else error
+        raise ShapeError(f"{where}: expected shape {wanted.shape}; got {got}") from None
     if array.dtype == object:
         got = "Python's objects" if isinstance(value, np.ndarray) else type(value).__name__
         raise TypeError(f"{where}: expected an array {wanted}; got {got}")

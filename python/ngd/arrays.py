@@ -40,6 +40,8 @@ def has_mask(value: Any) -> bool:
 def _from_dlpack(array: Any, where: str) -> Array:
     """NumPy has no bfloat16 of its own and refuses it: as integers it gets through."""
     try:
+        if getattr(array, "is_neg", bool)():  # PyTorch would export what is stored
+            raise BufferError("its negative bit is set; resolve_neg() gives one without")
         if str(getattr(array, "dtype", "")) == "torch.bfloat16":
             return np.from_dlpack(array.view(sys.modules["torch"].int16)).view(bfloat16)
         return np.from_dlpack(array)

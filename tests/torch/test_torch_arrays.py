@@ -21,7 +21,7 @@ def test_a_step_takes_tensors_and_writes_into_tensors(dtype: str, device: str) -
     (fresh,) = step(given)
     np.testing.assert_array_equal(fresh.astype(float), (2 * given).double().numpy())
     result = torch.zeros(2, 3, dtype=kind)
-    step(given, out=[result])
+    assert step(given, out=[result])[0] is result
     assert torch.equal(result, 2 * given)
     turned = torch.arange(6).reshape(3, 2).to(kind).T
     np.testing.assert_array_equal(step(turned)[0].astype(float), (2 * turned).double().numpy())
@@ -35,6 +35,25 @@ def test_variables_and_constants_take_tensors() -> None:
     x = ngd.placeholder("x", (2,), "bfloat16")
     (total,) = ngd.compile([x], [x + w + ngd.constant(half)])(half)
     np.testing.assert_array_equal(total.astype(float), [5.0, 9.0])
+
+
+def test_what_a_tensor_does_not_store_is_refused() -> None:
+    """The imaginary part of a conjugate is a view whose sign is a bit beside it."""
+    negative = torch.tensor([1 + 2j, 3 + 4j]).conj().imag
+    assert negative.tolist() == [-2, -4]
+    x = ngd.placeholder("x", (2,))
+    step = ngd.compile([x], [x * 2])
+    ones = np.ones(2, np.float32)
+    for call in (
+        lambda: step(negative),
+        lambda: step(ones, out=[negative]),
+        lambda: ngd.variable("v", negative),
+        lambda: ngd.all_reduce(negative, op="sum"),
+        lambda: ngd.all_reduce(ones, op="sum", out=negative),
+    ):
+        with pytest.raises(TypeError, match=r"negative bit.*resolve_neg"):
+            call()
+    np.testing.assert_array_equal(step(negative.resolve_neg())[0], [-4, -8])
 
 
 def test_what_needs_a_gradient_is_refused_with_pytorchs_words() -> None:

@@ -100,14 +100,12 @@ class CpuExecutable(CompiledStep):
         communicators = [g.communicator for g in opened(self.ordering.groups)]
         self.native = _core.Executable(DEVICE, lowered.program, communicators, buffers)
 
-    def __call__(
-        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
-    ) -> list[Array]:
+    def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
         """Run once."""
         inputs = self.prepare(arrays, named)
         outputs = self.results(out, inputs)
         self.hold.run(self.native, inputs, outputs)
-        return outputs
+        return outputs if out is None else list(out)
 
     def memory(self) -> dict[str, int]:
         """Bytes: variables; the arenas private and shared; unshared, what they would be apart."""

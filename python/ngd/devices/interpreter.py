@@ -115,15 +115,13 @@ class InterpreterExecutable(CompiledStep):
             assert isinstance(storage, HostStorage)
             self.storages[variable] = storage
 
-    def __call__(
-        self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
-    ) -> list[Array]:
+    def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
         """Run once."""
         inputs = self.prepare(arrays, named)
         outputs = self.results(out, inputs)
         self.variables_touched = False
         self.hold.run(self, inputs, outputs)
-        return outputs
+        return outputs if out is None else list(out)
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Run once, while the variables are held."""

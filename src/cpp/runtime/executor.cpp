@@ -434,7 +434,8 @@ void Executor::submit(Step& step) {
 }
 
 void Executor::finish(Step& step) {
-  if (asynchronous_) submit_started(&step);
+  // All that was started: a peer may need what stands behind this step first.
+  if (asynchronous_ && !started_.empty()) submit_started(started_.back());
   step.communicator->finish(step.work, timeout_seconds_);
   if (step.staged) {
     if (step.zeros > 0) std::memset(step.destination.data(), 0, step.zeros);

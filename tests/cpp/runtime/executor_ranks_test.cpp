@@ -106,6 +106,57 @@ TEST_P(RanksOnDevices, SumWhatIsThere) {
     }));
 }
 
+// Rank 0 sends 2 x while it waits for an answer: x more than that, and gives the answer plus x.
+Program ask_and_answer(int rank) {
+  constexpr std::size_t kPlace = (kCount * sizeof(float) + 63) / 64 * 64;
+  const TensorType token{DType::F32, {}};
+  Program program;
+  program.values = {{kLong, Lane::Input, 0},        {kLong, Lane::Private, 0},
+                    {kLong, Lane::Private, kPlace}, {token, Lane::Private, 2 * kPlace},
+                    {kLong, Lane::Output, 0},       {token, Lane::Private, 2 * kPlace + 64}};
+  program.inputs = program.outputs = 1;
+  program.private_bytes = 2 * kPlace + 128;
+  const auto message = [&](Action action, const char* op, std::vector<int> inputs,
+                           std::vector<int> outputs, int start) {
+    Instruction each{action,       op, std::move(inputs), std::move(outputs), {}, start, 0,
+                     "model.py:9", {}};
+    each.attrs.set("root", std::int64_t{1 - rank});
+    each.attrs.set("tag", std::int64_t{0});
+    each.attrs.set("count", kCount);
+    return each;
+  };
+  const Instruction receive = message(Action::Start, "recv", {5}, {1}, -1);
+  if (rank == 0)
+    program.instructions = {receive,
+                            run("add", {0, 0}, {2}),
+                            message(Action::Start, "send", {2}, {3}, -1),
+                            message(Action::Wait, "recv", {}, {1}, 0),
+                            run("add", {0, 1}, {4}),
+                            message(Action::Wait, "send", {}, {3}, 2)};
+  else
+    program.instructions = {receive,
+                            message(Action::Wait, "recv", {}, {1}, 0),
+                            run("add", {0, 1}, {2}),
+                            message(Action::Start, "send", {2}, {3}, -1),
+                            run("copy", {1}, {4}),
+                            message(Action::Wait, "send", {}, {3}, 3)};
+  program.groups = {{"messages", 0}};
+  return program;
+}
+
+TEST_P(RanksOnDevices, SendWhatAPeerNeedsBeforeItAnswers) {
+  expect_success(comm::run_ranks(2, [&](comm::Communicator& group) {
+    testing::RemoteDevice device = GetParam().make();
+    Executor executor(ask_and_answer(group.rank()), device, testing::remote_table(), {&group}, {});
+    const std::vector<float> ones(kCount, 1);
+    std::vector<float> output(kCount);
+    const void* inputs[] = {ones.data()};
+    void* outputs[] = {output.data()};
+    executor.run(inputs, outputs);
+    EXPECT_EQ(output, std::vector<float>(kCount, group.rank() == 0 ? 4.0f : 2.0f));
+  }));
+}
+
 // The peers do not sum what a failed kernel has left: they are told of the failure.
 TEST_P(RanksOnDevices, AreToldOfAKernelThatFailsBeforeACollective) {
   for (const int place : {1, 3}) {  // before the first collective, and before the second

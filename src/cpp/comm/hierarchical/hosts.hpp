@@ -101,7 +101,7 @@ auto with_world_ranks(const Roster& roster, Call&& call) {
     return call();
   } catch (const Error& error) {
     std::vector<int> ranks = error.ranks();
-    for (int& rank : ranks) rank = roster.here[static_cast<std::size_t>(rank)];
+    for (int& rank : ranks) rank = roster.here.at(static_cast<std::size_t>(rank));
     throw Error(error.kind(), renumbered(error.what(), roster), std::move(ranks));
   }
 }

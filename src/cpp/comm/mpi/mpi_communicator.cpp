@@ -560,7 +560,8 @@ void MpiCommunicator::close_failed(ErrorKind kind, std::string_view message,
   mark_failed();
   marked_failed_ = true;
   try {
-    failure_ = {ranks.empty() ? worlds_of({rank()}) : ranks, std::string(message)};
+    failure_.text = message;  // first: memory may be short
+    failure_.ranks = ranks.empty() ? worlds_of({rank()}) : ranks;
     Header header;
     header.topic = Topic::Failed;
     header.error = kind;
