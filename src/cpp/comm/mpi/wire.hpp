@@ -78,7 +78,8 @@ struct LastWords {
   static LastWords of(const Message& message) {
     const auto* data = reinterpret_cast<const char*>(message.payload.data());
     const std::size_t bytes = message.header.count * sizeof(int);
-    check(message.header.count <= kMaxRanks && bytes <= message.payload.size(), "last words of ", message.payload.size(), " bytes");
+    check(message.header.count <= kMaxRanks && bytes <= message.payload.size(), "last words of ",
+          message.payload.size(), " bytes");
     LastWords words{std::vector<int>(message.header.count), {}};
     if (bytes != 0) std::memcpy(words.ranks.data(), data, bytes);
     if (message.payload.size() > bytes)
