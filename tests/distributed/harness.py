@@ -122,6 +122,7 @@ class Job:
         self.shm_before = set(os.listdir("/dev/shm"))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.launcher: subprocess.Popen[bytes] | None = None
+        self.answers = True  # for what it leaves
         self.env = {k: v for k, v in os.environ.items() if not LAUNCHED.fullmatch(k)}
         self.env |= {
             MARKER: self.marker,
@@ -172,6 +173,13 @@ class Job:
         """Signal a rank, and leave the dead one a zombie."""
         os.kill(self.processes[rank].pid, number)
 
+    def abandon(self) -> None:
+        """Kill the launcher. Its ranks may go on, as those of mpirun do: `with` ends them."""
+        assert self.launcher is not None
+        self.launcher.kill()
+        self.launcher.wait()
+        self.answers = False
+
     def wait(self, seconds: float, ranks: Sequence[int] | None = None) -> list[Outcome]:
         """Wait until ranks (all of them) have ended, and only then reap. Fail at the deadline."""
         limit = time.monotonic() + seconds
@@ -219,24 +227,30 @@ class Job:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         started = [*self.processes.values(), *([self.launcher] if self.launcher else [])]
-        killed = [p for p in started if p.poll() is None]
-        for process in killed:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        # Only a job that ended by itself answers for what it leaves.
-        grace = time.monotonic() + 3
-        while (left := marked_processes(self.marker)) and not killed and time.monotonic() < grace:
-            time.sleep(0.02)
+        for process in started:
+            if process.poll() is None:
+                self.answers = False  # only a job that ended by itself does
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        left = self._left(3 if self.answers else 0)
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._left(10)  # a killed one may still be writing into the folder
         new = set(os.listdir("/dev/shm")) - self.shm_before
         shm = {file for file in new if not OPEN_MPI_OWN.match(file)}
         shutil.rmtree(self.folder, ignore_errors=True)
-        if kind is None and not killed:
+        if kind is None and self.answers:
             assert not left, f"processes were left: {left}"
             assert not shm, f"files were left in /dev/shm: {shm}"
+
+    def _left(self, seconds: float) -> list[int]:
+        """The processes of the job that are there still after so many seconds."""
+        limit = time.monotonic() + seconds
+        while (left := marked_processes(self.marker)) and time.monotonic() < limit:
+            time.sleep(0.02)
+        return left
 
 
 def plain_environment(rank: int, ranks: int) -> dict[str, str]:

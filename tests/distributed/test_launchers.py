@@ -142,7 +142,7 @@ def test_a_killed_mpirun_leaves_nothing_that_another_stumbles_over() -> None:
         name = f"ompi.{job.launcher.pid}"
         job.wait_for(0, "up")
         assert (job.folder / name).exists()
-        job.launcher.kill()
+        job.abandon()
     assert not (Path(tempfile.gettempdir()) / name).exists()
     assert not job.folder.exists()
 
