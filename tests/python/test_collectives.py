@@ -300,7 +300,7 @@ def test_every_collective_op_has_a_row() -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_the_core_has_the_same_rows(kind: Kind) -> None:
-    """By what it gives and gets in a group of one; whoever reduces, has a root or has blocks."""
+    """A kind takes op=, root= or counts as its row says; a group of one runs it."""
     group = alone().communicator
     x = np.arange(3.0)
 

@@ -7,10 +7,10 @@
 // true.
 //
 // What is enqueued in a queue runs in the order in which it was enqueued. An asynchronous queue
-// runs it later than the call that enqueues it: whoever needs to know that it has run waits, with
-// synchronize() or with an event. Host memory and device memory that it uses belong to the queue
-// until then. Any other queue runs it in that call, in the calling thread; the CPU's is such a one,
-// and its waits are nothing.
+// runs it after the call has returned. To know that it has run, call synchronize() or wait for an
+// event. The queue owns the host memory and the device memory that it uses until then. A
+// synchronous queue, as the CPU's, runs it inside the call, in the calling thread; a wait then does
+// nothing.
 //
 // Work may fail when it runs: a kernel finds an index out of range. In an asynchronous queue, what
 // waits for it then throws a QueueError that names the origin of that work. What stands behind it

@@ -41,7 +41,6 @@ struct Executor::Step {
   bool staged = false;                 // the operands are copied to the host and back
   device::Buffer source, destination;  // there
   std::unique_ptr<device::Event> there, copied;  // the operand; where the queue is asynchronous
-  bool submitted = false;
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<Patch> patches;
@@ -406,24 +405,21 @@ void Executor::start(Step& step) {
     transfers_->copy_to_host(step.source.data(), step.inputs[0], step.source.bytes());
     transfers_->record(*step.copied);
   }
-  step.submitted = false;
   started_.push_back(&step);
-  submit_started(has_begun_ ? nullptr : &step);
+  submit_started(!has_begun_);
 }
 
-// Submits, in the order of the program, all up to the one that is needed now, and what is there of
-// those behind it.
-void Executor::submit_started(const Step* needed) {
+// Submits what was started, in the order of the program: all, or only until one is not there yet.
+void Executor::submit_started(bool all) {
   for (; submitted_ < started_.size(); ++submitted_) {
     Step& step = *started_[submitted_];
     const auto is_there = [&] {
       return step.there->done() && (!step.staged || step.copied->done());
     };
-    if ((needed == nullptr || needed->submitted) && !is_there()) return;
+    if (!all && !is_there()) return;
     step.there->wait();
     if (step.staged) step.copied->wait();
     submit(step);
-    step.submitted = true;
   }
 }
 
@@ -435,7 +431,7 @@ void Executor::submit(Step& step) {
 
 void Executor::finish(Step& step) {
   // All that was started: a peer may need what stands behind this step first.
-  if (asynchronous_ && !started_.empty()) submit_started(started_.back());
+  if (asynchronous_) submit_started(true);
   step.communicator->finish(step.work, timeout_seconds_);
   if (step.staged) {
     if (step.zeros > 0) std::memset(step.destination.data(), 0, step.zeros);

@@ -4,8 +4,8 @@
 // An executor has one queue, in which all its kernels run. On a device whose queues are
 // asynchronous a call only enqueues, and waits where the host needs to know a value: before a
 // collective is submitted, for the predicate of a choice, where values are checked, and at its end.
-// So all that fails in a call is thrown by this call, and whoever holds variables until it returns
-// holds them for long enough.
+// So a call throws whatever fails in it, and its caller needs to hold the variables only until it
+// returns.
 #pragma once
 
 #include <atomic>
@@ -81,7 +81,7 @@ class Executor {
   void execute_checked(Step& step);
   Faults look_at(const TensorType& type, const void* data);
   void start(Step& step);
-  void submit_started(const Step* needed);
+  void submit_started(bool all);
   void submit(Step& step);
   void finish(Step& step);
 

@@ -27,7 +27,7 @@ struct Message {
   ErrorKind error_kind = ErrorKind::Init;
   std::uint64_t start_time = 0;
   cpu_set_t cores;  // where the rank may run
-  RankSet ranks;    // who is missing; whom a failure speaks of
+  RankSet ranks;    // the missing ranks, or those that a failure is about
   char text[2048];  // boot id; what went wrong
 
   void set_text(std::string_view value) noexcept;
