@@ -177,7 +177,46 @@ bool dies_at(const std::string& key, int victim, int step) {
   return died;
 }
 
+// What becomes of ranks that wait for `victim`, which fails, and dies at that step of saying so.
+bool dies_failing_at(const std::string& key, int victim, int step) {
+  std::vector<Child> children;
+  for (int rank = 0; rank < kRanks; ++rank)
+    children.emplace_back([=] {
+      const auto world = make_shm_communicator(key, rank, kRanks, kDeadline);
+      float value = 1;
+      const Collective call = all_reduce(ReduceOp::Sum, DType::F32, &value, &value, 1);
+      world->wait(world->submit(call), kDeadline);
+      if (rank == victim) {
+        step_of_death = step;
+        step_hook = die_in_time;
+        world->abort("broken");
+      } else {
+        world->wait(world->submit(call), kDeadline);
+      }
+    });
+  const bool died = children[static_cast<std::size_t>(victim)].outcome().message == "dead";
+  const auto start = Clock::now();
+  const std::string name = "rank " + std::to_string(victim);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == victim) continue;
+    const Outcome outcome = children[static_cast<std::size_t>(rank)].outcome();
+    const bool told = outcome.kind == ErrorKind::RemoteRank &&
+                      outcome.message.find("broken") != std::string::npos;
+    EXPECT_TRUE(told || (died && outcome.kind == ErrorKind::RankLost)) << outcome.message;
+    EXPECT_NE(outcome.message.find(name), std::string::npos) << outcome.message;
+  }
+  EXPECT_LT(seconds_since(start), 1) << name << " at step " << step;
+  return died;
+}
+
 class DeathAtEachStep : public testing::TestWithParam<int> {};
+
+TEST_P(DeathAtEachStep, OfAFailureIsNoticedByTheOthers) {
+  const std::string key = new_key();
+  int step = 1;
+  while (dies_failing_at(key, GetParam(), step) && !HasFailure()) ++step;
+  EXPECT_GT(step, 2) << "a failure has lost its steps";
+}
 
 // A prime stride visits other steps with each victim; NGD_EVERY_STEP=1 visits all.
 TEST_P(DeathAtEachStep, IsNoticedByTheOthers) {
