@@ -79,6 +79,45 @@ def test_activations_go_into_the_kernel_of_a_product(post: str, bias: bool) -> N
 
 
 @needs_onednn
+@pytest.mark.parametrize(
+    ("build", "posts"),
+    [
+        (lambda a, b, c, d: d + a @ b, '("add")'),
+        (lambda a, b, c, d: a @ b + c + d, '("add")'),
+        (lambda a, b, c, d: ops.relu(a @ b + c + d), '("add","relu")'),
+        (lambda a, b, c, d: ops.silu(d + (a @ b + c)), '("add","silu")'),
+        (lambda a, b, c, d: ops.gelu(a @ b) + d, '("gelu","add")'),
+    ],
+)
+def test_a_residual_sum_goes_into_the_kernel_of_a_product(
+    build: Callable[..., Node], posts: str
+) -> None:
+    given = made((7, 5), (5, 33), (33,), (7, 33))
+    (only,) = kernels(given, [build(*given)])
+    assert f"post={posts}" in only
+
+
+@needs_onednn
+def test_residual_sums_of_rows_of_batches_and_of_products() -> None:
+    x, w, y = made((2, 3, 4), (4, 4), (2, 3, 4))
+    trained = ops.sum(ops.square(y + x @ w))
+    names = kernels([x, w, y], [trained, *ngd.grad(trained, [x, w, y])])
+    assert str(names).count('post=("add")') == 1
+    a, b = made((5, 4), (4, 4))
+    names = kernels([a, b], [a @ b + (a * 2) @ b])  # the second takes the first
+    assert str(names).count("matmul(") == 2
+    assert str(names).count('post=("add")') == 1
+    names = kernels([a, b], [(a @ b + a) + ops.exp(a)])  # one is all
+    assert str(names).count('post=("add")') == 1
+
+
+def test_what_is_no_residual_stays_apart() -> None:
+    a, b, row, wide = made((5, 4), (4, 4), (1, 4), (3, 5, 4))
+    for result in (a @ b + wide, a @ b + row * 2, a @ b + ops.broadcast_to(row, (5, 4))):
+        assert '"add"' not in str(kernels([a, b, row, wide], [result]))
+
+
+@needs_onednn
 def test_an_activation_behind_rows_of_a_batch_goes_into_the_kernel() -> None:
     x, w = made((2, 3, 4), (4, 5))
     product, total = kernels([x, w], [ops.sum(ops.gelu(x @ w))])
@@ -156,16 +195,22 @@ def test_a_convolution_with_bias_and_posts_means_what_they_mean_apart(
         npt.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("posts", [("relu",), ("gelu", "relu"), ("silu", "gelu_tanh")])
-def test_a_product_with_post_operations_means_what_they_mean_apart(posts: tuple[str, ...]) -> None:
-    a, b = made((4, 3), (3, 5), dtype="float64")
-    apart = a @ b
+@pytest.mark.parametrize(
+    "posts", [("relu",), ("gelu", "relu"), ("silu", "gelu_tanh"), ("add",), ("gelu", "add", "relu")]
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_with_post_operations_means_what_they_mean_apart(
+    posts: tuple[str, ...], bias: bool
+) -> None:
+    a, b, c, d = made((4, 3), (3, 5), (5,), (4, 5), dtype="float64")
+    apart = a @ b + c if bias else a @ b
     for name in posts:
-        apart = (POSTS | {"relu": ops.relu})[name](apart)
-    fused = ops.matmul.node((a, b), {"transpose_a": False, "transpose_b": False, "post": posts})
-    outputs = [[y, *ngd.grad(ops.sum(y * y), [a, b])] for y in (apart, fused)]
-    arrays = [RNG.uniform(-1, 1, x.shape) for x in (a, b)]
-    wanted, found = (ngd.compile([a, b], y, device="INTERPRETER")(*arrays) for y in outputs)
+        apart = (POSTS | {"relu": ops.relu, "add": lambda x: x + d})[name](apart)
+    inputs = [a, b, *([c] if bias else []), *([d] if "add" in posts else [])]
+    fused = ops.matmul.node(inputs, {"transpose_a": False, "transpose_b": False, "post": posts})
+    outputs = [[y, *ngd.grad(ops.sum(y * y), inputs)] for y in (apart, fused)]
+    arrays = [RNG.uniform(-1, 1, x.shape) for x in inputs]
+    wanted, found = (ngd.compile(inputs, y, device="INTERPRETER")(*arrays) for y in outputs)
     for got, want in zip(found, wanted, strict=True):
         npt.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
 

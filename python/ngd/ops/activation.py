@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..dtype import FLOATS
-from ..ir import Array, Node, Op, Operand, Sample, Type, register
+from ..dtype import FLOATS, Type
+from ..ir import Array, Node, Op, Operand, Sample, register
 from .arithmetic import abs, maximum, minimum, square
 from .cast import cast
 from .compare import logical_and, where
@@ -209,25 +209,44 @@ POSTS: Final[Mapping[str, tuple[Op, Mapping[str, Any]]]] = {
 """What a heavy op may apply to its result, by the name that its kernel knows: op and attributes."""
 
 
-def dy_before(node: Node, dy: Node) -> Node:
-    """The adjoint of a heavy op's result before its `post`, which is computed again."""
+ADDED: Final = "add"
+"""Among what a heavy op applies: its last operand, of the result's type, is added."""
+
+
+def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence[Any], Any]:
+    """A heavy op's own operands, and what it adds behind, or None."""
+    return (operands[:-1], operands[-1]) if ADDED in posts else (operands, None)
+
+
+def dy_before(node: Node, dy: Node) -> tuple[Node, list[Node]]:
+    """The adjoint of a heavy op's result before its `post`, and that of what is added, if any.
+
+    What stands between is computed again.
+    """
     posts: tuple[str, ...] = node.attrs.get("post", ())
-    values = [node.op.node(node.inputs, {**node.attrs, "post": ()})] if posts else []
+    if not posts:
+        return dy, []
+    inputs, added = split_added(node.inputs, posts)
+    values = [node.op.node(inputs, {**node.attrs, "post": ()})]
     for name in posts:
-        op, attrs = POSTS[name]
-        values.append(op.node((values[-1],), attrs))
-    for value in values[:0:-1]:
+        op, attrs = POSTS.get(name, (None, {}))
+        values.append(op.node((values[-1],), attrs) if op else values[-1] + added)
+    of_added: list[Node] = []
+    for name, value in zip(posts[::-1], values[:0:-1], strict=True):
+        if name == ADDED:
+            of_added = [dy]
+            continue
         (slope,) = value.op.grad(value, dy)
         assert slope is not None
         dy = slope
-    return dy
+    return dy, of_added
 
 
-def reference_behind(x: Array, posts: Sequence[str]) -> Array:
+def reference_behind(x: Array, posts: Sequence[str], added: Array | None = None) -> Array:
     """What these make of a value in turn."""
     for name in posts:
-        op, attrs = POSTS[name]
-        x = np.asarray(op.reference(x, **attrs))
+        op, attrs = POSTS.get(name, (None, {}))
+        x = np.asarray(op.reference(x, **attrs) if op else x + added)
     return x
 
 

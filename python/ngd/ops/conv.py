@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ..cost import Cost
-from ..dtype import FLOATS
+from ..dtype import FLOATS, Shape, Type
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, public, register
+from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .activation import POSTS, dy_before, reference_behind
 from .elementwise import align
 from .operands import Value, expect_dtype, got, narrow, widen
@@ -173,7 +173,7 @@ class Conv(Linear):
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         x, w, *bias = node.inputs
-        dy = dy_before(node, dy)
+        dy, _ = dy_before(node, dy)
         return (
             conv_data_grad(dy, w, x, node.attrs),
             conv_weight_grad(x, dy, w, node.attrs),

@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from ..cost import Cost
-from ..dtype import FLOATS, NUMBERS, is_float
+from ..dtype import FLOATS, NUMBERS, Shape, Type, is_float
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, register
-from .activation import POSTS, dy_before, reference_behind
+from ..ir import Array, Node, Op, Operand, Sample, register
+from .activation import ADDED, POSTS, dy_before, reference_behind, split_added
 from .elementwise import align
 from .operands import Value, broadcast_shapes, expect_dtype, got, narrow, widen
 from .shape import reshape, transpose
@@ -36,13 +36,13 @@ class MatMul(Op):
 
     A node has operands of two axes or more. Attrs: transpose_a, transpose_b read the last two axes
     of that operand in reverse. Passes may add a third operand, a bias of the result's last axis,
-    and post, a tuple of what is applied in the end (`posts`, to floats). Two-byte floats are
-    accumulated in float32 and rounded once.
+    and post, a tuple of what is applied in the end (`posts`, to floats), of which "add" adds one
+    more operand. Two-byte floats are accumulated in float32 and rounded once.
     """
 
     name = "matmul"
     dtypes = NUMBERS
-    posts = tuple(POSTS)
+    posts = (*POSTS, ADDED)
 
     def __call__(self, a: Value, b: Value) -> Node:
         a, b = align(self.name, a, b)
@@ -83,16 +83,21 @@ class MatMul(Op):
                 f"matmul: expected the last axis of a to equal the second to last of b; "
                 f"got {got(*inputs)}{read}"
             )
-        if len(inputs) > 2 and inputs[2].shape != b[-1:]:
-            raise ShapeError(f"matmul: expected a bias of shape {b[-1:]}; got {inputs[2]}")
         if post and not (is_float(dtype) and set(post) <= set(self.posts)):
             raise ValueError(f"matmul: expected post among {self.posts}, of floats; got {post}")
-        return Type(dtype, (*broadcast_shapes(self.name, a[:-2], b[:-2]), a[-2], b[-1]))
+        result = Type(dtype, (*broadcast_shapes(self.name, a[:-2], b[:-2]), a[-2], b[-1]))
+        (_, _, *bias), added = split_added(inputs, post)
+        if bias and bias[0].shape != b[-1:]:
+            raise ShapeError(f"matmul: expected a bias of shape {b[-1:]}; got {bias[0]}")
+        if added not in (None, result):
+            raise ShapeError(f"matmul: expected {result} to add to the product; got {added}")
+        return result
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
         """A multiplication and an addition for each term; bias and `post` one an element."""
         depth = _read(operands[0].shape, attrs["transpose_a"])[-1]
-        behind = len(operands) - 2 + len(attrs.get("post", ()))
+        own, _ = split_added(operands, attrs.get("post", ()))
+        behind = len(own) - 2 + len(attrs.get("post", ()))
         return Cost.touching(results[0].count * (2 * depth + behind), (*operands, *results))
 
     def simplify(self, node: Node) -> Node | None:
@@ -110,9 +115,9 @@ class MatMul(Op):
         return self.node((*node.inputs, bias), node.attrs)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        a, b, *bias = node.inputs
+        (a, b, *bias), _ = split_added(node.inputs, node.attrs.get("post", ()))
         ta, tb = node.attrs["transpose_a"], node.attrs["transpose_b"]
-        dy = dy_before(node, dy)
+        dy, of_added = dy_before(node, dy)
 
         def product(x: Node, y: Node, transpose_x: bool, transpose_y: bool) -> Node:
             return self.node((x, y), {"transpose_a": transpose_x, "transpose_b": transpose_y})
@@ -120,7 +125,7 @@ class MatMul(Op):
         # With A and B as they are read, dA = dy Bᵀ and dB = Aᵀ dy; each is made in its own layout.
         da = product(b, dy, tb, True) if ta else product(dy, b, False, not tb)
         db = product(dy, a, True, ta) if tb else product(a, dy, not ta, False)
-        return (da, db, *(dy for _ in bias))
+        return (da, db, *(dy for _ in bias), *of_added)
 
     def reference(
         self,
@@ -129,13 +134,13 @@ class MatMul(Op):
         transpose_b: bool = False,
         post: tuple[str, ...] = (),
     ) -> Array:
-        a, b, *bias = map(widen, inputs)
+        (a, b, *bias), added = split_added([widen(x) for x in inputs], post)
         result = np.matmul(
             a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b
         )
         for addend in bias:
             result = result + addend
-        return narrow(reference_behind(result, post), inputs[0].dtype)
+        return narrow(reference_behind(result, post, added), inputs[0].dtype)
 
     def samples(self) -> Iterable[Sample]:
         for ta in (False, True):

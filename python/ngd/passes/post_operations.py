@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What follows a heavy op, into its kernel: a bias, then post-operations.
+"""What follows a heavy op, into its kernel: a bias, then post-operations, such as a residual sum.
 
 relu(a @ b + bias) becomes one product. Which post-operations a kernel takes, its op's block says
 (`posts`); in two bytes the separate ops would round each, so they stay apart. A post-operation
@@ -17,6 +17,8 @@ from typing import Final
 
 from ..dtype import float32, float64
 from ..ir import REGISTRY, Graph, Node
+from ..ops.activation import ADDED
+from ..ops.shape import reshape
 from .patterns import Match, Pattern, Rule, apply_rules
 from .simplify import simplify
 from .target import Target
@@ -43,25 +45,52 @@ def post_of(behind: Node) -> str:
     return behind.op.lower(**behind.attrs)[0]
 
 
+def takes_residual(match: Match) -> bool:
+    """Whether the heavy op's kernel can add what the op behind adds, once.
+
+    A broadcast it would have to be given in full; elementwise kernels read that by strides.
+    """
+    heavy, residual = match["heavy"], match["residual"]
+    free = ADDED in heavy.op.posts and ADDED not in heavy.attrs.get("post", ())
+    whole = residual.type == match["behind"].type and not residual.op.broadcasts
+    return free and whole and same_type(match)
+
+
+def with_residual(match: Match) -> Node:
+    """The heavy op with what it adds."""
+    heavy = match["heavy"]
+    return with_behind(match, ADDED, (reshape(match["residual"], heavy.shape),))
+
+
 def takes_post(match: Match) -> bool:
     """Whether the heavy op's kernel can apply the op behind."""
-    return same_type(match) and post_of(match["behind"]) in match["heavy"].op.posts
+    behind = match["behind"]
+    alone = len(behind.inputs) == 1 and post_of(behind) in match["heavy"].op.posts
+    return alone and same_type(match)
 
 
 def with_post(match: Match) -> Node:
-    """The heavy op with one more post-operation, and the view of it, if there is one."""
+    """The heavy op with one more post-operation."""
+    return with_behind(match, post_of(match["behind"]))
+
+
+def with_behind(match: Match, name: str, operands: tuple[Node, ...] = ()) -> Node:
+    """The heavy op that applies one thing more, and the view of it, if there is one."""
     heavy = match["heavy"]
-    post = (*heavy.attrs.get("post", ()), post_of(match["behind"]))
-    made = heavy.op.node(heavy.inputs, {**heavy.attrs, "post": post})
+    attrs = {**heavy.attrs, "post": (*heavy.attrs.get("post", ()), name)}
+    made = heavy.op.node((*heavy.inputs, *operands), attrs)
     return match["view"].with_inputs((made,)) if "view" in match else made
 
 
+def adds(*operands: Pattern) -> Pattern:
+    """A sum of two, in either order."""
+    return Pattern("behind", lambda op: op.adds, operands, any_order=True)
+
+
 RULES: Final = (
-    Rule(
-        Pattern("behind", lambda op: op.adds, (HEAVY, Pattern("bias")), any_order=True),
-        same_type,
-        with_bias,
-    ),
+    Rule(adds(HEAVY, Pattern("bias")), same_type, with_bias),
+    Rule(adds(HEAVY, Pattern("residual")), takes_residual, with_residual),
+    Rule(adds(RESHAPED, Pattern("residual")), takes_residual, with_residual),
     Rule(Pattern("behind", operands=(HEAVY,)), takes_post, with_post),
     Rule(Pattern("behind", operands=(RESHAPED,)), takes_post, with_post),
 )

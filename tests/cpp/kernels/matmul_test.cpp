@@ -93,11 +93,15 @@ void exact_product(const Tensor& a, const Tensor& b, const Tensor* bias, const S
   }
 }
 
-Attrs attrs_for(bool transpose_a, bool transpose_b, const std::string& post) {
+Attrs attrs_for(bool transpose_a, bool transpose_b, const std::vector<std::string>& posts) {
   Attrs attrs = attrs_of(
       {{"transpose_a", std::int64_t{transpose_a}}, {"transpose_b", std::int64_t{transpose_b}}});
-  if (!post.empty()) attrs.set("post", std::vector<std::string>{post});
+  if (!posts.empty()) attrs.set("post", posts);
   return attrs;
+}
+Attrs attrs_for(bool transpose_a, bool transpose_b, const std::string& post) {
+  const std::vector<std::string> one{post};
+  return attrs_for(transpose_a, transpose_b, post.empty() ? std::vector<std::string>{} : one);
 }
 
 bool accepts(const char* implementation, DType dtype) {
@@ -141,6 +145,32 @@ TEST_P(Matmul, Floats) {
                       });
       }
   }
+}
+
+TEST_P(Matmul, AResidualIsAddedBetweenBiasAndRelu) {
+  if (std::string(GetParam()) != "onednn") GTEST_SKIP() << "a residual stays an op of its own";
+  for (const Case& c : cases())
+    for (const bool with_bias : {false, true})
+      for (const bool with_relu : {false, true}) {
+        const Tensor a = random_floats(DType::F32, c.a, 1), b = random_floats(DType::F32, c.b, 2);
+        const Shape out = product_shape(c.a, c.b);
+        const Tensor bias = random_floats(DType::F32, {out.back()}, 3),
+                     added = random_floats(DType::F32, out, 4);
+        std::vector<Tensor> inputs{a, stored(b, true)};
+        if (with_bias) inputs.push_back(bias);
+        inputs.push_back(added);
+        std::vector<std::string> posts{"add"};
+        if (with_relu) posts.push_back("relu");
+        const Tensor product = run("matmul", inputs, {{DType::F32, out}},
+                                   attrs_for(false, true, posts), GetParam())[0];
+        exact_product(a, b, with_bias ? &bias : nullptr, out,
+                      [&](std::int64_t i, double sum, double magnitude) {
+                        sum += added.at(i), magnitude += std::fabs(added.at(i));
+                        const double exact = with_relu ? std::max(sum, 0.0) : sum;
+                        ASSERT_NEAR(product.at(i), exact, 0x1p-20 * magnitude)
+                            << to_string(a.type()) << " @ " << to_string(b.type());
+                      });
+      }
 }
 
 TEST_P(Matmul, IntegersWrap) {

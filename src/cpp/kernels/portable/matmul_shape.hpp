@@ -12,10 +12,11 @@
 namespace ngd::kernels {
 
 // out[batch, m, n] = post(a[batch, m, k] @ b[batch, k, n] + bias[n]). An operand of which the
-// stored form is transposed has its last two axes exchanged. Batch axes broadcast.
+// stored form is transposed has its last two axes exchanged. Batch axes broadcast. Where `post` has
+// "add", the last operand is like the output, and added there.
 struct MatmulShape {
   std::int64_t m = 0, n = 0, k = 0;
-  bool transpose_a = false, transpose_b = false, bias = false;
+  bool transpose_a = false, transpose_b = false, bias = false, adds = false;
   std::vector<std::string> post;  // applied to the result in turn
   Shape batch, batch_a, batch_b;  // all of one rank: 1 or the length of `batch`
 
@@ -23,12 +24,13 @@ struct MatmulShape {
 
   explicit MatmulShape(const KernelQuery& query)
       : transpose_a(query.attrs.integer("transpose_a", 0) != 0),
-        transpose_b(query.attrs.integer("transpose_b", 0) != 0),
-        bias(query.inputs.size() == 3) {
+        transpose_b(query.attrs.integer("transpose_b", 0) != 0) {
     const Shape& a = query.inputs[0].shape;
     const Shape& b = query.inputs[1].shape;
     const Shape& out = query.outputs[0].shape;
     if (query.attrs.has("post")) post = query.attrs.texts("post");
+    adds = std::find(post.begin(), post.end(), "add") != post.end();
+    bias = query.inputs.size() == (adds ? 4 : 3);
     for (const TensorType& input : query.inputs)
       if (input.dtype != query.outputs[0].dtype) refusal = "the operands' dtypes differ";
     if (a.size() < 2 || b.size() < 2 || out.size() != std::max(a.size(), b.size())) {
@@ -41,6 +43,7 @@ struct MatmulShape {
     n = b[b.size() - (transpose_b ? 2 : 1)];
     if (b[b.size() - (transpose_b ? 1 : 2)] != k) refusal = "the inner lengths differ";
     if (out[rank] != m || out[rank + 1] != n) refusal = "the output has another shape";
+    if (adds && query.inputs.back() != query.outputs[0]) refusal = "what is added has another type";
     if (bias && query.inputs[2].shape != Shape{n}) refusal = "the bias has not n elements";
     batch.assign(out.begin(), out.end() - 2);
     batch_a = batch_of(a, rank);
