@@ -3,19 +3,21 @@
 
 #include "base/error.hpp"
 
+// Of each folder one line, which the build writes: NGD_DEVICE(folder)
+#define NGD_DEVICE(folder)         \
+  namespace ngd::runtime::folder { \
+  const DeviceRow& row();          \
+  }
+#include "device_folders.inc"
+#undef NGD_DEVICE
+
 namespace ngd::runtime {
 
-namespace {
-
-constexpr DeviceRow kDevices[] = {
-    {"CPU", device::cpu, kernels::cpu_table},
-};
-
-}  // namespace
-
 const DeviceRow& device_named(std::string_view name) {
-  for (const DeviceRow& row : kDevices)
-    if (row.name == name) return row;
+#define NGD_DEVICE(folder) \
+  if (folder::row().name == name) return folder::row();
+#include "device_folders.inc"
+#undef NGD_DEVICE
   fail(ErrorKind::InvalidArgument, "this build has no device called ", name);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The devices of this build: one table.
+// The devices of this build. A folder devices/NAME/ is one: it defines
+// `const DeviceRow& ngd::runtime::NAME::row()`, and the build finds it.
 #pragma once
 
 #include <string_view>
