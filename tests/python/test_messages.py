@@ -119,6 +119,15 @@ def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -
         (lambda x: np.add.reduce(x), r"numpy\.add\.reduce has no op on a Node"),
         (lambda x: np.asarray(x), r"a Node is no array.*test_messages\.py:\d+.*compile it"),
         (lambda x: np.array([x, x]), "a Node is no array"),
+        (
+            lambda x: ops.where(x is None, x, 0),
+            "where: expected a node or an array as the condition; got the Python bool False",
+        ),
+        (lambda x: np.where(True, x, 0), "where: .*got the Python bool True, which `is`"),
+        (
+            lambda x: ops.cond(x == None, lambda: x, lambda: -x),  # noqa: E711
+            "cond: expected a node or an array as the condition; got the Python bool False",
+        ),
         (lambda x: ops.concat(x, x), r"concat: expected a list of tensors, as in concat\(\[a, b\]"),
         (lambda x: ops.stack(x, 0), r"stack: expected a list of tensors"),
         (lambda x: ops.reshape(x, (4, -1)), r"reshape: expected 6 elements .*that divide them"),

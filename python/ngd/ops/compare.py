@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..dtype import ALL, INTEGERS, bool_
+from ..dtype import ALL, INTEGERS, DType, Type, bool_
 from ..errors import DTypeError
-from ..ir import Array, DType, Node, Operand, Sample, Type, register
+from ..ir import Array, Node, Operand, Sample, register
 from .cast import cast
 from .elementwise import Binary, Elementwise, Unary, align
 from .operands import Value, as_node, broadcast_shapes, expect_dtype, got
@@ -196,6 +196,15 @@ class BitwiseNot(Unary):
 bitwise_not: Final[BitwiseNot] = register(BitwiseNot())
 
 
+def expect_choice(where: str, condition: Any) -> None:
+    """Refuse a Python bool: it is known already, and mostly the answer to another question."""
+    if isinstance(condition, bool):
+        raise TypeError(
+            f"{where}: expected a node or an array as the condition; got the Python bool "
+            f"{condition}, which `is`, `in`, `not`, and a comparison with None give"
+        )
+
+
 class Where(Elementwise):
     """where(condition, x, y): x where the condition is true, else y, all broadcast together."""
 
@@ -204,6 +213,7 @@ class Where(Elementwise):
     dtypes = ALL
 
     def __call__(self, condition: Value, x: Value, y: Value) -> Node:
+        expect_choice(self.name, condition)
         chosen = cast(as_node(condition, where=self.name), bool_)
         return self.node((chosen, *align(self.name, x, y)))
 
