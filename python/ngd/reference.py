@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from . import config
-from .dtype import FLOATS
+from .dtype import FLOATS, Type
 from .errors import Error, NotFiniteError
-from .ir import CONSTANT, Array, Graph, Leaf, Node, Type, topological
-from .ops.control import WALKS
+from .ir import CONSTANT, Array, Graph, Leaf, Node, topological
+from .ops.control import WALKS, Control
 from .passes.collectives import in_order
 
 
@@ -85,8 +86,8 @@ def evaluate(
     return [value_of(n) for n in graph.outputs], [value_of(n) for _, n in graph.updates]
 
 
-def _outputs(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    return evaluate(graph, inputs, {})[0]
+def _outputs(graph: Graph, inputs: Sequence[Array], group: Group | None = None) -> list[Array]:
+    return evaluate(graph, inputs, {}, group)[0]
 
 
 WALKS.evaluate = _outputs
@@ -97,6 +98,8 @@ def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tupl
         return (node.attrs["value"],)
     if node.op.settled_by == "group" and group is not None:
         return (node.op.settle(node.attrs.get("group") or group, **node.attrs),)
+    if isinstance(node.op, Control):
+        return node.op.run(partial(_outputs, group=group), *operands, **node.attrs)
     made = node.op.reference(*operands, **node.attrs)
     return made if isinstance(made, tuple) else (made,)
 

@@ -374,10 +374,8 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
         the argument, arrays of the result's shape followed by the argument's; zeros where nothing
         depends.
 
-    Raises
-    ------
-    CompileError
-        There is a collective on the way back, which cannot stand in a loop.
+    Of several ranks these are the derivatives of the sum over ranks, as ngd.grad has it. A
+    collective on the way back runs in each round, so all ranks must ask for as many rows.
     """
 
     def derivatives(*args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ import ngd
 from ngd import ops
 from ngd.dtype import bfloat16
 from ngd.errors import CompileError, DTypeError, ShapeError
-from ngd.ir import Array, Graph, Node
+from ngd.ir import Array, Graph, Node, bodies_of
 from ngd.passes import computation
 
 DEVICES = ("CPU", "INTERPRETER")
@@ -385,16 +385,70 @@ def test_printed_graphs_show_bodies() -> None:
     assert any("multiply" in line for line in lines)
 
 
-def test_a_collective_inside_is_refused_and_one_that_stands_still_is_taken_out() -> None:
-    x = ngd.placeholder("x", (4, 2))
+def sum_over_ranks(x: ngd.Node) -> ngd.Node:
+    return ops.all_reduce(x, op="sum")
+
+
+@pytest.mark.parametrize("device", ["CPU", "INTERPRETER", "NULL"])
+def test_a_branch_with_a_collective_is_chosen_by_what_is_equal_on_all_ranks(device: str) -> None:
+    y, told = ngd.placeholder("y", (2,)), ngd.placeholder("told", (), "bool", uniform=True)
+    unequal = r"cond \(made at .*\): all_reduce \(made at .*\) stands in a branch"
+
+    def chosen(predicate: ngd.Node) -> ngd.Node:
+        made: ngd.Node = ops.cond(predicate, lambda: sum_over_ranks(y), lambda: y)
+        return made
+
+    def after_rounds(carry: ngd.Node) -> ngd.Node:
+        def body(carry: ngd.Node, part: ngd.Node) -> tuple[ngd.Node, None]:
+            return ops.where(chosen(carry)[0] > 0, ops.logical_not(carry), carry), None
+
+        last, _ = ops.scan(body, carry, length=3)
+        return last
+
+    def becomes_unequal(first: ngd.Node, second: ngd.Node) -> ngd.Node:
+        def body(carry: list[ngd.Node], part: ngd.Node) -> tuple[list[ngd.Node], None]:
+            return [carry[1], carry[1], chosen(carry[0])], None
+
+        last, _ = ops.scan(body, [first, second, y], length=3)
+        return last[2]
+
+    mine = ops.sum(y) > 0
+    for refused in (
+        chosen(mine),
+        chosen(ops.equal(ops.own_rank(), 0)),
+        after_rounds(told),  # in the second round
+        becomes_unequal(told, mine),  # in the second round
+        ops.cond(told, lambda: chosen(mine), lambda: y),
+    ):
+        with pytest.raises(CompileError, match=unequal):
+            ngd.compile([y, told], [refused], device=device)
+    for fine in (
+        chosen(told),
+        chosen(ops.all_reduce(mine, op="max")),
+        becomes_unequal(told, ops.logical_not(told)),
+        ops.cond(mine, lambda: ops.cond(told, lambda: y, lambda: -y), lambda: y),
+    ):
+        ngd.compile([y, told], [fine], device=device, group=ngd.distributed.alone())
+
+
+def test_messages_between_two_ranks_are_refused_inside() -> None:
+    x = ngd.placeholder("x", (2,))
+    with pytest.raises(CompileError, match=r"send \(made at .*\) stands inside a loop"):
+        ops.scan(lambda c, p: (c + ops.send(c, 1), None), x, length=3)
+    with pytest.raises(CompileError, match=r"recv \(made at .*\) stands inside a loop or a branch"):
+        ops.cond(ops.sum(x) > 0, lambda: ops.recv((2,), "float32", 1), lambda: x)
+
+
+def test_a_collective_of_what_stands_outside_is_no_part_of_a_loop() -> None:
+    x, y = ngd.placeholder("x", (4, 2)), ngd.placeholder("y", (2,))
     start = ngd.constant(np.zeros(2, np.float32))
-    with pytest.raises(CompileError, match=r"all_reduce \(made at .*\) stands inside a loop"):
-        ops.scan(lambda c, p: (ops.all_reduce(c + p, op="sum"), None), start, x)
-    y = ngd.placeholder("y", (2,))
-    last, _ = ops.scan(lambda c, p: (c + ops.all_reduce(y, op="sum"), None), start, x)
-    with pytest.raises(CompileError, match="stands inside"):
-        ops.cond(ops.sum(y) > 0, lambda: ops.all_reduce(y, op="sum"), lambda: y)
-    assert last.shape == (2,)
+    moving, _ = ops.scan(lambda c, p: (sum_over_ranks(c + p), None), start, x)
+    standing, _ = ops.scan(lambda c, p: (c + sum_over_ranks(y), None), start, x)
+    inside, outside = (
+        [node.op.name for node in bodies_of(scan)[0].nodes] for scan in (moving, standing)
+    )
+    assert "all_reduce" in inside
+    assert "all_reduce" not in outside
 
 
 X = np.zeros((4, 2), np.float32)

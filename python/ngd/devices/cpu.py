@@ -12,7 +12,8 @@ import numpy as np
 from .. import _core
 from ..collectives import Group
 from ..cost import Cost
-from ..ir import Array, Graph, Type
+from ..dtype import Type
+from ..ir import Array, Graph
 from ..passes import Verdict
 from ..variable import Variable
 from .executable import CompiledStep, Lower

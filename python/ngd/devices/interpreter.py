@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 
 from .. import _core, reference
 from ..collectives import Group
-from ..ir import Array, Graph, Node
+from ..ir import Array, Graph, Node, bodies_of
 from ..ops.collective import Collective
-from ..passes.collectives import check_root, in_order, is_message
+from ..passes.collectives import check_root, in_order
 from ..variable import Variable
 from .executable import CompiledStep, Lower
 from .ordering import Ordering, opened
@@ -41,18 +42,35 @@ class Conversation:
     def __init__(self, graph: Graph, group: Group) -> None:
         self.rank, self.size = group.rank, group.size
         self.ordering = Ordering(group, graph)
-        self.nodes = in_order(graph)
-        for node in self.nodes:
+        self.communicates = bool(in_order(graph))
+        self.branches: dict[Node, int] = {}
+        """In which graph a collective stands that is run in some calls only: 1, 2 and so on."""
+        self.begun = itertools.count(1)
+        self.note(graph, group, 0)
+        self.groups = opened(self.ordering.groups)
+        self.identities = {
+            (number, branch): _core.Sequence(text, mixed(hash, branch), computes, of.communicator)
+            for number, ((text, hash, computes), of) in enumerate(
+                zip(self.ordering.sequences(), self.groups, strict=True)
+            )
+            for branch in {0, *self.branches.values()}
+            if hash
+        }
+
+    def note(self, graph: Graph, group: Group, branch: int) -> None:
+        """Tell the ordering of the collectives of a graph, and of graphs inside it."""
+        for node in in_order(graph):
+            name, attrs = node.op.lower(**node.attrs)
+            bodies = bodies_of(node)
+            for body in self.ordering.inside(name, attrs, node.site, bodies):
+                self.note(body, group, branch if len(bodies) == 1 else next(self.begun))
+            if branch:
+                self.branches[node] = branch
             ranks = node.attrs.get("group")
             check_root(node, ranks or group)
-            if (ranks or group).size > 1:
+            if node.op.collective and (ranks or group).size > 1:
                 attrs, number = submission(node), self.ordering.number(ranks)
                 self.ordering.add(kind_of(node), attrs, node.type, number, node.site)
-        self.groups = opened(self.ordering.groups)
-        self.identities = [
-            _core.Sequence(*sequence, of.communicator) if sequence[1] else None
-            for sequence, of in zip(self.ordering.sequences(), self.groups, strict=True)
-        ]
 
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
         """Start one; what is returned waits for its result."""
@@ -69,7 +87,7 @@ class Conversation:
             attrs.pop("count", operand.size),
             attrs.pop("root", 0),
             site=node.site,
-            sequence=None if is_message(node) else self.identities[number],
+            sequence=self.identities.get((number, self.branches.get(node, 0))),
             **attrs,
         )
         _core.start([pending])
@@ -82,8 +100,13 @@ class Conversation:
 
     def under_way(self) -> _core.UnderWay:
         """A context for a run of the step: an exception in it closes the groups it talks in."""
-        groups = self.groups if self.nodes else []
+        groups = self.groups if self.communicates else []
         return _core.UnderWay([g.communicator for g in groups], [g.abort for g in groups], True)
+
+
+def mixed(hash: int, branch: int) -> int:
+    """The hash of a sequence where it stands in a branch: a rank elsewhere has another one."""
+    return (hash + branch * 0x9E3779B97F4A7C15) % 2**64 or 1 if hash else 0
 
 
 def kind_of(node: Node) -> str:

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from .. import passes
 from ..collectives import Group
-from ..dtype import SHORT_NAMES
-from ..ir import Graph, Type
+from ..dtype import SHORT_NAMES, Type
+from ..ir import Graph
 from ..kinds import KINDS
 from ..ops.collective import Ranks
 from ..sites import call_site
+
+Item = TypeVar("Item")
 
 MESSAGES: Final = {kind.wire for kind in KINDS.values() if kind.between_two}
 """The kinds that go between two ranks."""
@@ -31,6 +33,7 @@ class Ordering:
         self.graph, self.site = graph, call_site()
         self.groups: list[Ranks] = [group]
         self.lines: list[list[tuple[str, str]]] = [[]]
+        self.heads: list[tuple[str, str]] = []  # of the graphs that are noted now, inside others
 
     def number(self, group: Ranks | None) -> int:
         """The number of a group; None is the executable's."""
@@ -38,13 +41,30 @@ class Ordering:
             return 0
         if group not in self.groups:
             self.groups.append(group)
-            self.lines.append([])
+            self.lines.append(list(self.heads))
         return self.groups.index(group)
 
     def add(self, kind: str, attrs: Mapping[str, Any], type: Type, number: int, site: str) -> None:
         """Note one more collective of a group."""
         if kind not in MESSAGES:
             self.lines[number].append((collective_line(kind, attrs, type), site))
+
+    def inside(
+        self, op: str, attrs: Mapping[str, Any], site: str, bodies: Sequence[Item]
+    ) -> Iterator[Item]:
+        """Hand on the graphs that an op runs, for what is added meanwhile to stand in them."""
+        for number, body in enumerate(bodies):
+            head = (f"{op}, graph {number}, {attrs.get('length', 1)} times:", site)
+            self.heads.append(head)
+            for lines in self.lines:
+                lines.append(head)
+            yield body
+            self.heads.pop()
+            for lines in self.lines:
+                if lines[-1] is head:
+                    lines.pop()
+                else:
+                    lines.append(("end", site))
 
     def sequences(self) -> list[tuple[str, int, int]]:
         """Of each group the text, its hash, and the number of what the step computes."""

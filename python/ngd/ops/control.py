@@ -4,19 +4,22 @@
 Their bodies are graphs inside the graph (`ngd.ir.Body`). A body is traced once, so a program is as
 large for a thousand rounds as for one. What it reads from outside becomes an operand; what no
 carried value and no slice leads to is computed once, outside the loop.
+
+A body may talk to other ranks. All must say the same then: a loop has as many rounds on all of
+them, and a choice must be proved equal (`expect_agreement`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from .. import trees
 from ..cost import Cost
-from ..dtype import bool_, float32, float64, is_float
+from ..dtype import Type, bool_, float32, float64, is_float
 from ..errors import CompileError, DTypeError, ShapeError
 from ..ir import (
     CONSTANT,
@@ -29,14 +32,17 @@ from ..ir import (
     Op,
     Operand,
     Sample,
-    Type,
     aligned,
+    bodies_of,
+    communicates,
     newest,
     public,
     register,
     topological,
 )
 from .arithmetic import add
+from .collective import Collective
+from .compare import expect_choice
 from .operands import as_node
 from .shape import zeros
 from .transcendental import tanh
@@ -45,11 +51,15 @@ SMALL: Final = 64
 """Constants of so many elements stay inside a body."""
 
 
+Evaluate: TypeAlias = Callable[[Graph, Sequence[Array]], list[Array]]
+"""The outputs of a graph without variables."""
+
+
 class Walks:
     """What bodies need of layers above this one, which set it."""
 
-    evaluate: Callable[[Graph, Sequence[Array]], list[Array]]
-    """reference.py: the outputs of a graph without variables."""
+    evaluate: Evaluate
+    """reference.py: of one rank."""
     adjoints: Callable[[Mapping[Node, Node], Iterable[Node]], Mapping[Node, Node]]
     """autodiff.py: from the adjoints of some nodes those of what they are made of."""
 
@@ -68,6 +78,24 @@ class Control(Op):
         bodies = (value.graph for value in attrs.values() if isinstance(value, Body))
         made = chain.from_iterable(graph.outputs for graph in bodies)
         return all(node.uniform for node in chain(inputs, made))
+
+    def numbered(self, order: int) -> Control:
+        """The op where it is known which one of those that talk to other ranks it is."""
+        op = type(self)()
+        op.order = order
+        return op
+
+    def expect_agreement(self, node: Node) -> None:
+        """Raise CompileError where the ranks may not say the same inside; see the function."""
+        for body in bodies_of(node):
+            expect_agreement(body)
+
+    def run(self, evaluate: Evaluate, *inputs: Any, **attrs: Any) -> tuple[Array, ...]:
+        """The reference, by another way to compute bodies."""
+        raise NotImplementedError(self.name)
+
+    def reference(self, *inputs: Array, **attrs: Any) -> tuple[Array, ...]:
+        return self.run(WALKS.evaluate, *inputs, **attrs)
 
     def expect(self, operands: Sequence[Type], wanted: Sequence[Type]) -> None:
         """Raise ShapeError where operands are not what the bodies were traced for."""
@@ -125,8 +153,26 @@ class Scan(Control):
         sizes = [aligned(node.type.bytes) for node in attrs["body"].graph.outputs]
         return sum(sizes) + sum(sizes[: attrs["carries"]])
 
-    def reference(
-        self, *inputs: Array, body: Body, carries: int, slices: int, length: int, reverse: bool
+    def expect_agreement(self, node: Node) -> None:
+        """See the base. A carried value is equal on all ranks where each round makes it so."""
+        (body,), n = bodies_of(node), node.attrs["carries"]
+        equal = [x.uniform for x in node.inputs]
+        while True:
+            body = told(body, equal)
+            made = [a and x.uniform for a, x in zip(equal, body.outputs[:n], strict=False)]
+            if made == equal[:n]:
+                return expect_agreement(body)
+            equal[:n] = made
+
+    def run(
+        self,
+        evaluate: Evaluate,
+        *inputs: Array,
+        body: Body,
+        carries: int,
+        slices: int,
+        length: int,
+        reverse: bool,
     ) -> tuple[Array, ...]:
         parts = Parts.of(inputs, carries, slices)
         graph, carry = body.graph, list(parts.carries)
@@ -134,7 +180,7 @@ class Scan(Control):
         stacks = [np.empty(t.shape, t.dtype) for t in stack_types(stacked, length)]
         for now in reversed(range(length)) if reverse else range(length):
             read = [np.asarray(x[now]) for x in parts.slices]
-            made = WALKS.evaluate(graph, [*carry, *read, *parts.fixed])
+            made = evaluate(graph, [*carry, *read, *parts.fixed])
             for stack, value in zip(stacks, [*made[carries:], *carry], strict=True):
                 stack[now] = value
             carry = made[:carries]
@@ -277,9 +323,25 @@ class Cond(Control):
         """One of each result, for those that nobody reads."""
         return sum(aligned(node.type.bytes) for node in attrs["on_true"].graph.outputs)
 
-    def reference(self, *inputs: Array, on_false: Body, on_true: Body) -> tuple[Array, ...]:
+    def expect_agreement(self, node: Node) -> None:
+        """See the base."""
+        predicate, equal = node.inputs[0], [x.uniform for x in node.inputs[1:]]
+        bodies = [told(body, equal) for body in bodies_of(node)]
+        for inner in chain.from_iterable(body.nodes for body in bodies):
+            if communicates(inner) and not predicate.uniform:
+                raise CompileError(
+                    f"cond (made at {node.site}): {inner.op.name} (made at {inner.site}) stands in "
+                    "a branch, and ranks may take different branches; choose by what is equal on "
+                    'all ranks, such as all_reduce(predicate, op="max")'
+                )
+        for body in bodies:
+            expect_agreement(body)
+
+    def run(
+        self, evaluate: Evaluate, *inputs: Array, on_false: Body, on_true: Body
+    ) -> tuple[Array, ...]:
         chosen = on_true if inputs[0] else on_false
-        return tuple(WALKS.evaluate(chosen.graph, inputs[1:]))
+        return tuple(evaluate(chosen.graph, inputs[1:]))
 
     def samples(self) -> Iterable[Sample]:
         for dtype in (float32, float64):
@@ -326,9 +388,25 @@ def choose(
     return COND.node([predicate, *(x for x, _ in pairs)], attrs).results
 
 
-def inside(type: Type) -> Node:
-    """An input of a body."""
-    return Node(PLACEHOLDER, (), {"name": "inside", "uniform": True}, type)
+def inside(type: Type, uniform: bool = True) -> Node:
+    """An input of a body; `uniform` is what is supposed of it (see Control.uniform)."""
+    return Node(PLACEHOLDER, (), {"name": "inside", "uniform": uniform}, type)
+
+
+def told(body: Graph, uniform: Sequence[bool]) -> Graph:
+    """A body that knows which of its inputs are equal on all ranks."""
+    inputs = {p: inside(p.type, equal) for p, equal in zip(body.inputs, uniform, strict=True)}
+    return body.rewrite(lambda node, operands: inputs.get(node, node).with_inputs(operands))
+
+
+def expect_agreement(graph: Graph) -> None:
+    """Refuse a collective in a branch that not all ranks are proved to take.
+
+    Some would wait for the others, which are elsewhere. Raises CompileError.
+    """
+    for node in graph.nodes:
+        if isinstance(node.op, Control) and communicates(node):
+            node.op.expect_agreement(node)
 
 
 def sample_of(node: Node) -> Sample:
@@ -361,10 +439,10 @@ def closed(
         if id(node) not in own and not small and node not in places:
             places[node] = inside(node.type)
     for node in order:
-        if node.op.collective and id(node) in own:
+        if isinstance(node.op, Collective) and node.op.kind.between_two and id(node) in own:
             raise CompileError(
                 f"{node.op.name} (made at {node.site}) stands inside a loop or a branch, where "
-                "collectives cannot be; take it out"
+                "messages between two ranks cannot be; take it out"
             )
     first = list(dict.fromkeys(node.results[0] for node in places))
 
@@ -434,7 +512,10 @@ def scan(
 
     Returns the last carry, and what the rounds made, stacked along a new axis 0. Raises ShapeError
     or DTypeError where extents of `xs` differ, or the body returns another type of carry than it
-    was given; CompileError for a collective that depends on what the body is given.
+    was given.
+
+    A collective that depends on what the body is given runs in each round, on all ranks; any other
+    one runs once. CompileError for a send or a receive: a gradient would make it again.
 
     Gradients flow to `init`, `xs`, and whatever the body reads. They compute each round again, so
     memory holds the carries of all rounds, and no other value of theirs.
@@ -523,8 +604,13 @@ def cond(
     ShapeError, DTypeError
         The two functions return values of other types, or the predicate is no bool scalar.
     CompileError
-        A collective is made inside one of the functions.
+        A send or a receive is made inside one of the functions. From ngd.compile: so is a
+        collective, and the predicate does not count as equal on all ranks. What collectives such as
+        all_reduce give does; so do variables, constants, placeholders that promise it, and what is
+        computed from these alone. Where a variable differs nevertheless, the collectives raise
+        CollectiveMismatchError.
     """
+    expect_choice("cond", predicate)
     chosen_by = as_node(predicate, where="cond: predicate")
     leaves, structure = trees.flatten(list(operands))
     given = [as_node(leaf, where="cond: operands") for leaf in leaves]
@@ -547,4 +633,4 @@ def cond(
     return structures[0].rebuild(choose(chosen_by, pairs, made, since))
 
 
-__all__ = ["COND", "SCAN", "WALKS", "cond", "scan"]
+__all__ = ["COND", "SCAN", "WALKS", "Control", "cond", "expect_agreement", "scan"]

@@ -6,14 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ..dtype import Type
 from ..errors import CompileError
-from ..ir import Graph, Node, Op, Type, constant_node
+from ..ir import Graph, Node, Op, communicates, constant_node
 from ..ops.collective import Collective, Ranks
+from ..ops.control import Control
 from .target import Target
 
 
 def in_order(graph: Graph) -> list[Node]:
-    """The collectives in the order in which every rank starts them.
+    """What communicates, in the order in which every rank starts it.
 
     That is the order of depth, so that the gradients that backward computes first are sent first;
     equals keep the order of the structural walk. Depth counts heavy ops and collectives
@@ -25,12 +27,13 @@ def in_order(graph: Graph) -> list[Node]:
     What one rank sends to another keeps the order in which it was made, for the other to make its
     receives in; so none of them is less deep than the one made before.
     """
-    if not any(n.op.collective for n in graph.nodes):
+    talkers = {node for node in graph.nodes if communicates(node)}
+    if not talkers:
         return []
     depth: dict[Node, int] = {}
     latest: dict[Any, int] = {}
     for node in sorted(graph.nodes, key=lambda n: n.id):  # inputs are made before
-        own = node.op.collective or node.op.heavy
+        own = node in talkers or node.op.heavy
         depth[node] = own + max([depth[i] for i in node.inputs], default=0)
         if own and is_message(node):
             pair = node.op, node.attrs.get("group"), node.attrs["root"]
@@ -38,14 +41,14 @@ def in_order(graph: Graph) -> list[Node]:
         if node.several:
             depth.update(dict.fromkeys(node.results, depth[node]))
     return sorted(
-        (n for n in graph.nodes if n.op.collective),
+        (n for n in graph.nodes if n in talkers),
         key=lambda n: (depth[n], n.id if is_message(n) else 0),
     )
 
 
 def talks(graph: Graph) -> bool:
     """Whether what the graph computes depends on the group."""
-    return any(n.op.collective or n.op.settled_by == "group" for n in graph.nodes)
+    return any(communicates(n) or n.op.settled_by == "group" for n in graph.nodes)
 
 
 def is_message(node: Node) -> bool:
@@ -54,7 +57,7 @@ def is_message(node: Node) -> bool:
 
 
 def order_collectives(graph: Graph, target: Target) -> Graph:
-    """Number the collectives (`Ordered.order`), and settle what depends on the group alone.
+    """Number what communicates (`Op.order`), and settle what depends on the group alone.
 
     In a group of one a collective is its input. Equal collectives of one operand are merged here,
     and nowhere later: whether two operands turn out to be equal may hang on a rank's own constants,
@@ -69,6 +72,8 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
         group = node.attrs.get("group") or target
         if node.op.settled_by == "group":
             return constant_node(node.op.settle(group, **node.attrs))
+        if isinstance(node.op, Control) and node in number:
+            return node.op.numbered(number[node]).node(inputs, node.attrs)
         if not isinstance(node.op, Collective):
             return node.with_inputs(inputs)
         check_root(node, group)

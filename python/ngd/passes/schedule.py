@@ -2,7 +2,8 @@
 """The order of execution.
 
 Collectives start in the order of their numbers, each as soon as its operand is there, and are
-waited for where their result is first read. The variables' new values come last, after every wait,
+waited for where their result is first read. What runs graphs with collectives is one of them, and
+ends where it starts. The variables' new values come last, after every wait,
 so that a step that a peer's failure ends has changed no variable.
 """
 
@@ -12,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..ir import Graph, Leaf, Node, offset_of, topological
-from .collectives import Start, Wait
+from .collectives import Wait
 from .target import Target, query_node
 
 
@@ -43,8 +44,7 @@ def source_of(node: Node) -> Node:
 
 def schedule(graph: Graph, target: Target) -> Schedule:
     """Order the graph's nodes; see the head of this file."""
-    starts = [n for n in graph.nodes if isinstance(n.op, Start)]
-    starts.sort(key=lambda n: n.op.order)  # type: ignore[attr-defined]
+    starts = sorted((n for n in graph.nodes if n.op.order >= 0), key=lambda n: n.op.order)
     order = [n for n in topological([*starts, *graph.roots]) if not isinstance(n.op, Leaf)]
     candidates = direct_candidates(graph, starts)
     writing = {value.results[0] for value in candidates}
@@ -52,7 +52,7 @@ def schedule(graph: Graph, target: Target) -> Schedule:
     for node in order:
         if node in writing or any(i in tail for i in node.inputs):
             tail.update(node.results if node.several else (node,))
-    if any(isinstance(n.op, (Start, Wait)) for n in tail):
+    if any(n.op.order >= 0 or isinstance(n.op, Wait) for n in tail):
         candidates, tail = {}, set()
     order = [n for n in order if n not in tail] + [n for n in order if n in tail]
     direct = keep_safe(candidates, order, graph, target)

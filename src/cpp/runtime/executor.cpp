@@ -30,17 +30,10 @@ struct Executor::Step {
     std::size_t number, offset;
   };
   const Instruction* instruction = nullptr;
-  const kernels::Kernel* kernel = nullptr;     // of a Run
-  std::unique_ptr<Nested> nested;              // of a Scan or a Cond
-  Step* started = nullptr;                     // of a Wait
-  comm::Communicator* communicator = nullptr;  // of a Start, and so on
-  comm::Collective collective;
-  std::vector<std::uint64_t> counts, receive_counts;
-  comm::Work work;
-  std::size_t zeros = 0;               // bytes of a result that this rank is given nothing for
-  bool staged = false;                 // the operands are copied to the host and back
-  device::Buffer source, destination;  // there
-  std::unique_ptr<device::Event> there, copied;  // the operand; where the queue is asynchronous
+  const kernels::Kernel* kernel = nullptr;  // of a Run
+  std::unique_ptr<Nested> nested;           // of a Scan or a Cond
+  Step* started = nullptr;                  // of a Wait
+  Flight* flight = nullptr;                 // of a Start or a Wait
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<Patch> patches;
@@ -54,22 +47,18 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
       device_(device),
       stages_arguments_(!device.addresses_host()),
       check_finite_(config::check_finite()),
-      communicators_(std::move(communicators)),
       variables_(std::move(variables)),
       own_arena_(device, program_.private_bytes),
       arena_(own_arena_.data()),
-      timeout_seconds_(config::timeout_seconds()),
       own_queue_(device.make_queue()),
       queue_(own_queue_.get()),
       asynchronous_(queue_->asynchronous()) {
   verify(program_);
   check(variables_.size() == program_.variables, "executor: expected ", program_.variables,
         " variables; got ", variables_.size());
-  check(communicators_.size() >= program_.groups.size(), "executor: expected ",
-        program_.groups.size(), " communicators; got ", communicators_.size());
   if (program_.shared_bytes > 0) {
-    check(!communicators_.empty(), "executor: a shared lane without a communicator");
-    comm::Communicator& owner = *communicators_[0];
+    check(!communicators.empty(), "executor: a shared lane without a communicator");
+    comm::Communicator& owner = *communicators[0];
     if (owner.lends_to(device_)) {
       lent_shared_.owner = &owner;
       lent_shared_.block = owner.allocate(program_.shared_bytes);
@@ -79,11 +68,9 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
       shared_ = own_shared_.data();
     }
   }
-  for (std::size_t i = 0; i < program_.groups.size(); ++i) {
-    const GroupSequence& group = program_.groups[i];
-    identities_.push_back({group.hash, group.text.c_str(), group.computation});
-    if (group.hash != 0) held_.emplace_back(communicators_[i]->computations(), group.computation);
-  }
+  own_flights_ =
+      std::make_unique<Flights>(device, *queue_, std::move(communicators), program_.groups);
+  flights_ = own_flights_.get();
   staged_inputs_.resize(program_.inputs);
   staged_outputs_.resize(program_.outputs);
   if (stages_arguments_)
@@ -96,17 +83,18 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
   bind(table);
 }
 
-Executor::Executor(Program program, device::Device& device, device::Queue& queue,
-                   kernels::KernelTable table, void* arena)
+Executor::Executor(Program program, const Surroundings& surroundings, void* arena, void* shared)
     : program_(std::move(program)),
-      device_(device),
+      device_(surroundings.device),
       stages_arguments_(false),
       check_finite_(config::check_finite()),
       arena_(arena),
-      timeout_seconds_(config::timeout_seconds()),
-      queue_(&queue),
-      asynchronous_(queue.asynchronous()) {
-  bind(table);
+      shared_(shared),
+      flights_(&surroundings.flights),
+      branch_(surroundings.branch),
+      queue_(&surroundings.queue),
+      asynchronous_(queue_->asynchronous()) {
+  bind(surroundings.table);
 }
 
 Executor::~Executor() = default;
@@ -159,14 +147,21 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
       step.writes_variable |= output && value.lane == Lane::Variable;
     }
   }
-  if (instruction.action == Action::Wait)
-    step.started = &steps_[instruction.start];
-  else if (instruction.action == Action::Start)
-    bind_start(step, query);
-  else if (instruction.action == Action::Run)
-    bind_kernel(step, query, table);
-  else
-    step.nested = make_nested(instruction, query, device_, *queue_, table, step.outputs.back());
+  switch (instruction.action) {
+    case Action::Start:
+      step.flight = &flights_->add(instruction, query.inputs.at(0), query.outputs.at(0), branch_);
+      return;
+    case Action::Wait:
+      step.started = &steps_[instruction.start];
+      step.flight = step.started->flight;
+      return;
+    case Action::Run:
+      return bind_kernel(step, query, table);
+    case Action::Scan:
+    case Action::Cond:
+      step.nested = make_nested(instruction, query, {device_, *queue_, table, *flights_, branch_},
+                                step.outputs.data() + step.outputs.size() - 2);
+  }
 }
 
 void Executor::bind_kernel(Step& step, const kernels::KernelQuery& query,
@@ -190,58 +185,6 @@ std::unique_ptr<kernels::Kernel> Executor::make_kernel(const Step& step,
   return row->construct(query);
 }
 
-void Executor::bind_start(Step& step, const kernels::KernelQuery& query) {
-  const Instruction& instruction = *step.instruction;
-  const TensorType &operand = query.inputs.at(0), &result = query.outputs.at(0);
-  const Attrs& attrs = instruction.attrs;
-  comm::Collective& collective = step.collective;
-  const auto counts_of = [&](const char* name, std::vector<std::uint64_t>& counts) {
-    if (!attrs.has(name)) return static_cast<const std::uint64_t*>(nullptr);
-    for (const std::int64_t n : attrs.integers(name))
-      counts.push_back(static_cast<std::uint64_t>(n));
-    check(static_cast<int>(counts.size()) == step.communicator->size(), "executor: expected ",
-          step.communicator->size(), " ", name, "; got ", counts.size());
-    return static_cast<const std::uint64_t*>(counts.data());
-  };
-  step.communicator = communicators_[instruction.group];
-  collective.kind = comm::kind_named(instruction.op);
-  if (attrs.has("reduce_op")) collective.op = comm::reduce_op_named(attrs.text("reduce_op"));
-  if (attrs.has("algorithm")) collective.algorithm = comm::algorithm_named(attrs.text("algorithm"));
-  collective.root = static_cast<int>(attrs.integer("root", 0));
-  collective.tag = static_cast<int>(attrs.integer("tag", 0));
-  collective.dtype = result.dtype;
-  collective.count = static_cast<std::uint64_t>(attrs.integer("count", operand.count()));
-  collective.counts = counts_of("counts", step.counts);
-  collective.receive_counts = counts_of("receive_counts", step.receive_counts);
-  if (!comm::between_two(collective.kind)) collective.program = &identities_[instruction.group];
-  collective.site = instruction.site.c_str();
-
-  const int rank = step.communicator->rank(), size = step.communicator->size();
-  comm::validate(collective, rank, size);
-  const std::uint64_t read = comm::source_elements(collective, rank, size);
-  const std::uint64_t written = comm::destination_elements(collective, rank, size);
-  check(read <= static_cast<std::uint64_t>(operand.count()) &&
-            (written == 0 || written == static_cast<std::uint64_t>(result.count())),
-        "executor: ", comm::describe(collective), " of ", operand.count(), " elements to ",
-        result.count());
-  if (written == 0) step.zeros = result.bytes();
-  bind_staging(step, operand.bytes(), result.bytes());
-}
-
-void Executor::bind_staging(Step& step, std::size_t source_bytes, std::size_t destination_bytes) {
-  step.staged = !step.communicator->reaches(device_);
-  if (step.staged) {
-    step.source = device::Buffer(device::cpu(), source_bytes);
-    step.destination = device::Buffer(device::cpu(), destination_bytes);
-  }
-  if (!asynchronous_) return;
-  step.there = device_.make_event();
-  started_.reserve(program_.instructions.size());
-  if (!step.staged) return;
-  step.copied = device_.make_event();
-  if (transfers_ == nullptr) transfers_ = device_.make_queue();
-}
-
 void Executor::run(const void* const* inputs, void* const* outputs) {
   if (running_.exchange(true, std::memory_order_acquire))
     fail(ErrorKind::Busy, "Executable: a second call while one runs in another thread");
@@ -249,19 +192,20 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
     std::atomic<bool>& flag;
     ~Release() { flag.store(false, std::memory_order_release); }
   } release{running_};
-  variables_touched_ = has_begun_ = false;
+  variables_touched_ = false;
+  flights_->begin();
   try {
     run_to_the_end(inputs, outputs);
   } catch (const Error& error) {
-    if (has_begun_ || error.kind() != ErrorKind::Busy) abort(error.what());
+    if (flights_->have_begun() || error.kind() != ErrorKind::Busy) flights_->abort(error.what());
     drain();
     throw;
   } catch (const std::bad_alloc&) {
-    abort("out of memory");
+    flights_->abort("out of memory");
     drain();
     throw;
   } catch (const std::exception& error) {
-    abort(error.what());
+    flights_->abort(error.what());
     drain();
     throw;
   }
@@ -269,8 +213,6 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
 }
 
 void Executor::run_to_the_end(const void* const* inputs, void* const* outputs) try {
-  started_.clear();
-  submitted_ = 0;
   queue_->set_origin(nullptr);
   if (stages_arguments_)
     for (std::size_t i = 0; i < staged_inputs_.size(); ++i)
@@ -290,20 +232,11 @@ void Executor::run_to_the_end(const void* const* inputs, void* const* outputs) t
 // news: the run has failed.
 void Executor::drain() noexcept {
   if (!asynchronous_) return;
-  for (device::Queue* queue : {transfers_.get(), queue_}) {
-    if (queue == nullptr) continue;
-    try {
-      queue->synchronize();
-    } catch (const std::exception&) {
-    }
+  flights_->drain();
+  try {
+    queue_->synchronize();
+  } catch (const std::exception&) {
   }
-}
-
-void Executor::abort(std::string_view why) noexcept {
-  comm::Communicator* told = nullptr;
-  for (const Step& step : steps_)
-    if (step.communicator != nullptr && step.communicator != told)
-      (told = step.communicator)->abort(why);
 }
 
 void Executor::run_inside(const void* const* inputs, void* const* outputs) {
@@ -328,9 +261,9 @@ void Executor::execute(Step& step) {
   queue_->set_origin(step.instruction);
   switch (step.instruction->action) {
     case Action::Start:
-      return start(step);
+      return flights_->start(*step.flight, step.inputs[0], step.outputs[0]);
     case Action::Wait:
-      return finish(*step.started);
+      return flights_->wait(*step.flight);
     case Action::Scan:
     case Action::Cond:
       return step.nested->run(step.inputs.data(), step.outputs.data());
@@ -384,61 +317,6 @@ Faults Executor::look_at(const TensorType& type, const void* data) {
   }
   queue_->synchronize();
   return faults_of(type, data);
-}
-
-// Communicators know no queue, so a collective is submitted when its operand is there. Where that
-// is later, the host goes on meanwhile: it enqueues what follows, and submits at the next
-// collective that is started or waited for. A copy of the operand to the host has a queue of its
-// own, since the other one is full of what follows. Not so the first collective of a run: it may be
-// refused, and then nothing has happened.
-void Executor::start(Step& step) {
-  step.collective.source = step.staged ? step.source.data() : step.inputs[0];
-  step.collective.destination = step.staged ? step.destination.data() : step.outputs[0];
-  if (!asynchronous_) {
-    if (step.staged) queue_->copy_to_host(step.source.data(), step.inputs[0], step.source.bytes());
-    return submit(step);
-  }
-  queue_->record(*step.there);
-  if (step.staged) {
-    transfers_->set_origin(step.instruction);
-    transfers_->wait(*step.there);
-    transfers_->copy_to_host(step.source.data(), step.inputs[0], step.source.bytes());
-    transfers_->record(*step.copied);
-  }
-  started_.push_back(&step);
-  submit_started(!has_begun_);
-}
-
-// Submits what was started, in the order of the program: all, or only until one is not there yet.
-void Executor::submit_started(bool all) {
-  for (; submitted_ < started_.size(); ++submitted_) {
-    Step& step = *started_[submitted_];
-    const auto is_there = [&] {
-      return step.there->done() && (!step.staged || step.copied->done());
-    };
-    if (!all && !is_there()) return;
-    step.there->wait();
-    if (step.staged) step.copied->wait();
-    submit(step);
-  }
-}
-
-void Executor::submit(Step& step) {
-  const auto call = [&] { return step.communicator->submit(step.collective); };
-  step.work = has_begun_ ? step.communicator->in_turn(timeout_seconds_, call) : call();
-  has_begun_ = true;
-}
-
-void Executor::finish(Step& step) {
-  // All that was started: a peer may need what stands behind this step first.
-  if (asynchronous_) submit_started(true);
-  step.communicator->finish(step.work, timeout_seconds_);
-  if (step.staged) {
-    if (step.zeros > 0) std::memset(step.destination.data(), 0, step.zeros);
-    queue_->copy_from_host(step.outputs[0], step.destination.data(), step.destination.bytes());
-  } else if (step.zeros > 0) {
-    queue_->clear(step.outputs[0], step.zeros);
-  }
 }
 
 }  // namespace ngd::runtime

@@ -10,7 +10,7 @@
 
 #include <atomic>
 #include <memory>
-#include <string_view>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -18,9 +18,19 @@
 #include "device/device.hpp"
 #include "kernels/kernel.hpp"
 #include "runtime/finite.hpp"
+#include "runtime/flights.hpp"
 #include "runtime/program.hpp"
 
 namespace ngd::runtime {
+
+// What a program is lent by the one that runs it: where it enqueues, and how it talks.
+struct Surroundings {
+  device::Device& device;
+  device::Queue& queue;
+  kernels::KernelTable table;
+  Flights& flights;
+  std::uint64_t branch = 0;  // Flights::new_branch()
+};
 
 class Executor {
  public:
@@ -28,10 +38,8 @@ class Executor {
   // The communicators are those of the program's groups, of one family, and outlive it too.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables);
-  // Of a program that another one runs (nested.hpp), in its queue: its private values lie in
-  // `arena`.
-  Executor(Program program, device::Device& device, device::Queue& queue,
-           kernels::KernelTable table, void* arena);
+  // Of a program that another one runs (nested.hpp): its two arenas lie in memory of that.
+  Executor(Program program, const Surroundings& surroundings, void* arena, void* shared);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -71,25 +79,17 @@ class Executor {
   void bind_kernel(Step& step, const kernels::KernelQuery& query, kernels::KernelTable table);
   std::unique_ptr<kernels::Kernel> make_kernel(const Step& step, const kernels::KernelQuery& query,
                                                kernels::KernelTable table);
-  void bind_start(Step& step, const kernels::KernelQuery& query);
-  void bind_staging(Step& step, std::size_t source_bytes, std::size_t destination_bytes);
   void* static_pointer(const Value& value) const;
   void run_to_the_end(const void* const* inputs, void* const* outputs);
-  void abort(std::string_view why) noexcept;
   void drain() noexcept;
   void execute(Step& step);
   void execute_checked(Step& step);
   Faults look_at(const TensorType& type, const void* data);
-  void start(Step& step);
-  void submit_started(bool all);
-  void submit(Step& step);
-  void finish(Step& step);
 
   Program program_;
   device::Device& device_;
   const bool stages_arguments_;  // the caller's arrays are copied to the device and back
   const bool check_finite_;
-  std::vector<comm::Communicator*> communicators_;
   std::vector<void*> variables_;
   std::vector<device::Buffer> constants_;
   std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // on the device
@@ -98,18 +98,15 @@ class Executor {
   Lent lent_shared_;
   void* arena_;
   void* shared_ = nullptr;
-  std::vector<comm::ProgramIdentity> identities_;                              // of each group
-  std::vector<comm::HeldComputation> held_;                                    // there
   std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;  // by query
   std::vector<Step> steps_;
-  std::vector<Step*> started_;  // in this run, where the queue is asynchronous
-  std::size_t submitted_ = 0;   // of these
-  double timeout_seconds_;
   std::atomic<bool> running_{false};
-  bool has_begun_ = false;  // this run's collectives
   bool variables_touched_ = false;
-  // Last, for they wait for what is enqueued before anything of it goes.
-  std::unique_ptr<device::Queue> own_queue_, transfers_;  // transfers_: of operands to the host
+  std::unique_ptr<Flights> own_flights_;
+  Flights* flights_ = nullptr;
+  std::uint64_t branch_ = 0;
+  // Behind what it uses: it waits for what is enqueued before anything of that goes.
+  std::unique_ptr<device::Queue> own_queue_;
   device::Queue* queue_;
   const bool asynchronous_;
 };

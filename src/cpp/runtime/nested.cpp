@@ -39,19 +39,19 @@ void* at(void* tensor, std::size_t offset) { return static_cast<std::byte*>(tens
 
 class Scan : public Nested {
  public:
-  Scan(const Instruction& instruction, const kernels::KernelQuery& query, device::Device& device,
-       device::Queue& queue, kernels::KernelTable table, Spare spare)
-      : queue_(queue),
+  Scan(const Instruction& instruction, const kernels::KernelQuery& query,
+       const Surroundings& surroundings, Spare spare, void* shared)
+      : queue_(surroundings.queue),
         length_(static_cast<std::size_t>(instruction.attrs.integer("length"))),
         reverse_(instruction.attrs.integer("reverse") != 0),
-        body_(instruction.bodies.at(0), device, queue, table,
-              spare.take(instruction.bodies.at(0).private_bytes)),
+        body_(instruction.bodies.at(0), surroundings,
+              spare.take(instruction.bodies.at(0).private_bytes), shared),
         inputs_(body_.program().inputs),
         outputs_(body_.program().outputs) {
     const auto carries = static_cast<std::size_t>(instruction.attrs.integer("carries"));
     const auto slices = static_cast<std::size_t>(instruction.attrs.integer("slices"));
     check(query.inputs.size() == inputs_.size() && carries + slices <= inputs_.size() &&
-              query.outputs.size() == outputs_.size() + carries + 1,
+              query.outputs.size() == outputs_.size() + carries + 2,
           "scan: the program does not fit its operands");
     const std::size_t rounds = std::max<std::size_t>(length_, 1);
     for (std::size_t i = 0; i < carries; ++i) {
@@ -128,19 +128,22 @@ class Scan : public Nested {
 
 class Cond : public Nested {
  public:
-  Cond(const Instruction& instruction, const kernels::KernelQuery& query, device::Device& device,
-       device::Queue& queue, kernels::KernelTable table, Spare spare)
-      : queue_(queue) {
+  Cond(const Instruction& instruction, const kernels::KernelQuery& query,
+       const Surroundings& surroundings, Spare spare, void* shared)
+      : queue_(surroundings.queue) {
     std::size_t arena_bytes = 0;
     for (const Program& body : instruction.bodies) {
       arena_bytes = std::max(arena_bytes, body.private_bytes);
-      check(body.inputs + 1 == query.inputs.size() && body.outputs + 1 == query.outputs.size(),
+      check(body.inputs + 1 == query.inputs.size() && body.outputs + 2 == query.outputs.size(),
             "cond: a program does not fit its operands");
     }
     void* arena = spare.take(arena_bytes);
-    for (const Program& body : instruction.bodies)
-      bodies_.push_back(std::make_unique<Executor>(body, device, queue, table, arena));
-    for (std::size_t i = 0; i + 1 < query.outputs.size(); ++i)
+    for (const Program& body : instruction.bodies) {
+      Surroundings inside = surroundings;
+      inside.branch = surroundings.flights.new_branch();
+      bodies_.push_back(std::make_unique<Executor>(body, inside, arena, shared));
+    }
+    for (std::size_t i = 0; i + 2 < query.outputs.size(); ++i)
       unread_.push_back(spare.take(query.outputs[i].bytes()));
     outputs_.resize(unread_.size());
   }
@@ -163,12 +166,17 @@ class Cond : public Nested {
 }  // namespace
 
 std::unique_ptr<Nested> make_nested(const Instruction& instruction,
-                                    const kernels::KernelQuery& query, device::Device& device,
-                                    device::Queue& queue, kernels::KernelTable table, void* spare) {
-  const Spare memory(spare, query.outputs.back().bytes());
+                                    const kernels::KernelQuery& query,
+                                    const Surroundings& surroundings, void* const* lent) {
+  const std::size_t outputs = query.outputs.size();
+  check(outputs >= 2, "nested: expected two outputs that are memory; got ", outputs);
+  const Spare spare(lent[0], query.outputs[outputs - 2].bytes());
+  for (const Program& body : instruction.bodies)
+    check(body.shared_bytes <= query.outputs[outputs - 1].bytes(), "nested: expected ",
+          body.shared_bytes, " shared bytes; got ", query.outputs[outputs - 1].bytes());
   if (instruction.action == Action::Scan)
-    return std::make_unique<Scan>(instruction, query, device, queue, table, memory);
-  return std::make_unique<Cond>(instruction, query, device, queue, table, memory);
+    return std::make_unique<Scan>(instruction, query, surroundings, spare, lent[1]);
+  return std::make_unique<Cond>(instruction, query, surroundings, spare, lent[1]);
 }
 
 }  // namespace ngd::runtime

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs inside a program: a loop, and a choice. One at a time runs in the memory that they are
-// lent: an arena for the programs, and behind it what the loop or the choice needs itself.
+// lent: arenas for the programs, and behind the private one what the loop or the choice needs
+// itself.
 #pragma once
 
 #include <memory>
 
-#include "device/device.hpp"
 #include "kernels/kernel.hpp"
 #include "runtime/program.hpp"
 
 namespace ngd::runtime {
+
+struct Surroundings;
 
 class Nested {
  public:
@@ -17,8 +19,8 @@ class Nested {
   virtual void run(const void* const* inputs, void* const* outputs) = 0;
 };
 
-// Of an instruction whose operands `query` tells; the last of its outputs is `spare`, which is
-// lent. All that it computes is enqueued in `queue`, in which it is.
+// Of an instruction whose operands `query` tells. The last two of its outputs are no values: memory
+// for private values and for shared ones, which `lent` points to.
 //
 // Scan repeats a program `length` times, from the last slice to the first where `reverse` is set.
 //   inputs:  `carries` values that go from round to round, `slices` tensors of which round t reads
@@ -29,8 +31,11 @@ class Nested {
 //
 // Cond runs one of its two programs: the number of which is its first input, a bool. Each is given
 // the other inputs and makes the outputs. The host waits for that number.
+//
+// What a program starts it also waits for. So all ranks go around as often, and choose alike, where
+// a program has collectives: the compiler sees to it.
 std::unique_ptr<Nested> make_nested(const Instruction& instruction,
-                                    const kernels::KernelQuery& query, device::Device& device,
-                                    device::Queue& queue, kernels::KernelTable table, void* spare);
+                                    const kernels::KernelQuery& query,
+                                    const Surroundings& surroundings, void* const* lent);
 
 }  // namespace ngd::runtime

@@ -85,17 +85,8 @@ void print_program(std::ostream& out, const Program& program, const std::string&
   }
 }
 
-}  // namespace
-
-std::string to_string(const Program& program) {
-  std::ostringstream out;
-  out.exceptions(std::ios::badbit);  // else it is cut where there is no memory for it
-  out.imbue(std::locale::classic());
-  print_program(out, program, "");
-  return out.str();
-}
-
-void verify(const Program& program) {
+// Of a program that talks in so many groups.
+void verify(const Program& program, std::size_t groups) {
   const auto places = [&](Lane lane) -> std::size_t {
     switch (lane) {
       case Lane::Input:
@@ -136,11 +127,11 @@ void verify(const Program& program) {
       }
     for (const Program& body : instruction.bodies) {
       check(body.groups.empty() && body.variables == 0, "program: instruction ", i,
-            " runs a program that does more than to compute");
-      verify(body);
+            " runs a program that has groups or variables of its own");
+      verify(body, groups);
     }
     if (instruction.action == Action::Start)
-      check(instruction.group >= 0 && instruction.group < static_cast<int>(program.groups.size()),
+      check(instruction.group >= 0 && static_cast<std::size_t>(instruction.group) < groups,
             "program: instruction ", i, " names no group: ", instruction.group);
     if (instruction.action != Action::Wait) continue;
     check(instruction.start >= 0 && instruction.start < static_cast<int>(i) &&
@@ -148,5 +139,17 @@ void verify(const Program& program) {
           "program: instruction ", i, " waits for no earlier start");
   }
 }
+
+}  // namespace
+
+std::string to_string(const Program& program) {
+  std::ostringstream out;
+  out.exceptions(std::ios::badbit);  // else it is cut where there is no memory for it
+  out.imbue(std::locale::classic());
+  print_program(out, program, "");
+  return out.str();
+}
+
+void verify(const Program& program) { verify(program, program.groups.size()); }
 
 }  // namespace ngd::runtime

@@ -23,6 +23,7 @@ using runtime::Program;
 using testing::run;
 
 constexpr std::int64_t kCount = 5000;  // more than rides beside a flag
+constexpr std::size_t kPlace = (kCount * sizeof(float) + 63) / 64 * 64;  // of one of them
 constexpr int kRanks = 3, kCalls = 3;
 const TensorType kLong{DType::F32, {kCount}};
 
@@ -31,24 +32,23 @@ class RanksOnDevices : public ::testing::TestWithParam<testing::DeviceKind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, RanksOnDevices, ::testing::ValuesIn(testing::kDeviceKinds),
                          testing::name_of_kind);
 
+Instruction sum(Action action, int value, int start) {
+  Instruction sum{action, "all_reduce", {value}, {value}, {}, start, 0, "model.py:9", {}};
+  if (action == Action::Wait) sum.inputs.clear();
+  sum.attrs.set("reduce_op", std::string("sum"));
+  return sum;
+}
+
 // variable <- output = sum(input + variable) + sum(2 * input): two collectives under way at once,
 // of operands in memory that the ranks share, or not.
 Program two_sums(Lane lane) {
   Program program;
-  program.values = {
-      {kLong, Lane::Input, 0},  {kLong, Lane::Variable, 0},
-      {kLong, lane, 0},         {kLong, lane, (kCount * sizeof(float) + 63) / 64 * 64},
-      {kLong, Lane::Output, 0}, {kLong, Lane::Private, 0}};
+  program.values = {{kLong, Lane::Input, 0}, {kLong, Lane::Variable, 0}, {kLong, lane, 0},
+                    {kLong, lane, kPlace},   {kLong, Lane::Output, 0},   {kLong, Lane::Private, 0}};
   program.inputs = program.outputs = program.variables = 1;
-  program.private_bytes = program.shared_bytes = 2 * (kCount * sizeof(float) + 64);
+  program.private_bytes = program.shared_bytes = 2 * kPlace;
   if (lane == Lane::Private) program.values[5].place = program.private_bytes;
   program.private_bytes *= 2;
-  const auto sum = [](Action action, int value, int start) {
-    Instruction sum{action, "all_reduce", {value}, {value}, {}, start, 0, "model.py:9", {}};
-    if (action == Action::Wait) sum.inputs.clear();
-    sum.attrs.set("reduce_op", std::string("sum"));
-    return sum;
-  };
   program.instructions = {
       run("add", {0, 1}, {2}),   sum(Action::Start, 2, -1), run("add", {0, 0}, {3}),
       sum(Action::Start, 3, -1), run("copy", {0}, {5}),     sum(Action::Wait, 2, 1),
@@ -108,7 +108,6 @@ TEST_P(RanksOnDevices, SumWhatIsThere) {
 
 // Rank 0 sends 2 x while it waits for an answer: x more than that, and gives the answer plus x.
 Program ask_and_answer(int rank) {
-  constexpr std::size_t kPlace = (kCount * sizeof(float) + 63) / 64 * 64;
   const TensorType token{DType::F32, {}};
   Program program;
   program.values = {{kLong, Lane::Input, 0},        {kLong, Lane::Private, 0},
@@ -155,6 +154,80 @@ TEST_P(RanksOnDevices, SendWhatAPeerNeedsBeforeItAnswers) {
     executor.run(inputs, outputs);
     EXPECT_EQ(output, std::vector<float>(kCount, group.rank() == 0 ? 4.0f : 2.0f));
   }));
+}
+
+// Two rounds of carry = sum(carry + slice) in a branch, while a sum of 2 * slice is under way; the
+// output is carry + this sum. Of an input and a slice.
+Program rounds_of_sums(Lane lane) {
+  const bool shared = lane == Lane::Shared;
+  const TensorType stack{DType::F32, {2, kCount}}, bytes{DType::U8, {8 * kPlace}};
+  const runtime::Value own{bytes, Lane::Private, 2 * kPlace};
+  const runtime::Value common{bytes, shared ? Lane::Shared : Lane::Nowhere,
+                              shared ? 2 * kPlace : 0};
+  Program round;
+  round.values = {
+      {kLong, Lane::Input, 0}, {kLong, Lane::Input, 1}, {kLong, lane, 0}, {kLong, Lane::Output, 0}};
+  round.inputs = 2;
+  round.outputs = 1;
+  (shared ? round.shared_bytes : round.private_bytes) = kPlace;
+  round.instructions = {run("add", {0, 1}, {2}), sum(Action::Start, 2, -1), sum(Action::Wait, 2, 1),
+                        run("copy", {2}, {3})};
+
+  Program branch;
+  branch.values = {{kLong, Lane::Input, 0}, {stack, Lane::Input, 1},   {kLong, Lane::Output, 0},
+                   {stack, Lane::Nowhere},  {bytes, Lane::Private, 0}, common};
+  if (shared) branch.values[5] = {{DType::U8, {kPlace}}, Lane::Shared, 0};
+  branch.inputs = 2;
+  branch.outputs = 1;
+  branch.private_bytes = 8 * kPlace;
+  branch.shared_bytes = shared ? kPlace : 0;
+  Instruction scan{Action::Scan, "scan", {0, 1}, {2, 3, 4, 5}, {}, -1, 0, "model.py:3", {}};
+  for (const auto& [name, value] : {std::pair{"carries", 1}, {"slices", 1}, {"length", 2}})
+    scan.attrs.set(name, std::int64_t{value});
+  scan.attrs.set("reverse", std::int64_t{0});
+  scan.bodies = {round};
+  branch.instructions = {scan};
+
+  Program program;
+  program.values = {{kLong, Lane::Input, 0},
+                    {stack, Lane::Input, 1},
+                    {kLong, lane, 0},
+                    {{DType::Bool, {}}, Lane::Private, kPlace},
+                    {kLong, lane, kPlace},
+                    {{DType::U8, {16 * kPlace}}, Lane::Private, 2 * kPlace},
+                    common,
+                    {kLong, Lane::Output, 0}};
+  program.inputs = 2;
+  program.outputs = 1;
+  program.private_bytes = 18 * kPlace;
+  program.shared_bytes = 10 * kPlace;
+  program.instructions = {
+      run("add", {0, 0}, {2}),
+      sum(Action::Start, 2, -1),
+      run("positive", {0}, {3}),
+      {Action::Cond, "cond", {3, 0, 1}, {4, 5, 6}, {}, -1, 0, "model.py:4", {branch, branch}},
+      sum(Action::Wait, 2, 1),
+      run("add", {2, 4}, {7})};
+  program.groups = {{"sums in rounds", 79}};
+  return program;
+}
+
+TEST_P(RanksOnDevices, SumInTheRoundsOfALoop) {
+  for (const Lane lane : {Lane::Shared, Lane::Private})
+    expect_success(comm::run_ranks(kRanks, [&](comm::Communicator& group) {
+      testing::RemoteDevice device(GetParam().memory, GetParam().asynchronous,
+                                   std::chrono::milliseconds(1 + group.rank()));
+      Executor executor(rounds_of_sums(lane), device, testing::remote_table(), {&group}, {});
+      for (int call = 1; call <= kCalls; ++call) {
+        const auto whole = static_cast<float>(call);
+        const std::vector<float> input(kCount, whole), slices(2 * kCount, 10 * whole);
+        std::vector<float> output(kCount);
+        const void* inputs[] = {input.data(), slices.data()};
+        void* outputs[] = {output.data()};
+        executor.run(inputs, outputs);  // 3 * 2, and 3 * (3 * 11 + 10)
+        EXPECT_EQ(output, std::vector<float>(kCount, (6 + 129) * whole));
+      }
+    }));
 }
 
 // The peers do not sum what a failed kernel has left: they are told of the failure.

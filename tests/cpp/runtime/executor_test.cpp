@@ -80,13 +80,14 @@ Program scan_of_two(bool reverse, Lane last, Lane made, Lane history) {
   const auto result = [](const TensorType& type, Lane lane, std::size_t number) {
     return runtime::Value{type, lane, lane == Lane::Nowhere ? 0 : number};
   };
-  program.values = {{kVector, Lane::Input, 0}, {stack, Lane::Input, 1},
-                    result(kVector, last, 0),  result(stack, made, 1),
-                    result(stack, history, 2), {spare, Lane::Private, 0}};
+  program.values = {{kVector, Lane::Input, 0},        {stack, Lane::Input, 1},
+                    result(kVector, last, 0),         result(stack, made, 1),
+                    result(stack, history, 2),        {spare, Lane::Private, 0},
+                    {{DType::U8, {0}}, Lane::Nowhere}};
   program.inputs = 2;
   program.outputs = 3;
   program.private_bytes = 64 + 3 * 64;
-  Instruction scan{Action::Scan, "scan", {0, 1}, {2, 3, 4, 5}, {}, -1, 0, "model.py:3", {}};
+  Instruction scan{Action::Scan, "scan", {0, 1}, {2, 3, 4, 5, 6}, {}, -1, 0, "model.py:3", {}};
   for (const auto& [name, value] : {std::pair{"carries", 1}, {"slices", 1}, {"length", 2}})
     scan.attrs.set(name, std::int64_t{value});
   scan.attrs.set("reverse", std::int64_t{reverse});
@@ -135,12 +136,13 @@ Program choice() {
   program.values = {{{DType::Bool, {}}, Lane::Private, 64},
                     {kVector, Lane::Input, 0},
                     {kVector, Lane::Output, 0},
-                    {{DType::U8, {64}}, Lane::Private, 0}};
+                    {{DType::U8, {64}}, Lane::Private, 0},
+                    {{DType::U8, {0}}, Lane::Nowhere}};
   program.inputs = program.outputs = 1;
   program.private_bytes = 65;
   program.instructions = {
       run("positive", {1}, {0}),
-      {Action::Cond, "cond", {0, 1}, {2, 3}, {}, -1, 0, "model.py:4", {doubles, hands_on}}};
+      {Action::Cond, "cond", {0, 1}, {2, 3, 4}, {}, -1, 0, "model.py:4", {doubles, hands_on}}};
   return program;
 }
 
