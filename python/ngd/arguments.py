@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from .arrays import view
-from .dtype import bfloat16, is_float
+from .dtype import DType, Type, bfloat16, is_float
 from .errors import ShapeError
-from .ir import Array, DType, Node, Type
+from .ir import Array, Node
 
 
 def in_order(names: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

@@ -11,7 +11,8 @@ import numpy as np
 from .dtype import SHORT_NAMES
 
 if TYPE_CHECKING:
-    from .ir import Node, Type
+    from .dtype import Type
+    from .ir import Node
     from .ops.selection import At
 
     Axis: TypeAlias = int | Sequence[int] | None

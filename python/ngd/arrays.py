@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .dtype import bfloat16
+from .dtype import DType, Shape, bfloat16
 from .errors import ShapeError
-from .ir import Array, DType, Shape
+from .ir import Array
 
 
 def view(array: Any, where: str) -> Array:

@@ -8,9 +8,9 @@ from typing import Any, Final, TypeVar, overload
 
 import numpy as np
 
-from .dtype import float32, is_float
+from .dtype import Shape, float32, is_float
 from .errors import Error, GradientError
-from .ir import Node, Op, Shape, constant_node, topological
+from .ir import Node, Op, constant_node, topological
 from .ops.arithmetic import add
 from .ops.cast import cast
 from .ops.control import WALKS

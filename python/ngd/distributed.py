@@ -19,9 +19,9 @@ import numpy as np
 from . import _core, collectives, config, environment
 from .collectives import Group, Mesh
 from .collectives.group import GROUPS, living
+from .dtype import Shape
 from .environment import Launch
 from .errors import InitError
-from .ir import Shape
 from .sites import call_site
 from .variable import Variable
 

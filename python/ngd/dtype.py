@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The element types: NumPy dtypes, with ml_dtypes' bfloat16 among them."""
+"""Types of tensors: a dtype and a shape. Dtypes are NumPy's, and ml_dtypes' bfloat16."""
 
 from __future__ import annotations
 
 import math
 import operator
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from .errors import DTypeError, ShapeError
+
+DType: TypeAlias = np.dtype[Any]
+Shape: TypeAlias = tuple[int, ...]
 
 bool_: Final = np.dtype(np.bool_)
 int8: Final = np.dtype(np.int8)
@@ -49,6 +52,46 @@ INTEGERS: Final = SIGNED + UNSIGNED
 FLOATS: Final = (float16, bfloat16, float32, float64)
 NUMBERS: Final = INTEGERS + FLOATS
 ALL: Final = (bool_, *NUMBERS)
+
+
+class Type:
+    """A dtype and a static shape. There is one of each: equal types are one object."""
+
+    __slots__ = ("bytes", "count", "dtype", "shape")
+
+    dtype: DType
+    shape: Shape
+    count: int
+    """The number of elements."""
+    bytes: int
+    """The size of a dense tensor of this type."""
+
+    def __new__(cls, dtype: DType, shape: Shape) -> Type:
+        """Look it up, or make it."""
+        found = _types.get((dtype, shape))
+        if found is None:
+            found, set_once = object.__new__(cls), object.__setattr__
+            set_once(found, "dtype", np.dtype(dtype))
+            set_once(found, "shape", tuple(map(int, shape)))
+            set_once(found, "count", math.prod(found.shape))
+            set_once(found, "bytes", found.count * found.dtype.itemsize)
+            found = _types.setdefault((found.dtype, found.shape), found)
+        return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a Type does not change; got {name} = {value!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Type, (self.dtype, self.shape)
+
+    def __repr__(self) -> str:
+        return f"Type({self})"
+
+    def __str__(self) -> str:
+        return f"{SHORT_NAMES[self.dtype]}[{','.join(map(str, self.shape))}]"
+
+
+_types: Final[dict[tuple[DType, Shape], Type]] = {}
 
 
 def as_dtype(value: Any, where: str) -> np.dtype[Any]:

@@ -27,9 +27,9 @@ from .arrays import view
 from .collectives import Group
 from .compiler import compile, sorted_updates
 from .devices.executable import Executable
-from .dtype import SHORT_NAMES, as_dtype, float64
+from .dtype import SHORT_NAMES, Type, as_dtype, float64
 from .errors import CompileError, RetraceWarning
-from .ir import PLACEHOLDER, Graph, Node, Type
+from .ir import PLACEHOLDER, Graph, Node
 from .ops.operands import as_node
 from .passes.collectives import talks
 from .sites import call_site

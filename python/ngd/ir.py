@@ -25,13 +25,11 @@ from numpy.typing import NDArray
 
 from .array_methods import ArrayMethods
 from .cost import Cost
-from .dtype import NUMBERS, SHORT_NAMES
+from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type
 from .errors import CompileError, GradientError
 from .sites import at_site, call_site
 
 Array: TypeAlias = NDArray[Any]
-DType: TypeAlias = np.dtype[Any]
-Shape: TypeAlias = tuple[int, ...]
 
 
 ALIGNMENT: Final = 64
@@ -41,30 +39,6 @@ ALIGNMENT: Final = 64
 def aligned(size: int) -> int:
     """Round up to ALIGNMENT."""
     return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-@dataclass(frozen=True, slots=True)
-class Type:
-    """A dtype and a static shape."""
-
-    dtype: DType
-    shape: Shape
-
-    @property
-    def count(self) -> int:
-        """The number of elements."""
-        product = 1
-        for n in self.shape:
-            product *= n
-        return product
-
-    @property
-    def bytes(self) -> int:
-        """The size of a dense tensor of this type, in bytes."""
-        return self.count * self.dtype.itemsize
-
-    def __str__(self) -> str:
-        return f"{SHORT_NAMES[self.dtype]}[{','.join(map(str, self.shape))}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +81,8 @@ class Op:
     """Its result may lie in the bytes of its first input: `offset` says where."""
     collective: ClassVar[bool] = False
     """Talks to other ranks: run by all of them, in one order."""
+    order: int = -1
+    """Which one in that order, once the compiler has numbered what `communicates`."""
     broadcasts: ClassVar[bool] = False
     """Repeats elements of its input: a reader of the result may read that instead, by strides."""
     converts: ClassVar[bool] = False
@@ -116,7 +92,8 @@ class Op:
     nested: ClassVar[str] = ""
     """Runs graphs, which its attributes hold as a Body each: how, in the executor's words.
 
-    It has several results. The compiler plans the graphs; no kernel is asked for.
+    It has several results. The compiler plans the graphs; no kernel is asked for. The attribute
+    `length`, where there is one, is how often they run.
     """
     settled_by: ClassVar[Literal["", "group"]] = ""
     """What the value is known from before a step runs; `settle` says which it is."""
@@ -393,9 +370,10 @@ class Node(ArrayMethods):
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         """The same op on these inputs: this very node where they are its own."""
-        if same_nodes(inputs, self.inputs):
+        pairs = replaced(inputs, self.inputs)
+        if not pairs:
             return self
-        for new, old in zip(inputs, self.inputs, strict=True):
+        for new, old in pairs:
             if new.type is not old.type and new.type != old.type:
                 return self.op.node(inputs, self.attrs)
         return Node(self.op, inputs, self.attrs, self.type)  # equal types make an equal type
@@ -457,7 +435,7 @@ class Result(Node):
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         """The same result of the same op on these inputs."""
-        if same_nodes(inputs, self.inputs):
+        if not replaced(inputs, self.inputs):
             return self
         return self.op.node(inputs, self.attrs).results[self.number]
 
@@ -477,9 +455,9 @@ def result_of(node: Node, number: int) -> Node:
     return node.results[number]
 
 
-def same_nodes(a: Sequence[Node], b: Sequence[Node]) -> bool:
-    """Whether these are the same nodes in the same order; `==` of tuples would compare values."""
-    return a is b or (len(a) == len(b) and all(map(operator.is_, a, b)))
+def replaced(new: Sequence[Node], old: Sequence[Node]) -> list[tuple[Node, Node]]:
+    """What replaces which node where two lists differ; `!=` of nodes would compare values."""
+    return [] if new is old else [(a, b) for a, b in zip(new, old, strict=True) if a is not b]
 
 
 def remade_node(
@@ -668,7 +646,9 @@ class Graph:
         with at_site("") as move_to:
             for node in self.nodes if order is None else order:
                 move_to(node.site)
-                inputs = tuple([new.get(i, i) for i in node.inputs]) if new else node.inputs
+                inputs = node.inputs
+                if not new.keys().isdisjoint(inputs):
+                    inputs = tuple([new.get(i, i) for i in inputs])
                 changed = change(node, inputs)
                 if changed is node:
                     continue
@@ -762,6 +742,11 @@ def bodies_of(node: Node) -> list[Graph]:
     if not node.op.nested:
         return []
     return [value.graph for _, value in sorted(node.attrs.items()) if isinstance(value, Body)]
+
+
+def communicates(node: Node) -> bool:
+    """Whether the op applied here talks to other ranks, or a graph that it runs does."""
+    return node.op.collective or any(communicates(n) for g in bodies_of(node) for n in g.nodes)
 
 
 def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:

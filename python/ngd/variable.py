@@ -10,9 +10,9 @@ import numpy as np
 
 from . import _core, config
 from .arrays import view
-from .dtype import as_dtype, lengths
+from .dtype import DType, Shape, Type, as_dtype, lengths
 from .errors import ShapeError
-from .ir import PLACEHOLDER, VARIABLE, Array, DType, Node, Shape, Type, constant_node
+from .ir import PLACEHOLDER, VARIABLE, Array, Node, constant_node
 from .sites import at_site
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from ngd import ops
 from ngd.autodiff import grad
-from ngd.dtype import float32, float64, int64
+from ngd.dtype import Type, float32, float64, int64
 from ngd.errors import Error, GradientError
-from ngd.ir import PLACEHOLDER, REGISTRY, VARIABLE, Array, Graph, Node, Op, Type, topological
+from ngd.ir import PLACEHOLDER, REGISTRY, VARIABLE, Array, Graph, Node, Op, topological
 from ngd.reference import evaluate
 
 

@@ -16,8 +16,9 @@ import pytest
 import ngd
 from ngd import _core, ops
 from ngd.devices import cpu
+from ngd.dtype import Type
 from ngd.errors import CompileError
-from ngd.ir import Graph, Type
+from ngd.ir import Graph
 from ngd.passes.plan_memory import Plan, Storage
 
 DOUBLE = 2.2

@@ -13,8 +13,8 @@ import pytest
 
 import ngd
 from ngd import ops
+from ngd.dtype import Type
 from ngd.errors import BusyError, CompileError, PoisonedVariableError, ShapeError
-from ngd.ir import Type
 from ngd.passes import elementwise
 from ngd.passes.plan_memory import Plan, Step, Storage
 

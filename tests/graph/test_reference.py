@@ -14,9 +14,9 @@ import pytest
 
 from ngd import ops
 from ngd.autodiff import grad
-from ngd.dtype import bfloat16, float32, float64, int32
+from ngd.dtype import Type, bfloat16, float32, float64, int32
 from ngd.errors import Error
-from ngd.ir import PLACEHOLDER, VARIABLE, Array, Graph, Node, Op, Type
+from ngd.ir import PLACEHOLDER, VARIABLE, Array, Graph, Node, Op
 from ngd.reference import evaluate
 
 COMBINE: dict[str, Callable[..., Any]] = {

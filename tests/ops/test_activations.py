@@ -15,8 +15,8 @@ from tests.ops.conftest import Runner
 
 from ngd import ops
 from ngd.autodiff import grad
-from ngd.dtype import float32, float64
-from ngd.ir import Array, DType, Node, Type
+from ngd.dtype import DType, Type, float32, float64
+from ngd.ir import Array, Node
 
 Scalar = Callable[[float], float]
 

@@ -18,9 +18,9 @@ from tests.ops.witness import Shape, agrees, drawn
 import ngd
 from ngd import ops
 from ngd.autodiff import grad
-from ngd.dtype import bfloat16, float16, float32, float64
+from ngd.dtype import DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, ShapeError
-from ngd.ir import Array, DType, Node, Type, op_named
+from ngd.ir import Array, Node, op_named
 from ngd.ops.precision import expansion
 from ngd.passes.costs import cost_of
 

@@ -11,9 +11,9 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees, drawn
 
 from ngd import ops
-from ngd.dtype import bfloat16, float64
+from ngd.dtype import Type, bfloat16, float64
 from ngd.errors import ShapeError
-from ngd.ir import Node, Type
+from ngd.ir import Node
 
 EQUATIONS: list[tuple[str, list[Shape]]] = [
     ("ij->ji", [(2, 3)]),

@@ -15,9 +15,9 @@ from tests.ops.witness import agrees, drawn
 
 from ngd import ops
 from ngd.autodiff import grad
-from ngd.dtype import float16, float32, float64
+from ngd.dtype import DType, Type, float16, float32, float64
 from ngd.errors import ShapeError
-from ngd.ir import Array, DType, Node, Type
+from ngd.ir import Array, Node
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 Loss = tuple[Callable[..., Node], Callable[..., Any], Callable[[Array], Array]]

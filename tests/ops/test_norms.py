@@ -15,9 +15,8 @@ from tests.ops.witness import Shape, agrees, drawn, torch_or_skip
 
 from ngd import ops
 from ngd.autodiff import grad
-from ngd.dtype import float16, float32, float64
+from ngd.dtype import DType, Type, float16, float32, float64
 from ngd.errors import ShapeError
-from ngd.ir import DType, Type
 
 DTYPES = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 

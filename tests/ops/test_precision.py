@@ -19,8 +19,8 @@ from tests.ops.conftest import Runner
 
 from ngd import ops
 from ngd.autodiff import grad
-from ngd.dtype import SHORT_NAMES, bfloat16, float16, float32, float64, is_float
-from ngd.ir import Array, DType, Node, Type
+from ngd.dtype import SHORT_NAMES, DType, Type, bfloat16, float16, float32, float64, is_float
+from ngd.ir import Array, Node
 
 HALVES = (float16, bfloat16)
 DIGITS = {float16: 11, bfloat16: 8, float32: 24, float64: 53}

@@ -19,6 +19,7 @@ from ngd.autodiff import grad
 from ngd.dtype import (
     FLOATS,
     INTEGERS,
+    Type,
     bfloat16,
     bool_,
     float16,
@@ -30,7 +31,7 @@ from ngd.dtype import (
     uint8,
 )
 from ngd.errors import DTypeError, ShapeError
-from ngd.ir import Array, Node, Type, constant_node
+from ngd.ir import Array, Node, constant_node
 from ngd.ops.random import philox_4x32_10, random_words
 
 NUMPY_DTYPES = (bool_, *INTEGERS, float16, float32, float64)

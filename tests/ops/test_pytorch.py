@@ -14,8 +14,8 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees
 
 from ngd import ops
-from ngd.dtype import float32, float64
-from ngd.ir import Array, DType
+from ngd.dtype import DType, float32, float64
+from ngd.ir import Array
 
 COMMON = settings(
     max_examples=8,

@@ -17,9 +17,9 @@ from tests.ops.witness import agrees, drawn
 
 from ngd import ops
 from ngd.autodiff import grad
-from ngd.dtype import float32, float64
+from ngd.dtype import DType, Type, float32, float64
 from ngd.errors import DTypeError, ShapeError
-from ngd.ir import Array, DType, Node, Type
+from ngd.ir import Array, Node
 
 X = np.arange(24).reshape(2, 3, 4)
 SAME: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {

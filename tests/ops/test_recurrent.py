@@ -13,9 +13,9 @@ from tests.ops.witness import Shape, agrees, drawn
 
 from ngd import ops
 from ngd.autodiff import grad
-from ngd.dtype import float32, float64
+from ngd.dtype import DType, Type, float32, float64
 from ngd.errors import ShapeError
-from ngd.ir import DType, Graph, Type
+from ngd.ir import Graph
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 PLACES, BATCH, INPUTS, SIZE = 5, 2, 3, 4

@@ -12,8 +12,8 @@ import pytest
 from tests.ops.cases import Case, all_cases, assert_close, draw, placeholders
 from tests.ops.conftest import Runner
 
-from ngd.dtype import ALL, FLOATS, SHORT_NAMES, bfloat16, bool_, float16, is_float
-from ngd.ir import REGISTRY, Array, DType, Op, Type
+from ngd.dtype import ALL, FLOATS, SHORT_NAMES, DType, Type, bfloat16, bool_, float16, is_float
+from ngd.ir import REGISTRY, Array, Op
 
 ELEMENTWISE = [op for op in REGISTRY.values() if op.elementwise]
 PAIRS = [(op, dtype) for op in ELEMENTWISE for dtype in op.dtypes]

@@ -14,8 +14,8 @@ from tests.ops.conftest import Runner
 
 from ngd import ops
 from ngd.autodiff import grad
-from ngd.dtype import float32, float64
-from ngd.ir import Array, DType, Node, Type
+from ngd.dtype import DType, Type, float32, float64
+from ngd.ir import Array, Node
 
 TOLERANCE: dict[DType, float] = {float32: 1e-5, float64: 1e-12}
 Shape = tuple[int, ...]

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import destination, view
-from ..dtype import SHORT_NAMES, as_dtype, whole
+from ..dtype import SHORT_NAMES, Shape, as_dtype, whole
 from ..errors import ShapeError
-from ..ir import Array, Shape
+from ..ir import Array
 
 
 def operand(array: Any, where: str) -> Array:

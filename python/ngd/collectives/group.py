@@ -15,9 +15,9 @@ import numpy as np
 
 from .. import _core
 from ..arrays import destination
-from ..dtype import as_dtype, lengths, whole
+from ..dtype import DType, Shape, as_dtype, lengths, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
-from ..ir import Array, DType, Shape
+from ..ir import Array
 from ..kinds import KINDS, Kind
 from ..local import BoundToProcess
 from ..sites import call_site

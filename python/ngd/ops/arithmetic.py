@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import FLOATS, INTEGERS, float64, is_float
-from ..ir import DType, Node, Operand, Sample, constant_node, register
+from ..dtype import FLOATS, INTEGERS, DType, float64, is_float
+from ..ir import Node, Operand, Sample, constant_node, register
 from .cast import cast
 from .compare import equal, logical_and, where
 from .elementwise import Binary, Unary, align, zero_like

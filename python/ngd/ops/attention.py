@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..cost import Cost
-from ..dtype import bool_, float32, float64, is_float
+from ..dtype import Shape, Type, bool_, float32, float64, is_float
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, public, register
+from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .cast import cast
 from .compare import logical_and, not_equal, where
 from .elementwise import align

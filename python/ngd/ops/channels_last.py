@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..cost import Cost
-from ..dtype import FLOATS
-from ..ir import Array, Node, Op, Operand, Sample, Type, register
+from ..dtype import FLOATS, Type
+from ..ir import Array, Node, Op, Operand, Sample, register
 from .conv import biased, conv, conv_data_grad, conv_weight_grad
 from .operands import expect_dtype
 from .shape import moved, transpose

@@ -23,9 +23,22 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from ..dtype import ALL, FLOATS, NUMBERS, bfloat16, bool_, float32, float64, int64, is_float, whole
+from ..dtype import (
+    ALL,
+    FLOATS,
+    NUMBERS,
+    DType,
+    Type,
+    bfloat16,
+    bool_,
+    float32,
+    float64,
+    int64,
+    is_float,
+    whole,
+)
 from ..errors import DTypeError, GradientError, NotMemberError, ShapeError
-from ..ir import Array, DType, Node, Op, Operand, Sample, Type, register
+from ..ir import Array, Node, Op, Operand, Sample, register
 from ..kinds import KINDS, Kind
 from ..sites import call_site
 from .arithmetic import abs, floor, maximum, minimum

@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..dtype import float32
+from ..dtype import Shape, float32
 from ..errors import ShapeError
-from ..ir import Node, Shape, public
+from ..ir import Node, public
 from .cast import cast
 from .elementwise import align
 from .matmul import matmul

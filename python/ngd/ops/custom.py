@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from ..dtype import ALL, int64
-from ..ir import Array, Node, Op, Operand, Sample, Type, register
+from ..dtype import ALL, Type, int64
+from ..ir import Array, Node, Op, Operand, Sample, register
 from .operands import unchanged
 
 

@@ -17,22 +17,9 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..dtype import (
-    FLOATS,
-    is_float,
-    promote,
-)
+from ..dtype import FLOATS, DType, Type, is_float, promote
 from ..errors import DTypeError
-from ..ir import (
-    Array,
-    DType,
-    Node,
-    Op,
-    Operand,
-    Sample,
-    Type,
-    constant_node,
-)
+from ..ir import Array, Node, Op, Operand, Sample, constant_node
 from .cast import cast
 from .operands import (
     Value,

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import as_dtype, float32, float64, lengths, whole
+from ..dtype import DType, Shape, Type, as_dtype, float32, float64, lengths, whole
 from ..errors import ShapeError
-from ..ir import Array, DType, Node, Operand, Sample, Shape, Type, register
+from ..ir import Array, Node, Operand, Sample, register
 from ..kinds import KINDS, Kind
 from .cast import cast
 from .collective import (

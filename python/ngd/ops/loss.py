@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import FLOATS, float32, int32, int64
+from ..dtype import FLOATS, DType, Type, float32, int32, int64
 from ..errors import ShapeError
-from ..ir import Array, DType, Node, Op, Operand, Sample, Type, public, register
+from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .activation import softplus
 from .arithmetic import abs, maximum, minimum, square
 from .cast import cast

@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import FLOATS, float32
+from ..dtype import FLOATS, DType, Shape, Type, float32
 from ..errors import ShapeError
-from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, public, register
+from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .arithmetic import square
 from .cast import cast
 from .operands import (

@@ -17,6 +17,9 @@ from ..dtype import (
     INTEGERS,
     NUMBERS,
     SHORT_NAMES,
+    DType,
+    Shape,
+    Type,
     as_dtype,
     bfloat16,
     float16,
@@ -27,7 +30,7 @@ from ..dtype import (
     uint64,
 )
 from ..errors import DTypeError, ShapeError
-from ..ir import CONSTANT, PLACEHOLDER, Array, DType, Node, Shape, Type, constant_node, public
+from ..ir import CONSTANT, PLACEHOLDER, Array, Node, constant_node, public
 
 Axis: TypeAlias = int | Sequence[int] | None
 """One axis, several, or all."""

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from ..cost import Cost
-from ..dtype import FLOATS, int64
+from ..dtype import FLOATS, Shape, Type, int64
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, public, register
+from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .along_axis import add_along_axis
 from .cast import cast
 from .matmul import matmul

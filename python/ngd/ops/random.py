@@ -18,6 +18,9 @@ import numpy as np
 from ..dtype import (
     FLOATS,
     INTEGERS,
+    DType,
+    Shape,
+    Type,
     as_dtype,
     bfloat16,
     float16,
@@ -27,7 +30,7 @@ from ..dtype import (
     uint32,
 )
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, DType, Node, Op, Operand, Sample, Shape, Type, constant_node, register
+from ..ir import Array, Node, Op, Operand, Sample, constant_node, register
 from .cast import cast
 from .compare import where
 from .operands import HALVES, Value, as_node, as_shape, expect_dtype, narrow, widen

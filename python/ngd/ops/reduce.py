@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..dtype import FLOATS, NUMBERS, bool_, float64, int64, is_float, uint8, uint64
+from ..dtype import FLOATS, NUMBERS, Shape, Type, bool_, float64, int64, is_float, uint8, uint64
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, Shape, Type, public, register
+from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .arithmetic import abs, square
 from .cast import cast
 from .compare import equal, not_equal, where

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import INTEGERS, bool_, int64, is_float
+from ..dtype import INTEGERS, Shape, Type, bool_, int64, is_float
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, Node, Shape, Type, public
+from ..ir import Array, Node, public
 from .arithmetic import add, maximum, minimum, multiply
 from .cast import cast
 from .compare import equal, logical_and, not_equal, where

@@ -12,21 +12,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import ALL, INTEGERS, NUMBERS, as_dtype, bool_, float32, int32, int64
-from ..errors import DTypeError, ShapeError
-from ..ir import (
-    Array,
+from ..dtype import (
+    ALL,
+    INTEGERS,
+    NUMBERS,
     DType,
-    Node,
-    Op,
-    Operand,
-    Sample,
     Shape,
     Type,
-    constant_node,
-    public,
-    register,
+    as_dtype,
+    bool_,
+    float32,
+    int32,
+    int64,
 )
+from ..errors import DTypeError, ShapeError
+from ..ir import Array, Node, Op, Operand, Sample, constant_node, public, register
 from .cast import cast
 from .compare import equal
 from .elementwise import align

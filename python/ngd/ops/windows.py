@@ -15,8 +15,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from ..dtype import Shape, Type
 from ..errors import ShapeError
-from ..ir import Array, Shape, Type
+from ..ir import Array
 
 PerAxis: TypeAlias = int | Sequence[int]
 """One number for all spatial axes, or one an axis."""

@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from ..cost import Cost
-from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op, Type, bodies_of, offset_of, topological
+from ..dtype import Type
+from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op, bodies_of, offset_of, topological
 from ..ops.precision import expansion
 from .collectives import Start
 from .elementwise import FusedElementwise

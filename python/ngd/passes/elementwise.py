@@ -37,10 +37,9 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from ..dtype import SHORT_NAMES
-from ..ir import Graph, Node, Op, Shape, Type
+from ..dtype import SHORT_NAMES, Shape, Type
+from ..ir import Graph, Node, Op
 from ..ops.operands import scalar_value
-from .collectives import Ordered
 from .target import Target
 
 MAX_INSTRUCTIONS: Final = 24
@@ -252,9 +251,9 @@ def needs(graph: Graph, depths: Mapping[Node, int]) -> dict[Node, Need]:
             continue
         need = found[node]
         if not is_elementwise(node):
-            first = min([found[result][0] for result in node.results])
-            order = node.op.order if isinstance(node.op, Ordered) else inf
-            need = min(first, order), depths[node]
+            first = min([found[result][0] for result in node.results]) if node.several else need[0]
+            order = node.op.order
+            need = min(first, order) if order >= 0 else first, depths[node]
         for operand in node.inputs:
             if need < found[operand]:
                 found[operand] = need

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Set
 from functools import cache
 from typing import Final, TypeAlias
 
-from ..ir import REGISTRY, Graph, Node, Op, Shape
+from ..dtype import Shape
+from ..ir import REGISTRY, Graph, Node, Op
 from ..ops.shape import inverse, moved, reshape
 from .simplify import simplify
 from .target import Target, query_node

@@ -33,12 +33,16 @@ class Pattern:
     read_once: bool = False
     """Whether nothing else may read the node, which the replacement does away with."""
 
-    def may_match(self, node: Node) -> bool:
-        """Whether the traits allow it: most nodes fail here, and quickly."""
-        if not self.trait(node.op) or len(node.inputs) < len(self.operands):
+    def may_match(self, op: Op, operands: Sequence[Op]) -> bool:
+        """Whether the traits of a node's op, and of those of its operands, allow it."""
+        if not self.trait(op) or len(operands) < len(self.operands):
             return False
-        pairs = zip(self.operands, node.inputs, strict=False)
-        return self.any_order or all(pattern.may_match(operand) for pattern, operand in pairs)
+        given = operands[: len(self.operands)]
+        orders = (given, given[::-1]) if self.any_order else (given,)
+        return any(
+            all(pattern.trait(found) for pattern, found in zip(self.operands, each, strict=True))
+            for each in orders
+        )
 
     def matches(self, node: Node, counts: Mapping[Node, int]) -> Iterator[Match]:
         """All ways in which the pattern fits this node."""
@@ -69,8 +73,6 @@ class Rule:
 
     def apply(self, node: Node, counts: Mapping[Node, int], target: Target) -> Node | None:
         """The replacement of a node that the device accepts."""
-        if not self.pattern.may_match(node):
-            return None
         for match in self.pattern.matches(node, counts):
             new = self.replacement(match) if self.condition(match) else None
             if new is not None and query_node(target, source_of(new)).accepted:
@@ -82,11 +84,18 @@ def apply_rules(graph: Graph, rules: Sequence[Rule], target: Target) -> Graph:
     """The graph in which, from the inputs on, the first rule that fits has replaced each node."""
     counts = uses(graph)
     readers: dict[Node, int] = {}  # the same, of the nodes of the new graph
+    likely: dict[tuple[Op, ...], list[Rule]] = {}  # by a node's op and those of its operands
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         new = node.with_inputs(inputs)
-        found = (rule.apply(new, readers, target) for rule in rules)
-        new = next((n for n in found if n is not None), new)
+        key = (new.op, *[operand.op for operand in inputs])
+        if key not in likely:
+            likely[key] = [rule for rule in rules if rule.pattern.may_match(key[0], key[1:])]
+        for rule in likely[key]:
+            found = rule.apply(new, readers, target)
+            if found is not None:
+                new = found
+                break
         readers[new] = counts[node]
         return new
 

@@ -33,7 +33,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from ..cost import Cost
-from ..dtype import uint8
+from ..dtype import Type, uint8
 from ..errors import CompileError
 from ..ir import (
     CONSTANT,
@@ -43,7 +43,6 @@ from ..ir import (
     Graph,
     Leaf,
     Node,
-    Type,
     aligned,
     bodies_of,
     offset_of,
@@ -115,7 +114,7 @@ class Step:
     group: Ranks | None = None
     """Of a start: where it is not the executable's."""
     bodies: list[Plan] = field(default_factory=list)
-    """Of an op that runs graphs. Their arenas lie in the last output, which is nobody's value."""
+    """Of an op that runs graphs. Their arenas lie in the last two outputs, which are no values."""
 
 
 @dataclass(eq=False)
@@ -395,15 +394,20 @@ class Planner:
                 return
             bodies = [self.plan_body(graph) for graph in bodies_of(node)]
             self.plan.cost += cost_of(node, [body.cost for body in bodies])
-            outputs.append(self.spare_bytes(node, bodies))
+            outputs += self.spare_bytes(node, bodies)
             action = node.op.nested
             self.append(Step(action, name, inputs, outputs, attrs, node.site, bodies=bodies))
 
-    def spare_bytes(self, node: Node, bodies: list[Plan]) -> tuple[Type, Storage]:
+    def spare_bytes(self, node: Node, bodies: list[Plan]) -> list[tuple[Type, Storage]]:
         """What an op that runs graphs, one at a time, needs for them and for itself."""
-        arena = max(aligned(body.private_bytes) for body in bodies)
-        size = arena + node.op.spare_bytes(**node.attrs)
-        return Type(uint8, (size,)), self.new_storage("private", size)
+        private = max(aligned(body.private_bytes) for body in bodies)
+        private += node.op.spare_bytes(**node.attrs)
+        shared = max(aligned(body.shared_bytes) for body in bodies)
+        lent = self.new_storage("shared", shared) if shared else Storage("nowhere")
+        return [
+            (Type(uint8, (private,)), self.new_storage("private", private)),
+            (Type(uint8, (shared,)), lent),
+        ]
 
     def append(self, step: Step) -> None:
         """Append a step; what it writes is alive there."""
@@ -487,13 +491,16 @@ class Planner:
         lane: str,
     ) -> Storage | None:
         """An operand that dies here, of this size and lane, that the kernel may write over."""
-        in_place = query_node(self.target, node).in_place
-        application = node.results[0]
+        application, in_place = node.results[0], None
         for i, (type_, storage) in enumerate(inputs):
+            if storage.lane != lane or not storage.bytes == type_.bytes == node.type.bytes:
+                continue
             source = source_of(node.inputs[i])
-            dies = self.last_reader.get(source) is application and source not in self.sent
-            fits = storage.lane == lane and storage.bytes == type_.bytes == node.type.bytes
-            if not (dies and fits and (node.number, i) in in_place):
+            if self.last_reader.get(source) is not application or source in self.sent:
+                continue
+            if in_place is None:
+                in_place = query_node(self.target, node).in_place
+            if (node.number, i) not in in_place:
                 continue
             free = not any(storage.meets(other) for _, other in chosen)
             under = [j for j, (_, other) in enumerate(inputs) if storage.meets(other)]

@@ -20,8 +20,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..dtype import SHORT_NAMES, float32, float64
-from ..ir import Graph, Node, Op, Shape, Type
+from ..dtype import SHORT_NAMES, Shape, Type, float32, float64
+from ..ir import Graph, Node, Op
 from ..ops.shape import reshape
 from .elementwise import (
     FusedElementwise,

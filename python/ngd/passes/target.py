@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..ir import Node, Type
+from ..dtype import Type
+from ..ir import Node
 
 
 @dataclass(frozen=True, slots=True)
