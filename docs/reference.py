@@ -13,8 +13,8 @@ from typing import Any
 
 import ngd
 from ngd.devices import cpu
-from ngd.dtype import ALL, FLOATS, INTEGERS, NUMBERS, SHORT_NAMES, float32
-from ngd.ir import PUBLIC, Op, Type
+from ngd.dtype import ALL, FLOATS, INTEGERS, NUMBERS, SHORT_NAMES, Type, float32
+from ngd.ir import PUBLIC, Op
 
 PAGE = Path(__file__).parent / "ops.md"
 BEGINNING = """\
