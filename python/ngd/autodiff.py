@@ -114,7 +114,8 @@ def walk_back(
         if dy is None or not any(i in active for i in node.inputs):
             continue
         with at_site(node.site):
-            for operand, part in zip(node.inputs, _input_adjoints(node, dy), strict=True):
+            wanted = [operand in active for operand in node.inputs]
+            for operand, part in zip(node.inputs, _input_adjoints(node, dy, wanted), strict=True):
                 if part is None or operand not in active:
                     continue
                 part = _unbroadcast(part, operand.shape)
@@ -133,13 +134,13 @@ def walk_back(
 WALKS.adjoints = walk_back
 
 
-def _input_adjoints(node: Node, dy: Any) -> Sequence[Node | None]:
+def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
     """Ask the op's rule, or, of an op that only has an expansion, differentiate that."""
     op = node.op
     if op.gradient_rounds and is_narrow(node):
         node, dy = widened(node), _widened_adjoints(dy)
     if type(op).grad is not Op.grad or not op.expands:
-        return op.grad(node, dy)
+        return op.grad_of(node, dy, wanted)
     seeds: dict[Node, Node] = {}
     for root, part in zip(expansion(node), dy if node.several else (dy,), strict=True):
         if part is not None:  # two results may be one node of the expansion

@@ -143,6 +143,10 @@ class Op:
         """
         raise GradientError(f"{self.name}: this op has no gradient (used at {node.site})")
 
+    def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
+        """As `grad`, where the adjoints of some operands alone are wanted."""
+        return self.grad(node, dy)
+
     def expand(self, *inputs: Any, **attrs: Any) -> Node | tuple[Node, ...]:
         """The same in terms of other ops."""
         raise NotImplementedError(self.name)

@@ -190,6 +190,28 @@ def test_a_jacobian_through_a_collective(communicator: str, ranks: int) -> None:
     run_in_world(jacobians, communicator, ranks)
 
 
+def constant_shards() -> None:
+    """Shards that are constants, a small and a large one, of which nobody wants the gradient."""
+    world = ngd.init()
+    shard = np.arange(60.0 + 10 * world.rank) / 100
+    w = ngd.placeholder("w", (), np.float64)
+
+    def body(carry: Node, now: Node) -> tuple[Node, None]:
+        return carry + ops.all_reduce(ops.sum(ngd.constant(shard) * now), op="sum") * w, None
+
+    last, _ = ops.scan(body, ops.zeros((), "float64"), np.arange(1.0, 4.0))
+    (slope,) = ngd.grad(last, [w])
+    wanted = 6 * world.size * sum((np.arange(60.0 + 10 * r) / 100).sum() for r in range(world.size))
+    for device in DEVICES:
+        (found,) = ngd.compile([w], [slope], device=device)(np.float64(2))
+        npt.assert_allclose(found, wanted / world.size, rtol=1e-12)
+
+
+@over
+def test_shards_that_are_constants_of_different_size(communicator: str) -> None:
+    run_in_world(constant_shards, communicator, 2)
+
+
 def in_a_group() -> None:
     """A loop of collectives of a part of the ranks."""
     world = ngd.init()

@@ -431,6 +431,25 @@ def test_a_branch_with_a_collective_is_chosen_by_what_is_equal_on_all_ranks(devi
         ngd.compile([y, told], [fine], device=device, group=ngd.distributed.alone())
 
 
+def test_the_gradient_of_a_loop_makes_what_is_asked_for_alone() -> None:
+    x, w, h = ngd.placeholder("x", (4, 2)), ngd.placeholder("w", (2,)), ngd.placeholder("h", (2,))
+
+    def body(carry: list[Node], part: Node) -> tuple[list[Node], None]:
+        first, second = carry
+        return [ops.tanh(first * w + part), second + part * x[0]], None
+
+    (last, other), _ = ops.scan(body, [h, h * 2], x)
+    loss = ops.sum(last) + ops.sum(other)
+
+    def carried(wrt: Node) -> int:
+        gradient = ngd.grad(loss, wrt)
+        made = Graph((x, w, h), (gradient,)).nodes
+        return max(n.attrs["carries"] for n in made if n.op.nested and n.attrs["reverse"])
+
+    assert carried(w) == 2  # the adjoint of the first, and the sum for w
+    assert carried(h) == 2  # the adjoints of both
+
+
 def test_messages_between_two_ranks_are_refused_inside() -> None:
     x = ngd.placeholder("x", (2,))
     with pytest.raises(CompileError, match=r"send \(made at .*\) stands inside a loop"):

@@ -90,6 +90,9 @@ class Control(Op):
         for body in bodies_of(node):
             expect_agreement(body)
 
+    def grad(self, node: Node, dy: Any) -> Sequence[Node | None]:
+        return self.grad_of(node, dy, [True for _ in node.inputs])
+
     def run(self, evaluate: Evaluate, *inputs: Any, **attrs: Any) -> tuple[Array, ...]:
         """The reference, by another way to compute bodies."""
         raise NotImplementedError(self.name)
@@ -195,13 +198,13 @@ class Scan(Control):
                 loop.next, loop.made = [tanh(carry + part) * w], [carry * part]
                 yield sample_of(loop.node())
 
-    def grad(self, node: Node, dy: Any) -> Sequence[Node | None]:
+    def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
         """A loop the other way; each round is computed again from the carried values it found.
 
         The adjoints of the carried values are carried, and so are the sums of the adjoints of what
         all rounds read; those of slices are stacked.
         """
-        return Backward(node, dy).adjoints()
+        return Backward(node, dy, wanted).adjoints()
 
 
 SCAN: Final[Scan] = register(Scan())
@@ -250,8 +253,9 @@ class Loop:
 class Backward:
     """The gradient of a scan: what its loop carries, reads and makes."""
 
-    def __init__(self, node: Node, dy: Sequence[Node | None]) -> None:
+    def __init__(self, node: Node, dy: Sequence[Node | None], wanted: Sequence[bool]) -> None:
         body, n, m = node.attrs["body"].graph, node.attrs["carries"], node.attrs["slices"]
+        self.wanted = reached(body, n, wanted)
         self.loop = Loop(node.attrs["length"], not node.attrs["reverse"])
         self.places = Parts.of(body.inputs, n, m)
         self.given = Parts.of(node.inputs, n, m)
@@ -259,7 +263,7 @@ class Backward:
         last, made, found = dy[:n], dy[n : len(body.outputs)], dy[len(body.outputs) :]
         self.carried = [
             self.loop.carry(zeros(x.shape, x.dtype) if d is None else d)
-            if is_float(x.dtype)
+            if x in self.wanted
             else None
             for x, d in zip(self.places.carries, last, strict=True)
         ]
@@ -275,8 +279,7 @@ class Backward:
 
     def adjoints(self) -> list[Node | None]:
         """Of each operand of the scan."""
-        wanted = [p for p in chain(*self.places) if is_float(p.dtype)]
-        inner = WALKS.adjoints(self.seeds, wanted)
+        inner = WALKS.adjoints(self.seeds, self.wanted)
         for place, carried, found in zip(
             self.places.carries, self.carried, self.found, strict=True
         ):
@@ -288,12 +291,34 @@ class Backward:
             self.loop.next.append(add(total, inner[place]))
         stacked = [p for p in self.places.slices if p in inner]
         self.loop.made += [inner[p] for p in stacked]
-        floats = [p for p in self.places.carries if is_float(p.dtype)]
+        floats = [p for p in self.places.carries if p in self.wanted]
         if not (floats or summed or stacked):
             return [None for _ in chain(*self.places)]
         results = self.loop.node().results
         of = dict(zip([*floats, *summed, *stacked], results, strict=False))
         return [of.get(place) for place in chain(*self.places)]
+
+
+def reached(body: Graph, carries: int, wanted: Sequence[bool]) -> dict[Node, None]:
+    """The inputs of a loop's body whose adjoints those of the wanted ones are made of, and these.
+
+    The adjoint of a carried value is handed from round to round where the next value depends on
+    what is wanted.
+    """
+    given = body.inputs
+    found: dict[Node, None] = {
+        p: None for p, want in zip(given, wanted, strict=True) if want and is_float(p.dtype)
+    }
+    while True:
+        active = set(found)
+        for node in body.nodes:
+            if any(i in active for i in node.inputs):
+                active.update(r for r in node.results if is_float(r.dtype))
+        pairs = zip(given[:carries], body.outputs, strict=False)
+        more = [p for p, made in pairs if made in active and p not in found]
+        if not more:
+            return found
+        found.update(dict.fromkeys(more))
 
 
 class Cond(Control):
@@ -350,10 +375,12 @@ class Cond(Control):
             branches = [[tanh(place) * w, w], [place, place + w]]
             yield sample_of(choose(inside(Type(bool_, ())), [(x, place)], branches)[0])
 
-    def grad(self, node: Node, dy: Sequence[Node | None]) -> Sequence[Node | None]:
+    def grad_of(
+        self, node: Node, dy: Sequence[Node | None], wanted: Sequence[bool]
+    ) -> Sequence[Node | None]:
         """The same choice, between the branches' gradients."""
         places = node.attrs["on_true"].graph.inputs
-        floats = [i for i, place in enumerate(places) if is_float(place.dtype)]
+        floats = [i for i, place in enumerate(places) if wanted[i + 1] and is_float(place.dtype)]
         known = [(i, d, inside(d.type)) for i, d in enumerate(dy) if d is not None]
         pairs = list(zip(node.inputs[1:], places, strict=True)) + [(d, p) for _, d, p in known]
         branches = []
