@@ -145,7 +145,10 @@ def kernels(rank: int) -> list[Step]:
         a, b = np.ones((2, 4, 3), np.float32), np.ones((2, 3, 5), np.float32)
         x, w = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("w", b.shape, b.dtype)
         bias = ngd.constant(np.full(5, -9, np.float32))
-        step = ngd.compile([x, w], [ops.relu(x @ w + bias), ops.relu(x[0] @ w[0] + bias)])
+        residual = ngd.constant(np.full((4, 5), -3, np.float32))
+        product = x[0] @ w[0]
+        results = [ops.relu(x @ w + bias), ops.relu(product + bias), x[1] @ w[1] + residual]
+        step = ngd.compile([x, w], results)
         for each in step(a, b):
             assert not each.any()
 

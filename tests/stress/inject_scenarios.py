@@ -291,13 +291,21 @@ def training(rank: int) -> list[Step]:
         other = ops.all_gather(ops.tanh(x), group=state["pair"])
         first = ops.broadcast(x * 2.0, root=1)
         update = {w: w - 0.1 * mean}
+
+        def halved(carry: Any, part: Any) -> tuple[Any, None]:
+            anybody = ops.all_reduce(ops.sum(carry) > 1.0, op="max")
+            summed = ops.cond(anybody, lambda: ops.all_reduce(carry, op="mean"), lambda: carry)
+            return summed / 2.0, None
+
+        last, _ = ops.scan(halved, x, length=3)
         state["w"], state["step"] = w, None
-        state["step"] = ngd.compile([x, labels], [loss, mean, other, first], update)
+        state["step"] = ngd.compile([x, labels], [loss, mean, other, first, last], update)
 
     def run() -> None:
         rows = of(rank, 24).reshape(6, 4) / 24
         before = state["w"].numpy()
-        _, mean, other, first = state["step"](rows, np.arange(6) % 3)
+        _, mean, other, first, last = state["step"](rows, np.arange(6) % 3)
+        check(last, (of(0, 24) + of(1, 24)).reshape(6, 4) / 24 / 2 / 8)
         check(first, of(1, 24).reshape(6, 4) / 24 * 2)
         check(other[6 * rank :][:6], np.asarray(other[6 * rank :][:6]))
         assert other.shape == (12, 4)
