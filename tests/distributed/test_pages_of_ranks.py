@@ -170,3 +170,30 @@ def test_the_pages_two_stages_learn_as_one_network() -> None:
         d = 2 * error / error.size
         w, v = w - 0.1 * x.T @ (d @ v.T * (1 - h**2)), v - 0.1 * h.T @ d
     assert run(pipeline, 2)[1].value == pytest.approx(losses, rel=1e-4)
+
+
+def divided_layers(limit: float) -> list[list[float]]:
+    """The page's loop over layers of which each rank has two columns, and its branch."""
+    world = ngd.init()
+    mine = slice(2 * world.rank, 2 * world.rank + 2)
+    x, firsts, seconds = matrices()
+    given = {"x": x, "firsts": firsts[:, :, mine], "seconds": seconds[:, mine]}
+    nodes = {k: ngd.constant(np.ascontiguousarray(v)) for k, v in given.items()}
+    names = execute("docs/collectives.md", "too_large =", modules() | nodes | {"limit": limit})
+    return [r.tolist() for r in ngd.compile([], [names["deep"], names["scaled"]])()]
+
+
+def matrices() -> list[Any]:
+    rng = np.random.default_rng(3)
+    return [rng.normal(size=shape) for shape in ((2, 4), (3, 4, 6), (3, 6, 4))]
+
+
+@pytest.mark.parametrize("limit", [0.0, 1e9])
+def test_the_pages_layers_are_those_of_one_rank(limit: float) -> None:
+    deep, firsts, seconds = matrices()
+    for first, second in zip(firsts, seconds, strict=True):
+        deep = deep + np.tanh(deep @ first) @ second
+    scaled = deep if limit else deep / deep.max()
+    for outcome in run(divided_layers, 3, arguments={"limit": limit}):
+        for found, wanted in zip(outcome.value, (deep, scaled), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-12)
