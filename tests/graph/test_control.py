@@ -450,6 +450,24 @@ def test_the_gradient_of_a_loop_makes_what_is_asked_for_alone() -> None:
     assert carried(h) == 2  # the adjoints of both
 
 
+@pytest.mark.parametrize("count", [3, 100])
+def test_a_constant_that_a_body_reads_has_a_gradient(count: int, device: str) -> None:
+    c, x = ngd.constant(np.full(count, 3.0)), ngd.constant(np.arange(2.0 * count).reshape(2, count))
+    looped, _ = ops.scan(lambda a, p: (a + p * c, None), ops.zeros(count, "float64"), x)
+    chosen = ops.cond(ops.sum(looped) > 0, lambda: looped * c, lambda: looped)
+    gradient = ngd.grad(ops.sum(chosen), c)
+    step = ngd.compile([], [gradient], device=device)
+    npt.assert_allclose(step()[0], 2 * 3.0 * np.arange(2.0 * count).reshape(2, count).sum(0))
+
+
+def test_small_constants_are_computed_with_in_the_bodies_kernels() -> None:
+    x = ngd.placeholder("x", (4, 2))
+    last, _ = ops.scan(lambda a, p: (a * 0.5 + p, None), ops.zeros(2, "float32"), x)
+    text = str(ngd.compile([x], [last], device="CPU"))
+    assert "#0.5" in text
+    assert " scan(%0, %1) " in text
+
+
 def test_messages_between_two_ranks_are_refused_inside() -> None:
     x = ngd.placeholder("x", (2,))
     with pytest.raises(CompileError, match=r"send \(made at .*\) stands inside a loop"):

@@ -48,7 +48,7 @@ from .shape import zeros
 from .transcendental import tanh
 
 SMALL: Final = 64
-"""Constants of so many elements stay inside a body."""
+"""Constants of so many elements go into the bodies that read them."""
 
 
 Evaluate: TypeAlias = Callable[[Graph, Sequence[Array]], list[Array]]
@@ -84,6 +84,31 @@ class Control(Op):
         op = type(self)()
         op.order = order
         return op
+
+    def shared_from(self, node: Node) -> tuple[int, int]:
+        """From which operand on, and from which input of a body on, one is the other."""
+        raise NotImplementedError(self.name)
+
+    def simplify(self, node: Node) -> Node | None:
+        """Take small constants into the bodies, for their kernels to know them.
+
+        Until then they are operands: somebody may want their gradient.
+        """
+        outside, inside = self.shared_from(node)
+        constants = {
+            inside + i: operand
+            for i, operand in enumerate(node.inputs[outside:])
+            if operand.op is CONSTANT and operand.type.count <= SMALL
+        }
+        if not constants:
+            return None
+        bodies = {
+            key: with_constants(value.graph, constants)
+            for key, value in node.attrs.items()
+            if isinstance(value, Body)
+        }
+        left = [x for i, x in enumerate(node.inputs) if i - outside + inside not in constants]
+        return self.node(left, {**node.attrs, **bodies})
 
     def expect_agreement(self, node: Node) -> None:
         """Raise CompileError where the ranks may not say the same inside; see the function."""
@@ -150,6 +175,10 @@ class Scan(Control):
         """That of all rounds."""
         body: Cost = attrs["bodies"][0]
         return body.times(attrs["length"])
+
+    def shared_from(self, node: Node) -> tuple[int, int]:
+        first = node.attrs["carries"] + node.attrs["slices"]
+        return first, first
 
     def spare_bytes(self, **attrs: Any) -> int:
         """Two turns of each carried value, and a slice of each result."""
@@ -344,6 +373,9 @@ class Cond(Control):
         branches: Sequence[Cost] = attrs["bodies"]
         return max(branches, key=lambda cost: (cost.flops, cost.bytes))
 
+    def shared_from(self, node: Node) -> tuple[int, int]:
+        return 1, 0
+
     def spare_bytes(self, **attrs: Any) -> int:
         """One of each result, for those that nobody reads."""
         return sum(aligned(node.type.bytes) for node in attrs["on_true"].graph.outputs)
@@ -420,6 +452,14 @@ def inside(type: Type, uniform: bool = True) -> Node:
     return Node(PLACEHOLDER, (), {"name": "inside", "uniform": uniform}, type)
 
 
+def with_constants(body: Graph, constants: Mapping[int, Node]) -> Body:
+    """A body in which some inputs, by their numbers, are constants."""
+    known = {body.inputs[i]: constant for i, constant in constants.items()}
+    left = tuple(p for p in body.inputs if p not in known)
+    changed = body.rewrite(lambda node, operands: known.get(node, node).with_inputs(operands))
+    return Body(Graph(left, changed.outputs))
+
+
 def told(body: Graph, uniform: Sequence[bool]) -> Graph:
     """A body that knows which of its inputs are equal on all ranks."""
     inputs = {p: inside(p.type, equal) for p, equal in zip(body.inputs, uniform, strict=True)}
@@ -462,8 +502,7 @@ def closed(
             own.update(id(result) for result in node.results)
     places: dict[Node, Node] = {}
     for node in chain(chain.from_iterable(n.inputs for n in order if id(n) in own), outputs):
-        small = node.op is CONSTANT and node.type.count <= SMALL
-        if id(node) not in own and not small and node not in places:
+        if id(node) not in own and node not in places:
             places[node] = inside(node.type)
     for node in order:
         if isinstance(node.op, Collective) and node.op.kind.between_two and id(node) in own:
