@@ -61,15 +61,17 @@ def write(plan: Plan, ordering: Ordering) -> _core.ProgramBuilder:
         return numbers[key]
 
     for step in plan.steps:
-        ranks = ordering.number(step.group)
+        ranks, attrs = ordering.number(step.group), native_attrs(step.attrs)
         if step.action == "start":
-            ordering.add(step.op, step.attrs, step.outputs[0][0], ranks, step.site)
+            branch = ordering.add(step.op, step.attrs, step.outputs[0][0], ranks, step.site)
+            if branch:
+                attrs["branch"] = branch
         builder.add_instruction(
             step.action,
             step.op,
             [value(i) for i in step.inputs],
             [value(o) for o in step.outputs],
-            native_attrs(step.attrs),
+            attrs,
             step.start,
             ranks,
             step.site,

@@ -212,6 +212,28 @@ def test_shards_that_are_constants_of_different_size(communicator: str) -> None:
     run_in_world(constant_shards, communicator, 2)
 
 
+def equal_constants() -> None:
+    """A branch sums two constants, which are equal on the last rank alone."""
+    world = ngd.init()
+    taken = ngd.placeholder("taken", (), np.bool_)
+    one = np.array([1.0, 2.0])
+    shards = [ngd.constant(one), ngd.constant(one + (world.rank < world.size - 1))]
+    (made,) = ops.cond(
+        ops.all_reduce(taken.astype("int32"), op="max") > 0,
+        lambda: [ops.add(*(ops.all_reduce(shard, op="sum") for shard in shards))],
+        lambda: [ops.zeros((2,), "float64")],
+    )
+    wanted = 2 * world.size * one + world.size - 1
+    for device in DEVICES:
+        (found,) = ngd.compile([taken], [made], device=device)(np.bool_(True))
+        npt.assert_allclose(found, wanted, rtol=1e-12)
+
+
+@over
+def test_constants_that_are_equal_on_one_rank_alone(communicator: str) -> None:
+    run_in_world(equal_constants, communicator, 2)
+
+
 def in_a_group() -> None:
     """A loop of collectives of a part of the ranks."""
     world = ngd.init()

@@ -61,7 +61,7 @@ class ProgramBuilder:
 
 class Sequence:
     def __init__(
-        self, text: str, hash: int, computation: int, communicator: Communicator
+        self, text: str, hash: int, computation: int, branch: int, communicator: Communicator
     ) -> None: ...
 
 class Mark:

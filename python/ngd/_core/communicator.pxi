@@ -63,11 +63,15 @@ cdef class Sequence:
     cdef ProgramIdentity identity
     cdef unique_ptr[HeldComputation] held
 
-    def __init__(self, str text, uint64_t hash, uint64_t computation, Communicator communicator):
+    def __init__(
+        self, str text, uint64_t hash, uint64_t computation, uint64_t branch,
+        Communicator communicator,
+    ):
         self.text = _bytes(text)
         self.identity.hash = hash
         self.identity.text = self.text.c_str()
         self.identity.computation = computation
+        self.identity = in_branch(self.identity, branch)
         self.held.reset(
             new HeldComputation(communicator.communicator.get().computations(), computation)
         )

@@ -128,6 +128,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         uint64_t hash
         const char* text
         uint64_t computation
+    ProgramIdentity in_branch(ProgramIdentity program, uint64_t branch)
     cppclass Layout:
         uint64_t hash
     Layout layout_of_shape(const int64_t* extents, int axes, uint64_t more, uint64_t* room)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from .. import _core, reference
 from ..collectives import Group
 from ..ir import Array, Graph, Node, bodies_of
 from ..ops.collective import Collective
-from ..passes.collectives import check_root, in_order
+from ..passes.collectives import check_root, in_order, is_message
 from ..variable import Variable
 from .executable import CompiledStep, Lower
 from .ordering import Ordering, opened
@@ -44,12 +43,11 @@ class Conversation:
         self.ordering = Ordering(group, graph)
         self.communicates = bool(in_order(graph))
         self.branches: dict[Node, int] = {}
-        """In which graph a collective stands that is run in some calls only: 1, 2 and so on."""
-        self.begun = itertools.count(1)
-        self.note(graph, group, 0)
+        """The branch that a collective stands in."""
+        self.note(graph, group)
         self.groups = opened(self.ordering.groups)
         self.identities = {
-            (number, branch): _core.Sequence(text, mixed(hash, branch), computes, of.communicator)
+            (number, branch): _core.Sequence(text, hash, computes, branch, of.communicator)
             for number, ((text, hash, computes), of) in enumerate(
                 zip(self.ordering.sequences(), self.groups, strict=True)
             )
@@ -57,20 +55,18 @@ class Conversation:
             if hash
         }
 
-    def note(self, graph: Graph, group: Group, branch: int) -> None:
+    def note(self, graph: Graph, group: Group) -> None:
         """Tell the ordering of the collectives of a graph, and of graphs inside it."""
         for node in in_order(graph):
             name, attrs = node.op.lower(**node.attrs)
-            bodies = bodies_of(node)
-            for body in self.ordering.inside(name, attrs, node.site, bodies):
-                self.note(body, group, branch if len(bodies) == 1 else next(self.begun))
-            if branch:
-                self.branches[node] = branch
+            for body in self.ordering.inside(name, attrs, node.site, bodies_of(node)):
+                self.note(body, group)
             ranks = node.attrs.get("group")
             check_root(node, ranks or group)
             if node.op.collective and (ranks or group).size > 1:
                 attrs, number = submission(node), self.ordering.number(ranks)
-                self.ordering.add(kind_of(node), attrs, node.type, number, node.site)
+                kind = kind_of(node)
+                self.branches[node] = self.ordering.add(kind, attrs, node.type, number, node.site)
 
     def start(self, node: Node, operand: Array) -> Callable[[], Array]:
         """Start one; what is returned waits for its result."""
@@ -87,7 +83,7 @@ class Conversation:
             attrs.pop("count", operand.size),
             attrs.pop("root", 0),
             site=node.site,
-            sequence=self.identities.get((number, self.branches.get(node, 0))),
+            sequence=None if is_message(node) else self.identities[number, self.branches[node]],
             **attrs,
         )
         _core.start([pending])
@@ -102,11 +98,6 @@ class Conversation:
         """A context for a run of the step: an exception in it closes the groups it talks in."""
         groups = self.groups if self.communicates else []
         return _core.UnderWay([g.communicator for g in groups], [g.abort for g in groups], True)
-
-
-def mixed(hash: int, branch: int) -> int:
-    """The hash of a sequence where it stands in a branch: a rank elsewhere has another one."""
-    return (hash + branch * 0x9E3779B97F4A7C15) % 2**64 or 1 if hash else 0
 
 
 def kind_of(node: Node) -> str:

@@ -34,6 +34,9 @@ class Ordering:
         self.groups: list[Ranks] = [group]
         self.lines: list[list[tuple[str, str]]] = [[]]
         self.heads: list[tuple[str, str]] = []  # of the graphs that are noted now, inside others
+        self.branches = [0]
+        """After the 0 of the whole step, those of them that are branches: 0 = not counted yet."""
+        self.counted = 0
 
     def number(self, group: Ranks | None) -> int:
         """The number of a group; None is the executable's."""
@@ -44,10 +47,19 @@ class Ordering:
             self.lines.append(list(self.heads))
         return self.groups.index(group)
 
-    def add(self, kind: str, attrs: Mapping[str, Any], type: Type, number: int, site: str) -> None:
-        """Note one more collective of a group."""
-        if kind not in MESSAGES:
-            self.lines[number].append((collective_line(kind, attrs, type), site))
+    def add(self, kind: str, attrs: Mapping[str, Any], type: Type, number: int, site: str) -> int:
+        """Note one more collective of a group, and return the number of the branch it stands in.
+
+        0 = it is run in every call. Branches are counted in the order of their first collectives:
+        one without any may be there on some ranks only.
+        """
+        if kind in MESSAGES:
+            return 0
+        self.lines[number].append((collective_line(kind, attrs, type), site))
+        if len(self.branches) > 1 and self.branches[-1] == 0:
+            self.counted += 1
+            self.branches[-1] = self.counted
+        return self.branches[-1]
 
     def inside(
         self, op: str, attrs: Mapping[str, Any], site: str, bodies: Sequence[Item]
@@ -56,10 +68,12 @@ class Ordering:
         for number, body in enumerate(bodies):
             head = (f"{op}, graph {number}, {attrs.get('length', 1)} times:", site)
             self.heads.append(head)
+            self.branches += [0] if len(bodies) > 1 else []
             for lines in self.lines:
                 lines.append(head)
             yield body
             self.heads.pop()
+            del self.branches[len(self.branches) - (len(bodies) > 1) :]
             for lines in self.lines:
                 if lines[-1] is head:
                     lines.pop()

@@ -320,11 +320,11 @@ class Backward:
             self.loop.next.append(add(total, inner[place]))
         stacked = [p for p in self.places.slices if p in inner]
         self.loop.made += [inner[p] for p in stacked]
-        floats = [p for p in self.places.carries if p in self.wanted]
-        if not (floats or summed or stacked):
+        asked = [p for p in self.places.carries if p in self.wanted]
+        if not (asked or summed or stacked):
             return [None for _ in chain(*self.places)]
         results = self.loop.node().results
-        of = dict(zip([*floats, *summed, *stacked], results, strict=False))
+        of = dict(zip([*asked, *summed, *stacked], results, strict=False))
         return [of.get(place) for place in chain(*self.places)]
 
 
@@ -412,7 +412,7 @@ class Cond(Control):
     ) -> Sequence[Node | None]:
         """The same choice, between the branches' gradients."""
         places = node.attrs["on_true"].graph.inputs
-        floats = [i for i, place in enumerate(places) if wanted[i + 1] and is_float(place.dtype)]
+        asked = [i for i, place in enumerate(places) if wanted[i + 1] and is_float(place.dtype)]
         known = [(i, d, inside(d.type)) for i, d in enumerate(dy) if d is not None]
         pairs = list(zip(node.inputs[1:], places, strict=True)) + [(d, p) for _, d, p in known]
         branches = []
@@ -420,10 +420,10 @@ class Cond(Control):
             outputs, seeds = node.attrs[name].graph.outputs, dict[Node, Node]()
             for i, _, seed in known:
                 add_to(seeds, outputs[i], seed)
-            inner = WALKS.adjoints(seeds, [places[i] for i in floats])
-            branches.append([sum_of(places[i], [inner.get(places[i])]) for i in floats])
+            inner = WALKS.adjoints(seeds, [places[i] for i in asked])
+            branches.append([sum_of(places[i], [inner.get(places[i])]) for i in asked])
         made = choose(node.inputs[0], pairs, branches)
-        adjoints = dict(zip(floats, made, strict=True))
+        adjoints = dict(zip(asked, made, strict=True))
         return [None, *(adjoints.get(i) for i in range(len(places)))]
 
 
@@ -453,8 +453,15 @@ def inside(type: Type, uniform: bool = True) -> Node:
 
 
 def with_constants(body: Graph, constants: Mapping[int, Node]) -> Body:
-    """A body in which some inputs, by their numbers, are constants."""
-    known = {body.inputs[i]: constant for i, constant in constants.items()}
+    """A body in which some inputs, by their numbers, are constants.
+
+    Each place gets a node of its own: two constants may be equal on one rank alone, and what is
+    made of them, a collective for instance, must not become one there.
+    """
+    known = {
+        body.inputs[i]: Node(CONSTANT, (), constant.attrs, constant.type)
+        for i, constant in constants.items()
+    }
     left = tuple(p for p in body.inputs if p not in known)
     changed = body.rewrite(lambda node, operands: known.get(node, node).with_inputs(operands))
     return Body(Graph(left, changed.outputs))

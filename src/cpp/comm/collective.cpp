@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/collective.hpp"
 
+#include <algorithm>
 #include <array>
 #include <numeric>
 #include <string>
 
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "comm/layout.hpp"
 
 namespace ngd::comm {
+
+ProgramIdentity in_branch(ProgramIdentity program, std::uint64_t branch) noexcept {
+  if (branch == 0) return program;
+  return {std::max<std::uint64_t>(mix(program.hash, branch), 1), nullptr, program.computation};
+}
 
 namespace {
 

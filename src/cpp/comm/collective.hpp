@@ -65,6 +65,10 @@ struct ProgramIdentity {
   std::uint64_t computation = 0;  // of what it computes (computations.hpp)
 };
 
+// What it says of the collectives in one of its branches, which are numbered from 1; 0 = in none. A
+// rank that has not taken the branch is told so, and does not take them for others.
+ProgramIdentity in_branch(ProgramIdentity program, std::uint64_t branch) noexcept;
+
 // What moves is a row of blocks of elements, end to end, or `count` elements (kKinds). A block has
 // `count` elements, too, or rank r's as many as counts[r] says; of an all_to_all counts[r] are
 // those of my block for rank r, and receive_counts[r] those of rank r's block for me.

@@ -91,7 +91,6 @@ Executor::Executor(Program program, const Surroundings& surroundings, void* aren
       arena_(arena),
       shared_(shared),
       flights_(&surroundings.flights),
-      branch_(surroundings.branch),
       queue_(&surroundings.queue),
       asynchronous_(queue_->asynchronous()) {
   bind(surroundings.table);
@@ -149,7 +148,7 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
   }
   switch (instruction.action) {
     case Action::Start:
-      step.flight = &flights_->add(instruction, query.inputs.at(0), query.outputs.at(0), branch_);
+      step.flight = &flights_->add(instruction, query.inputs.at(0), query.outputs.at(0));
       return;
     case Action::Wait:
       step.started = &steps_[instruction.start];
@@ -159,7 +158,7 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
       return bind_kernel(step, query, table);
     case Action::Scan:
     case Action::Cond:
-      step.nested = make_nested(instruction, query, {device_, *queue_, table, *flights_, branch_},
+      step.nested = make_nested(instruction, query, {device_, *queue_, table, *flights_},
                                 step.outputs.data() + step.outputs.size() - 2);
   }
 }

@@ -29,7 +29,6 @@ struct Surroundings {
   device::Queue& queue;
   kernels::KernelTable table;
   Flights& flights;
-  std::uint64_t branch = 0;  // Flights::new_branch()
 };
 
 class Executor {
@@ -104,7 +103,6 @@ class Executor {
   bool variables_touched_ = false;
   std::unique_ptr<Flights> own_flights_;
   Flights* flights_ = nullptr;
-  std::uint64_t branch_ = 0;
   // Behind what it uses: it waits for what is enqueued before anything of that goes.
   std::unique_ptr<device::Queue> own_queue_;
   device::Queue* queue_;

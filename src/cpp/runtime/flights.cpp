@@ -8,7 +8,6 @@
 
 #include "base/config.hpp"
 #include "base/error.hpp"
-#include "comm/layout.hpp"
 
 namespace ngd::runtime {
 
@@ -30,7 +29,7 @@ Flights::Flights(device::Device& device, device::Queue& queue,
 }
 
 Flight& Flights::add(const Instruction& instruction, const TensorType& operand,
-                     const TensorType& result, std::uint64_t branch) {
+                     const TensorType& result) {
   Flight& flight = flights_.emplace_back();
   const Attrs& attrs = instruction.attrs;
   comm::Collective& collective = flight.collective;
@@ -55,11 +54,10 @@ Flight& Flights::add(const Instruction& instruction, const TensorType& operand,
   collective.count = static_cast<std::uint64_t>(attrs.integer("count", operand.count()));
   collective.counts = counts_of("counts", flight.counts);
   collective.receive_counts = counts_of("receive_counts", flight.receive_counts);
-  if (!comm::between_two(collective.kind)) collective.program = &identities_.at(group);
-  if (collective.program != nullptr && branch != 0) {
-    const comm::ProgramIdentity& whole = *collective.program;
-    in_branches_.push_back({comm::mix(whole.hash, branch), nullptr, whole.computation});
-    collective.program = &in_branches_.back();
+  if (!comm::between_two(collective.kind)) {
+    const auto branch = static_cast<std::uint64_t>(attrs.integer("branch", 0));
+    flight.program = comm::in_branch(identities_.at(group), branch);
+    collective.program = &flight.program;
   }
   collective.site = instruction.site.c_str();
 

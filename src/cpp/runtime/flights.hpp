@@ -26,6 +26,7 @@ struct Flight {
   const Instruction* instruction = nullptr;  // the Start
   comm::Communicator* communicator = nullptr;
   comm::Collective collective;
+  comm::ProgramIdentity program;  // where it is not between two ranks
   std::vector<std::uint64_t> counts, receive_counts;
   comm::Work work;
   void* result = nullptr;                        // on the device
@@ -43,13 +44,8 @@ class Flights {
           std::vector<comm::Communicator*> communicators, const std::vector<GroupSequence>& groups);
 
   // Makes the collective of a Start ready, whose operand and result are of these types. Throws
-  // Internal where they do not fit it. `branch` is a number of new_branch(), or 0.
-  Flight& add(const Instruction& instruction, const TensorType& operand, const TensorType& result,
-              std::uint64_t branch);
-
-  // The number of a program that is run in some calls only. Its collectives tell it to the peers:
-  // a rank that has not taken the branch is told so, and does not take them for others.
-  std::uint64_t new_branch() noexcept { return ++branches_; }
+  // Internal where they do not fit it.
+  Flight& add(const Instruction& instruction, const TensorType& operand, const TensorType& result);
 
   // A run begins; none of the last one is in flight.
   void begin() noexcept;
@@ -75,10 +71,8 @@ class Flights {
   double timeout_seconds_;
   std::vector<comm::Communicator*> communicators_;
   std::vector<comm::ProgramIdentity> identities_;  // of each group
-  std::deque<comm::ProgramIdentity> in_branches_;
-  std::vector<comm::HeldComputation> held_;  // there
+  std::vector<comm::HeldComputation> held_;        // there
   std::deque<Flight> flights_;
-  std::uint64_t branches_ = 0;
   std::vector<Flight*> started_;  // where the queue is asynchronous
   std::size_t submitted_ = 0;     // of these
   bool have_begun_ = false;

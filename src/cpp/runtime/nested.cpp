@@ -138,11 +138,8 @@ class Cond : public Nested {
             "cond: a program does not fit its operands");
     }
     void* arena = spare.take(arena_bytes);
-    for (const Program& body : instruction.bodies) {
-      Surroundings inside = surroundings;
-      inside.branch = surroundings.flights.new_branch();
-      bodies_.push_back(std::make_unique<Executor>(body, inside, arena, shared));
-    }
+    for (const Program& body : instruction.bodies)
+      bodies_.push_back(std::make_unique<Executor>(body, surroundings, arena, shared));
     for (std::size_t i = 0; i + 2 < query.outputs.size(); ++i)
       unread_.push_back(spare.take(query.outputs[i].bytes()));
     outputs_.resize(unread_.size());

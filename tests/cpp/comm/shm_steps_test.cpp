@@ -144,6 +144,21 @@ class Run {
   std::vector<float> own_ = std::vector<float>(kCount), other_ = std::vector<float>(kCount);
 };
 
+// How the ranks other than `victim` end, each checked, within a second or `more`; whether it died.
+template <typename Check>
+bool look_at_others(std::vector<Child>& children, int victim, int step, double more, Check check) {
+  const bool died = children[static_cast<std::size_t>(victim)].outcome().message == "dead";
+  const auto start = Clock::now();
+  const std::string name = "rank " + std::to_string(victim);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == victim) continue;
+    SCOPED_TRACE(concat("rank ", rank, " when ", name, " died at step ", step));
+    check(children[static_cast<std::size_t>(rank)].outcome(), died, name);
+  }
+  EXPECT_LT(seconds_since(start), 1 + more) << name << " at step " << step;
+  return died;
+}
+
 // What becomes of a run in which `victim` dies at `step`. False where it has fewer steps.
 bool dies_at(const std::string& key, int victim, int step) {
   std::vector<Child> children;
@@ -154,27 +169,19 @@ bool dies_at(const std::string& key, int victim, int step) {
       const auto world = make_shm_communicator(key, rank, kRanks, kMeetingSeconds);
       Run(*world).everything();
     });
-  const bool died = children[static_cast<std::size_t>(victim)].outcome().message == "dead";
-  const auto start = Clock::now();
-  const std::string name = "rank " + std::to_string(victim);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    if (rank == victim) continue;
-    const Outcome outcome = children[static_cast<std::size_t>(rank)].outcome();
-    const std::string where = concat("rank ", rank, " when ", name, " died at step ", step, ": ");
+  const auto check = [](const Outcome& outcome, bool died, const std::string& name) {
     if (!outcome.kind) {  // it needed nothing more of the dead rank
-      EXPECT_EQ(outcome.message, "") << where;
-      continue;
+      EXPECT_EQ(outcome.message, "");
+      return;
     }
-    EXPECT_TRUE(died) << where << outcome.message;
+    EXPECT_TRUE(died) << outcome.message;
     const bool never_came = outcome.kind == ErrorKind::CollectiveTimeout &&
                             outcome.message.find("ngd.init()") != std::string::npos;
-    EXPECT_TRUE(outcome.kind == ErrorKind::RankLost || never_came) << where << outcome.message;
+    EXPECT_TRUE(outcome.kind == ErrorKind::RankLost || never_came) << outcome.message;
     const bool named = outcome.message.find(name) != std::string::npos;
-    EXPECT_TRUE(named || (never_came && outcome.message.find("rank 0") == 0))
-        << where << outcome.message;
-  }
-  EXPECT_LT(seconds_since(start), 1 + kMeetingSeconds) << name << " at step " << step;
-  return died;
+    EXPECT_TRUE(named || (never_came && outcome.message.find("rank 0") == 0)) << outcome.message;
+  };
+  return look_at_others(children, victim, step, kMeetingSeconds, check);
 }
 
 // What becomes of ranks that wait for `victim`, which fails, and dies at that step of saying so.
@@ -194,19 +201,13 @@ bool dies_failing_at(const std::string& key, int victim, int step) {
         world->wait(world->submit(call), kDeadline);
       }
     });
-  const bool died = children[static_cast<std::size_t>(victim)].outcome().message == "dead";
-  const auto start = Clock::now();
-  const std::string name = "rank " + std::to_string(victim);
-  for (int rank = 0; rank < kRanks; ++rank) {
-    if (rank == victim) continue;
-    const Outcome outcome = children[static_cast<std::size_t>(rank)].outcome();
+  const auto check = [](const Outcome& outcome, bool died, const std::string& name) {
     const bool told = outcome.kind == ErrorKind::RemoteRank &&
                       outcome.message.find("broken") != std::string::npos;
     EXPECT_TRUE(told || (died && outcome.kind == ErrorKind::RankLost)) << outcome.message;
     EXPECT_NE(outcome.message.find(name), std::string::npos) << outcome.message;
-  }
-  EXPECT_LT(seconds_since(start), 1) << name << " at step " << step;
-  return died;
+  };
+  return look_at_others(children, victim, step, 0, check);
 }
 
 class DeathAtEachStep : public testing::TestWithParam<int> {};
