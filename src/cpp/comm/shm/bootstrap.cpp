@@ -73,7 +73,6 @@ class Rendezvous {
     mine.message = make_message(Topic::Hello, rank, size);
     mine.message.pid = ::getpid();
     mine.message.start_time = start_time_of(::getpid());
-    mine.message.set_text(boot_id());
     if (::sched_getaffinity(0, sizeof mine.message.cores, &mine.message.cores) != 0)
       CPU_ZERO(&mine.message.cores);
     mine.pidfd = open_own_pidfd();
@@ -347,8 +346,6 @@ class Host final : public Rendezvous {
     if (message.magic != kMagic || message.version != kLayoutVersion ||
         message.topic != Topic::Hello || !hello.segment.valid())
       return "ngd.init(): rank 0 runs another version of ngd";
-    if (parcel(0).message.text != std::string(message.text))
-      return "ngd.init(): rank 0 runs under another kernel";
     if (message.size != size_)
       return concat("ngd.init(): rank 0 was told that the job has ", size_, " ranks, rank ",
                     message.rank, " that it has ", message.size);

@@ -28,7 +28,7 @@ struct Message {
   std::uint64_t start_time = 0;
   cpu_set_t cores;  // where the rank may run
   RankSet ranks;    // the missing ranks, or those that a failure is about
-  char text[2048];  // boot id; what went wrong
+  char text[2048];  // what went wrong
 
   void set_text(std::string_view value) noexcept;
 };

@@ -38,7 +38,7 @@
 namespace ngd::comm::shm {
 
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
-inline constexpr std::uint32_t kLayoutVersion = 5;
+inline constexpr std::uint32_t kLayoutVersion = 6;
 inline constexpr int kMaxRanks = 256;        // of a host
 inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
 inline constexpr std::size_t kLine = 64;

@@ -9,8 +9,6 @@
 #include <new>
 #include <system_error>
 
-#include "base/small_file.hpp"
-
 namespace ngd::comm::shm {
 
 Descriptor::~Descriptor() {
@@ -48,10 +46,6 @@ std::uint64_t now_ns() noexcept {
 }
 
 std::string error_text(int error) { return std::system_category().message(error); }
-
-std::string boot_id() {
-  return std::string(SmallFile("/proc/sys/kernel/random/boot_id").next_word());
-}
 
 ForkGuard::ForkGuard() {
   const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
