@@ -414,8 +414,10 @@ class Guest final : public Rendezvous {
   bool connect_to(const Address& address) {
     Descriptor socket = open_socket();
     const int flags = ::fcntl(socket.get(), F_GETFL);
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait, sizeof kConnectWait);
-    ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);
+    // It waits for its turn where that ends: a stranger may hold the name and accept nobody.
+    const bool ends = ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait,
+                                   sizeof kConnectWait) == 0;
+    if (ends) ::fcntl(socket.get(), F_SETFL, flags & ~O_NONBLOCK);
     if (::connect(socket.get(), address.get(), address.length) != 0) return false;
     if (peer_user(socket.get()) != ::geteuid()) return false;
     protocol_step();
