@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,53 @@ def test_more_ranks_than_file_descriptors() -> None:
         assert outcome.value["error"] == "InitError", outcome
         assert "RLIMIT_NOFILE" in outcome.value["message"]
         assert "32 ranks" in outcome.value["message"]
+
+
+def run_out_of_descriptors(victim: int, room: int) -> dict[str, Any]:
+    """The world; while the victim waits for the other rank, so many descriptors are left to it."""
+    if int(os.environ["RANK"]) == victim:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+        threading.Timer(0.5, leave_descriptors, (room,)).start()
+    try:
+        return join_and_sum()
+    finally:
+        for each in taken:
+            os.close(each)
+
+
+taken: list[int] = []
+
+
+def leave_descriptors(room: int) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    for _ in range(room):
+        os.close(taken.pop())
+    say("full")
+
+
+# Rank 1 cannot tell without a connection that it has no room for one.
+@pytest.mark.parametrize(
+    ("victim", "room"), [*((0, n) for n in range(7)), *((1, n) for n in range(1, 8))]
+)
+def test_descriptors_run_out_while_ranks_meet(victim: int, room: int) -> None:
+    """All hear of it at once, or there is a world."""
+    arguments = {"victim": victim, "room": room}
+    with Job(run_out_of_descriptors, 2, arguments=arguments, start=[victim]) as job:
+        job.wait_for(victim, "full")
+        begin = time.monotonic()
+        job.start(1 - victim, harness.plain_environment(1 - victim, 2))
+        ended = job.wait(20)
+    assert time.monotonic() - begin < 8
+    assert all(each.value for each in ended), "\n".join(map(str, ended))
+    outcomes = [each.value for each in ended]
+    if any("error" in each for each in outcomes):
+        for each in outcomes:
+            assert each["error"] == "InitError", outcomes
+            assert "RLIMIT_NOFILE" in each["message"], outcomes
+    else:
+        assert [each["sum"] for each in outcomes] == [11, 11]
 
 
 # Jobs that meet.

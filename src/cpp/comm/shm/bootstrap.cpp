@@ -123,6 +123,9 @@ class Rendezvous {
             " did not come to ngd.init() within ", clock_.seconds(), " s", why.empty() ? "" : "; ",
             why);
   }
+  [[noreturn]] void no_room() const {
+    fail(ErrorKind::Init, "ngd.init(): rank ", rank_, ": ", error_text(EMFILE));
+  }
   [[noreturn]] static void lost(int rank) {
     fail_of({rank}, ErrorKind::RankLost, "rank ", rank, " was lost in ngd.init()");
   }
@@ -242,6 +245,7 @@ class Host final : public Rendezvous {
   // Also those who have connected and not been heard yet: else they would think that I am lost.
   // From the shutdown on nobody connects any more.
   void tell(const Message& failure) noexcept override {
+    parcel(rank_).pidfd = Descriptor();  // room for a connection
     if (listener_.valid() && ::shutdown(listener_.get(), SHUT_RD) == 0)
       for (Channel last = accept(); last.open(); last = accept())
         if (is_mine(last)) last.send(failure);
@@ -300,7 +304,7 @@ class Host final : public Rendezvous {
     Channel stranger(
         Descriptor(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)));
     if (stranger.open()) protocol_step();
-    return stranger;
+    return stranger;  // errno says why there is none
   }
   static bool is_mine(const Channel& stranger) noexcept {
     return peer_user(stranger.fd()) == ::geteuid();
@@ -309,6 +313,7 @@ class Host final : public Rendezvous {
   // Whether there was one.
   bool accept_stranger() {
     Channel stranger = accept();
+    if (!stranger.open() && (errno == EMFILE || errno == ENFILE)) no_room();
     if (!stranger.open()) return false;
     if (is_mine(stranger)) strangers_.push_back(std::move(stranger));
     return true;
@@ -323,6 +328,10 @@ class Host final : public Rendezvous {
     if (what == Channel::Got::End) return;
     const bool of_mine = got.message.magic == kMagic && got.message.size == size_;
     if (of_mine && got.message.topic == Topic::Failure) relay(got.message);
+    if (of_mine && got.cut) {
+      strangers_.push_back(std::move(stranger));  // it hears of it, too
+      no_room();
+    }
     if (const std::string refusal = refuse(got); !refusal.empty()) {
       Message failure = make_message(Topic::Failure, rank_, size_);
       failure.set_text(refusal);
@@ -377,6 +386,7 @@ class Guest final : public Rendezvous {
     while (!missing().empty()) {
       Parcel got = next(waited_for);
       if (got.message.topic == Topic::Waiting) waited_for = ranks_of(got.message.ranks);
+      if (got.cut) no_room();
       if (got.message.topic == Topic::Peer && got.message.rank >= 0 && got.message.rank < size_ &&
           got.segment.valid())
         parcel(got.message.rank) = std::move(got);

@@ -103,6 +103,7 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
     parcel.segment = Descriptor(fds[0]);
     parcel.pidfd = Descriptor(fds[1]);
   }
+  parcel.cut = (header.msg_flags & MSG_CTRUNC) != 0;
   // Another layout of messages, or another program altogether.
   if (length != static_cast<ssize_t>(sizeof parcel.message)) parcel.message.magic = 0;
   return Got::Parcel;

@@ -37,6 +37,7 @@ struct Parcel {
   Message message;
   Descriptor segment;
   Descriptor pidfd;
+  bool cut = false;  // descriptors that were sent with it have not come: there was no room
 };
 
 Message make_message(Topic topic, int rank, int size);

@@ -139,6 +139,7 @@ std::uint64_t Segment::offset_of(const void* pointer, std::size_t bytes) const n
 Descriptor create_segment(int size) {
   const std::size_t bytes = fitting_bytes(size);
   Descriptor fd(::memfd_create("ngd", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid() && errno == EMFILE) fail(ErrorKind::Init, "ngd.init(): ", error_text(EMFILE));
   const auto resized = [&] {
     int result = 0;
     do {

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <new>
 #include <system_error>
 
@@ -45,7 +46,10 @@ std::uint64_t now_ns() noexcept {
          static_cast<std::uint64_t>(time.tv_nsec);
 }
 
-std::string error_text(int error) { return std::system_category().message(error); }
+std::string error_text(int error) {
+  const std::string said = std::system_category().message(error);
+  return error == EMFILE ? said + ": raise RLIMIT_NOFILE (ulimit -n)" : said;
+}
 
 ForkGuard::ForkGuard() {
   const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));

@@ -68,7 +68,7 @@ class Mapping {
 };
 
 std::uint64_t now_ns() noexcept;    // CLOCK_MONOTONIC
-std::string error_text(int error);  // strerror, for messages
+std::string error_text(int error);  // strerror, for messages, and what helps
 
 // Tells whether this process is the one that made the object, or a forked child of it. Costs a
 // load: the kernel zeroes the page behind it in a child (MADV_WIPEONFORK).
