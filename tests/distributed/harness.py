@@ -166,7 +166,8 @@ class Job:
         """Return when a rank has printed `text`."""
         limit = time.monotonic() + seconds
         while text not in self.read(rank, "out"):
-            assert time.monotonic() < limit, f"no {text!r} in {seconds} s: {self.outcome(rank)}"
+            if time.monotonic() > limit:
+                pytest.fail(f"rank {rank} has not said {text!r} in {seconds} s:\n{self.everything}")
             time.sleep(0.002)
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
@@ -188,8 +189,7 @@ class Job:
         for pid in pids:
             while not has_ended(pid):
                 if time.monotonic() > limit:
-                    everything = "\n".join(str(self.outcome(r)) for r in range(self.ranks))
-                    pytest.fail(f"the job did not end in {seconds} s:\n{everything}\n{self.said}")
+                    pytest.fail(f"the job did not end in {seconds} s:\n{self.everything}")
                 time.sleep(0.002)
         if self.launcher is not None:
             self.launcher.wait()
@@ -210,6 +210,11 @@ class Job:
     def said(self) -> str:
         """What the launcher said."""
         return (self.folder / "launcher.txt").read_text(errors="replace")
+
+    @property
+    def everything(self) -> str:
+        """What is known of all ranks, and what the launcher has said."""
+        return "\n".join([*(str(self.outcome(r)) for r in range(self.ranks)), self.said])
 
     def outcome(self, rank: int) -> Outcome:
         """How a rank ended, or where it is."""
