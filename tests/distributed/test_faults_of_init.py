@@ -255,14 +255,14 @@ taken: list[int] = []
 
 
 def leave_descriptors(room: int) -> None:
-    """Take all but so many, and never one more: whoever waits needs one now and then."""
+    """Leave so many descriptors. At no time leave fewer: a rank that waits opens one now and then."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     while not taken or taken[-1] < limit - 1 - room:  # the lowest that is free
         taken.append(os.open(os.devnull, os.O_RDONLY))
     say("full")
 
 
-# Who has no descriptor for a connection can tell nobody.
+# A rank without a descriptor for a connection cannot tell the others: so one is left.
 @pytest.mark.parametrize("room", range(1, 8))
 @pytest.mark.parametrize("victim", [0, 1])
 def test_descriptors_run_out_while_ranks_meet(victim: int, room: int) -> None:
