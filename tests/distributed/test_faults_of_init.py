@@ -255,7 +255,7 @@ taken: list[int] = []
 
 
 def leave_descriptors(room: int) -> None:
-    """Leave so many descriptors. At no time leave fewer: a rank that waits opens one now and then."""
+    """Leave so many descriptors, and never fewer: a waiting rank opens one now and then."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     while not taken or taken[-1] < limit - 1 - room:  # the lowest that is free
         taken.append(os.open(os.devnull, os.O_RDONLY))
