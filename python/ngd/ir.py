@@ -556,7 +556,7 @@ class Placeholder(Leaf):
 
 
 class Constant(Leaf):
-    """A value known when the graph is built; attrs: value (a read-only array)."""
+    """A value known when the graph is built; attrs: value (a read-only array), weak."""
 
     name = "constant"
 
@@ -572,11 +572,15 @@ CONSTANT: Final[Constant] = register(Constant())
 VARIABLE: Final[VariableLeaf] = register(VariableLeaf())
 
 
-def constant_node(value: Any, dtype: DType | None = None) -> Node:
-    """A constant of exactly this array's dtype and shape, or of this dtype."""
+def constant_node(value: Any, dtype: DType | None = None, *, weak: bool = False) -> Node:
+    """A constant of exactly this array's dtype and shape, or of this dtype.
+
+    A weak one is a float64 that counts as a Python float (ops/operands.py).
+    """
     array = np.array(value, dtype, order="C", copy=True)
     array.flags.writeable = False
-    return Node(CONSTANT, (), {"value": array}, Type(array.dtype, array.shape))
+    attrs = {"value": array, "weak": True} if weak else {"value": array}
+    return Node(CONSTANT, (), attrs, Type(array.dtype, array.shape))
 
 
 def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:

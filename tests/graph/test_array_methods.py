@@ -161,6 +161,30 @@ def test_methods_say_what_is_wrong() -> None:
         x.sum(2)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
+def test_a_constant_of_a_python_float_is_that_float(dtype: str, device: str) -> None:
+    """It takes the dtype of what it meets, and no digit is lost before."""
+    x = ngd.placeholder("x", (3,), dtype)
+    tenth = ngd.constant(0.1)
+    found = [x + tenth, ops.where(x > 0, tenth, x), ops.stack([x[0], 2 * tenth])]
+    given = np.array([1, -2, 3]).astype(np.dtype(dtype))
+    results = ngd.compile([x], found, device=device)(given)
+    assert [r.dtype for r in results] == [given.dtype] * 3
+    wanted = [given + given.dtype.type(0.1), np.where(given > 0, 0.1, given), [given[0], 0.2]]
+    for result, each in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(result, np.asarray(each, given.dtype))
+
+
+def test_other_constants_are_of_their_dtypes() -> None:
+    x = ngd.placeholder("x", (3,))
+    assert (x + ngd.constant(np.float64(0.1))).dtype == np.float64
+    assert (x + ngd.constant(0.1, "float64")).dtype == np.float64
+    assert ngd.constant([0.1, 0.2]).dtype == np.float32
+    assert ngd.constant(0.1).dtype == (ngd.constant(0.1) * 2).dtype == np.float64
+    assert (ngd.constant(0.1) * 2 + x).dtype == np.float32
+
+
 def test_weak_scalars_keep_the_dtype() -> None:
     x = ngd.placeholder("x", (2,), np.float16)
     for node in (x // 2, 2 // x, x % 2.5, x.clip(-1, 1), x.clip(0)):

@@ -75,14 +75,17 @@ def is_weak(value: Any) -> bool:
 
 
 def is_weak_node(node: Node) -> bool:
-    """Whether this is a Python float that a step is given, or is made of such alone.
+    """Whether this is a Python float, given to a step or constant, or is made of such alone.
 
     It is a scalar of float64 which, as the number itself would, takes the dtype of what it meets.
     """
     given, seen, waiting = False, set[Node](), [node]
     while waiting:
         node = waiting.pop()
-        if node in seen or (node.op is CONSTANT and not node.shape):
+        if node in seen:
+            continue
+        if node.op is CONSTANT and not node.shape:
+            given |= node.attrs.get("weak", False)
             continue
         seen.add(node)
         scalar = node.type.dtype == float64 and not node.shape
