@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..ir import NUMPY
+from ..errors import ShapeError
+from ..ir import NUMPY, Node
 from . import (
     along_axis,
     arithmetic,
@@ -21,6 +22,49 @@ from . import (
     reduce,
     shape,
 )
+from .operands import Axis, as_node, got, normalize_axes
+
+
+def take(a: Any, indices: Any, axis: int | None = None) -> Node:
+    """numpy.take: along an axis, or of all elements in a row."""
+    x = as_node(a, where="numpy.take")
+    return shape.gather(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
+
+
+def dot(a: Any, b: Any) -> Node:
+    """numpy.dot, of tensors of at most two axes: of more it is not what `@` is."""
+    x, y = as_node(a, where="numpy.dot"), as_node(b, where="numpy.dot")
+    if x.ndim > 2 or y.ndim > 2:
+        raise ShapeError(
+            f"numpy.dot: expected at most 2 axes; got {got(x.type, y.type)}: see x @ y"
+        )
+    return x @ y if x.ndim and y.ndim else x * y
+
+
+def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = False) -> Node:
+    """numpy.linalg.norm, where that is no norm of a matrix but Frobenius's."""
+    x = as_node(x, where="numpy.linalg.norm")
+    axes = normalize_axes("numpy.linalg.norm", axis, x.type)
+    if ord is not None and len(axes) != 1:
+        raise ShapeError(f"numpy.linalg.norm: expected ord=None or one axis; got ord={ord!r}")
+    return reduce.vector_norm(x, axes, keepdims, 2 if ord is None else ord)
+
+
+def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Node:
+    """numpy.full_like."""
+    x = as_node(a, where="numpy.full_like")
+    return shape.full(x.shape, fill_value, x.dtype if dtype is None else dtype)
+
+
+def zeros_like(a: Any, dtype: Any = None) -> Node:
+    """numpy.zeros_like."""
+    return full_like(a, 0, dtype)
+
+
+def ones_like(a: Any, dtype: Any = None) -> Node:
+    """numpy.ones_like."""
+    return full_like(a, 1, dtype)
+
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.sum: reduce.sum,
@@ -55,6 +99,13 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.tril: rearrange.tril,
     np.triu: rearrange.triu,
     np.pad: rearrange.pad,
+    np.take: take,
+    np.dot: dot,
+    np.linalg.norm: norm,
+    np.ravel: lambda a: shape.reshape(a, -1),
+    np.full_like: full_like,
+    np.zeros_like: zeros_like,
+    np.ones_like: ones_like,
     np.take_along_axis: along_axis.take_along_axis,
     np.einsum: contraction.einsum,
     np.shape: lambda a: a.shape,
@@ -64,12 +115,6 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
 
 INSTEAD: Final[dict[Any, str]] = {
     np.std: "ngd.ops.sqrt(ngd.ops.var(x))",
-    np.take: "ngd.ops.gather(x, indices, axis)",
-    np.dot: "x @ y",
-    np.zeros_like: "ngd.ops.zeros(x.shape, x.dtype)",
-    np.ones_like: "ngd.ops.ones(x.shape, x.dtype)",
-    np.full_like: "ngd.ops.full(x.shape, value, x.dtype)",
-    np.linalg.norm: "ngd.ops.vector_norm(x)",
     np.average: "ngd.ops.mean(x), or ngd.ops.sum(x * w) / ngd.ops.sum(w)",
     np.array_equal: "x == y, elementwise",
     np.allclose: "abs(x - y) <= tolerance, elementwise",
