@@ -27,6 +27,7 @@ import numpy as np
 
 from . import all_reduce, checkpoint
 from .errors import NotFiniteError
+from .trees import leaves_of
 
 LAST: Final = 50
 """Of how many steps the loss that is reported is the mean."""
@@ -116,6 +117,7 @@ class Trainer:
             position = checkpoint.load(save, variables, private=self._private())
             loader.sampler.load_state(position)
         self.log_to = log if self.first else None
+        self._finite = [v for v in leaves_of([variables, self._private()]) if is_finite(v)]
 
     @property
     def done(self) -> int:
@@ -125,8 +127,9 @@ class Trainer:
     def run(self) -> dict[str, Any]:
         """Train to the end; what came of it: steps, loss, samples a second, the last evaluation.
 
-        NotFiniteError where the loss is none any more; what was saved before is left alone. With
-        NGD_CHECK_FINITE=1 the step itself names the op that began it.
+        NotFiniteError where the loss is none any more, or a variable that is to be saved; what was
+        saved before is left alone. With NGD_CHECK_FINITE=1 the step itself names the op that began
+        it.
         """
         sampler, before, seconds = self.loader.sampler, self.done, 0.0
         with contextlib.closing(Log(self.log_to, self.done)) as log:
@@ -169,10 +172,21 @@ class Trainer:
                     self.save()
 
     def save(self) -> None:
-        """Replace the checkpoint; all ranks have to call it."""
-        if self.save_to is not None:
-            position, private = self.loader.sampler.state(), self._private()
-            checkpoint.save(self.save_to, self.variables, private=private, position=position)
+        """Replace the checkpoint; all ranks have to call it.
+
+        NotFiniteError, and the old one stays, where a variable that began finite is so no more.
+        """
+        if self.save_to is None:
+            return
+        lost = [v.name for v in self._finite if not is_finite(v)]
+        if all_reduce(len(lost), op="max"):
+            what = f"variable {lost[0]!r}" if lost else "a variable of another rank"
+            raise NotFiniteError(
+                f"train.Trainer: {what} is not finite after step {self.done}, which is not saved; "
+                "NGD_CHECK_FINITE=1 names the op that began it"
+            )
+        position, private = self.loader.sampler.state(), self._private()
+        checkpoint.save(self.save_to, self.variables, private=private, position=position)
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
         """With the mean of what each rank has of its own."""
@@ -181,6 +195,11 @@ class Trainer:
     def _private(self) -> Any:
         """What each rank has of its own."""
         return {} if self.model is None else self.model.buffers()
+
+
+def is_finite(variable: Any) -> bool:
+    """Whether all elements of its value are."""
+    return bool(np.isfinite(variable.numpy()).all())
 
 
 def bar_of(loader: Any, name: str, shown: bool) -> Any:

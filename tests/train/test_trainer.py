@@ -134,6 +134,25 @@ def test_it_stops_at_a_loss_that_is_none(world: Any, tmp_path: Path) -> None:
     assert trainer.done < 50
 
 
+def test_weights_that_are_none_are_not_saved(world: Any, tmp_path: Path) -> None:
+    """The loss is computed before the update: it is finite still."""
+    trainer, (w, _) = lines.trainer_of(world, 50, save=tmp_path, every=1)
+    step = trainer.step
+
+    def spoiled(*columns: Any) -> Any:
+        results = step(*columns)
+        if trainer.done == 3:
+            w.assign([np.inf, 0])
+        return results
+
+    trainer.step = spoiled
+    with pytest.raises(NotFiniteError, match=r"variable 'w' is not finite after step 3, .*FINITE"):
+        trainer.run()
+    resumed, (w, _) = lines.trainer_of(world, 50, save=tmp_path, resume=True)
+    assert resumed.done == 2
+    assert np.isfinite(w.numpy()).all()
+
+
 def test_the_op_that_began_it_is_named(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NGD_CHECK_FINITE", "1")
     trainer, _ = lines.trainer_of(world, 50, rate=1e30)
