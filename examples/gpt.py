@@ -109,6 +109,8 @@ def make_model(tokens: Any, args: argparse.Namespace) -> GPT:
     if "wte.weight" not in state or "wpe.weight" not in state:
         raise ValueError(f"--weights: {args.weights} holds no GPT-2")
     known, width = state["wte.weight"].shape
+    if (highest := int(tokens.max())) >= known:
+        raise ValueError(f"--data: token {highest} is none of the {known} that --weights knows")
     layers = len({key.split(".")[1] for key in state if key.startswith("h.")})
     model = GPT(known, state["wpe.weight"].shape[0], width, layers, max(1, width // 64))
     model.load_state_dict(state)

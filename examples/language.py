@@ -137,6 +137,13 @@ def write(model: nn.Module, beginning: Any, count: int, args: argparse.Namespace
     return text
 
 
+def shown(tokens: Any, written: list[int]) -> str:
+    """What was written, as text; where the data are tokens, their numbers."""
+    if tokens.dtype == np.uint8:
+        return bytes(written).decode(errors="replace")
+    return " ".join(map(str, written))
+
+
 def check(args: argparse.Namespace, world: Any) -> None:
     """Refuse what cannot work, before anything is loaded."""
     for name in ("steps", "sample"):
@@ -207,9 +214,9 @@ def run(args: argparse.Namespace, make: Callable[[Any, argparse.Namespace], nn.M
     if args.save:
         training.save()
     if world.rank == 0:
-        if args.sample and tokens.dtype == np.uint8:
-            text = write(model, tokens[edge : edge + 16], args.sample, args)
-            print(bytes(text).decode(errors="replace"), file=sys.stderr)
+        if args.sample:
+            written = write(model, tokens[edge : edge + 16], args.sample, args)
+            print(shown(tokens, written), file=sys.stderr)
         done = (training.parts.done - before) * args.batch * args.context
         report = {
             "ranks": world.size,

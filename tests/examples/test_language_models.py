@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import language
 import numpy as np
 import pytest
 from runs import alone, expect_refused, needs_ranks, report_of, start
 from safetensors.numpy import save_file
+
+import ngd
 
 EXAMPLE = "gpt.py"
 both = pytest.mark.parametrize("example", ["gpt.py", "lstm.py"])
@@ -38,16 +43,38 @@ def test_two_ranks_learn_what_one_learns(example: str, text: Path) -> None:
     np.testing.assert_allclose(two["bits_a_token"], one["bits_a_token"], rtol=1e-3)
 
 
+class KilledError(Exception):
+    """A run ends here."""
+
+
 @both
-def test_it_goes_on_from_a_checkpoint_bit_for_bit(example: str, text: Path, tmp_path: Path) -> None:
-    kept, whole = tmp_path / "kept", train(example, 1, "--data", text)
-    train(example, 1, "--data", text, "--save", kept)
-    index = json.loads((kept / "checkpoint.json").read_text())
-    assert (index["position"]["epoch"], index["position"]["step"]) == (0, 20)
-    again = train(example, 1, "--data", text, "--resume", kept)
-    assert again["steps"] == 20
-    assert again["bits_a_token"] == whole["bits_a_token"]
-    assert again["loss"] is None
+def test_it_goes_on_from_a_checkpoint_bit_for_bit(
+    example: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*options: str | Path) -> dict[str, bytes]:
+        """The variables of the checkpoint that it leaves."""
+        given = ["--smoke", "--sample", "0", "--data", text, *options]
+        monkeypatch.setattr(sys, "argv", [example, *map(str, given)])
+        importlib.import_module(Path(example).stem).main()
+        folder = Path(options[-1])
+        index = json.loads((folder / "checkpoint.json").read_text())
+        assert (index["position"]["epoch"], index["position"]["step"]) == (0, 20)
+        state = ngd.checkpoint.read_safetensors(folder / index["tensors"])
+        return {name: value.tobytes() for name, value in state.items()}
+
+    save = language.Training.save
+
+    def save_and_end(training: Any) -> None:
+        save(training)
+        assert training.parts.done == 10
+        raise KilledError
+
+    monkeypatch.setattr(language.Training, "save", save_and_end)
+    with pytest.raises(KilledError):
+        run("--save", tmp_path / "begun")
+    monkeypatch.setattr(language.Training, "save", save)
+    resumed = run("--resume", tmp_path / "begun", "--save", tmp_path / "ended")
+    assert resumed == run("--save", tmp_path / "whole")
 
 
 def weights(width: int, context: int, tokens: int) -> dict[str, Any]:
@@ -120,8 +147,21 @@ def evaluate(*options: str | Path) -> float:
         (["--seed", "-1"], "--seed -1 is negative"),
         (["--data", "/nowhere"], "/nowhere"),
         (["--resume", "/nowhere"], "/nowhere"),
-        (["--weights", __file__], "safetensors"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(options: list[str], words: str) -> None:
-    expect_refused(EXAMPLE, alone(EXAMPLE, "--smoke", *options), words)
+@both
+def test_bad_arguments_are_refused_in_one_line(
+    example: str, options: list[str], words: str
+) -> None:
+    expect_refused(example, alone(example, "--smoke", *options), words)
+
+
+def test_weights_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, text: Path) -> None:
+    few = tmp_path / "few.safetensors"
+    save_file(weights(width=64, context=8, tokens=40), few)
+    for given, words in (
+        (__file__, "safetensors"),
+        (few, "is none of the 40 that --weights knows"),
+    ):
+        done = alone(EXAMPLE, "--smoke", "--data", text, "--weights", given)
+        expect_refused(EXAMPLE, done, words)
