@@ -22,7 +22,8 @@ import safetensors.numpy
 import ngd
 from ngd import checkpoint, ops, optim
 
-KILLS = 20
+KILLS = int(os.environ.get("NGD_KILLS", "20"))
+"""How often a training is killed: more by hand."""
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int8", "uint16", "bool"]
 
@@ -135,34 +136,40 @@ def test_a_resumed_training_ends_alike(tmp_path: Path) -> None:
     assert again_w.numpy().tobytes() == w.numpy().tobytes()
 
 
-VICTIMS = """
-import os, sys
-import numpy as np
-import ngd
+def bits_of(w: Any, optimizer: Any) -> dict[str, bytes]:
+    """The weights and the optimizer's state."""
+    return {v.name: v.numpy().tobytes() for v in (w, *optimizer.state.values())}
 
-def say(*words):  # at once: print, unbuffered, writes a line in two pieces
-    os.write(1, " ".join(map(str, words)).encode() + b"\\n")
 
-def train(folder):
+def say(*words: Any) -> None:
+    """At once: print, unbuffered, writes a line in two pieces."""
+    os.write(1, " ".join(map(str, words)).encode() + b"\n")
+
+
+def learn(folder: str) -> None:
+    """Train for ever, from the checkpoint where there is one; save each step, then say it."""
     say(os.getpid())
-    a, b = ngd.variable("a", np.zeros(5000)), ngd.variable("b", np.zeros(3))
-    step = ngd.checkpoint.load(folder, [a, b]) if ngd.checkpoint.exists(folder) else 0
+    step, w, optimizer, random = training(1)
+    state, generators, done = [w, optimizer.state], {"data": random}, 0
+    if checkpoint.exists(folder):
+        done = checkpoint.load(folder, state, generators=generators)
     while True:
-        step += 1
-        a.assign(np.full(5000, step))
-        b.assign(np.full(3, -step))
-        ngd.checkpoint.save(folder, {"a": a, "b": b}, position=step)
-        say(step)
+        step(random.normal(size=(4, 3)).astype(np.float32))
+        done += 1
+        checkpoint.save(folder, state, position=done, generators=generators)
+        say(done)
 
-for _ in sys.stdin:
-    victim = os.fork()  # to import once is enough
-    if victim == 0:
-        try:
-            train(sys.argv[1])
-        finally:
-            os._exit(1)
-    say("ended with", os.waitpid(victim, 0)[1])
-"""
+
+def learn_again_and_again(folder: str) -> None:
+    """For each line that comes, train in a child, and say how that ended."""
+    for _ in sys.stdin:
+        victim = os.fork()  # to import once is enough
+        if victim == 0:
+            try:
+                learn(folder)
+            finally:
+                os._exit(1)
+        say("ended with", os.waitpid(victim, 0)[1])
 
 
 @pytest.fixture
@@ -173,12 +180,14 @@ def in_memory() -> Iterator[Path]:
 
 
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(in_memory: Path) -> None:
+    """And what goes on from it has the bits of a training that nobody has disturbed."""
     seed = int(time.time())
     print(f"seed {seed}")
     moment = random.Random(seed)
-    a, b = ngd.variable("a", np.zeros(5000)), ngd.variable("b", np.zeros(3))
-    said = 0
-    command = [sys.executable, "-c", VICTIMS, str(in_memory)]
+    step, w, optimizer, order = training(1)
+    _, saved_w, saved, saved_order = training(2)
+    said = done = 0
+    command = [sys.executable, __file__, str(in_memory)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True, bufsize=1) as victims:
         assert victims.stdin is not None
         assert victims.stdout is not None
@@ -192,11 +201,19 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(in_memory: Path) -> None
                 lines.append(victims.stdout.readline())
             assert lines[-1] == f"ended with {int(signal.SIGKILL)}\n"
             said = max([said, *map(int, lines[:-1])])
-            step = checkpoint.load(in_memory, [a, b])
-            assert step in (said, said + 1)
-            assert (a.numpy() == step).all()
-            assert (b.numpy() == -step).all()
+            generators = {"data": saved_order}
+            position = checkpoint.load(in_memory, [saved_w, saved.state], generators=generators)
+            assert position in (said, said + 1)
+            while done < position:
+                done += 1
+                step(order.normal(size=(4, 3)).astype(np.float32))
+            assert saved_order.bit_generator.state == order.bit_generator.state
+            assert bits_of(w, optimizer) == bits_of(saved_w, saved)
             index = json.loads((in_memory / "checkpoint.json").read_text())
             assert (in_memory / index["tensors"]).exists()
-            said = step
+            said = position
     assert said >= KILLS
+
+
+if __name__ == "__main__":
+    learn_again_and_again(sys.argv[1])
