@@ -9,8 +9,8 @@
     evaluate = ngd.compile([x], [model(x)])
 
 A model builds a graph each time that it is called; both graphs here are of the same variables.
-Modules and their arguments are called as PyTorch calls them, and mean the same; a keyword that
-PyTorch does not have is in the module's own documentation.
+Modules and their arguments are called as PyTorch calls them, and mean the same, but for
+MultiHeadAttention; what differs is in the module's own documentation.
 """
 
 from . import initializers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LSTM and GRU of several layers and directions. The graph holds a cell once a place."""
+"""LSTM and GRU of several layers and directions; each is a loop in the graph (ops.scan)."""
 
 from __future__ import annotations
 
