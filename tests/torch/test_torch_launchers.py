@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -59,6 +61,22 @@ def test_launchers(launcher: str) -> None:
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if launcher != "torchrun" else {}
     outcomes = torch_ranks.run(meet, 2, launcher=command, env=env, arguments={"backend": backend})
     assert outcomes == [[3.0, True]] * 2
+
+
+def as_the_page_says() -> Any:
+    page = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    exec(compile(block, "torch.md", "exec"), {})
+    tensor = torch.tensor([2.0 ** dist.get_rank()])
+    dist.all_reduce(tensor)
+    backend = dist.get_backend()
+    dist.destroy_process_group()
+    return [backend, tensor.item()]
+
+
+def test_the_page_runs() -> None:
+    outcomes = torch_ranks.run(as_the_page_says, 2, launcher="ngd run")
+    assert outcomes == [["ngd", 3.0]] * 2
 
 
 def spawned(rank: int, port: int, folder: str) -> None:

@@ -201,6 +201,7 @@ def cross_entropy(
 ) -> Node:
     """Compare logits with integer labels, as torch.nn.functional.cross_entropy.
 
+    logsumexp(logits) - logits[label], of each place; the mean is over those that count.
     The logits are [C], [N, C] or [N, C, d1, ...], the labels have their shape without C. What has
     the label ignore_index counts for nothing; of nothing else, the mean is NaN. With smoothing, all
     classes share that part of the label (Szegedy et al. 2016, arXiv:1512.00567, section 7). The
@@ -257,7 +258,7 @@ def _reduced(loss: Node, reduction: str, dtype: DType) -> Node:
 
 @public
 def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
-    """The squared distances, as torch.nn.functional.mse_loss; of one shape: nothing broadcasts.
+    """(prediction - target) ** 2, as torch.nn.functional.mse_loss; of one shape: none broadcasts.
 
     The reduction, of this and of the other losses, is "mean", "sum" or "none".
     """
@@ -268,7 +269,7 @@ def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
 
 @public
 def l1_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
-    """The distances, as torch.nn.functional.l1_loss."""
+    """abs(prediction - target), as torch.nn.functional.l1_loss."""
     _check_reduction("l1_loss", reduction, _REDUCTIONS)
     dtype, x, y = _pair("l1_loss", prediction, target)
     return _reduced(abs(x - y), reduction, dtype)
@@ -280,6 +281,7 @@ def huber_loss(
 ) -> Node:
     """Half the squared distance up to delta, a line behind, as torch.nn.functional.huber_loss.
 
+    Of d = abs(prediction - target): d ** 2 / 2 where d <= delta, else delta * (d - delta / 2).
     Huber 1964 (Ann. Math. Stat. 35), section 1.
     """
     _check_reduction("huber_loss", reduction, _REDUCTIONS)

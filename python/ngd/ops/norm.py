@@ -257,6 +257,7 @@ def layer_norm(
 ) -> Node:
     """Normalize over the last axes, as torch.nn.functional.layer_norm.
 
+    (x - mean) / sqrt(variance + eps) * weight + bias; the variance is divided by n, not by n - 1.
     Ba, Kiros and Hinton 2016 (arXiv:1607.06450), equation 4.
     """
     node, wide = _operand("layer_norm", x)
@@ -274,6 +275,7 @@ def rms_norm(
 ) -> Node:
     """Divide by the root of the mean square over the last axes, as torch.nn.functional.rms_norm.
 
+    x / sqrt(mean(x ** 2) + eps) * weight: Zhang and Sennrich 2019 (arXiv:1910.07467), equation 4.
     PyTorch's eps is by default the dtype's; here it is 1e-5.
     """
     node, wide = _operand("rms_norm", x)
@@ -299,6 +301,8 @@ def group_norm(
 ) -> Node:
     """Normalize over groups of channels of [N, C, ...], as torch.nn.functional.group_norm.
 
+    As layer_norm, with the mean and the variance of a group's channels at all places of a sample;
+    weight and bias are [C].
     Wu and He 2018 (arXiv:1803.08494), section 3.1.
     """
     node, wide = _operand("group_norm", x)
@@ -323,7 +327,8 @@ def batch_norm(
 ) -> tuple[Node, Node, Node]:
     """Normalize over all axes of [N, C, ...] but the channels': value, mean, variance.
 
-    As torch.nn.functional.batch_norm in training. Mean and variance are [C], float32 for two-byte
+    (x - mean) / sqrt(variance + eps) * weight + bias, a channel each, as
+    torch.nn.functional.batch_norm in training. Mean and variance are [C], float32 for two-byte
     floats; the variance is that of the batch (PyTorch's running one is multiplied with n / (n - 1),
     of n elements a channel).
     Ioffe and Szegedy 2015 (arXiv:1502.03167), algorithm 1.
@@ -345,7 +350,10 @@ def batch_norm_inference(
     bias: Value | None = None,
     eps: float = 1e-5,
 ) -> Node:
-    """Normalize by given statistics a channel, as torch.nn.functional.batch_norm in evaluation."""
+    """Normalize by given statistics a channel, as torch.nn.functional.batch_norm in evaluation.
+
+    (x - mean) / sqrt(variance + eps) * weight + bias; mean, variance, weight and bias are [C].
+    """
     where = "batch_norm_inference"
     node, wide = _operand(where, x)
     shape = _of_channels(where, node)

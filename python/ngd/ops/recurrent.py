@@ -103,6 +103,8 @@ def lstm_cell(
 ) -> tuple[Node, Node]:
     """One step of an LSTM, as torch.nn.LSTMCell: the next h and c of x [..., I], h, c [..., H].
 
+    i, f, g, o are the four quarters of x @ weight_ih.T + bias_ih + h @ weight_hh.T + bias_hh. Then
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g), and h = sigmoid(o) * tanh(c).
     Hochreiter and Schmidhuber 1997 (Neural Computation 9), with the forget gate of Gers et al. 2000
     (Neural Computation 12).
     """
@@ -121,6 +123,9 @@ def gru_cell(
 ) -> Node:
     """One step of a GRU, as torch.nn.GRUCell: the next h of x [..., I] and h [..., H].
 
+    r, z, n are the thirds of x @ weight_ih.T + bias_ih, and R, Z, N those of
+    h @ weight_hh.T + bias_hh. With u = sigmoid(z + Z) and m = tanh(n + sigmoid(r + R) * N), h
+    becomes (1 - u) * m + u * h.
     Cho et al. 2014 (arXiv:1406.1078), with the reset gate behind the product.
     """
     (h,) = _cell("gru_cell", 3, _gru, x, h, weight_ih, weight_hh, bias_ih, bias_hh)
