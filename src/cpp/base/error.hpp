@@ -28,6 +28,13 @@ enum class ErrorKind {
   NotFinite,    // ngd.errors.NotFiniteError: a NaN, or an infinity, where one begins
 };
 
+// Whether a failure is the group's, which every rank raises alike; any other is one rank's own, and
+// RemoteRank to the rest.
+constexpr bool is_between_ranks(ErrorKind kind) noexcept {
+  return kind == ErrorKind::CollectiveMismatch || kind == ErrorKind::CollectiveTimeout ||
+         kind == ErrorKind::RankLost;
+}
+
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message, std::vector<int> ranks = {})

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "base/step.hpp"
@@ -159,6 +161,20 @@ bool look_at_others(std::vector<Child>& children, int victim, int step, double m
   return died;
 }
 
+// An error is that `victim` was lost, or came too late to be found.
+void expect_the_loss(const Outcome& outcome, bool died, const std::string& victim) {
+  if (!outcome.kind) {  // it needed nothing more of the dead rank
+    EXPECT_EQ(outcome.message, "");
+    return;
+  }
+  EXPECT_TRUE(died) << outcome.message;
+  const bool never_came = outcome.kind == ErrorKind::CollectiveTimeout &&
+                          outcome.message.find("ngd.init()") != std::string::npos;
+  EXPECT_TRUE(outcome.kind == ErrorKind::RankLost || never_came) << outcome.message;
+  const bool named = outcome.message.find(victim) != std::string::npos;
+  EXPECT_TRUE(named || (never_came && outcome.message.find("rank 0") == 0)) << outcome.message;
+}
+
 // What becomes of a run in which `victim` dies at `step`. False where it has fewer steps.
 bool dies_at(const std::string& key, int victim, int step) {
   std::vector<Child> children;
@@ -169,19 +185,22 @@ bool dies_at(const std::string& key, int victim, int step) {
       const auto world = make_shm_communicator(key, rank, kRanks, kMeetingSeconds);
       Run(*world).everything();
     });
-  const auto check = [](const Outcome& outcome, bool died, const std::string& name) {
-    if (!outcome.kind) {  // it needed nothing more of the dead rank
-      EXPECT_EQ(outcome.message, "");
-      return;
-    }
-    EXPECT_TRUE(died) << outcome.message;
-    const bool never_came = outcome.kind == ErrorKind::CollectiveTimeout &&
-                            outcome.message.find("ngd.init()") != std::string::npos;
-    EXPECT_TRUE(outcome.kind == ErrorKind::RankLost || never_came) << outcome.message;
-    const bool named = outcome.message.find(name) != std::string::npos;
-    EXPECT_TRUE(named || (never_came && outcome.message.find("rank 0") == 0)) << outcome.message;
-  };
-  return look_at_others(children, victim, step, kMeetingSeconds, check);
+  return look_at_others(children, victim, step, kMeetingSeconds, expect_the_loss);
+}
+
+// The same of a run in which the others, once they have met, let those that have not say so first.
+bool dies_meeting_at(const std::string& key, int victim, int step) {
+  std::vector<Child> children;
+  for (int rank = 0; rank < kRanks; ++rank)
+    children.emplace_back([=] {
+      step_of_death = step;
+      if (rank == victim) step_hook = die_in_time;
+      const auto world = make_shm_communicator(key, rank, kRanks, kMeetingSeconds);
+      if (rank != victim) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      world->wait(world->submit(barrier()), kDeadline);
+      world->close();
+    });
+  return look_at_others(children, victim, step, kMeetingSeconds, expect_the_loss);
 }
 
 // What becomes of ranks that wait for `victim`, which fails, and dies at that step of saying so.
@@ -217,6 +236,13 @@ TEST_P(DeathAtEachStep, OfAFailureIsNoticedByTheOthers) {
   int step = 1;
   while (dies_failing_at(key, GetParam(), step) && !HasFailure()) ++step;
   EXPECT_GT(step, 2) << "a failure has lost its steps";
+}
+
+TEST_P(DeathAtEachStep, OfAMeetingIsNoticedByWhoIsThrough) {
+  const std::string key = new_key();
+  int step = 1;
+  while (dies_meeting_at(key, GetParam(), step) && !HasFailure()) ++step;
+  EXPECT_GT(step, 10) << "a meeting has lost its steps";
 }
 
 // A prime stride visits other steps with each victim; NGD_EVERY_STEP=1 visits all.

@@ -25,12 +25,6 @@ constexpr int kLooksBeforeData = 4;
 constexpr std::size_t kAlignment = 64;
 constexpr double kForEver = std::numeric_limits<double>::infinity();
 
-// Whether a failure is the group's; any other is one rank's own, and RemoteRank to the rest.
-bool is_between_ranks(ErrorKind kind) {
-  return kind == ErrorKind::CollectiveMismatch || kind == ErrorKind::CollectiveTimeout ||
-         kind == ErrorKind::RankLost;
-}
-
 std::uint64_t nanoseconds(std::chrono::steady_clock::duration time) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
 }
@@ -577,9 +571,14 @@ void MpiCommunicator::close_failed(ErrorKind kind, std::string_view message,
 }
 
 void MpiCommunicator::abort(std::string_view traceback) noexcept {
+  give_up(ErrorKind::RemoteRank, traceback, {});
+}
+
+void MpiCommunicator::give_up(ErrorKind kind, std::string_view why,
+                              const std::vector<int>& ranks) noexcept {
   if (family_->in_child()) return;
   const std::lock_guard lock(family_->mutex());
-  close_failed(ErrorKind::RemoteRank, traceback);
+  close_failed(is_between_ranks(kind) ? kind : ErrorKind::RemoteRank, why, ranks);
   failure_told_ = true;
 }
 

@@ -63,6 +63,8 @@ class MpiCommunicator final : public Communicator, private Member {
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   void abort(std::string_view traceback) noexcept override;
+  // The same of an error, which the others raise alike where it is between ranks.
+  void give_up(ErrorKind kind, std::string_view why, const std::vector<int>& ranks) noexcept;
   void close() noexcept override;
 
  private:
@@ -155,6 +157,9 @@ template <class Call>
 void or_abort(MpiCommunicator& group, Call&& call) {
   try {
     call();
+  } catch (const Error& error) {
+    group.give_up(error.kind(), error.what(), error.ranks());
+    throw;
   } catch (const std::bad_alloc&) {
     group.abort("out of memory");
     throw;

@@ -58,10 +58,7 @@ void check_descriptors(int size) {
 }
 
 // What all ranks must hear of a failure of one.
-ErrorKind kind_for_all(ErrorKind kind) {
-  return kind == ErrorKind::CollectiveTimeout || kind == ErrorKind::RankLost ? kind
-                                                                             : ErrorKind::Init;
-}
+ErrorKind kind_for_all(ErrorKind kind) { return is_between_ranks(kind) ? kind : ErrorKind::Init; }
 
 // What one rank has to do, be it rank 0 or another.
 class Rendezvous {
@@ -81,7 +78,7 @@ class Rendezvous {
   virtual ~Rendezvous() = default;
 
   std::unique_ptr<Communicator> run(bool checked) {
-    std::unique_ptr<Communicator> world;
+    std::unique_ptr<ShmCommunicator> world;
     try {
       exchange();
       Assembly parts = assemble_parts();
@@ -147,9 +144,10 @@ class Rendezvous {
   };
 
   // Asks for no memory: there may be none.
-  void tell_all(Communicator* world, ErrorKind kind, const char* what,
+  void tell_all(ShmCommunicator* world, ErrorKind kind, const char* what,
                 std::span<const int> ranks = {}) noexcept {
-    if (world != nullptr) world->abort(what);  // some may be through already: they read it there
+    // Some may be through already: they read it there.
+    if (world != nullptr) world->give_up(kind, what, ranks);
     Message failure = make_message(Topic::Failure, rank_, size_);
     failure.error_kind = kind_for_all(kind);
     failure.ranks = set_of(ranks.empty() ? std::span<const int>(&rank_, 1) : ranks);

@@ -45,11 +45,8 @@ void Family::check_rank(int rank) const {
   if (rank == place_.rank || peer.state.load() != State::Failed) return;
   const auto kind = static_cast<ErrorKind>(peer.error_kind);
   const std::string text(peer.error_text, peer.error_length);
-  const bool names_the_rank = kind == ErrorKind::CollectiveMismatch ||
-                              kind == ErrorKind::CollectiveTimeout || kind == ErrorKind::RankLost ||
-                              kind == ErrorKind::RemoteRank;
   const std::vector<int> blamed = ranks_of(peer.error_ranks);
-  if (names_the_rank) fail_of(blamed, kind, text);
+  if (is_between_ranks(kind) || kind == ErrorKind::RemoteRank) fail_of(blamed, kind, text);
   fail_of(blamed, ErrorKind::RemoteRank, "rank ", rank, " failed: ", text);
 }
 

@@ -73,6 +73,14 @@ void ShmCommunicator::abort(std::string_view traceback) noexcept {
   if (!closed_) family_->fail_with(ErrorKind::RemoteRank, {text, static_cast<std::size_t>(length)});
 }
 
+void ShmCommunicator::give_up(ErrorKind kind, std::string_view why,
+                              std::span<const int> ranks) noexcept {
+  if (!is_between_ranks(kind)) return abort(why);
+  if (family_->in_child()) return;
+  const Locked locked(family_->monitor(), family_->record());
+  if (!closed_) family_->fail_with(kind, why, ranks);
+}
+
 void ShmCommunicator::close() noexcept {
   if (family_->in_child()) return;
   const Locked locked(family_->monitor(), family_->record());
@@ -472,8 +480,8 @@ void ShmCommunicator::release(SharedBlock block) noexcept {
       static_cast<std::uint64_t>(static_cast<std::byte*>(block.data) - group_.mine().base()));
 }
 
-std::unique_ptr<Communicator> make_world(std::unique_ptr<Memory> memory,
-                                         std::unique_ptr<Liveness> liveness, Place place) {
+std::unique_ptr<ShmCommunicator> make_world(std::unique_ptr<Memory> memory,
+                                            std::unique_ptr<Liveness> liveness, Place place) {
   const auto family = std::make_shared<Family>(std::move(memory), std::move(liveness), place);
   std::vector<Group::Member> members;
   for (int r = 0; r < place.size; ++r) members.push_back({family->segment(r), r});

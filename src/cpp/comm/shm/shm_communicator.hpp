@@ -6,6 +6,7 @@
 #include <deque>
 #include <list>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -42,6 +43,8 @@ class ShmCommunicator final : public Communicator {
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   void abort(std::string_view traceback) noexcept override;
+  // The same of an error, which the others raise alike where it is between ranks.
+  void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept;
   void close() noexcept override;
 
   // For the family: what is in flight in this group.
@@ -166,8 +169,8 @@ class ShmCommunicator final : public Communicator {
 };
 
 // The group of all ranks of a family.
-std::unique_ptr<Communicator> make_world(std::unique_ptr<Memory> memory,
-                                         std::unique_ptr<Liveness> liveness, Place place);
+std::unique_ptr<ShmCommunicator> make_world(std::unique_ptr<Memory> memory,
+                                            std::unique_ptr<Liveness> liveness, Place place);
 
 // Ranks that are threads of this process, each on the memory node that is given: for tests.
 std::vector<std::unique_ptr<Communicator>> make_thread_ranks(int size,
