@@ -572,14 +572,14 @@ CONSTANT: Final[Constant] = register(Constant())
 VARIABLE: Final[VariableLeaf] = register(VariableLeaf())
 
 
-def constant_node(value: Any, dtype: DType | None = None, *, weak: bool = False) -> Node:
+def constant_node(value: Any, dtype: DType | None = None, *, weak: float | None = None) -> Node:
     """A constant of exactly this array's dtype and shape, or of this dtype.
 
-    A weak one is a float64 that counts as a Python float (ops/operands.py).
+    `weak` is the Python float that it is made of, and counts as (ops/operands.py).
     """
     array = np.array(value, dtype, order="C", copy=True)
     array.flags.writeable = False
-    attrs = {"value": array, "weak": True} if weak else {"value": array}
+    attrs = {"value": array} if weak is None else {"value": array, "weak": weak}
     return Node(CONSTANT, (), attrs, Type(array.dtype, array.shape))
 
 

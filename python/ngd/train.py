@@ -27,7 +27,6 @@ import numpy as np
 
 from . import all_reduce, checkpoint
 from .errors import NotFiniteError
-from .trees import leaves_of
 
 LAST: Final = 50
 """Of how many steps the loss that is reported is the mean."""
@@ -117,7 +116,10 @@ class Trainer:
             position = checkpoint.load(save, variables, private=self._private())
             loader.sampler.load_state(position)
         self.log_to = log if self.first else None
-        self._finite = [v for v in leaves_of([variables, self._private()]) if is_finite(v)]
+        held: dict[str, Any] = {}
+        if save is not None:
+            held = checkpoint.named("save", variables=variables, private=self._private())
+        self._finite = [v for v in held.values() if is_finite(v)]
 
     @property
     def done(self) -> int:
@@ -178,13 +180,13 @@ class Trainer:
         """
         if self.save_to is None:
             return
-        lost = [v.name for v in self._finite if not is_finite(v)]
-        if all_reduce(len(lost), op="max"):
-            what = f"variable {lost[0]!r}" if lost else "a variable of another rank"
-            raise NotFiniteError(
-                f"train.Trainer: {what} is not finite after step {self.done}, which is not saved; "
-                "NGD_CHECK_FINITE=1 names the op that began it"
-            )
+        for variable in self._finite:
+            if not is_finite(variable):
+                raise NotFiniteError(
+                    f"train.Trainer: variable {variable.name!r} is not finite after step "
+                    f"{self.done}, which is not saved; "
+                    "NGD_CHECK_FINITE=1 names the op that began it"
+                )
         position, private = self.loader.sampler.state(), self._private()
         checkpoint.save(self.save_to, self.variables, private=private, position=position)
 

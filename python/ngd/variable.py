@@ -136,12 +136,12 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
 def constant(value: Any, dtype: Any = None) -> Node:
     """Make a constant from an array-like value, which is copied.
 
-    Without `dtype`, a Python float is a float64 of shape () that counts as the number itself: it
-    takes the dtype of what it meets. Lists of floats make float32, integers int64; arrays keep
-    their dtype.
+    Without `dtype`, Python floats make float32 and Python integers int64; arrays keep theirs. One
+    Python float counts as the number itself where it meets others: it takes their dtype, and no
+    digit of it is lost before.
     """
     if dtype is None and isinstance(value, float) and not isinstance(value, np.generic):
-        return constant_node(value, np.dtype(np.float64), weak=True)
+        return constant_node(value, np.dtype(np.float32), weak=value)
     target: DType | None = None if dtype is None else as_dtype(dtype, "constant")
     array = view(value, "constant")
     if target is None and not hasattr(value, "dtype") and array.dtype == np.float64:

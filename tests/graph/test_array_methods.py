@@ -167,22 +167,33 @@ def test_a_constant_of_a_python_float_is_that_float(dtype: str, device: str) -> 
     """It takes the dtype of what it meets, and no digit is lost before."""
     x = ngd.placeholder("x", (3,), dtype)
     tenth = ngd.constant(0.1)
-    found = [x + tenth, ops.where(x > 0, tenth, x), ops.stack([x[0], 2 * tenth])]
+    found = [x + tenth, ops.where(x > 0, tenth, x), ops.stack([x[0], tenth]), tenth.astype(dtype)]
     given = np.array([1, -2, 3]).astype(np.dtype(dtype))
     results = ngd.compile([x], found, device=device)(given)
-    assert [r.dtype for r in results] == [given.dtype] * 3
-    wanted = [given + given.dtype.type(0.1), np.where(given > 0, 0.1, given), [given[0], 0.2]]
+    assert [r.dtype for r in results] == [given.dtype] * 4
+    wanted = [given + given.dtype.type(0.1), np.where(given > 0, 0.1, given), [given[0], 0.1], 0.1]
     for result, each in zip(results, wanted, strict=True):
         np.testing.assert_array_equal(result, np.asarray(each, given.dtype))
 
 
+def test_it_is_rounded_once() -> None:
+    h = ngd.placeholder("h", (), "float16")
+    above_half = 1 + 2**-11 + 2**-30  # of the last place: float32 rounds it to the half
+    for number in (above_half, ngd.constant(above_half)):
+        assert ngd.compile([h], [h * number])(np.float16(1))[0] == 1 + 2**-10
+
+
 def test_other_constants_are_of_their_dtypes() -> None:
-    x = ngd.placeholder("x", (3,))
-    assert (x + ngd.constant(np.float64(0.1))).dtype == np.float64
+    x, third = ngd.placeholder("x", (3,)), ngd.constant(np.float64(1 / 3))
+    assert (x + third).dtype == np.float64
+    assert (third * ngd.constant(0.1) + x).dtype == np.float64
     assert (x + ngd.constant(0.1, "float64")).dtype == np.float64
+    assert (x + ngd.constant(0.1).astype("float64")).dtype == np.float64
     assert ngd.constant([0.1, 0.2]).dtype == np.float32
-    assert ngd.constant(0.1).dtype == (ngd.constant(0.1) * 2).dtype == np.float64
-    assert (ngd.constant(0.1) * 2 + x).dtype == np.float32
+    assert ngd.constant(0.1).dtype == (ngd.constant(0.1) * 2).dtype == np.float32
+    w = ngd.variable("w", 0.5)
+    ngd.compile([], [], {w: ngd.constant(0.1)})()
+    assert w.numpy() == np.float32(0.1)
 
 
 def test_weak_scalars_keep_the_dtype() -> None:

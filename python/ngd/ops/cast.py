@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtype import ALL, INTEGERS, DType, Type, as_dtype, float32, float64, is_float
 from ..ir import Array, Node, Op, Operand, Sample, register
-from .operands import HALVES, Value, as_node, unchanged, widen
+from .operands import HALVES, Value, as_node, scalar, unchanged, weak_value, widen
 
 
 class Cast(Op):
@@ -28,7 +28,12 @@ class Cast(Op):
     def __call__(self, x: Value, dtype: Any) -> Node:
         x = as_node(x, where=self.name)
         dtype = as_dtype(dtype, self.name)
-        return x if x.dtype == dtype else self.node((x,), {"dtype": dtype})
+        if x.dtype == dtype:
+            return x
+        number = weak_value(x) if is_float(dtype) else None
+        if number is not None:
+            return scalar(number, dtype, self.name)
+        return self.node((x,), {"dtype": dtype})
 
     def infer(self, x: Type, *, dtype: DType) -> Type:
         return Type(dtype, x.shape)

@@ -31,6 +31,7 @@ from .operands import (
     is_weak_node,
     narrow,
     scalar,
+    weak_value,
     widen,
 )
 
@@ -129,7 +130,7 @@ def align(where: str, *values: Value) -> list[Node]:
 
 def kind_of(node: Node) -> Any:
     """What a node counts for in promotion: its dtype, or as a Python float."""
-    return 0.0 if is_weak_node(node) else node.dtype
+    return 0.0 if weak_value(node) is not None or is_weak_node(node) else node.dtype
 
 
 def zero_like(x: Node) -> Node:

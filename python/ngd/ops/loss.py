@@ -258,7 +258,7 @@ def _reduced(loss: Node, reduction: str, dtype: DType) -> Node:
 
 @public
 def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
-    """(prediction - target) ** 2, as torch.nn.functional.mse_loss; of one shape: none broadcasts.
+    """(prediction - target) ** 2, as torch.nn.functional.mse_loss; both of one shape.
 
     The reduction, of this and of the other losses, is "mean", "sum" or "none".
     """

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..dtype import float64, is_float
 from ..errors import ShapeError
 from ..ir import NUMPY, Node
 from . import (
@@ -22,6 +23,7 @@ from . import (
     reduce,
     shape,
 )
+from .cast import cast
 from .operands import Axis, as_node, got, normalize_axes
 
 
@@ -34,19 +36,24 @@ def take(a: Any, indices: Any, axis: int | None = None) -> Node:
 def dot(a: Any, b: Any) -> Node:
     """numpy.dot, of tensors of at most two axes: of more it is not what `@` is."""
     x, y = as_node(a, where="numpy.dot"), as_node(b, where="numpy.dot")
+    if not x.ndim or not y.ndim:
+        return arithmetic.multiply(a, b)
     if x.ndim > 2 or y.ndim > 2:
-        raise ShapeError(
-            f"numpy.dot: expected at most 2 axes; got {got(x.type, y.type)}: see x @ y"
-        )
-    return x @ y if x.ndim and y.ndim else x * y
+        types = got(x.type, y.type)
+        raise ShapeError(f"numpy.dot: expected at most 2 axes; got {types}: see x @ y")
+    return x @ y
 
 
 def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = False) -> Node:
     """numpy.linalg.norm, where that is no norm of a matrix but Frobenius's."""
-    x = as_node(x, where="numpy.linalg.norm")
-    axes = normalize_axes("numpy.linalg.norm", axis, x.type)
-    if ord is not None and len(axes) != 1:
-        raise ShapeError(f"numpy.linalg.norm: expected ord=None or one axis; got ord={ord!r}")
+    where = "numpy.linalg.norm"
+    x = as_node(x, where=where)
+    axes = normalize_axes(where, axis, x.type)
+    if not isinstance(ord, (int, float, type(None))) or (ord is not None and len(axes) != 1):
+        raise ShapeError(f"{where}: expected ord=None, or a number and one axis; got ord={ord!r}")
+    if axis is not None and len(axes) not in (1, 2):
+        raise ShapeError(f"{where}: expected one axis or two; got {axis}")
+    x = x if is_float(x.dtype) else cast(x, float64)
     return reduce.vector_norm(x, axes, keepdims, 2 if ord is None else ord)
 
 

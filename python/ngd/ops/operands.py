@@ -75,17 +75,14 @@ def is_weak(value: Any) -> bool:
 
 
 def is_weak_node(node: Node) -> bool:
-    """Whether this is a Python float, given to a step or constant, or is made of such alone.
+    """Whether this is a Python float that a step is given, or is made of such alone.
 
     It is a scalar of float64 which, as the number itself would, takes the dtype of what it meets.
     """
     given, seen, waiting = False, set[Node](), [node]
     while waiting:
         node = waiting.pop()
-        if node in seen:
-            continue
-        if node.op is CONSTANT and not node.shape:
-            given |= node.attrs.get("weak", False)
+        if node in seen or (node.op is CONSTANT and not node.shape):
             continue
         seen.add(node)
         scalar = node.type.dtype == float64 and not node.shape
@@ -98,6 +95,11 @@ def is_weak_node(node: Node) -> bool:
         else:
             return False
     return given
+
+
+def weak_value(node: Node) -> float | None:
+    """The Python float that a constant is made of, and that it counts as."""
+    return node.attrs.get("weak") if node.op is CONSTANT else None
 
 
 @public
