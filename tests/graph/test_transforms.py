@@ -428,3 +428,17 @@ def test_a_gradient_by_an_adjoint_that_is_a_product(device: str) -> None:
     product = ngd.constant(u) * ngd.constant(v)
     found, wanted = ngd.compile([], [pulled(product), pulled(ngd.constant(u * v))], device=device)()
     npt.assert_allclose(found, wanted, rtol=1e-10)
+
+
+@pytest.mark.parametrize("f", [lambda a, w: ops.relu(a) @ w, lambda a, w: ops.sin(a + w)])
+def test_a_product_goes_into_what_is_computed_again(f: Any) -> None:
+    """The node that keeps it from being merged is a view of several operands."""
+    random = np.random.default_rng(0)
+    x, w = ngd.placeholder("x", (3, 3), "float32"), ngd.placeholder("w", (3, 3), "float32")
+    arrays = [random.normal(size=(3, 3)).astype(np.float32) for _ in range(2)]
+    found = []
+    for each in (ngd.remat(f), f):
+        gradients = ngd.grad(ops.sum(each(x @ w, w)), [x, w])
+        found.append(ngd.compile([x, w], gradients)(*arrays))
+    for again, plain in zip(*found, strict=True):
+        np.testing.assert_allclose(again, plain, rtol=1e-5, atol=1e-6)

@@ -31,6 +31,8 @@ def same_type(match: Match) -> bool:
     """Whether the op behind neither broadcasts the result nor rounds it once more."""
     behind = match["behind"]
     read = match.get("view", match["heavy"])
+    if "view" in match and len(read.inputs) > 1:  # it waits for others, too
+        return False
     whole = read.type.count == match["heavy"].type.count
     return whole and behind.type == read.type and behind.dtype in (float32, float64)
 
