@@ -441,4 +441,4 @@ def test_a_product_goes_into_what_is_computed_again(f: Any) -> None:
         gradients = ngd.grad(ops.sum(each(x @ w, w)), [x, w])
         found.append(ngd.compile([x, w], gradients)(*arrays))
     for again, plain in zip(*found, strict=True):
-        np.testing.assert_allclose(again, plain, rtol=1e-5, atol=1e-6)
+        npt.assert_allclose(again, plain, rtol=1e-5, atol=1e-6)
