@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # C++ declarations only: what _core.pyx uses of src/cpp/ngd.hpp.
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.memory cimport shared_ptr, unique_ptr
 from libcpp.string cimport string
 from libcpp.string_view cimport string_view
+from libcpp.unordered_map cimport unordered_map
 from libcpp.vector cimport vector
 
 cdef extern from "errors.hpp" nogil:
@@ -280,3 +281,33 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         void run(const void* const* inputs, void* const* outputs) \
             except +ngd_raise_python_error
         cbool variables_touched()
+        Record record() except +ngd_raise_python_error
+    cppclass Timing:
+        uint64_t calls
+        uint64_t ns
+        uint64_t least_ns
+        uint64_t flight_ns
+    cppclass Record:
+        Timing whole
+        vector[Timing] instructions
+        vector[Record] bodies
+    cppclass Event:
+        uint64_t program
+        uint32_t instruction
+        uint64_t thread
+        int64_t begin_ns
+        int64_t end_ns
+    cppclass Label:
+        Action action
+        string op
+        string site
+        int start
+    cppclass Recording:
+        void begin(size_t most_events) except +ngd_raise_python_error
+        void end()
+        vector[Event] events() except +ngd_raise_python_error
+        unordered_map[uint64_t, vector[Label]] labels() except +ngd_raise_python_error
+        uint64_t dropped()
+    Recording& recording()
+    int64_t now_ns()
+    uint32_t whole_run "ngd::runtime::Event::kWhole"

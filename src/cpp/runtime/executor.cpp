@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/executor.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -38,7 +40,8 @@ struct Executor::Step {
   std::vector<void*> outputs;
   std::vector<Patch> patches;
   bool writes_variable = false;
-  Faults before;  // of the operands, where they are looked at
+  std::int64_t begin_ns = 0;  // of the last run that was recorded
+  Faults before;              // of the operands, where they are looked at
 };
 
 Executor::Executor(Program program, device::Device& device, kernels::KernelTable table,
@@ -239,21 +242,105 @@ void Executor::drain() noexcept {
 }
 
 void Executor::run_inside(const void* const* inputs, void* const* outputs) {
-  for (Step& step : steps_) {
-    for (const Step::Patch& patch : step.patches) {
-      const void* whole = patch.from_outputs ? outputs[patch.number] : inputs[patch.number];
-      const std::byte* part = static_cast<const std::byte*>(whole) + patch.offset;
-      if (patch.output_operand)
-        step.outputs[patch.operand] = const_cast<std::byte*>(part);
-      else
-        step.inputs[patch.operand] = part;
-    }
-    variables_touched_ |= step.writes_variable;
-    if (check_finite_) [[unlikely]]
-      execute_checked(step);
+  if (const std::uint64_t on = recording().now(); on != 0) [[unlikely]]
+    return run_recorded(on, inputs, outputs);
+  for (Step& step : steps_) perform(step, inputs, outputs);
+}
+
+void Executor::perform(Step& step, const void* const* inputs, void* const* outputs) {
+  for (const Step::Patch& patch : step.patches) {
+    const void* whole = patch.from_outputs ? outputs[patch.number] : inputs[patch.number];
+    const std::byte* part = static_cast<const std::byte*>(whole) + patch.offset;
+    if (patch.output_operand)
+      step.outputs[patch.operand] = const_cast<std::byte*>(part);
     else
-      execute(step);
+      step.inputs[patch.operand] = part;
   }
+  variables_touched_ |= step.writes_variable;
+  if (check_finite_) [[unlikely]]
+    execute_checked(step);
+  else
+    execute(step);
+}
+
+// Times a run, up to the instruction that throws, if one does.
+class Executor::Watch {
+ public:
+  Watch(Executor& executor, std::uint64_t recording)
+      : lock_(executor.recorded_mutex_), executor_(executor), record_(executor.record_) {
+    if (executor.recorded_in_ != recording) {
+      record_.whole = {};
+      record_.instructions.assign(executor.steps_.size(), {});
+      executor.recorded_in_ = recording;
+    }
+    if (ngd::runtime::recording().wants_events()) {
+      events_.reserve(executor.steps_.size() + 1);
+      thread_ = static_cast<std::uint64_t>(gettid());
+    }
+    begin_ns_ = last_ns_ = now_ns();
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+  ~Watch() {
+    if (next_ < executor_.steps_.size()) ended();
+    record_.whole.add(last_ns_ - begin_ns_);
+    if (events_.capacity() == 0) return;
+    events_.push_back({executor_.number_, Event::kWhole, thread_, begin_ns_, last_ns_});
+    ngd::runtime::recording().add(executor_.number_, executor_.program_, events_);
+  }
+
+  // An instruction has ended: the next one in turn.
+  void ended() {
+    Step& step = executor_.steps_[next_];
+    Timing& timing = record_.instructions[next_];
+    const std::int64_t now = now_ns();
+    step.begin_ns = last_ns_;
+    timing.add(now - last_ns_);
+    if (step.started != nullptr)
+      timing.flight_ns += static_cast<std::uint64_t>(now - step.started->begin_ns);
+    if (events_.capacity() > 0)
+      events_.push_back(
+          {executor_.number_, static_cast<std::uint32_t>(next_), thread_, last_ns_, now});
+    last_ns_ = now;
+    ++next_;
+  }
+
+ private:
+  std::scoped_lock<std::mutex> lock_;
+  Executor& executor_;
+  Record& record_;
+  std::vector<Event> events_;  // whose memory is there before the first
+  std::uint64_t thread_ = 0;
+  std::size_t next_ = 0;
+  std::int64_t begin_ns_ = 0, last_ns_ = 0;
+};
+
+void Executor::run_recorded(std::uint64_t recording, const void* const* inputs,
+                            void* const* outputs) {
+  Watch watch(*this, recording);
+  for (Step& step : steps_) {
+    perform(step, inputs, outputs);
+    if (asynchronous_) queue_->synchronize();
+    watch.ended();
+  }
+}
+
+Record Executor::record() const {
+  const std::unique_lock lock(recorded_mutex_, std::try_to_lock);
+  if (!lock.owns_lock())
+    fail(ErrorKind::Busy, "Executable.report: the step runs now, in another thread");
+  return record_inside();
+}
+
+Record Executor::record_inside() const {
+  Record record = record_;
+  record.instructions.resize(steps_.size());
+  for (const Step& step : steps_) {
+    if (step.nested == nullptr) continue;
+    for (const Executor* program : step.nested->programs())
+      record.bodies.push_back(program->record_inside());
+  }
+  return record;
 }
 
 void Executor::execute(Step& step) {

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "runtime/finite.hpp"
 #include "runtime/flights.hpp"
 #include "runtime/program.hpp"
+#include "runtime/recording.hpp"
 
 namespace ngd::runtime {
 
@@ -59,8 +61,13 @@ class Executor {
   bool variables_touched() const noexcept { return variables_touched_; }
   const Program& program() const noexcept { return program_; }
 
+  // What the runs took in the last recording in which there were any. Throws Busy while one is
+  // recorded.
+  Record record() const;
+
  private:
   struct Step;
+  class Watch;
   // What a communicator lends.
   struct Lent {
     Lent() = default;
@@ -80,6 +87,9 @@ class Executor {
                                                kernels::KernelTable table);
   void* static_pointer(const Value& value) const;
   void run_to_the_end(const void* const* inputs, void* const* outputs);
+  void run_recorded(std::uint64_t recording, const void* const* inputs, void* const* outputs);
+  void perform(Step& step, const void* const* inputs, void* const* outputs);
+  Record record_inside() const;
   void drain() noexcept;
   void execute(Step& step);
   void execute_checked(Step& step);
@@ -99,6 +109,10 @@ class Executor {
   void* shared_ = nullptr;
   std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;  // by query
   std::vector<Step> steps_;
+  const std::uint64_t number_ = recording().next_program();
+  mutable std::mutex recorded_mutex_;  // of what follows; a run that is recorded holds it
+  Record record_;
+  std::uint64_t recorded_in_ = 0;  // which recording
   std::atomic<bool> running_{false};
   bool variables_touched_ = false;
   std::unique_ptr<Flights> own_flights_;

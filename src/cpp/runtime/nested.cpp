@@ -86,6 +86,8 @@ class Scan : public Nested {
     }
   }
 
+  std::vector<const Executor*> programs() const override { return {&body_}; }
+
  private:
   struct Carry {
     std::size_t bytes;
@@ -152,6 +154,10 @@ class Cond : public Nested {
     for (std::size_t i = 0; i < outputs_.size(); ++i)
       outputs_[i] = outputs[i] != nullptr ? outputs[i] : unread_[i];
     bodies_.at(chosen ? 1 : 0)->run_inside(inputs + 1, outputs_.data());
+  }
+
+  std::vector<const Executor*> programs() const override {
+    return {bodies_.at(0).get(), bodies_.at(1).get()};
   }
 
  private:

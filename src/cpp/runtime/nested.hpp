@@ -5,18 +5,21 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "kernels/kernel.hpp"
 #include "runtime/program.hpp"
 
 namespace ngd::runtime {
 
+class Executor;
 struct Surroundings;
 
 class Nested {
  public:
   virtual ~Nested() = default;
   virtual void run(const void* const* inputs, void* const* outputs) = 0;
+  virtual std::vector<const Executor*> programs() const = 0;  // in the instruction's order
 };
 
 // Of an instruction whose operands `query` tells. The last two of its outputs are no values: memory

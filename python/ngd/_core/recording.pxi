@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# Part of _core.pyx: what instructions take, while somebody asks.
+
+def begin_recording(size_t most_events) -> None:
+    """Begin the process's recording; the last one is forgotten. 0: of times, of no events."""
+    recording().begin(most_events)
+
+
+def end_recording() -> None:
+    """End it."""
+    recording().end()
+
+
+def recorded_events() -> list:
+    """(program, instruction or -1: the whole run, thread, begin and end in ns) of the last one."""
+    return [
+        (e.program, -1 if e.instruction == whole_run else <int64_t> e.instruction, e.thread,
+         e.begin_ns, e.end_ns)
+        for e in recording().events()
+    ]
+
+
+def recorded_labels() -> dict:
+    """Of each program among the events: (action, op, call site, number of a wait's start)."""
+    return {
+        pair.first: [
+            (_ACTIONS[<Py_ssize_t> <int> each.action], _str(each.op), _str(each.site), each.start)
+            for each in pair.second
+        ]
+        for pair in recording().labels()
+    }
+
+
+def dropped_events() -> int:
+    """How many events were more than wanted."""
+    return recording().dropped()
+
+
+def clock_ns() -> int:
+    """CLOCK_MONOTONIC, by which events are timed."""
+    return now_ns()
+
+
+cdef tuple _timing(const Timing& timing):
+    return timing.calls, timing.ns, timing.least_ns, timing.flight_ns
+
+
+cdef tuple _record(const Record& record):
+    cdef list instructions = [], bodies = []
+    cdef size_t i
+    for i in range(record.instructions.size()):
+        instructions.append(_timing(record.instructions[i]))
+    for i in range(record.bodies.size()):
+        bodies.append(_record(record.bodies[i]))
+    return _timing(record.whole), instructions, bodies

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/recording.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+
+#include "base/error.hpp"
+
+namespace ngd::runtime {
+
+std::int64_t now_ns() noexcept {
+  using std::chrono::duration_cast, std::chrono::nanoseconds, std::chrono::steady_clock;
+  return duration_cast<nanoseconds>(steady_clock::now().time_since_epoch()).count();
+}
+
+void Recording::begin(std::size_t most_events) {
+  const std::scoped_lock lock(mutex_);
+  if (now() != 0)
+    fail(ErrorKind::Busy,
+         "ngd.profile, ngd.trace: the process is in a block of one of them already");
+  events_.clear();
+  labels_.clear();
+  dropped_ = 0;
+  most_events_ = most_events;
+  wants_events_.store(most_events > 0, std::memory_order_relaxed);
+  on_.store(++last_, std::memory_order_relaxed);
+}
+
+void Recording::end() noexcept {
+  const std::scoped_lock lock(mutex_);
+  on_.store(0, std::memory_order_relaxed);
+  wants_events_.store(false, std::memory_order_relaxed);
+}
+
+void Recording::add(std::uint64_t number, const Program& program,
+                    const std::vector<Event>& events) noexcept {
+  const std::scoped_lock lock(mutex_);
+  const std::size_t before = events_.size();
+  try {
+    const auto [labels, is_new] = labels_.try_emplace(number);
+    if (is_new)
+      for (const Instruction& each : program.instructions)
+        labels->second.push_back({each.action, each.op, each.site, each.start});
+    const std::size_t taken =
+        std::min(events.size(), most_events_ - std::min(before, most_events_));
+    events_.insert(events_.end(), events.begin(),
+                   events.begin() + static_cast<std::ptrdiff_t>(taken));
+  } catch (const std::exception&) {  // out of memory
+  }
+  dropped_ += events.size() - (events_.size() - before);
+}
+
+std::vector<Event> Recording::events() const {
+  const std::scoped_lock lock(mutex_);
+  return {events_.begin(), events_.end()};
+}
+
+std::unordered_map<std::uint64_t, std::vector<Label>> Recording::labels() const {
+  const std::scoped_lock lock(mutex_);
+  return labels_;
+}
+
+std::uint64_t Recording::dropped() const noexcept {
+  const std::scoped_lock lock(mutex_);
+  return dropped_;
+}
+
+Recording& recording() noexcept {
+  static Recording& the_recording = *new Recording;  // a thread may run until the process is gone
+  return the_recording;
+}
+
+}  // namespace ngd::runtime
