@@ -47,6 +47,7 @@ from .dtype import (
 )
 from .function import Function, function
 from .ir import Graph, Node
+from .profiling import Peaks, Recording, Report, Row, profile, trace
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, value_and_grad, vjp
 from .variable import Variable, constant, placeholder, variable
 
@@ -64,6 +65,10 @@ __all__ = [
     "Group",
     "Mesh",
     "Node",
+    "Peaks",
+    "Recording",
+    "Report",
+    "Row",
     "TopK",
     "Variable",
     "Work",
@@ -106,6 +111,7 @@ __all__ = [
     "ops",
     "optim",
     "placeholder",
+    "profile",
     "recv",
     "reduce",
     "reduce_scatter",
@@ -113,6 +119,7 @@ __all__ = [
     "scatter",
     "send",
     "shutdown",
+    "trace",
     "train",
     "trees",
     "uint8",

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `ngd` command: `ngd run` starts a job, `ngd doctor` says what ngd sees here."""
+"""The `ngd` command: `ngd run` starts a job, `ngd profile` times one, `ngd doctor` looks around."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from . import doctor, launch
+from . import doctor, launch, profiler
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,6 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.set_defaults(action=launch.run)
     examine = commands.add_parser("doctor", help="say what is wrong here, and what would mend it")
     doctor.add_arguments(examine)
+    timed = commands.add_parser("profile", help="run a program, and say what its steps take")
+    profiler.add_arguments(timed)
+    timed.set_defaults(action=profiler.run)
     args = parser.parse_args(argv)
     return int(args.action(args))
 

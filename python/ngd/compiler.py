@@ -23,6 +23,7 @@ from .ops.collective import WORLD, Ranks, expect_member
 from .ops.control import expect_agreement
 from .passes import Plan, Target
 from .passes.collectives import talks
+from .profiling.recording import made
 from .trees import LEAF, Structure, flatten
 from .variable import Variable
 
@@ -166,7 +167,9 @@ def without_collector() -> Iterator[None]:
 @without_collector()
 def build(device: str, graph: Graph, group: Group) -> Executable:
     """Make a graph executable on a device."""
-    return DEVICES[device](graph, group, partial(lower, graph, group))
+    step = DEVICES[device](graph, group, partial(lower, graph, group))
+    made(step)
+    return step
 
 
 def nodes_in(argument: str, tree: Any) -> tuple[list[Any], Structure]:

@@ -99,6 +99,8 @@ class Op:
     """What the value is known from before a step runs; `settle` says which it is."""
     permutes: ClassVar[bool] = False
     """Its result is its input with the axes in another order: transpose(x, attrs["axes"])."""
+    layout: ClassVar[str] = "row-major"
+    """How the elements of what it computes on lie, for reports."""
     plain: ClassVar[Op | None] = None
     """The op that this one is in a layout of its own; see `in_place_of`."""
     moves: ClassVar[bool] = False
@@ -204,6 +206,10 @@ class Op:
     def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
         """Whether the results are proved equal on all ranks."""
         return all(map(operator.attrgetter("uniform"), inputs))
+
+    def made_of(self, node: Node) -> tuple[tuple[str, str], ...]:
+        """The ops that a node's kernel computes in one, each with its call site, for reports."""
+        return ((self.name, node.site),)
 
     @property
     def heavy(self) -> bool:

@@ -18,7 +18,16 @@ from ngd.devices import cpu
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SCRIPT = re.compile(r"# (\w+\.py)\n")
-PAGES = ["index", "tutorial", "functions", "data", "from_pytorch", "from_jax", "from_ngraph"]
+PAGES = [
+    "index",
+    "tutorial",
+    "functions",
+    "data",
+    "profiling",
+    "from_pytorch",
+    "from_jax",
+    "from_ngraph",
+]
 
 
 def blocks(page: str) -> list[str]:

@@ -35,6 +35,7 @@ LAYERS = (
     {"autodiff", "reference", "variable", "passes"},
     {"collectives"},
     {"arguments", "distributed"},
+    {"profiling"},
     {"devices"},
     {"compiler"},
     {"function"},
@@ -43,9 +44,17 @@ LAYERS = (
     {"optim"},
     {"nn", "data", "checkpoint"},
     {"train"},
-    {"cli", "doctor", "torch"},
+    {"cli", "doctor", "profiler", "torch"},
 )
-USERS_OF_THE_CORE = {"collectives", "compiler", "devices", "distributed", "torch", "variable"}
+USERS_OF_THE_CORE = {
+    "collectives",
+    "compiler",
+    "devices",
+    "distributed",
+    "profiling",
+    "torch",
+    "variable",
+}
 
 INCLUDES = {
     "base": {"base"},

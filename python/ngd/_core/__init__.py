@@ -13,6 +13,7 @@ if _short_spin:
 
 try:
     from ._core import (
+        ArrayType,
         Buffer,
         Cell,
         Communicator,
@@ -27,9 +28,15 @@ try:
         UnderWay,
         available_cores,
         begin_end,
+        begin_recording,
         build_info,
+        clock_ns,
+        dropped_events,
+        end_recording,
         finalize_mpi,
         first_fit,
+        recorded_events,
+        recorded_labels,
         run,
         set_thread_share,
         start,
@@ -49,6 +56,7 @@ finally:
         del os.environ["GOMP_SPINCOUNT"]
 
 __all__ = [
+    "ArrayType",
     "Buffer",
     "Cell",
     "Communicator",
@@ -63,9 +71,15 @@ __all__ = [
     "UnderWay",
     "available_cores",
     "begin_end",
+    "begin_recording",
     "build_info",
+    "clock_ns",
+    "dropped_events",
+    "end_recording",
     "finalize_mpi",
     "first_fit",
+    "recorded_events",
+    "recorded_labels",
     "run",
     "set_thread_share",
     "start",

@@ -75,6 +75,33 @@ cdef class ProgramBuilder:
         return _str(program_text(self.program))
 
 
+cdef class ArrayType:
+    """The dtype and shape of an array."""
+
+    cdef int number, axes
+    cdef npy_intp[NPY_MAXDIMS] shape
+
+    def __init__(self, dtype, tuple shape):
+        cdef int axis
+        self.number, self.axes = dtype.num, len(shape)
+        for axis in range(self.axes):
+            self.shape[axis] = shape[axis]
+
+    cdef cbool fits(self, array) noexcept:
+        """Whether this is a contiguous array of the type, as NumPy makes them."""
+        return (
+            type(array) is ndarray
+            and PyArray_TYPE(<ndarray> array) == self.number
+            and PyArray_ISCARRAY_RO(<ndarray> array)
+            and PyArray_NDIM(<ndarray> array) == self.axes
+            and PyArray_CompareLists(PyArray_DIMS(<ndarray> array), self.shape, self.axes)
+        )
+
+    cdef ndarray fresh(self):
+        """A new array of the type."""
+        return PyArray_EMPTY(self.axes, self.shape, self.number, 0)
+
+
 @cython.no_gc_clear
 cdef class Executable:
     """A program made ready to run on a device, on which its variables are."""
@@ -82,15 +109,17 @@ cdef class Executable:
     cdef unique_ptr[Executor] executor
     cdef ProgramBuilder builder
     cdef tuple communicators, variables  # which the executor must not outlive
+    cdef list given, made  # the types of the arrays of a call
     cdef size_t n_inputs, n_outputs
 
     def __init__(
-        self, Device device not None, ProgramBuilder builder, list communicators, list variables
+        self, Device device not None, ProgramBuilder builder, list communicators, list variables,
+        list given, list made,
     ):
         cdef vector[void*] pointers
         cdef CppBuffer* buffer
         cdef vector[CppCommunicator*] groups
-        self.builder = builder
+        self.builder, self.given, self.made = builder, given, made
         # The garbage collector empties lists, and never tuples.
         self.communicators, self.variables = tuple(communicators), tuple(variables)
         for variable in variables:
@@ -107,6 +136,18 @@ cdef class Executable:
 
     def __dealloc__(self):
         self.executor.reset()
+
+    def call(self, Hold hold not None, tuple arrays):
+        """Run once and return fresh arrays; None, with nothing done, where the given don't fit."""
+        cdef Py_ssize_t i
+        if len(arrays) != len(self.given):
+            return None
+        for i in range(len(arrays)):
+            if not (<ArrayType> self.given[i]).fits(arrays[i]):
+                return None
+        results = [(<ArrayType> each).fresh() for each in self.made]
+        hold.run(self, list(arrays), results)
+        return results
 
     def run(self, list inputs, list outputs) -> None:
         """Run once on contiguous arrays of the program's types."""
@@ -127,6 +168,13 @@ cdef class Executable:
     def variables_touched(self) -> bool:
         """Whether the last run failed after the first write to a variable had begun."""
         return dereference(self.executor).variables_touched()
+
+    def record(self) -> tuple:
+        """What runs took in the last recording that had any: (whole, instructions, bodies).
+
+        Times are (calls, ns in all, ns at least, of a wait: ns from its start's begin to its end).
+        """
+        return _record(dereference(self.executor).record())
 
     def __str__(self) -> str:
         return str(self.builder)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -12,10 +12,11 @@ import numpy as np
 from .. import _core
 from ..collectives import Group
 from ..cost import Cost
-from ..dtype import Type
+from ..dtype import DType, Type, uint8
 from ..ir import Array, Graph
 from ..passes import Verdict
-from ..variable import Variable
+from ..profiling import Report, report_of
+from ..variable import Variable, placeholder
 from .executable import CompiledStep, Lower
 from .native import native_attrs, spec
 from .ordering import opened
@@ -64,6 +65,40 @@ def ask(
     return Verdict(name is not None, name or reasons, frozenset(in_place))
 
 
+@cache
+def peak(dtype: DType | None) -> float:
+    """FLOP a second of a large product of a dtype; for None, the bytes a second of a copy."""
+    if dtype is None:
+        size = 1 << 26
+        return 2 * size / seconds_of("copy", {}, [Type(uint8, (size,))], Type(uint8, (size,)))
+    node = placeholder("a", (1024, 1024), dtype) @ placeholder("b", (1024, 1024), dtype)
+    operands = [operand.type for operand in node.inputs]
+    name, attrs = node.op.lower(**node.attrs)
+    flops = node.op.cost(operands, [node.type], **node.attrs).flops
+    return flops / seconds_of(name, attrs, operands, node.type)
+
+
+def seconds_of(
+    kernel: str, attrs: Mapping[str, Any], operands: Sequence[Type], result: Type
+) -> float:
+    """The shortest of 5 runs of a kernel on zeros."""
+    builder = _core.ProgramBuilder()
+    inputs = [builder.add_value(*spec(t), "input", i, 0) for i, t in enumerate(operands)]
+    output = builder.add_value(*spec(result), "output", 0, 0)
+    native = native_attrs(attrs)
+    builder.add_instruction("run", kernel, inputs, [output], native, -1, 0, "ngd", [])
+    builder.set_sizes(len(operands), 1, 0)
+    run = _core.Executable(DEVICE, builder, [], [], [], []).run
+    given = [np.zeros(t.shape, t.dtype) for t in operands], [np.zeros(result.shape, result.dtype)]
+    run(*given)
+    taken = []
+    for _ in range(5):
+        begin = _core.clock_ns()
+        run(*given)
+        taken.append(_core.clock_ns() - begin)
+    return min(taken) / 1e9
+
+
 class CpuStorage:
     """A variable's value in the CPU device's memory."""
 
@@ -99,10 +134,18 @@ class CpuExecutable(CompiledStep):
             buffers.append(storage.buffer)
         self.program = str(lowered.program)
         communicators = [g.communicator for g in opened(self.ordering.groups)]
-        self.native = _core.Executable(DEVICE, lowered.program, communicators, buffers)
+        given, made = (
+            [_core.ArrayType(t.dtype, t.shape) for t in types]
+            for types in (self.input_types, self.output_types)
+        )
+        self.native = _core.Executable(DEVICE, lowered.program, communicators, buffers, given, made)
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
         """Run once."""
+        if out is None and not named:
+            results = self.native.call(self.hold, arrays)
+            if results is not None:
+                return results
         inputs = self.prepare(arrays, named)
         outputs = self.results(out, inputs)
         self.hold.run(self.native, inputs, outputs)
@@ -115,6 +158,11 @@ class CpuExecutable(CompiledStep):
             "shared": self.plan.shared_bytes,
             "unshared": self.plan.unshared_bytes,
         }
+
+    def report(self) -> Report:
+        """See Executable."""
+        site, record = self.ordering.site, self.native.record()
+        return report_of(self.plan, record, peak, site, self.device, self.memory())
 
     def cost(self) -> Cost:
         """See Executable."""

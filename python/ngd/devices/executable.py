@@ -13,9 +13,11 @@ from .. import _core, arguments
 from ..arrays import destination
 from ..collectives import Group, compare_ranks
 from ..cost import Cost
+from ..errors import CompileError
 from ..ir import Array, Graph
 from ..local import BoundToProcess
 from ..passes import Plan, Target, cost_of_graph
+from ..profiling import Report
 from ..sites import call_site
 from ..variable import Variable
 from .ordering import Ordering, opened
@@ -46,6 +48,23 @@ class Executable(Protocol):
 
     def memory(self) -> dict[str, int]:
         """Bytes: what is planned, and what it would be without sharing."""
+        ...
+
+    def report(self) -> Report:
+        """What each instruction takes: its time, FLOP, bytes, layout, the ops that it is made of.
+
+        Times are those of runs inside `with ngd.profile():` or `ngd.trace()`, the last block that
+        had any; outside of one nothing is measured. With times, the first report of a process
+        measures what the machine can do, for about a second. print() shows a table; to_json() and
+        to_html() give all of it.
+
+        Raises
+        ------
+        BusyError
+            The step runs now, in another thread, and is timed.
+        CompileError
+            The device has no instructions: INTERPRETER.
+        """
         ...
 
     def cost(self) -> Cost:
@@ -131,6 +150,12 @@ class CompiledStep(BoundToProcess):
     def memory(self) -> dict[str, int]:
         """Bytes of the variables; a device with a planner adds its arenas."""
         return {"variables": sum(v.type.bytes for v in self.variables)}
+
+    def report(self) -> Report:
+        """See Executable."""
+        raise CompileError(
+            f"Executable.report: the device {self.device} runs no instructions; compile for CPU"
+        )
 
     def cost(self) -> Cost:
         """See Executable; of the nodes as they were given, where the device has no planner."""

@@ -10,6 +10,7 @@ from ..collectives import Group
 from ..cost import Cost
 from ..errors import CompileError
 from ..ir import Array, Graph
+from ..profiling import Report, report_of
 from .cpu import CpuTarget
 from .executable import CompiledStep, Lower
 
@@ -30,6 +31,10 @@ class NullExecutable(CompiledStep):
     ) -> list[Array]:
         """Refuse."""
         raise CompileError("Executable: the NULL device compiles only; use CPU or INTERPRETER")
+
+    def report(self) -> Report:
+        """See Executable; without times."""
+        return report_of(self.plan, None, None, self.ordering.site, self.device, self.memory())
 
     def cost(self) -> Cost:
         """See Executable."""

@@ -9,6 +9,7 @@ from typing import Any
 from .. import arguments
 from ..cost import Cost
 from ..local import BoundToProcess
+from ..profiling import Report
 from ..trees import LEAF, Structure
 from .executable import CompiledStep, Executable
 
@@ -54,6 +55,10 @@ class StructuredStep(BoundToProcess):
     def memory(self) -> dict[str, int]:
         """See Executable."""
         return self.step.memory()
+
+    def report(self) -> Report:
+        """See Executable."""
+        return self.step.report()
 
     def cost(self) -> Cost:
         """See Executable."""

@@ -31,6 +31,7 @@ class ChannelsLast(Op):
 
     dtypes = FLOATS
     public = False
+    layout = "channels last"
     plain: ClassVar[Op]
     data: ClassVar[tuple[int, ...]]
     """Which operands are data: not weights."""

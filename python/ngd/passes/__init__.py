@@ -16,7 +16,7 @@ from .elementwise import fuse_elementwise
 from .expand import expand
 from .identity import computation
 from .layouts import assign_layouts
-from .plan_memory import Plan, plan_memory
+from .plan_memory import Plan, Step, plan_memory
 from .post_operations import fuse_composites, fuse_post_operations
 from .reductions import fuse_reductions, share_sums
 from .schedule import Schedule, schedule
@@ -69,6 +69,7 @@ __all__ = [
     "PIPELINE",
     "Plan",
     "Schedule",
+    "Step",
     "Target",
     "Verdict",
     "computation",

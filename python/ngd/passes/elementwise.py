@@ -64,12 +64,18 @@ class FusedElementwise(Op):
 
     name = "elementwise"
 
-    def __init__(self, types: Type | tuple[Type, ...]) -> None:
-        self.types = types
+    def __init__(
+        self, types: Type | tuple[Type, ...], members: tuple[tuple[str, str], ...]
+    ) -> None:
+        self.types, self.members = types, members
 
     def infer(self, *inputs: Type, **attrs: object) -> Type | tuple[Type, ...]:
         """The types of the instructions that make results."""
         return self.types
+
+    def made_of(self, node: Node) -> tuple[tuple[str, str], ...]:
+        """The ops of the kernel."""
+        return self.members
 
 
 @dataclass(eq=False, slots=True)
@@ -335,7 +341,8 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
         "input_strides": tuple(s for _, strides in emitter.inputs for s in strides),
     }
     types = tuple(node.type for node in reversed(kernel.results))
-    return FusedElementwise(types if len(types) > 1 else types[0]).node(inputs, attrs)
+    members = tuple([(node.op.name, node.site) for node in reversed(kernel.members)])
+    return FusedElementwise(types if len(types) > 1 else types[0], members).node(inputs, attrs)
 
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:

@@ -115,6 +115,10 @@ class Step:
     """Of a start: where it is not the executable's."""
     bodies: list[Plan] = field(default_factory=list)
     """Of an op that runs graphs. Their arenas lie in the last two outputs, which are no values."""
+    cost: Cost = field(default_factory=Cost)
+    made_of: tuple[tuple[str, str], ...] = ()
+    """The ops that a kernel computes, with their call sites."""
+    layout: str = "row-major"
 
 
 @dataclass(eq=False)
@@ -132,8 +136,11 @@ class Plan:
     shared_bytes: int = 0
     unshared_bytes: int = 0
     """What the arenas would take if every value had bytes of its own."""
-    cost: Cost = field(default_factory=Cost)
-    """Of all nodes, as they are computed."""
+
+    @property
+    def cost(self) -> Cost:
+        """Of all steps."""
+        return sum((step.cost for step in self.steps), Cost())
 
     def verify(self) -> None:
         """Prove that values alive at once share no byte, and that collectives are let alone."""
@@ -388,15 +395,12 @@ class Planner:
             inputs = [(i.type, self.read(i)) for i in node.inputs]
             outputs = self.choose(node, inputs)
             name, attrs = node.op.lower(**node.attrs)
-            if not node.op.nested:
-                self.plan.cost += cost_of(node)
-                self.append(Step("run", name, inputs, outputs, attrs, node.site))
-                return
             bodies = [self.plan_body(graph) for graph in bodies_of(node)]
-            self.plan.cost += cost_of(node, [body.cost for body in bodies])
-            outputs += self.spare_bytes(node, bodies)
-            action = node.op.nested
-            self.append(Step(action, name, inputs, outputs, attrs, node.site, bodies=bodies))
+            outputs += self.spare_bytes(node, bodies) if bodies else []
+            step = Step(node.op.nested or "run", name, inputs, outputs, attrs, node.site)
+            step.bodies, step.cost = bodies, cost_of(node, [body.cost for body in bodies])
+            step.made_of, step.layout = node.op.made_of(node), node.op.layout
+            self.append(step)
 
     def spare_bytes(self, node: Node, bodies: list[Plan]) -> list[tuple[Type, Storage]]:
         """What an op that runs graphs, one at a time, needs for them and for itself."""
@@ -428,7 +432,6 @@ class Planner:
             result = self.gathered.get(node) or self.new_storage("shared", node.type.bytes)
         self.storage[node] = result
         self.started[node] = len(self.plan.steps)
-        self.plan.cost += cost_of(node)
         self.append(
             Step(
                 "start",
@@ -438,6 +441,7 @@ class Planner:
                 block.submission(operand.type, **node.attrs),
                 node.site,
                 group=node.attrs.get("group"),
+                cost=cost_of(node),
             )
         )
 

@@ -131,12 +131,16 @@ class FusedReduction(Op):
 
     name = "elementwise_reduce"
 
-    def __init__(self, types: tuple[Type, ...]) -> None:
-        self.types = types
+    def __init__(self, types: tuple[Type, ...], members: tuple[tuple[str, str], ...]) -> None:
+        self.types, self.members = types, members
 
     def infer(self, *inputs: Type, **attrs: object) -> Type | tuple[Type, ...]:
         """The types of the results that are stored, then of the reductions."""
         return self.types if len(self.types) > 1 else self.types[0]
+
+    def made_of(self, node: Node) -> tuple[tuple[str, str], ...]:
+        """The ops of the kernel, and the reductions."""
+        return self.members
 
 
 class Joined(NamedTuple):
@@ -160,6 +164,11 @@ class Joined(NamedTuple):
         return self.kernel.inputs
 
     @property
+    def made_of(self) -> tuple[tuple[str, str], ...]:
+        """The ops that the kernel computes then."""
+        return sum((node.op.made_of(node) for node in self.members), ())
+
+    @property
     def types(self) -> tuple[Type, ...]:
         """Of what the kernel gives then."""
         return tuple(node.type for node in (*self.stored, *self.reductions))
@@ -181,7 +190,7 @@ def fuse_reductions(graph: Graph, target: Target) -> Graph:
         if whole is None:
             return node.with_inputs(inputs)
         if node is whole.kernel:
-            made = FusedReduction(whole.types).node(inputs, whole.attrs)
+            made = FusedReduction(whole.types, whole.made_of).node(inputs, whole.attrs)
             new.update(zip((*whole.stored, *whole.reductions), made.results, strict=True))
             results = tuple(new.get(result, result) for result in node.results)
             return results if node.several else results[0]

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report as a table of text, and as a page of HTML."""
+
+from __future__ import annotations
+
+import html as markup
+from collections import Counter
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from .report import Report, Row
+
+SHOWN: Final = 40
+"""Rows of the table of text."""
+HEAD: Final = ("#", "op", "calls", "us", "%", "GFLOP/s", "GB/s", "% of peak", "call site", "")
+NUMBERS: Final = range(2, 8)
+
+STYLE: Final = """
+body { font: 14px sans-serif; margin: 2em; color: #222 }
+table { border-collapse: collapse }
+td, th { padding: 2px 8px; text-align: left; vertical-align: top }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums }
+tr:nth-child(even) { background: #f4f4f4 }
+.bar { background: #7aa7d9; height: 10px; display: inline-block }
+small { color: #666 }
+"""
+
+
+def text(report: Report) -> str:
+    """The summary and the longest rows."""
+    rows = sorted(report.rows, key=lambda row: -row.seconds) if report.runs else list(report.rows)
+    shown = rows[:SHOWN]
+    table = [HEAD, *[cells(row) for row in shown]]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if i in NUMBERS else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in table
+    ]
+    rest = [row for row in rows[SHOWN:] if row.depth == 0]
+    if rest:
+        share = 100 * sum(row.share for row in rest)
+        lines.append(f"and {len(rows) - SHOWN} more, {share:.1f} % of the time; .rows has all")
+    return "\n".join([summary(report), *lines])
+
+
+def summary(report: Report) -> str:
+    """What holds of the whole step."""
+    cost, instructions = report.cost, sum(row.depth == 0 for row in report.rows)
+    where = f"step compiled at {short(report.site)} for {report.device}"
+    step = f"{where}: {instructions} instructions, {cost.flops / 1e9:.3g} GFLOP"
+    if not report.runs:
+        return f"{step}; not timed: run the step inside `with ngd.profile():`"
+    mean = report.seconds / report.runs
+    waited = sum(row.seconds for row in report.rows if row.action == "wait" and row.depth == 0)
+    peaks = [f"{value / 1e9:.0f} GFLOP/s {name}" for name, value in report.peaks.flops.items()]
+    peaks.append(f"{report.peaks.bytes / 1e9:.1f} GB/s")
+    return (
+        f"{step}; {report.runs} runs of {micros(mean)} us, {cost.flops / mean / 1e9:.3g} GFLOP/s, "
+        f"{100 * waited / report.seconds:.1f} % waits for ranks\n"
+        f"peaks measured here: {', '.join(peaks)}"
+    )
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row as text."""
+    mean = row.mean
+    return (
+        "  " * row.depth + row.number,
+        row.op if row.action == "run" else f"{row.action} {row.op}",
+        str(row.calls),
+        micros(mean) if row.calls else "",
+        f"{100 * row.share:.1f}" if row.calls else "",
+        rate(row.cost.flops, mean),
+        rate(row.cost.bytes, mean),
+        f"{100 * row.of_peak:.0f}" if row.of_peak else "",
+        short(row.site),
+        detail(row),
+    )
+
+
+def detail(row: Row) -> str:
+    """What a row is made of; of a wait, whom it waited for."""
+    if row.action == "wait":
+        last = " ".join(f"{rank}:{times}" for rank, times in row.last.items())
+        return f"overlap {100 * row.overlap:.0f} %" + (f", last to come {last}" if last else "")
+    if len(row.made_of) > 1:
+        counted = Counter(op for op, _ in row.made_of)
+        made = " ".join(f"{op} x{n}" if n > 1 else op for op, n in counted.items())
+        lines = dict.fromkeys(short(site) for _, site in row.made_of if site != row.site)
+        also = f"; also {', '.join(lines)}" if lines else ""
+        return f"{made}{also}"
+    return row.types + ("" if row.layout == "row-major" else f", {row.layout}")
+
+
+def micros(seconds: float) -> str:
+    """Microseconds in three digits or more."""
+    return f"{seconds * 1e6:.1f}" if seconds < 1e-4 else f"{seconds * 1e6:.0f}"
+
+
+def rate(amount: int, seconds: float) -> str:
+    """Billions a second."""
+    return f"{amount / seconds / 1e9:.1f}" if amount and seconds else ""
+
+
+def short(site: str) -> str:
+    """A call site without its folders."""
+    return PurePath(site).name
+
+
+def html(report: Report) -> str:
+    """A page with all rows, in the order of the program."""
+    head = "".join(f"<th{number(i)}>{name}</th>" for i, name in enumerate(HEAD))
+    body = "\n".join(html_row(row) for row in report.rows)
+    lines = markup.escape(summary(report)).replace("\n", "<br>")
+    memory = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in report.memory.items())
+    return (
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>ngd report</title>\n'
+        f"<style>{STYLE}</style>\n<h1>{markup.escape(short(report.site))}</h1>\n<p>{lines}</p>\n"
+        f"<p>memory: {markup.escape(memory)}</p>\n"
+        f"<table><tr>{head}<th></th></tr>\n{body}\n</table></html>\n"
+    )
+
+
+def html_row(row: Row) -> str:
+    """A row of the page: its cells, and a bar as long as its share."""
+    given = [markup.escape(cell).replace("  ", "&nbsp;&nbsp;") for cell in cells(row)]
+    columns = "".join(f"<td{number(i)}>{cell}</td>" for i, cell in enumerate(given))
+    sites = markup.escape("\n".join(f"{op} {site}" for op, site in row.made_of) or row.site)
+    bar = f'<span class="bar" style="width:{300 * min(row.share, 1.0):.0f}px"></span>'
+    return f'<tr title="{sites}">{columns}<td>{bar}</td></tr>'
+
+
+def number(column: int) -> str:
+    """The class of a column of numbers."""
+    return ' class="n"' if column in NUMBERS else ""

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process's recording: how long instructions take, and who came last to collectives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from .. import _core
+from ..collectives import comm_stats
+
+Call: TypeAlias = tuple[str, str]
+"""A collective, as "all_reduce(sum)", and its call site."""
+
+
+class Recording:
+    """What `ngd.profile()` and `ngd.trace()` give."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+        """The executables that were compiled in the block, in order; this keeps them alive."""
+
+
+class Latecomers:
+    """How often each rank was the last to come to a collective, in a recording."""
+
+    def __init__(self) -> None:
+        self.before = counted()
+        self.after: Counter[tuple[Call, int]] | None = None
+
+    def end(self) -> None:
+        """The recording is over."""
+        self.after = counted()
+
+    def of(self, call: Call) -> dict[int, int]:
+        """By rank, how often; of the ranks that ever were."""
+        seen = (self.after or counted()) - self.before
+        return {rank: n for (each, rank), n in sorted(seen.items()) if each == call}
+
+
+_on: Recording | None = None
+_latecomers: Latecomers | None = None
+
+
+@contextmanager
+def profile() -> Iterator[Recording]:
+    """Time each instruction of every step that runs in the block, for `Executable.report()`.
+
+    An instruction takes a reading of the clock longer, less than 0.1 us. Outside of such a block
+    nothing is measured, and that costs nothing. A step forgets its times when it runs in a new
+    block. A rank has a block of its own: the others need none.
+
+    Raises
+    ------
+    BusyError
+        The process is in a block of this or of `ngd.trace` already.
+    """
+    with recorded(0) as recording:
+        yield recording
+
+
+@contextmanager
+def recorded(most_events: int) -> Iterator[Recording]:
+    """A recording, of so many events beside the times."""
+    global _on, _latecomers
+    _core.begin_recording(most_events)
+    try:
+        _on, _latecomers = Recording(), Latecomers()
+        yield _on
+    finally:
+        _on = None
+        _core.end_recording()
+        if _latecomers is not None:
+            _latecomers.end()
+
+
+def made(step: Any) -> None:
+    """Note that a step was compiled."""
+    if _on is not None:
+        _on.steps.append(step)
+
+
+def last_to_come(call: Call) -> dict[int, int]:
+    """By rank, how often it was the last to come to a collective, in the newest recording."""
+    return {} if _latecomers is None else _latecomers.of(call)
+
+
+def counted() -> Counter[tuple[Call, int]]:
+    """How often each rank was the last to come to each collective so far."""
+    found: Counter[tuple[Call, int]] = Counter()
+    for row in comm_stats():
+        for rank, times in enumerate(row.last):
+            found[(row.op, row.site), rank] += times
+    return found

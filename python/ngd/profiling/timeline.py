@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file that shows when each rank ran which instruction: `ngd.trace("trace.json")`.
+
+The format is the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from .. import _core
+from ..collectives import Group
+from ..distributed import living_world
+from ..environment import detect
+from ..errors import InitError
+from .recording import Recording, recorded
+
+MOST_EVENTS: Final = 1_000_000
+"""An event takes 40 bytes of memory, and about 150 in the file."""
+PINGS: Final = 30
+
+Event: TypeAlias = tuple[int, int, int, int, int]
+"""Program, instruction or -1, thread, begin and end in ns."""
+Label: TypeAlias = tuple[str, str, str, int]
+"""Action, op, call site, the start of a wait."""
+
+
+@contextmanager
+def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> Iterator[Recording]:
+    """Write when each instruction of the steps in the block ran, on all ranks, as a JSON file.
+
+    Open it with Perfetto: a process is a rank; a slice is an instruction of a step, or the whole
+    step; below them stand the collectives in flight, from the start to the end of the wait. All
+    ranks stand on one clock, that of rank 0. Collectives on arrays are not in it: ngd.comm_stats().
+    It is a recording too, so `Executable.report()` has times after it.
+
+    In a job of several ranks every rank enters and leaves the block, with a world; at its end rank
+    0 gathers the events, and writes. A block that an exception leaves talks to no other rank, nor
+    does one at whose end there is no world: each rank writes its own events, by its own clock, to
+    PATH with the rank before its ending, `trace.rank1.json`.
+
+    Parameters
+    ----------
+    path
+        Where to write. What was there is replaced when the new file is whole.
+    most_events
+        So many events a rank are kept, the first ones; how many came after, stands in the file.
+
+    Raises
+    ------
+    BusyError
+        As for ngd.profile.
+    ValueError
+        most_events is less than 1.
+    OSError
+        The file cannot be written; on the rank that writes it.
+
+    Notes
+    -----
+    Ranks of one kernel share its clock. For a rank of another one, the offset is half of the
+    shortest of 30 round trips to rank 0 (F. Cristian 1989, Probabilistic clock synchronization).
+    """
+    if most_events < 1:
+        raise ValueError(f"trace: most_events: expected at least 1; got {most_events}")
+    path = Path(path)
+    entered = finished = False
+    try:
+        with recorded(most_events) as recording:
+            entered = True
+            yield recording
+        finished = True
+    finally:
+        world = living_world()
+        if entered and not (finished and world):
+            write_alone(path)
+    if world is not None:
+        with world.under_way():
+            write(path, world)
+
+
+def write(path: Path, world: Group) -> None:
+    """Gather the events of all ranks on rank 0, and write them."""
+    events = _core.recorded_events()
+    offset = offset_to_root(world)
+    begin = int(world.all_reduce(np.int64(first(events) + offset), op="min"))
+    mine = part(world.rank, events, offset, begin)
+    lengths = world.all_gather(np.array([len(mine)]))
+    if world.rank > 0:
+        world.send(np.frombuffer(mine, np.uint8), 0)
+        return
+    parts = [mine]
+    for rank in range(1, world.size):
+        parts.append(world.recv(rank, shape=(int(lengths[rank]),), dtype=np.uint8).tobytes())
+    save(path, parts)
+
+
+def write_alone(path: Path) -> None:
+    """Write the events of this rank, by its own clock."""
+    try:
+        me = detect()
+        rank, size = me.rank, me.size
+    except InitError:  # what the launcher says makes no sense, and nobody needed it
+        rank, size = 0, 1
+    if size > 1:
+        path = path.with_suffix(f".rank{rank}{path.suffix}")
+    events = _core.recorded_events()
+    save(path, [part(rank, events, 0, first(events))])
+
+
+def first(events: Iterable[Event]) -> int:
+    """Where the first event begins."""
+    return min((event[3] for event in events), default=_core.clock_ns())
+
+
+def save(path: Path, parts: Iterable[bytes]) -> None:
+    """Write the file as one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
+            for number, each in enumerate(parts):
+                file.write(b",\n" * (number > 0) + each)
+            file.write(b"\n]}\n")
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
+    """The events of a rank as JSON objects: times plus `offset`, from `begin` on, in us."""
+    dropped = _core.dropped_events()
+    name = f"rank {rank} on {platform.node()}" + (f", {dropped} events dropped" if dropped else "")
+    head = [
+        {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}},
+        {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}},
+    ]
+    shown = Shown(rank, _core.recorded_labels())
+    lines = [*head, *[each for event in events for each in shown.objects(event, offset - begin)]]
+    return ",\n".join(map(json.dumps, lines)).encode(errors="backslashreplace")
+
+
+class Shown:
+    """Makes objects of the file of the events of a rank."""
+
+    def __init__(self, rank: int, labels: dict[int, list[Label]]) -> None:
+        self.rank, self.labels = rank, labels
+        self.programs = {program: n for n, program in enumerate(sorted(labels))}
+        self.started: dict[tuple[int, int], int] = {}
+        """Program and number of a start: where its last one began."""
+        self.flights = 0
+
+    def objects(self, event: Event, shift: int) -> Iterator[dict[str, Any]]:
+        """An instruction or a run as a slice; behind a wait, its collective's flight."""
+        program, number, thread, begin, end = event
+        at = {"pid": self.rank, "tid": thread}
+        length = {"ts": (begin + shift) / 1e3, "dur": (end - begin) / 1e3}
+        if number < 0:
+            name = f"step {self.programs[program]}"
+            yield {"ph": "X", "name": name, "cat": "step", **at, **length}
+            return
+        action, op, site, start = self.labels[program][number]
+        name = op if action == "run" else f"{action} {op}"
+        args = {"site": site, "instruction": number}
+        yield {"ph": "X", "name": name, "cat": action, **at, **length, "args": args}
+        if action == "start":
+            self.started[program, number] = begin
+        elif action == "wait" and (program, start) in self.started:
+            self.flights += 1
+            same = {"name": op, "cat": "collective", "id": f"{self.rank}.{self.flights}", **at}
+            started = self.started.pop((program, start))
+            yield {"ph": "b", **same, "ts": (started + shift) / 1e3, "args": {"site": site}}
+            yield {"ph": "e", **same, "ts": (end + shift) / 1e3}
+
+
+def clock_name() -> str:
+    """What processes with one CLOCK_MONOTONIC have in common: a kernel, and its time namespace."""
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        kernel = platform.node()
+    try:
+        namespace = os.readlink("/proc/self/ns/time")
+    except OSError:  # older than Linux 5.6
+        namespace = ""
+    return kernel + namespace
+
+
+def offset_to_root(world: Group) -> int:
+    """What to add to this rank's clock to have that of rank 0, in ns."""
+    digest = hashlib.sha256(clock_name().encode()).digest()[:8]
+    clocks = world.all_gather(np.frombuffer(digest, np.uint64))
+    for rank in np.flatnonzero(clocks != clocks[0]).tolist():
+        if world.rank == 0:
+            answer(world, rank)
+        elif world.rank == rank:
+            return ask(world)
+    return 0
+
+
+def answer(world: Group, rank: int) -> None:
+    """Tell a rank what time it is, again and again."""
+    for _ in range(PINGS):
+        world.recv(rank, shape=(1,), dtype=np.int64)
+        world.send(np.array([_core.clock_ns()]), rank)
+
+
+def ask(world: Group) -> int:
+    """The offset by the shortest round trip to rank 0."""
+    trips = []
+    for _ in range(PINGS):
+        begin = _core.clock_ns()
+        world.send(np.array([begin]), 0)
+        there = int(world.recv(0, shape=(1,), dtype=np.int64)[0])
+        end = _core.clock_ns()
+        trips.append((end - begin, there - (begin + end) // 2))
+    return min(trips)[1]

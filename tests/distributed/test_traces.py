@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traces and reports of several ranks: one clock, and who was waited for."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from standing import run_in_world
+
+import ngd
+from ngd import _core, ops
+from ngd.profiling import timeline
+
+NAP = 0.1
+
+
+def late(folder: str) -> dict[str, Any]:
+    """Three steps, before which the last rank takes a nap."""
+    world = ngd.init()
+    x = ngd.placeholder("x", (1000,))
+    step = ngd.compile([x], [ops.all_reduce(ops.exp(x), op="sum")])
+    step(np.zeros(1000, np.float32))
+    with ngd.trace(Path(folder) / "trace.json"):
+        for _ in range(3):
+            world.barrier()
+            if world.rank == world.size - 1:
+                time.sleep(NAP)
+            step(np.zeros(1000, np.float32))
+    (wait,) = [row for row in step.report().rows if row.action == "wait"]
+    return {
+        "last": {str(rank): times for rank, times in wait.last.items()},
+        "waited": wait.seconds,
+        "flight": wait.flight,
+        "overlap": wait.overlap,
+        "op": wait.op,
+    }
+
+
+@harness.needs_ranks
+@pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(2, 3))
+def test_ranks_stand_on_one_clock(communicator: str, ranks: int, tmp_path: Path) -> None:
+    outcomes = run_in_world(late, communicator, ranks, folder=str(tmp_path))
+    found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+
+    def of(rank: int, cat: str) -> list[dict[str, Any]]:
+        mine = [e for e in found if e["pid"] == rank and e["ph"] == "X" and e["cat"] == cat]
+        return sorted(mine, key=lambda e: e["ts"])
+
+    for rank in range(ranks - 1):
+        for wait, start in zip(of(rank, "wait"), of(ranks - 1, "start"), strict=True):
+            assert wait["ts"] < start["ts"]
+            assert wait["ts"] + wait["dur"] > start["ts"]
+            assert wait["dur"] > 1e6 * NAP / 2
+    for rank in range(ranks):
+        assert len(of(rank, "step")) == 3
+        flights = [e["ph"] for e in found if e["pid"] == rank and e.get("cat") == "collective"]
+        assert flights == ["b", "e"] * 3
+    first = outcomes[0].value
+    assert first["op"] == "all_reduce(sum)"
+    assert first["waited"] > 3 * NAP / 2
+    assert first["flight"] >= first["waited"]
+    assert 0 <= first["overlap"] < 0.5
+    if communicator == "shm":
+        assert first["last"] == {str(ranks - 1): 3}
+    names = [e["args"]["name"] for e in found if e.get("name") == "process_name"]
+    assert [name.split(" on ")[0] for name in names] == [f"rank {r}" for r in range(ranks)]
+
+
+def apart(shift_ns: int) -> int:
+    """What ranks find their clocks to be off by; the last one says that it has another kernel."""
+    world = ngd.init()
+    if world.rank == world.size - 1:
+        timeline.clock_name = lambda: "another kernel"
+        timeline._core = SimpleNamespace(clock_ns=lambda: _core.clock_ns() + shift_ns)
+    try:
+        return timeline.offset_to_root(world)
+    finally:
+        timeline._core = _core
+
+
+@harness.needs_ranks
+@pytest.mark.parametrize("shift", [0, -(10**12), 3_600 * 10**9])
+def test_clocks_of_two_kernels(shift: int) -> None:
+    first, last = [rank.value for rank in run_in_world(apart, "shm", 2, shift_ns=shift)]
+    assert first == 0
+    assert abs(last + shift) < 0.1e9
+
+
+def failing(folder: str) -> str:
+    """The last rank's block ends by an exception; no rank waits for another."""
+    world = ngd.init()
+    x = ngd.placeholder("x", (3,))
+    step = ngd.compile([x], [ops.exp(x)])
+    try:
+        with ngd.trace(Path(folder) / "trace.json"):
+            step(np.zeros(3, np.float32))
+            raise KeyError(world.rank)
+    except KeyError:
+        return "raised"
+
+
+@harness.needs_ranks
+def test_a_rank_whose_block_fails_writes_its_own(tmp_path: Path) -> None:
+    outcomes = run_in_world(failing, "shm", 2, folder=str(tmp_path))
+    assert [outcome.value for outcome in outcomes] == ["raised", "raised"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "trace.rank0.json",
+        "trace.rank1.json",
+    ]
+    for rank in range(2):
+        found = json.loads((tmp_path / f"trace.rank{rank}.json").read_text())["traceEvents"]
+        assert {event["pid"] for event in found} == {rank}

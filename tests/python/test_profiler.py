@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ngd profile`: the script runs as it would alone, and then its steps are reported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ngd
+
+SCRIPT = """
+import sys
+import numpy as np
+import ngd
+from ngd import ops
+import beside  # next to the script
+
+world = ngd.init()
+x = ngd.placeholder("x", (64,))
+once = ngd.compile([x], [ops.exp(x)])
+never = ngd.compile([x], [ops.tanh(x)])
+often = ngd.compile([x], [ops.all_reduce(ops.sin(x), op="sum")])
+batch = np.ones(64, np.float32)
+once(batch)
+for _ in range(5):
+    often(batch)
+print("arguments", sys.argv[1:], __name__, beside.WHO)
+"""
+
+
+def profile(folder: Path, *options: str, ranks: int = 0, script: str = SCRIPT, **how: str) -> str:
+    """What a run says, and its exit code behind it."""
+    (folder / "train.py").write_text(script + how.get("end", ""))
+    (folder / "beside.py").write_text("WHO = 'beside'\n")
+    command = [sys.executable, "-m", "ngd.cli"]
+    if ranks:
+        command += ["run", "-n", str(ranks), "-m", "ngd.cli"]
+    command += ["profile", *options, how.get("what", str(folder / "train.py")), "--epochs", "3"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=how.get("cwd", folder)
+    )
+    return f"{done.stdout}\n{done.stderr}\nexit {done.returncode}"
+
+
+def test_a_script_is_reported(tmp_path: Path) -> None:
+    said = profile(tmp_path, "--json", "report.json", "--html", "report.html")
+    assert "arguments ['--epochs', '3'] __main__ beside" in said
+    assert said.endswith("exit 0")
+    assert said.count("step compiled at train.py") == 2  # one was never run
+    reports = json.loads((tmp_path / "report.json").read_text())
+    assert sorted(report["runs"] for report in reports) == [1, 5]
+    assert [r["seconds"] for r in reports] == sorted([r["seconds"] for r in reports], reverse=True)
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        ("sys.exit(3)", 3, ""),
+        ("raise KeyError('lost')", 1, "KeyError: 'lost'"),
+        ("sys.exit('bad luck')", 1, "bad luck"),
+    ],
+)
+def test_a_script_that_fails_is_reported_too(
+    tmp_path: Path, end: str, code: int, words: str
+) -> None:
+    said = profile(tmp_path, end=end)
+    assert said.count("step compiled at train.py") == 2
+    assert words in said
+    assert said.endswith(f"exit {code}")
+
+
+def test_a_module_is_run_by_its_name(tmp_path: Path) -> None:
+    said = profile(tmp_path, "-m", what="train")
+    assert "arguments ['--epochs', '3'] __main__ beside" in said
+    assert said.count("step compiled at train.py") == 2
+
+
+def test_a_script_without_steps(tmp_path: Path) -> None:
+    said = profile(tmp_path, script="print('nothing')\n")
+    assert "ngd profile: no step was run" in said
+    assert said.endswith("exit 0")
+
+
+def test_a_script_that_is_not_there(tmp_path: Path) -> None:
+    said = profile(tmp_path, what="other.py")
+    assert "FileNotFoundError" in said or "No such file" in said
+    assert said.endswith("exit 1")
+
+
+@pytest.mark.skipif(ngd.build_info()["mode"] == "OFF", reason="built without collectives")
+@pytest.mark.parametrize("end", ["", "ngd.shutdown()"])
+def test_ranks_are_profiled_together(tmp_path: Path, end: str) -> None:
+    said = profile(tmp_path, "--trace", "trace.json", ranks=2, end=end)
+    assert said.count("step compiled at train.py") == 2  # of rank 0
+    assert said.endswith("exit 0")
+    names = sorted(path.name for path in tmp_path.glob("*.json"))
+    # Without a world at the end each rank writes its own.
+    assert names == (["trace.rank0.json", "trace.rank1.json"] if end else ["trace.json"])
+    found = [
+        event
+        for name in names
+        for event in json.loads((tmp_path / name).read_text())["traceEvents"]
+    ]
+    assert {event["pid"] for event in found} == {0, 1}
