@@ -260,10 +260,12 @@ def test_a_trace_of_a_block_that_fails_is_written(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    world = ngd.init()
     (tmp_path / "trace.json").mkdir()
     with pytest.raises(OSError, match=r"trace\.json"), ngd.trace(tmp_path / "trace.json"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
+    world.check_open()
     with ngd.profile():
         pass
 

@@ -84,11 +84,13 @@ def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> It
             write_alone(path)
     if world is not None:
         with world.under_way():
-            write(path, world)
+            parts = gathered(world)
+        if world.rank == 0:
+            save(path, parts)
 
 
-def write(path: Path, world: Group) -> None:
-    """Gather the events of all ranks on rank 0, and write them."""
+def gathered(world: Group) -> list[bytes]:
+    """The events of all ranks, on rank 0."""
     events = _core.recorded_events()
     offset = offset_to_root(world)
     begin = int(world.all_reduce(np.int64(first(events) + offset), op="min"))
@@ -96,11 +98,11 @@ def write(path: Path, world: Group) -> None:
     lengths = world.all_gather(np.array([len(mine)]))
     if world.rank > 0:
         world.send(np.frombuffer(mine, np.uint8), 0)
-        return
+        return []
     parts = [mine]
     for rank in range(1, world.size):
         parts.append(world.recv(rank, shape=(int(lengths[rank]),), dtype=np.uint8).tobytes())
-    save(path, parts)
+    return parts
 
 
 def write_alone(path: Path) -> None:
