@@ -49,6 +49,11 @@ def test_the_times_of_the_instructions_are_the_time_of_the_step() -> None:
     assert sum(row.share for row in report.rows) == pytest.approx(1, rel=0.03)
     assert 0 < report.seconds <= wall
     assert all(0 <= row.least <= row.mean for row in report.rows)
+    shares = report.shares()
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    products = [row.share for row in report.rows if row.op == "matmul"]
+    assert shares["matmul"] == pytest.approx(sum(products))
+    assert len(products) == 2
 
 
 def test_rows_tell_what_is_computed_and_by_which_lines() -> None:
@@ -207,7 +212,7 @@ def test_the_table_shows_the_longest_rows_first() -> None:
     with ngd.profile():
         step(np.eye(6, dtype=np.float32))
     lines = str(step.report()).splitlines()
-    times = [float(line.split()[3]) for line in lines[3:-1]]
+    times = [float(line.split()[3]) for line in lines[4:-1]]
     assert times == sorted(times, reverse=True)
     assert len(times) == 40
     assert lines[-1].startswith("and 20 more")

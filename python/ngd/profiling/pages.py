@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 SHOWN: Final = 40
 """Rows of the table of text."""
+KINDS: Final = 10
+"""Kinds of instructions in the summary."""
 HEAD: Final = ("#", "op", "calls", "us", "%", "GFLOP/s", "GB/s", "% of peak", "call site", "")
 NUMBERS: Final = range(2, 8)
 
@@ -58,10 +60,12 @@ def summary(report: Report) -> str:
     waited = sum(row.seconds for row in report.rows if row.action == "wait" and row.depth == 0)
     peaks = [f"{value / 1e9:.0f} GFLOP/s {name}" for name, value in report.peaks.flops.items()]
     peaks.append(f"{report.peaks.bytes / 1e9:.1f} GB/s")
+    shares = [f"{title} {100 * share:.1f} %" for title, share in report.shares().items()]
     return (
         f"{step}; {report.runs} runs of {micros(mean)} us, {cost.flops / mean / 1e9:.3g} GFLOP/s, "
         f"{100 * waited / report.seconds:.1f} % waits for ranks\n"
-        f"peaks measured here: {', '.join(peaks)}"
+        f"peaks measured here: {', '.join(peaks)}\n"
+        f"{', '.join(shares[:KINDS])}{', ...' if len(shares) > KINDS else ''}"
     )
 
 
@@ -70,7 +74,7 @@ def cells(row: Row) -> tuple[str, ...]:
     mean = row.mean
     return (
         "  " * row.depth + row.number,
-        row.op if row.action == "run" else f"{row.action} {row.op}",
+        row.title,
         str(row.calls),
         micros(mean) if row.calls else "",
         f"{100 * row.share:.1f}" if row.calls else "",

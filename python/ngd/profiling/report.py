@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias
@@ -73,6 +74,11 @@ class Row:
     """Of a wait: by rank, how often it was the last to come."""
 
     @property
+    def title(self) -> str:
+        """The op, behind "start" or "wait" where it is one of a collective."""
+        return self.op if self.action == "run" else f"{self.action} {self.op}"
+
+    @property
     def depth(self) -> int:
         """How many instructions it lies in."""
         return self.number.count(".") // 2
@@ -113,10 +119,18 @@ class Report:
         """Of one run."""
         return sum((row.cost for row in self.rows if row.depth == 0), Cost())
 
+    def shares(self) -> dict[str, float]:
+        """Of the time of the step, the share of each kind of instruction, the largest first."""
+        found: Counter[str] = Counter()
+        for row in self.rows:
+            if row.depth == 0:
+                found[row.title] += row.share
+        return dict(found.most_common())
+
     def to_dict(self) -> dict[str, Any]:
         """What JSON can say, in seconds, bytes and FLOP."""
         parts = asdict(self)
-        parts["cost"] = asdict(self.cost)
+        parts |= {"cost": asdict(self.cost), "shares": self.shares()}
         for given, row in zip(parts["rows"], self.rows, strict=True):
             given |= {"mean": row.mean, "overlap": row.overlap}
         return parts
