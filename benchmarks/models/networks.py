@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 LAYERS, WIDTH, HEADS, CONTEXT, VOCABULARY = 6, 384, 6, 256, 8192
+STATES, PLACES = 512, 64
 
 
 class Case(NamedTuple):
@@ -92,7 +93,24 @@ def transformer(nn: Any, attention: Any) -> Any:
     return Transformer()
 
 
+def lstm(nn: Any, attention: Any) -> Any:
+    """Two layers of Zaremba et al., 2014 (arXiv:1409.2329), without dropout."""
+
+    class LanguageModel(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(VOCABULARY, STATES)
+            self.layers = nn.LSTM(STATES, STATES, 2, batch_first=True)
+            self.head = nn.Linear(STATES, VOCABULARY)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.layers(self.tokens(x))[0])
+
+    return LanguageModel()
+
+
 CASES = {
     "resnet50": Case(resnet50, (3, 224, 224), 0, (), 1000, "sgd"),
     "transformer": Case(transformer, (CONTEXT,), VOCABULARY, (CONTEXT,), VOCABULARY, "adamw"),
+    "lstm": Case(lstm, (PLACES,), VOCABULARY, (PLACES,), VOCABULARY, "sgd"),
 }
