@@ -163,7 +163,9 @@ def test_second_gradients_are_those_of_finite_differences(
     reverse=st.booleans(),
     dtype=st.sampled_from(["float32", "float64", "bfloat16"]),
     choices=st.lists(
-        st.sampled_from(["tanh", "add", "multiply", "sum", "where"]), min_size=1, max_size=4
+        st.sampled_from(["tanh", "add", "multiply", "sum", "where", "product", "residual"]),
+        min_size=1,
+        max_size=4,
     ),
     seed=st.integers(0, 2**20),
 )
@@ -175,9 +177,11 @@ def test_a_loop_is_the_unrolled_one(
     kind = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
     arrays = {
         n: rng.normal(size=s).astype(kind)
-        for n, s in {"a": (size,), "b": (), "x": (length, size), "w": (size,)}.items()
-    }
-    a, b, x, w = nodes(**arrays)
+        for n, s in {
+            "a": (size,), "b": (), "x": (length, size), "w": (size,), "m": (size, size),
+        }.items()
+    }  # fmt: skip
+    a, b, x, w, m = nodes(**arrays)
 
     def round(carry: Any, part: Node) -> tuple[Any, Any]:
         one, two = carry["one"], carry["two"]
@@ -190,6 +194,10 @@ def test_a_loop_is_the_unrolled_one(
                 one = one * part
             elif choice == "sum":
                 two = two * 0.5 + ops.sum(one) * 0.125
+            elif choice == "product":
+                one = ops.tanh(one @ m)
+            elif choice == "residual":  # the products of both sums are kept
+                one = (one @ m + w) * 0.25 + (part @ ops.transpose(m) + one)
             else:
                 one = ops.where(part > 0, one, w)
         return {"one": one, "two": two}, (one + part, two)
@@ -212,7 +220,7 @@ def test_a_loop_is_the_unrolled_one(
         for part in parts:
             if part is not None and length:
                 loss = loss + ops.sum(part * part)
-        gradients = ngd.grad(loss, [a, b, x, w], unused="zero")
+        gradients = ngd.grad(loss, [a, b, x, w, m], unused="zero")
         results.append([one, two, *(p for p in parts if p is not None and length), *gradients])
     tolerance = {"float32": 2e-4, "float64": 1e-11, "bfloat16": 0.2}[dtype]
     for device in DEVICES:
@@ -251,6 +259,44 @@ def test_what_nobody_reads_has_no_bytes() -> None:
     assert step.memory()["private"] < 4096
     rows = np.ones((1000, 64), np.float32)
     assert step(rows)[0].tolist() == [1000.0] * 64
+
+
+def products(*outputs: Node) -> list[int]:
+    """How many products the bodies of the loops have that make some values."""
+    loops = [node for node in Graph((), outputs).nodes if node.op.nested]
+    return [sum(n.op.heavy for n in body.nodes) for loop in loops for body in bodies_of(loop)]
+
+
+def test_a_gradient_does_not_compute_products_again(device: str, rng: np.random.Generator) -> None:
+    arrays = {
+        "h": rng.normal(size=(2, 3)),
+        "x": rng.normal(size=(4, 2, 3)),
+        "w": rng.normal(size=(3, 3)),
+    }
+    h, x, w = nodes(**arrays)
+
+    def body(carry: Node, part: Node) -> tuple[Node, None]:
+        return ops.tanh(part + carry @ w), None
+
+    found = []
+    for each in (body, ngd.remat(body)):
+        last, _ = ops.scan(each, h, x)
+        gradients = ngd.grad(ops.sum(last), [h, x, w])
+        backward = products(*gradients)
+        found.append((max(backward), run([last, *gradients], device, **arrays)))
+    assert [count for count, _ in found] == [2, 3]  # of the carry, and of w; and once more
+    for kept, computed in zip(found[0][1], found[1][1], strict=True):
+        npt.assert_allclose(kept, computed, rtol=1e-13, atol=1e-14)
+
+
+def test_what_a_gradient_could_read_has_no_bytes_where_there_is_none() -> None:
+    h, x = ngd.placeholder("h", (64,)), ngd.placeholder("x", (1000, 64))
+    w = ngd.placeholder("w", (64, 64))
+    last, _ = ops.scan(lambda c, p: (ops.tanh(c @ w + p), None), h, x)
+    assert ngd.compile([h, x, w], [last]).memory()["private"] < 8192
+    gradients = ngd.grad(ops.sum(last), [w])
+    trained = ngd.compile([h, x, w], [last, *gradients]).memory()["private"]
+    assert 2 * 256_000 <= trained < 3 * 256_000  # the carries, and the products
 
 
 def test_a_program_is_as_large_for_many_rounds() -> None:

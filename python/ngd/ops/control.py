@@ -152,7 +152,8 @@ class Scan(Control):
     Operands: the carried values, the tensors that are read slice by slice, and what all rounds
     read. Results: the carried values after the last round, what the rounds make, stacked, and the
     carried values as each round found them, stacked: the gradient computes each round again from
-    these, and otherwise nobody reads them.
+    these, and otherwise nobody reads them. It does not compute again what heavy ops make: that is
+    among what the rounds make (`worth_keeping`), and read by the gradient alone.
     """
 
     name = "scan"
@@ -230,8 +231,8 @@ class Scan(Control):
     def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
         """A loop the other way; each round is computed again from the carried values it found.
 
-        The adjoints of the carried values are carried, and so are the sums of the adjoints of what
-        all rounds read; those of slices are stacked.
+        What its heavy ops have made it reads. The adjoints of the carried values are carried, and
+        so are the sums of the adjoints of what all rounds read; those of slices are stacked.
         """
         return Backward(node, dy, wanted).adjoints()
 
@@ -263,6 +264,8 @@ class Loop:
     def node(self) -> Node:
         """Make the scan; what its body does not read is left out."""
         outputs = [*self.next, *self.made]
+        places = [p for _, p in (*self.carries, *self.slices, *self.fixed)]
+        outputs += worth_keeping(outputs, places)
         read = set(topological(outputs))
         slices = [(x, p) for x, p in self.slices if p in read]
         fixed = [(x, p) for x, p in self.fixed if p in read]
@@ -305,6 +308,12 @@ class Backward:
         self.loop.slices += zip(histories, self.places.carries, strict=True)
         self.loop.slices += zip(self.given.slices, self.places.slices, strict=True)
         self.loop.fixed += zip(self.given.fixed, self.places.fixed, strict=True)
+        ends = set(heavy_ends(body.outputs, body.inputs))
+        self.kept = {
+            output: self.loop.slice(stack)
+            for output, stack in zip(body.outputs[n:], node.results[n:], strict=False)
+            if output in ends
+        }
 
     def adjoints(self) -> list[Node | None]:
         """Of each operand of the scan."""
@@ -323,9 +332,56 @@ class Backward:
         asked = [p for p in self.places.carries if p in self.wanted]
         if not (asked or summed or stacked):
             return [None for _ in chain(*self.places)]
+        self.loop.next = replaced(self.loop.next, self.kept)
+        self.loop.made = replaced(self.loop.made, self.kept)
         results = self.loop.node().results
         of = dict(zip([*asked, *summed, *stacked], results, strict=False))
         return [of.get(place) for place in chain(*self.places)]
+
+
+def worth_keeping(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
+    """What heavy ops of a body make and a gradient may read, that is not among the outputs."""
+    made = set(outputs)
+    return [node for node in heavy_ends(outputs, inputs) if node not in made]
+
+
+def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
+    """What the heavy ops of a body make of its inputs, behind the sums that their kernels take.
+
+    A bias and a residual sum join the kernel of a heavy op only where nobody else reads what they
+    are added to. So the sum is the end, where it is the only reader. Shapes are not asked: they may
+    differ between ranks, and what is not kept is computed again, its collectives too.
+    """
+    order = topological(outputs)
+    own = set(inputs)
+    readers: dict[Node, list[Node]] = {output: [output] for output in outputs}
+    for node in order:
+        for operand in node.inputs:
+            readers.setdefault(operand, []).append(node)
+        if any(operand in own for operand in node.inputs):
+            own.update(node.results)
+    ends = []
+    for node in order:
+        if node not in own or not node.op.heavy or node.op.nested:
+            continue
+        for end in node.results:
+            while len(readers[end]) == 1 and readers[end][0] is not end and readers[end][0].op.adds:
+                end = readers[end][0]
+            if is_float(end.dtype):
+                ends.append(end)
+    return ends
+
+
+def replaced(outputs: Sequence[Node], places: Mapping[Node, Node]) -> list[Node]:
+    """What outputs are where some nodes that they are made of are known."""
+
+    def change(node: Node, operands: tuple[Node, ...]) -> Node | tuple[Node, ...]:
+        made = node.with_inputs(operands)
+        results = zip(node.results, made.results, strict=True)
+        known = tuple(places.get(before, after) for before, after in results)
+        return known if node.several else known[0]
+
+    return list(Graph((), tuple(outputs)).rewrite(change).outputs)
 
 
 def reached(body: Graph, carries: int, wanted: Sequence[bool]) -> dict[Node, None]:
@@ -590,8 +646,9 @@ def scan(
     A collective that depends on what the body is given runs in each round, on all ranks; any other
     one runs once. CompileError for a send or a receive: a gradient would make it again.
 
-    Gradients flow to `init`, `xs`, and whatever the body reads. They compute each round again, so
-    memory holds the carries of all rounds, and no other value of theirs.
+    Gradients flow to `init`, `xs`, and whatever the body reads. They compute each round again from
+    its carry, but for what products, convolutions and attention have made in it. So memory holds
+    these and the carries of all rounds; `ngd.remat(body)` has it hold the carries alone.
     """
     initial, structure = trees.flatten(init)
     tensors, slice_structure = trees.flatten(xs) if xs is not None else ([], None)
