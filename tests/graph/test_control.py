@@ -289,6 +289,23 @@ def test_a_gradient_does_not_compute_products_again(device: str, rng: np.random.
         npt.assert_allclose(kept, computed, rtol=1e-13, atol=1e-14)
 
 
+def test_a_gradient_reads_all_results_of_attention(device: str, rng: np.random.Generator) -> None:
+    arrays = {"h": rng.normal(size=(1, 3, 4)), "x": rng.normal(size=(5, 1, 3, 4))}
+    h, x = nodes(**arrays)
+
+    def body(carry: Node, part: Node) -> tuple[Node, None]:
+        return ops.attention(carry, carry + part, part, causal=True) + carry, None
+
+    last, _ = ops.scan(body, h, x)
+    unrolled = h
+    for t in range(5):
+        unrolled, _ = body(unrolled, x[t])
+    looped = run(ngd.grad(ops.sum(ops.sin(last)), [h, x]), device, **arrays)
+    wanted = run(ngd.grad(ops.sum(ops.sin(unrolled)), [h, x]), device, **arrays)
+    for a, b in zip(looped, wanted, strict=True):
+        npt.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+
+
 def test_what_a_gradient_could_read_has_no_bytes_where_there_is_none() -> None:
     h, x = ngd.placeholder("h", (64,)), ngd.placeholder("x", (1000, 64))
     w = ngd.placeholder("w", (64, 64))

@@ -360,16 +360,18 @@ def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
             readers.setdefault(operand, []).append(node)
         if any(operand in own for operand in node.inputs):
             own.update(node.results)
-    ends = []
+    ends: dict[Node, None] = {}
     for node in order:
         if node not in own or not node.op.heavy or node.op.nested:
             continue
         for end in node.results:
-            while len(readers[end]) == 1 and readers[end][0] is not end and readers[end][0].op.adds:
-                end = readers[end][0]
+            while len(reading := readers.get(end, [])) == 1:
+                if reading[0] is end or not reading[0].op.adds:
+                    break
+                end = reading[0]
             if is_float(end.dtype):
-                ends.append(end)
-    return ends
+                ends[end] = None
+    return list(ends)
 
 
 def replaced(outputs: Sequence[Node], places: Mapping[Node, Node]) -> list[Node]:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TypeAlias
@@ -121,11 +120,11 @@ class Report:
 
     def shares(self) -> dict[str, float]:
         """Of the time of the step, the share of each kind of instruction, the largest first."""
-        found: Counter[str] = Counter()
+        found: dict[str, float] = {}
         for row in self.rows:
             if row.depth == 0:
-                found[row.title] += row.share
-        return dict(found.most_common())
+                found[row.title] = found.get(row.title, 0.0) + row.share
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can say, in seconds, bytes and FLOP."""
