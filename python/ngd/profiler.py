@@ -38,17 +38,25 @@ def run(args: argparse.Namespace) -> int:
     In a job each rank runs this; rank 0 prints, and writes.
     """
     sys.argv = [args.script, *args.args]
+    sys.path[0] = os.getcwd() if args.module else os.path.dirname(os.path.realpath(args.script))
     recording: Recording | None = None
+    left: SystemExit | None = None
     try:
         with trace(args.trace) if args.trace else profile() as recording:
-            if args.module:
-                runpy.run_module(args.script, run_name="__main__", alter_sys=True)
-            else:
-                sys.path.insert(0, os.path.dirname(os.path.abspath(args.script)))
-                runpy.run_path(args.script, run_name="__main__")
-    finally:  # the script may end by an exception, of sys.exit() too
+            try:
+                if args.module:
+                    runpy.run_module(args.script, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(args.script, run_name="__main__")
+            except (
+                SystemExit
+            ) as error:  # the other ranks may end otherwise: the trace is theirs too
+                left = error
+    finally:  # the script may end by an exception
         if recording is not None:
             tell(args, recording)
+    if left is not None:
+        raise left
     return 0
 
 

@@ -175,12 +175,8 @@ def test_a_loop_is_the_unrolled_one(
     """Also its gradients: of two carried values, one of which may not be read."""
     rng = np.random.default_rng(seed)
     kind = bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
-    arrays = {
-        n: rng.normal(size=s).astype(kind)
-        for n, s in {
-            "a": (size,), "b": (), "x": (length, size), "w": (size,), "m": (size, size),
-        }.items()
-    }  # fmt: skip
+    shapes = {"a": (size,), "b": (), "x": (length, size), "w": (size,), "m": (size, size)}
+    arrays = {n: rng.normal(size=s).astype(kind) for n, s in shapes.items()}
     a, b, x, w, m = nodes(**arrays)
 
     def round(carry: Any, part: Node) -> tuple[Any, Any]:
@@ -287,6 +283,24 @@ def test_a_gradient_does_not_compute_products_again(device: str, rng: np.random.
     assert [count for count, _ in found] == [2, 3]  # of the carry, and of w; and once more
     for kept, computed in zip(found[0][1], found[1][1], strict=True):
         npt.assert_allclose(kept, computed, rtol=1e-13, atol=1e-14)
+
+
+def test_second_gradients_of_a_body_with_a_rule(device: str, rng: np.random.Generator) -> None:
+    """The rule holds nodes of the body, which a second gradient asks for."""
+    sine = ngd.custom_gradient(lambda x: (ops.sin(x), lambda dy: dy * ops.cos(x)))
+    arrays = {"h": rng.normal(size=(3, 3)), "x": rng.normal(size=(2, 3, 3))}
+    h, x = nodes(**arrays)
+    found = []
+    for f in (sine, ops.sin):
+
+        def body(c: Node, p: Node, f: Callable[[Node], Node] = f) -> tuple[Node, None]:
+            return ops.tanh(f(p @ ops.transpose(p) + c)), None
+
+        last, _ = ops.scan(body, h, x)
+        first = ngd.grad(ops.sum(last), h)
+        found.append(run([first, ngd.grad(ops.sum(ops.sin(first)), h)], device, **arrays))
+    for ruled, plain in zip(*found, strict=True):
+        npt.assert_allclose(ruled, plain, rtol=1e-12, atol=1e-13)
 
 
 def test_a_gradient_reads_all_results_of_attention(device: str, rng: np.random.Generator) -> None:

@@ -279,3 +279,12 @@ def test_a_trace_of_nothing_is_a_trace(tmp_path: Path) -> None:
     with ngd.trace(tmp_path / "trace.json"):
         pass
     assert {event["ph"] for event in events(tmp_path / "trace.json")} == {"M"}
+
+
+def test_a_step_without_instructions_reports() -> None:
+    x = ngd.placeholder("x", (3,))
+    step = ngd.compile([x], [])
+    with ngd.profile():
+        step(np.zeros(3, np.float32))
+    assert "1 runs" in str(step.report())
+    assert step.report().to_html().startswith("<!doctype html>")

@@ -43,6 +43,7 @@ from ..ir import (
 from .arithmetic import add
 from .collective import Collective
 from .compare import expect_choice
+from .custom import WithGradient
 from .operands import as_node
 from .shape import zeros
 from .transcendental import tanh
@@ -351,8 +352,13 @@ def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
     A bias and a residual sum join the kernel of a heavy op only where nobody else reads what they
     are added to. So the sum is the end, where it is the only reader. Shapes are not asked: they may
     differ between ranks, and what is not kept is computed again, its collectives too.
+
+    A body with a gradient of the user's keeps nothing: that rule holds nodes of the body, and a
+    second gradient asks for what they are made of.
     """
     order = topological(outputs)
+    if has_rule(order):
+        return []
     own = set(inputs)
     readers: dict[Node, list[Node]] = {output: [output] for output in outputs}
     for node in order:
@@ -372,6 +378,14 @@ def heavy_ends(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
             if is_float(end.dtype):
                 ends[end] = None
     return list(ends)
+
+
+def has_rule(nodes: Iterable[Node]) -> bool:
+    """Whether a gradient of the user's stands among nodes, or in the bodies that they run."""
+    return any(
+        isinstance(node.op, WithGradient) or any(has_rule(body.nodes) for body in bodies_of(node))
+        for node in nodes
+    )
 
 
 def replaced(outputs: Sequence[Node], places: Mapping[Node, Node]) -> list[Node]:

@@ -57,6 +57,8 @@ def summary(report: Report) -> str:
     if not report.runs:
         return f"{step}; not timed: run the step inside `with ngd.profile():`"
     mean = report.seconds / report.runs
+    if not report.seconds:
+        return f"{step}; {report.runs} runs"
     waited = sum(row.seconds for row in report.rows if row.action == "wait" and row.depth == 0)
     peaks = [f"{value / 1e9:.0f} GFLOP/s {name}" for name, value in report.peaks.flops.items()]
     peaks.append(f"{report.peaks.bytes / 1e9:.1f} GB/s")

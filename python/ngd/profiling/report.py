@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, TypeAlias
 
 from ..cost import Cost
@@ -51,7 +52,10 @@ class Row:
     """`file:line` of the user's code."""
     made_of: tuple[tuple[str, str], ...]
     """The ops that it computes in one, with their call sites."""
-    types: str
+    operands: tuple[Type, ...]
+    results: tuple[Type, ...]
+    attrs: Mapping[str, Any]
+    """The attributes of the kernel or of the collective."""
     layout: str
     cost: Cost
     """Of one call: FLOP, bytes."""
@@ -71,6 +75,12 @@ class Row:
     """Of a wait: seconds from where the collective was started to where it was waited for."""
     last: Mapping[int, int] = field(default_factory=dict)
     """Of a wait: by rank, how often it was the last to come."""
+
+    @property
+    def types(self) -> str:
+        """Operands and results, as graphs print them."""
+        both = (", ".join(map(str, types)) for types in (self.operands, self.results))
+        return " -> ".join(both).strip()
 
     @property
     def title(self) -> str:
@@ -128,11 +138,10 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """What JSON can say, in seconds, bytes and FLOP."""
-        parts = asdict(self)
-        parts |= {"cost": asdict(self.cost), "shares": self.shares()}
-        for given, row in zip(parts["rows"], self.rows, strict=True):
-            given |= {"mean": row.mean, "overlap": row.overlap}
-        return parts
+        rows = [named(row) | {"mean": row.mean, "overlap": row.overlap} for row in self.rows]
+        own = named(self) | {"peaks": named(self.peaks), "cost": self.cost}
+        made: dict[str, Any] = plain(own | {"rows": rows, "shares": self.shares()})
+        return made
 
     def to_json(self) -> str:
         """As to_dict, as text."""
@@ -144,6 +153,11 @@ class Report:
 
     def __str__(self) -> str:
         return pages.text(self)
+
+
+def named(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass."""
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def report_of(
@@ -204,13 +218,16 @@ def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, pea
     if step.action in ("start", "wait") and "reduce_op" in begun.attrs:
         op = f"{op}({begun.attrs['reduce_op']})"
     bound = peaks.least_seconds(cost, dtype.name if dtype else "") if calls else 0.0
+    lent = 2 if step.bodies else 0  # the last outputs are memory, no values
     return Row(
         number,
         step.action,
         op,
         step.site,
         step.made_of,
-        types_of(step),
+        tuple(type for type, _ in step.inputs),
+        tuple(type for type, _ in step.outputs[: len(step.outputs) - lent]),
+        step.attrs,
         step.layout,
         cost,
         calls,
@@ -223,13 +240,16 @@ def row_of(plan: Plan, step: Step, number: str, times: Times, whole_ns: int, pea
     )
 
 
-def types_of(step: Step) -> str:
-    """Operands and results; what both are memory alone is left out."""
-    lent = 2 if step.bodies else 0
-    outputs = step.outputs[: len(step.outputs) - lent]
-    return f"{joined(step.inputs)} -> {joined(outputs)}".strip()
-
-
-def joined(values: Sequence[tuple[Type, Any]]) -> str:
-    """Types, as a list."""
-    return ", ".join(str(type) for type, _ in values)
+def plain(value: Any) -> Any:
+    """What JSON can say of a value."""
+    if isinstance(value, Type):
+        return {"dtype": value.dtype.name, "shape": value.shape}
+    if isinstance(value, Cost):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

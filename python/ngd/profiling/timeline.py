@@ -46,7 +46,8 @@ def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> It
     In a job of several ranks every rank enters and leaves the block, with a world; at its end rank
     0 gathers the events, and writes. A block that an exception leaves talks to no other rank, nor
     does one at whose end there is no world: each rank writes its own events, by its own clock, to
-    PATH with the rank before its ending, `trace.rank1.json`.
+    PATH with the rank before its ending, `trace.rank1.json`. So does a rank that could not reach
+    the others at the end.
 
     Parameters
     ----------
@@ -83,8 +84,12 @@ def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> It
         if entered and not (finished and world):
             write_alone(path)
     if world is not None:
-        with world.under_way():
-            parts = gathered(world)
+        try:
+            with world.under_way():
+                parts = gathered(world)
+        except BaseException:
+            write_alone(path)
+            raise
         if world.rank == 0:
             save(path, parts)
 

@@ -329,16 +329,12 @@ Record Executor::record() const {
   const std::unique_lock lock(recorded_mutex_, std::try_to_lock);
   if (!lock.owns_lock())
     fail(ErrorKind::Busy, "Executable.report: the step runs now, in another thread");
-  return record_inside();
-}
-
-Record Executor::record_inside() const {
   Record record = record_;
   record.instructions.resize(steps_.size());
   for (const Step& step : steps_) {
     if (step.nested == nullptr) continue;
     for (const Executor* program : step.nested->programs())
-      record.bodies.push_back(program->record_inside());
+      record.bodies.push_back(program->record());
   }
   return record;
 }

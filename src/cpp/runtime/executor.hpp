@@ -89,7 +89,6 @@ class Executor {
   void run_to_the_end(const void* const* inputs, void* const* outputs);
   void run_recorded(std::uint64_t recording, const void* const* inputs, void* const* outputs);
   void perform(Step& step, const void* const* inputs, void* const* outputs);
-  Record record_inside() const;
   void drain() noexcept;
   void execute(Step& step);
   void execute_checked(Step& step);
