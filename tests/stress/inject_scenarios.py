@@ -24,7 +24,7 @@ from inject_steps import (
 )
 
 import ngd
-from ngd import errors, ops
+from ngd import _core, errors, ops
 
 # ---- making and leaving a world
 
@@ -346,7 +346,9 @@ def interpreter(rank: int) -> list[Step]:
     def built() -> None:
         x = ngd.placeholder("x", (3,), np.float64)
         gathered = ops.all_gather_v(x[: 1 + rank], counts=(1, 2))
-        result = [ops.all_reduce(x, op="sum"), gathered]
+        summed, _ = ops.scan(lambda carry, part: (carry + part, None), ops.sum(x * 0.0), x)
+        chosen = ops.cond(summed > 0, lambda: summed * 2.0, lambda: summed)
+        result = [ops.all_reduce(x, op="sum"), gathered, chosen]
         state[:] = [ngd.compile([x], result, device=name) for name in ("INTERPRETER", "CPU")]
 
     def built_larger() -> None:
@@ -354,12 +356,22 @@ def interpreter(rank: int) -> list[Step]:
         state.append(ngd.compile([x], [ops.all_reduce(x, op="sum")]))
 
     def run(device: int) -> None:
-        both, gathered = state[device](of(rank, 3))
+        both, gathered, chosen = state[device](of(rank, 3))
         check(both, total(3))
+        check(chosen, 2 * np.sum(of(rank, 3)))
         check(gathered, np.concatenate([of(0, 1), of(1, 2)]))
 
+    def recorded() -> None:
+        with ngd.profiling.timeline.recorded(100):
+            run(1)
+
+    def told() -> None:
+        state[1].native.record()
+        ngd.profiling.timeline.part(rank, _core.recorded_events(), 0, 0)
+
     compiled = Step("compile", built), Step("compile", built_larger)
-    return [*fresh(), *compiled, Step("run", lambda: run(0)), Step("run", lambda: run(1))]
+    runs = Step("run", lambda: run(0)), Step("run", lambda: run(1)), Step("run", recorded)
+    return [*fresh(), *compiled, *runs, Step("look", told)]
 
 
 # ---- errors between ranks: what words them fails, too

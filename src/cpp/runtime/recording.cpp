@@ -38,10 +38,12 @@ void Recording::add(std::uint64_t number, const Program& program,
   const std::scoped_lock lock(mutex_);
   const std::size_t before = events_.size();
   try {
-    const auto [labels, is_new] = labels_.try_emplace(number);
-    if (is_new)
+    if (labels_.count(number) == 0) {
+      std::vector<Label> labels;
       for (const Instruction& each : program.instructions)
-        labels->second.push_back({each.action, each.op, each.site, each.start});
+        labels.push_back({each.action, each.op, each.site, each.start});
+      labels_.emplace(number, std::move(labels));
+    }
     const std::size_t taken =
         std::min(events.size(), most_events_ - std::min(before, most_events_));
     events_.insert(events_.end(), events.begin(),
@@ -66,9 +68,11 @@ std::uint64_t Recording::dropped() const noexcept {
   return dropped_;
 }
 
-Recording& recording() noexcept {
-  static Recording& the_recording = *new Recording;  // a thread may run until the process is gone
-  return the_recording;
-}
+namespace {
+// Made with the library, and never ended: a thread may run until the process is gone.
+Recording& the_recording = *new Recording;
+}  // namespace
+
+Recording& recording() noexcept { return the_recording; }
 
 }  // namespace ngd::runtime
