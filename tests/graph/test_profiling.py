@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -273,6 +274,36 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
     world.check_open()
     with ngd.profile():
         pass
+
+
+def test_a_trace_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
+    said = r"ngd\.trace: the file was not written: .*trace\.json"
+    file = tmp_path / "nowhere" / "trace.json"
+    with pytest.warns(UserWarning, match=said), pytest.raises(TypeError), ngd.trace(file):
+        raise TypeError
+
+
+def test_a_trace_goes_where_its_block_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link.json").symlink_to("trace.json")
+    with ngd.trace("link.json"):
+        monkeypatch.chdir("there")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert (tmp_path / "link.json").is_symlink()
+
+
+def test_a_trace_may_go_into_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with ngd.trace(pipe):
+        pass
+    assert json.loads(os.read(reader, 100_000))["traceEvents"]
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_a_trace_of_nothing_is_a_trace(tmp_path: Path) -> None:

@@ -361,9 +361,13 @@ def interpreter(rank: int) -> list[Step]:
         check(chosen, 2 * np.sum(of(rank, 3)))
         check(gathered, np.concatenate([of(0, 1), of(1, 2)]))
 
+    ran: list[bool] = []
+
     def recorded() -> None:
         with ngd.profiling.timeline.recorded(100):
-            run(1)
+            if not ran:  # a recording fails at its end, too
+                run(1)
+                ran.append(True)
 
     def told() -> None:
         state[1].native.record()

@@ -7,7 +7,7 @@
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
-from cython.operator cimport dereference
+from cython.operator cimport dereference, preincrement
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 from libcpp cimport bool as cbool

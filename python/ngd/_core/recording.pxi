@@ -22,13 +22,25 @@ def recorded_events() -> list:
 
 def recorded_labels() -> dict:
     """Of each program among the events: (action, op, call site, number of a wait's start)."""
-    return {
-        pair.first: [
-            (_ACTIONS[<Py_ssize_t> <int> each.action], _str(each.op), _str(each.site), each.start)
-            for each in pair.second
-        ]
-        for pair in recording().labels()
-    }
+    cdef unordered_map[uint64_t, vector[Label]] labels = recording().labels()
+    cdef dict found = {}
+    cdef unordered_map[uint64_t, vector[Label]].iterator each = labels.begin()
+    while each != labels.end():
+        found[dereference(each).first] = _labels(dereference(each).second)
+        preincrement(each)
+    return found
+
+
+cdef list _labels(const vector[Label]& labels):
+    # A loop over the vector itself would copy texts, and end the process without memory.
+    cdef list found = []
+    cdef const Label* label
+    cdef size_t i
+    for i in range(labels.size()):
+        label = &labels[i]
+        found.append((_ACTIONS[<Py_ssize_t> <int> label.action], _str(label.op), _str(label.site),
+                      label.start))
+    return found
 
 
 def dropped_events() -> int:

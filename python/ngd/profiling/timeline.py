@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import platform
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,8 @@ def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> It
     Parameters
     ----------
     path
-        Where to write. What was there is replaced when the new file is whole.
+        Where to write. What was there is replaced when the new file is whole. A relative path is
+        one of the directory in which the block begins.
     most_events
         So many events a rank are kept, the first ones; how many came after, stands in the file.
 
@@ -72,23 +74,25 @@ def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> It
     """
     if most_events < 1:
         raise ValueError(f"trace: most_events: expected at least 1; got {most_events}")
-    path = Path(path)
-    entered = finished = False
+    path = Path(path).absolute()
+    entered = False
     try:
         with recorded(most_events) as recording:
             entered = True
             yield recording
-        finished = True
-    finally:
-        world = living_world()
-        if entered and not (finished and world):
-            write_alone(path)
-    if world is not None:
+    except BaseException:
+        if entered:
+            write_beside_an_error(path)
+        raise
+    world = living_world()
+    if world is None:
+        write_alone(path)
+    else:
         try:
             with world.under_way():
                 parts = gathered(world)
         except BaseException:
-            write_alone(path)
+            write_beside_an_error(path)
             raise
         if world.rank == 0:
             save(path, parts)
@@ -123,21 +127,32 @@ def write_alone(path: Path) -> None:
     save(path, [part(rank, events, 0, first(events))])
 
 
+def write_beside_an_error(path: Path) -> None:
+    """Write them without a word of another error than the one under way."""
+    try:
+        write_alone(path)
+    except OSError as error:
+        warnings.warn(f"ngd.trace: the file was not written: {error}", stacklevel=5)
+
+
 def first(events: Iterable[Event]) -> int:
     """Where the first event begins."""
     return min((event[3] for event in events), default=_core.clock_ns())
 
 
 def save(path: Path, parts: Iterable[bytes]) -> None:
-    """Write the file as one."""
+    """Write the file as one; what is no file, such as a pipe, is written to."""
+    path = path.resolve()
+    whole = path if path.exists() and not path.is_file() else None
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with (whole or temporary).open("wb") as file:
             file.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
             for number, each in enumerate(parts):
                 file.write(b",\n" * (number > 0) + each)
             file.write(b"\n]}\n")
-        temporary.replace(path)
+        if whole is None:
+            temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
