@@ -50,6 +50,7 @@ def read_case() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--ranks", type=int, default=1, help="whose work one process does")
+    parser.add_argument("--precision", default="float32", help="of products and activations")
     case = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     mine = case.threads * case.ranks
@@ -84,6 +85,7 @@ def report(
             "case": case.network or case.hidden,
             "batch": case.batch,
             "world": int(os.environ.get("WORLD_SIZE", "1")),
+            "precision": case.precision,
             "cores": len(os.sched_getaffinity(0)),
             "us_per_step": round(seconds * 1e6, 1),
             "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,

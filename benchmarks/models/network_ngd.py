@@ -29,7 +29,8 @@ with nn.training() as state:
     loss = ops.mean(ops.softmax_cross_entropy(scores, ops.reshape(t, (-1,))))
 optimizer = optim.SGD(0.01, momentum=0.9) if of.optimizer == "sgd" else optim.AdamW(3e-4)
 start = time.perf_counter()
-step = ngd.compile([x, t], [loss], [optimizer.update(loss, model.parameters()), state.updates])
+updates = [optimizer.update(loss, model.parameters()), state.updates]
+step = ngd.compile([x, t], [loss], updates, precision=case.precision)
 compiling = time.perf_counter() - start
 
 random = np.random.default_rng(0)

@@ -31,6 +31,7 @@ def parser_of(description: str | None, batch: int, steps: int) -> argparse.Argum
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--peers", default="", help="names of programs, by commas")
     parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
     return parser
 
 
@@ -39,6 +40,7 @@ def command_of(program: str, script: str, case: Sequence[str], args: Any) -> lis
     name, _, option = program.partition("-")
     options = [*case, "--batch", str(args.batch), "--steps", str(args.steps)]
     options += ["--threads", str(args.threads), *([f"--{option}"] if option else [])]
+    options += ["--precision", args.precision]
     if name == "ngd":
         launcher = ["-m", "ngd.launch", "-n", str(args.ranks), "--no-prefix"]
         return [sys.executable, *launcher, "--", str(HERE / f"{script}_ngd.py"), *options]
@@ -87,6 +89,7 @@ def compare(
         "batch": args.batch,
         "ranks": args.ranks,
         "threads": args.threads,
+        "precision": args.precision,
         "cpu": cpu_name(),
         "us_per_step": medians("us_per_step"),
         "peak_mib": medians("peak_mib"),

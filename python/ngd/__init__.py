@@ -47,6 +47,7 @@ from .dtype import (
 )
 from .function import Function, function
 from .ir import Graph, Node
+from .narrowing import precision
 from .profiling import Peaks, Recording, Report, Row, profile, trace
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, value_and_grad, vjp
 from .variable import Variable, constant, placeholder, variable
@@ -111,6 +112,7 @@ __all__ = [
     "ops",
     "optim",
     "placeholder",
+    "precision",
     "profile",
     "recv",
     "reduce",

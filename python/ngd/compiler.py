@@ -17,10 +17,12 @@ from .devices.executable import Executable, Lowered
 from .devices.native import native_attrs, spec
 from .devices.ordering import Ordering
 from .devices.structured import StructuredStep, is_flat
-from .dtype import Type
+from .dtype import DType, Type, as_dtype, float32
+from .errors import DTypeError
 from .ir import PLACEHOLDER, Graph, Node
 from .ops.collective import WORLD, Ranks, expect_member
 from .ops.control import expect_agreement
+from .ops.operands import HALVES
 from .passes import Plan, Target
 from .passes.collectives import talks
 from .profiling.recording import made
@@ -94,18 +96,18 @@ def compile(
     *,
     device: str | None = None,
     group: Group | None = None,
+    precision: Any = float32,
 ) -> Executable:
     """Compile a step.
 
     Parameters
     ----------
     inputs
-        Placeholders: a list, in the order in which the step is called with arrays; by their names
-        is well too. A dict of them names the arguments itself. An argument may be a structure
-        (ngd.trees), `[{"image": x, "label": y}, rate]`, and is given as one of arrays.
+        Placeholders: a list, in the order in which the step is called with arrays, or by name. A
+        dict of them names the arguments itself. An argument may be a structure (ngd.trees),
+        `[{"image": x, "label": y}, rate]`, and is given as one of arrays.
     outputs
-        Nodes whose values a call returns: a list, or any structure of nodes. The call gives the
-        same structure of fresh arrays, or writes into the one of `out=`.
+        Nodes whose values a call returns, in any structure: fresh arrays, or those of `out=`.
     updates
         Variable -> the node of its next value; or several such dicts in a list, where a pair
         (variables, nodes) of two like structures may stand for one. All reads of a step see the
@@ -114,14 +116,16 @@ def compile(
         "CPU" (C++ kernels), "INTERPRETER" (NumPy references) or "NULL" (compiles only); by default
         NGD_DEVICE, or CPU.
     group
-        The ranks that the collectives without a group of their own run over; by default the world,
-        which a graph with a collective initializes.
+        What collectives without a group of their own run over; by default the world, which a graph
+        with a collective initializes.
+    precision
+        "bfloat16" or "float16": what float32 products multiply, and activations are stored as.
 
     Returns
     -------
     Executable
-        Shapes are static: compile again for other ones. The same nodes, device and group give the
-        same executable as long as it is alive.
+        Shapes are static: compile again for other ones. The same nodes and arguments give the same
+        executable as long as it is alive.
 
     Raises
     ------
@@ -135,18 +139,35 @@ def compile(
     nodes, results = nodes_in("outputs", outputs)
     if isinstance(group, Group):
         expect_member("compile", group)
-    graph = Graph(tuple(placeholders), tuple(nodes), sorted_updates(updates))
+    values = tuple(placeholders), tuple(nodes), sorted_updates(updates)
+    graph = Graph(*values, as_precision("compile", precision))
     check_signature(graph, given, results)
-    expect_agreement(graph)
-    if group is None:
-        group = distributed.init() if talks(graph) else distributed.alone()
-    key = (signature(graph), name, group)
+    group = group_of(graph, group)
+    key = (signature(graph), name, group, graph.precision)
     executable: Executable | None = _cache.get(key)
     if executable is None:
         executable = _cache[key] = build(name, graph, group)
     if is_flat(given) and is_flat(results):
         return executable
     return StructuredStep(executable, given, results)
+
+
+def as_precision(where: str, precision: Any) -> DType:
+    """A precision that this public call is given, as a dtype."""
+    dtype = as_dtype(precision, f"{where}: precision")
+    if dtype not in (float32, *HALVES):
+        raise DTypeError(
+            f"{where}: precision: expected float32, bfloat16 or float16; got {dtype.name}"
+        )
+    return dtype
+
+
+def group_of(graph: Graph, group: Group | None) -> Group:
+    """What its collectives run over; they are checked."""
+    expect_agreement(graph)
+    if group is None:
+        group = distributed.init() if talks(graph) else distributed.alone()
+    return group
 
 
 @contextmanager

@@ -25,11 +25,12 @@ import numpy as np
 from . import distributed
 from .arrays import view
 from .collectives import Group
-from .compiler import compile, sorted_updates
+from .compiler import as_precision, compile, sorted_updates
 from .devices.executable import Executable
-from .dtype import SHORT_NAMES, Type, as_dtype, float64
+from .dtype import SHORT_NAMES, Type, as_dtype, float32, float64
 from .errors import CompileError, RetraceWarning
 from .ir import PLACEHOLDER, Graph, Node
+from .narrowing import WIDE
 from .ops.operands import as_node
 from .passes.collectives import talks
 from .sites import call_site
@@ -144,7 +145,7 @@ class Function:
 
     __wrapped__: Callable[..., Any]
 
-    blocks: ClassVar[dict[str, ContextVar[Any]]] = {}
+    blocks: ClassVar[dict[str, ContextVar[Any]]] = {"ngd.precision": WIDE}
     """What a call may not stand in, by name, where the variable has a value: blocks that are meant
     for what a function makes, which does not see them."""
 
@@ -154,12 +155,14 @@ class Function:
         updates: bool = False,
         device: str | None = None,
         group: Group | None = None,
+        precision: Any = float32,
         *,
         of: Callable[..., Any] | None = None,
     ) -> None:
         functools.update_wrapper(self, python, updated=())
         self._code = getattr(inspect.unwrap(of or python), "__code__", None)
         self.updates, self.device, self.group = updates, device, group
+        self.precision = as_precision("function", precision)
         self.name = getattr(python, "__qualname__", repr(python))
         self._signature = signature_of(python)
         parameters = self._signature.parameters.values()
@@ -179,7 +182,7 @@ class Function:
         except HasNodes:
             return self._inline(args, kwargs)
         for name, variable in self.blocks.items():
-            if variable.get(None) is not None:
+            if variable.get(None):
                 self._refuse_block(name)
         trace = self._traces.get(key)
         if trace is None or (trace.world is not None and trace.world.closed):
@@ -316,9 +319,9 @@ class Function:
         """Trace and compile."""
         inputs, returned, updates = self._run(key, leaves)
         graph = self._graph(inputs, returned, updates)
-        step = compile(
-            [*graph.inputs], [*graph.outputs], updates, device=self.device, group=self.group
-        )
+        how: dict[str, Any] = {"device": self.device, "group": self.group}
+        how["precision"] = self.precision
+        step = compile([*graph.inputs], [*graph.outputs], updates, **how)
         made, structure = flatten(returned)
         places = [i for i, node in enumerate(inputs) if node is not None]
         return Trace(
@@ -492,10 +495,15 @@ def function(
     updates: bool = False,
     device: str | None = None,
     group: Group | None = None,
+    precision: Any = float32,
 ) -> Function: ...
 @overload
 def function(
-    *, updates: bool = False, device: str | None = None, group: Group | None = None
+    *,
+    updates: bool = False,
+    device: str | None = None,
+    group: Group | None = None,
+    precision: Any = float32,
 ) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
     python: Callable[..., Any] | None = None,
@@ -503,6 +511,7 @@ def function(
     updates: bool = False,
     device: str | None = None,
     group: Group | None = None,
+    precision: Any = float32,
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Make a compiled step of a Python function; a decorator, with or without arguments.
 
@@ -514,10 +523,9 @@ def function(
             return loss, optimizer.update(loss, model.parameters())
 
     The function is called with nodes, once for each kind of arguments, and its result is compiled
-    and kept (`Function.traces` counts). So it must be pure: what else it does, as printing or
-    appending to a list, happens in the first call alone, and what it reads from outside, but for
-    variables, keeps the value that it had then. Blocks around a call, as `nn.training`, are not
-    seen inside: they belong into the function.
+    and kept (`Function.traces` counts). So it must be pure: what else it does, as printing, happens
+    in the first call alone, and what it reads from outside, but for variables, keeps the value that
+    it had then. Blocks around a call, as `nn.training`, are not seen: they belong inside.
 
     Parameters
     ----------
@@ -527,14 +535,13 @@ def function(
         Whether the function returns a pair: the result, and the next values of variables as
         `ngd.compile` takes them. They are the only way that a variable changes; a call returns the
         result alone.
-    device, group
+    device, group, precision
         As for `ngd.compile`.
 
     Returns
     -------
     Function
-        Runs the step. `trace(*args)` gives the compiled step for some arguments, and
-        `trace(*args).graph` the graph.
+        Runs the step. `trace(*args)` gives the compiled step for some arguments.
 
     Raises
     ------
@@ -548,14 +555,16 @@ def function(
     Warns
     -----
     RetraceWarning
-        The function was traced for the eighth time; once, with what has changed. Or it is made anew
-        again and again, and so traced each time.
+        The function was traced for the eighth time; once, with what has changed. Or it is made
+        anew, and traced, again and again.
     """
     if python is None:
-        return functools.partial(Function, updates=updates, device=device, group=group)
+        as_precision("function", precision)
+        how: Any = {"updates": updates, "device": device, "group": group, "precision": precision}
+        return functools.partial(Function, **how)
     if not callable(python):
         raise TypeError(f"function: expected a Python function; got {python!r}")
-    return Function(python, updates, device, group)
+    return Function(python, updates, device, group, precision)
 
 
 __all__ = ["Function", "function"]

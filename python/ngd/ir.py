@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from .array_methods import ArrayMethods
 from .cost import Cost
-from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type
+from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
+from .narrowing import WIDE, wide
 from .sites import at_site, call_site
 
 Array: TypeAlias = NDArray[Any]
-
 
 ALIGNMENT: Final = 64
 """Of every value in memory, in bytes."""
@@ -118,6 +118,12 @@ class Op:
 
     It takes some of these in its attribute `post`, a tuple, applied in turn.
     """
+    accumulates: ClassVar[bool] = False
+    """Multiplies two operands: of two-byte floats as the attribute `dtype`; others may be wide."""
+    carries: ClassVar[bool] = False
+    """As `moves` does, it hands elements on, or sums of few: in two bytes what comes in two."""
+    widens: ClassVar[bool] = False
+    """Its results are float32 where its operand is a two-byte float."""
     gradient_rounds: ClassVar[bool] = False
     """Its gradient is made of several roundings: in two bytes it is computed in float32.
 
@@ -303,7 +309,7 @@ class Node(ArrayMethods):
     is its own key in dictionaries and sets; whether two are one node, `is` tells, not `==`.
     """
 
-    __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform")
+    __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "wide")
 
     several: ClassVar[bool] = False
     """Whether the op gives several results, of which this is one: a Result."""
@@ -318,14 +324,15 @@ class Node(ArrayMethods):
         self.attrs = dict(attrs)
         self.type = type
         self.site = call_site()
+        self.wide = WIDE.get()
         self.uniform = op.uniform(inputs, attrs)
         self.id = next(_next_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For copies and pickles, which keep what is shared; all that it is made of goes first."""
         ancestors = None if self.id in _copied.ids else Ancestors(self)
-        parts = (self.op, self.inputs, self.attrs, self.type, self.site, self.uniform)
-        return remade_node, (ancestors, *parts)
+        made = (self.op, self.inputs, self.attrs, self.type, self.site, self.uniform, self.wide)
+        return remade_node, (ancestors, *made)
 
     @property
     def results(self) -> tuple[Node, ...]:
@@ -478,13 +485,14 @@ def remade_node(
     types: Type | tuple[Type, ...],
     site: str,
     uniform: bool,
+    stays: bool,
 ) -> Node:
     """Make the copy of a node, of what Node.__reduce__ gives."""
     for value in attrs.values():
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
     made: tuple[Node, ...]
-    with at_site(site):
+    with at_site(site), wide(stays):
         if isinstance(types, Type):
             made = (Node(op, inputs, attrs, types),)
         else:
@@ -632,6 +640,7 @@ class Graph:
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     updates: tuple[tuple[Node, Node], ...] = ()
+    precision: DType = float32  # as which the step may store others (passes/precision.py)
 
     @property
     def roots(self) -> tuple[Node, ...]:
@@ -657,9 +666,10 @@ class Graph:
         nodes in which each comes after its inputs.
         """
         new: dict[Node, Node] = {}  # of those that are replaced by another one
-        with at_site("") as move_to:
+        with at_site("") as move_to, wide(False):
             for node in self.nodes if order is None else order:
                 move_to(node.site)
+                WIDE.set(node.wide)
                 inputs = node.inputs
                 if not new.keys().isdisjoint(inputs):
                     inputs = tuple([new.get(i, i) for i in inputs])
@@ -676,6 +686,7 @@ class Graph:
             tuple(new.get(n, n) for n in self.inputs),
             tuple(new.get(n, n) for n in self.outputs),
             tuple((v, new.get(value, value)) for v, value in self.updates),
+            self.precision,
         )
 
     def verify(self) -> None:
@@ -720,7 +731,8 @@ class Graph:
         values = [result for node in self.nodes for result in node.results]
         numbers = {value: f"%{i}" for i, value in enumerate(values)}
         given = ", ".join(f'"{n.attrs["name"]}": {n.type}' for n in self.inputs)
-        lines = [f"graph({given})"]
+        width = "" if self.precision == float32 else f" in {SHORT_NAMES[self.precision]}"
+        lines = [f"graph({given}){width}"]
         for node in self.nodes:
             made = ", ".join(numbers[r] for r in node.results)
             operands = ", ".join(numbers[i] for i in node.inputs)

@@ -28,7 +28,7 @@ LONG_FOR_A_REASON = "long because"
 LAYERS = (
     {"errors", "kinds", "local"},
     {"dtype", "config", "environment", "binding", "sites"},
-    {"array_methods", "cost", "trees"},
+    {"array_methods", "cost", "narrowing", "trees"},
     {"ir"},
     {"arrays"},
     {"ops"},

@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from timing import LEARNING_RATE, read_case, report
 
 case = read_case()
+if case.precision != "float32":
+    raise SystemExit("mlp_jax.py: float32 alone")
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402

@@ -32,7 +32,8 @@ t = torch.randint(0, case.sizes[-1], (case.batch,))
 
 def steps(count: int) -> None:
     for _ in range(count):
-        loss = nn.functional.cross_entropy(model(x), t)
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.precision == "bfloat16"):
+            loss = nn.functional.cross_entropy(model(x), t)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -41,7 +41,8 @@ t = torch.randint(of.classes, (case.batch, *of.labels))
 
 def steps(count: int) -> None:
     for _ in range(count):
-        loss = functional.cross_entropy(forward(x).reshape(-1, of.classes), t.reshape(-1))
+        with torch.autocast("cpu", torch.bfloat16, enabled=case.precision == "bfloat16"):
+            loss = functional.cross_entropy(forward(x).reshape(-1, of.classes), t.reshape(-1))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -10,8 +10,10 @@ import numpy as np
 
 from .. import _core, reference
 from ..collectives import Group
+from ..dtype import float32
 from ..ir import Array, Graph, Node, bodies_of
 from ..ops.collective import Collective
+from ..passes import in_two_bytes
 from ..passes.collectives import check_root, in_order, is_message
 from ..variable import Variable
 from .executable import CompiledStep, Lower
@@ -120,6 +122,8 @@ class InterpreterExecutable(CompiledStep):
     def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
         super().__init__(graph, group)
         graph.verify()
+        if graph.precision != float32:
+            self.graph = graph = in_two_bytes(graph, None)
         self.ranks = Conversation(graph, group)
         self.ordering = self.ranks.ordering
         self.variables_touched = False

@@ -102,6 +102,7 @@ class AddAlongAxis(Op):
     """
 
     name = "add_along_axis"
+    carries = True
     public = False
     dtypes = NUMBERS
 

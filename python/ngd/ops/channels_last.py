@@ -31,6 +31,7 @@ class ChannelsLast(Op):
 
     dtypes = FLOATS
     public = False
+    accumulates = True
     layout = "channels last"
     plain: ClassVar[Op]
     data: ClassVar[tuple[int, ...]]
@@ -38,7 +39,7 @@ class ChannelsLast(Op):
     gives_data: ClassVar[bool] = True
 
     def infer(self, *inputs: Type, **attrs: Any) -> Type:
-        expect_dtype(self.name, inputs, self.dtypes)
+        expect_dtype(self.name, inputs[:2], self.dtypes)
         given = self.with_data(
             inputs, lambda x: Type(x.dtype, ordered(x.shape, first(len(x.shape))))
         )

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ..cost import Cost
-from ..dtype import FLOATS, Shape, Type
+from ..dtype import FLOATS, DType, Shape, Type
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .activation import POSTS, dy_before, reference_behind
 from .elementwise import align
-from .operands import Value, expect_dtype, got, narrow, widen
+from .operands import Value, got, narrow, product_dtype, widen
 from .reduce import sum
 from .shape import reshape
 from .windows import (
@@ -72,16 +72,20 @@ def _with_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
 
 
 class Linear(Op):
-    """One of the three ops of a convolution; attrs: strides, padding, dilations, groups."""
+    """One of the three ops of a convolution; attrs: strides, padding, dilations, groups.
+
+    Passes may ask for the float32 result of two-byte operands by dtype.
+    """
 
     dtypes = FLOATS
+    accumulates = True
     result, weights = -1, 1
     """Where among its operands, its result behind them, the convolution's own and weights are."""
     shape_attr: ClassVar[str] = ""
     """The attribute that holds the result's spatial extents, where the operands do not say them."""
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
-        return self.name, {k: v for k, v in attrs.items() if k != self.shape_attr}
+        return self.name, {k: v for k, v in attrs.items() if k not in (self.shape_attr, "dtype")}
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
         """Each element of the convolution's result meets all weights of its channel."""
@@ -160,8 +164,9 @@ class Conv(Linear):
         dilations: Shape,
         groups: int,
         post: tuple[str, ...] = (),
+        dtype: DType | None = None,
     ) -> Type:
-        dtype = expect_dtype(self.name, (x, w, *bias), self.dtypes)
+        dtype = product_dtype(self.name, (x, w), bias, self.dtypes, dtype)
         _expect(self.name, x, w, groups)
         if bias and bias[0].shape != w.shape[:1]:
             raise ShapeError(f"conv: expected a bias of shape {w.shape[:1]}; got {bias[0]}")
@@ -190,6 +195,7 @@ class Conv(Linear):
         dilations: Shape,
         groups: int,
         post: tuple[str, ...] = (),
+        dtype: DType | None = None,
     ) -> Array:
         attrs: dict[str, Any] = {"strides": strides, "padding": padding, "dilations": dilations}
         type_x, type_w = Type(x.dtype, x.shape), Type(w.dtype, w.shape)
@@ -203,7 +209,7 @@ class Conv(Linear):
             total += product.reshape(shape)
         for addend in bias:
             total += widen(addend).reshape(-1, *(1,) * (len(shape) - 2))
-        return narrow(reference_behind(total, post), x.dtype)
+        return narrow(reference_behind(total, post), dtype or x.dtype)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
         return Sample((Operand(x, -1, 1), Operand(w, -1, 1)), attrs)
@@ -237,11 +243,20 @@ class ConvDataGrad(Linear):
     def __call__(self, dy: Node, w: Node, x: Node, attrs: dict[str, Any]) -> Node:
         return self.node((dy, w), {**_own(attrs), "spatial": x.shape[2:]})
 
-    def infer(self, dy: Type, w: Type, *, spatial: Shape, groups: int, **attrs: Any) -> Type:
-        dtype = expect_dtype(self.name, (dy, w), self.dtypes)
+    def infer(
+        self,
+        dy: Type,
+        w: Type,
+        *,
+        spatial: Shape,
+        groups: int,
+        dtype: DType | None = None,
+        **attrs: Any,
+    ) -> Type:
+        dtype = product_dtype(self.name, (dy, w), (), self.dtypes, dtype)
         channels = w.shape[1] * groups if len(w.shape) > 1 else 0
         x = Type(dtype, (*dy.shape[:1], channels, *spatial))
-        if conv.infer(x, w, groups=groups, **attrs) != dy:
+        if conv.infer(Type(dy.dtype, x.shape), w, groups=groups, **attrs) != dy:
             raise ShapeError(
                 f"{self.name}: expected what weights make of data {x}; got {got(dy, w)}, {attrs}"
             )
@@ -265,7 +280,7 @@ class ConvDataGrad(Linear):
             read = under(offset, dy.shape[2:], strides, dilations)
             total[read] += product.reshape(*shape[:2], *dy.shape[2:])
         inside = [slice(b, b + n) for n, (b, _) in zip(shape[2:], margins, strict=True)]
-        return narrow(total[at(inside)], dy.dtype)
+        return narrow(total[at(inside)], attrs.get("dtype") or dy.dtype)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
         return Sample((Operand(y, -1, 1), Operand(w, -1, 1)), {**attrs, "spatial": x[2:]})
@@ -285,11 +300,20 @@ class ConvWeightGrad(Linear):
     def __call__(self, x: Node, dy: Node, w: Node, attrs: dict[str, Any]) -> Node:
         return self.node((x, dy), {**_own(attrs), "kernel": w.shape[2:]})
 
-    def infer(self, x: Type, dy: Type, *, kernel: Shape, groups: int, **attrs: Any) -> Type:
-        dtype = expect_dtype(self.name, (x, dy), self.dtypes)
+    def infer(
+        self,
+        x: Type,
+        dy: Type,
+        *,
+        kernel: Shape,
+        groups: int,
+        dtype: DType | None = None,
+        **attrs: Any,
+    ) -> Type:
+        dtype = product_dtype(self.name, (x, dy), (), self.dtypes, dtype)
         spatial_axes(self.name, x)
         w = Type(dtype, (*dy.shape[1:2], x.shape[1] // max(groups, 1), *kernel))
-        if conv.infer(x, w, groups=groups, **attrs) != dy:
+        if conv.infer(x, Type(x.dtype, w.shape), groups=groups, **attrs) != dy:
             raise ShapeError(
                 f"{self.name}: expected what weights {w} make of data; got {got(x, dy)}, {attrs}"
             )
@@ -308,7 +332,7 @@ class ConvWeightGrad(Linear):
             read = _apart(data[under(offset, dy.shape[2:], strides, dilations)], groups, 1)
             product = np.sum(np.matmul(given, np.swapaxes(read, 2, 3)), axis=0)
             total[at(offset)] = product.reshape(shape[:2])
-        return narrow(total, x.dtype)
+        return narrow(total, attrs.get("dtype") or x.dtype)
 
     def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
         return Sample((Operand(x, -1, 1), Operand(y, -1, 1)), {**attrs, "kernel": w[2:]})

@@ -10,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from ..cost import Cost
-from ..dtype import FLOATS, NUMBERS, Shape, Type, is_float
+from ..dtype import FLOATS, NUMBERS, DType, Shape, Type, is_float
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, register
 from .activation import ADDED, POSTS, dy_before, reference_behind, split_added
 from .elementwise import align
-from .operands import Value, broadcast_shapes, expect_dtype, got, narrow, widen
+from .operands import Value, broadcast_shapes, got, narrow, product_dtype, widen
 from .shape import reshape, transpose
 
 
@@ -37,10 +37,12 @@ class MatMul(Op):
     A node has operands of two axes or more. Attrs: transpose_a, transpose_b read the last two axes
     of that operand in reverse. Passes may add a third operand, a bias of the result's last axis,
     and post, a tuple of what is applied in the end (`posts`, to floats), of which "add" adds one
-    more operand. Two-byte floats are accumulated in float32 and rounded once.
+    more operand. Two-byte floats are accumulated in float32 and rounded once; `dtype` may ask for
+    the float32 itself, and the bias and what is added may be float32 then or else.
     """
 
     name = "matmul"
+    accumulates = True
     dtypes = NUMBERS
     posts = (*POSTS, ADDED)
 
@@ -74,8 +76,9 @@ class MatMul(Op):
         transpose_a: bool = False,
         transpose_b: bool = False,
         post: tuple[str, ...] = (),
+        dtype: DType | None = None,
     ) -> Type:
-        dtype = expect_dtype(self.name, inputs, self.dtypes)
+        dtype = product_dtype(self.name, inputs[:2], inputs[2:], self.dtypes, dtype)
         a, b = (_read(x.shape, t) for x, t in zip(inputs, (transpose_a, transpose_b), strict=False))
         if a[-1] != b[-2]:
             read = " (read transposed)" if transpose_a or transpose_b else ""
@@ -89,7 +92,7 @@ class MatMul(Op):
         (_, _, *bias), added = split_added(inputs, post)
         if bias and bias[0].shape != b[-1:]:
             raise ShapeError(f"matmul: expected a bias of shape {b[-1:]}; got {bias[0]}")
-        if added not in (None, result):
+        if added is not None and added.shape != result.shape:
             raise ShapeError(f"matmul: expected {result} to add to the product; got {added}")
         return result
 
@@ -133,6 +136,7 @@ class MatMul(Op):
         transpose_a: bool = False,
         transpose_b: bool = False,
         post: tuple[str, ...] = (),
+        dtype: DType | None = None,
     ) -> Array:
         (a, b, *bias), added = split_added([widen(x) for x in inputs], post)
         result = np.matmul(
@@ -140,7 +144,10 @@ class MatMul(Op):
         )
         for addend in bias:
             result = result + addend
-        return narrow(reference_behind(result, post, added), inputs[0].dtype)
+        return narrow(reference_behind(result, post, added), dtype or inputs[0].dtype)
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return self.name, {k: v for k, v in attrs.items() if k != "dtype"}
 
     def samples(self) -> Iterable[Sample]:
         for ta in (False, True):

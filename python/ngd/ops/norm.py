@@ -59,17 +59,19 @@ class Moments(Op):
     """The mean, what its rounding left, and the variance, along axes that stay; attrs: axes.
 
     The variance is that of all elements (NumPy's ddof=0). The mean of all elements is nearer to the
-    sum of the first two results than to the first.
+    sum of the first two results than to the first. Of two-byte floats all three are float32.
     """
 
     name = "moments"
+    widens = True
     public = False
     dtypes = FLOATS
     smooth = False
 
     def infer(self, x: Type, *, axes: Shape) -> tuple[Type, ...]:
         _expect_some(self.name, x, axes)
-        return (Type(x.dtype, reduced_shape(x.shape, axes, True)),) * 3
+        dtype = float32 if x.dtype in HALVES else x.dtype
+        return (Type(dtype, reduced_shape(x.shape, axes, True)),) * 3
 
     def expand(self, x: Node, *, axes: Shape) -> tuple[Node, ...]:
         first = mean(x, axes, keepdims=True)
@@ -88,7 +90,7 @@ class Moments(Op):
         rest = _mean(wide - first, axes)
         centered = wide - first - rest
         variance = _mean(centered * centered, axes)
-        return narrow(first, x.dtype), narrow(rest, x.dtype), narrow(variance, x.dtype)
+        return first, rest, variance
 
     def samples(self) -> Iterable[Sample]:
         for shape, axes in _CASES:

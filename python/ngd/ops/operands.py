@@ -69,6 +69,29 @@ def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]
     return types[0].dtype
 
 
+def product_dtype(
+    where: str,
+    factors: tuple[Type, ...],
+    behind: tuple[Type, ...],
+    allowed: tuple[DType, ...],
+    dtype: DType | None,
+) -> DType:
+    """Return the dtype of a product, by default the factors', checked with all operands.
+
+    Of two-byte floats the product, and what is added `behind`, may be float32 too.
+    """
+    own = expect_dtype(where, factors, allowed)
+    known = (own, float32) if own in HALVES else (own,)
+    if any(t.dtype not in known for t in behind):
+        raise DTypeError(f"{where}: expected operands of one dtype; got {got(*factors, *behind)}")
+    if dtype is not None and dtype not in known:
+        raise DTypeError(
+            f"{where}: expected a result of {' or '.join(SHORT_NAMES[d] for d in known)}; "
+            f"got {SHORT_NAMES[dtype]}"
+        )
+    return dtype or own
+
+
 def is_weak(value: Any) -> bool:
     """Whether this is a Python scalar, which takes the dtype of what it meets."""
     return isinstance(value, (bool, int, float)) and not isinstance(value, np.generic)

@@ -159,6 +159,7 @@ class MaxPool(Pool):
     """
 
     name = "max_pool"
+    carries = True
 
     def __call__(
         self,
@@ -241,6 +242,7 @@ class AvgPool(Pool):
     """
 
     name = "avg_pool"
+    carries = True
 
     def __call__(
         self,
@@ -304,6 +306,7 @@ class AvgPoolGrad(Op):
     """
 
     name = "avg_pool_grad"
+    carries = True
     public = False
     dtypes = FLOATS
 

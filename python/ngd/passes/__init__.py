@@ -18,6 +18,7 @@ from .identity import computation
 from .layouts import assign_layouts
 from .plan_memory import Plan, Step, plan_memory
 from .post_operations import fuse_composites, fuse_post_operations
+from .precision import in_two_bytes, lower_precision
 from .reductions import fuse_reductions, share_sums
 from .schedule import Schedule, schedule
 from .simplify import simplify
@@ -33,6 +34,7 @@ PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
     share_sums,
     fuse_elementwise,
     fuse_reductions,
+    lower_precision,
     split_collectives,
 )
 """Graph to graph; `schedule` and `plan_memory` follow."""
@@ -74,6 +76,7 @@ __all__ = [
     "Verdict",
     "computation",
     "cost_of_graph",
+    "in_two_bytes",
     "plan_memory",
     "run",
     "schedule",

@@ -13,11 +13,12 @@ The ops of a kernel have one shape. Each op is looked at once, after all that re
   leave one kernel. Both must have one *place*.
 - Else it begins a kernel of its own.
 
-The place of an op is three things. Its *depth*: how many ops that are not elementwise stand on the
+The place of an op is four things. Its *depth*: how many ops that are not elementwise stand on the
 longest way to it. Its *need*: who waits for it, of all that it reaches through elementwise ops
 alone; by the first collective that such a reader leads to, then by that reader's depth, the least
-counts. And its shape. So a merge makes nothing wait that did not wait before: all results of a
-kernel can be had at one depth, and are wanted at one depth and before one collective.
+counts. Its shape. And whether it stays float32 (ngd.precision). So a merge makes nothing wait that
+did not wait before: all results of a kernel can be had at one depth, and are wanted at one depth
+and before one collective.
 
 Nor does it make a circle. Along every edge neither depth nor need become less, and shapes only grow
 (by broadcasting); an op that is not elementwise adds to the depth. So a way from one op of a place
@@ -57,6 +58,7 @@ class Place(NamedTuple):
     depth: int
     need: Need
     shape: Shape
+    wide: bool
 
 
 class FusedElementwise(Op):
@@ -197,7 +199,7 @@ class Grouping:
         sources, readers = external(node), self.readers.get(node, {})
         kernel = self.sole_reader(node, sources, readers)
         if kernel is None:
-            place = Place(self.depths[node], self.needs[node], node.shape)
+            place = Place(self.depths[node], self.needs[node], node.shape, node.wide)
             kernel = self.mergeable(node, place, sources, readers)
             if kernel is None:
                 kernel = Kernel(self.begun, place)
@@ -216,7 +218,8 @@ class Grouping:
         """The kernel that absorbs this op."""
         if len(readers) == 1 and node not in self.stored:
             (kernel,) = readers
-            if kernel.place.shape == node.shape and kernel.has_room(node, sources):
+            alike = kernel.place.shape == node.shape and kernel.place.wide == node.wide
+            if alike and kernel.has_room(node, sources):
                 return kernel
         return None
 

@@ -48,7 +48,7 @@ def key_of(node: Node) -> Any:
     if isinstance(node.op, Leaf) or node.op.collective:  # order_collectives has merged them
         return node.id
     attrs = tuple(sorted(node.attrs.items(), key=lambda item: item[0])) if node.attrs else ()
-    return (node.op, tuple([i.id for i in node.inputs]), attrs)
+    return (node.op, tuple([i.id for i in node.inputs]), attrs, node.wide)
 
 
 def fold_constant(node: Node) -> Node | None:

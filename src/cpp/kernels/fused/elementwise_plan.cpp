@@ -101,7 +101,7 @@ class Plan::Builder {
       int slot = input.slot;
       if (is_half(dtype)) {
         slot = new_buffer_slot();
-        append(dtype == DType::F16 ? table().widen_f16 : table().widen_bf16, input.slot, slot);
+        append(widening(dtype), input.slot, slot);
       }
       input_slots_.push_back(slot);
     }
@@ -162,6 +162,16 @@ class Plan::Builder {
     for (std::size_t i = 0; i < instruction.operands.size(); ++i)
       operands[i] = slot_of(instruction.operands[i]);
     const int output = output_of(t);
+    if (is_widened_input(instruction) && output < 0) {  // its operand's tile is wide already
+      result_slots_[static_cast<std::size_t>(t)] = operands[0];
+      free_dead(t, true);
+      return;
+    }
+    if (is_narrowing(instruction) && output >= 0 && last_use_[static_cast<std::size_t>(t)] < 0) {
+      narrow(instruction.result, operands[0], static_cast<std::size_t>(output));
+      free_dead(t, true);
+      return;
+    }
     const bool half = is_half(instruction.result);
     const bool direct = output >= 0 && !half;
     const int out =
@@ -178,9 +188,16 @@ class Plan::Builder {
     free_dead(t, direct);
   }
 
+  static bool is_widened_input(const Instruction& i) {
+    return i.opcode == Opcode::cast && is_half(i.dtype) && i.result == DType::F32 &&
+           i.operands[0].kind == Operand::Kind::Input;
+  }
+  static bool is_narrowing(const Instruction& i) {
+    return i.opcode == Opcode::cast && i.dtype == DType::F32 && is_half(i.result);
+  }
+
   void narrow(DType dtype, int slot, std::size_t output) {
-    append(dtype == DType::F16 ? table().narrow_f16 : table().narrow_bf16, slot,
-           plan_.outputs[output].slot);
+    append(narrowing(dtype), slot, plan_.outputs[output].slot);
   }
 
   // After instruction t: gives back the buffers of results that nobody reads later.
@@ -188,7 +205,9 @@ class Plan::Builder {
     if (last_use_[static_cast<std::size_t>(t)] < 0 && !direct)
       release(result_slots_[static_cast<std::size_t>(t)]);
     for (std::size_t r = 0; r < static_cast<std::size_t>(t); ++r)
-      if (last_use_[r] == t) release(result_slots_[r]);
+      if (last_use_[r] == t &&
+          !(is_widened_input(program_[r]) && output_of(static_cast<int>(r)) < 0))
+        release(result_slots_[r]);
   }
 
   void release(int slot) {

@@ -7,4 +7,14 @@ namespace ngd::kernels::fused {
 
 const TileTable& tile_table() { return NGD_SIMD_SELECT(tile_table)(); }
 
+TileFunction widening(DType dtype) {
+  if (dtype == DType::F16) return tile_table().widen_f16;
+  return dtype == DType::BF16 ? tile_table().widen_bf16 : nullptr;
+}
+
+TileFunction narrowing(DType dtype) {
+  if (dtype == DType::F16) return tile_table().narrow_f16;
+  return dtype == DType::BF16 ? tile_table().narrow_bf16 : nullptr;
+}
+
 }  // namespace ngd::kernels::fused

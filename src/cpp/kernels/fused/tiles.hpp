@@ -33,6 +33,10 @@ struct TileTable {
 
 const TileTable& tile_table();  // of simd_level()
 
+// Between storage and tiles; null: dtype is no two-byte float.
+TileFunction widening(DType dtype);
+TileFunction narrowing(DType dtype);
+
 namespace baseline {
 const TileTable& tile_table();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Convolutions and their gradients by oneDNN: f32 everywhere; bf16 and f16 where it has them for
-// this CPU. Where the channels come last, data and results are taken as they lie, and only weights
+// this CPU; a result or bias of two-byte operands may be f32. Where the channels come last, data and results are taken as they lie, and only weights
 // are reordered. Else oneDNN says in which layout it would like each operand, and reorders before
 // and behind the primitive, into and out of scratch, make it so: a pass over an operand each.
 #include <algorithm>
@@ -36,7 +36,7 @@ memory::desc plain(const TensorType& type, std::int64_t groups = 1) {
   return {shape, data_type(type.dtype), row_major_strides(shape)};
 }
 
-memory::desc bias_of(const ConvShape& s) { return plain({s.weights.dtype, {s.weights.shape[0]}}); }
+memory::desc bias_of(const ConvShape& s) { return plain({s.bias_dtype, {s.weights.shape[0]}}); }
 
 // Of data or a result, whose logical axes have the channels in front: as it lies in memory.
 memory::desc stored(const TensorType& type, const ConvShape& s) {
@@ -64,11 +64,18 @@ dnnl::primitive_attr user_scratchpad() {
 // and 3.7.
 dnnl::primitive_desc describe(const ConvShape& s) {
   const auto direct = dnnl::algorithm::convolution_direct;
-  const auto wanted = [&](const TensorType& type) {
+  // A gradient in f32 is one of a convolution in its factors' dtype.
+  const auto wanted = [&](TensorType type, bool of_forward) {
+    if (of_forward) type.dtype = s.factors;
     return s.channels_last ? stored(type, s) : in_any_layout(plain(type));
   };
-  const auto data = wanted(s.data), result = wanted(s.result),
-             weights = in_any_layout(plain(s.weights, s.groups));
+  const auto kernels = [&](TensorType type, bool of_forward) {
+    if (of_forward) type.dtype = s.factors;
+    return in_any_layout(plain(type, s.groups));
+  };
+  const bool backward = s.which != Which::Forward;
+  const auto data = wanted(s.data, false), result = wanted(s.result, false),
+             weights = kernels(s.weights, false);
   const auto strides = spatial(s, s.strides), dilations = spatial(s, s.dilations, 1),
              before = spatial(s, s.before), after = spatial(s, s.after);
   dnnl::primitive_attr attr = user_scratchpad();
@@ -77,8 +84,9 @@ dnnl::primitive_desc describe(const ConvShape& s) {
   attr.set_post_ops(posts);
   const memory::desc bias = s.bias ? bias_of(s) : memory::desc();
   const dnnl::convolution_forward::primitive_desc forward(
-      engine(), dnnl::prop_kind::forward_training, direct, data, weights, bias, result, strides,
-      dilations, before, after, attr);
+      engine(), dnnl::prop_kind::forward_training, direct, wanted(s.data, backward),
+      kernels(s.weights, backward), bias, wanted(s.result, backward), strides, dilations, before,
+      after, attr);
   switch (s.which) {
     case Which::Forward:
       return forward;
@@ -235,8 +243,6 @@ Verdict accept_conv(const KernelQuery& query) {
   dnnl::post_ops known;
   for (const std::string& post : shape.post)
     if (!append_post(known, post)) return Verdict::reject("no post-operation is called " + post);
-  if ((shape.bias || !shape.post.empty()) && dtype != DType::F32)
-    return Verdict::reject("what follows a two-byte convolution stays an op of its own");
   if (shape.data.count() == 0 || shape.weights.count() == 0 || shape.result.count() == 0)
     return Verdict::reject("nothing to convolve");
   try {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// matmul by oneDNN: f32 everywhere; f16 and bf16 where it has them for this CPU.
+// matmul by oneDNN: f32 everywhere; f16 and bf16 where it has them for this CPU. Of two-byte factors
+// the result, a bias and what is added may each be f32.
 #include <algorithm>
 #include <unordered_map>
 
@@ -57,13 +58,19 @@ void merge_batch(MatmulShape& shape) {
   shape.batch_b = batch_b;
 }
 
+// Of what is added, which has the output's shape.
+memory::desc added_of(const KernelQuery& query, const MatmulShape& merged) {
+  return describe(merged.batch, merged.m, merged.n, false, data_type(query.inputs.back().dtype));
+}
+
 dnnl::matmul::primitive_desc make_descriptor(const KernelQuery& query) {
   MatmulShape shape(query);
   merge_batch(shape);
-  const memory::data_type type = data_type(query.outputs[0].dtype);
+  const memory::data_type type = data_type(query.inputs[0].dtype);
   const auto a = describe(shape.batch_a, shape.m, shape.k, shape.transpose_a, type);
   const auto b = describe(shape.batch_b, shape.k, shape.n, shape.transpose_b, type);
-  const auto out = describe(shape.batch, shape.m, shape.n, false, type);
+  const auto out =
+      describe(shape.batch, shape.m, shape.n, false, data_type(query.outputs[0].dtype));
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   // Post-operations are the primitive's, but for relu: see append_post. A product of 256 x 256 by
@@ -73,12 +80,13 @@ dnnl::matmul::primitive_desc make_descriptor(const KernelQuery& query) {
   dnnl::post_ops post_ops;
   for (const std::string& post : shape.post)
     if (post == "add")
-      post_ops.append_binary(dnnl::algorithm::binary_add, out);
+      post_ops.append_binary(dnnl::algorithm::binary_add, added_of(query, shape));
     else
       append_post(post_ops, post);
   attr.set_post_ops(post_ops);
   if (!shape.bias) return {engine(), a, b, out, attr, true};
-  const auto bias = describe(Shape(shape.batch.size(), 1), 1, shape.n, false, type);
+  const auto bias =
+      describe(Shape(shape.batch.size(), 1), 1, shape.n, false, data_type(query.inputs[2].dtype));
   return {engine(), a, b, bias, out, attr, true};
 }
 
@@ -86,7 +94,7 @@ dnnl::matmul::primitive_desc make_descriptor(const KernelQuery& query) {
 class Primitive {
  public:
   Primitive(const KernelQuery& query, int threads)
-      : Primitive(make_descriptor(query), MatmulShape(query), threads) {}
+      : Primitive(make_descriptor(query), query, MatmulShape(query), threads) {}
 
   int threads() const { return threads_; }
   std::size_t scratch_bytes() const { return scratch_.get_desc().get_size(); }
@@ -103,7 +111,8 @@ class Primitive {
   }
 
  private:
-  Primitive(const dnnl::matmul::primitive_desc& descriptor, const MatmulShape& shape, int threads)
+  Primitive(const dnnl::matmul::primitive_desc& descriptor, const KernelQuery& query,
+            MatmulShape shape, int threads)
       : threads_(threads),
         primitive_(descriptor),
         a_(descriptor.src_desc(), engine(), nullptr),
@@ -120,7 +129,8 @@ class Primitive {
     }
     if (shape.adds) {
       const auto at = std::find(shape.post.begin(), shape.post.end(), "add") - shape.post.begin();
-      added_ = memory(descriptor.dst_desc(), engine(), nullptr);
+      merge_batch(shape);
+      added_ = memory(added_of(query, shape), engine(), nullptr);
       operands_.emplace(DNNL_ARG_ATTR_MULTIPLE_POST_OP(static_cast<int>(at)) | DNNL_ARG_SRC_1,
                         added_);
     }
@@ -134,28 +144,46 @@ class Primitive {
 
 class Matmul final : public Kernel {
  public:
-  explicit Matmul(const KernelQuery& query) : primitive_(query), count_(query.outputs[0].count()) {
+  explicit Matmul(const KernelQuery& query)
+      : primitive_(query),
+        count_(query.outputs[0].count()),
+        widen_(fused::widening(query.outputs[0].dtype)),
+        narrow_(fused::narrowing(query.outputs[0].dtype)) {
     const MatmulShape shape(query);
     relu_ = !shape.post.empty() && shape.post.back() == "relu";
   }
 
   void run(const KernelArgs& args) const override {
     primitive_.run(args);
-    if (relu_) relu(static_cast<float*>(args.outputs[0]), count_);
+    if (relu_) relu(args.outputs[0]);
   }
 
  private:
-  static void relu(float* out, std::int64_t count) {
+  void relu(void* out) const {
     const fused::TileFunction function =
         fused::tile_table()
             .operations[static_cast<int>(fused::Opcode::relu)][static_cast<int>(DType::F32)];
-    device::parallel_for(count, kReluGrain, [&](std::int64_t begin, std::int64_t end) {
-      function(out + begin, nullptr, nullptr, out + begin, end - begin);
+    device::parallel_for(count_, kReluGrain, [&](std::int64_t begin, std::int64_t end) {
+      if (widen_ == nullptr) {
+        auto* x = static_cast<float*>(out) + begin;
+        function(x, nullptr, nullptr, x, end - begin);
+        return;
+      }
+      constexpr std::int64_t kBuffer = 1024;
+      alignas(64) float wide[kBuffer];
+      for (std::int64_t i = begin; i < end; i += kBuffer) {
+        const std::int64_t n = std::min(kBuffer, end - i);
+        std::byte* x = static_cast<std::byte*>(out) + 2 * i;
+        widen_(x, nullptr, nullptr, wide, n);
+        function(wide, nullptr, nullptr, wide, n);
+        narrow_(wide, nullptr, nullptr, x, n);
+      }
     });
   }
 
   Threaded<Primitive> primitive_;
   std::int64_t count_;
+  fused::TileFunction widen_, narrow_;  // null: the output is f32
   bool relu_ = false;
 };
 
@@ -174,8 +202,6 @@ Verdict accept_matmul(const KernelQuery& query) {
     if (post != "relu" && i > 0 && shape.post[i - 1] == "relu")
       return Verdict::reject(post + " behind relu");
   }
-  if (!shape.post.empty() && dtype != DType::F32)
-    return Verdict::reject("post-operations after a two-byte product");
   if (query.outputs[0].count() == 0 || shape.k == 0) return Verdict::reject("nothing to multiply");
   try {
     const ThreadScope scope(device::thread_count());

@@ -252,6 +252,7 @@ Verdict accept_conv(const KernelQuery& query) {
   if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
   if (shape.bias || !shape.post.empty())
     return Verdict::reject("what follows stays an op of its own");
+  if (shape.mixed) return Verdict::reject("dtypes are mixed");
   if (shape.channels_last) return Verdict::reject("the channels come first here");
   return Verdict::accept(query.outputs[0].dtype == DType::F64 ? Conv<double>(query).scratch_bytes()
                                                               : Conv<float>(query).scratch_bytes());

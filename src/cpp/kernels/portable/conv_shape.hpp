@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/portable/matmul_shape.hpp"
 #include "kernels/portable/windows.hpp"
 
 namespace ngd::kernels {
@@ -26,6 +27,9 @@ struct ConvShape : Windows {
   bool bias = false;              // of each channel of the result: the third operand, forward
   std::vector<std::string> post;  // applied to the result in turn
 
+  DType factors = DType::F32, bias_dtype = DType::F32;  // of the operands that are multiplied
+  bool mixed = false;  // of two-byte operands, the output or the bias is f32
+
   std::string refusal;  // empty: this is a convolution
 
   explicit ConvShape(const KernelQuery& query) {
@@ -43,8 +47,10 @@ struct ConvShape : Windows {
         std::rotate(shape->begin() + 1, shape->end() - 1, shape->end());
     refusal = read(query.attrs, data.shape, result.shape, weights.shape);
     if (!refusal.empty()) return;
-    if (data.dtype != weights.dtype || data.dtype != result.dtype)
-      refusal = "the operands' dtypes differ";
+    const DType dtype = factors = query.inputs[0].dtype;
+    if (query.inputs[1].dtype != dtype || !holds_product(query.outputs[0].dtype, dtype))
+      refusal = "the dtypes differ";
+    mixed = query.outputs[0].dtype != dtype;
     groups = query.attrs.integer("groups");
     if (weights.shape.size() != data.shape.size() || groups < 1 || weights.shape[0] % groups != 0 ||
         weights.shape[1] * groups != data.shape[1] || weights.shape[0] != result.shape[1] ||
@@ -53,7 +59,9 @@ struct ConvShape : Windows {
       return;
     }
     bias = query.inputs.size() > 2;
-    if (bias && (which != Which::Forward || query.inputs[2].dtype != data.dtype ||
+    if (bias) bias_dtype = query.inputs[2].dtype;
+    mixed = mixed || (bias && query.inputs[2].dtype != dtype);
+    if (bias && (which != Which::Forward || !holds_product(query.inputs[2].dtype, dtype) ||
                  query.inputs[2].shape != Shape{weights.shape[0]}))
       refusal = "the bias is not one number a channel of a result";
     if (query.attrs.has("post")) post = query.attrs.texts("post");

@@ -94,6 +94,7 @@ class Matmul final : public Kernel {
 Verdict accept_matmul(const KernelQuery& query) {
   const MatmulShape shape(query);
   if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
+  if (shape.mixed) return Verdict::reject("dtypes are mixed");
   for (const std::string& post : shape.post)
     if (post != "relu") return Verdict::reject(post + " stays an op of its own");
   if (!shape.post.empty() && !is_floating(query.outputs[0].dtype))

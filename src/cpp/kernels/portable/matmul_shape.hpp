@@ -11,14 +11,22 @@
 
 namespace ngd::kernels {
 
+// Whether a product of such elements may be stored as another dtype.
+inline bool holds_product(DType stored, DType factors) noexcept {
+  return stored == factors || (is_half(factors) && stored == DType::F32);
+}
+
 // out[batch, m, n] = post(a[batch, m, k] @ b[batch, k, n] + bias[n]). An operand of which the
 // stored form is transposed has its last two axes exchanged. Batch axes broadcast. Where `post` has
-// "add", the last operand is like the output, and added there.
+// "add", the last operand is like the output, and added there. Of two-byte operands, the output, the
+// bias and what is added may each be f32.
 struct MatmulShape {
   std::int64_t m = 0, n = 0, k = 0;
   bool transpose_a = false, transpose_b = false, bias = false, adds = false;
   std::vector<std::string> post;  // applied to the result in turn
   Shape batch, batch_a, batch_b;  // all of one rank: 1 or the length of `batch`
+
+  bool mixed = false;  // some dtypes are f32, others not
 
   std::string refusal;  // empty: this is a matmul
 
@@ -31,8 +39,14 @@ struct MatmulShape {
     if (query.attrs.has("post")) post = query.attrs.texts("post");
     adds = std::find(post.begin(), post.end(), "add") != post.end();
     bias = query.inputs.size() == (adds ? 4 : 3);
-    for (const TensorType& input : query.inputs)
-      if (input.dtype != query.outputs[0].dtype) refusal = "the operands' dtypes differ";
+    const DType dtype = query.inputs[0].dtype;
+    if (query.inputs[1].dtype != dtype) refusal = "the operands' dtypes differ";
+    for (std::size_t i = 2; i < query.inputs.size(); ++i)
+      if (!holds_product(query.inputs[i].dtype, dtype)) refusal = "the operands' dtypes differ";
+    if (!holds_product(query.outputs[0].dtype, dtype)) refusal = "the output has another dtype";
+    mixed = std::any_of(query.inputs.begin(), query.inputs.end(), [&](const TensorType& input) {
+      return input.dtype != query.outputs[0].dtype;
+    });
     if (a.size() < 2 || b.size() < 2 || out.size() != std::max(a.size(), b.size())) {
       refusal = "an operand has fewer than two axes, or the output another rank";
       return;
@@ -43,7 +57,7 @@ struct MatmulShape {
     n = b[b.size() - (transpose_b ? 2 : 1)];
     if (b[b.size() - (transpose_b ? 1 : 2)] != k) refusal = "the inner lengths differ";
     if (out[rank] != m || out[rank + 1] != n) refusal = "the output has another shape";
-    if (adds && query.inputs.back() != query.outputs[0]) refusal = "what is added has another type";
+    if (adds && query.inputs.back().shape != out) refusal = "what is added has another type";
     if (bias && query.inputs[2].shape != Shape{n}) refusal = "the bias has not n elements";
     batch.assign(out.begin(), out.end() - 2);
     batch_a = batch_of(a, rank);

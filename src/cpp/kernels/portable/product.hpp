@@ -187,18 +187,14 @@ class Gemm {
 
 // A cast between the stored and the computed dtype, or null where they are one.
 inline fused::TileFunction cast_in(DType dtype) {
-  const fused::TileTable& table = fused::tile_table();
-  if (dtype == DType::F16) return table.widen_f16;
-  if (dtype == DType::BF16) return table.widen_bf16;
+  if (is_half(dtype)) return fused::widening(dtype);
   if (size_of(dtype) >= 4) return nullptr;
-  return table.casts[static_cast<int>(dtype)][static_cast<int>(DType::U32)];
+  return fused::tile_table().casts[static_cast<int>(dtype)][static_cast<int>(DType::U32)];
 }
 inline fused::TileFunction cast_out(DType dtype) {
-  const fused::TileTable& table = fused::tile_table();
-  if (dtype == DType::F16) return table.narrow_f16;
-  if (dtype == DType::BF16) return table.narrow_bf16;
+  if (is_half(dtype)) return fused::narrowing(dtype);
   if (size_of(dtype) >= 4) return nullptr;
-  return table.casts[static_cast<int>(DType::U32)][static_cast<int>(dtype)];
+  return fused::tile_table().casts[static_cast<int>(DType::U32)][static_cast<int>(dtype)];
 }
 
 // Casts elements from one dtype to the other; `function` is of cast_in or cast_out.

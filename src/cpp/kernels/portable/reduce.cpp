@@ -19,12 +19,8 @@ class Reduce final : public Kernel {
       : dtype_(query.inputs[0].dtype),
         geometry_(make_geometry(query.inputs[0].shape, query.attrs.integers("axes"))),
         reducer_(query.attrs.text("op"), dtype_, geometry_.total),
-        loops_(reducer_.loops) {
-    if (is_half(dtype_)) {
-      const fused::TileTable& table = fused::tile_table();
-      widen_ = dtype_ == DType::F16 ? table.widen_f16 : table.widen_bf16;
-    }
-  }
+        loops_(reducer_.loops),
+        widen_(fused::widening(dtype_)) {}
 
   void run(const KernelArgs& args) const override {
     run_tasks(
@@ -92,7 +88,7 @@ class Reduce final : public Kernel {
   Geometry geometry_;
   Reducer reducer_;
   const ReduceLoops& loops_;
-  fused::TileFunction widen_ = nullptr;
+  fused::TileFunction widen_;
 };
 
 }  // namespace

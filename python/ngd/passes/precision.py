@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step in two-byte floats: products multiply them, and what lies between products is stored so.
+
+Everything is still computed in float32: products and convolutions accumulate in it, elementwise
+kernels, reductions and statistics widen what they read, and round what they store once. Variables,
+their updates, what a step gives, and what collectives send stay float32, and so does all that has
+no kernel for two bytes.
+
+A value is *wanted* where a product multiplies it, or where a kernel that makes a wanted value of it
+reads it in full. It is needed *wide* where something reads it that cannot widen it. A kernel of
+elementwise ops gives either or both; a product gives the one or the other, and rounds nothing that
+is needed wide. From there a reader casts: the casts are part of the kernels.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from ..dtype import SHORT_NAMES, DType, Shape, Type, float32
+from ..ir import Graph, Leaf, Node, offset_of
+from ..ops.cast import cast
+from .elementwise import FusedElementwise, dense_strides, fuse_elementwise
+from .reductions import FusedReduction
+from .target import Target
+
+Fused: TypeAlias = FusedElementwise | FusedReduction
+
+
+def lower_precision(graph: Graph, target: Target) -> Graph:
+    """Store in two bytes what may be, if the graph asks for it; casts become kernels."""
+    if graph.precision == float32:
+        return graph
+    return fuse_elementwise(in_two_bytes(graph, target), target)
+
+
+def in_two_bytes(graph: Graph, target: Target | None) -> Graph:
+    """The graph with casts; without a target, any op takes two-byte floats."""
+    uses = Uses(graph, target)
+    if uses.refused and not uses.products:
+        name = SHORT_NAMES[graph.precision]
+        warnings.warn(
+            f"compile: precision: this device multiplies no {name}; all stays float32",
+            stacklevel=2,
+        )
+    return graph.rewrite(Rewriting(uses).change)
+
+
+class Uses:
+    """Who reads each float32 value, and what is decided by that."""
+
+    def __init__(self, graph: Graph, target: Target | None) -> None:
+        self.dtype, self.target = graph.precision, target
+        self.wanted: set[Node] = set()
+        self.wide: set[Node] = set(graph.roots)
+        self.products: dict[Node, DType] = {}
+        """What they are stored as."""
+        self.others: set[Node] = set()
+        """What else takes two-byte floats: carries or widens them."""
+        self.refused = 0
+        for node in reversed(graph.nodes):
+            if not isinstance(node.op, Leaf):
+                self.look_at(node)
+
+    def look_at(self, node: Node) -> None:
+        """Note what a node wants of its operands; its readers have been looked at."""
+        op, floats = node.op, [x for x in node.inputs if x.dtype == float32]
+        whole = shape_of(node)
+        if node.wide:
+            self.wide.update(node.results)
+        if op.accumulates and node.dtype == float32:
+            self.look_at_product(node)
+        elif op.elementwise or isinstance(op, Fused):
+            if self.wanted.intersection(node.results):
+                self.wanted.update(x for x in floats if x.shape == whole)
+        elif op.moves or op.carries or op.broadcasts or (op.view and len(node.inputs) == 1):
+            if self.carries(node):
+                self.others.add(node)
+                self.wanted.update(floats)
+            else:
+                self.wide.update(floats)
+        elif op.widens and self.takes(node, [self.halved(x.type) for x in node.inputs], None):
+            self.others.add(node)
+        elif not (op.reduces and self.target):
+            self.wide.update(floats)
+
+    def look_at_product(self, node: Node) -> None:
+        """Decide what a product is stored as, if its factors may be two-byte floats."""
+        if node.wide:
+            self.wide.update(node.inputs)
+            return
+        given = [x.type if n > 1 else self.halved(x.type) for n, x in enumerate(node.inputs)]
+        own = self.dtype if node in self.wanted and node not in self.wide else float32
+        for dtype in dict.fromkeys((own, float32)):
+            if self.takes(node, given, [Type(dtype, node.shape)]):
+                self.products[node] = dtype
+                self.wanted.update(node.inputs[:2])
+                added = [x for x in node.inputs[2:] if x.type == node.type]
+                if dtype == self.dtype:
+                    self.wanted.update(added)
+                self.wide.update(x for x in node.inputs[2:] if x.type != node.type)
+                return
+        self.refused += 1
+        self.wide.update(node.inputs)
+
+    def carries(self, node: Node) -> bool:
+        """Whether an op that moves elements moves two-byte ones."""
+        floats = [r for r in node.results if r.dtype == float32]
+        if not self.wanted.intersection(floats) or self.wide.intersection(floats):
+            return False
+        if node.op.broadcasts or offset_of(node) is not None:
+            return True
+        halved = [self.halved(r.type) for r in node.results]
+        return self.takes(node, [self.halved(x.type) for x in node.inputs], halved)
+
+    def halved(self, type_: Type) -> Type:
+        """The type in two bytes."""
+        return Type(self.dtype, type_.shape) if type_.dtype == float32 else type_
+
+    def takes(self, node: Node, given: Sequence[Type], made: Sequence[Type] | None) -> bool:
+        """Whether the device has a kernel of these types; of the node's own results by default."""
+        if self.target is None:
+            return True
+        name, attrs = node.op.lower(**node.attrs)
+        types = [r.type for r in node.results] if made is None else made
+        return self.target.query(name, given, types, attrs).accepted
+
+
+class Rewriting:
+    """Makes the graph in two bytes."""
+
+    def __init__(self, uses: Uses) -> None:
+        self.uses, self.dtype = uses, uses.dtype
+        self.stored: dict[Node, Node] = {}
+        """By a float32 node of the new graph, the two-byte one that it is cast from."""
+        self.rounded: dict[Node, Node] = {}
+        """By a float32 node, what it is in two bytes; it is there itself, too."""
+
+    def half(self, x: Node) -> Node:
+        """A value in two bytes."""
+        if x.dtype != float32:
+            return x
+        if x in self.stored:
+            return self.stored[x]
+        if x not in self.rounded:
+            self.rounded[x] = cast.node((x,), {"dtype": self.dtype})
+        return self.rounded[x]
+
+    def as_stored(self, x: Node) -> Node:
+        """A value as it lies in memory."""
+        return self.stored.get(x, x)
+
+    def in_place_of(self, old: Node, new: Node) -> Node:
+        """What a new value is where the old one was: cast back, if it is stored in two bytes."""
+        if new.type == old.type:
+            return new
+        wide = cast.node((new,), {"dtype": float32})
+        self.stored[wide] = new
+        return wide
+
+    def change(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
+        """See Graph.rewrite: it gives float32 where the node was."""
+        op = node.op
+        if node in self.uses.products:
+            return self.product(node, inputs)
+        if node in self.uses.others:
+            read = self.as_stored if op.widens else self.half
+            made = op.node([read(x) for x in inputs], node.attrs)
+            results = tuple(map(self.in_place_of, node.results, made.results))
+            return results if node.several else results[0]
+        if isinstance(op, Fused):
+            return self.fused(node, inputs)
+        if op.reduces and inputs[0] in self.stored:
+            return self.reduction(node, inputs[0])
+        return node.with_inputs(inputs)
+
+    def product(self, node: Node, inputs: tuple[Node, ...]) -> Node:
+        """A product of two-byte floats."""
+        factors = [self.half(x) for x in inputs[:2]]
+        behind = [self.as_stored(x) if x.type == node.type else x for x in inputs[2:]]
+        wide = {} if self.uses.products[node] == self.dtype else {"dtype": float32}
+        made = node.op.node((*factors, *behind), {**node.attrs, **wide})
+        return self.in_place_of(node, made)
+
+    def fused(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
+        """A kernel of elementwise ops, that reads and stores two bytes where it may."""
+        program = Program(node, self.dtype)
+        operands = program.read([self.as_stored(x) for x in inputs])
+        for number, result in enumerate(program.stored):
+            if result in self.uses.wanted and result.type == Type(float32, program.shape):
+                program.store(number, wide=result in self.uses.wide)
+        made = program.made(operands)
+        target = self.uses.target
+        if made is None or (target and not accepted(made, target)):
+            return node.with_inputs(inputs)
+        made_here = [made.results[n] for n in program.places]
+        results = list(map(self.in_place_of, node.results, made_here))
+        for number, extra in program.extra.items():
+            self.rounded[results[number]] = made.results[extra]
+        return tuple(results) if node.several else results[0]
+
+    def reduction(self, node: Node, x: Node) -> Node:
+        """A reduction, by a kernel of elementwise ops that widens what it reads."""
+        attrs = {
+            "program": f"cast:{SHORT_NAMES[self.dtype]}>f32 i0",
+            "results": (),
+            "input_strides": dense_strides(x.shape),
+            "shape": x.shape,
+            "axes": node.attrs["axes"],
+            "reduced": (0,),
+            "reductions": (node.op.reduces,),
+        }
+        op, target = FusedReduction((node.type,), node.op.made_of(node)), self.uses.target
+        made = op.node((self.stored[x],), attrs)
+        return made if target and accepted(made, target) else node.with_inputs((x,))
+
+
+def shape_of(node: Node) -> Shape:
+    """The shape over which a node computes."""
+    shape: Shape = node.attrs["shape"] if isinstance(node.op, FusedReduction) else node.shape
+    return shape
+
+
+def accepted(node: Node, target: Target) -> bool:
+    """Whether the device has a kernel for the node as it stands."""
+    types = [r.type for r in node.results]
+    return target.query(node.op.name, [x.type for x in node.inputs], types, node.attrs).accepted
+
+
+class Program:
+    """The program of a kernel of elementwise ops, while casts are added to it."""
+
+    def __init__(self, node: Node, dtype: DType) -> None:
+        self.node, self.dtype, self.shape = node, dtype, shape_of(node)
+        self.lines: list[str] = node.attrs["program"].split(";")
+        self.results: list[int] = list(node.attrs["results"])
+        self.reduced: tuple[int, ...] = node.attrs.get("reduced", ())
+        self.stored = node.results[: len(self.results)]
+        self.types = [r.type for r in self.stored]
+        self.extra: dict[int, int] = {}
+        """Of what is stored twice, the number of the second, in two bytes."""
+        self.changed = False
+
+    def read(self, operands: Sequence[Node]) -> tuple[Node, ...]:
+        """Widen those of these operands that are two-byte floats now."""
+        before = self.node.inputs
+        narrow = [n for n, x in enumerate(operands) if x.dtype != before[n].dtype]
+        names = {f"i{n}": f"t{k}" for k, n in enumerate(narrow)}
+        self.lines = [f"cast:{SHORT_NAMES[self.dtype]}>f32 i{n}" for n in narrow] + [
+            moved(line, names, len(narrow)) for line in self.lines
+        ]
+        self.results = [t + len(narrow) for t in self.results]
+        self.reduced = tuple(t + len(narrow) for t in self.reduced)
+        self.changed = bool(narrow)
+        return tuple(operands)
+
+    def store(self, number: int, wide: bool) -> None:
+        """Store a result in two bytes; beside the wide one, or in its place."""
+        self.lines.append(f"cast:f32>{SHORT_NAMES[self.dtype]} t{self.results[number]}")
+        self.changed = True
+        if wide:
+            self.extra[number] = len(self.results)
+            self.results.append(len(self.lines) - 1)
+            self.types.append(Type(self.dtype, self.shape))
+        else:
+            self.results[number] = len(self.lines) - 1
+            self.types[number] = Type(self.dtype, self.shape)
+
+    @property
+    def places(self) -> Iterable[int]:
+        """Where among the new results those of the node are: what is stored, then reductions."""
+        count = len(self.stored)
+        reductions = len(self.node.results) - count
+        return (*range(count), *(len(self.types) + n for n in range(reductions)))
+
+    def made(self, operands: tuple[Node, ...]) -> Node | None:
+        """The kernel's node; None: nothing has changed."""
+        if not self.changed:
+            return None
+        node, op = self.node, self.node.op
+        attrs = {**node.attrs, "program": ";".join(self.lines), "results": tuple(self.results)}
+        types = (*self.types, *(r.type for r in node.results[len(self.stored) :]))
+        members = op.made_of(node)
+        if isinstance(op, FusedReduction):
+            attrs["reduced"] = self.reduced
+            return FusedReduction(types, members).node(operands, attrs)
+        return FusedElementwise(types if len(types) > 1 else types[0], members).node(
+            operands, attrs
+        )
+
+
+def moved(line: str, names: dict[str, str], by: int) -> str:
+    """An instruction, of which some operands are named otherwise, and the others come later."""
+    head, *operands = line.split(" ")
+
+    def name(word: str) -> str:
+        return names.get(word) or re.sub(r"^t(\d+)$", lambda t: f"t{int(t[1]) + by}", word)
+
+    return " ".join((head, *map(name, operands)))
+
+
+__all__ = ["in_two_bytes", "lower_precision"]
