@@ -3,6 +3,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <random>
 
 #include "harness.hpp"
 #include "kernels/fused/tiles.hpp"
@@ -412,6 +413,117 @@ TEST(Elementwise, FusedChainsHaveTheBitsOfTheirParts) {
     const Tensor t1 = one("subtract" + d + "i0 i1", {t0, b});
     const Tensor t2 = one("tanh" + d + "i0", {t1});
     EXPECT_EQ(fused, one("multiply" + d + "i0 i1", {t2, t0})) << name(dtype);
+  }
+}
+
+// A random program of arithmetic, comparisons and casts, of three inputs; what is stored.
+struct RandomProgram {
+  std::vector<std::string> lines;
+  std::vector<DType> dtypes;  // of its instructions
+  Integers results;
+};
+
+RandomProgram random_program(std::mt19937& random, DType dtype, bool casts) {
+  const auto below = [&](std::size_t n) { return random() % n; };
+  const std::string d = concat(":", name(dtype), " ");
+  RandomProgram made;
+  const auto operand = [&] {
+    for (int tries = 0; tries < 8 && !made.lines.empty(); ++tries) {
+      const std::size_t t =
+          made.lines.size() - 1 - below(std::min<std::size_t>(3, made.lines.size()));
+      if (made.dtypes[t] == dtype) return concat("t", t);
+    }
+    const std::size_t i = below(4);
+    return i == 3 ? std::string("#0.0") : concat("i", i);
+  };
+  const std::size_t length = 2 + below(12);
+  while (made.lines.size() < length) {
+    static const char* const kBinary[] = {"add", "subtract", "multiply"};
+    const std::size_t kind = below(casts ? 7 : 6);
+    if (kind < 4) {
+      made.lines.push_back(concat(kBinary[below(3)], d, operand(), " ", operand()));
+      made.dtypes.push_back(dtype);
+    } else if (kind == 4) {
+      made.lines.push_back(concat("relu", d, operand()));
+      made.dtypes.push_back(dtype);
+    } else if (kind == 5) {
+      const std::string zero = below(2) == 0 ? "#0.0" : operand();
+      made.lines.push_back(concat("greater", d, operand(), " ", operand()));
+      made.dtypes.push_back(DType::Bool);
+      made.lines.push_back(
+          concat("where", d, "t", made.lines.size() - 1, " ", operand(), " ", zero));
+      made.dtypes.push_back(dtype);
+    } else {
+      made.lines.push_back(concat("cast:", name(dtype), ">bf16 ", operand()));
+      made.dtypes.push_back(DType::BF16);
+      made.lines.push_back(concat("cast:bf16>", name(dtype), " t", made.lines.size() - 1));
+      made.dtypes.push_back(dtype);
+    }
+  }
+  for (std::size_t t = 0; t < made.lines.size(); ++t)
+    if (t + 1 == made.lines.size() || below(4) == 0)
+      made.results.push_back(static_cast<std::int64_t>(t));
+  return made;
+}
+
+TEST(Elementwise, RandomProgramsHaveTheBitsOfTheirInstructions) {
+  std::mt19937 random(31);
+  const double infinity = std::numeric_limits<double>::infinity();
+  for (int round = 0; round < 400; ++round) {
+    const DType dtype = round % 3 == 0 ? DType::F64 : DType::F32;
+    const std::int64_t n = round % 5 == 0 ? 3001 : 1 + random() % 70;
+    std::vector<Tensor> inputs;
+    for (unsigned i = 0; i < 3; ++i) {
+      inputs.push_back(random_floats(dtype, {n}, 100 * round + i));
+      for (const double value : {0.0, -0.0, infinity, -infinity, infinity - infinity})
+        inputs.back().set(static_cast<std::int64_t>(random() % n), value);
+    }
+    const RandomProgram program = random_program(random, dtype, round % 2 == 0);
+    std::string text;
+    std::vector<Tensor> values;  // of the instructions, one by one
+    for (std::size_t t = 0; t < program.lines.size(); ++t) {
+      text += concat(t > 0 ? ";" : "", program.lines[t]);
+      std::vector<Tensor> read = {inputs[0]};
+      std::string line;
+      for (std::size_t at = 0; at < program.lines[t].size(); ++at) {
+        const std::string& from = program.lines[t];
+        if (at == 0 || from[at - 1] != ' ' || (from[at] != 'i' && from[at] != 't')) {
+          line += from[at];
+          continue;
+        }
+        const std::size_t number = std::stoul(from.substr(at + 1));
+        read.push_back(from[at] == 'i' ? inputs[number] : values[number]);
+        line += concat("i", read.size() - 1);
+        at = std::min(from.find(' ', at), from.size()) - 1;
+      }
+      values.push_back(run_dense(line, read, {program.dtypes[t]}, {0})[0]);
+    }
+    std::vector<DType> stored;
+    for (const std::int64_t t : program.results) stored.push_back(program.dtypes[t]);
+    const std::vector<Tensor> out = run_dense(text, inputs, stored, program.results);
+    const auto last = program.results.size() - 1;
+    for (std::size_t k = 0; k <= last; ++k)
+      for (std::int64_t i = 0; i < n; ++i) {
+        const double found = out[k].at(i), expected = values[program.results[k]].at(i);
+        ASSERT_TRUE(found == expected || (std::isnan(found) && std::isnan(expected)))
+            << text << " result " << k << " element " << i;
+        ASSERT_EQ(std::signbit(found), std::signbit(std::isnan(expected) ? found : expected));
+      }
+    // Wherever the planner may lay a result over an input, the bits stay.
+    const TensorType type = inputs[0].type();
+    std::vector<TensorType> types;
+    for (const DType each : stored) types.push_back({each, {n}});
+    const Verdict verdict = row_of("elementwise", "fused")
+                                .accept({"elementwise",
+                                         {type, type, type},
+                                         types,
+                                         attrs_of({{"program", text},
+                                                   {"results", program.results},
+                                                   {"input_strides", Integers{1, 1, 1}}})});
+    for (const InPlace& pair : verdict.in_place) {
+      const std::vector<Tensor> over = run_dense(text, inputs, stored, program.results, {pair});
+      for (std::size_t k = 0; k <= last; ++k) EXPECT_EQ(out[k], over[k]) << text;
+    }
   }
 }
 

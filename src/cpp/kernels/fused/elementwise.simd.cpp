@@ -195,6 +195,51 @@ void round(const void* in_, const void*, const void*, void* out_, std::int64_t c
       half == Half::F16 ? from_f16(to_f16(in[i])) : from_bf16(to_bf16(in[i]));
 }
 
+template <First first, class T>
+NGD_INLINE T apply_first(T a, T b) {
+  if constexpr (first == First::Add) return a + b;
+  if constexpr (first == First::Subtract) return a - b;
+  return a * b;
+}
+
+template <Second second, class T>
+NGD_INLINE T apply_second(T x, T c) {
+  if constexpr (second == Second::Add) return x + c;
+  if constexpr (second == Second::Subtract) return x - c;
+  if constexpr (second == Second::SubtractFrom) return c - x;
+  if constexpr (second == Second::Multiply) return x * c;
+  return x <= T(0) ? T(0) : x;
+}
+
+template <First first, Second second, class T>
+void pair_loop(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
+  const auto *a = static_cast<const T*>(a_), *b = static_cast<const T*>(b_);
+  auto* out = static_cast<T*>(out_);
+  if constexpr (second == Second::Relu) {
+    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
+        apply_second<second, T>(apply_first<first, T>(a[i], b[i]), T());
+  } else {
+    const auto* c = static_cast<const T*>(c_);
+    NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] =
+        apply_second<second, T>(apply_first<first, T>(a[i], b[i]), c[i]);
+  }
+}
+
+template <class T>
+void where_greater(const void* a_, const void* b_, const void* c_, void* out_, std::int64_t count) {
+  const auto *a = static_cast<const T*>(a_), *b = static_cast<const T*>(b_),
+             *c = static_cast<const T*>(c_);
+  auto* out = static_cast<T*>(out_);
+  NGD_INDEPENDENT for (std::int64_t i = 0; i < count; ++i) out[i] = a[i] > b[i] ? c[i] : T(0);
+}
+
+template <int first, int... seconds>
+constexpr void fill_pairs(TileFunction (*row)[2], std::integer_sequence<int, seconds...>) {
+  ((row[seconds][0] = &pair_loop<First(first), Second(seconds), float>,
+    row[seconds][1] = &pair_loop<First(first), Second(seconds), double>),
+   ...);
+}
+
 template <class Op, int dtype>
 constexpr TileFunction operation_entry() {
   if constexpr (covers(Op::domain, dtype)) {
@@ -236,6 +281,12 @@ constexpr TileTable make_table(std::integer_sequence<int, dtypes...> all) {
 #include "kernels/fused/elementwise.inc"
 #undef NGD_OP
   (fill_casts<dtypes>(table.casts[dtypes], all), ...);
+  constexpr auto seconds = std::make_integer_sequence<int, kSeconds>();
+  fill_pairs<int(First::Add)>(table.pairs[int(First::Add)], seconds);
+  fill_pairs<int(First::Subtract)>(table.pairs[int(First::Subtract)], seconds);
+  fill_pairs<int(First::Multiply)>(table.pairs[int(First::Multiply)], seconds);
+  table.where_greater[0] = &where_greater<float>;
+  table.where_greater[1] = &where_greater<double>;
   table.widen_f16 = &widen<Half::F16>;
   table.widen_bf16 = &widen<Half::BF16>;
   table.narrow_f16 = &narrow<Half::F16>;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/error.hpp"
@@ -59,11 +60,17 @@ class Plan::Builder {
   void build() {
     place_outputs();
     place_inputs();
+    merge_instructions();
     find_last_uses();
     for (std::size_t t = 0; t < program_.size(); ++t) emit(static_cast<int>(t));
     for (std::size_t k = 0; k < results_.size(); ++k) copy_repeated_output(k);
     for (const std::int64_t t : reduced_)
       plan_.kept.push_back(result_slots_[static_cast<std::size_t>(t)]);
+  }
+
+  // When instruction t reads its operands: with the one that it is merged into.
+  std::int64_t time_of(std::size_t t) const {
+    return merged_into_[t] >= 0 ? merged_into_[t] : static_cast<std::int64_t>(t);
   }
 
  private:
@@ -107,12 +114,95 @@ class Plan::Builder {
     }
   }
 
+  // Finds the instructions that one other reads alone and whose work its loop can do (First, Second,
+  // and a comparison before `where`): a pass over a tile less. On a Zen 5, 9 multiplications of 32 Ki
+  // elements in turn took 11.4 us, in pairs 9.1 us.
+  void merge_instructions() {
+    std::vector<int> uses(program_.size());
+    for (const Instruction& instruction : program_)
+      for (const Operand& operand : instruction.operands)
+        if (operand.kind == Operand::Kind::Result) ++uses[static_cast<std::size_t>(operand.index)];
+    for (const auto* stored : {&results_, &reduced_})
+      for (const std::int64_t t : *stored) uses[static_cast<std::size_t>(t)] += 2;
+    merged_into_.assign(program_.size(), -1);
+    merged_.assign(program_.size(), -1);
+    for (std::size_t t = 0; t < program_.size(); ++t)
+      for (const Operand& operand : program_[t].operands) {
+        if (operand.kind != Operand::Kind::Result) continue;
+        const auto before = static_cast<std::size_t>(operand.index);
+        if (uses[before] != 1 || merged_[before] >= 0) continue;
+        if (!merged_function(program_[before], program_[t], static_cast<int>(before))) continue;
+        merged_[t] = static_cast<int>(before);
+        merged_into_[before] = static_cast<int>(t);
+        break;
+      }
+  }
+
+  static std::optional<First> first_of(Opcode opcode) {
+    if (opcode == Opcode::add) return First::Add;
+    if (opcode == Opcode::subtract) return First::Subtract;
+    if (opcode == Opcode::multiply) return First::Multiply;
+    return std::nullopt;
+  }
+
+  static std::optional<Second> second_of(Opcode opcode, bool on_the_left) {
+    if (opcode == Opcode::add) return Second::Add;
+    if (opcode == Opcode::subtract) return on_the_left ? Second::Subtract : Second::SubtractFrom;
+    if (opcode == Opcode::multiply) return Second::Multiply;
+    if (opcode == Opcode::relu) return Second::Relu;
+    return std::nullopt;
+  }
+
+  static bool is_zero(const Operand& operand) {
+    return operand.kind == Operand::Kind::Immediate &&
+           parse_immediate(operand.text, operand.dtype) == 0;
+  }
+
+  // The loop of an instruction and of the one, number `before`, that it reads; null: there is none.
+  TileFunction merged_function(const Instruction& one, const Instruction& other, int before) const {
+    if (one.dtype != other.dtype) return nullptr;
+    if (one.dtype != DType::F32 && one.dtype != DType::F64) return nullptr;
+    const std::size_t wide = one.dtype == DType::F64;
+    if (one.opcode == Opcode::greater && other.opcode == Opcode::where)
+      return is_zero(other.operands[2]) ? table().where_greater[wide] : nullptr;
+    const auto first = first_of(one.opcode);
+    const auto second = second_of(other.opcode, is_result(other.operands[0], before));
+    if (!first || !second) return nullptr;
+    return table().pairs[static_cast<int>(*first)][static_cast<int>(*second)][wide];
+  }
+
+  static bool is_result(const Operand& operand, int t) {
+    return operand.kind == Operand::Kind::Result && operand.index == t;
+  }
+
+  // The loop of instruction t, and what it reads.
+  Step step_of(int t, int out) {
+    const Instruction& instruction = program_[static_cast<std::size_t>(t)];
+    const int before = merged_[static_cast<std::size_t>(t)];
+    Step step{nullptr, out, out, out, out};
+    int* const read[] = {&step.a, &step.b, &step.c};
+    std::size_t count = 0;
+    if (before >= 0) {
+      const Instruction& one = program_[static_cast<std::size_t>(before)];
+      step.function = merged_function(one, instruction, before);
+      for (const Operand& operand : one.operands) *read[count++] = slot_of(operand);
+    } else {
+      step.function = function_of(instruction);
+    }
+    for (const Operand& operand : instruction.operands)
+      if (count < 3 && !(before >= 0 && is_result(operand, before)))
+        *read[count++] = slot_of(operand);
+    return step;
+  }
+
   void find_last_uses() {
     last_use_.assign(program_.size(), -1);
     for (std::size_t t = 0; t < program_.size(); ++t)
       for (const Operand& operand : program_[t].operands)
-        if (operand.kind == Operand::Kind::Result)
-          last_use_[static_cast<std::size_t>(operand.index)] = static_cast<int>(t);
+        if (operand.kind == Operand::Kind::Result) {
+          int& last = last_use_[static_cast<std::size_t>(operand.index)];
+          last = std::max(last, static_cast<int>(time_of(t)));
+        }
     for (const std::int64_t t : reduced_)
       last_use_[static_cast<std::size_t>(t)] = static_cast<int>(program_.size());
     result_slots_.assign(program_.size(), -1);
@@ -157,34 +247,33 @@ class Plan::Builder {
   }
 
   void emit(int t) {
-    const Instruction& instruction = program_[static_cast<std::size_t>(t)];
-    int operands[3];
-    for (std::size_t i = 0; i < instruction.operands.size(); ++i)
-      operands[i] = slot_of(instruction.operands[i]);
+    const auto at = static_cast<std::size_t>(t);
+    if (merged_into_[at] >= 0) return;
+    const Instruction& instruction = program_[at];
     const int output = output_of(t);
     if (is_widened_input(instruction) && output < 0) {  // its operand's tile is wide already
-      result_slots_[static_cast<std::size_t>(t)] = operands[0];
+      result_slots_[at] = slot_of(instruction.operands[0]);
       free_dead(t, true);
       return;
     }
-    if (is_narrowing(instruction) && output >= 0 && last_use_[static_cast<std::size_t>(t)] < 0) {
-      narrow(instruction.result, operands[0], static_cast<std::size_t>(output));
+    if (is_narrowing(instruction) && output >= 0 && last_use_[at] < 0) {
+      narrow(instruction.result, slot_of(instruction.operands[0]),
+             static_cast<std::size_t>(output));
       free_dead(t, true);
       return;
     }
     const bool half = is_half(instruction.result);
     const bool direct = output >= 0 && !half;
+    Step step = step_of(t, -1);
     const int out =
         direct ? plan_.outputs[static_cast<std::size_t>(output)].slot : new_buffer_slot();
-    Step step{function_of(instruction), out, out, out, out};
-    if (!instruction.operands.empty()) step.a = operands[0];
-    if (instruction.operands.size() > 1) step.b = operands[1];
-    if (instruction.operands.size() > 2) step.c = operands[2];
+    for (int* slot : {&step.a, &step.b, &step.c, &step.out})
+      if (*slot < 0) *slot = out;
     plan_.steps.push_back(step);
     if (half)
       append(instruction.result == DType::F16 ? table().round_f16 : table().round_bf16, out, out);
     if (half && output >= 0) narrow(instruction.result, out, static_cast<std::size_t>(output));
-    result_slots_[static_cast<std::size_t>(t)] = out;
+    result_slots_[at] = out;
     free_dead(t, direct);
   }
 
@@ -205,7 +294,7 @@ class Plan::Builder {
     if (last_use_[static_cast<std::size_t>(t)] < 0 && !direct)
       release(result_slots_[static_cast<std::size_t>(t)]);
     for (std::size_t r = 0; r < static_cast<std::size_t>(t); ++r)
-      if (last_use_[r] == t &&
+      if (last_use_[r] == t && merged_into_[r] < 0 &&
           !(is_widened_input(program_[r]) && output_of(static_cast<int>(r)) < 0))
         release(result_slots_[r]);
   }
@@ -241,6 +330,7 @@ class Plan::Builder {
   const std::vector<std::int64_t>&results_, &reduced_;
   const KernelQuery& query_;
   std::vector<int> input_slots_, result_slots_, last_use_, free_;
+  std::vector<int> merged_, merged_into_;  // by instruction: which one its loop computes; -1: none
   std::map<std::pair<DType, std::uint64_t>, int> constants_;
   int buffers_ = 0;
 };
@@ -355,12 +445,14 @@ void Plan::choose_readings(const KernelQuery& query) {
 // An output may lie on an input when no tile of the input is read after the output's is written.
 // Two-byte inputs are widened before anything is written.
 void Plan::choose_in_place(const std::vector<Instruction>& program,
-                           const std::vector<std::int64_t>& results) {
+                           const std::vector<std::int64_t>& results,
+                           const std::vector<std::int64_t>& times) {
   std::vector<std::int64_t> last_read(inputs.size(), -1);
   for (std::size_t t = 0; t < program.size(); ++t)
     for (const Operand& operand : program[t].operands)
       if (operand.kind == Operand::Kind::Input && !is_half(operand.dtype))
-        last_read[static_cast<std::size_t>(operand.index)] = static_cast<std::int64_t>(t);
+        last_read[static_cast<std::size_t>(operand.index)] =
+            std::max(last_read[static_cast<std::size_t>(operand.index)], times[t]);
   for (std::size_t k = 0; k < outputs.size(); ++k)
     for (std::size_t i = 0; i < inputs.size(); ++i)
       if (inputs[i].reading == Reading::InPlace && inputs[i].item == outputs[k].item &&
@@ -409,8 +501,11 @@ Plan::Plan(const KernelQuery& query) {
     choose_reduced_tiles(static_cast<std::int64_t>(item),
                          portable::make_geometry(whole, query.attrs.integers("axes")));
   choose_readings(query);
-  Builder(*this, program, results, reduced, query).build();
-  choose_in_place(program, results);
+  Builder builder(*this, program, results, reduced, query);
+  builder.build();
+  std::vector<std::int64_t> times;
+  for (std::size_t t = 0; t < program.size(); ++t) times.push_back(builder.time_of(t));
+  choose_in_place(program, results, times);
   const auto work = tile_length * static_cast<std::int64_t>(steps.size());
   grain = std::max<std::int64_t>(1, kGrainWork / std::max<std::int64_t>(1, work));
 }

@@ -83,7 +83,8 @@ struct Plan {
   void choose_reduced_tiles(std::int64_t element_bytes, const portable::Geometry& geometry);
   void choose_readings(const KernelQuery& query);
   void choose_in_place(const std::vector<Instruction>& program,
-                       const std::vector<std::int64_t>& results);
+                       const std::vector<std::int64_t>& results,
+                       const std::vector<std::int64_t>& times);
 };
 
 }  // namespace ngd::kernels::fused

@@ -28,8 +28,11 @@ class ElementwiseReduce final : public Kernel {
             portable::make_geometry(query.attrs.integers("shape"), query.attrs.integers("axes"))),
         dense_(plan_.outputs.size()) {
     const std::vector<std::string> ops = query.attrs.texts("reductions");
-    for (std::size_t k = 0; k < ops.size(); ++k)
+    for (std::size_t k = 0; k < ops.size(); ++k) {
       reducers_.emplace_back(ops[k], query.outputs[dense_ + k].dtype, geometry_.total);
+      first_.push_back(first_alike(k));
+      if (first_[k] == k) added_.push_back(k);
+    }
   }
 
   void run(const KernelArgs& args) const override {
@@ -40,12 +43,22 @@ class ElementwiseReduce final : public Kernel {
                            for (std::int64_t i = begin; i < end; ++i) run_task(i, walk, args);
                          });
     portable::combine_results(geometry_, [&](std::int64_t result) {
-      for (std::size_t k = 0; k < reducers_.size(); ++k)
-        reducers_[k].finish(geometry_, result, scratch_cells(args, k, 0), args.outputs[dense_ + k]);
+      for (const std::size_t k : added_) {
+        std::byte* cells = scratch_cells(args, k, 0);
+        store_alike(k, result, reducers_[k].combine(geometry_, result, cells), args);
+      }
     });
   }
 
  private:
+  // The first reduction with the accumulators of this one: a mean is a sum until it is stored.
+  std::size_t first_alike(std::size_t k) const {
+    for (std::size_t l = 0; l < k; ++l)
+      if (plan_.kept[l] == plan_.kept[k] && reducers_[l].loops.row == reducers_[k].loops.row)
+        return l;
+    return k;
+  }
+
   // A tile holds several rows, each of which has a result.
   void run_short_rows(const KernelArgs& args) const {
     const std::int64_t length = plan_.inner;
@@ -55,14 +68,14 @@ class ElementwiseReduce final : public Kernel {
         walk.tile(number);
         const std::int64_t first = number * plan_.rows_per_tile;
         const std::int64_t last = std::min(plan_.rows, first + plan_.rows_per_tile);
-        for (std::size_t k = 0; k < reducers_.size(); ++k) {
+        for (const std::size_t k : added_) {
           const std::byte* x = walk.values(plan_.kept[k]);
           const std::int64_t step = length * item_of(k);
           for (std::int64_t row = first; row < last; ++row, x += step) {
             alignas(kCell) std::byte cell[kCell];
             reducers_[k].loops.clear(cell, 1);
             reducers_[k].loops.row(x, length, cell);
-            store(k, row, cell, args);
+            store_alike(k, row, cell, args);
           }
         }
       }
@@ -74,7 +87,7 @@ class ElementwiseReduce final : public Kernel {
     const std::int64_t result = task / g.chunks, columns = g.columns_of(result);
     alignas(64) std::byte own[kMaxReductions][kMaxColumns * kCell];
     std::byte* cells[kMaxReductions];
-    for (std::size_t k = 0; k < reducers_.size(); ++k) {
+    for (const std::size_t k : added_) {
       cells[k] = g.chunks == 1 ? own[k] : scratch_cells(args, k, task);
       reducers_[k].loops.clear(cells[k], columns);
     }
@@ -85,7 +98,7 @@ class ElementwiseReduce final : public Kernel {
         add_columns(walk, offset, count, columns, cells);
     });
     if (g.chunks == 1)
-      for (std::size_t k = 0; k < reducers_.size(); ++k) store(k, result, cells[k], args);
+      for (const std::size_t k : added_) store_alike(k, result, cells[k], args);
   }
 
   void add_row(TileWalk& walk, std::int64_t offset, std::int64_t count,
@@ -93,7 +106,7 @@ class ElementwiseReduce final : public Kernel {
     for (std::int64_t i = 0; i < count; i += plan_.tile_length) {
       const std::int64_t n = std::min(plan_.tile_length, count - i);
       walk.elements(offset + i, n);
-      for (std::size_t k = 0; k < reducers_.size(); ++k)
+      for (const std::size_t k : added_)
         reducers_[k].loops.row(walk.values(plan_.kept[k]), n, cells[k]);
     }
   }
@@ -104,7 +117,7 @@ class ElementwiseReduce final : public Kernel {
     for (std::int64_t r = 0; r < count; r += plan_.rows_per_tile) {
       const std::int64_t n = std::min(plan_.rows_per_tile, count - r);
       walk.elements(offset + r * geometry_.along.stride, n * columns);
-      for (std::size_t k = 0; k < reducers_.size(); ++k)
+      for (const std::size_t k : added_)
         portable::add_tile(reducers_[k].loops, {r, n, count}, walk.values(plan_.kept[k]), columns,
                            partials[k], cells[k]);
     }
@@ -120,15 +133,18 @@ class ElementwiseReduce final : public Kernel {
     return static_cast<std::byte*>(args.scratch) + (at + task * geometry_.columns) * kCell;
   }
 
-  void store(std::size_t k, std::int64_t result, const std::byte* cells,
-             const KernelArgs& args) const {
-    reducers_[k].store(geometry_, result, cells, args.outputs[dense_ + k]);
+  // Stores the results of all reductions with the accumulators of reduction k.
+  void store_alike(std::size_t k, std::int64_t result, const std::byte* cells,
+                   const KernelArgs& args) const {
+    for (std::size_t l = k; l < reducers_.size(); ++l)
+      if (first_[l] == k) reducers_[l].store(geometry_, result, cells, args.outputs[dense_ + l]);
   }
 
   Plan plan_;
   Geometry geometry_;
   std::size_t dense_;
   std::vector<Reducer> reducers_;
+  std::vector<std::size_t> first_, added_;  // see first_alike; those that add up themselves
 };
 
 // A row's tile must be the block in which the reduction adds.

@@ -40,14 +40,18 @@ std::string Reducer::refusal(const std::string& op, DType dtype) {
   return {};
 }
 
-void Reducer::finish(const Geometry& g, std::int64_t result, std::byte* cells, void* output) const {
+std::byte* Reducer::combine(const Geometry& g, std::int64_t result, std::byte* cells) const {
   const auto chunk = [&](std::int64_t c) {
     return cells + (result * g.chunks + c) * g.columns * kCell;
   };
   for (std::int64_t apart = 1; apart < g.chunks; apart *= 2)
     for (std::int64_t c = 0; c + apart < g.chunks; c += 2 * apart)
       loops.merge(chunk(c), chunk(c + apart), g.columns_of(result));
-  store(g, result, chunk(0), output);
+  return chunk(0);
+}
+
+void Reducer::finish(const Geometry& g, std::int64_t result, std::byte* cells, void* output) const {
+  store(g, result, combine(g, result, cells), output);
 }
 
 void Reducer::store(const Geometry& g, std::int64_t result, const std::byte* cells,

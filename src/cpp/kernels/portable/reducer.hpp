@@ -21,7 +21,9 @@ struct Reducer {
   // Why there is none; empty where there is.
   static std::string refusal(const std::string& op, DType dtype);
 
-  // Of a result of several chunks, whose cells lie task after task: combines and stores them.
+  // Of a result of several chunks, whose cells lie task after task: those of the whole.
+  std::byte* combine(const Geometry& geometry, std::int64_t result, std::byte* cells) const;
+  // Combines and stores them.
   void finish(const Geometry& geometry, std::int64_t result, std::byte* cells, void* output) const;
   // Rounds the cells of a result's columns to where they belong in the output.
   void store(const Geometry& geometry, std::int64_t result, const std::byte* cells,
