@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..ir import Graph, Leaf, Node, offset_of, topological
 from .collectives import Wait
+from .elementwise import depths
 from .target import Target, query_node
 
 
@@ -45,7 +46,9 @@ def source_of(node: Node) -> Node:
 def schedule(graph: Graph, target: Target) -> Schedule:
     """Order the graph's nodes; see the head of this file."""
     starts = sorted((n for n in graph.nodes if n.op.order >= 0), key=lambda n: n.op.order)
-    order = [n for n in topological([*starts, *graph.roots]) if not isinstance(n.op, Leaf)]
+    deep = depths(graph)
+    roots = [*starts, *sorted(graph.roots, key=lambda root: deep[root])]
+    order = [n for n in topological(roots) if not isinstance(n.op, Leaf)]
     candidates = direct_candidates(graph, starts)
     writing = {value.results[0] for value in candidates}
     tail: set[Node] = set()
