@@ -17,7 +17,7 @@ from .devices.executable import Executable, Lowered
 from .devices.native import native_attrs, spec
 from .devices.ordering import Ordering
 from .devices.structured import StructuredStep, is_flat
-from .dtype import DType, Type, as_dtype, float32
+from .dtype import DType, Type, as_dtype, float32, whole
 from .errors import DTypeError
 from .ir import PLACEHOLDER, Graph, Node
 from .ops.collective import WORLD, Ranks, expect_member
@@ -32,9 +32,9 @@ from .variable import Variable
 WORLD.join = distributed.init
 
 
-def lower(graph: Graph, group: Ranks, target: Target) -> Lowered:
-    """Compile a graph for what a target can do."""
-    plan = passes.run(graph, target)
+def lower(graph: Graph, group: Ranks, limit: int | None, target: Target) -> Lowered:
+    """Compile a graph for what a target can do, in so many bytes."""
+    plan = passes.run(graph, target, limit)
     return Lowered(plan, *emit(plan, graph, group))
 
 
@@ -97,7 +97,8 @@ def compile(
     device: str | None = None,
     group: Group | None = None,
     precision: Any = float32,
-) -> Executable:
+    memory_limit: int | None = None,
+) -> Executable:  # long because each argument is described
     """Compile a step.
 
     Parameters
@@ -119,7 +120,12 @@ def compile(
         What collectives without a group of their own run over; by default the world, which a graph
         with a collective initializes.
     precision
-        "bfloat16" or "float16": what float32 products multiply, and activations are stored as.
+        "bfloat16" or "float16": what float32 products multiply, and activations are stored as;
+        variables, outputs and collectives stay float32 (docs/numerics.md).
+    memory_limit
+        So many bytes at most for what a call computes, beside variables, arguments and results:
+        `memory()["private"] + memory()["shared"]`. Cheap values are computed again rather than
+        kept; `memory()["recomputed"]` says how many bytes more that reads and writes. CPU and NULL.
 
     Returns
     -------
@@ -132,7 +138,8 @@ def compile(
     CompileError
         The graph needs a placeholder that is not among the inputs, names two variables alike, holds
         an op that the device cannot compute, or a collective in a branch of `ops.cond` that not
-        all ranks are proved to take; the message has the node's file and line.
+        all ranks are proved to take; the message has the node's file and line. Or `memory_limit`
+        cannot be kept: the message says how many bytes can.
     """
     name = config.device(device, "compile")
     placeholders, given = nodes_in("inputs", list(inputs) if type(inputs) is tuple else inputs)
@@ -143,10 +150,11 @@ def compile(
     graph = Graph(*values, as_precision("compile", precision))
     check_signature(graph, given, results)
     group = group_of(graph, group)
-    key = (signature(graph), name, group, graph.precision)
+    limit = None if memory_limit is None else whole(memory_limit, "compile", "memory_limit", 64)
+    key = (signature(graph), name, group, graph.precision, limit)
     executable: Executable | None = _cache.get(key)
     if executable is None:
-        executable = _cache[key] = build(name, graph, group)
+        executable = _cache[key] = build(name, graph, group, limit)
     if is_flat(given) and is_flat(results):
         return executable
     return StructuredStep(executable, given, results)
@@ -186,9 +194,9 @@ def without_collector() -> Iterator[None]:
 
 
 @without_collector()
-def build(device: str, graph: Graph, group: Group) -> Executable:
+def build(device: str, graph: Graph, group: Group, limit: int | None) -> Executable:
     """Make a graph executable on a device."""
-    step = DEVICES[device](graph, group, partial(lower, graph, group))
+    step = DEVICES[device](graph, group, partial(lower, graph, group, limit))
     made(step)
     return step
 

@@ -178,3 +178,54 @@ def test_a_signal_handler_meets_the_variable_of_a_step(communicator: str, device
         assert first.value[what]["error"] == "BusyError", first.value[what]
         assert "variable 'weights' is written by a step" in first.value[what]["message"]
     assert first.value["value"] == second.value["value"] == [14, 14, 14]
+
+
+def trained(precision: str, limits: tuple[float, ...]) -> dict[str, Any]:
+    """Ten data-parallel steps in which each rank has a memory limit of its own, or none."""
+    world = ngd.init()
+    draw = np.random.default_rng(1)
+    x = ngd.placeholder("x", (256, 64), np.float32)
+    weights = [
+        ngd.variable(f"w{n}", (draw.standard_normal((64, 64)) / 8).astype(np.float32))
+        for n in range(8)
+    ]
+    before = [w.numpy() for w in weights]
+    y = x
+    for w in weights:
+        y = ops.relu(ops.tanh(y @ w) * 2 + 0.1) * y
+    slopes = ngd.grad(ops.mean(y * y), weights)
+    updates = {
+        w: w - 0.001 * ops.all_reduce(slope, op="mean")
+        for w, slope in zip(weights, slopes, strict=True)
+    }
+
+    def final(limit: float) -> tuple[list[Any], int]:
+        plain = ngd.compile([x], [], updates, precision=precision)
+        arenas = plain.memory()["private"] + plain.memory()["shared"]
+        most = int(limit * arenas) if limit else None
+        step = ngd.compile([x], [], updates, precision=precision, memory_limit=most)
+        for w, value in zip(weights, before, strict=True):
+            w.assign(value)
+        shards = np.random.default_rng(2)
+        for _ in range(10):
+            step(shards.standard_normal((world.size, 256, 64)).astype(np.float32)[world.rank])
+        return [w.numpy() for w in weights], step.memory()["recomputed"]
+
+    plain, _ = final(0)
+    limited, recomputed = final(limits[world.rank])
+    apart = max(float(np.abs(a - b).max()) for a, b in zip(plain, limited, strict=True))
+    return {"apart": apart, "recomputed": recomputed, "sum": float(np.sum(limited, dtype=float))}
+
+
+@over
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("limits", [(0.9,), (0.9, 0.8), (0.9, 0, 0.85)])
+def test_ranks_with_memory_limits_of_their_own(
+    communicator: str, limits: tuple[float, ...], precision: str
+) -> None:
+    ends = run_in_world(trained, communicator, len(limits), precision=precision, limits=limits)
+    outcomes = [end.value for end in ends]
+    # In two bytes, what is computed again is not rounded in between.
+    assert max(outcome["apart"] for outcome in outcomes) <= (0 if precision == "float32" else 0.1)
+    assert [outcome["recomputed"] > 0 for outcome in outcomes] == [limit > 0 for limit in limits]
+    assert len({outcome["sum"] for outcome in outcomes}) == 1

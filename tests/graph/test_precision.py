@@ -14,6 +14,7 @@ import numpy.testing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layers import block
 
 import ngd
 from ngd import nn, ops, optim
@@ -246,27 +247,6 @@ def test_casts_of_the_user_stay() -> None:
     found = ngd.compile([x], wanted, device="CPU", precision="bfloat16")(batch := normal(4, 8))
     assert [each.dtype for each in found] == [BF16, np.float32]
     npt.assert_array_equal(found[0], ngd.compile([x], [y], device="CPU")(batch)[0])
-
-
-def block(x: Any, w: Any, kind: int) -> Any:
-    """A smooth layer of some kind, of [rows, width]."""
-    rows, width = x.shape
-    if kind == 0:
-        return ops.silu(x @ w)
-    if kind == 1:
-        return x + ops.gelu(ops.layer_norm(x, width, eps=0.1) @ w)
-    if kind == 2:
-        return ops.softmax(x @ ops.transpose(w)) * x
-    if kind == 3:
-        heads = ops.reshape(x @ w, (1, rows, 2, width // 2)).swapaxes(1, 2)
-        seen = ops.attention(heads, heads, heads, causal=True)
-        return ops.reshape(seen.swapaxes(1, 2), (rows, width)) @ w
-    if kind == 4:
-        return ops.concat([x @ w, x], 1)[:, width // 2 : width // 2 + width]
-    if kind == 5:
-        images = ops.reshape(x @ w, (1, rows, width // 2, 2))
-        return x + ops.reshape(ops.avg_pool(images, (1, 2), (1, 1), (0, 1)), (rows, -1))[:, :width]
-    return ops.sigmoid(x) * (x @ w) - ops.mean(x, 0)
 
 
 @settings(max_examples=60, deadline=None)

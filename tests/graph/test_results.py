@@ -90,7 +90,7 @@ def test_a_node_of_one_result_has_no_more_than_before() -> None:
     assert type(node) is Node
     assert not hasattr(node, "__dict__")
     assert set(Node.__slots__) == {
-        "__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform"
+        "__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "wide"
     }  # fmt: skip
 
 

@@ -66,7 +66,9 @@ COMPUTING = [
 ]
 
 
-@pytest.mark.parametrize("case", [c for c in COMPUTING if c.op.expands], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in COMPUTING if c.op.expands and not c.op.widens], ids=str
+)
 def test_an_expansion_rounds_once(case: Case, run: Runner) -> None:
     inputs, arrays = placeholders(case.types), case.arrays()
     wanted = case.reference(as_float64(arrays))

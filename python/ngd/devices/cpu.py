@@ -152,11 +152,12 @@ class CpuExecutable(CompiledStep):
         return outputs if out is None else list(out)
 
     def memory(self) -> dict[str, int]:
-        """Bytes: variables; the arenas private and shared; unshared, what they would be apart."""
+        """See Executable."""
         return super().memory() | {
             "private": self.plan.private_bytes,
             "shared": self.plan.shared_bytes,
             "unshared": self.plan.unshared_bytes,
+            "recomputed": self.plan.recomputed.bytes,
         }
 
     def report(self) -> Report:

@@ -47,7 +47,10 @@ class Executable(Protocol):
         ...
 
     def memory(self) -> dict[str, int]:
-        """Bytes: what is planned, and what it would be without sharing."""
+        """Bytes: variables; the arenas private and shared; unshared, what they would be apart.
+
+        Recomputed: what kernels read and write more because of `memory_limit`.
+        """
         ...
 
     def report(self) -> Report:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,6 +19,7 @@ from .layouts import assign_layouts
 from .plan_memory import Plan, Step, plan_memory
 from .post_operations import fuse_composites, fuse_post_operations
 from .precision import in_two_bytes, lower_precision
+from .recompute import within
 from .reductions import fuse_reductions, share_sums
 from .schedule import Schedule, schedule
 from .simplify import simplify
@@ -40,17 +41,37 @@ PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
 """Graph to graph; `schedule` and `plan_memory` follow."""
 
 
-def run(graph: Graph, target: Target) -> Plan:
-    """Run the whole pipeline; with NGD_CHECK=1 the graph is verified after every pass."""
-    check = config.check()
-    graph.verify() if check else graph.verify_leaves()
-    for step in PIPELINE:
+FIRST: Final = PIPELINE.index(share_sums)
+"""What goes before sees each op; from here on they are fused."""
+
+
+def run(graph: Graph, target: Target, memory_limit: int | None = None) -> Plan:
+    """Run the whole pipeline; with NGD_CHECK=1 the graph is verified after every pass.
+
+    With a limit, what a step computes takes so many bytes at most, or there is a CompileError.
+    """
+    graph.verify() if config.check() else graph.verify_leaves()
+    graph = passed(graph, target, PIPELINE[:FIRST])
+    if memory_limit is None:
+        return planned(graph, target)
+    return within(graph, target, memory_limit, partial(planned, target=target))
+
+
+def passed(graph: Graph, target: Target, passes: Sequence[Callable[..., Graph]]) -> Graph:
+    """What passes make of a graph."""
+    for step in passes:
         before, graph = graph, step(graph, target)
-        if check:
+        if config.check():
             graph.verify()
             expect_types_of(before, graph)
+    return graph
+
+
+def planned(graph: Graph, target: Target) -> Plan:
+    """The rest of the pipeline."""
+    graph = passed(graph, target, PIPELINE[FIRST:])
     plan = plan_memory(schedule(graph, target), target, partial(run, target=target))
-    if check:
+    if config.check():
         plan.verify()
     return plan
 

@@ -136,6 +136,8 @@ class Plan:
     shared_bytes: int = 0
     unshared_bytes: int = 0
     """What the arenas would take if every value had bytes of its own."""
+    recomputed: Cost = field(default_factory=Cost)
+    """What is computed again to keep less (recompute.py); it is part of `cost`."""
 
     @property
     def cost(self) -> Cost:

@@ -75,7 +75,9 @@ class Uses:
         elif op.elementwise or isinstance(op, Fused):
             if self.wanted.intersection(node.results):
                 self.wanted.update(x for x in floats if x.shape == whole)
-        elif op.moves or op.carries or op.broadcasts or (op.view and len(node.inputs) == 1):
+        elif op.moves or op.carries or op.broadcasts or op.view:
+            if op.view:  # what it waits for besides, it does not read
+                floats = [x for x in node.inputs[:1] if x.dtype == float32]
             if self.carries(node):
                 self.others.add(node)
                 self.wanted.update(floats)
@@ -166,14 +168,21 @@ class Rewriting:
         if node in self.uses.products:
             return self.product(node, inputs)
         if node in self.uses.others:
-            read = self.as_stored if op.widens else self.half
-            made = op.node([read(x) for x in inputs], node.attrs)
+            if op.widens:
+                operands = [self.as_stored(x) for x in inputs]
+            elif op.view:
+                operands = [self.half(inputs[0]), *map(self.as_stored, inputs[1:])]
+            else:
+                operands = [self.half(x) for x in inputs]
+            made = op.node(operands, node.attrs)
             results = tuple(map(self.in_place_of, node.results, made.results))
             return results if node.several else results[0]
         if isinstance(op, Fused):
             return self.fused(node, inputs)
         if op.reduces and inputs[0] in self.stored:
             return self.reduction(node, inputs[0])
+        if op.view and len(inputs) > 1:
+            return node.with_inputs((inputs[0], *map(self.as_stored, inputs[1:])))
         return node.with_inputs(inputs)
 
     def product(self, node: Node, inputs: tuple[Node, ...]) -> Node:
