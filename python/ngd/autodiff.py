@@ -11,7 +11,7 @@ import numpy as np
 from .dtype import Shape, float32, is_float
 from .errors import Error, GradientError
 from .ir import Node, Op, constant_node, topological
-from .narrowing import wide
+from .narrowing import WIDE, wide
 from .ops.arithmetic import add
 from .ops.cast import cast
 from .ops.control import WALKS
@@ -114,7 +114,7 @@ def walk_back(
             dy = dy if any(part is not None for part in dy) else None
         if dy is None or not any(i in active for i in node.inputs):
             continue
-        with at_site(node.site), wide(node.wide):
+        with at_site(node.site), wide(node.wide or WIDE.get()):
             wanted = [operand in active for operand in node.inputs]
             for operand, part in zip(node.inputs, _input_adjoints(node, dy, wanted), strict=True):
                 if part is None or operand not in active:

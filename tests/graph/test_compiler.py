@@ -399,3 +399,15 @@ def test_fused_is_unfused_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
             apart = ngd.compile([x], [chain[-1]])
         assert str(apart).count("elementwise") == 10
         assert fused.tobytes() == apart(a)[0].tobytes()
+
+
+@pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
+def test_an_update_takes_the_old_value_of_a_variable_that_an_output_is_computed_with(
+    device: str,
+) -> None:
+    first, second = ngd.variable("v0", np.full(4, 1.0)), ngd.variable("v1", np.full(4, 2.0))
+    x = ngd.placeholder("x", (4,), np.float64)
+    step = ngd.compile([x], [x * 3], {first: x + 1, second: first}, device=device)
+    step(np.full(4, 10.0))
+    assert first.numpy().tolist() == [11.0] * 4
+    assert second.numpy().tolist() == [1.0] * 4

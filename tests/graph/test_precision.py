@@ -206,6 +206,111 @@ def test_a_function_has_a_precision() -> None:
         ngd.function(precision="int8")
 
 
+def weights(*names: str) -> list[Any]:
+    return [ngd.variable(name, (normal(32, 32) / 6)) for name in names]
+
+
+def agree(given_: list[Any], wanted: list[Any], arrays: list[Any], atol: float = 0.1) -> None:
+    """The CPU in two bytes gives what it gives in float32, nearly."""
+    exact = ngd.compile(given_, wanted, device="CPU")(*arrays)
+    found = ngd.compile(given_, wanted, device="CPU", precision="bfloat16")(*arrays)
+    for one, other in zip(found, exact, strict=True):
+        npt.assert_allclose(one, other, rtol=0, atol=atol * (np.abs(other).max() + 1e-3))
+
+
+def test_what_is_given_and_multiplied_is_stored_as_often_as_it_is_read() -> None:
+    x = ngd.placeholder("x", (64, 32), "float32")
+    a, b, c = weights("a", "b", "c")
+    h = ops.tanh(x @ a)
+    agree([x], [(h + ops.relu(ops.layer_norm(h, 32) @ b)) @ c, h], [normal(64, 32)])
+    agree([x], [(ops.exp(h) * ops.cumsum(h, 0)) @ c], [normal(64, 32)])
+
+
+@pytest.mark.parametrize(
+    "inside", [lambda h: ops.exp(h) * 2, lambda h: ops.layer_norm(h, 32), ops.tanh]
+)
+def test_what_a_block_makes_is_multiplied_outside(inside: Any) -> None:
+    x = ngd.placeholder("x", (64, 32), "float32")
+    a, b = weights("a", "b")
+    with ngd.precision("float32"):
+        made = inside(x @ a)
+    agree([x], [made @ b], [normal(64, 32)])
+
+
+def test_blocks_are_no_circles_of_kernels() -> None:
+    x = ngd.placeholder("x", (64, 32), "float32")
+    h = ops.tanh(x @ weights("a")[0])
+    with ngd.precision("float32"):
+        gate = ops.sigmoid(h)
+    y = h * gate + x
+    agree([x], [y, *ngd.grad(ops.sum(y), [x])], [normal(64, 32)])
+
+
+def test_a_product_of_a_block_stays_float32_behind_a_reshape() -> None:
+    x, (w,), batch = ngd.placeholder("x", (32, 32), "float32"), weights("w"), normal(32, 32)
+    with ngd.precision("float32"):
+        y = x @ w
+    z = ops.relu(ops.reshape(y, (8, 4, 32)))
+    (found,) = ngd.compile([x], [z], device="CPU", precision="bfloat16")(batch)
+    exact = np.maximum(batch.astype(float) @ w.numpy(), 0).reshape(8, 4, 32)
+    npt.assert_allclose(found, exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_gradient_made_in_a_block_stays_float32(device: str) -> None:
+    x, (w,), batch = ngd.placeholder("x", (32, 32), "float32"), weights("w"), normal(32, 32)
+    loss = ops.sum(ops.tanh(x) @ w * 0.5)
+    with ngd.precision("float32"):
+        (slope,) = ngd.grad(loss, [w])
+    (found,) = ngd.compile([x], [slope], device=device, precision="bfloat16")(batch)
+    npt.assert_allclose(found, 0.5 * np.tanh(batch).sum(0)[:, None] * np.ones(32), rtol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_weights_between_two_updates_of_a_step_are_float32(device: str) -> None:
+    w, x = ngd.variable("w", np.ones((16, 16), "f")), ngd.placeholder("x", (8, 16), "float32")
+    now: Any = w
+    for _ in range(2):
+        loss = ops.sum(x @ now)
+        (slope,) = ngd.grad(loss, [now])
+        now = now - 1e-5 * slope
+    step = ngd.compile([x], [loss], {w: now}, device=device, precision="bfloat16")
+    for _ in range(10):
+        step(np.ones((8, 16), "f"))
+    npt.assert_allclose(w.numpy(), 1 - 20 * 8e-5, rtol=1e-6)
+
+
+@needs_bfloat16
+def test_a_small_part_of_a_table_is_rounded_and_not_the_table() -> None:
+    table, ids = ngd.variable("t", normal(20_000, 32)), ngd.placeholder("i", (8,), "int64")
+    (w,) = weights("w")
+    wanted = [ops.gather(table, ids) @ w, table[:64] @ w]
+    step = ngd.compile([ids], wanted, device="CPU", precision="bfloat16")
+    assert step.memory()["private"] < 100_000
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(
+    ("data", "kernel", "stride", "padding"),
+    [
+        ((2, 8, 4, 22), (8, 8, 1, 1), 2, 0),  # oneDNN loses what lies between strides
+        ((8, 16, 2, 1), (16, 16, 3, 3), 2, 1),  # a place of the kernels meets padding alone
+        ((2, 4, 8, 1, 3), (4, 4, 3, 3, 3), 2, 1),
+        ((3, 3, 15, 6), (1, 3, 1, 1), 3, 0),
+    ],
+)
+def test_convolutions_that_are_wrong_in_the_vendors_two_bytes(
+    data: tuple[int, ...], kernel: tuple[int, ...], stride: int, padding: int
+) -> None:
+    x, w = ngd.placeholder("x", data, "float32"), ngd.placeholder("w", kernel, "float32")
+    y = ops.conv(x, w, stride=stride, padding=padding)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing else is multiplied here
+        agree(
+            [x, w], [y, *ngd.grad(ops.sum(y * y), [x, w])], [normal(*data), normal(*kernel)], 0.05
+        )
+
+
 def test_other_precisions_are_refused() -> None:
     x = ngd.placeholder("x", (2,), "float32")
     for wrong, said in (("float64", "float64"), ("int8", "int8"), ("half-ish", "half-ish")):
@@ -226,7 +331,7 @@ def test_what_the_cpu_cannot_multiply_stays_float32_and_says_so() -> None:
     if fast("float16"):
         pytest.skip("this CPU's kernels multiply float16")
     x, w = ngd.placeholder("x", (4, 8), "float32"), ngd.variable("w", normal(8, 8))
-    with pytest.warns(UserWarning, match=r"precision: this device multiplies no f16"):
+    with pytest.warns(UserWarning, match=r"precision: the device multiplies no f16 as"):
         step = ngd.compile([x], [x @ w], device="CPU", precision="float16")
     (found,) = step(batch := normal(4, 8))
     npt.assert_allclose(found, batch @ w.numpy(), rtol=1e-5, atol=1e-5)

@@ -13,12 +13,11 @@ The ops of a kernel have one shape. Each op is looked at once, after all that re
   leave one kernel. Both must have one *place*.
 - Else it begins a kernel of its own.
 
-The place of an op is four things. Its *depth*: how many ops that are not elementwise stand on the
+The place of an op is three things. Its *depth*: how many ops that are not elementwise stand on the
 longest way to it. Its *need*: who waits for it, of all that it reaches through elementwise ops
 alone; by the first collective that such a reader leads to, then by that reader's depth, the least
-counts. Its shape. And whether it stays float32 (ngd.precision). So a merge makes nothing wait that
-did not wait before: all results of a kernel can be had at one depth, and are wanted at one depth
-and before one collective.
+counts. And its shape. So a merge makes nothing wait that did not wait before: all results of a
+kernel can be had at one depth, and are wanted at one depth and before one collective.
 
 Nor does it make a circle. Along every edge neither depth nor need become less, and shapes only grow
 (by broadcasting); an op that is not elementwise adds to the depth. So a way from one op of a place
@@ -58,18 +57,23 @@ class Place(NamedTuple):
     depth: int
     need: Need
     shape: Shape
-    wide: bool
 
 
 class FusedElementwise(Op):
-    """Elementwise ops as one kernel; attrs: program, results, input_strides."""
+    """Elementwise ops as one kernel; attrs: program, results, input_strides.
+
+    `wide` says of the results which of them stay float32 (ngd.precision).
+    """
 
     name = "elementwise"
 
     def __init__(
-        self, types: Type | tuple[Type, ...], members: tuple[tuple[str, str], ...]
+        self,
+        types: Type | tuple[Type, ...],
+        members: tuple[tuple[str, str], ...],
+        wide: tuple[bool, ...] = (),
     ) -> None:
-        self.types, self.members = types, members
+        self.types, self.members, self.wide = types, members, wide
 
     def infer(self, *inputs: Type, **attrs: object) -> Type | tuple[Type, ...]:
         """The types of the instructions that make results."""
@@ -199,7 +203,7 @@ class Grouping:
         sources, readers = external(node), self.readers.get(node, {})
         kernel = self.sole_reader(node, sources, readers)
         if kernel is None:
-            place = Place(self.depths[node], self.needs[node], node.shape, node.wide)
+            place = Place(self.depths[node], self.needs[node], node.shape)
             kernel = self.mergeable(node, place, sources, readers)
             if kernel is None:
                 kernel = Kernel(self.begun, place)
@@ -218,8 +222,7 @@ class Grouping:
         """The kernel that absorbs this op."""
         if len(readers) == 1 and node not in self.stored:
             (kernel,) = readers
-            alike = kernel.place.shape == node.shape and kernel.place.wide == node.wide
-            if alike and kernel.has_room(node, sources):
+            if kernel.place.shape == node.shape and kernel.has_room(node, sources):
                 return kernel
         return None
 
@@ -345,7 +348,9 @@ def emit(kernel: Kernel, new: dict[Node, Node]) -> Node:
     }
     types = tuple(node.type for node in reversed(kernel.results))
     members = tuple([(node.op.name, node.site) for node in reversed(kernel.members)])
-    return FusedElementwise(types if len(types) > 1 else types[0], members).node(inputs, attrs)
+    wide = tuple(node.wide for node in reversed(kernel.results))
+    op = FusedElementwise(types if len(types) > 1 else types[0], members, wide)
+    return op.node(inputs, attrs)
 
 
 def broadcast_chain(node: Node) -> tuple[Shape, ...]:

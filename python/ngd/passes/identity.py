@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
+from ..dtype import float32
 from ..ir import CONSTANT, Body, Graph, Node
 from .collectives import in_order
 
@@ -42,6 +43,8 @@ def number_of(graph: Graph, digests: dict[int, bytes]) -> int:
         for other in node.results[1:]:
             digests[other.id] = combined([whole, str(other.number).encode()])
     sent = [digests[node.id] for node in in_order(graph)]
+    if graph.precision != float32:
+        sent.append(graph.precision.name.encode())
     if graph.updates:
         made = [name_of(v) + digests[value.id] for v, value in graph.updates]
     else:

@@ -304,7 +304,8 @@ class Planner:
     def run(self) -> None:
         """Emit everything in order; old values that are still wanted are copied before `direct`."""
         order, direct = self.schedule.order, self.schedule.direct
-        head = next((i for i, n in enumerate(order) if n in direct), len(order))
+        writes = (i for i, n in enumerate(order) if any(r in direct for r in n.results))
+        head = next(writes, len(order))
         for node in order[:head]:
             self.emit(node)
         kept = self.keep_old_values()

@@ -33,7 +33,7 @@ def same_type(match: Match) -> bool:
     read = match.get("view", match["heavy"])
     if "view" in match and len(read.inputs) > 1:  # it waits for others, too
         return False
-    whole = read.type.count == match["heavy"].type.count and behind.wide == read.wide
+    whole = read.type.count == match["heavy"].type.count and behind.wide == match["heavy"].wide
     return whole and behind.type == read.type and behind.dtype in (float32, float64)
 
 

@@ -6,10 +6,12 @@ kernels, reductions and statistics widen what they read, and round what they sto
 their updates, what a step gives, and what collectives send stay float32, and so does all that has
 no kernel for two bytes.
 
-A value is *wanted* where a product multiplies it, or where a kernel that makes a wanted value of it
-reads it in full. It is needed *wide* where something reads it that cannot widen it. A kernel of
-elementwise ops gives either or both; a product gives the one or the other, and rounds nothing that
-is needed wide. From there a reader casts: the casts are part of the kernels.
+A value is *exact* if a variable's next value or a collective's operand is made of it, by
+elementwise ops and moves: it is never rounded. Another one is *wanted* where a product multiplies
+it, or where a kernel that makes a wanted value of it reads it in full. It is needed *wide* where
+something reads it that cannot widen it. A kernel of elementwise ops gives either or both; a product
+gives the one or the other, and rounds nothing that is needed wide. From there a reader casts: the
+casts are part of the kernels.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..dtype import SHORT_NAMES, DType, Shape, Type, float32
 from ..ir import Graph, Leaf, Node, offset_of
 from ..ops.cast import cast
 from .elementwise import FusedElementwise, dense_strides, fuse_elementwise
 from .reductions import FusedReduction
+from .schedule import source_of
 from .target import Target
 
 Fused: TypeAlias = FusedElementwise | FusedReduction
@@ -33,7 +36,7 @@ def lower_precision(graph: Graph, target: Target) -> Graph:
     """Store in two bytes what may be, if the graph asks for it; casts become kernels."""
     if graph.precision == float32:
         return graph
-    return fuse_elementwise(in_two_bytes(graph, target), target)
+    return without_unread(fuse_elementwise(in_two_bytes(graph, target), target))
 
 
 def in_two_bytes(graph: Graph, target: Target | None) -> Graph:
@@ -42,7 +45,8 @@ def in_two_bytes(graph: Graph, target: Target | None) -> Graph:
     if uses.refused and not uses.products:
         name = SHORT_NAMES[graph.precision]
         warnings.warn(
-            f"compile: precision: this device multiplies no {name}; all stays float32",
+            f"compile: precision: the device multiplies no {name} as this step does, which stays "
+            "float32",
             stacklevel=2,
         )
     return graph.rewrite(Rewriting(uses).change)
@@ -54,7 +58,8 @@ class Uses:
     def __init__(self, graph: Graph, target: Target | None) -> None:
         self.dtype, self.target = graph.precision, target
         self.wanted: set[Node] = set()
-        self.wide: set[Node] = set(graph.roots)
+        self.exact: set[Node] = {value for _, value in graph.updates}
+        self.wide: set[Node] = {*graph.roots}
         self.products: dict[Node, DType] = {}
         """What they are stored as."""
         self.others: set[Node] = set()
@@ -68,14 +73,18 @@ class Uses:
         """Note what a node wants of its operands; its readers have been looked at."""
         op, floats = node.op, [x for x in node.inputs if x.dtype == float32]
         whole = shape_of(node)
-        if node.wide:
-            self.wide.update(node.results)
+        self.wide.update(r for r, stays in zip(node.results, stay_wide(node), strict=True) if stays)
+        moves = op.moves or op.carries or op.broadcasts or op.view
+        exact = bool(self.exact.intersection(node.results))
+        if op.collective or (exact and (moves or op.elementwise or isinstance(op, Fused))):
+            self.exact.update(floats)
+            self.wide.update(floats)
         if op.accumulates and node.dtype == float32:
             self.look_at_product(node)
         elif op.elementwise or isinstance(op, Fused):
             if self.wanted.intersection(node.results):
                 self.wanted.update(x for x in floats if x.shape == whole)
-        elif op.moves or op.carries or op.broadcasts or op.view:
+        elif moves:
             if op.view:  # what it waits for besides, it does not read
                 floats = [x for x in node.inputs[:1] if x.dtype == float32]
             if self.carries(node):
@@ -104,7 +113,7 @@ class Uses:
                     self.wanted.update(added)
                 self.wide.update(x for x in node.inputs[2:] if x.type != node.type)
                 return
-        self.refused += 1
+        self.refused += node.type.count > 0
         self.wide.update(node.inputs)
 
     def carries(self, node: Node) -> bool:
@@ -112,6 +121,9 @@ class Uses:
         floats = [r for r in node.results if r.dtype == float32]
         if not self.wanted.intersection(floats) or self.wide.intersection(floats):
             return False
+        source = source_of(node.inputs[0])
+        if isinstance(source.op, Leaf) and source.type.count > node.type.count:
+            return False  # to round all would take longer than to round what is taken of it
         if node.op.broadcasts or offset_of(node) is not None:
             return True
         halved = [self.halved(r.type) for r in node.results]
@@ -224,6 +236,53 @@ class Rewriting:
         op, target = FusedReduction((node.type,), node.op.made_of(node)), self.uses.target
         made = op.node((self.stored[x],), attrs)
         return made if target and accepted(made, target) else node.with_inputs((x,))
+
+
+def stay_wide(node: Node) -> tuple[bool, ...]:
+    """Which of the results of an op stay float32, because the user says so."""
+    if isinstance(node.op, Fused):
+        return (*node.op.wide, *(False for _ in range(len(node.results) - len(node.op.wide))))
+    return (node.wide,) * len(node.results)
+
+
+def without_unread(graph: Graph) -> Graph:
+    """The graph whose kernels store nothing that nobody reads: of what is stored twice, perhaps."""
+    read = {operand for node in graph.nodes for operand in node.inputs} | {*graph.roots}
+
+    def change(node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
+        stored = node.results[: len(node.attrs.get("results", ()))]
+        if not isinstance(node.op, Fused) or read.issuperset(stored):
+            return node.with_inputs(inputs)
+        kept = [r for r in node.results if r in read]
+        attrs = {**node.attrs, **pruned(node, [r.number for r in stored if r in read])}
+        types, members = tuple(r.type for r in kept), node.op.made_of(node)
+        op: Fused
+        if isinstance(node.op, FusedReduction):
+            op = FusedReduction(types, members)
+        else:
+            op = FusedElementwise(types if len(types) > 1 else types[0], members)
+        made = iter(op.node(inputs, attrs).results)
+        return tuple(next(made) if r in read else r for r in node.results)
+
+    return graph.rewrite(change)
+
+
+def pruned(node: Node, kept: Sequence[int]) -> dict[str, Any]:
+    """The attributes of a kernel that stores these of its results, without idle instructions."""
+    lines: list[str] = node.attrs["program"].split(";")
+    reduced: tuple[int, ...] = node.attrs.get("reduced", ())
+    results = [node.attrs["results"][number] for number in kept]
+    used = {*results, *reduced}
+    for number in range(len(lines) - 1, -1, -1):
+        if number in used:
+            used.update(int(word[1:]) for word in lines[number].split(" ")[1:] if word[0] == "t")
+    places = {old: place for place, old in enumerate(sorted(used))}
+    names = {f"t{old}": f"t{place}" for old, place in places.items()}
+    attrs: dict[str, Any] = {
+        "program": ";".join(moved(lines[old], names, 0) for old in places),
+        "results": tuple(places[t] for t in results),
+    }
+    return attrs | ({"reduced": tuple(places[t] for t in reduced)} if reduced else {})
 
 
 def shape_of(node: Node) -> Shape:

@@ -9,10 +9,12 @@ the copies wait for an op shortly before the first of them (ops.custom.after). T
 
 The planner says what is needed, so this goes in rounds: a plan, and if it is too large, copies for
 as many bytes as it has too many; the place of the maximum may be another one in the next round.
+Where that leads nowhere, rounds follow that copy all that they can.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -41,24 +43,25 @@ def within(graph: Graph, target: Target, limit: int, plan_of: Callable[[Graph], 
     CompileError
         It says how many bytes the smallest plan that was found takes.
     """
-    least: Plan | None = None
     before = cost_of_graph(graph)
-    for _ in range(ROUNDS):
-        plan = plan_of(graph)
-        if least is None or bytes_of(plan) < bytes_of(least):
-            least = plan
-        excess = bytes_of(plan) - limit
-        if excess <= 0:
-            plan.recomputed = difference(cost_of_graph(graph), before)
-            return plan
-        smaller = Waiting(graph, target).copied(excess)
-        if smaller is graph:
-            break
-        graph = smaller
-    assert least is not None
+    least = math.inf
+    for all_at_once in (False, True):
+        now = graph
+        for _ in range(ROUNDS):
+            plan = plan_of(now)
+            excess = bytes_of(plan) - limit
+            if excess <= 0:
+                plan.recomputed = difference(cost_of_graph(now), before)
+                return plan
+            if all_at_once:  # the same for any limit, so that what the error says can be kept
+                least = min(least, bytes_of(plan))
+            smaller = Waiting(now, target).copied(math.inf if all_at_once else excess)
+            if smaller is now:
+                break
+            now = smaller
     raise CompileError(
-        f"compile: memory_limit: expected at least {bytes_of(least)} bytes, which this step takes "
-        f"when it computes again what is cheap; got {limit}"
+        f"compile: memory_limit: expected at least {least} bytes, which this step takes when it "
+        f"computes again what is cheap; got {limit}"
     )
 
 
@@ -124,7 +127,7 @@ class Waiting:
         """Whether a value is there at the peak, and is read later."""
         return value in self.place and self.place[value] <= self.peak < self.last[value]
 
-    def copied(self, wanted: int) -> Graph:
+    def copied(self, wanted: float) -> Graph:
         """The graph that keeps so many bytes less at the peak; itself: there is nothing to copy."""
         copies: dict[Node, Copy] = {}
         kept: set[Node] = set()

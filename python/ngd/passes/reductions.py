@@ -131,8 +131,13 @@ class FusedReduction(Op):
 
     name = "elementwise_reduce"
 
-    def __init__(self, types: tuple[Type, ...], members: tuple[tuple[str, str], ...]) -> None:
-        self.types, self.members = types, members
+    def __init__(
+        self,
+        types: tuple[Type, ...],
+        members: tuple[tuple[str, str], ...],
+        wide: tuple[bool, ...] = (),
+    ) -> None:
+        self.types, self.members, self.wide = types, members, wide
 
     def infer(self, *inputs: Type, **attrs: object) -> Type | tuple[Type, ...]:
         """The types of the results that are stored, then of the reductions."""
@@ -169,6 +174,13 @@ class Joined(NamedTuple):
         return sum((node.op.made_of(node) for node in self.members), ())
 
     @property
+    def wide(self) -> tuple[bool, ...]:
+        """Which results stay float32; see FusedElementwise."""
+        op = self.kernel.op
+        assert isinstance(op, FusedElementwise)
+        return tuple(bool(op.wide) and op.wide[result.number] for result in self.stored)
+
+    @property
     def types(self) -> tuple[Type, ...]:
         """Of what the kernel gives then."""
         return tuple(node.type for node in (*self.stored, *self.reductions))
@@ -190,7 +202,7 @@ def fuse_reductions(graph: Graph, target: Target) -> Graph:
         if whole is None:
             return node.with_inputs(inputs)
         if node is whole.kernel:
-            made = FusedReduction(whole.types, whole.made_of).node(inputs, whole.attrs)
+            made = FusedReduction(whole.types, whole.made_of, whole.wide).node(inputs, whole.attrs)
             new.update(zip((*whole.stored, *whole.reductions), made.results, strict=True))
             results = tuple(new.get(result, result) for result in node.results)
             return results if node.several else results[0]
