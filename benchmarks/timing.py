@@ -54,8 +54,8 @@ def read_case() -> argparse.Namespace:
     case = parser.parse_args()
     rank = int(os.environ.get("RANK", "0"))
     mine = case.threads * case.ranks
-    cores = sorted(os.sched_getaffinity(0))[rank * mine : (rank + 1) * mine]
-    os.sched_setaffinity(0, cores)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[(rank * mine + i) % len(cores)] for i in range(mine)})
     case.batch *= case.ranks
     case.sizes = [FEATURES, *case.hidden, CLASSES]
     return case

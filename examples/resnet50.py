@@ -157,7 +157,8 @@ class Training:
         updates = self.optimizer.update(loss, self.model.parameters(), weight=weight)
         mean = ops.all_reduce(loss, op="mean", weight=weight)
         updates = [updates, state.updates]
-        self.step = ngd.compile([images, labels], [mean], updates, device=args.device)
+        how = {"device": args.device, "precision": args.precision}
+        self.step = ngd.compile([images, labels], [mean], updates, **how)
         self.judge = functools.cache(self.compile_judge)
         self.state = [self.model.variables(), self.optimizer.state]
         if args.resume:
@@ -261,6 +262,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--workers", type=int, default=0, help="processes a rank that load images")
     add("--seed", type=int, default=0)
     add("--dtype", choices=["float32", "float64"], default="float32")
+    add("--precision", choices=["float32", "bfloat16"], default="float32", help="of training")
     add("--device", choices=["CPU", "INTERPRETER"], default="CPU")
     add("--weights", type=Path, metavar="FILE", help="torchvision's weights (safetensors)")
     add("--save", type=Path, metavar="DIR", help="where checkpoints go")

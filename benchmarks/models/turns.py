@@ -21,11 +21,13 @@ sys.path.insert(0, str(HERE.parent))
 from timing import cpu_name, last_line  # noqa: E402
 
 
-def parser_of(description: str | None, batch: int, steps: int) -> argparse.ArgumentParser:
-    """The arguments that all comparisons have."""
+def parser_of(
+    description: str | None, batch: int, steps: int, ranks: Sequence[int] = ()
+) -> argparse.ArgumentParser:
+    """The arguments that all comparisons have; of `ranks`, several may be given."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--batch", type=int, default=batch, help="samples a rank and step")
-    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=ranks or 1, nargs="+" if ranks else None)
     parser.add_argument("--threads", type=int, default=1, help="cores a rank")
     parser.add_argument("--steps", type=int, default=steps, help="steps a sample; 5 samples a turn")
     parser.add_argument("--turns", type=int, default=5)

@@ -19,6 +19,7 @@ import ngd
 
 EXAMPLE = "gpt.py"
 both = pytest.mark.parametrize("example", ["gpt.py", "lstm.py"])
+PRECISIONS = ("float32", "bfloat16")
 TEXT = "A rank that has left is named. The others are told, and nothing hangs. " * 60
 
 
@@ -41,6 +42,12 @@ def test_two_ranks_learn_what_one_learns(example: str, text: Path) -> None:
     assert one["bits_a_token"] < 7.8  # 8 before the first step
     np.testing.assert_allclose(two["loss"], one["loss"], rtol=1e-3)
     np.testing.assert_allclose(two["bits_a_token"], one["bits_a_token"], rtol=1e-3)
+
+
+def test_bfloat16_learns_what_float32_learns(text: Path) -> None:
+    exact, found = (train("gpt.py", 1, "--data", text, "--precision", p) for p in PRECISIONS)
+    np.testing.assert_allclose(found["loss"], exact["loss"], rtol=0.01)
+    np.testing.assert_allclose(found["bits_a_token"], exact["bits_a_token"], rtol=0.01)
 
 
 class KilledError(Exception):

@@ -43,6 +43,11 @@ def test_it_runs_and_reports(preset: str) -> None:
     assert report["images_per_s"] > 0
 
 
+def test_bfloat16_learns_what_float32_learns() -> None:
+    exact, found = (train(1, "--precision", p)["loss"] for p in ("float32", "bfloat16"))
+    assert found == pytest.approx(exact, rel=0.1)
+
+
 @needs_ranks
 @pytest.mark.parametrize(
     ("ranks", "dtype", "tolerance"), [(2, "float64", 1e-9), (3, "float32", 1e-3)]
