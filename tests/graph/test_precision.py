@@ -18,7 +18,7 @@ from layers import block
 
 import ngd
 from ngd import nn, ops, optim
-from ngd.errors import DTypeError
+from ngd.errors import CompileError, DTypeError
 
 DEVICES = ("CPU", "INTERPRETER")
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -278,6 +278,24 @@ def test_weights_between_two_updates_of_a_step_are_float32(device: str) -> None:
     for _ in range(10):
         step(np.ones((8, 16), "f"))
     npt.assert_allclose(w.numpy(), 1 - 20 * 8e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("largest", [ops.max, ops.min])
+@pytest.mark.parametrize("limited", [False, True])
+def test_the_largest_is_found_again_by_its_gradient(largest: Any, limited: bool) -> None:
+    u, w = weights("u", "w")
+    x, batch = ngd.placeholder("x", (64, 32), "float32"), normal(64, 32)
+    h = ops.tanh(x @ u) * 1.1
+    y = (h @ w) * 0.001 + largest(h, 1, keepdims=True)
+    slopes = ngd.grad(ops.mean(y * y), [u])
+    (exact,) = ngd.compile([x], slopes, device="CPU")(batch)
+    step = ngd.compile([x], slopes, device="CPU", precision="bfloat16")
+    if limited:
+        with contextlib.suppress(CompileError):
+            limit = int(0.9 * step.memory()["private"])
+            step = ngd.compile([x], slopes, device="CPU", precision="bfloat16", memory_limit=limit)
+    # Of two that are nearly equal, rounding may make the other one the largest.
+    assert np.linalg.norm(step(batch)[0] - exact) < 0.5 * np.linalg.norm(exact)
 
 
 @needs_bfloat16

@@ -70,6 +70,50 @@ def test_a_limit_that_cannot_hold_says_what_can() -> None:
     assert taken(step) <= least
 
 
+def test_products_and_collectives_are_made_once() -> None:
+    x = ngd.placeholder("x", (48, 32), "float32")
+    weights = [ngd.variable(f"w{n}", np.eye(32, dtype="f") * 0.9) for n in range(8)]
+    y: Any = x
+    for w in weights:
+        y = ops.relu(ops.layer_norm(ops.gelu(ngd.remat(lambda y, w=w: ops.tanh(y @ w))(y)), 32)) + y
+        y = ops.transpose(ops.relu(ops.transpose(y) * 2 + 1))
+    wanted = [ops.mean(y * y), *ngd.grad(ops.mean(y * y), weights)]
+    plain = ngd.compile([x], wanted, device="CPU")
+    with pytest.raises(CompileError) as e:
+        ngd.compile([x], wanted, device="CPU", memory_limit=1)
+    least = int(re.findall(r"least (\d+)", str(e.value))[0])
+    step = ngd.compile([x], wanted, device="CPU", memory_limit=least)
+    assert str(step).count("= matmul(") == str(plain).count("= matmul(")
+    assert taken(step) < 0.8 * taken(plain)
+
+
+def test_results_are_not_counted_as_what_waits() -> None:
+    given_, wanted = network(12, rows=32, width=256)
+    whole = taken(ngd.compile(given_, wanted, device="CPU"))
+    step = ngd.compile(given_, wanted, device="CPU", memory_limit=whole // 2)
+    assert taken(step) <= whole // 2
+
+
+def test_a_block_of_float32_is_kept_in_copies() -> None:
+    weights = [
+        ngd.variable(f"w{n}", (random.standard_normal((64, 64)) / 8).astype("f")) for n in range(6)
+    ]
+    x = y = ngd.placeholder("x", (256, 64), "float32")
+    for w in weights:
+        h = y @ w
+        with ngd.precision("float32"):
+            p = (ops.layer_norm(h, 64) + 100) @ ngd.constant(np.eye(64, dtype="f"))
+            s = (p - 100) * 2
+            t = ops.tanh(s)
+        y = ops.relu(t) * ops.tanh(s) + p * p * 1e-6
+    slopes, batch = ngd.grad(ops.mean(y * y), weights), random.standard_normal((256, 64))
+    plain = ngd.compile([x], slopes, device="CPU", precision="bfloat16")
+    how: dict[str, Any] = {"device": "CPU", "precision": "bfloat16"}
+    step = ngd.compile([x], slopes, **how, memory_limit=int(0.9 * taken(plain)))
+    for found, exact in zip(step(batch.astype("f")), plain(batch.astype("f")), strict=True):
+        npt.assert_allclose(found, exact, rtol=0, atol=0.01 * np.abs(exact).max())
+
+
 def test_a_limit_is_a_whole_number() -> None:
     x = ngd.placeholder("x", (2,))
     with pytest.raises(

@@ -19,10 +19,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 from ..dtype import SHORT_NAMES, DType, Shape, Type, float32
-from ..ir import Graph, Leaf, Node, offset_of
+from ..ir import REGISTRY, Graph, Leaf, Node, offset_of
 from ..ops.cast import cast
 from .elementwise import FusedElementwise, dense_strides, fuse_elementwise
 from .reductions import FusedReduction
@@ -74,6 +75,7 @@ class Uses:
         op, floats = node.op, [x for x in node.inputs if x.dtype == float32]
         whole = shape_of(node)
         self.wide.update(r for r, stays in zip(node.results, stay_wide(node), strict=True) if stays)
+        self.wide.update(ordered(node))
         moves = op.moves or op.carries or op.broadcasts or op.view
         exact = bool(self.exact.intersection(node.results))
         if op.collective or (exact and (moves or op.elementwise or isinstance(op, Fused))):
@@ -243,6 +245,32 @@ def stay_wide(node: Node) -> tuple[bool, ...]:
     if isinstance(node.op, Fused):
         return (*node.op.wide, *(False for _ in range(len(node.results) - len(node.op.wide))))
     return (node.wide,) * len(node.results)
+
+
+@cache
+def chooses() -> frozenset[str]:
+    """What a reduction is called that may give one of its elements, as a maximum.
+
+    Gradients compare the elements with it, so both are of the same bits.
+    """
+    return frozenset(op.reduces for op in REGISTRY.values() if op.reduces and not op.linear)
+
+
+def ordered(node: Node) -> list[Node]:
+    """The operands and results of an op among which it chooses one."""
+    if node.op.reduces in chooses():
+        return list(node.inputs)
+    if not isinstance(node.op, FusedReduction):
+        return []
+    lines: list[str] = node.attrs["program"].split(";")
+    found: list[Node] = []
+    for t, kind in zip(node.attrs["reduced"], node.attrs["reductions"], strict=True):
+        if kind in chooses():
+            stored = zip(node.results, node.attrs["results"], strict=False)
+            found += [result for result, made in stored if made == t]
+            words = lines[t].split(" ")[1:]
+            found += [node.inputs[int(word[1:])] for word in words if word[0] == "i"]
+    return found
 
 
 def without_unread(graph: Graph) -> Graph:

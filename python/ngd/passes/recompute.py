@@ -19,12 +19,15 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from ..cost import Cost
+from ..dtype import float32
 from ..errors import CompileError
 from ..ir import Graph, Leaf, Node
+from ..narrowing import wide
 from ..ops.custom import after
 from ..sites import at_site
 from .costs import cost_of_graph
 from .plan_memory import Plan
+from .precision import chooses
 from .schedule import is_view, schedule, source_of
 from .target import Target
 
@@ -46,7 +49,7 @@ def within(graph: Graph, target: Target, limit: int, plan_of: Callable[[Graph], 
     before = cost_of_graph(graph)
     least = math.inf
     for all_at_once in (False, True):
-        now = graph
+        now, before_this = graph, math.inf
         for _ in range(ROUNDS):
             plan = plan_of(now)
             excess = bytes_of(plan) - limit
@@ -55,6 +58,9 @@ def within(graph: Graph, target: Target, limit: int, plan_of: Callable[[Graph], 
                 return plan
             if all_at_once:  # the same for any limit, so that what the error says can be kept
                 least = min(least, bytes_of(plan))
+            if bytes_of(plan) >= before_this:
+                break
+            before_this = bytes_of(plan)
             smaller = Waiting(now, target).copied(math.inf if all_at_once else excess)
             if smaller is now:
                 break
@@ -91,6 +97,10 @@ class Waiting:
         self.order = schedule(graph, target).order
         self.place = {r: i for i, node in enumerate(self.order) for r in node.results}
         self.last = self.last_reads()
+        rounds = graph.precision != float32
+        ordered = (n for n in self.order if rounds and n.op.reduces in chooses())
+        self.compared = {source_of(node.inputs[0]) for node in ordered}
+        """What is compared with its own maximum: a copy may be rounded otherwise."""
         self.peak = self.place_of_the_peak()
 
     def last_reads(self) -> dict[Node, int]:
@@ -112,8 +122,9 @@ class Waiting:
     def place_of_the_peak(self) -> int:
         """The instruction behind which most bytes wait."""
         change = [0] * (len(self.order) + 2)
+        given = {*self.graph.roots}  # they lie elsewhere
         for value, place in self.place.items():
-            if not is_view(value) and self.last[value] > place:
+            if not is_view(value) and value not in given and self.last[value] > place:
                 change[place] += value.type.bytes
                 change[self.last[value]] -= value.type.bytes
         most = at = now = 0
@@ -136,6 +147,8 @@ class Waiting:
                 break
             if is_view(node) or not is_cheap(node) or not self.waits(node) or node in kept:
                 continue
+            if node in self.compared:
+                continue
             made = self.copy_of(node, copies)
             if made is not None:
                 copies[node] = made
@@ -155,7 +168,7 @@ class Waiting:
                 return None
             for operand in node.inputs:
                 source = source_of(operand)
-                if isinstance(source.op, Leaf):
+                if isinstance(source.op, Leaf) or operand in ops:
                     continue
                 small = source.type.bytes * SMALL <= value.type.bytes
                 if source not in copies and (small or self.waits(source)):
@@ -176,8 +189,10 @@ class Waiting:
                 if old in copies:
                     again[old] = self.made_again(copies[old], reader, new)
                 else:
-                    whole = copied(old.inputs[0], reader)
-                    again[old] = Node(old.op, (whole, *old.inputs[1:]), old.attrs, old.type)
+                    others = [new.get(i, i) for i in old.inputs[1:]]
+                    with at_site(old.site), wide(old.wide):
+                        inputs = (copied(old.inputs[0], reader), *others)
+                        again[old] = Node(old.op, inputs, old.attrs, old.type)
             return again[old]
 
         def change(node: Node, inputs: tuple[Node, ...]) -> Node:
@@ -206,10 +221,11 @@ class Waiting:
             if x in made:
                 return made[x]
             now = new.get(x, x)
-            return now if isinstance(x.op, Leaf) or not gates else after(now, *gates)
+            with wide(x.wide):
+                return now if isinstance(x.op, Leaf) or not gates else after(now, *gates)
 
         for node in copy.ops:
-            with at_site(node.site):
+            with at_site(node.site), wide(node.wide):
                 inputs = tuple(operand(x) for x in node.inputs)
                 made[node] = Node(node.op, inputs, node.attrs, node.type)
         return made[copy.value]
