@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from . import _core, config, distributed, passes
 from .collectives import Group
@@ -30,6 +30,9 @@ from .trees import LEAF, Structure, flatten
 from .variable import Variable
 
 WORLD.join = distributed.init
+
+SHARDS: Final = ("none", "host")
+"""What `shard` may say."""
 
 
 def lower(graph: Graph, group: Ranks, limit: int | None, target: Target) -> Lowered:
@@ -98,6 +101,7 @@ def compile(
     group: Group | None = None,
     precision: Any = float32,
     memory_limit: int | None = None,
+    shard: str = "none",
 ) -> Executable:  # long because each argument is described
     """Compile a step.
 
@@ -126,6 +130,10 @@ def compile(
         So many bytes at most for what a call computes, beside variables, arguments and results:
         `memory()["private"] + memory()["shared"]`. Cheap values are computed again rather than
         kept; `memory()["recomputed"]` says how many bytes more that reads and writes. CPU and NULL.
+    shard
+        "host": the ranks of a host keep one copy of each variable that the step updates, and each
+        rank updates a slice of it (docs/sharding.md). All ranks compile the step then. Variables
+        that follow no proof that all ranks compute the same, and small ones, stay as they are.
 
     Returns
     -------
@@ -147,11 +155,11 @@ def compile(
     if isinstance(group, Group):
         expect_member("compile", group)
     values = tuple(placeholders), tuple(nodes), sorted_updates(updates)
-    graph = Graph(*values, as_precision("compile", precision))
+    graph = Graph(*values, as_precision("compile", precision), as_shard("compile", shard))
     check_signature(graph, given, results)
     group = group_of(graph, group)
     limit = None if memory_limit is None else whole(memory_limit, "compile", "memory_limit", 64)
-    key = (signature(graph), name, group, graph.precision, limit)
+    key = (signature(graph), name, group, graph.precision, limit, graph.shard)
     executable: Executable | None = _cache.get(key)
     if executable is None:
         executable = _cache[key] = build(name, graph, group, limit)
@@ -170,11 +178,19 @@ def as_precision(where: str, precision: Any) -> DType:
     return dtype
 
 
+def as_shard(where: str, shard: str) -> str:
+    """Which variables this public call shares."""
+    if shard not in SHARDS:
+        raise ValueError(f"{where}: shard: expected {' or '.join(map(repr, SHARDS))}; got {shard!r}")
+    return shard
+
+
 def group_of(graph: Graph, group: Group | None) -> Group:
     """What its collectives run over; they are checked."""
     expect_agreement(graph)
     if group is None:
-        group = distributed.init() if talks(graph) else distributed.alone()
+        together = talks(graph) or graph.shard != "none"
+        group = distributed.init() if together else distributed.alone()
     return group
 
 

@@ -16,7 +16,7 @@ import itertools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
@@ -641,6 +641,7 @@ class Graph:
     outputs: tuple[Node, ...]
     updates: tuple[tuple[Node, Node], ...] = ()
     precision: DType = float32  # as which the step may store others (passes/precision.py)
+    shard: str = "none"  # "host": one copy of the variables a host (passes/slices.py)
 
     @property
     def roots(self) -> tuple[Node, ...]:
@@ -655,7 +656,8 @@ class Graph:
     @cached_property
     def variables(self) -> list[Node]:
         """The variables that are read or written, by name."""
-        found = {n for n in self.nodes if n.op is VARIABLE} | {v for v, _ in self.updates}
+        written = topological(v for v, _ in self.updates)  # of some, a part alone
+        found = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
         return sorted(found, key=lambda n: str(n.attrs["name"]))
 
     def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
@@ -682,12 +684,9 @@ class Graph:
                     new[node] = changed  # type: ignore[assignment]
         if not new:
             return self
-        return Graph(
-            tuple(new.get(n, n) for n in self.inputs),
-            tuple(new.get(n, n) for n in self.outputs),
-            tuple((v, new.get(value, value)) for v, value in self.updates),
-            self.precision,
-        )
+        inputs, outputs = ([new.get(n, n) for n in of] for of in (self.inputs, self.outputs))
+        updates = tuple((v, new.get(value, value)) for v, value in self.updates)
+        return replace(self, inputs=tuple(inputs), outputs=tuple(outputs), updates=updates)
 
     def verify(self) -> None:
         """Check what every pass must keep; raises CompileError that names the node."""
@@ -723,7 +722,7 @@ class Graph:
         for variable, value in self.updates:
             if variable.type != value.type:
                 raise CompileError(
-                    f"updates: variable {variable.attrs['name']!r} is {variable.type}, "
+                    f"updates: variable {variable.attrs.get('name')!r} is {variable.type}, "
                     f"its next value (made at {value.site}) is {value.type}"
                 )
 
@@ -746,7 +745,8 @@ class Graph:
                 lines += [f"    {line}" for line in str(body).splitlines()]
         lines.append(f"  return {', '.join(numbers[n] for n in self.outputs)}")
         for variable, value in self.updates:
-            lines.append(f'  update "{variable.attrs["name"]}" <- {numbers[value]}')
+            (leaf,) = (n for n in topological((variable,)) if n.op is VARIABLE)
+            lines.append(f'  update "{leaf.attrs["name"]}" <- {numbers[value]}')
         return "\n".join(lines)
 
 

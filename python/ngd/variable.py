@@ -23,6 +23,10 @@ class Storage(Protocol):
         """A copy of the value, where the variable may be read now."""
         ...
 
+    def check(self, value: Array) -> None:
+        """Refuse a value, where it cannot be written; nothing has changed then."""
+        ...
+
     def write(self, value: Array) -> None:
         """Replace the value by a contiguous array of the variable's type."""
         ...
@@ -43,7 +47,7 @@ class Variable(Node):
     def __init__(self, name: str, initial: Array) -> None:
         super().__init__(VARIABLE, (), {"name": name}, Type(initial.dtype, initial.shape))
         self.uniform = True
-        self._initial = initial
+        self._initial: Array | None = initial
         self._storages: dict[str, Storage] = {}
         self.cell = _core.Cell(name)
 
@@ -70,6 +74,8 @@ class Variable(Node):
             config.device(device, f"variable {self.name!r}")
         self.cell.check_readable()
         storage = self._storages.get(device or self.cell.latest or "")
+        if storage is None and self._initial is None:  # as the device would begin
+            storage = self._storages[self.cell.latest]
         return storage.read() if storage is not None else self._initial.copy()
 
     def assign(self, value: Any) -> None:
@@ -84,7 +90,7 @@ class Variable(Node):
             raise ShapeError(f"{where} expected shape {self.shape}; got {array.shape}")
         array = np.ascontiguousarray(array.astype(self.dtype)).reshape(self.shape)
         self.cell.replace(list(self._storages.values()), array)
-        self._initial = array.copy()
+        self._initial = None if self._storages else array.copy()
 
     def storage(self, device: str, make: Callable[[Variable, Array], Storage]) -> Storage:
         """Return the value on `device`, made from the newest value where there is none yet."""
@@ -92,6 +98,7 @@ class Variable(Node):
             made = make(self, self.numpy())
             self._storages.setdefault(device, made)  # another thread may have made it
             self.cell.latest = self.cell.latest or device
+            self._initial = None  # the device has it
         return self._storages[device]
 
 

@@ -25,17 +25,23 @@ cdef class Cell:
         self.expect_value()
 
     def replace(self, list storages, ndarray value) -> None:
-        """Write the value to all storages; what happens in the middle leaves none that is valid."""
+        """Write the value to all storages, if none refuses it.
+
+        What happens in the middle leaves none that is valid.
+        """
         self.expect_nobody()
         self.writing = True
         try:
             for storage in storages:
-                storage.write(value)
-            self.poisoned = False
-            self.version += 1
-        except BaseException:
-            self.poisoned = True
-            raise
+                storage.check(value)
+            try:
+                for storage in storages:
+                    storage.write(value)
+                self.poisoned = False
+                self.version += 1
+            except BaseException:
+                self.poisoned = True
+                raise
         finally:
             self.writing = False
 
@@ -44,7 +50,8 @@ cdef class Cell:
             self.refuse("is written")
         return 0
 
-    cdef int expect_nobody(self) except -1:
+    cpdef int expect_nobody(self) except -1:
+        """Raise a BusyError while somebody reads or writes the variable."""
         self.expect_no_writer()
         if self.readers > 0:
             self.refuse("is read")

@@ -168,6 +168,21 @@ cdef class Communicator:
         """The number of ranks on my host."""
         return self.communicator.get().local_size()
 
+    @property
+    def has_common_memory(self) -> bool:
+        """Whether the ranks can have memory in common."""
+        return self.communicator.get().has_common_memory()
+
+    def make_common(self, size_t nbytes) -> int:
+        """Make memory for all ranks of the group, and return its number for open_common."""
+        return self.communicator.get().make_common(nbytes)
+
+    def open_common(self, int maker, uint64_t number) -> CommonMemory:
+        """What a rank of the group has made; every rank opens it, that one too."""
+        cdef CommonMemory result = CommonMemory.__new__(CommonMemory)
+        result.memory = self.communicator.get().open_common(maker, number)
+        return result
+
     def submit(
         self, str kind, str op, str dtype, uint64_t count, int root, size_t source,
         size_t destination, *, str site="", counts=None, receive_counts=None, int tag=0,

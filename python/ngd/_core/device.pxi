@@ -48,24 +48,67 @@ cdef class Device:
         return _text(row.implementation), "", verdict.scratch_bytes, in_place
 
 
+cdef class CommonMemory:
+    """Memory of the host's that several ranks read and write, while this lives."""
+
+    cdef shared_ptr[void] memory
+
+
+cdef uint64_t _moves = 0  # how often a buffer has moved
+
+
 cdef class Buffer:
-    """Memory on a device: what a variable holds."""
+    """Memory on a device: what a variable holds. It may lie in memory in common."""
 
     cdef CppBuffer buffer
+    cdef CommonMemory common
+    cdef char* data
+    cdef size_t nbytes
+    cdef CppDevice* device
 
     def __init__(self, Device device not None, size_t nbytes):
         self.buffer = CppBuffer(dereference(device.device), nbytes)
+        self.device, self.nbytes = device.device, nbytes
+        self.data = <char*> self.buffer.data()
+
+    @property
+    def is_common(self) -> bool:
+        """Whether it lies in memory in common."""
+        return self.common is not None
+
+    def lie_in(self, CommonMemory common, size_t offset) -> None:
+        """Lie in memory in common from now on, and hold what stands there; None: in its own memory.
+
+        There it holds what it held before. No step uses it now; the device's kernels address the
+        host's memory.
+        """
+        global _moves
+        if common is None:
+            self.buffer = CppBuffer(dereference(self.device), self.nbytes)
+            memcpy(self.buffer.data(), self.data, self.nbytes)
+            self.data = <char*> self.buffer.data()
+        else:
+            self.buffer = CppBuffer()
+            self.data = <char*> common.memory.get() + offset
+        self.common = common
+        _moves += 1
 
     def write(self, ndarray array) -> None:
         """Copy a contiguous array in; as many bytes as the buffer has."""
-        if <size_t> array.nbytes != self.buffer.bytes():
-            raise ValueError(f"Buffer.write: {array.nbytes} bytes into {self.buffer.bytes()}")
-        self.buffer.write(PyArray_DATA(array))
+        if <size_t> array.nbytes != self.nbytes:
+            raise ValueError(f"Buffer.write: {array.nbytes} bytes into {self.nbytes}")
+        if self.common is not None:
+            memcpy(self.data, PyArray_DATA(array), self.nbytes)
+        else:
+            self.buffer.write(PyArray_DATA(array))
 
     # The GIL is held to the end: no step begins to write the variable meanwhile.
     def read(self, ndarray array, Cell cell) -> None:
         """Copy the bytes out to a contiguous array, where the variable may be read now."""
         cell.check_readable()
-        if <size_t> array.nbytes != self.buffer.bytes():
-            raise ValueError(f"Buffer.read: {self.buffer.bytes()} bytes into {array.nbytes}")
-        self.buffer.read(PyArray_DATA(array))
+        if <size_t> array.nbytes != self.nbytes:
+            raise ValueError(f"Buffer.read: {self.nbytes} bytes into {array.nbytes}")
+        if self.common is not None:
+            memcpy(PyArray_DATA(array), self.data, self.nbytes)
+        else:
+            self.buffer.read(PyArray_DATA(array))

@@ -188,6 +188,9 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
             except +ngd_raise_python_error
         vector[CallStats] stats() except +ngd_raise_python_error
         const shared_ptr[Computations]& computations()
+        cbool has_common_memory()
+        uint64_t make_common(size_t nbytes) except +ngd_raise_python_error
+        shared_ptr[void] open_common(int maker, uint64_t number) except +ngd_raise_python_error
         void abort(const string& traceback)
         void close()
         void set_interrupt(cbool (*interrupt)() noexcept nogil)
@@ -281,6 +284,7 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         void run(const void* const* inputs, void* const* outputs) \
             except +ngd_raise_python_error
         cbool variables_touched()
+        void move_variables(const vector[void*]& variables) except +ngd_raise_python_error
         Record record() except +ngd_raise_python_error
     cppclass Timing:
         uint64_t calls

@@ -110,29 +110,51 @@ cdef class Executable:
     cdef ProgramBuilder builder
     cdef tuple communicators, variables  # which the executor must not outlive
     cdef list given, made  # the types of the arrays of a call
+    cdef list whole
     cdef size_t n_inputs, n_outputs
+    cdef uint64_t moves  # of buffers, before the executor was told where they are
 
     def __init__(
         self, Device device not None, ProgramBuilder builder, list communicators, list variables,
         list given, list made,
     ):
-        cdef vector[void*] pointers
-        cdef CppBuffer* buffer
         cdef vector[CppCommunicator*] groups
-        self.builder, self.given, self.made = builder, given, made
+        self.builder, self.given, self.made, self.whole = builder, given, made, []
         # The garbage collector empties lists, and never tuples.
         self.communicators, self.variables = tuple(communicators), tuple(variables)
         for variable in variables:
-            buffer = &(<Buffer?> variable).buffer
-            if buffer.device() != device.device:
+            if (<Buffer?> variable).device != device.device:
                 raise ValueError(f"Executable: a variable is not on the device {device.name}")
-            pointers.push_back(buffer.data())
         for communicator in communicators:
             groups.push_back((<Communicator?> communicator).communicator.get())
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
         self.executor.reset(new Executor(
-            builder.program, dereference(device.device), device.table, groups, pointers
+            builder.program, dereference(device.device), device.table, groups, self.places()
         ))
+        self.moves = _moves
+
+    def write_whole(self, list variables) -> None:
+        """Which variables, as (name, buffer), no other rank writes a part of."""
+        self.whole = variables
+
+    cdef int follow(self) except -1:
+        """Find the variables where they are now."""
+        for name, buffer in self.whole:
+            if (<Buffer> buffer).common is not None:
+                raise _errors.CompileError(
+                    f"Executable: the ranks share variable {name!r} by now, which this step "
+                    "updates whole: compile it again, with shard='host'"
+                )
+        dereference(self.executor).move_variables(self.places())
+        self.moves = _moves
+        return 0
+
+    cdef vector[void*] places(self):
+        """Where the variables are."""
+        cdef vector[void*] pointers
+        for variable in self.variables:
+            pointers.push_back((<Buffer> variable).data)
+        return pointers
 
     def __dealloc__(self):
         self.executor.reset()
@@ -155,6 +177,8 @@ cdef class Executable:
         cdef vector[void*] destinations
         if <size_t> len(inputs) != self.n_inputs or <size_t> len(outputs) != self.n_outputs:
             raise ValueError("Executable.run: wrong number of inputs or outputs")
+        if self.moves != _moves:
+            self.follow()
         sources.reserve(self.n_inputs + 1)
         destinations.reserve(self.n_outputs + 1)
         for array in inputs:

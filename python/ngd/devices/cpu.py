@@ -13,13 +13,16 @@ from .. import _core
 from ..collectives import Group
 from ..cost import Cost
 from ..dtype import DType, Type, uint8
+from ..errors import CompileError
 from ..ir import Array, Graph
 from ..passes import Verdict
 from ..profiling import Report, report_of
+from ..sites import call_site
 from ..variable import Variable, placeholder
 from .executable import CompiledStep, Lower
 from .native import native_attrs, spec
 from .ordering import opened
+from .sharing import Sharing, agree, share
 
 DEVICE: Final = _core.Device("CPU")
 
@@ -28,7 +31,8 @@ class CpuTarget:
     """What the passes may ask of the CPU device and the group."""
 
     def __init__(self, group: Group) -> None:
-        self.rank, self.size = group.rank, group.size
+        self.group, self.rank, self.size = group, group.rank, group.size
+        self.has_common_memory = group.communicator.has_common_memory
         self.threads = _core.thread_count()
 
     def query(
@@ -103,9 +107,10 @@ class CpuStorage:
     """A variable's value in the CPU device's memory."""
 
     def __init__(self, variable: Variable, initial: Array) -> None:
-        self.type, self.cell = variable.type, variable.cell
+        self.name, self.type, self.cell = variable.name, variable.type, variable.cell
         self.buffer = _core.Buffer(DEVICE, self.type.bytes)
-        self.write(initial)
+        self.buffer.write(initial)
+        self._sharing: Sharing | None = None
 
     def read(self) -> Array:
         """A copy of the value, where the variable may be read now."""
@@ -113,9 +118,55 @@ class CpuStorage:
         self.buffer.read(value, self.cell)
         return value
 
+    @property
+    def sharing(self) -> Sharing | None:
+        """Who shares it. Where they are closed nobody does: it returns to memory of its own."""
+        if self._sharing is not None and self._sharing.is_over:
+            self.buffer.lie_in(None, 0)
+            self._sharing = None
+        return self._sharing
+
+    def move(self, memory: _core.CommonMemory, offset: int, sharing: Sharing) -> None:
+        """Lie there from now on; one rank writes the value that all have."""
+        value = self.read() if sharing.group.rank == 0 else None
+        self.buffer.lie_in(memory, offset)
+        self._sharing = sharing
+        if value is not None:
+            self.buffer.write(value)
+
+    def check(self, value: Array) -> None:
+        """Refuse what not all ranks that share it assign alike; all of them call this."""
+        sharing = self.sharing
+        if sharing is None:
+            return
+        with sharing.group.under_way():
+            equal = agree(sharing.group, [value], call_site())
+        if not all(equal):
+            raise ValueError(
+                f"variable {self.name!r}: assign(): expected one value on all ranks, which share "
+                f"the variable since the step compiled at {sharing.site}; they give different ones"
+            )
+
     def write(self, value: Array) -> None:
-        """Replace the value."""
-        self.buffer.write(value)
+        """Replace the value; where it is shared one rank does, and all others wait."""
+        sharing = self.sharing
+        if sharing is None:
+            self.buffer.write(value)
+            return
+        with sharing.group.under_way():
+            if sharing.group.rank == 0:
+                self.buffer.write(value)
+            sharing.group.barrier(site=call_site())
+
+
+def expect_private(name: str, sharing: Sharing | None) -> None:
+    """Refuse to write all of a variable that several ranks share."""
+    if sharing is not None:
+        raise CompileError(
+            f"compile: updates: the ranks share variable {name!r} since the step compiled at "
+            f"{sharing.site}: a step that updates it needs shard='host', and a next value that is "
+            "proved equal on all ranks"
+        )
 
 
 class CpuExecutable(CompiledStep):
@@ -127,18 +178,26 @@ class CpuExecutable(CompiledStep):
         super().__init__(graph, group)
         lowered = lower(CpuTarget(group))
         self.plan, self.ordering = lowered.plan, lowered.ordering
-        buffers = []
+        storages: dict[Variable, CpuStorage] = {}
         for variable in self.variables:
             storage = variable.storage(self.device, CpuStorage)
             assert isinstance(storage, CpuStorage)
-            buffers.append(storage.buffer)
+            storages[variable] = storage
+        self.shared = [v for v in self.written if v in set(self.plan.shared)]
+        whole = [v for v in self.written if v not in set(self.shared)]
+        for variable in whole:
+            expect_private(variable.name, storages[variable].sharing)
         self.program = str(lowered.program)
         communicators = [g.communicator for g in opened(self.ordering.groups)]
         given, made = (
             [_core.ArrayType(t.dtype, t.shape) for t in types]
             for types in (self.input_types, self.output_types)
         )
+        buffers = [storage.buffer for storage in storages.values()]
         self.native = _core.Executable(DEVICE, lowered.program, communicators, buffers, given, made)
+        self.native.write_whole([(v.name, storages[v].buffer) for v in whole])
+        if self.shared:
+            share({v: storages[v] for v in self.shared}, group, self.ordering.site)
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
         """Run once."""
@@ -158,6 +217,7 @@ class CpuExecutable(CompiledStep):
             "shared": self.plan.shared_bytes,
             "unshared": self.plan.unshared_bytes,
             "recomputed": self.plan.recomputed.bytes,
+            "sharded": sum(v.type.bytes for v in self.shared),
         }
 
     def report(self) -> Report:

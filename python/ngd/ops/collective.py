@@ -131,6 +131,10 @@ class Collective(Op):
         """The element of the result where this rank's operand may already lie; None: nowhere."""
         return None
 
+    def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
+        """The element of the operand where this rank's result may lie; None: nowhere."""
+        return None
+
     def reference(self, x: Array, **attrs: Any) -> Array:
         return x
 

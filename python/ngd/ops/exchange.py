@@ -137,6 +137,12 @@ class ReduceScatter(Collective):
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
         return {"reduce_op": attrs["reduce_op"], **block_counts(x, attrs)}
 
+    def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
+        rank, counts = int(attrs["group"].rank), attrs.get("counts")
+        if counts is None:
+            return rank * (x.count // int(attrs["group"].size))
+        return int(sum(counts[:rank])) * row_elements(x)
+
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         kind, group = node.attrs["reduce_op"], node.attrs["group"]
         if kind not in ("sum", "mean"):

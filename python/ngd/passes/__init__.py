@@ -9,7 +9,7 @@ from typing import Final
 
 from .. import config
 from ..errors import CompileError
-from ..ir import Graph, Node
+from ..ir import Graph
 from .collectives import order_collectives, split_collectives
 from .costs import cost_of_graph
 from .elementwise import fuse_elementwise
@@ -23,6 +23,7 @@ from .recompute import within
 from .reductions import fuse_reductions, share_sums
 from .schedule import Schedule, schedule
 from .simplify import simplify
+from .slices import update_in_slices
 from .target import Target, Verdict
 
 PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
@@ -30,6 +31,7 @@ PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
     fuse_composites,
     expand,
     simplify,
+    update_in_slices,
     assign_layouts,
     fuse_post_operations,
     share_sums,
@@ -77,15 +79,10 @@ def planned(graph: Graph, target: Target) -> Plan:
 
 
 def expect_types_of(before: Graph, after: Graph) -> None:
-    """Check that a pass has kept the types of what the step gives and writes."""
-    for old, new in zip(wanted(before), wanted(after), strict=True):
+    """Check that a pass has kept the types of what the step gives; `verify` has seen the updates."""
+    for old, new in zip(before.outputs, after.outputs, strict=True):
         if old.type != new.type:
             raise CompileError(f"{new.op.name} at {new.site}: a pass has made {new.type} of {old}")
-
-
-def wanted(graph: Graph) -> list[Node]:
-    """What a step gives, and the variables' next values."""
-    return [*graph.outputs, *(value for _, value in graph.updates)]
 
 
 __all__ = [

@@ -45,12 +45,11 @@ from ..ir import (
     Node,
     aligned,
     bodies_of,
-    offset_of,
 )
 from ..ops.collective import Ranks
 from .collectives import Start, Wait
 from .costs import cost_of
-from .schedule import Schedule, is_view, source_of
+from .schedule import Schedule, is_view, source_of, span_of
 from .target import Target, query_node
 
 
@@ -132,6 +131,8 @@ class Plan:
     storages: list[Storage] = field(default_factory=list)
     variables: list[Node] = field(default_factory=list)
     constants: list[Array] = field(default_factory=list)
+    shared: list[Node] = field(default_factory=list)
+    """The variables that all ranks of the host write, a part each."""
     private_bytes: int = 0
     shared_bytes: int = 0
     unshared_bytes: int = 0
@@ -152,7 +153,7 @@ class Plan:
     def verify_start(self, step: Step) -> None:
         """Prove that operand and result lie apart, or where the collective may have both."""
         operand, result = step.inputs[0], step.outputs[0]
-        together = result[1] in (operand[1], operand[1].whole)
+        together = (operand[1].whole or operand[1]) is (result[1].whole or result[1])
         if overlap(operand, result) and not together:
             raise CompileError(
                 f"plan_memory: the result of {step.op} (made at {step.site}) lies over its operand"
@@ -264,6 +265,7 @@ class Planner:
         self.schedule, self.target, self.plan_body = schedule, target, plan_body
         graph = schedule.graph
         self.plan = Plan(len(graph.inputs), len(graph.outputs), variables=graph.variables)
+        self.plan.shared = list(schedule.shared)
         self.storage: dict[Node, Storage] = {}
         self.input_place = {n: i for i, n in enumerate(graph.inputs)}
         self.variable_place = {v: i for i, v in enumerate(self.plan.variables)}
@@ -309,10 +311,12 @@ class Planner:
         for node in order[:head]:
             self.emit(node)
         kept = self.keep_old_values()
+        self.meet(writes=True)
         for node in order[head:]:
             self.emit(node)
         for variable, value in self.schedule.stores:
-            self.copy(kept.get(value) or self.read(value), self.leaf(variable), value)
+            self.copy(kept.get(value) or self.read(value), self.read(variable), value)
+        self.meet(writes=False)
         for number, output in enumerate(self.schedule.graph.outputs):
             if source_of(output).op is not VARIABLE:
                 self.deliver(number, output)
@@ -330,6 +334,22 @@ class Planner:
                 kept[value] = self.new_storage("private", value.type.bytes)
                 self.copy(source, kept[value], value)
         return kept
+
+    def meet(self, *, writes: bool) -> None:
+        """Wait for the other ranks where they share variables.
+
+        Before the first of these is written, all have read what they need of the old values; when
+        a step returns, all have written theirs. From the first meeting on others write: so that is
+        a write of this step's, too, should it fail.
+        """
+        if not self.plan.shared:
+            return
+        first = self.plan.shared[0]
+        nothing = Type(uint8, (0,)), self.new_storage("private", 0)
+        result = (nothing[0], self.leaf(first)) if writes else nothing
+        start = len(self.plan.steps)
+        self.append(Step("start", "barrier", [nothing], [result], {}, first.site))
+        self.append(Step("wait", "barrier", [], [result], {}, first.site, start))
 
     def deliver(self, number: int, output: Node) -> None:
         """Copy an output that was not computed in its place."""
@@ -369,11 +389,7 @@ class Planner:
         storage.keep(len(self.plan.steps))
         if node.type.bytes == source.type.bytes:
             return storage
-        offset, view = 0, node
-        while view is not source:
-            offset += offset_of(view) or 0
-            view = view.inputs[0]
-        return self.part(storage, offset, node.type.bytes)
+        return self.part(storage, span_of(node)[0], node.type.bytes)
 
     def emit(self, node: Node) -> None:
         """Emit one node of the schedule."""
@@ -429,8 +445,12 @@ class Planner:
         source = self.read(operand)
         dies = self.last_reader.get(source_of(operand)) is node
         alone = self.sent[source_of(operand)] == 1
-        if block.kind.in_place and dies and alone and source.lane == "shared":
+        free = dies and alone and source.lane == "shared"
+        place = block.place_in_operand(operand.type, **node.attrs)
+        if block.kind.in_place and free:
             result = source
+        elif place is not None and free:
+            result = self.part(source, place * operand.dtype.itemsize, node.type.bytes)
         else:
             result = self.gathered.get(node) or self.new_storage("shared", node.type.bytes)
         self.storage[node] = result
@@ -462,7 +482,7 @@ class Planner:
         """The storage of one result, where those of the results before it are chosen."""
         variable = self.schedule.direct.get(node)
         if variable is not None:
-            return self.leaf(variable)
+            return self.read(variable)
         if node not in self.last_reader:
             return Storage("nowhere")
         if node in self.output_place and node not in self.sent:

@@ -5,6 +5,9 @@ Collectives start in the order of their numbers, each as soon as its operand is 
 waited for where their result is first read. What runs graphs with collectives is one of them, and
 ends where it starts. The variables' new values come last, after every wait,
 so that a step that a peer's failure ends has changed no variable.
+
+Of a variable that the ranks of a host share (slices.py), others write their parts once all have
+come to the end of what computes: from there on nobody reads more of it than its own part.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ..ir import Graph, Leaf, Node, offset_of, topological
+from ..ir import VARIABLE, Graph, Leaf, Node, offset_of, topological
 from .collectives import Wait
 from .elementwise import depths
 from .target import Target, query_node
@@ -26,9 +29,22 @@ class Schedule:
     order: tuple[Node, ...]
     """Everything but the leaves, each after what it reads."""
     direct: dict[Node, Node]
-    """Value -> the variable in whose memory it is computed; they stand at the end of `order`."""
+    """Value -> the variable, or the part of one, in whose memory it is computed.
+
+    They stand at the end of `order`.
+    """
     stores: tuple[tuple[Node, Node], ...]
-    """(variable, value): copied after everything else."""
+    """(variable or part of one, value): copied after everything else."""
+
+    @property
+    def shared(self) -> dict[Node, Node]:
+        """The variables that the ranks share -> the part that this rank writes."""
+        return parts_written(self.graph)
+
+
+def parts_written(graph: Graph) -> dict[Node, Node]:
+    """The variables of which a part is written -> that part."""
+    return {source_of(v): v for v, _ in graph.updates if v.op is not VARIABLE}
 
 
 def is_view(node: Node) -> bool:
@@ -43,6 +59,15 @@ def source_of(node: Node) -> Node:
     return node
 
 
+def span_of(view: Node) -> tuple[int, int]:
+    """Where in the bytes of its source a view begins and ends."""
+    begin, node = 0, view
+    while is_view(node):
+        begin += offset_of(node) or 0
+        node = node.inputs[0]
+    return begin, begin + view.type.bytes
+
+
 def schedule(graph: Graph, target: Target) -> Schedule:
     """Order the graph's nodes; see the head of this file."""
     starts = sorted((n for n in graph.nodes if n.op.order >= 0), key=lambda n: n.op.order)
@@ -55,7 +80,8 @@ def schedule(graph: Graph, target: Target) -> Schedule:
     for node in order:
         if node in writing or any(i in tail for i in node.inputs):
             tail.update(node.results if node.several else (node,))
-    if any(n.op.order >= 0 or isinstance(n.op, Wait) for n in tail):
+    shared = parts_written(graph)
+    if any(n.op.order >= 0 or isinstance(n.op, Wait) or reads_others(n, shared) for n in tail):
         candidates, tail = {}, set()
     order = [n for n in order if n not in tail] + [n for n in order if n in tail]
     direct = keep_safe(candidates, order, graph, target)
@@ -63,6 +89,14 @@ def schedule(graph: Graph, target: Target) -> Schedule:
         (v, value) for v, value in graph.updates if value not in direct and value is not v
     )
     return Schedule(graph, tuple(order), direct, stores)
+
+
+def reads_others(node: Node, shared: dict[Node, Node]) -> bool:
+    """Whether it reads of a shared variable what another rank may be writing."""
+    if not shared or is_view(node):
+        return False
+    read = ((shared.get(source_of(operand)), operand) for operand in node.inputs)
+    return any(mine is not None and span_of(mine) != span_of(operand) for mine, operand in read)
 
 
 def direct_candidates(graph: Graph, starts: list[Node]) -> dict[Node, Node]:
@@ -98,14 +132,15 @@ def keep_safe(
         last_read[source_of(output)] = len(order)
 
     def safe(value: Node, variable: Node) -> bool:
-        last, now = last_read.get(variable, -1), position[value.results[0]]
+        source = source_of(variable)
+        last, now = last_read.get(source, -1), position[value.results[0]]
         if last != now:
             return last < now
         in_place = query_node(target, value).in_place
         return all(
-            operand.type.bytes == value.type.bytes and (value.number, i) in in_place
+            span_of(operand) == span_of(variable) and (value.number, i) in in_place
             for i, operand in enumerate(value.inputs)
-            if source_of(operand) is variable
+            if source_of(operand) is source
         )
 
     return {value: v for value, v in candidates.items() if safe(value, v)}

@@ -31,6 +31,10 @@ class Target(Protocol):
 
     rank: int
     size: int
+    group: Any
+    """The ranks that collectives without a group of their own talk to."""
+    has_common_memory: bool
+    """Whether they may have memory in common."""
 
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]

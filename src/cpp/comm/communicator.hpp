@@ -124,6 +124,15 @@ class Communicator {
   virtual SharedBlock allocate(std::size_t bytes) = 0;
   virtual void release(SharedBlock block) noexcept = 0;
 
+  // Memory that all ranks of this group read and write: one of them makes it and tells the others
+  // its number, and each of them opens it, that one too. It is there until all have given back what
+  // they opened, which may outlive this. 64-byte aligned. They order
+  // among themselves who writes what.
+  // Throws Unsupported where the ranks map no memory of each other's; OutOfMemory.
+  virtual bool has_common_memory() const noexcept { return false; }
+  virtual std::uint64_t make_common(std::size_t bytes);
+  virtual std::shared_ptr<void> open_common(int maker, std::uint64_t number);
+
   // Tells the peers that this rank has failed, with its traceback (cut to what fits), and closes.
   virtual void abort(std::string_view traceback) noexcept = 0;
   // Leaves in good order: peers that still wait for this rank are told that it left. Idempotent.

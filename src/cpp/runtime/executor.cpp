@@ -16,6 +16,21 @@
 namespace ngd::runtime {
 
 namespace {
+// One call of an executor; another one meanwhile is refused.
+class Running {
+ public:
+  explicit Running(std::atomic<bool>& flag) : flag_(flag) {
+    if (flag.exchange(true, std::memory_order_acquire))
+      fail(ErrorKind::Busy, "Executable: a second call while one runs in another thread");
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+  ~Running() { flag_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool>& flag_;
+};
+
 Error blamed(const Error& error, const Instruction& instruction) {
   return {error.kind(),
           concat(error.what(), " (in ", instruction.op, ", made at ", instruction.site, ")")};
@@ -132,6 +147,23 @@ void* Executor::static_pointer(const Value& value) const {
   return static_cast<std::byte*>(shared_) + value.place;
 }
 
+void Executor::move_variables(const std::vector<void*>& variables) {
+  check(variables.size() == program_.variables, "executor: expected ", program_.variables,
+        " variables; got ", variables.size());
+  const Running running(running_);
+  variables_ = variables;
+  const auto move = [&](const std::vector<int>& values, auto& pointers) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const Value& value = program_.values[static_cast<std::size_t>(values[i])];
+      if (value.lane == Lane::Variable) pointers[i] = static_pointer(value);
+    }
+  };
+  for (Step& step : steps_) {
+    move(step.instruction->inputs, step.inputs);
+    move(step.instruction->outputs, step.outputs);
+  }
+}
+
 void Executor::bind_step(const Instruction& instruction, kernels::KernelTable table) {
   Step& step = steps_.emplace_back();
   step.instruction = &instruction;
@@ -188,12 +220,7 @@ std::unique_ptr<kernels::Kernel> Executor::make_kernel(const Step& step,
 }
 
 void Executor::run(const void* const* inputs, void* const* outputs) {
-  if (running_.exchange(true, std::memory_order_acquire))
-    fail(ErrorKind::Busy, "Executable: a second call while one runs in another thread");
-  struct Release {
-    std::atomic<bool>& flag;
-    ~Release() { flag.store(false, std::memory_order_release); }
-  } release{running_};
+  const Running running(running_);
   variables_touched_ = false;
   flights_->begin();
   try {

@@ -60,6 +60,8 @@ class Executor {
   // been enqueued.
   bool variables_touched() const noexcept { return variables_touched_; }
   const Program& program() const noexcept { return program_; }
+  // The variables lie there now. Throws Busy while a run is under way.
+  void move_variables(const std::vector<void*>& variables);
 
   // What the runs took in the last recording in which there were any. Throws Busy while one is
   // recorded.

@@ -127,6 +127,14 @@ SharedBlock LocalGroup::allocate(std::size_t bytes) {
   return with_world_ranks(*roster_, [&] { return inner_->allocate(bytes); });
 }
 
+std::uint64_t LocalGroup::make_common(std::size_t bytes) {
+  return with_world_ranks(*roster_, [&] { return inner_->make_common(bytes); });
+}
+
+std::shared_ptr<void> LocalGroup::open_common(int maker, std::uint64_t number) {
+  return with_world_ranks(*roster_, [&] { return inner_->open_common(maker, number); });
+}
+
 void LocalGroup::release(SharedBlock block) noexcept { inner_->release(block); }
 
 void LocalGroup::abort(std::string_view traceback) noexcept { inner_->abort(traceback); }

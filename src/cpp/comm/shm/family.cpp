@@ -71,17 +71,24 @@ std::uint64_t Family::new_control(std::uint64_t group) {
   return offset;
 }
 
-void Family::retire(std::list<Retired> group) noexcept {
-  retired_.splice(retired_.end(), group);
+std::uint64_t Family::new_common(std::size_t bytes) {
+  sweep();
+  const std::size_t all = bytes + sizeof(Common);
+  if (all < bytes) fail(ErrorKind::OutOfMemory, "the shared lane has no ", bytes, " bytes");
+  const std::uint64_t offset = heap_.allocate(all);
+  std::memset(segment(rank()).at(offset), 0, sizeof(Common));
+  return offset;
+}
+
+void Family::retire(std::list<Retired> blocks) noexcept {
+  retired_.splice(retired_.end(), blocks);
   sweep();
 }
 
 void Family::sweep() noexcept {
-  const Segment mine = segment(rank());
   retired_.remove_if([&](const Retired& each) {
-    const Control& control = Segment(mine.base(), mine.bytes(), each.control).control();
-    if (control.departed.load() < static_cast<std::uint32_t>(each.ranks)) return false;
-    heap_.release(each.control);
+    if (each.departed->load() < static_cast<std::uint32_t>(each.ranks)) return false;
+    heap_.release(each.block);
     for (const std::uint64_t other : each.others) heap_.release(other);
     return true;
   });

@@ -4,6 +4,7 @@
 // monitor's lock, but for what never changes.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -69,15 +70,17 @@ class Family {
   bool time_to_watch(std::uint64_t now) noexcept;
   bool time_to_ask(std::uint64_t now) noexcept;
 
-  // A zeroed control block for a new group, and the way back, together with other blocks of the
-  // group's: they are free when all its ranks have left it.
+  // A zeroed control block for a new group; memory for some ranks in common, behind a Common.
   std::uint64_t new_control(std::uint64_t group);
+  std::uint64_t new_common(std::size_t bytes);
+  // Blocks that others may be using: they are free when all their ranks have departed.
   struct Retired {
-    std::uint64_t control = 0;
+    std::atomic<std::uint32_t>* departed = nullptr;  // in the block
+    std::uint64_t block = 0;
     std::vector<std::uint64_t> others;
     int ranks = 0;
   };
-  void retire(std::list<Retired> group) noexcept;  // one
+  void retire(std::list<Retired> blocks) noexcept;  // one, or none
 
  private:
   void sweep() noexcept;

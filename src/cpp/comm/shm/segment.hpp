@@ -136,6 +136,11 @@ struct Control {
   Slot slots[kSlots];
 };
 
+// What stands before memory that ranks have in common.
+struct alignas(kLine) Common {
+  std::atomic<std::uint32_t> departed;  // how many have given it back: written by them
+};
+
 constexpr std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
 }

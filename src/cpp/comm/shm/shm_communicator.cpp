@@ -97,7 +97,8 @@ void ShmCommunicator::close() noexcept {
     group_.control(r).departed.fetch_add(1);
     protocol_step();
   }
-  retired_.front() = {group_.mine().control_offset(), streams_.take_blocks(), group_.size()};
+  retired_.front() = {&group_.control(group_.rank()).departed, group_.mine().control_offset(),
+                      streams_.take_blocks(), group_.size()};
   family_->retire(std::move(retired_));
 }
 
@@ -478,6 +479,28 @@ void ShmCommunicator::release(SharedBlock block) noexcept {
   const Locked locked(family_->monitor(), family_->record());
   family_->heap().release(
       static_cast<std::uint64_t>(static_cast<std::byte*>(block.data) - group_.mine().base()));
+}
+
+std::uint64_t ShmCommunicator::make_common(std::size_t bytes) {
+  check_not_child();
+  const Locked locked(family_->monitor(), family_->record());
+  check_usable();
+  return family_->new_common(bytes);
+}
+
+std::shared_ptr<void> ShmCommunicator::open_common(int maker, std::uint64_t number) {
+  check_not_child();
+  Common& common = *reinterpret_cast<Common*>(group_.segment(maker).at(number));
+  // Who gives it back must not ask for memory.
+  const auto retired = std::make_shared<std::list<Family::Retired>>();
+  if (maker == group_.rank()) retired->push_back({&common.departed, number, {}, group_.size()});
+  const auto give_back = [family = family_, &common, retired](void*) {
+    if (family->in_child()) return;
+    const Locked locked(family->monitor(), family->record());
+    common.departed.fetch_add(1);
+    family->retire(std::move(*retired));
+  };
+  return {&common + 1, give_back};
 }
 
 std::unique_ptr<ShmCommunicator> make_world(std::unique_ptr<Memory> memory,

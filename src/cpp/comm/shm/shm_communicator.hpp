@@ -42,6 +42,9 @@ class ShmCommunicator final : public Communicator {
   std::vector<CallStats> stats() const override;
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
+  bool has_common_memory() const noexcept override { return true; }
+  std::uint64_t make_common(std::size_t bytes) override;
+  std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
   void abort(std::string_view traceback) noexcept override;
   // The same of an error, which the others raise alike where it is between ranks.
   void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept;
