@@ -81,7 +81,7 @@ class Op:
     """Its result may lie in the bytes of its first input: `offset` says where."""
     collective: ClassVar[bool] = False
     """Talks to other ranks: run by all of them, in one order."""
-    order: int = -1
+    order: float = -1
     """Which one in that order, once the compiler has numbered what `communicates`."""
     broadcasts: ClassVar[bool] = False
     """Repeats elements of its input: a reader of the result may read that instead, by strides."""

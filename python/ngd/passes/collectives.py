@@ -107,7 +107,7 @@ class Ordered(Op):
 
     collective = True
 
-    def __init__(self, block: Collective, order: int) -> None:
+    def __init__(self, block: Collective, order: float) -> None:
         self.name = block.name  # type: ignore[misc]
         self.block = block
         self.order = order

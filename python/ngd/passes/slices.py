@@ -12,22 +12,26 @@ slices of all variables of one size lie at the same place. What is small stays a
 it on all ranks takes one message beside the flag, and the ranks keep a copy each.
 
 The bits stay: a sum's order does not depend on the slicing (ADR 6).
+
+Where such slices are reduced to one element, as for the norm of all gradients, each rank reduces
+its own, and one small collective for all such totals combines the ranks'. There the order of the
+sum, and so its last bits, are other ones.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import floor
 from typing import Any, Final
 
-from ..dtype import Type
+from ..dtype import DType, Type
 from ..ir import CONSTANT, Graph, Node, constant_node, offset_of
 from ..kinds import KINDS
 from ..narrowing import wide
 from ..ops import shape
-from ..ops.collective import Collective
+from ..ops.collective import Collective, all_reduce
 from ..sites import at_site
 from .collectives import Ordered
 from .target import Target
@@ -36,6 +40,8 @@ SMALL: Final = 2048
 """Bytes of a variable that are not cut: a sum of so many goes beside the flag (comm/shm/flat.cpp)."""
 UNIT: Final = 64
 """Elements: parts begin at multiples of it, which are cache lines for every dtype."""
+COMBINED: Final = ("sum", "min", "max", "prod")
+"""Reductions that the ranks' parts are reduced by, too."""
 
 
 def cuts(count: int, ranks: int) -> tuple[int, ...]:
@@ -80,12 +86,13 @@ def update_in_slices(graph: Graph, target: Target) -> Graph:
     mine = {v: value for v, value in graph.updates if is_shared(v, value, target)}
     if not mine:
         return graph
-    slicing = Slicing(graph, list(mine.values()), target)
+    slicing = Slicing(Wanted(graph, list(mine.values()), target), target)
+    new = graph.rewrite(slicing.change, slicing.order())
     updates = tuple(
-        (slicing.part(v), slicing.of(value)) if v in mine else (v, value)
-        for v, value in graph.updates
+        (slicing.part(v), slicing.of(mine[v])) if v in mine else (v, value)
+        for v, value in new.updates
     )
-    return slicing.reduce_parts(replace(graph, updates=updates))
+    return replace(new, updates=updates)
 
 
 def is_shared(variable: Node, value: Node, target: Target) -> bool:
@@ -93,46 +100,135 @@ def is_shared(variable: Node, value: Node, target: Target) -> bool:
     return is_cut(variable.type, target.size) and value.uniform and value is not variable
 
 
-class Slicing:
-    """The slices of some values that all ranks have in common."""
+class Wanted:
+    """What of a graph is wanted whole, and what in slices."""
 
     def __init__(self, graph: Graph, values: Sequence[Node], target: Target) -> None:
-        self.graph, self.target = graph, target
-        self.parts: dict[Node, Node] = {}
-        """Of what is computed whole, the slice."""
-        self.slices: dict[Node, Node] = {}
-        """Of what is computed in slices, the slice; of what is one element, that."""
-        for node in self.wanted(values):
-            self.slices[node] = self.computed(node)
+        self.graph, self.values, self.target = graph, values, target
+        self.sums = self.sums_below()
+        self.totals = {node for node in graph.nodes if self.may_be_total(node)}
+        """Reductions to one element, of what is computed in slices: part by part, then all parts."""
+        self.whole: set[Node] = set()
+        self.sliced: set[Node] = set()
+        while self.decide():
+            pass
 
-    def wanted(self, values: Sequence[Node]) -> list[Node]:
-        """What is computed in slices, each after what it reads."""
-        wanted = set(values)
+    def sums_below(self) -> dict[Node, set[Node]]:
+        """Of what could be computed in slices, the sums over the ranks that it is made of."""
+        sums: dict[Node, set[Node]] = {}
+        for node in self.graph.nodes:
+            if self.is_sum(node):
+                sums[node] = {node}
+            elif passes_slices(node):
+                below = [sums[i] for i in node.inputs if i in sums]
+                if below:
+                    sums[node] = below[0].union(*below[1:])
+        return sums
+
+    def is_sum(self, node: Node) -> bool:
+        """Whether a node is an all-reduce over the ranks that share, of what is cut."""
+        if not isinstance(node.op, Ordered) or not is_cut(node.type, self.target.size):
+            return False
+        kind, attrs = node.op.block.kind, node.attrs
+        mine = attrs.get("group", self.target.group) == self.target.group
+        return kind.reduces and kind.equal_results and mine and attrs["algorithm"] != "ring"
+
+    def may_be_total(self, node: Node) -> bool:
+        """Whether a node reduces what is computed in slices to one element."""
+        if node.op.reduces not in COMBINED or node.type.count != 1 or node.several:
+            return False
+        operand = node.inputs[0]
+        return operand in self.sums and is_cut(operand.type, self.target.size)
+
+    def decide(self) -> bool:
+        """Walk from what is wanted to what it is made of; whether that must be done again."""
+        self.sliced = set(self.values)
+        cut = set(self.values)
+        self.whole = {*self.graph.outputs, *(v for _, v in self.graph.updates if v not in cut)}
         for node in reversed(self.graph.nodes):
-            if node in wanted:
-                wanted.update(node.inputs if passes_slices(node) else ())
-        return [n for node in self.graph.nodes for n in node.results if n in wanted]
+            in_slices = not self.sliced.isdisjoint(node.results)
+            whole = not self.whole.isdisjoint(node.results)
+            if in_slices and passes_slices(node):
+                for operand in node.inputs:
+                    same = operand.type.count == node.type.count
+                    (self.sliced if same else self.whole).add(operand)
+            elif in_slices:
+                whole = True
+                if not self.is_sum(node):
+                    self.whole.add(node)
+            if whole and node in self.totals:
+                self.sliced.add(node.inputs[0])
+            elif whole:
+                self.whole.update(node.inputs)
+        useful = {t for t in self.totals if self.sums[t.inputs[0]] - self.whole}
+        again = len(useful) < len(self.totals)
+        self.totals = useful
+        return again
 
-    def computed(self, node: Node) -> Node:
-        """The slice of a node, or the node itself where it has one element."""
-        with at_site(node.site), wide(node.wide):
-            if node.type.count == 1:
-                return shape.reshape(node, ())
-            if not passes_slices(node):
-                return self.part(node)
-            if not node.op.elementwise:  # a view of the same elements, or one that is repeated
-                return self.slices[node.inputs[0]]
-            operands = [self.fitting(i, node) for i in node.inputs]
-            return node.op.node(operands, node.attrs)
 
-    def fitting(self, operand: Node, reader: Node) -> Node:
-        """The slice of an operand, as its reader in slices needs it."""
-        if operand.type.count in (1, reader.type.count):
+class Slicing:
+    """Makes the new graph, in one walk."""
+
+    def __init__(self, wanted: Wanted, target: Target) -> None:
+        self.wanted, self.target = wanted, target
+        self.slices: dict[Node, Node] = {}
+        """By the old node."""
+        self.parts: dict[Node, Node] = {}
+        """Of what is computed whole, by the new node."""
+        self.level: dict[Node, int] = {}
+        """How many totals, one behind the other, lead to a node; a total is counted, too."""
+        self.latest: dict[Node, float] = {}
+        """The last collective that leads to a node."""
+        self.made: dict[Node, Node] = {}
+        """The totals."""
+        self.reached = 0
+
+    def order(self) -> list[Node]:
+        """The nodes by their level, each after what it reads: so totals can go together."""
+        for node in self.wanted.graph.nodes:
+            level = max((self.level[i] for i in node.inputs), default=0)
+            latest = max((self.latest[i] for i in node.inputs), default=-1.0)
+            level += node in self.wanted.totals
+            latest = max(latest, node.op.order)
+            self.level.update(dict.fromkeys(node.results, level))
+            self.latest.update(dict.fromkeys(node.results, latest))
+        return sorted(self.wanted.graph.nodes, key=self.level.__getitem__)
+
+    def change(self, node: Node, inputs: tuple[Node, ...]) -> Node | tuple[Node, ...]:
+        """The new node; its slice is kept, where that is wanted."""
+        if self.level[node] > self.reached:
+            self.reached = self.level[node]
+            totals = [n for n in self.wanted.graph.nodes if n in self.wanted.totals]
+            self.combine([t for t in totals if self.level[t] == self.reached])
+        if node in self.made:
+            return self.made[node]
+        new = node.with_inputs(inputs)
+        for old, whole in zip(node.results, new.results, strict=True):
+            if old in self.wanted.sliced:
+                self.slices[old] = self.slice_of(old, whole, inputs)
+        return new
+
+    def slice_of(self, old: Node, whole: Node, inputs: tuple[Node, ...]) -> Node:
+        """My slice of a node, of which `whole` is the new one, with new inputs."""
+        if self.wanted.is_sum(old) and old not in self.wanted.whole:
+            return self.reduced(old, inputs[0])
+        if not passes_slices(old):
+            return self.part(whole)
+        pairs = list(zip(old.inputs, inputs, strict=True))
+        if not old.op.elementwise:  # a view of the same elements, or one that is repeated
+            return self.fitting(*pairs[0], old)
+        return old.op.node([self.fitting(i, new, old) for i, new in pairs], old.attrs)
+
+    def fitting(self, operand: Node, new: Node, reader: Node) -> Node:
+        """An operand as its reader in slices needs it: a slice, or one element."""
+        if operand.type.count == reader.type.count:
             return self.slices[operand]
-        return self.part(shape.broadcast_to(operand, reader.shape))
+        if operand.type.count == 1:
+            return shape.reshape(new, ())
+        return self.part(shape.broadcast_to(new, reader.shape))
 
     def of(self, value: Node) -> Node:
-        """My slice of a value."""
+        """My slice of an old value."""
         mine, count = self.slices[value], self.extent(value)[1]
         return mine if mine.shape == (count,) else shape.broadcast_to(mine, (count,))
 
@@ -145,51 +241,45 @@ class Slicing:
         """My slice of what is computed whole."""
         if node not in self.parts:
             begin, count = self.extent(node)
-            with at_site(node.site), wide(node.wide):
-                if node.op is CONSTANT:
-                    row = node.attrs["value"].reshape(-1)
-                    part = constant_node(row[begin : begin + count])
-                else:
-                    row = shape.reshape(node, (node.type.count,))
-                    part = shape.slice(row, slice(begin, begin + count))
+            if node.op is CONSTANT:
+                part = constant_node(node.attrs["value"].reshape(-1)[begin : begin + count])
+            else:
+                row = shape.reshape(node, (node.type.count,))
+                part = shape.slice(row, slice(begin, begin + count))
             part.uniform = False
             self.parts[node] = part
         return self.parts[node]
 
-    def reduce_parts(self, graph: Graph) -> Graph:
-        """Let sums of which slices alone are read be reduced slice by slice."""
-        readers = Counter(i for node in graph.nodes for i in node.inputs)
-        readers.update(graph.roots)
-        sums = {
-            part: node
-            for node, part in self.parts.items()
-            if self.is_sum(node) and readers[node] == 1
+    def reduced(self, old: Node, operand: Node) -> Node:
+        """My slice of a sum of which no rank needs all."""
+        assert isinstance(old.op, Ordered)
+        count = old.type.count
+        attrs = {
+            "reduce_op": old.attrs["reduce_op"],
+            "counts": tuple(b - a for a, b in pairwise(cuts(count, self.target.size))),
+            "rank": self.target.rank,
         }
+        row = shape.reshape(operand, (count,))
+        return Ordered(REDUCE_SLICE, old.op.order).node((row,), attrs)
 
-        def change(node: Node, inputs: tuple[Node, ...]) -> Node:
-            if node not in sums:
-                return node.with_inputs(inputs)
-            whole = inputs[0] if isinstance(inputs[0].op, Ordered) else inputs[0].inputs[0]
-            assert isinstance(whole.op, Ordered)
-            count = whole.type.count
-            at = cuts(count, self.target.size)
-            attrs = {
-                "reduce_op": whole.attrs["reduce_op"],
-                "counts": tuple(end - begin for begin, end in pairwise(at)),
-                "rank": self.target.rank,
-            }
-            operand = shape.reshape(whole.inputs[0], (count,))
-            return Ordered(REDUCE_SLICE, whole.op.order).node((operand,), attrs)
-
-        return graph.rewrite(change)
-
-    def is_sum(self, node: Node) -> bool:
-        """Whether a node is an all-reduce over the ranks that share."""
-        if not isinstance(node.op, Ordered):
-            return False
-        kind, attrs = node.op.block.kind, node.attrs
-        mine = attrs.get("group", self.target.group) == self.target.group
-        return kind.reduces and kind.equal_results and mine and attrs["algorithm"] != "ring"
+    def combine(self, totals: list[Node]) -> None:
+        """Make totals, all of one kind with one collective: of my slices, then of all ranks'."""
+        kinds: dict[tuple[DType, str], list[Node]] = {}
+        for total in totals:
+            kinds.setdefault((total.dtype, total.op.reduces), []).append(total)
+        for (_, reduce_op), alike in kinds.items():
+            parts = []
+            for total in alike:
+                with at_site(total.site), wide(total.wide):
+                    attrs = {**total.attrs, "axes": (0,), "keepdims": False}
+                    parts.append(total.op.node((self.slices[total.inputs[0]],), attrs))
+            latest = max(self.latest[total] for total in alike)
+            with at_site(alike[0].site), wide(alike[0].wide):
+                attrs = {"reduce_op": reduce_op, "algorithm": "auto"}
+                ordered = Ordered(all_reduce, (latest + floor(latest) + 1) / 2)
+                row = ordered.node((shape.stack(parts),), attrs)
+                for i, total in enumerate(alike):
+                    self.made[total] = shape.reshape(shape.slice(row, i), total.shape)
 
 
 def passes_slices(node: Node) -> bool:
