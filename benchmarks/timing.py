@@ -45,6 +45,7 @@ def read_case() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, nargs="+", default=[])
     parser.add_argument("--network", default="", help="of models/networks.py, instead of an MLP")
     parser.add_argument("--compile", action="store_true", help="where the program has a compiler")
+    parser.add_argument("--shard", action="store_true", help="weights once a host: ngd alone")
     parser.add_argument("--warm-up", type=int, default=20)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)

@@ -33,7 +33,8 @@ for layer, (rows, columns) in enumerate(zip(case.sizes, case.sizes[1:], strict=F
 loss = ops.mean(ops.softmax_cross_entropy(scores, labels))
 gradients = [ops.all_reduce(g, op="mean") for g in ngd.grad(loss, variables)]
 updates = {v: v - LEARNING_RATE * g for v, g in zip(variables, gradients, strict=True)}
-step = ngd.compile([images, labels], [loss], updates, precision=case.precision)
+how = {"precision": case.precision, "shard": "host" if case.shard else "none"}
+step = ngd.compile([images, labels], [loss], updates, **how)
 
 x = random.random((case.batch, case.sizes[0]), dtype=np.float32)
 t = random.integers(0, case.sizes[-1], case.batch)

@@ -30,7 +30,8 @@ with nn.training() as state:
 optimizer = optim.SGD(0.01, momentum=0.9) if of.optimizer == "sgd" else optim.AdamW(3e-4)
 start = time.perf_counter()
 updates = [optimizer.update(loss, model.parameters()), state.updates]
-step = ngd.compile([x, t], [loss], updates, precision=case.precision)
+how = {"precision": case.precision, "shard": "host" if case.shard else "none"}
+step = ngd.compile([x, t], [loss], updates, **how)
 compiling = time.perf_counter() - start
 
 random = np.random.default_rng(0)

@@ -34,11 +34,15 @@ def parser_of(
     parser.add_argument("--peers", default="", help="names of programs, by commas")
     parser.add_argument("--peer-python", default=sys.executable)
     parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--shard", action="store_true", help="ngd's weights once a host")
     return parser
 
 
 def command_of(program: str, script: str, case: Sequence[str], args: Any) -> list[str]:
-    """The command line of one turn of a program; "torch-compile" is torch with --compile."""
+    """The command line of one turn of a program; "torch-compile" is torch with --compile.
+
+    "ngd-shard" is ngd with --shard.
+    """
     name, _, option = program.partition("-")
     options = [*case, "--batch", str(args.batch), "--steps", str(args.steps)]
     options += ["--threads", str(args.threads), *([f"--{option}"] if option else [])]
@@ -68,7 +72,8 @@ def compare(
     cores = len(os.sched_getaffinity(0))
     if args.ranks * args.threads > cores:
         parser.error(f"{args.ranks} ranks x {args.threads} threads need more than {cores} cores")
-    programs = ["ngd", *filter(None, args.peers.split(","))]
+    ours = "ngd-shard" if args.shard else "ngd"
+    programs = [ours, *filter(None, args.peers.split(","))]
     turns = []
     for turn in range(args.turns):
         results = {p: last_line(command_of(p, script, case, args), p) for p in programs}
@@ -83,7 +88,7 @@ def compare(
         return {p: round(statistics.median(found(p, what)), 1) for p in programs}
 
     def ratio(peer: str) -> float:
-        pairs = zip(found("ngd", "us_per_step"), found(peer, "us_per_step"), strict=True)
+        pairs = zip(found(ours, "us_per_step"), found(peer, "us_per_step"), strict=True)
         return round(statistics.median(a / b for a, b in pairs), 3)
 
     summary = {
