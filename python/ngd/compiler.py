@@ -189,9 +189,14 @@ def group_of(graph: Graph, group: Group | None) -> Group:
     """What its collectives run over; they are checked."""
     expect_agreement(graph)
     if group is None:
-        together = talks(graph) or graph.shard != "none"
-        group = distributed.init() if together else distributed.alone()
+        all_ranks = together(graph, graph.shard)
+        group = distributed.init() if all_ranks else distributed.alone()
     return group
+
+
+def together(graph: Graph, shard: str) -> bool:
+    """Whether a step is one of all ranks of a group."""
+    return talks(graph) or shard != "none"
 
 
 @contextmanager

@@ -25,14 +25,13 @@ import numpy as np
 from . import distributed
 from .arrays import view
 from .collectives import Group
-from .compiler import as_precision, compile, sorted_updates
+from .compiler import as_precision, as_shard, compile, sorted_updates, together
 from .devices.executable import Executable
 from .dtype import SHORT_NAMES, Type, as_dtype, float32, float64
 from .errors import CompileError, RetraceWarning
 from .ir import PLACEHOLDER, Graph, Node
 from .narrowing import WIDE
 from .ops.operands import as_node
-from .passes.collectives import talks
 from .sites import call_site
 from .trees import LEAF, Structure, flatten, leaves_of, split
 from .variable import Variable, placeholder
@@ -156,6 +155,7 @@ class Function:
         device: str | None = None,
         group: Group | None = None,
         precision: Any = float32,
+        shard: str = "none",
         *,
         of: Callable[..., Any] | None = None,
     ) -> None:
@@ -163,6 +163,7 @@ class Function:
         self._code = getattr(inspect.unwrap(of or python), "__code__", None)
         self.updates, self.device, self.group = updates, device, group
         self.precision = as_precision("function", precision)
+        self.shard = as_shard("function", shard)
         self.name = getattr(python, "__qualname__", repr(python))
         self._signature = signature_of(python)
         parameters = self._signature.parameters.values()
@@ -320,13 +321,13 @@ class Function:
         inputs, returned, updates = self._run(key, leaves)
         graph = self._graph(inputs, returned, updates)
         how: dict[str, Any] = {"device": self.device, "group": self.group}
-        how["precision"] = self.precision
+        how |= {"precision": self.precision, "shard": self.shard}
         step = compile([*graph.inputs], [*graph.outputs], updates, **how)
         made, structure = flatten(returned)
         places = [i for i, node in enumerate(inputs) if node is not None]
         return Trace(
             step,
-            distributed.init() if self.group is None and talks(graph) else None,
+            distributed.init() if self.group is None and together(graph, self.shard) else None,
             None if len(places) == len(inputs) else places,
             structure,
             {i: leaf for i, leaf in enumerate(made) if not isinstance(leaf, Node)},
@@ -496,6 +497,7 @@ def function(
     device: str | None = None,
     group: Group | None = None,
     precision: Any = float32,
+    shard: str = "none",
 ) -> Function: ...
 @overload
 def function(
@@ -504,6 +506,7 @@ def function(
     device: str | None = None,
     group: Group | None = None,
     precision: Any = float32,
+    shard: str = "none",
 ) -> Callable[[Callable[..., Any]], Function]: ...
 def function(
     python: Callable[..., Any] | None = None,
@@ -512,6 +515,7 @@ def function(
     device: str | None = None,
     group: Group | None = None,
     precision: Any = float32,
+    shard: str = "none",
 ) -> Function | Callable[[Callable[..., Any]], Function]:
     """Make a compiled step of a Python function; a decorator, with or without arguments.
 
@@ -535,7 +539,7 @@ def function(
         Whether the function returns a pair: the result, and the next values of variables as
         `ngd.compile` takes them. They are the only way that a variable changes; a call returns the
         result alone.
-    device, group, precision
+    device, group, precision, shard
         As for `ngd.compile`.
 
     Returns
@@ -559,12 +563,12 @@ def function(
         anew, and traced, again and again.
     """
     if python is None:
-        as_precision("function", precision)
+        as_precision("function", precision), as_shard("function", shard)
         how: Any = {"updates": updates, "device": device, "group": group, "precision": precision}
-        return functools.partial(Function, **how)
+        return functools.partial(Function, **how, shard=shard)
     if not callable(python):
         raise TypeError(f"function: expected a Python function; got {python!r}")
-    return Function(python, updates, device, group, precision)
+    return Function(python, updates, device, group, precision, shard)
 
 
 __all__ = ["Function", "function"]

@@ -211,7 +211,7 @@ def like(f: Callable[..., Any], made: Callable[..., Any], where: str) -> Functio
 def step_of(f: Callable[..., Any], python: Callable[..., Any]) -> Function:
     """A function that is made of `f`: where that is compiled itself, as that is."""
     if isinstance(f, Function):
-        return Function(python, False, f.device, f.group, f.precision, of=f)
+        return Function(python, False, f.device, f.group, f.precision, f.shard, of=f)
     return Function(python, of=f)
 
 

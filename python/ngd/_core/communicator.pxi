@@ -173,6 +173,11 @@ cdef class Communicator:
         """Whether the ranks can have memory in common."""
         return self.communicator.get().has_common_memory()
 
+    @property
+    def is_over(self) -> bool:
+        """Of a group with common memory: whether it is closed, or has failed."""
+        return self.communicator.get().is_over()
+
     def make_common(self, size_t nbytes) -> int:
         """Make memory for all ranks of the group, and return its number for open_common."""
         return self.communicator.get().make_common(nbytes)

@@ -44,8 +44,8 @@ class Sharing:
 
     @property
     def is_over(self) -> bool:
-        """Whether the group is closed."""
-        return self.group.closed
+        """Whether the group is closed, or has failed."""
+        return self.group.closed or self.group.communicator.is_over
 
 
 def share(storages: Mapping[Variable, CpuStorage], group: Group, site: str) -> None:

@@ -130,6 +130,9 @@ class Communicator {
   // among themselves who writes what.
   // Throws Unsupported where the ranks map no memory of each other's; OutOfMemory.
   virtual bool has_common_memory() const noexcept { return false; }
+  // Whether the group that has it can still make a collective: while it cannot, nobody writes there
+  // who asks the others first.
+  virtual bool is_over() const noexcept { return false; }
   virtual std::uint64_t make_common(std::size_t bytes);
   virtual std::shared_ptr<void> open_common(int maker, std::uint64_t number);
 

@@ -44,6 +44,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   bool has_common_memory() const noexcept override { return inner_->has_common_memory(); }
+  bool is_over() const noexcept override { return inner_->is_over(); }
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
   void abort(std::string_view traceback) noexcept override;

@@ -481,6 +481,12 @@ void ShmCommunicator::release(SharedBlock block) noexcept {
       static_cast<std::uint64_t>(static_cast<std::byte*>(block.data) - group_.mine().base()));
 }
 
+bool ShmCommunicator::is_over() const noexcept {
+  if (family_->in_child()) return true;
+  const Locked locked(family_->monitor(), family_->record());
+  return closed_ || family_->closed() || family_->failed();
+}
+
 std::uint64_t ShmCommunicator::make_common(std::size_t bytes) {
   check_not_child();
   const Locked locked(family_->monitor(), family_->record());

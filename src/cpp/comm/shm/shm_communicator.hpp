@@ -43,6 +43,7 @@ class ShmCommunicator final : public Communicator {
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   bool has_common_memory() const noexcept override { return true; }
+  bool is_over() const noexcept override;
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
   void abort(std::string_view traceback) noexcept override;
