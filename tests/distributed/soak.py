@@ -5,7 +5,8 @@
 
 Every kill has a job of its own, started by hand and under `ngd run` in turns. Half of the ranks are
 killed from outside at a random time; the others die in the middle of a step: a timer goes off in
-it. Then every other rank must raise RankLostError that names the right one in under a second,
+it. In half of the jobs the ranks share the variable (`shard="host"`), and whoever reads it
+after the death finds it whole, or is told that it is not. Every other rank must raise RankLostError that names the right one in under a second,
 nothing of the job may be left (processes, what they mapped, sockets, files in /dev/shm), and the
 next job must start; by hand it has the same key. The exit code says whether all went well.
 """
@@ -36,14 +37,18 @@ COUNTS = (3, 700, 60_000, 1_000_000)
 """Elements that ride beside the flag, inline, in one piece, and in many."""
 
 
-def train(count: int, victim: int, fuse: float) -> None:
-    """Train for ever; where `fuse` is positive, the victim dies so many seconds into a step."""
+def train(count: int, victim: int, fuse: float, shard: str) -> None:
+    """Train for ever; where `fuse` is positive, the victim dies so many seconds into a step.
+
+    The batch is a rank's number, so that all elements of the variable are equal between two steps.
+    """
     world = ngd.init()
     w = ngd.variable("w", np.zeros(count))
     x = ngd.placeholder("x", (count,), np.float64)
     gradient = ops.all_reduce(ops.tanh(x + w), op="mean")
-    step = ngd.compile([x], [ops.sum(gradient)], {w: w - 0.1 * gradient})
-    batch, received = np.full(count, world.rank + 1.0), np.empty(count)
+    step = ngd.compile([x], [ops.sum(gradient)], {w: w - 0.1 * gradient}, shard=shard)
+    mine, received = np.full(count, world.rank + 1.0), np.empty(count)
+    batch = mine.copy()
     half = world.split(world.rank % 2)
     harness.say(json.dumps({"pid": os.getpid(), "maps": segments_of("self")}))
     try:
@@ -52,7 +57,7 @@ def train(count: int, victim: int, fuse: float) -> None:
             number += 1
             if fuse > 0 and number == 8 and world.rank == victim:
                 signal.setitimer(signal.ITIMER_REAL, fuse)  # nobody handles its signal: death
-            step(batch)
+            step(mine)
             ngd.all_reduce(batch, op="max")
             ngd.broadcast(batch, root=number % world.size)
             half.all_reduce(batch, op="sum")
@@ -64,8 +69,17 @@ def train(count: int, victim: int, fuse: float) -> None:
                 ngd.barrier()
     except ngd.errors.CollectiveError as error:
         told = {"at": time.monotonic(), "error": type(error).__name__, "message": str(error)}
-        harness.say(json.dumps(told))
+        harness.say(json.dumps({**told, "value": state_of(w)}))
         raise
+
+
+def state_of(w: ngd.Variable) -> str:
+    """Whether the variable is whole, or not and says so, or is torn."""
+    try:
+        value = w.numpy()
+    except ngd.errors.PoisonedVariableError:
+        return "poisoned"
+    return "whole" if np.ptp(value) == 0 else "torn"
 
 
 def segments_of(process: str) -> list[str]:
@@ -125,15 +139,16 @@ def gone(pid: int) -> bool:
 def kill_once(ranks: int, launcher: str, random_: random.Random) -> tuple[str, float, float]:
     """Run a job and kill one of its ranks.
 
-    Returns what was done, the seconds until the last of the others was told, and those until all
-    had begun to train. Raises AssertionError for whatever is wrong.
+    Returns what was done and found, the seconds until the last of the others was told, and those
+    until all had begun to train. Raises AssertionError for whatever is wrong.
     """
     victim, count = random_.randrange(ranks), random_.choice(COUNTS)
     fuse = random_.choice((0.0, random_.uniform(1e-6, 2e-3)))
     delay = random_.uniform(0, 0.1)
     point = f"{fuse * 1e6:.0f} us into a step" if fuse else f"after {delay * 1e3:.0f} ms"
-    what = f"{launcher}, {count} elements, rank {victim} {point}"
-    arguments = {"count": count, "victim": victim, "fuse": fuse}
+    shard = random_.choice(("none", "host"))
+    what = f"{launcher}, {count} elements, shard {shard}, rank {victim} {point}"
+    arguments = {"count": count, "victim": victim, "fuse": fuse, "shard": shard}
     begin = time.monotonic()
     with harness.Job(train, ranks, arguments=arguments, launcher=launcher) as job:
         started = [wait_until_said(job, rank, 60) for rank in range(ranks)]
@@ -159,6 +174,8 @@ def kill_once(ranks: int, launcher: str, random_: random.Random) -> tuple[str, f
         assert error["error"] == "RankLostError", f"{what}: rank {rank}: {error}"
         assert f"rank {victim} " in error["message"], f"{what}: rank {rank}: {error}"
         assert outcomes[rank].code in (1, None), f"{what}: {outcomes[rank]}"
+        assert error["value"] != "torn", f"{what}: rank {rank} reads a variable half written"
+        what += f", rank {rank}: {error['value']}"
         slowest = max(slowest, error["at"] - death)
     assert slowest < 1, f"{what}: told after {slowest:.2f} s"
     segments = {inode for each in started for inode in each["maps"]}

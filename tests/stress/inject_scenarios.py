@@ -339,6 +339,39 @@ def training(rank: int) -> list[Step]:
     ]
 
 
+def sharing(rank: int) -> list[Step]:
+    """Two ranks keep one copy of a variable; it is read, assigned, and shared anew."""
+    state: dict[str, Any] = {}
+
+    def built() -> None:
+        w, x = ngd.variable("w", np.zeros(700)), ngd.placeholder("x", (700,), np.float64)
+        mean = ops.all_reduce(x, op="mean")
+        norm = ops.sum(mean * mean)
+        state["w"], state["step"] = w, None
+        state["step"] = ngd.compile([x], [norm], {w: w + mean + 0.0 * norm}, shard="host")
+
+    def run() -> None:
+        before = state["w"].numpy()
+        check(state["step"](np.full(700, 1.0 + rank))[0], np.array(700 * 1.5**2))
+        state["want"] = before + 1.5
+
+    def looked() -> None:
+        check(state["w"].numpy(), state["want"])
+
+    def assigned() -> None:
+        state["w"].assign(np.ones(700))
+
+    def dropped() -> None:
+        state.clear()
+
+    return [
+        *fresh(),
+        *(Step("compile", built), Step("run", run), Step("look", looked)),
+        *(Step("assign", assigned), Step("run", run), Step("look", looked)),
+        *(Step("drop", dropped), Step("compile", built), Step("run", run)),
+    ]
+
+
 def interpreter(rank: int) -> list[Step]:
     """A step with collectives on the other device."""
     state: list[Any] = []
@@ -564,6 +597,7 @@ SCENARIOS = {
         Scenario("works", works),
         Scenario("groups", groups),
         Scenario("training", training),
+        Scenario("sharing", sharing),
         Scenario("many", many),
         Scenario("interpreter", interpreter),
         Scenario("mismatch", mismatch),

@@ -64,6 +64,69 @@ TEST_P(GroupsTest, ANegativeColorIsInNoGroup) {
   }));
 }
 
+// What one writes all read, in the world and in a group of it; the memory is free when all have
+// given it back, and not before.
+TEST_P(GroupsTest, MemoryInCommon) {
+  expect_success(run_ranks(GetParam(), [](Communicator& world) {
+    constexpr std::size_t kBytes = 3 << 20;
+    const auto half = world.split(world.rank() % 2, 0);
+    for (Communicator* group : {&world, half.get()}) {
+      require(group->has_common_memory() && !group->is_over(), "no memory in common");
+      const int maker = group->size() - 1;
+      const bool makes = group->rank() == maker;
+      const auto barrier = [&] { group->wait(group->submit({}), kSeconds); };
+      const auto told = [&](std::uint64_t number) {
+        auto value = static_cast<std::int64_t>(number);
+        const auto max = all_reduce(ReduceOp::Max, DType::I64, &value, &value, 1);
+        group->wait(group->submit(max), kSeconds);
+        return static_cast<std::uint64_t>(value);
+      };
+      const std::uint64_t place = told(makes ? group->make_common(kBytes) : 0);
+      std::shared_ptr<void> memory = group->open_common(maker, place);
+      auto* bytes = static_cast<std::uint8_t*>(memory.get());
+      require(reinterpret_cast<std::uintptr_t>(bytes) % 64 == 0, "not aligned");
+      const std::size_t part = kBytes / static_cast<std::size_t>(group->size());
+      std::memset(bytes + static_cast<std::size_t>(group->rank()) * part, group->rank() + 1, part);
+      barrier();
+      for (int r = 0; r < group->size(); ++r)
+        require(bytes[static_cast<std::size_t>(r + 1) * part - 1] == r + 1, "wrong byte");
+      barrier();
+      if (makes) memory.reset();
+      if (makes && group->size() > 1)
+        require(group->make_common(kBytes) != place, "memory that others use was given again");
+      barrier();
+      memory.reset();
+      barrier();
+      if (makes) require(group->make_common(kBytes) == place, "memory is not given back");
+      barrier();
+    }
+  }));
+}
+
+TEST(CommonMemory, OutlivesItsGroup) {
+  auto ranks = shm::make_thread_ranks(2);
+  const std::uint64_t number = ranks[0]->make_common(100);
+  std::vector<std::shared_ptr<void>> open;
+  for (auto& rank : ranks) open.push_back(rank->open_common(0, number));
+  ranks[1]->close();
+  EXPECT_TRUE(ranks[1]->is_over());
+  ranks.clear();
+  std::memset(open[0].get(), 7, 100);
+  EXPECT_EQ(static_cast<std::uint8_t*>(open[1].get())[99], 7);
+}
+
+TEST(CommonMemory, IsNotEverywhere) {
+  const auto alone = make_self_communicator();
+  EXPECT_FALSE(alone->has_common_memory());
+  EXPECT_EQ(outcome_of([&] { alone->make_common(1); }).kind, ErrorKind::Unsupported);
+  EXPECT_EQ(outcome_of([&] { alone->open_common(0, 0); }).kind, ErrorKind::Unsupported);
+  const auto ranks = shm::make_thread_ranks(2);
+  EXPECT_EQ(outcome_of([&] { ranks[0]->make_common(~std::size_t{0}); }).kind,
+            ErrorKind::OutOfMemory);
+  EXPECT_EQ(outcome_of([&] { ranks[0]->make_common(std::size_t{1} << 60); }).kind,
+            ErrorKind::OutOfMemory);
+}
+
 TEST_P(GroupsTest, SplitOfSplit) {
   expect_success(run_ranks(GetParam(), [](Communicator& world) {
     std::vector<std::unique_ptr<Communicator>> groups;
