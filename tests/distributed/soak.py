@@ -37,27 +37,34 @@ COUNTS = (3, 700, 60_000, 1_000_000)
 """Elements that ride beside the flag, inline, in one piece, and in many."""
 
 
-def train(count: int, victim: int, fuse: float, shard: str) -> None:
+def train(count: int, victim: int, fuse: float, shard: str, depth: int) -> None:
     """Train for ever; where `fuse` is positive, the victim dies so many seconds into a step.
 
-    The batch is a rank's number, so that all elements of the variable are equal between two steps.
+    Where it is negative, after such a share of what a step takes. `depth` is how many ops a new
+    value is made by; they run behind all collectives of the step. The batch is a rank's number, so that all elements of the variable are equal between two steps.
     """
     world = ngd.init()
     w = ngd.variable("w", np.zeros(count))
     x = ngd.placeholder("x", (count,), np.float64)
     gradient = ops.all_reduce(ops.tanh(x + w), op="mean")
-    step = ngd.compile([x], [ops.sum(gradient)], {w: w - 0.1 * gradient}, shard=shard)
+    following = w - 0.1 * gradient
+    for _ in range(depth):
+        following = ops.tanh(following)
+    step = ngd.compile([x], [ops.sum(gradient)], {w: following}, shard=shard)
     mine, received = np.full(count, world.rank + 1.0), np.empty(count)
     batch = mine.copy()
     half = world.split(world.rank % 2)
     harness.say(json.dumps({"pid": os.getpid(), "maps": segments_of("self")}))
     try:
-        number = 0
+        number, took = 0, 0.0
         while True:
             number += 1
-            if fuse > 0 and number == 8 and world.rank == victim:
-                signal.setitimer(signal.ITIMER_REAL, fuse)  # nobody handles its signal: death
+            begin = time.monotonic()
+            if fuse != 0 and number == 8 and world.rank == victim:
+                seconds = fuse if fuse > 0 else -fuse * took
+                signal.setitimer(signal.ITIMER_REAL, seconds)  # nobody handles its signal: death
             step(mine)
+            took = time.monotonic() - begin
             ngd.all_reduce(batch, op="max")
             ngd.broadcast(batch, root=number % world.size)
             half.all_reduce(batch, op="sum")
@@ -144,11 +151,15 @@ def kill_once(ranks: int, launcher: str, random_: random.Random) -> tuple[str, f
     """
     victim, count = random_.randrange(ranks), random_.choice(COUNTS)
     fuse = random_.choice((0.0, random_.uniform(1e-6, 2e-3)))
-    delay = random_.uniform(0, 0.1)
+    delay, depth = random_.uniform(0, 0.1), 0
     point = f"{fuse * 1e6:.0f} us into a step" if fuse else f"after {delay * 1e3:.0f} ms"
     shard = random_.choice(("none", "host"))
+    if fuse and random_.random() < 0.5:
+        count, depth, fuse = max(COUNTS), 12, -random_.uniform(0.4, 1)
+        point = f"after {-fuse:.2f} of a step, most of which is its update"
     what = f"{launcher}, {count} elements, shard {shard}, rank {victim} {point}"
     arguments = {"count": count, "victim": victim, "fuse": fuse, "shard": shard}
+    arguments["depth"] = depth
     begin = time.monotonic()
     with harness.Job(train, ranks, arguments=arguments, launcher=launcher) as job:
         started = [wait_until_said(job, rank, 60) for rank in range(ranks)]
