@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,8 +24,12 @@ class Storage(Protocol):
         """A copy of the value, where the variable may be read now."""
         ...
 
-    def check(self, value: Array) -> None:
-        """Refuse a value, where it cannot be written; nothing has changed then."""
+    def assigning(self) -> AbstractContextManager[Any]:
+        """What an assignment stands in."""
+        ...
+
+    def refusal(self, value: Array) -> str | None:
+        """Why a value cannot be written; None: it can."""
         ...
 
     def write(self, value: Array) -> None:
@@ -81,7 +86,8 @@ class Variable(Node):
     def assign(self, value: Any) -> None:
         """Replace the value on every device; shape must be equal, the dtype is cast to.
 
-        BusyError while a step reads or writes it.
+        What the ranks of a host share (`shard` of ngd.compile), all of them assign, and one value:
+        else a ValueError. BusyError while a step reads or writes it.
         """
         where = f"variable {self.name!r}: assign()"
         array = view(value, where)
@@ -89,7 +95,13 @@ class Variable(Node):
         if array.shape != self.shape:
             raise ShapeError(f"{where} expected shape {self.shape}; got {array.shape}")
         array = np.ascontiguousarray(array.astype(self.dtype)).reshape(self.shape)
-        self.cell.replace(list(self._storages.values()), array)
+        storages = list(self._storages.values())
+        with ExitStack() as stack:
+            for storage in storages:
+                stack.enter_context(storage.assigning())
+            refusal = self.cell.replace(storages, array)
+        if refusal is not None:
+            raise ValueError(f"{where} {refusal}")
         self._initial = None if self._storages else array.copy()
 
     def storage(self, device: str, make: Callable[[Variable, Array], Storage]) -> Storage:

@@ -34,6 +34,20 @@ def modules() -> dict[str, Any]:
     return {"np": np, "ngd": ngd, "nn": nn, "ops": ops, "optim": optim}
 
 
+def sharding() -> None:
+    names = execute("docs/sharding.md", "kept_once", modules())
+    step, w, size = names["step"], names["w"], names["world"].size
+    assert names["kept_once"] == (3 * w.type.bytes if size > 1 else 0)
+    given = [np.full(n.shape, 1 + names["world"].rank, np.float32) for n in step.graph.inputs]
+    losses = [float(step(*given)[0]) for _ in range(20)]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sharding(ranks: int) -> None:
+    run(sharding, ranks)
+
+
 def readme() -> dict[str, Any]:
     world = ngd.init()
     sys.path.insert(0, str(harness.EXAMPLES))

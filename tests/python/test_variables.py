@@ -15,6 +15,7 @@ import pytest
 
 import ngd
 from ngd import ops
+from ngd.devices.interpreter import HostStorage
 from ngd.errors import BusyError, PoisonedVariableError
 
 DEVICES = ("CPU", "INTERPRETER")
@@ -203,11 +204,11 @@ def test_an_assignment_that_fails_half_way_poisons() -> None:
     for device in DEVICES:
         ngd.compile([], [v * 1], device=device)
 
-    class Failing:
+    class Failing(HostStorage):
         def write(self, value: Any) -> None:
             raise KeyboardInterrupt
 
-    v._storages["CPU"] = Failing()
+    v._storages["CPU"] = Failing.__new__(Failing)
     with pytest.raises(KeyboardInterrupt):
         v.assign([1, 1])
     with pytest.raises(PoisonedVariableError):

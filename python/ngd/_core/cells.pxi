@@ -24,8 +24,8 @@ cdef class Cell:
         self.expect_no_writer()
         self.expect_value()
 
-    def replace(self, list storages, ndarray value) -> None:
-        """Write the value to all storages, if none refuses it.
+    def replace(self, list storages, ndarray value) -> str | None:
+        """Write the value to all storages; or say why one of them refuses it.
 
         What happens in the middle leaves none that is valid.
         """
@@ -33,7 +33,9 @@ cdef class Cell:
         self.writing = True
         try:
             for storage in storages:
-                storage.check(value)
+                refusal = storage.refusal(value)
+                if refusal is not None:
+                    return refusal
             try:
                 for storage in storages:
                     storage.write(value)
@@ -42,6 +44,7 @@ cdef class Cell:
             except BaseException:
                 self.poisoned = True
                 raise
+            return None
         finally:
             self.writing = False
 

@@ -119,6 +119,7 @@ cdef class Executable:
         list given, list made,
     ):
         cdef vector[CppCommunicator*] groups
+        cdef vector[void*] pointers
         self.builder, self.given, self.made, self.whole = builder, given, made, []
         # The garbage collector empties lists, and never tuples.
         self.communicators, self.variables = tuple(communicators), tuple(variables)
@@ -128,8 +129,9 @@ cdef class Executable:
         for communicator in communicators:
             groups.push_back((<Communicator?> communicator).communicator.get())
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
+        self.find(pointers)
         self.executor.reset(new Executor(
-            builder.program, dereference(device.device), device.table, groups, self.places()
+            builder.program, dereference(device.device), device.table, groups, pointers
         ))
         self.moves = _moves
 
@@ -145,16 +147,17 @@ cdef class Executable:
                     f"Executable: the ranks share variable {name!r} by now, which this step "
                     "updates whole: compile it again, with shard='host'"
                 )
-        dereference(self.executor).move_variables(self.places())
+        cdef vector[void*] variables
+        self.find(variables)
+        dereference(self.executor).move_variables(variables)
         self.moves = _moves
         return 0
 
-    cdef vector[void*] places(self):
+    cdef int find(self, vector[void*]& variables) except -1:
         """Where the variables are."""
-        cdef vector[void*] pointers
         for variable in self.variables:
-            pointers.push_back((<Buffer> variable).data)
-        return pointers
+            variables.push_back((<Buffer> variable).data)
+        return 0
 
     def __dealloc__(self):
         self.executor.reset()

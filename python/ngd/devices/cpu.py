@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any, Final
 
@@ -107,7 +108,7 @@ class CpuStorage:
     """A variable's value in the CPU device's memory."""
 
     def __init__(self, variable: Variable, initial: Array) -> None:
-        self.name, self.type, self.cell = variable.name, variable.type, variable.cell
+        self.type, self.cell = variable.type, variable.cell
         self.buffer = _core.Buffer(DEVICE, self.type.bytes)
         self.buffer.write(initial)
         self._sharing: Sharing | None = None
@@ -134,28 +135,27 @@ class CpuStorage:
         if value is not None:
             self.buffer.write(value)
 
-    def check(self, value: Array) -> None:
-        """Refuse what not all ranks that share it assign alike; all of them call this."""
+    def assigning(self) -> AbstractContextManager[Any]:
+        """Where it is shared, a call of several collectives."""
         sharing = self.sharing
-        if sharing is None:
-            return
-        with sharing.group.under_way():
-            equal = agree(sharing.group, [value], call_site())
-        if not all(equal):
-            raise ValueError(
-                f"variable {self.name!r}: assign(): expected one value on all ranks, which share "
-                f"the variable since the step compiled at {sharing.site}; they give different ones"
-            )
+        return nullcontext() if sharing is None else sharing.group.under_way()
+
+    def refusal(self, value: Array) -> str | None:
+        """Not all ranks that share it assign the same; all of them call this."""
+        sharing = self.sharing
+        if sharing is None or all(agree(sharing.group, [value], call_site())):
+            return None
+        return (
+            "expected one value on all ranks, which share the variable since the step compiled at "
+            f"{sharing.site}; they give different ones"
+        )
 
     def write(self, value: Array) -> None:
         """Replace the value; where it is shared one rank does, and all others wait."""
         sharing = self.sharing
-        if sharing is None:
+        if sharing is None or sharing.group.rank == 0:
             self.buffer.write(value)
-            return
-        with sharing.group.under_way():
-            if sharing.group.rank == 0:
-                self.buffer.write(value)
+        if sharing is not None:
             sharing.group.barrier(site=call_site())
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,13 @@ class HostStorage:
         self.cell.check_readable()
         return self.value.copy()
 
-    def check(self, value: Array) -> None:
+    def assigning(self) -> AbstractContextManager[Any]:
+        """Nothing."""
+        return nullcontext()
+
+    def refusal(self, value: Array) -> str | None:
         """Any value can be written."""
+        return None
 
     def write(self, value: Array) -> None:
         """Replace the value."""

@@ -15,8 +15,9 @@ the variable to memory of this process again. What a failure found half written 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,8 +58,8 @@ def share(storages: Mapping[Variable, CpuStorage], group: Group, site: str) -> N
         A variable is shared with other ranks.
     ValueError
         The ranks hold different values of a variable; on all of them.
-    OutOfMemoryError
-        The host has no memory for them; on all ranks.
+    MemoryError
+        Rank 0 has no memory for them; on all ranks.
     """
     for variable, storage in storages.items():
         if storage.sharing is not None and storage.sharing.group is not group:
@@ -72,35 +73,40 @@ def share(storages: Mapping[Variable, CpuStorage], group: Group, site: str) -> N
         return
     for variable in fresh:
         variable.cell.expect_nobody()
+    values = [storage.read() for storage in fresh.values()]
     with group.under_way():
-        equal = agree(group, [s.read() for s in fresh.values()], site)
+        equal = agree(group, values, site)
+        memory = common_memory(group, sum(aligned(v.type.bytes) for v in fresh), site)
+        if memory is not None and all(equal):
+            sharing, offset = Sharing(group, site), 0
+            for variable, storage in fresh.items():
+                storage.move(memory, offset, sharing)
+                offset += aligned(variable.type.bytes)
+            group.barrier(site=site)
     for variable, same in zip(fresh, equal, strict=True):
         if not same:
             raise ValueError(
                 f"compile: shard: expected one value of variable {variable.name!r} on all ranks; "
                 "they hold different ones: ngd.broadcast_variables makes them equal"
             )
-    with group.under_way():
-        memory = common_memory(group, sum(aligned(v.type.bytes) for v in fresh), site)
-        sharing, offset = Sharing(group, site), 0
-        for variable, storage in fresh.items():
-            storage.move(memory, offset, sharing)
-            offset += aligned(variable.type.bytes)
-        group.barrier(site=site)
+    if memory is None:
+        raise MemoryError(f"compile: shard: rank 0 has no memory for {names(fresh)}")
 
 
-def common_memory(group: Group, size: int, site: str) -> _core.CommonMemory:
-    """So many bytes that all ranks of a group map."""
-    number, error = NO_MEMORY, None
+def names(variables: Iterable[Variable]) -> str:
+    """Some of them, for messages."""
+    few = [repr(v.name) for v in variables]
+    return f"variables {', '.join(few[:3])}{', ...' if len(few) > 3 else ''}"
+
+
+def common_memory(group: Group, size: int, site: str) -> _core.CommonMemory | None:
+    """So many bytes that all ranks of a group map; None on all of them: rank 0 has none."""
+    number = NO_MEMORY
     if group.rank == 0:
-        try:
+        with contextlib.suppress(MemoryError):
             number = group.communicator.make_common(size)
-        except MemoryError as caught:
-            error = caught
     (told,) = group.broadcast(np.array([number], np.uint64), site=site)
-    if told == NO_MEMORY:
-        raise error or MemoryError(f"compile: shard: rank 0 has no {size} bytes to share")
-    return group.communicator.open_common(0, int(told))
+    return None if told == NO_MEMORY else group.communicator.open_common(0, int(told))
 
 
 def agree(group: Group, values: list[Array], site: str) -> list[bool]:
