@@ -181,7 +181,9 @@ def as_precision(where: str, precision: Any) -> DType:
 def as_shard(where: str, shard: str) -> str:
     """Which variables this public call shares."""
     if shard not in SHARDS:
-        raise ValueError(f"{where}: shard: expected {' or '.join(map(repr, SHARDS))}; got {shard!r}")
+        raise ValueError(
+            f"{where}: shard: expected {' or '.join(map(repr, SHARDS))}; got {shard!r}"
+        )
     return shard
 
 

@@ -5,10 +5,11 @@
 
 Every kill has a job of its own, started by hand and under `ngd run` in turns. Half of the ranks are
 killed from outside at a random time; the others die in the middle of a step: a timer goes off in
-it. In half of the jobs the ranks share the variable (`shard="host"`), and whoever reads it
-after the death finds it whole, or is told that it is not. Every other rank must raise RankLostError that names the right one in under a second,
-nothing of the job may be left (processes, what they mapped, sockets, files in /dev/shm), and the
-next job must start; by hand it has the same key. The exit code says whether all went well.
+it. In half of the jobs the ranks share the variable (`shard="host"`), and whoever reads it after
+the death finds it whole, or is told that it is not. Every other rank must raise RankLostError that
+names the right one in under a second, nothing of the job may be left (processes, what they mapped,
+sockets, files in /dev/shm), and the next job must start; by hand it has the same key. The exit code
+says whether all went well.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def train(count: int, victim: int, fuse: float, shard: str, depth: int) -> None:
     """Train for ever; where `fuse` is positive, the victim dies so many seconds into a step.
 
     Where it is negative, after such a share of what a step takes. `depth` is how many ops a new
-    value is made by; they run behind all collectives of the step. The batch is a rank's number, so that all elements of the variable are equal between two steps.
+    value is made by; they run behind all collectives of the step. The batch is a rank's number, so
+    that all elements of the variable are equal between two steps.
     """
     world = ngd.init()
     w = ngd.variable("w", np.zeros(count))

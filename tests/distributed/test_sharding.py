@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights once a host: the same training as with a copy a rank, in less memory, and its failures."""
+"""Weights once a host: the same training as with a copy a rank, and what goes wrong in it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class Net:
 
     def __init__(self, dtype: Any = np.float32, seed: int = 1) -> None:
         random = np.random.default_rng(seed)
-        self.x, self.t = (ngd.placeholder(name, (8, n), dtype) for name, n in (("x", 61), ("t", 33)))
+        self.x, self.t = (
+            ngd.placeholder(name, (8, n), dtype) for name, n in (("x", 61), ("t", 33))
+        )
         shapes = {"w1": (61, 301), "b1": (301,), "w2": (301, 33), "b2": (33,)}
         initial = {name: random.normal(size=shape) * 0.1 for name, shape in shapes.items()}
         self.parameters = {k: ngd.variable(k, v.astype(dtype)) for k, v in initial.items()}
@@ -61,7 +63,7 @@ def trained(
 
 
 def same_training(rules: list[str], clip: float | None, dtype: str) -> None:
-    """With a copy a host and with one a rank: the same bits, or but for the order of a norm's sum."""
+    """A copy a host or one a rank: the same bits, but for those of a norm."""
     for rule in rules:
         plain, variables, _ = trained(rule, clip, "none", np.dtype(dtype))
         losses, shared, memory = trained(rule, clip, "host", np.dtype(dtype))
@@ -81,16 +83,12 @@ def same_training(rules: list[str], clip: float | None, dtype: str) -> None:
 @several
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_training_is_the_same(ranks: int, dtype: str) -> None:
-    run_in_world(
-        same_training, "shm", ranks, rules=list(OPTIMIZERS), clip=None, dtype=dtype
-    )
+    run_in_world(same_training, "shm", ranks, rules=list(OPTIMIZERS), clip=None, dtype=dtype)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_norms_of_all_gradients(ranks: int) -> None:
-    run_in_world(
-        same_training, "shm", ranks, rules=list(OPTIMIZERS), clip=0.5, dtype="float32"
-    )
+    run_in_world(same_training, "shm", ranks, rules=list(OPTIMIZERS), clip=0.5, dtype="float32")
 
 
 def test_cuts() -> None:
@@ -98,8 +96,9 @@ def test_cuts() -> None:
         for count in (64 * ranks, 64 * ranks + 1, 1000 * ranks + 7, 12_345_678):
             at = cuts(count, ranks)
             sizes = np.diff(at)
-            assert at[0] == 0 and at[-1] == count and len(at) == ranks + 1
-            assert all(b % UNIT == 0 for b in at[:-1]) and sizes.min() > 0
+            assert (at[0], at[-1], len(at)) == (0, count, ranks + 1)
+            assert all(b % UNIT == 0 for b in at[:-1])
+            assert sizes.min() > 0
             assert sizes.max() - sizes.min() < 2 * UNIT
     assert not is_cut(ngd.constant(np.zeros(SMALL // 4, np.float32)).type, 2)
     assert is_cut(ngd.constant(np.zeros(SMALL // 4 + 1, np.float32)).type, 2)
@@ -112,8 +111,11 @@ def gradients_are_reduced_once() -> None:
     for rule, clip, totals in (("adamw", None, 0), ("adamw", 1.0, 1), ("lamb", 1.0, 2)):
         updates = OPTIMIZERS[rule](clip).update(net.loss, list(net.parameters.values()))
         program = str(ngd.compile([net.x, net.t], [net.loss], updates, shard="host"))
-        starts = [line.split("= start ")[1].split("(")[0] for line in program.splitlines()
-                  if "= start " in line]
+        starts = [
+            line.split("= start ")[1].split("(")[0]
+            for line in program.splitlines()
+            if "= start " in line
+        ]
         assert starts.count("reduce_scatter") == 2
         assert starts.count("all_reduce") == 2 + totals  # of the biases, and of norms
         assert starts.count("barrier") == 2
@@ -124,7 +126,7 @@ def test_gradients_are_reduced_once() -> None:
 
 
 def other_programs_see_it() -> None:
-    """Steps that read a shared variable, made before and after; values that are read and assigned."""
+    """Steps that read a shared variable, made before and after; values read and assigned."""
     world = ngd.init()
     net = Net()
     before = ngd.compile([net.x], [net.y])
@@ -162,9 +164,7 @@ def reads_of_old_values() -> None:
     x = ngd.placeholder("x", (n,))
     mean = ops.all_reduce(x, op="mean")
     total = ops.reshape(ops.sum(a), (1,))
-    step = ngd.compile(
-        [x], [a, a + mean, total], {a: b, b: a, c: c + a * 10 + mean}, shard="host"
-    )
+    step = ngd.compile([x], [a, a + mean, total], {a: b, b: a, c: c + a * 10 + mean}, shard="host")
     want = [np.full(n, i, np.float32) for i in range(3)]
     for turn in range(4):
         given = np.full(n, world.rank + turn, np.float32)
@@ -208,8 +208,9 @@ def test_moving_averages(ranks: int) -> None:
 def what_is_not_shared() -> None:
     """Small variables, and those whose next values are a rank's own, stay as they are."""
     world = ngd.init()
-    small, own, both = (ngd.variable(k, np.zeros(n)) for k, n in
-                        (("small", 100), ("own", 5000), ("both", 5000)))
+    small, own, both = (
+        ngd.variable(k, np.zeros(n)) for k, n in (("small", 100), ("own", 5000), ("both", 5000))
+    )
     x = ngd.placeholder("x", (5000,), np.float64)
     mean = ops.all_reduce(x, op="mean")
     step = ngd.compile([x], [], {small: small + 1, own: own + x, both: both + mean}, shard="host")
@@ -252,7 +253,7 @@ def refusals() -> None:
     step(np.ones(5000, np.float32))
     np.testing.assert_array_equal(w.numpy(), 2 * world.size)
     different = ngd.variable("different", np.full(5000, world.rank, np.float32))
-    with pytest.raises(ValueError, match="they hold different ones: ngd.broadcast_variables makes them equal"):
+    with pytest.raises(ValueError, match="they hold different ones"):
         ngd.compile([], [], {different: different * 2}, shard="host")
     ngd.broadcast_variables([different], root=1)
     ngd.compile([], [], {different: different * 2}, shard="host")()
@@ -383,12 +384,17 @@ def trains_until_a_death() -> str:
     world = ngd.init()
     w, step = adding(world, 100_000)
     ones, done = np.ones(100_000, np.float32), 0
-    with pytest.raises(ngd.errors.RankLostError, match=f"rank {world.size - 1}"):
+
+    def train() -> None:
+        nonlocal done
         while True:
             step(ones)
             done += 1
             if done == 20:
                 say("ready")
+
+    with pytest.raises(ngd.errors.RankLostError, match=f"rank {world.size - 1}"):
+        train()
     try:
         value = w.numpy()
     except ngd.errors.PoisonedVariableError:
@@ -407,7 +413,8 @@ def test_a_rank_is_killed_at_any_time(ranks: int) -> None:
             time.sleep(0.003 * turn + 0.0007)
             job.kill(ranks - 1)
             for outcome in job.wait(60)[:-1]:
-                assert outcome.code == 0 and outcome.value in ("poisoned", "whole"), job.everything
+                assert outcome.code == 0, job.everything
+                assert outcome.value in ("poisoned", "whole"), job.everything
 
 
 def fails_while_others_write() -> None:
@@ -421,9 +428,13 @@ def fails_while_others_write() -> None:
     given = np.zeros(n, np.float32)
     given[0] = 1e38
     error = ngd.errors.NotFiniteError if world.rank == 0 else ngd.errors.RemoteRankError
-    with pytest.raises(error, match="NGD_CHECK_FINITE"):
+
+    def train() -> None:
         for _ in range(4):
             step(given)
+
+    with pytest.raises(error, match="NGD_CHECK_FINITE"):
+        train()
     with pytest.raises(ngd.errors.PoisonedVariableError, match="w"):
         w.numpy()
     w.assign(given)

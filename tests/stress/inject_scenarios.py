@@ -354,7 +354,8 @@ def sharing(rank: int) -> list[Step]:
         try:
             before = state["w"].numpy()
         except errors.PoisonedVariableError:  # by a failure that has closed the group
-            return assigned()
+            assigned()
+            return
         check(state["step"](np.full(700, 1.0 + rank))[0], np.array(700 * 1.5**2))
         state["want"] = before + 1.5
 
@@ -365,8 +366,11 @@ def sharing(rank: int) -> list[Step]:
         state["w"].assign(np.ones(700))
         try:
             ngd.barrier()  # where the group is closed, the rank has assigned for itself alone
-        except MemoryError:
-            ngd.barrier()
+        except MemoryError as error:
+            try:
+                ngd.barrier()
+            except errors.GroupClosedError:
+                raise error from None
 
     def dropped() -> None:
         state.clear()

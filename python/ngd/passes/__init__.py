@@ -79,7 +79,7 @@ def planned(graph: Graph, target: Target) -> Plan:
 
 
 def expect_types_of(before: Graph, after: Graph) -> None:
-    """Check that a pass has kept the types of what the step gives; `verify` has seen the updates."""
+    """Check that a pass has kept the types of what the step gives; verify() sees to the updates."""
     for old, new in zip(before.outputs, after.outputs, strict=True):
         if old.type != new.type:
             raise CompileError(f"{new.op.name} at {new.site}: a pass has made {new.type} of {old}")

@@ -37,7 +37,7 @@ from .collectives import Ordered
 from .target import Target
 
 SMALL: Final = 2048
-"""Bytes of a variable that are not cut: a sum of so many goes beside the flag (comm/shm/flat.cpp)."""
+"""Bytes of a variable that are not cut: a sum of so many goes beside the flag (shm/flat.cpp)."""
 UNIT: Final = 64
 """Elements: parts begin at multiples of it, which are cache lines for every dtype."""
 COMBINED: Final = ("sum", "min", "max", "prod")
@@ -107,7 +107,7 @@ class Wanted:
         self.graph, self.values, self.target = graph, values, target
         self.sums = self.sums_below()
         self.totals = {node for node in graph.nodes if self.may_be_total(node)}
-        """Reductions to one element, of what is computed in slices: part by part, then all parts."""
+        """Reductions to one element of what is computed in slices: each part, then all parts."""
         self.whole: set[Node] = set()
         self.sliced: set[Node] = set()
         while self.decide():
