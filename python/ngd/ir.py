@@ -684,9 +684,9 @@ class Graph:
                     new[node] = changed  # type: ignore[assignment]
         if not new:
             return self
-        inputs, outputs = ([new.get(n, n) for n in of] for of in (self.inputs, self.outputs))
+        inputs, outputs = (tuple(new.get(n, n) for n in o) for o in (self.inputs, self.outputs))
         updates = tuple((v, new.get(value, value)) for v, value in self.updates)
-        return replace(self, inputs=tuple(inputs), outputs=tuple(outputs), updates=updates)
+        return replace(self, inputs=inputs, outputs=outputs, updates=updates)
 
     def verify(self) -> None:
         """Check what every pass must keep; raises CompileError that names the node."""

@@ -78,10 +78,12 @@ class Variable(Node):
         if device is not None:
             config.device(device, f"variable {self.name!r}")
         self.cell.check_readable()
-        storage = self._storages.get(device or self.cell.latest or "")
-        if storage is None and self._initial is None:  # as the device would begin
-            storage = self._storages[self.cell.latest]
-        return storage.read() if storage is not None else self._initial.copy()
+        storage, initial = self._storages.get(device or self.cell.latest or ""), self._initial
+        if storage is None and initial is not None:
+            return initial.copy()
+        if storage is None:  # as the device would begin
+            storage = self._storages[self.cell.latest or ""]
+        return storage.read()
 
     def assign(self, value: Any) -> None:
         """Replace the value on every device; shape must be equal, the dtype is cast to.

@@ -117,6 +117,6 @@ def agree(group: Group, values: list[Array], site: str) -> list[bool]:
     return [bool(same) for same in (everywhere == everywhere[0]).all(axis=0)]
 
 
-def bytes_of(value: Array) -> Array:
+def bytes_of(value: Array) -> memoryview:
     """The bytes of an array, of whatever dtype."""
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
