@@ -562,13 +562,13 @@ def function(
         The function was traced for the eighth time; once, with what has changed. Or it is made
         anew, and traced, again and again.
     """
+    how: Any = {"device": device, "group": group, "precision": precision, "shard": shard}
     if python is None:
         as_precision("function", precision), as_shard("function", shard)
-        how: Any = {"updates": updates, "device": device, "group": group, "precision": precision}
-        return functools.partial(Function, **how, shard=shard)
+        return functools.partial(Function, updates=updates, **how)
     if not callable(python):
         raise TypeError(f"function: expected a Python function; got {python!r}")
-    return Function(python, updates, device, group, precision, shard)
+    return Function(python, updates, **how)
 
 
 __all__ = ["Function", "function"]

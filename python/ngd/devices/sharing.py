@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -117,6 +117,6 @@ def agree(group: Group, values: list[Array], site: str) -> list[bool]:
     return [bool(same) for same in (everywhere == everywhere[0]).all(axis=0)]
 
 
-def bytes_of(value: Array) -> memoryview:
+def bytes_of(value: Array) -> Any:
     """The bytes of an array, of whatever dtype."""
-    return memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data

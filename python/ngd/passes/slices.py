@@ -28,10 +28,10 @@ from typing import Any, Final
 
 from ..dtype import DType, Type
 from ..ir import CONSTANT, Graph, Node, constant_node, offset_of
-from ..kinds import KINDS
 from ..narrowing import wide
 from ..ops import shape
-from ..ops.collective import Collective, all_reduce
+from ..ops.collective import COMBINED, Collective, all_reduce
+from ..ops.exchange import ReduceScatter
 from ..sites import at_site
 from .collectives import Ordered
 from .target import Target
@@ -40,8 +40,6 @@ SMALL: Final = 2048
 """Bytes of a variable that are not cut: a sum of so many goes beside the flag (shm/flat.cpp)."""
 UNIT: Final = 64
 """Elements: parts begin at multiples of it, which are cache lines for every dtype."""
-COMBINED: Final = ("sum", "min", "max", "prod")
-"""Reductions that the ranks' parts are reduced by, too."""
 
 
 def cuts(count: int, ranks: int) -> tuple[int, ...]:
@@ -57,7 +55,7 @@ def is_cut(typed: Type, ranks: int) -> bool:
 class ReduceSlice(Collective):
     """My part of a sum over the ranks; attrs: reduce_op, counts, rank."""
 
-    kind = KINDS["reduce_scatter"]
+    kind = ReduceScatter.kind
 
     def infer(self, x: Type, *, reduce_op: str, counts: tuple[int, ...], rank: int) -> Type:
         """The type of a part."""
