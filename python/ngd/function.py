@@ -536,9 +536,8 @@ def function(
     python
         Takes and returns any structure (ngd.trees); Function says what becomes of the leaves.
     updates
-        Whether the function returns a pair: the result, and the next values of variables as
-        `ngd.compile` takes them. They are the only way that a variable changes; a call returns the
-        result alone.
+        Whether the function returns a pair: the result, which a call returns, and the next values
+        of variables as `ngd.compile` takes them, the only way that one changes.
     device, group, precision, shard
         As for `ngd.compile`.
 
