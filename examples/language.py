@@ -80,7 +80,7 @@ class Training:
             loss = loss_of(model, given)
         updates = [self.optimizer.update(loss, model.parameters()), state.updates]
         trained = ops.all_reduce(loss, op="mean")
-        how = {"device": args.device, "precision": args.precision}
+        how = {"device": args.device, "precision": args.precision, "shard": args.shard}
         self.step = ngd.compile([given], [trained], updates, **how)
         judged = ops.all_reduce(loss_of(model, given), op="mean")
         self.judge = ngd.compile([given], [judged], device=args.device)
@@ -179,6 +179,7 @@ def parser_of(description: str | None, **defaults: Any) -> argparse.ArgumentPars
     add("--sample", type=int, default=200, help="how many tokens to write at the end")
     add("--device", choices=["CPU", "INTERPRETER"], default="CPU")
     add("--precision", choices=["float32", "bfloat16"], default="float32", help="of training")
+    add("--shard", choices=["none", "host"], default="none", help="host: weights once a host")
     add("--save", type=Path, metavar="DIR", help="where checkpoints go")
     add("--every", type=int, default=500, help="steps between two checkpoints")
     add("--resume", type=Path, metavar="DIR", help="the checkpoint to go on from")

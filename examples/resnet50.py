@@ -157,7 +157,7 @@ class Training:
         updates = self.optimizer.update(loss, self.model.parameters(), weight=weight)
         mean = ops.all_reduce(loss, op="mean", weight=weight)
         updates = [updates, state.updates]
-        how = {"device": args.device, "precision": args.precision}
+        how = {"device": args.device, "precision": args.precision, "shard": args.shard}
         self.step = ngd.compile([images, labels], [mean], updates, **how)
         self.judge = functools.cache(self.compile_judge)
         self.state = [self.model.variables(), self.optimizer.state]
@@ -263,6 +263,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--dtype", choices=["float32", "float64"], default="float32")
     add("--precision", choices=["float32", "bfloat16"], default="float32", help="of training")
+    add("--shard", choices=["none", "host"], default="none", help="host: weights once a host")
     add("--device", choices=["CPU", "INTERPRETER"], default="CPU")
     add("--weights", type=Path, metavar="FILE", help="torchvision's weights (safetensors)")
     add("--save", type=Path, metavar="DIR", help="where checkpoints go")

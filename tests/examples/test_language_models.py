@@ -36,8 +36,10 @@ def train(example: str, ranks: int, *options: str | Path) -> dict[str, Any]:
 
 @needs_ranks
 @both
-def test_two_ranks_learn_what_one_learns(example: str, text: Path) -> None:
-    one, two = train(example, 1, "--data", text), train(example, 2, "--data", text)
+@pytest.mark.parametrize("shard", ["none", "host"])
+def test_two_ranks_learn_what_one_learns(example: str, shard: str, text: Path) -> None:
+    one = train(example, 1, "--data", text)
+    two = train(example, 2, "--data", text, "--shard", shard)
     assert one["steps"] == two["steps"] == 20
     assert one["bits_a_token"] < 7.8  # 8 before the first step
     np.testing.assert_allclose(two["loss"], one["loss"], rtol=1e-3)

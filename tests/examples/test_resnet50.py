@@ -82,6 +82,23 @@ def test_it_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
         np.testing.assert_array_equal(ends[1][name], value, name)
 
 
+@needs_ranks
+def test_weights_once_a_host_are_the_same_weights(tmp_path: Path) -> None:
+    """Bit for bit, also from the middle on, and there by another way of keeping them."""
+    once = ["--shard", "host"]
+    train(2, "--save", tmp_path / "a copy a rank")
+    train(2, *once, "--save", tmp_path / "once a host")
+    train(2, *once, "--save", tmp_path / "begun", "--steps", "6")
+    train(2, *once, "--resume", tmp_path / "begun", "--save", tmp_path / "ended")
+    train(2, "--resume", tmp_path / "begun", "--save", tmp_path / "ended otherwise")
+    folders = ["a copy a rank", "once a host", "ended", "ended otherwise"]
+    first, *others = [load_file(next((tmp_path / n).glob("*.safetensors"))) for n in folders]
+    for folder, other in zip(folders[1:], others, strict=True):
+        assert other.keys() == first.keys()
+        for name, value in first.items():
+            np.testing.assert_array_equal(other[name], value, f"{folder}: {name}")
+
+
 @pytest.mark.parametrize(("depth", "count"), [(18, 122), (34, 218), (50, 320)])
 def test_variables_have_torchvisions_names(example: dict[str, Any], depth: int, count: int) -> None:
     state = {key: p.shape for key, p in example["ResNet"](depth, 1000).declared()}
