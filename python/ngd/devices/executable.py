@@ -49,7 +49,8 @@ class Executable(Protocol):
     def memory(self) -> dict[str, int]:
         """Bytes: variables; the arenas private and shared; unshared, what they would be apart.
 
-        Recomputed: what kernels read and write more because of `memory_limit`.
+        Recomputed: what kernels read and write more because of `memory_limit`. Sharded: variables
+        that this host keeps once for all its ranks (`shard`).
         """
         ...
 
