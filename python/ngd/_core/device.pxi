@@ -102,6 +102,12 @@ cdef class Buffer:
         else:
             self.buffer.write(PyArray_DATA(array))
 
+    def write_part(self, ndarray array, size_t begin, size_t end) -> None:
+        """Copy some bytes of a contiguous array to their place in memory in common."""
+        if <size_t> array.nbytes != self.nbytes or not begin <= end <= self.nbytes:
+            raise ValueError(f"Buffer.write_part: {array.nbytes} bytes into {self.nbytes}")
+        memcpy(self.data + begin, <char*> PyArray_DATA(array) + begin, end - begin)
+
     # The GIL is held to the end: no step begins to write the variable meanwhile.
     def read(self, ndarray array, Cell cell) -> None:
         """Copy the bytes out to a contiguous array, where the variable may be read now."""

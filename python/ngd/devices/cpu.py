@@ -129,12 +129,11 @@ class CpuStorage:
         return self._sharing
 
     def move(self, memory: _core.CommonMemory, offset: int, sharing: Sharing) -> None:
-        """Lie there from now on; one rank writes the value that all have."""
-        value = self.read() if sharing.group.rank == 0 else None
+        """Lie there from now on; each rank writes its slice of the value that all have."""
+        value = self.read()
         self.buffer.lie_in(memory, offset)
         self._sharing = sharing
-        if value is not None:
-            self.buffer.write(value)
+        self.buffer.write_part(value, *sharing.span(self.type))
 
     def assigning(self) -> AbstractContextManager[Any]:
         """Where it is shared, a call of several collectives."""
@@ -152,11 +151,12 @@ class CpuStorage:
         )
 
     def write(self, value: Array) -> None:
-        """Replace the value; where it is shared one rank does, and all others wait."""
+        """Replace the value; where it is shared each rank writes its slice."""
         sharing = self.sharing
-        if sharing is None or sharing.group.rank == 0:
+        if sharing is None:
             self.buffer.write(value)
-        if sharing is not None:
+        else:
+            self.buffer.write_part(value, *sharing.span(self.type))
             sharing.group.barrier(site=call_site())
 
 

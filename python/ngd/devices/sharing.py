@@ -7,7 +7,7 @@ variable, by whatever step, is one of that memory, and every write is one that a
 
 - A step writes between two meetings of the ranks. So nobody reads old and new values mixed, and
   between two calls of such a step a rank reads what all have written.
-- `assign` is called by all ranks, with one value. They compare it, and one of them writes.
+- `assign` is called by all ranks, with one value. They compare it, and each writes its slice.
 
 The group keeps the ranks in step. When it is closed nobody writes any more: the next write takes
 the variable to memory of this process again. What a failure found half written is poisoned.
@@ -25,8 +25,10 @@ import numpy as np
 
 from .. import _core
 from ..collectives import Group
+from ..dtype import Type
 from ..errors import CompileError
 from ..ir import Array, aligned
+from ..passes.slices import cuts
 
 if TYPE_CHECKING:
     from ..variable import Variable
@@ -47,6 +49,12 @@ class Sharing:
     def is_over(self) -> bool:
         """Whether the group is closed, or has failed."""
         return self.group.closed or self.group.communicator.is_over
+
+    def span(self, of: Type) -> tuple[int, int]:
+        """Where in the bytes of a variable this rank's slice begins and ends."""
+        at = cuts(of.count, self.group.size)
+        begin, end = at[self.group.rank], at[self.group.rank + 1]
+        return begin * of.dtype.itemsize, end * of.dtype.itemsize
 
 
 def share(storages: Mapping[Variable, CpuStorage], group: Group, site: str) -> None:
