@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -240,9 +242,9 @@ def refusals() -> None:
     with pytest.raises(ValueError, match="shard: expected 'none' or 'host'; got 'hosts'"):
         ngd.compile([x], [], updates, shard="hosts")
     step = ngd.compile([x], [], updates, shard="host")
-    with pytest.raises(ngd.errors.CompileError, match="the ranks share variable 'w' by now"):
+    with pytest.raises(ngd.errors.CompileError, match="the ranks share variable 'w' since"):
         plain(np.ones(5000, np.float32))
-    with pytest.raises(ngd.errors.CompileError, match="needs shard='host'"):
+    with pytest.raises(ngd.errors.CompileError, match="with shard='host'"):
         ngd.compile([x], [], {w: w * 2})
     with pytest.raises(ngd.errors.CompileError, match="proved equal on all ranks"):
         ngd.compile([x], [], {w: w + x}, shard="host")
@@ -252,17 +254,198 @@ def refusals() -> None:
             ngd.compile([x], [], {w: w * 3}, shard="host", group=half)
     step(np.ones(5000, np.float32))
     np.testing.assert_array_equal(w.numpy(), 2 * world.size)
+    mean = ops.all_reduce(x, op="mean")
     different = ngd.variable("different", np.full(5000, world.rank, np.float32))
     with pytest.raises(ValueError, match="they hold different ones"):
-        ngd.compile([], [], {different: different * 2}, shard="host")
+        ngd.compile([x], [], {different: different * mean}, shard="host")
     ngd.broadcast_variables([different], root=1)
-    ngd.compile([], [], {different: different * 2}, shard="host")()
+    ngd.compile([x], [], {different: different * mean}, shard="host")(np.full(5000, 2, np.float32))
     np.testing.assert_array_equal(different.numpy(), 2)
+    new = ngd.variable("new", np.zeros(5000, np.float32))
+    with pytest.raises(ngd.errors.CompileError, match="expected one step on all ranks"):
+        ngd.compile([x], [], {new: new + mean * (1.0 + world.rank)}, shard="host")
+    ngd.compile([], [], {w: w}, shard="host")()
+    ngd.compile([], [], {w: w * 1.0})()
+    np.testing.assert_array_equal(w.numpy(), 2 * world.size)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_refusals(ranks: int) -> None:
     run_in_world(refusals, "shm", ranks)
+
+
+def what_is_not_equal() -> None:
+    """What differs between the ranks is not shared, however it comes to."""
+    world = ngd.init()
+    n, rank, size = 4000, world.rank, world.size
+    x = ngd.placeholder("x", (n,))
+    ones = np.ones(n, np.float32)
+    mean = ops.all_reduce(x, op="mean")
+
+    def check(update: Any, want: float, *, shared: bool = False) -> None:
+        w = ngd.variable("w", np.zeros(n, np.float32))
+        step = ngd.compile([x], [], update(w), shard="host")
+        assert (step.memory()["sharded"] > 0) == shared
+        step(ones)
+        np.testing.assert_array_equal(w.numpy(), np.float32(want))
+
+    own = ngd.variable("own", np.zeros(3, np.float32))
+    check(lambda w: {w: w + mean + own[0], own: own + x[:3] * (1.0 + rank)}, 1)
+    check(lambda w: {w: w + mean + own[0]}, 2 + rank)  # by what another step has written
+    check(lambda w: {w: w + mean + ops.cast(ops.own_rank(), "float32")}, 1 + rank)
+    half = world.split(rank % 2)
+    c = ngd.variable("c", ones)
+    check(lambda w: {w: w + mean + ops.all_reduce(c, op="sum", group=half)}, 1 + half.size)
+    check(lambda w: {w: ops.broadcast(x * 2.0, root=size - 1)}, 2, shared=True)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_not_equal(ranks: int) -> None:
+    run_in_world(what_is_not_equal, "shm", ranks)
+
+
+def what_is_kept_equal() -> None:
+    """A small variable that shared ones are computed of is assigned alike, and by no own value."""
+    world = ngd.init()
+    rate = ngd.variable("rate", np.float32(1))
+    w, x = ngd.variable("w", np.zeros(4000, np.float32)), ngd.placeholder("x", (4000,))
+    mean = ops.all_reduce(x, op="mean")
+    step = ngd.compile([x], [], {w: w + rate * mean}, shard="host")
+    rate.assign(3.0)
+    step(np.ones(4000, np.float32))
+    np.testing.assert_array_equal(w.numpy(), 3)
+    with pytest.raises(ValueError, match="one value on all ranks"):
+        rate.assign(float(world.rank))
+    with pytest.raises(ngd.errors.CompileError, match="is computed of variable 'rate'"):
+        ngd.compile([x], [], {rate: rate + x[0]})
+    ngd.compile([], [], {rate: rate * 2.0})()
+    step(np.ones(4000, np.float32))
+    np.testing.assert_array_equal(w.numpy(), 9)
+
+
+def test_what_is_kept_equal() -> None:
+    run_in_world(what_is_kept_equal, "shm", 2)
+
+
+def micro_batches() -> None:
+    """A sum of gradients is a rank's own, though one of two steps sets it back to zeros."""
+    world = ngd.init()
+    for first in ("accumulate", "update"):
+        results = []
+        for shard in ("none", "host"):
+            net = Net()
+            parameters = list(net.parameters.values())
+            rule = optim.SGD(0.1, momentum=0.9)
+            updates = {
+                "accumulate": rule.accumulate(net.loss, parameters),
+                "update": rule.update(net.loss, parameters, micro_batches=2),
+            }
+            order = sorted(updates, key=lambda name: name != first)
+            steps = {
+                name: ngd.compile([net.x, net.t], [], updates[name], shard=shard) for name in order
+            }
+            assert (steps["update"].memory()["sharded"] > 0) == (shard == "host")
+            random = np.random.default_rng(world.rank)
+            for _ in range(3):
+                steps["accumulate"](*net.batch(random))
+                steps["update"](*net.batch(random))
+            results.append([v.numpy() for v in parameters])
+        for plain, once in zip(*results, strict=True):
+            np.testing.assert_array_equal(once, plain)
+
+
+def test_micro_batches() -> None:
+    run_in_world(micro_batches, "shm", 2)
+
+
+def threads_meanwhile() -> None:
+    """While a step is compiled its variables are held; nobody reads memory that is going."""
+    world = ngd.init()
+    n = 500_000
+    w, x = ngd.variable("w", np.ones(n, np.float32)), ngd.placeholder("x", (n,))
+    y = w * 0.0
+    for _ in range(10):
+        y = ops.exp(y) * 0.0
+    evaluate = ngd.compile([], [ops.sum(y + w)])
+    seen: set[float] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            with contextlib.suppress(ngd.errors.BusyError):
+                seen.add(float(evaluate()[0]) / n)
+            with contextlib.suppress(ngd.errors.BusyError):
+                seen.add(float(w.numpy()[-1]))
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        while True:
+            try:
+                step = ngd.compile([x], [], {w: w + ops.all_reduce(x, op="mean")}, shard="host")
+                break
+            except ngd.errors.BusyError:
+                time.sleep(0.001)
+        time.sleep(0.1)
+        assert step.memory()["sharded"] == 4 * n
+        world.barrier()
+        ngd.shutdown()
+        for _ in range(100):
+            with contextlib.suppress(ngd.errors.BusyError):
+                w.assign(np.ones(n, np.float32))
+            time.sleep(0.001)
+    finally:
+        over.set()
+        thread.join()
+    assert seen == {1.0}
+
+
+def test_threads_meanwhile() -> None:
+    harness.run(threads_meanwhile, 2)
+
+
+def interrupted_assignment() -> None:
+    """Ctrl-C on a rank that waits in assign: what it reads then does not change any more."""
+    world = ngd.init()
+    n = 5_000_000
+    w, x = ngd.variable("w", np.ones(n, np.float32)), ngd.placeholder("x", (n,))
+    ngd.compile([x], [], {w: w + ops.all_reduce(x, op="mean")}, shard="host")
+    if world.rank == 1:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            w.assign(np.full(n, 3, np.float32))
+    else:
+        time.sleep(0.8)
+        with pytest.raises(ngd.errors.CollectiveError):
+            w.assign(np.full(n, 3, np.float32))
+    time.sleep(0.3)
+    with contextlib.suppress(ngd.errors.PoisonedVariableError):
+        np.testing.assert_array_equal(w.numpy(), 1)
+
+
+def test_an_interrupted_assignment() -> None:
+    harness.run(interrupted_assignment, 2)
+
+
+def in_a_child() -> None:
+    """A forked child is refused what its parent may be writing."""
+    ngd.init()
+    w, step = adding(5000)
+    step(np.ones(5000, np.float32))
+    child = os.fork()
+    if child == 0:
+        try:
+            w.numpy()
+        except ngd.errors.GroupClosedError as error:
+            os._exit(0 if "forked child cannot read" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    np.testing.assert_array_equal(w.numpy(), 1)
+
+
+def test_in_a_child() -> None:
+    harness.run(in_a_child, 2)
 
 
 def after_shutdown() -> None:
@@ -271,6 +454,7 @@ def after_shutdown() -> None:
     w = ngd.variable("w", np.zeros(5000, np.float32))
     x = ngd.placeholder("x", (5000,))
     updates = {w: w + ops.all_reduce(x, op="sum")}
+    plain = ngd.compile([], [], {w: w * 2.0})
     step = ngd.compile([x], [], updates, shard="host")
     reader = ngd.compile([], [w + 0.0])
     step(np.ones(5000, np.float32))
@@ -278,6 +462,8 @@ def after_shutdown() -> None:
     ngd.shutdown()
     np.testing.assert_array_equal(w.numpy(), size)
     np.testing.assert_array_equal(reader()[0], size)
+    plain()
+    np.testing.assert_array_equal(w.numpy(), 2 * size)
     w.assign(np.full(5000, rank, np.float32))  # now each rank its own
     np.testing.assert_array_equal(reader()[0], rank)
     ngd.init()
@@ -349,7 +535,7 @@ def test_on_the_interpreter() -> None:
     run_in_world(on_the_interpreter, "shm", 2)
 
 
-def adding(world: ngd.Group, n: int) -> tuple[ngd.Variable, Any]:
+def adding(n: int) -> tuple[ngd.Variable, Any]:
     """A variable of n elements that a step adds 1 to."""
     w, x = ngd.variable("w", np.zeros(n, np.float32)), ngd.placeholder("x", (n,))
     return w, ngd.compile([x], [], {w: w + ops.all_reduce(x, op="mean")}, shard="host")
@@ -358,7 +544,7 @@ def adding(world: ngd.Group, n: int) -> tuple[ngd.Variable, Any]:
 def loses_a_rank() -> None:
     """Rank 1 dies between two steps: nothing is half written, and the others know it."""
     world = ngd.init()
-    w, step = adding(world, 100_000)
+    w, step = adding(100_000)
     ones = np.ones(100_000, np.float32)
     for _ in range(3):
         step(ones)
@@ -382,7 +568,7 @@ def test_a_rank_dies_between_two_steps(ranks: int) -> None:
 def trains_until_a_death() -> str:
     """Whatever a rank reads after the death of another one is what a whole number of steps made."""
     world = ngd.init()
-    w, step = adding(world, 100_000)
+    w, step = adding(100_000)
     ones, done = np.ones(100_000, np.float32), 0
 
     def train() -> None:

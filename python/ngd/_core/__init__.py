@@ -44,6 +44,7 @@ try:
         stay_if_ending,
         thread_count,
         timeout_seconds,
+        while_held,
     )
 except ModuleNotFoundError as error:
     if error.name != f"{__name__}._core":
@@ -88,4 +89,5 @@ __all__ = [
     "stay_if_ending",
     "thread_count",
     "timeout_seconds",
+    "while_held",
 ]

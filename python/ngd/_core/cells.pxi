@@ -75,6 +75,22 @@ cdef class Cell:
         )
 
 
+def while_held(list cells, call):
+    """What call() returns, made while the variables are held: a BusyError if somebody has one."""
+    cdef Cell cell
+    for object_ in cells:
+        cell = <Cell?> object_
+        cell.expect_nobody()
+        cell.expect_value()
+    for object_ in cells:
+        (<Cell> object_).writing = True
+    try:
+        return call()
+    finally:
+        for object_ in cells:
+            (<Cell> object_).writing = False
+
+
 cdef class Hold:
     """The variables of an executable: runs a step while it holds them."""
 

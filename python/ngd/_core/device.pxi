@@ -53,8 +53,13 @@ cdef class CommonMemory:
 
     cdef shared_ptr[void] memory
 
+    def write(self, size_t offset, ndarray array, size_t begin, size_t end) -> None:
+        """Copy bytes [begin, end) of a contiguous array to their place in an array at `offset`."""
+        memcpy(<char*> self.memory.get() + offset + begin, <char*> PyArray_DATA(array) + begin,
+               end - begin)
 
-cdef uint64_t _moves = 0  # how often a buffer has moved
+
+cdef uint64_t _moves = 1  # how often a buffer has moved, and 1
 
 
 cdef class Buffer:
@@ -112,6 +117,10 @@ cdef class Buffer:
     def read(self, ndarray array, Cell cell) -> None:
         """Copy the bytes out to a contiguous array, where the variable may be read now."""
         cell.check_readable()
+        self.copy_to(array)
+
+    def copy_to(self, ndarray array) -> None:
+        """The same for who holds the variable."""
         if <size_t> array.nbytes != self.nbytes:
             raise ValueError(f"Buffer.read: {self.nbytes} bytes into {array.nbytes}")
         if self.common is not None:

@@ -110,17 +110,18 @@ cdef class Executable:
     cdef ProgramBuilder builder
     cdef tuple communicators, variables  # which the executor must not outlive
     cdef list given, made  # the types of the arrays of a call
-    cdef list whole
+    cdef list whole  # the storages of variables of which no other rank writes a part
+    cdef cbool entered  # the last call has come to the executor
     cdef size_t n_inputs, n_outputs
     cdef uint64_t moves  # of buffers, before the executor was told where they are
 
     def __init__(
         self, Device device not None, ProgramBuilder builder, list communicators, list variables,
-        list given, list made,
+        list given, list made, list whole=[],
     ):
         cdef vector[CppCommunicator*] groups
         cdef vector[void*] pointers
-        self.builder, self.given, self.made, self.whole = builder, given, made, []
+        self.builder, self.given, self.made, self.whole = builder, given, made, whole
         # The garbage collector empties lists, and never tuples.
         self.communicators, self.variables = tuple(communicators), tuple(variables)
         for variable in variables:
@@ -133,20 +134,11 @@ cdef class Executable:
         self.executor.reset(new Executor(
             builder.program, dereference(device.device), device.table, groups, pointers
         ))
-        self.moves = _moves
-
-    def write_whole(self, list variables) -> None:
-        """Which variables, as (name, buffer), no other rank writes a part of."""
-        self.whole = variables
 
     cdef int follow(self) except -1:
-        """Find the variables where they are now."""
-        for name, buffer in self.whole:
-            if (<Buffer> buffer).common is not None:
-                raise _errors.CompileError(
-                    f"Executable: the ranks share variable {name!r} by now, which this step "
-                    "updates whole: compile it again, with shard='host'"
-                )
+        """Find the variables where they are now; those that are written whole must be my own."""
+        for storage in self.whole:
+            storage.own()
         cdef vector[void*] variables
         self.find(variables)
         dereference(self.executor).move_variables(variables)
@@ -180,8 +172,10 @@ cdef class Executable:
         cdef vector[void*] destinations
         if <size_t> len(inputs) != self.n_inputs or <size_t> len(outputs) != self.n_outputs:
             raise ValueError("Executable.run: wrong number of inputs or outputs")
+        self.entered = False
         if self.moves != _moves:
             self.follow()
+        self.entered = True
         sources.reserve(self.n_inputs + 1)
         destinations.reserve(self.n_outputs + 1)
         for array in inputs:
@@ -194,7 +188,7 @@ cdef class Executable:
     @property
     def variables_touched(self) -> bool:
         """Whether the last run failed after the first write to a variable had begun."""
-        return dereference(self.executor).variables_touched()
+        return self.entered and dereference(self.executor).variables_touched()
 
     def record(self) -> tuple:
         """What runs took in the last recording that had any: (whole, instructions, bodies).

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any, Final
@@ -14,8 +14,7 @@ from .. import _core
 from ..collectives import Group
 from ..cost import Cost
 from ..dtype import DType, Type, uint8
-from ..errors import CompileError
-from ..ir import Array, Graph
+from ..ir import Array, Graph, Node
 from ..passes import Verdict
 from ..profiling import Report, report_of
 from ..sites import call_site
@@ -23,7 +22,7 @@ from ..variable import Variable, placeholder
 from .executable import CompiledStep, Lower
 from .native import native_attrs, spec
 from .ordering import opened
-from .sharing import Sharing, agree, share
+from .sharing import Sharing, agree, digest_of, expect_private, refused, share, shared_by
 
 DEVICE: Final = _core.Device("CPU")
 
@@ -31,10 +30,9 @@ DEVICE: Final = _core.Device("CPU")
 class CpuTarget:
     """What the passes may ask of the CPU device and the group."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, shared: Iterable[Node] = ()) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
-        open_group = isinstance(group, Group)  # else one that a test compiles for
-        self.has_common_memory = open_group and group.communicator.has_common_memory
+        self.shared = frozenset(shared)
         self.threads = _core.thread_count()
 
     def query(
@@ -106,34 +104,49 @@ def seconds_of(
 
 
 class CpuStorage:
-    """A variable's value in the CPU device's memory."""
+    """A variable's value in the CPU device's memory; sharing.py says who else may write there."""
 
     def __init__(self, variable: Variable, initial: Array) -> None:
-        self.type, self.cell = variable.type, variable.cell
+        self.name, self.type, self.cell = variable.name, variable.type, variable.cell
         self.buffer = _core.Buffer(DEVICE, self.type.bytes)
         self.buffer.write(initial)
+        self.varies = ""
+        """Where a step was compiled that writes to it what is not equal on all ranks."""
         self._sharing: Sharing | None = None
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """With whom it is shared, or kept equal."""
+        return None if self._sharing is None or self._sharing.is_over else self._sharing
 
     def read(self) -> Array:
         """A copy of the value, where the variable may be read now."""
+        if self.buffer.is_common and self._sharing is not None:
+            self._sharing.expect_process(self.name)
         value: Array = np.empty(self.type.shape, self.type.dtype)
         self.buffer.read(value, self.cell)
         return value
 
-    @property
-    def sharing(self) -> Sharing | None:
-        """Who shares it. Where they are closed nobody does: it returns to memory of its own."""
-        if self._sharing is not None and self._sharing.is_over:
-            self.buffer.lie_in(None, 0)
-            self._sharing = None
-        return self._sharing
+    def held(self) -> Array:
+        """The same for who holds the variable."""
+        value: Array = np.empty(self.type.shape, self.type.dtype)
+        self.buffer.copy_to(value)
+        return value
 
-    def move(self, memory: _core.CommonMemory, offset: int, sharing: Sharing) -> None:
-        """Lie there from now on; each rank writes its slice of the value that all have."""
-        value = self.read()
-        self.buffer.lie_in(memory, offset)
+    def join(self, sharing: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
+        """Be shared, and lie there, or be kept equal; for who holds the variable."""
+        if memory is not None:
+            self.buffer.lie_in(memory, offset)
         self._sharing = sharing
-        self.buffer.write_part(value, *sharing.span(self.type))
+
+    def own(self) -> None:
+        """Let this process write all of it, which holds it; CompileError while it is shared."""
+        sharing = self.sharing
+        if not self.buffer.is_common:
+            return
+        if sharing is not None:
+            raise refused(self.name, sharing)
+        self.buffer.lie_in(None, 0)
 
     def assigning(self) -> AbstractContextManager[Any]:
         """Where it is shared, a call of several collectives."""
@@ -143,31 +156,23 @@ class CpuStorage:
     def refusal(self, value: Array) -> str | None:
         """Not all ranks that share it assign the same; all of them call this."""
         sharing = self.sharing
-        if sharing is None or all(agree(sharing.group, [value], call_site())):
+        if sharing is None or all(agree(sharing.group, [digest_of(value)], call_site())):
             return None
         return (
-            "expected one value on all ranks, which share the variable since the step compiled at "
-            f"{sharing.site}; they give different ones"
+            "expected one value on all ranks, which share the variable, or what is computed of it, "
+            f"since the step compiled at {sharing.site}; they give different ones"
         )
 
     def write(self, value: Array) -> None:
-        """Replace the value; where it is shared each rank writes its slice."""
+        """Replace the value; where it is shared all ranks do, a slice each."""
         sharing = self.sharing
-        if sharing is None:
+        if sharing is None or not self.buffer.is_common:
+            self.own()
             self.buffer.write(value)
-        else:
-            self.buffer.write_part(value, *sharing.span(self.type))
-            sharing.group.barrier(site=call_site())
-
-
-def expect_private(name: str, sharing: Sharing | None) -> None:
-    """Refuse to write all of a variable that several ranks share."""
-    if sharing is not None:
-        raise CompileError(
-            f"compile: updates: the ranks share variable {name!r} since the step compiled at "
-            f"{sharing.site}: a step that updates it needs shard='host', and a next value that is "
-            "proved equal on all ranks"
-        )
+            return
+        sharing.group.barrier(site=call_site())  # from here on others write
+        self.buffer.write_part(value, *sharing.span(self.type))
+        sharing.group.barrier(site=call_site())
 
 
 class CpuExecutable(CompiledStep):
@@ -177,17 +182,16 @@ class CpuExecutable(CompiledStep):
 
     def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
         super().__init__(graph, group)
-        lowered = lower(CpuTarget(group))
-        self.plan, self.ordering = lowered.plan, lowered.ordering
-        storages: dict[Variable, CpuStorage] = {}
+        storages: dict[Node, CpuStorage] = {}
         for variable in self.variables:
             storage = variable.storage(self.device, CpuStorage)
             assert isinstance(storage, CpuStorage)
             storages[variable] = storage
-        self.shared = [v for v in self.written if v in set(self.plan.shared)]
-        whole = [v for v in self.written if v not in set(self.shared)]
-        for variable in whole:
-            expect_private(variable.name, storages[variable].sharing)
+        shared, equal = shared_by(graph, group, storages)
+        lowered = lower(CpuTarget(group, shared))
+        self.plan, self.ordering = lowered.plan, lowered.ordering
+        whole = {v: storages[v] for v in self.plan.whole}
+        expect_private(whole, equal, self.ordering.site)
         self.program = str(lowered.program)
         communicators = [g.communicator for g in opened(self.ordering.groups)]
         given, made = (
@@ -195,10 +199,11 @@ class CpuExecutable(CompiledStep):
             for types in (self.input_types, self.output_types)
         )
         buffers = [storage.buffer for storage in storages.values()]
-        self.native = _core.Executable(DEVICE, lowered.program, communicators, buffers, given, made)
-        self.native.write_whole([(v.name, storages[v].buffer) for v in whole])
-        if self.shared:
-            share({v: storages[v] for v in self.shared}, group, self.ordering.site)
+        self.native = _core.Executable(
+            DEVICE, lowered.program, communicators, buffers, given, made, list(whole.values())
+        )
+        if self.plan.shared:
+            share(self.plan.shared, equal, storages, group, self.ordering.site)
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
         """Run once."""
@@ -218,7 +223,7 @@ class CpuExecutable(CompiledStep):
             "shared": self.plan.shared_bytes,
             "unshared": self.plan.unshared_bytes,
             "recomputed": self.plan.recomputed.bytes,
-            "sharded": sum(v.type.bytes for v in self.shared),
+            "sharded": sum(v.type.bytes for v in self.plan.shared),
         }
 
     def report(self) -> Report:

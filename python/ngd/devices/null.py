@@ -13,6 +13,7 @@ from ..ir import Array, Graph
 from ..profiling import Report, report_of
 from .cpu import CpuTarget
 from .executable import CompiledStep, Lower
+from .sharing import shared_by
 
 
 class NullExecutable(CompiledStep):
@@ -22,7 +23,7 @@ class NullExecutable(CompiledStep):
 
     def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
         super().__init__(graph, group)
-        lowered = lower(CpuTarget(group))
+        lowered = lower(CpuTarget(group, shared_by(graph, group, {})[0]))
         self.plan, self.ordering = lowered.plan, lowered.ordering
         self.program = str(lowered.program)
 

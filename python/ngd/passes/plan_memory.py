@@ -133,6 +133,8 @@ class Plan:
     constants: list[Array] = field(default_factory=list)
     shared: list[Node] = field(default_factory=list)
     """The variables that all ranks of the host write, a part each."""
+    whole: list[Node] = field(default_factory=list)
+    """Those that this step writes whole."""
     private_bytes: int = 0
     shared_bytes: int = 0
     unshared_bytes: int = 0
@@ -266,6 +268,8 @@ class Planner:
         graph = schedule.graph
         self.plan = Plan(len(graph.inputs), len(graph.outputs), variables=graph.variables)
         self.plan.shared = list(schedule.shared)
+        updates = ((v, value) for v, value in graph.updates if value is not v)
+        self.plan.whole = [v for v, _ in updates if v.op is VARIABLE]
         self.storage: dict[Node, Storage] = {}
         self.input_place = {n: i for i, n in enumerate(graph.inputs)}
         self.variable_place = {v: i for i, v in enumerate(self.plan.variables)}
@@ -344,12 +348,13 @@ class Planner:
         """
         if not self.plan.shared:
             return
-        first = self.plan.shared[0]
+        first, updates = self.plan.shared[0], self.schedule.graph.updates
+        site = next(value.site for v, value in updates if v.op is not VARIABLE)
         nothing = Type(uint8, (0,)), self.new_storage("private", 0)
         result = (nothing[0], self.leaf(first)) if writes else nothing
         start = len(self.plan.steps)
-        self.append(Step("start", "barrier", [nothing], [result], {}, first.site))
-        self.append(Step("wait", "barrier", [], [result], {}, first.site, start))
+        self.append(Step("start", "barrier", [nothing], [result], {}, site))
+        self.append(Step("wait", "barrier", [], [result], {}, site, start))
 
     def deliver(self, number: int, output: Node) -> None:
         """Copy an output that was not computed in its place."""

@@ -34,6 +34,7 @@ from ..ops.collective import COMBINED, Collective, all_reduce
 from ..ops.exchange import ReduceScatter
 from ..sites import at_site
 from .collectives import Ordered
+from .equal import Equal
 from .target import Target
 
 SMALL: Final = 2048
@@ -78,9 +79,7 @@ REDUCE_SLICE: Final = ReduceSlice()
 
 
 def update_in_slices(graph: Graph, target: Target) -> Graph:
-    """Cut the updates that can be, where the step asks for it (`Graph.shard`)."""
-    if graph.shard == "none" or not target.has_common_memory:
-        return graph
+    """Cut the updates of the variables that the ranks share."""
     mine = {v: value for v, value in graph.updates if is_shared(v, value, target)}
     if not mine:
         return graph
@@ -95,7 +94,25 @@ def update_in_slices(graph: Graph, target: Target) -> Graph:
 
 def is_shared(variable: Node, value: Node, target: Target) -> bool:
     """Whether this rank writes a part of the variable alone."""
-    return is_cut(variable.type, target.size) and value.uniform and value is not variable
+    return variable in target.shared and value is not variable
+
+
+def to_share(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[Node]:
+    """Which variables a step can share, where some are shared already.
+
+    Those that it updates by what is equal on all ranks, and comes from a collective or from a
+    variable that is shared: so not what it only sets back.
+    """
+    able = {
+        v: value for v, value in graph.updates if value in equal.nodes and is_cut(v.type, ranks)
+    }
+    found: set[Node] = set()
+    while True:
+        reached = equal.reaching(shared | found)
+        more = {v for v, value in able.items() if value in reached}
+        if more == found:
+            return found
+        found = more
 
 
 class Wanted:

@@ -33,8 +33,8 @@ class Target(Protocol):
     size: int
     group: Any
     """The ranks that collectives without a group of their own talk to."""
-    has_common_memory: bool
-    """Whether they may have memory in common."""
+    shared: frozenset[Node]
+    """The variables of which they have one copy, where the step updates them."""
 
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a step is the same on all ranks, as far as its graph can tell.
+
+`Node.uniform` says it while a graph is built, and takes every variable for equal. Here it is known
+which are not, and which ranks are meant: those of the executable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Body, Graph, Node, communicates
+from ..ops.collective import WORLD, Collective
+
+
+class Equal:
+    """The nodes of a graph whose values are equal on the ranks of a group.
+
+    `varies` says of a variable whether some step writes values of a rank's own to it.
+    """
+
+    def __init__(self, graph: Graph, group: Any, varies: Callable[[Node], bool]) -> None:
+        self.graph, self.group, self.varies = graph, group, varies
+        self.own: set[Node] = set()
+        """Variables to which this step writes what is not equal."""
+        self.nodes: set[Node] = set()
+        while True:
+            self.nodes = self.proved()
+            own = {v for v, value in graph.updates if value not in self.nodes}
+            if own == self.own:
+                break
+            self.own = own
+
+    def proved(self) -> set[Node]:
+        """One walk."""
+        equal: set[Node] = set()
+        for node in self.graph.nodes:
+            if self.is_equal(node, equal):
+                equal.update(node.results)
+        return equal
+
+    def is_equal(self, node: Node, equal: set[Node]) -> bool:
+        """Whether a node is, where those that it reads are known."""
+        if node.op is VARIABLE:
+            return node not in self.own and not self.varies(node)
+        if node.op is PLACEHOLDER:
+            return bool(node.attrs.get("uniform"))
+        if isinstance(node.op, Collective):
+            return self.is_told(node)
+        if node.op.settled_by or (node.op.nested and communicates(node)):
+            return False
+        return all(i in equal for i in node.inputs)
+
+    def is_told(self, node: Node) -> bool:
+        """Whether a node is a collective that gives all ranks of the group the same."""
+        assert isinstance(node.op, Collective)
+        group = node.attrs.get("group", self.group)
+        return node.op.kind.equal_results and (group == self.group or group is WORLD.joined)
+
+    def reaching(self, sources: set[Node]) -> set[Node]:
+        """What is computed, by what is equal, from a collective or from some variables."""
+        found: set[Node] = set()
+        for node in self.graph.nodes:
+            told = isinstance(node.op, Collective)
+            if node in self.nodes and (
+                told or node in sources or any(i in found for i in node.inputs)
+            ):
+                found.update(node.results)
+        return found
+
+    def below(self, values: list[Node]) -> list[Node]:
+        """What some values are made of, down to what collectives give."""
+        wanted = set(values)
+        for node in reversed(self.graph.nodes):
+            if not wanted.isdisjoint(node.results) and not isinstance(node.op, Collective):
+                wanted.update(node.inputs)
+        return [node for node in self.graph.nodes if not wanted.isdisjoint(node.results)]
+
+    def digest(self, values: list[Node]) -> bytes:
+        """Of how some values are computed: equal on ranks that compute them alike."""
+        whole = hashlib.blake2b(digest_size=8)
+        number: dict[Node, int] = {}
+        for node in self.below(values):
+            told = isinstance(node.op, Collective)
+            inputs = [] if told else [(number[i.results[0]], i.number) for i in node.inputs]
+            attrs = sorted((k, shown(v)) for k, v in node.attrs.items() if k != "group")
+            number[node] = len(number)
+            whole.update(repr((node.op.name, str(node.type), inputs, attrs)).encode())
+            if node.op is CONSTANT:
+                whole.update(np.ascontiguousarray(node.attrs["value"]).tobytes())
+        whole.update(repr([(number[v.results[0]], v.number) for v in values]).encode())
+        return whole.digest()
+
+
+def shown(value: Any) -> str:
+    """An attribute; of arrays and graphs their kind."""
+    return type(value).__name__ if isinstance(value, (np.ndarray, Body)) else repr(value)
