@@ -132,8 +132,8 @@ def compile(
         kept; `memory()["recomputed"]` says how many bytes more that reads and writes. CPU and NULL.
     shard
         "host": the ranks of a host keep one copy of each variable that the step updates, and each
-        rank updates a slice of it (docs/sharding.md). All ranks compile the step then. Variables
-        that follow no proof that all ranks compute the same, and small ones, stay as they are.
+        rank updates a slice of it (docs/sharding.md). All ranks compile the step then. A variable
+        that is small, or whose next value is not proved equal on all ranks, stays as it is.
 
     Returns
     -------

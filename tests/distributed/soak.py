@@ -5,11 +5,11 @@
 
 Every kill has a job of its own, started by hand and under `ngd run` in turns. Half of the ranks are
 killed from outside at a random time; the others die in the middle of a step: a timer goes off in
-it. In half of the jobs the ranks share the variable (`shard="host"`), and whoever reads it after
-the death finds it whole, or is told that it is not. Every other rank must raise RankLostError that
-names the right one in under a second, nothing of the job may be left (processes, what they mapped,
-sockets, files in /dev/shm), and the next job must start; by hand it has the same key. The exit code
-says whether all went well.
+it. In half of the jobs the ranks share the variable (`shard="host"`). After the death a rank reads
+it whole, or gets an error. Every other rank must raise RankLostError that names the right one in
+under a second, nothing of the job may be left (processes, what they mapped, sockets, files in
+/dev/shm), and the next job must start; by hand it has the same key. The exit code says whether all
+went well.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class CpuStorage:
 
     @property
     def sharing(self) -> Sharing | None:
-        """With whom it is shared, or kept equal."""
+        """The ranks that share it, or keep it equal on all of them; None: it is this rank's."""
         return None if self._sharing is None or self._sharing.is_over else self._sharing
 
     def read(self) -> Array:

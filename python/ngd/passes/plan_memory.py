@@ -49,7 +49,7 @@ from ..ir import (
 from ..ops.collective import Ranks
 from .collectives import Start, Wait
 from .costs import cost_of
-from .schedule import Schedule, is_view, source_of, span_of
+from .schedule import Schedule, is_view, parts_written, source_of, span_of
 from .target import Target, query_node
 
 
@@ -267,7 +267,7 @@ class Planner:
         self.schedule, self.target, self.plan_body = schedule, target, plan_body
         graph = schedule.graph
         self.plan = Plan(len(graph.inputs), len(graph.outputs), variables=graph.variables)
-        self.plan.shared = list(schedule.shared)
+        self.plan.shared = list(parts_written(graph))
         updates = ((v, value) for v, value in graph.updates if value is not v)
         self.plan.whole = [v for v, _ in updates if v.op is VARIABLE]
         self.storage: dict[Node, Storage] = {}

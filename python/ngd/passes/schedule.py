@@ -36,14 +36,9 @@ class Schedule:
     stores: tuple[tuple[Node, Node], ...]
     """(variable or part of one, value): copied after everything else."""
 
-    @property
-    def shared(self) -> dict[Node, Node]:
-        """The variables that the ranks share -> the part that this rank writes."""
-        return parts_written(self.graph)
-
 
 def parts_written(graph: Graph) -> dict[Node, Node]:
-    """The variables of which a part is written -> that part."""
+    """The variables that the ranks of a host share -> the part that this rank writes."""
     return {source_of(v): v for v, _ in graph.updates if v.op is not VARIABLE}
 
 

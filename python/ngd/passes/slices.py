@@ -306,4 +306,4 @@ def passes_slices(node: Node) -> bool:
     return node.op.elementwise or repeated or same
 
 
-__all__ = ["update_in_slices"]
+__all__ = ["cuts", "is_cut", "to_share", "update_in_slices"]

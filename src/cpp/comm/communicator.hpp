@@ -126,12 +126,11 @@ class Communicator {
 
   // Memory that all ranks of this group read and write: one of them makes it and tells the others
   // its number, and each of them opens it, that one too. It is there until all have given back what
-  // they opened, which may outlive this. 64-byte aligned. They order
-  // among themselves who writes what.
-  // Throws Unsupported where the ranks map no memory of each other's; OutOfMemory.
+  // they opened, which may outlive this. 64-byte aligned. They order among themselves who writes
+  // what. Throws Unsupported where the ranks map no memory of each other's; OutOfMemory.
   virtual bool has_common_memory() const noexcept { return false; }
-  // Whether the group that has it can still make a collective: while it cannot, nobody writes there
-  // who asks the others first.
+  // Of a group that has it: whether it is closed or has failed. Then nobody writes there any more
+  // who meets the others first.
   virtual bool is_over() const noexcept { return false; }
   virtual std::uint64_t make_common(std::size_t bytes);
   virtual std::shared_ptr<void> open_common(int maker, std::uint64_t number);
