@@ -2,6 +2,7 @@
 // matmul, every implementation, against three loops.
 #include <algorithm>
 
+#include "base/simd.hpp"
 #include "forked.hpp"
 #include "harness.hpp"
 
@@ -14,12 +15,28 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {{1, 1}, {1, 1}},       {{3, 5}, {5, 2}},          {{128, 784}, {784, 10}},
-      {{64, 100}, {100, 10}}, {{10, 128}, {128, 100}},   {{17, 300}, {300, 33}},
-      {{97, 513}, {513, 61}}, {{200, 40}, {40, 500}},    {{1, 70}, {70, 9}},
-      {{9, 70}, {70, 1}},     {{6, 4, 5}, {6, 5, 3}},    {{6, 4, 5}, {5, 3}},
-      {{4, 5}, {6, 5, 3}},    {{2, 1, 4, 5}, {3, 5, 6}}, {{2, 3, 4, 5}, {2, 1, 5, 6}},
-      {{1, 4, 5}, {7, 5, 3}}, {{2, 3, 4, 5}, {5, 6}},    {{5, 2, 130, 70}, {70, 20}},
+      {{1, 1}, {1, 1}},
+      {{3, 5}, {5, 2}},
+      {{128, 784}, {784, 10}},
+      {{64, 100}, {100, 10}},
+      {{10, 128}, {128, 100}},
+      {{17, 300}, {300, 33}},
+      {{97, 513}, {513, 61}},
+      {{200, 40}, {40, 500}},
+      {{1, 70}, {70, 9}},
+      {{9, 70}, {70, 1}},
+      {{6, 4, 5}, {6, 5, 3}},
+      {{6, 4, 5}, {5, 3}},
+      {{4, 5}, {6, 5, 3}},
+      {{2, 1, 4, 5}, {3, 5, 6}},
+      {{2, 3, 4, 5}, {2, 1, 5, 6}},
+      {{1, 4, 5}, {7, 5, 3}},
+      {{2, 3, 4, 5}, {5, 6}},
+      {{5, 2, 130, 70}, {70, 20}},
+      // more than a block of rows, columns and depth; more of A than stays packed
+      {{150, 300}, {300, 505}},
+      {{300, 270}, {270, 20}},
+      {{128, 4200}, {4200, 33}},
   };
   return all;
 }
@@ -241,6 +258,32 @@ TEST_P(Matmul, NanAndInfinityPropagateThroughPostOperations) {
     }
   }
 }
+
+#if defined(NGD_HAVE_ONEDNN)
+// Few rows by a matrix whose rows lie a power of two apart.
+TEST(MatmulRows, TheOwnProductServesWhatItMultipliesFaster) {
+  if (simd_level() != SimdLevel::Avx512) GTEST_SKIP() << "it was measured with AVX-512";
+  const auto served_by = [](std::int64_t rows, std::int64_t depth, std::int64_t columns,
+                            std::vector<std::string> posts = {}, bool transpose_b = false) {
+    const Shape b = transpose_b ? Shape{columns, depth} : Shape{depth, columns};
+    const KernelQuery query{"matmul",
+                            {{DType::F32, {rows, depth}}, {DType::F32, b}},
+                            {{DType::F32, {rows, columns}}},
+                            attrs_for(false, transpose_b, posts)};
+    Verdict verdict;
+    std::string reasons;
+    return std::string(find(cpu_table(), query, &verdict, &reasons)->implementation);
+  };
+  EXPECT_EQ(served_by(128, 784, 1024), "portable");
+  EXPECT_EQ(served_by(1, 200, 512, {"relu"}), "portable");
+  EXPECT_EQ(served_by(129, 784, 1024), "onednn");
+  EXPECT_EQ(served_by(128, 784, 1536), "onednn");
+  EXPECT_EQ(served_by(128, 784, 256), "onednn");
+  EXPECT_EQ(served_by(128, 100, 1024), "onednn");
+  EXPECT_EQ(served_by(128, 784, 1024, {"gelu"}), "onednn");
+  EXPECT_EQ(served_by(128, 784, 1024, {}, true), "onednn");
+}
+#endif
 
 // Kernels run on one thread in a forked child, also those that were made for several.
 TEST_P(Matmul, RunsInAForkedChild) {

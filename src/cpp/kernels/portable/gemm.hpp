@@ -2,19 +2,43 @@
 // The register tile of the own matrix product, one a SIMD level and type.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace ngd::kernels::portable {
 
-// A panel of A holds `rows` of its rows, column after column; a panel of B holds `columns` of its
-// columns, row after row; both are filled up with zeros.
+// A matrix that lies anywhere: element (i, j) at data[i * row + j * column].
+template <class T>
+struct View {
+  const T* data;
+  std::int64_t row, column;
+};
+
+// c[i * c_stride + j] (+)= sum over p < depth of a[p * R + i] * b[p * C + j], for i < rows, j < columns.
+// Behind it a bias and relu, if they are wanted.
+template <class T>
+struct TileWork {
+  std::int64_t depth;
+  const T *a, *b;  // panels: R rows of A, column after column; C columns of B, row after row
+  T* c;
+  std::int64_t c_stride, rows, columns;
+  bool add = false;
+  const T* bias = nullptr;  // [columns]
+  bool relu = false;
+  // Memory that is read soon. Each step of depth fetches a line of it, so many bytes behind the last.
+  const std::byte* ahead = nullptr;
+  std::int64_t ahead_stride = 0;
+};
+
 template <class T>
 struct GemmTile {
-  std::int64_t rows, columns;
-  // c[i * c_stride + j] (+)= sum over p < depth of a[p * rows + i] * b[p * columns + j], for the
-  // first rows_used rows and columns_used columns.
-  void (*multiply)(std::int64_t depth, const T* a, const T* b, T* c, std::int64_t c_stride,
-                   std::int64_t rows_used, std::int64_t columns_used, bool add);
+  std::int64_t rows, columns;  // the most
+  std::int64_t lanes;          // a panel of B has a multiple of so many columns
+
+  // Packs `used` lines (rows of A, columns of B) of `depth` elements into a panel of `width` lines,
+  // filled up with zeros.
+  void (*pack)(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel);
+  void (*multiply)(const TileWork<T>& work);
 };
 
 struct GemmTiles {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// See gemm.hpp. A tile's sums fill about half of the vector registers: enough independent chains
-// for the latency of multiply-add, and room for the operands.
+// See gemm.hpp. A tile's sums fill about half of the vector registers, or more: enough independent
+// chains for the latency of multiply-add, and room for the operands.
 #include "kernels/portable/gemm.hpp"
+
+#include <algorithm>
+#include <utility>
 
 #include "kernels/simd_loops.hpp"
 
@@ -17,51 +20,144 @@ constexpr int kVectorBytes = 32, kRows = 6, kVectors = 2;
 constexpr int kVectorBytes = 16, kRows = 4, kVectors = 2;
 #endif
 
-// Whole arrays are never copied: the sums would be kept in memory.
 template <class T>
-void multiply(std::int64_t depth, const T* a, const T* b, T* c, std::int64_t c_stride,
-              std::int64_t rows_used, std::int64_t columns_used, bool add) {
-  using Vector = typename VectorOf<T, kVectorBytes>::type;
-  using Stored = typename VectorOf<T, kVectorBytes>::stored;
-  constexpr int kLanes = kVectorBytes / sizeof(T), kColumns = kVectors * kLanes;
-  Vector sums[kRows][kVectors];
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+template <class T>
+using Vector = typename VectorOf<T, kVectorBytes>::type;
+template <class T>
+using Stored = typename VectorOf<T, kVectorBytes>::stored;
+
+template <class T>
+NGD_INLINE Vector<T> load(const T* from) {
+  return *reinterpret_cast<const Stored<T>*>(from);
+}
+template <class T>
+NGD_INLINE void store(Vector<T> value, T* to) {
+  *reinterpret_cast<Stored<T>*>(to) = value;
+}
+
+// a0 b0 a1 b1 ... of the lower, or the upper, halves.
+template <class T, bool upper, int... i>
+NGD_INLINE Vector<T> zip(Vector<T> a, Vector<T> b, std::integer_sequence<int, i...>) {
+  constexpr int kFirst = upper ? kLanes<T> / 2 : 0;
+  return __builtin_shufflevector(a, b, (kFirst + i / 2 + i % 2 * kLanes<T>)...);
+}
+
+// Element p of line i to panel[p * width + i], for kLanes elements of `lines` lines. Each round of a
+// perfect shuffle zips a line with the one half of the lines behind it.
+template <class T, int lines>
+NGD_INLINE void transpose(const T* from, std::int64_t stride, std::int64_t width, T* panel) {
+  constexpr auto kEach = std::make_integer_sequence<int, kLanes<T>>();
+  Vector<T> v[lines], w[lines];
+  NGD_UNROLL
+  for (int i = 0; i < lines; ++i) v[i] = load(from + i * stride);
+  NGD_UNROLL
+  for (int round = 1; round < lines; round *= 2) {
+    NGD_UNROLL
+    for (int i = 0; i < lines / 2; ++i) {
+      w[2 * i] = zip<T, false>(v[i], v[i + lines / 2], kEach);
+      w[2 * i + 1] = zip<T, true>(v[i], v[i + lines / 2], kEach);
+    }
+    NGD_UNROLL
+    for (int i = 0; i < lines; ++i) v[i] = w[i];
+  }
+  constexpr int kSteps = kLanes<T> / lines;  // elements of every line in a vector
+  NGD_UNROLL
+  for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
+}
+
+template <class T>
+void pack(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel) {
+  if (used < width) std::fill(panel, panel + width * depth, T(0));
+  if (lines.row == 1) {
+    for (std::int64_t p = 0; p < depth; ++p)
+      std::copy(lines.data + p * lines.column, lines.data + p * lines.column + used,
+                panel + p * width);
+    return;
+  }
+  // As many lines at once as a vector has lanes; or a whole panel of fewer, a power of two.
+  constexpr int kTogether = kLanes<T> > kRows && kLanes<T> % kRows == 0 ? kRows : kLanes<T>;
+  const bool even = lines.column == 1 && (kTogether == kLanes<T> || width == kTogether);
+  const std::int64_t blocks = even ? used / kTogether * kTogether : 0;
+  const std::int64_t steps = depth / kLanes<T> * kLanes<T>;
+  for (std::int64_t i = 0; i < blocks; i += kTogether)
+    for (std::int64_t p = 0; p < steps; p += kLanes<T>)
+      transpose<T, kTogether>(lines.data + i * lines.row + p, lines.row, width,
+                              panel + p * width + i);
+  for (std::int64_t i = 0; i < used; ++i)
+    for (std::int64_t p = i < blocks ? steps : 0; p < depth; ++p)
+      panel[p * width + i] = lines.data[i * lines.row + p * lines.column];
+}
+
+// Whole arrays are never copied: the sums would be kept in memory.
+template <class T, int vectors>
+void product(const TileWork<T>& work) {
+  constexpr int kColumns = vectors * kLanes<T>;
+  Vector<T> sums[kRows][vectors];
   NGD_UNROLL
   for (int i = 0; i < kRows; ++i) {
     NGD_UNROLL
-    for (int v = 0; v < kVectors; ++v) sums[i][v] = Vector{};
+    for (int v = 0; v < vectors; ++v) sums[i][v] = Vector<T>{};
   }
-  for (std::int64_t p = 0; p < depth; ++p, a += kRows, b += kColumns) {
-    Vector row[kVectors];
+  const T *a = work.a, *b = work.b;
+  const std::byte* ahead = work.ahead;
+  for (std::int64_t p = 0; p < work.depth; ++p, a += kRows, b += kColumns) {
+    __builtin_prefetch(ahead, 0, 2);  // an address that nobody has does no harm
+    ahead += work.ahead_stride;
+    Vector<T> row[vectors];
     NGD_UNROLL
-    for (int v = 0; v < kVectors; ++v) row[v] = *reinterpret_cast<const Stored*>(b + v * kLanes);
+    for (int v = 0; v < vectors; ++v) row[v] = load(b + v * kLanes<T>);
     NGD_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      const Vector factor = a[i] - Vector{};
+      const Vector<T> factor = a[i] - Vector<T>{};
       NGD_UNROLL
-      for (int v = 0; v < kVectors; ++v) sums[i][v] += factor * row[v];
+      for (int v = 0; v < vectors; ++v) sums[i][v] += factor * row[v];
     }
   }
+  if (work.rows == kRows && work.columns == kColumns) {
+    NGD_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      NGD_UNROLL
+      for (int v = 0; v < vectors; ++v) {
+        T* to = work.c + i * work.c_stride + v * kLanes<T>;
+        Vector<T> sum = sums[i][v];
+        if (work.add) sum = load(to) + sum;
+        if (work.bias != nullptr) sum += load(work.bias + v * kLanes<T>);
+        if (work.relu) sum = sum <= Vector<T>{} ? Vector<T>{} : sum;
+        store(sum, to);
+      }
+    }
+    return;
+  }
   T edge[kRows * kColumns];
-  const bool whole = rows_used == kRows && columns_used == kColumns && !add;
-  T* out = whole ? c : edge;
-  const std::int64_t stride = whole ? c_stride : kColumns;
   NGD_UNROLL
   for (int i = 0; i < kRows; ++i) {
     NGD_UNROLL
-    for (int v = 0; v < kVectors; ++v)
-      *reinterpret_cast<Stored*>(out + i * stride + v * kLanes) = sums[i][v];
+    for (int v = 0; v < vectors; ++v) store(sums[i][v], edge + i * kColumns + v * kLanes<T>);
   }
-  if (whole) return;
-  for (std::int64_t i = 0; i < rows_used; ++i) {
-    const T* from = edge + i * kColumns;
-    T* to = c + i * c_stride;
-    for (std::int64_t j = 0; j < columns_used; ++j) to[j] = add ? to[j] + from[j] : from[j];
-  }
+  for (std::int64_t i = 0; i < work.rows; ++i)
+    for (std::int64_t j = 0; j < work.columns; ++j) {
+      T* to = work.c + i * work.c_stride + j;
+      T sum = edge[i * kColumns + j];
+      if (work.add) sum = *to + sum;
+      if (work.bias != nullptr) sum += work.bias[j];
+      if (work.relu) sum = sum <= T(0) ? T(0) : sum;
+      *to = sum;
+    }
+}
+
+template <class T>
+void multiply(const TileWork<T>& work) {
+  static_assert(kVectors <= 3);
+  const std::int64_t vectors = (work.columns + kLanes<T> - 1) / kLanes<T>;
+  if constexpr (kVectors == 3)
+    if (vectors == 3) return product<T, 3>(work);
+  vectors == 2 ? product<T, 2>(work) : product<T, 1>(work);
 }
 
 template <class T>
 constexpr GemmTile<T> tile() {
-  return {kRows, kVectors * kVectorBytes / static_cast<int>(sizeof(T)), &multiply<T>};
+  return {kRows, kVectors * kLanes<T>, kLanes<T>, &pack<T>, &multiply<T>};
 }
 
 constexpr GemmTiles kTiles = {tile<float>(), tile<double>(), tile<std::uint32_t>(),
