@@ -140,6 +140,23 @@ def test_statistics_read_two_bytes_and_are_float32() -> None:
 
 
 @needs_bfloat16
+def test_gradients_that_are_sums_read_two_bytes() -> None:
+    x, w = ngd.placeholder("x", (4, 16, 8, 8), "float32"), normal(16, 16, 3, 3)
+    y, variables = x, []
+    for n in range(3):
+        layer = [ngd.variable(f"w{n}", w / 12)]
+        layer += [ngd.variable(f"{name}{n}", np.ones(16, np.float32)) for name in ("scale", "b")]
+        y = ops.relu(ops.batch_norm(ops.conv(y, layer[0], padding=1), *layer[1:])[0])
+        variables += layer
+    loss = ops.mean(ops.conv(y, variables[0]) ** 2)
+    updates = optim.SGD(0.1, momentum=0.9).update(loss, variables)
+    step = ngd.compile([x], [loss], [updates], device="CPU", precision="bfloat16")
+    large = re.findall(r"%\d+ : (\w+)\[(4,8,8,16|4,16,8,8)\]", str(step))
+    assert [dtype for dtype, _ in large].count("f32") == 1  # x
+    assert len(large) > 8
+
+
+@needs_bfloat16
 def test_collectives_send_float32() -> None:
     x, w = ngd.placeholder("x", (8, 16), "float32"), ngd.variable("w", normal(16, 16))
     (slope,) = ngd.grad(ops.sum(ops.tanh(x @ w)), [w])

@@ -77,7 +77,7 @@ class Uses:
         self.wide.update(r for r, stays in zip(node.results, stay_wide(node), strict=True) if stays)
         self.wide.update(ordered(node))
         moves = op.moves or op.carries or op.broadcasts or op.view
-        exact = bool(self.exact.intersection(node.results))
+        exact = bool(self.exact.intersection(unreduced(node)))
         if op.collective or (exact and (moves or op.elementwise or isinstance(op, Fused))):
             self.exact.update(floats)
             self.wide.update(floats)
@@ -238,6 +238,13 @@ class Rewriting:
         op, target = FusedReduction((node.type,), node.op.made_of(node)), self.uses.target
         made = op.node((self.stored[x],), attrs)
         return made if target and accepted(made, target) else node.with_inputs((x,))
+
+
+def unreduced(node: Node) -> tuple[Node, ...]:
+    """The results of an op but those that a kernel of elementwise ops reduces."""
+    if isinstance(node.op, FusedReduction):
+        return node.results[: len(node.attrs["results"])]
+    return node.results
 
 
 def stay_wide(node: Node) -> tuple[bool, ...]:

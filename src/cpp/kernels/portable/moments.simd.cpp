@@ -9,11 +9,17 @@ namespace ngd::kernels::portable::NGD_SIMD_LEVEL {
 
 namespace {
 
+// Vectors of columns whose sums are kept in registers.
+#if defined(__AVX512F__)
+constexpr int kStripe = 4;
+#else
+constexpr int kStripe = 1;
+#endif
+
 template <class T>
 struct Loops {
   using Vector = typename VectorOf<T>::type;
   static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 2 * kLanes, kBlock = 64 * kStep;
-  static constexpr std::int64_t kColumns = 256;
 
   NGD_INLINE Vector load(const T* from) {
     return *reinterpret_cast<const typename VectorOf<T>::stored*>(from);
@@ -53,29 +59,56 @@ struct Loops {
     }
   }
 
+  // One block of rows of `vectors` whole vectors of columns.
+  template <int vectors>
+  NGD_INLINE void stripe(const T* x, std::int64_t rows, std::int64_t stride, const T* shifts,
+                         double* sums, double* squares) {
+    Vector shift[vectors], s[vectors], q[vectors];
+    for (int k = 0; k < vectors; ++k) {
+      shift[k] = load(shifts + k * kLanes);
+      s[k] = q[k] = Vector{};
+    }
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (int k = 0; k < vectors; ++k) {
+        const Vector a = load(x + r * stride + k * kLanes) - shift[k];
+        s[k] += a;
+        q[k] += a * a;
+      }
+    T sum[vectors * kLanes], square[vectors * kLanes];
+    __builtin_memcpy(sum, s, sizeof(s));
+    __builtin_memcpy(square, q, sizeof(q));
+    for (int j = 0; j < vectors * kLanes; ++j) {
+      sums[j] += static_cast<double>(sum[j]);
+      squares[j] += static_cast<double>(square[j]);
+    }
+  }
+
+  // The same of one column.
+  NGD_INLINE void line(const T* x, std::int64_t rows, std::int64_t stride, T shift, double* sum,
+                       double* square) {
+    T s = 0, q = 0;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const T a = x[r * stride] - shift;
+      s += a;
+      q += a * a;
+    }
+    *sum += static_cast<double>(s);
+    *square += static_cast<double>(q);
+  }
+
   static void columns(const void* elements, std::int64_t rows, std::int64_t stride,
                       std::int64_t width, const void* shifts_, double* sums, double* squares) {
-    for (std::int64_t begin = 0; begin < rows; begin += kRowBlock)
-      for (std::int64_t column = 0; column < width; column += kColumns) {
-        const T* __restrict shifts = static_cast<const T*>(shifts_) + column;
-        const T* x = static_cast<const T*>(elements) + begin * stride + column;
-        const std::int64_t block = rows - begin < kRowBlock ? rows - begin : kRowBlock;
-        const std::int64_t piece = width - column < kColumns ? width - column : kColumns;
-        alignas(64) T s[kColumns] = {}, q[kColumns] = {};
-        for (std::int64_t r = 0; r < block; ++r) {
-          const T* __restrict from = x + r * stride;
-          NGD_INDEPENDENT
-          for (std::int64_t j = 0; j < piece; ++j) {
-            const T a = from[j] - shifts[j];
-            s[j] += a;
-            q[j] += a * a;
-          }
-        }
-        for (std::int64_t j = 0; j < piece; ++j) {
-          sums[column + j] += static_cast<double>(s[j]);
-          squares[column + j] += static_cast<double>(q[j]);
-        }
-      }
+    const T* shifts = static_cast<const T*>(shifts_);
+    for (std::int64_t begin = 0; begin < rows; begin += kRowBlock) {
+      const T* x = static_cast<const T*>(elements) + begin * stride;
+      const std::int64_t block = rows - begin < kRowBlock ? rows - begin : kRowBlock;
+      std::int64_t j = 0;
+      for (; j + kStripe * kLanes <= width; j += kStripe * kLanes)
+        stripe<kStripe>(x + j, block, stride, shifts + j, sums + j, squares + j);
+      for (; j + kLanes <= width; j += kLanes)
+        stripe<1>(x + j, block, stride, shifts + j, sums + j, squares + j);
+      for (; j < width; ++j) line(x + j, block, stride, shifts[j], sums + j, squares + j);
+    }
   }
 };
 
