@@ -56,6 +56,11 @@ struct IntegerLoops {
         accumulators[j] = combine<reduction>(accumulators[j], x[j]);
     }
   }
+
+  static void add_rows(const void* elements, std::int64_t rows, std::int64_t stride,
+                       std::int64_t width, void* partials) {
+    columns(elements, rows, stride, width, partials);
+  }
 };
 
 template <Reduction reduction, class T>
@@ -152,6 +157,29 @@ struct FloatLoops {
       if (j < width) narrow_stripe(x + j, block, stride, width - j, accumulators + j);
     }
   }
+
+  // `vectors` whole vectors of columns, whose partial results stay in registers from row to row.
+  template <int vectors>
+  NGD_INLINE void add_stripe(const T* x, std::int64_t rows, std::int64_t stride, T* partials) {
+    Vector v[vectors];
+    for (int k = 0; k < vectors; ++k) v[k] = load(partials + k * kLanes);
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (int k = 0; k < vectors; ++k)
+        v[k] = combine<reduction>(v[k], load(x + r * stride + k * kLanes));
+    __builtin_memcpy(partials, v, sizeof(v));
+  }
+
+  static void add_rows(const void* elements, std::int64_t rows, std::int64_t stride,
+                       std::int64_t width, void* partials_) {
+    const T* x = static_cast<const T*>(elements);
+    T* partials = static_cast<T*>(partials_);
+    std::int64_t j = 0;
+    for (; j + kStep <= width; j += kStep) add_stripe<4>(x + j, rows, stride, partials + j);
+    for (; j + kLanes <= width; j += kLanes) add_stripe<1>(x + j, rows, stride, partials + j);
+    for (; j < width; ++j)
+      for (std::int64_t r = 0; r < rows; ++r)
+        partials[j] = combine<reduction>(partials[j], x[r * stride + j]);
+  }
 };
 
 template <Reduction reduction, class T>
@@ -167,15 +195,6 @@ struct Loops : std::conditional_t<std::is_integral_v<T>, IntegerLoops<reduction,
   static void begin_rows(void* partials, std::int64_t width) {
     for (std::int64_t j = 0; j < width; ++j)
       static_cast<T*>(partials)[j] = identity<reduction, T>();
-  }
-
-  static void add_rows(const void* elements, std::int64_t rows, std::int64_t stride,
-                       std::int64_t width, void* partials_) {
-    auto* __restrict partials = static_cast<T*>(partials_);
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const T* __restrict x = static_cast<const T*>(elements) + r * stride;
-      for (std::int64_t j = 0; j < width; ++j) partials[j] = combine<reduction>(partials[j], x[j]);
-    }
   }
 
   static void end_rows(const void* partials, std::int64_t width, void* accumulators_) {
