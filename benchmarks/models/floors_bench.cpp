@@ -12,8 +12,9 @@
 // A primitive finds its operands as a step has them. A step touches BYTES between two runs of a
 // primitive. So there are as many copies of its operands, weights among them, as make BYTES or more,
 // and each run takes the next copy. Where BYTES exceed the caches, no run finds its operands there.
-// With one copy it would, and would be faster than in any step. Not so in a loop, whose rounds find
-// their weights in a cache: its primitives may be faster in a step than here.
+// With one copy it would, and would be faster than in most steps. In a step, what the instruction
+// before has written may still be in a cache, and so may the weights in a loop's rounds: there a
+// primitive may be faster than here.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
