@@ -112,7 +112,7 @@ def run(command: Sequence[str], **how: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--hidden", type=int, nargs="+", default=[100])
-    parser.add_argument("--network", default="", help="of networks.py, instead of an MLP")
+    parser.add_argument("--network", default="", choices=("resnet50", "transformer", "lstm"), help="instead of an MLP")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="steps a sample; 5 samples a turn")
@@ -122,6 +122,11 @@ def main() -> None:
     args = parser.parse_args()
     if not args.bench.exists():
         parser.error(f"--bench: expected the program floors_bench; there is no {args.bench}")
+    cores = len(os.sched_getaffinity(0))
+    if not 1 <= args.threads <= cores:
+        parser.error(f"--threads: expected 1 to {cores}, the cores; got {args.threads}")
+    if args.turns < 1:
+        parser.error(f"--turns: expected at least 1; got {args.turns}")
     case = ["--network", args.network] if args.network else ["--hidden", *map(str, args.hidden)]
     case += ["--batch", str(args.batch), "--threads", str(args.threads)]
     case += ["--precision", args.precision]
@@ -131,6 +136,8 @@ def main() -> None:
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     counts, bytes_of_step = profiled(script, case)
     bench = [str(args.bench), str(min(bytes_of_step, MOST_BYTES))]
+    if not counts:
+        raise SystemExit("floors: the step has no product, convolution or norm of oneDNN's")
     lines = "".join(f"{line}\n" for line in counts)
     env = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
     turns = []

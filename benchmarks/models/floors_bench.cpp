@@ -278,7 +278,10 @@ double norm(std::size_t bytes_of_step, std::istream& line) {
 
 int main(int argc, char** argv) try {
   if (argc != 2) throw std::invalid_argument("expected BYTES, of a step");
-  const auto bytes_of_step = static_cast<std::size_t>(std::atoll(argv[1]));
+  const std::string digits = argv[1];
+  if (digits.empty() || digits.find_first_not_of("0123456789") != std::string::npos)
+    throw std::invalid_argument("expected BYTES, of a step; got " + digits);
+  const auto bytes_of_step = static_cast<std::size_t>(std::stoull(digits));
   for (std::string text; std::getline(std::cin, text);) {
     std::istringstream line(text);
     std::string what;

@@ -157,6 +157,22 @@ def test_gradients_that_are_sums_read_two_bytes() -> None:
 
 
 @needs_bfloat16
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weights_that_are_averaged_are_not_rounded(weighted: bool) -> None:
+    """Variables that a product reads together, and a sum of which is the next value of one."""
+    x = ngd.placeholder("x", (8, 64), "float32")
+    w = ngd.variable("w", np.ones((64, 64), np.float32))
+    d = ngd.variable("d", np.full((64, 64), 1e-3, np.float32))
+    each = ngd.variable("each", np.ones((2, 1, 1), np.float32))
+    both = ops.stack([w, d])
+    total = ops.sum(both * each if weighted else both, axis=0)
+    step = ngd.compile([x], [x @ both], {w: total}, device="CPU", precision="bfloat16")
+    for _ in range(100):
+        step(normal(8, 64))
+    npt.assert_allclose(w.numpy(), 1.1, rtol=1e-5)
+
+
+@needs_bfloat16
 def test_collectives_send_float32() -> None:
     x, w = ngd.placeholder("x", (8, 16), "float32"), ngd.variable("w", normal(16, 16))
     (slope,) = ngd.grad(ops.sum(ops.tanh(x @ w)), [w])

@@ -7,7 +7,8 @@ their updates, what a step gives, and what collectives send stay float32, and so
 no kernel for two bytes.
 
 A value is *exact* if a variable's next value or a collective's operand is made of it, by
-elementwise ops and moves: it is never rounded. Another one is *wanted* where a product multiplies
+elementwise ops and moves: it is never rounded. Nor is what is made of variables alone and is
+reduced to such a value, as weights that are averaged; activations that are, may be. Another one is *wanted* where a product multiplies
 it, or where a kernel that makes a wanted value of it reads it in full. It is needed *wide* where
 something reads it that cannot widen it. A kernel of elementwise ops gives either or both; a product
 gives the one or the other, and rounds nothing that is needed wide. From there a reader casts: the
@@ -23,7 +24,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from ..dtype import SHORT_NAMES, DType, Shape, Type, float32
-from ..ir import REGISTRY, Graph, Leaf, Node, offset_of
+from ..ir import CONSTANT, REGISTRY, VARIABLE, Graph, Leaf, Node, offset_of
 from ..ops.cast import cast
 from .elementwise import FusedElementwise, dense_strides, fuse_elementwise
 from .reductions import FusedReduction
@@ -60,6 +61,7 @@ class Uses:
         self.dtype, self.target = graph.precision, target
         self.wanted: set[Node] = set()
         self.exact: set[Node] = {value for _, value in graph.updates}
+        self.of_variables = made_of_variables(graph)
         self.wide: set[Node] = {*graph.roots}
         self.products: dict[Node, DType] = {}
         """What they are stored as."""
@@ -78,6 +80,10 @@ class Uses:
         self.wide.update(ordered(node))
         moves = op.moves or op.carries or op.broadcasts or op.view
         exact = bool(self.exact.intersection(unreduced(node)))
+        if (op.reduces or isinstance(op, FusedReduction)) and self.exact.intersection(node.results):
+            floats_of_variables = self.of_variables.intersection(floats)
+            self.exact.update(floats_of_variables)
+            self.wide.update(floats_of_variables)
         if op.collective or (exact and (moves or op.elementwise or isinstance(op, Fused))):
             self.exact.update(floats)
             self.wide.update(floats)
@@ -238,6 +244,16 @@ class Rewriting:
         op, target = FusedReduction((node.type,), node.op.made_of(node)), self.uses.target
         made = op.node((self.stored[x],), attrs)
         return made if target and accepted(made, target) else node.with_inputs((x,))
+
+
+def made_of_variables(graph: Graph) -> set[Node]:
+    """What is computed of variables, and of constants, without a product."""
+    made: set[Node] = set()
+    for node in graph.nodes:
+        read = [x for x in node.inputs if x.dtype == float32 and x.op is not CONSTANT]
+        if node.op is VARIABLE or (read and not node.op.accumulates and made.issuperset(read)):
+            made.update(node.results)
+    return made
 
 
 def unreduced(node: Node) -> tuple[Node, ...]:

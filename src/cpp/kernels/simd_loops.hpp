@@ -15,6 +15,16 @@
 #define NGD_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+// The bytes of a vector register. Sums that are to stay in registers are vectors of so many:
+// larger ones, and arrays of vectors that are copied whole, are kept in memory.
+#if defined(__AVX512F__)
+#define NGD_REGISTER_BYTES 64
+#elif defined(__AVX2__)
+#define NGD_REGISTER_BYTES 32
+#else
+#define NGD_REGISTER_BYTES 16
+#endif
+
 namespace ngd::kernels {
 
 // A vector of so many bytes, and the same in memory at any element's address.

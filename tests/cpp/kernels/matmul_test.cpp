@@ -275,7 +275,8 @@ TEST(MatmulRows, TheOwnProductServesWhatItMultipliesFaster) {
     return std::string(find(cpu_table(), query, &verdict, &reasons)->implementation);
   };
   EXPECT_EQ(served_by(128, 784, 1024), "portable");
-  EXPECT_EQ(served_by(1, 200, 512, {"relu"}), "portable");
+  EXPECT_EQ(served_by(32, 200, 512, {"relu"}), "portable");
+  EXPECT_EQ(served_by(31, 200, 512), "onednn");
   EXPECT_EQ(served_by(129, 784, 1024), "onednn");
   EXPECT_EQ(served_by(128, 784, 1536), "onednn");
   EXPECT_EQ(served_by(128, 784, 256), "onednn");

@@ -11,13 +11,7 @@ namespace ngd::kernels::fused::NGD_SIMD_LEVEL {
 
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64, kVectors = 4;
-#elif defined(__AVX2__)
-constexpr int kVectorBytes = 32, kVectors = 2;
-#else
-constexpr int kVectorBytes = 16, kVectors = 2;
-#endif
+constexpr int kVectorBytes = NGD_REGISTER_BYTES, kVectors = kVectorBytes == 64 ? 4 : 2;
 constexpr int kTileRows = 6;
 
 template <class T>

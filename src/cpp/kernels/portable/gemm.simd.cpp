@@ -12,12 +12,13 @@ namespace ngd::kernels::portable::NGD_SIMD_LEVEL {
 
 namespace {
 
+constexpr int kVectorBytes = NGD_REGISTER_BYTES;
 #if defined(__AVX512F__)
-constexpr int kVectorBytes = 64, kRows = 8, kVectors = 3;
+constexpr int kRows = 8, kVectors = 3;
 #elif defined(__AVX2__)
-constexpr int kVectorBytes = 32, kRows = 6, kVectors = 2;
+constexpr int kRows = 6, kVectors = 2;
 #else
-constexpr int kVectorBytes = 16, kRows = 4, kVectors = 2;
+constexpr int kRows = 4, kVectors = 2;
 #endif
 
 template <class T>
@@ -89,7 +90,6 @@ void pack(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t wid
       panel[p * width + i] = lines.data[i * lines.row + p * lines.column];
 }
 
-// Whole arrays are never copied: the sums would be kept in memory.
 template <class T, int vectors>
 void product(const TileWork<T>& work) {
   constexpr int kColumns = vectors * kLanes<T>;

@@ -9,17 +9,13 @@ namespace ngd::kernels::portable::NGD_SIMD_LEVEL {
 
 namespace {
 
-// Vectors of columns whose sums are kept in registers.
-#if defined(__AVX512F__)
-constexpr int kStripe = 4;
-#else
-constexpr int kStripe = 1;
-#endif
-
 template <class T>
 struct Loops {
   using Vector = typename VectorOf<T>::type;
   static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 2 * kLanes, kBlock = 64 * kStep;
+  using Register = typename VectorOf<T, NGD_REGISTER_BYTES>::type;
+  using Stored = typename VectorOf<T, NGD_REGISTER_BYTES>::stored;
+  static constexpr std::int64_t kColumns = NGD_REGISTER_BYTES / sizeof(T), kStripe = 4 * kColumns;
 
   NGD_INLINE Vector load(const T* from) {
     return *reinterpret_cast<const typename VectorOf<T>::stored*>(from);
@@ -59,41 +55,55 @@ struct Loops {
     }
   }
 
-  // One block of rows of `vectors` whole vectors of columns.
+  // Sums and squares of a stripe of columns, and what is subtracted before.
+  struct Stripe {
+    T shifts[kStripe], sums[kStripe], squares[kStripe];
+  };
+
+  // Rows of `vectors` whole vectors of columns, whose sums stay in registers.
   template <int vectors>
-  NGD_INLINE void stripe(const T* x, std::int64_t rows, std::int64_t stride, const T* shifts,
-                         double* sums, double* squares) {
-    Vector shift[vectors], s[vectors], q[vectors];
+  NGD_INLINE void add(const T* x, std::int64_t rows, std::int64_t stride, const T* shifts, T* sums,
+                      T* squares) {
+    Register shift[vectors], s[vectors], q[vectors];
+    NGD_UNROLL
     for (int k = 0; k < vectors; ++k) {
-      shift[k] = load(shifts + k * kLanes);
-      s[k] = q[k] = Vector{};
+      shift[k] = *reinterpret_cast<const Stored*>(shifts + k * kColumns);
+      s[k] = *reinterpret_cast<const Stored*>(sums + k * kColumns);
+      q[k] = *reinterpret_cast<const Stored*>(squares + k * kColumns);
     }
-    for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t r = 0; r < rows; ++r) {
+      NGD_UNROLL
       for (int k = 0; k < vectors; ++k) {
-        const Vector a = load(x + r * stride + k * kLanes) - shift[k];
+        const Register a =
+            *reinterpret_cast<const Stored*>(x + r * stride + k * kColumns) - shift[k];
         s[k] += a;
         q[k] += a * a;
       }
-    T sum[vectors * kLanes], square[vectors * kLanes];
-    __builtin_memcpy(sum, s, sizeof(s));
-    __builtin_memcpy(square, q, sizeof(q));
-    for (int j = 0; j < vectors * kLanes; ++j) {
-      sums[j] += static_cast<double>(sum[j]);
-      squares[j] += static_cast<double>(square[j]);
+    }
+    NGD_UNROLL
+    for (int k = 0; k < vectors; ++k) {
+      *reinterpret_cast<Stored*>(sums + k * kColumns) = s[k];
+      *reinterpret_cast<Stored*>(squares + k * kColumns) = q[k];
     }
   }
 
-  // The same of one column.
-  NGD_INLINE void line(const T* x, std::int64_t rows, std::int64_t stride, T shift, double* sum,
-                       double* square) {
-    T s = 0, q = 0;
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const T a = x[r * stride] - shift;
-      s += a;
-      q += a * a;
+  // Rows of at most kStripe columns. Where a vector has more lanes than columns are left, all rows
+  // but the last few are read beyond their columns, into the next row; those lanes are dropped.
+  NGD_INLINE void add(const T* x, std::int64_t rows, std::int64_t stride, std::int64_t width,
+                      Stripe& of) {
+    if (width == kStripe) return add<4>(x, rows, stride, of.shifts, of.sums, of.squares);
+    for (std::int64_t j = 0; j < width; j += kColumns) {
+      const std::int64_t readable = (rows - 1) * stride + width - j;
+      std::int64_t whole = rows;
+      while (whole > 0 && (whole - 1) * stride + kColumns > readable) --whole;
+      add<1>(x + j, whole, stride, of.shifts + j, of.sums + j, of.squares + j);
+      for (std::int64_t r = whole; r < rows; ++r)
+        for (std::int64_t k = j; k < width; ++k) {
+          const T a = x[r * stride + k] - of.shifts[k];
+          of.sums[k] += a;
+          of.squares[k] += a * a;
+        }
     }
-    *sum += static_cast<double>(s);
-    *square += static_cast<double>(q);
   }
 
   static void columns(const void* elements, std::int64_t rows, std::int64_t stride,
@@ -102,12 +112,16 @@ struct Loops {
     for (std::int64_t begin = 0; begin < rows; begin += kRowBlock) {
       const T* x = static_cast<const T*>(elements) + begin * stride;
       const std::int64_t block = rows - begin < kRowBlock ? rows - begin : kRowBlock;
-      std::int64_t j = 0;
-      for (; j + kStripe * kLanes <= width; j += kStripe * kLanes)
-        stripe<kStripe>(x + j, block, stride, shifts + j, sums + j, squares + j);
-      for (; j + kLanes <= width; j += kLanes)
-        stripe<1>(x + j, block, stride, shifts + j, sums + j, squares + j);
-      for (; j < width; ++j) line(x + j, block, stride, shifts[j], sums + j, squares + j);
+      for (std::int64_t j = 0; j < width; j += kStripe) {
+        const std::int64_t part = width - j < kStripe ? width - j : kStripe;
+        Stripe stripe{};
+        for (std::int64_t k = 0; k < part; ++k) stripe.shifts[k] = shifts[j + k];
+        add(x + j, block, stride, part, stripe);
+        for (std::int64_t k = 0; k < part; ++k) {
+          sums[j + k] += static_cast<double>(stripe.sums[k]);
+          squares[j + k] += static_cast<double>(stripe.squares[k]);
+        }
+      }
     }
   }
 };

@@ -69,6 +69,9 @@ struct FloatLoops {
   using Accumulator = double;
   static constexpr std::int64_t kLanes = 64 / sizeof(T), kStep = 4 * kLanes;
   static constexpr std::int64_t kBlock = kBlockBytes / sizeof(T);
+  using Register = typename VectorOf<T, NGD_REGISTER_BYTES>::type;
+  using Stored = typename VectorOf<T, NGD_REGISTER_BYTES>::stored;
+  static constexpr std::int64_t kColumns = NGD_REGISTER_BYTES / sizeof(T);
 
   NGD_INLINE Vector load(const T* from) {
     return *reinterpret_cast<const typename VectorOf<T>::stored*>(from);
@@ -115,34 +118,38 @@ struct FloatLoops {
       accumulators[j] = combine<reduction>(accumulators[j], static_cast<Accumulator>(partial[j]));
   }
 
-  // One block of rows of `vectors` whole vectors of columns.
+  // Rows of `vectors` whole vectors of columns, whose partial results stay in registers.
   template <int vectors>
-  NGD_INLINE void stripe(const T* x, std::int64_t rows, std::int64_t stride,
-                         Accumulator* accumulators) {
-    Vector v[vectors];
-    for (int k = 0; k < vectors; ++k) v[k] = empty();
-    for (std::int64_t r = 0; r < rows; ++r)
-      for (int k = 0; k < vectors; ++k)
-        v[k] = combine<reduction>(v[k], load(x + r * stride + k * kLanes));
-    T partial[vectors * kLanes];
-    __builtin_memcpy(partial, v, sizeof(v));
-    flush(partial, vectors * kLanes, accumulators);
+  NGD_INLINE void stripe(const T* x, std::int64_t rows, std::int64_t stride, T* partial) {
+    Register v[vectors];
+    NGD_UNROLL
+    for (int k = 0; k < vectors; ++k)
+      v[k] = *reinterpret_cast<const Stored*>(partial + k * kColumns);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      NGD_UNROLL
+      for (int k = 0; k < vectors; ++k) {
+        const Register a = *reinterpret_cast<const Stored*>(x + r * stride + k * kColumns);
+        v[k] = combine<reduction>(v[k], a);
+      }
+    }
+    NGD_UNROLL
+    for (int k = 0; k < vectors; ++k) *reinterpret_cast<Stored*>(partial + k * kColumns) = v[k];
   }
 
   // Fewer columns than a vector has. All rows but the last few may be read beyond their columns,
   // into the next row; the lanes that do so are dropped.
   NGD_INLINE void narrow_stripe(const T* x, std::int64_t rows, std::int64_t stride,
-                                std::int64_t width, Accumulator* accumulators) {
+                                std::int64_t width, T* partial) {
     const std::int64_t readable = (rows - 1) * stride + width;
-    Vector v = empty();
-    std::int64_t r = 0;
-    for (; r * stride + kLanes <= readable; ++r) v = combine<reduction>(v, load(x + r * stride));
-    T partial[kLanes];
-    __builtin_memcpy(partial, &v, sizeof(v));
-    for (; r < rows; ++r)
+    std::int64_t whole = rows;
+    while (whole > 0 && (whole - 1) * stride + kColumns > readable) --whole;
+    T lanes[kColumns];
+    for (std::int64_t j = 0; j < kColumns; ++j) lanes[j] = j < width ? partial[j] : T(0);
+    stripe<1>(x, whole, stride, lanes);
+    for (std::int64_t r = whole; r < rows; ++r)
       for (std::int64_t j = 0; j < width; ++j)
-        partial[j] = combine<reduction>(partial[j], x[r * stride + j]);
-    flush(partial, width, accumulators);
+        lanes[j] = combine<reduction>(lanes[j], x[r * stride + j]);
+    for (std::int64_t j = 0; j < width; ++j) partial[j] = lanes[j];
   }
 
   static void columns(const void* elements, std::int64_t rows, std::int64_t stride,
@@ -151,22 +158,14 @@ struct FloatLoops {
       const T* x = static_cast<const T*>(elements) + begin * stride;
       auto* accumulators = static_cast<Accumulator*>(accumulators_);
       const std::int64_t block = rows - begin < kRowBlock ? rows - begin : kRowBlock;
-      std::int64_t j = 0;
-      for (; j + kStep <= width; j += kStep) stripe<4>(x + j, block, stride, accumulators + j);
-      for (; j + kLanes <= width; j += kLanes) stripe<1>(x + j, block, stride, accumulators + j);
-      if (j < width) narrow_stripe(x + j, block, stride, width - j, accumulators + j);
+      for (std::int64_t j = 0; j < width; j += 4 * kColumns) {
+        T partial[4 * kColumns];
+        const std::int64_t part = width - j < 4 * kColumns ? width - j : 4 * kColumns;
+        for (T& each : partial) each = identity<reduction, T>();
+        add_rows(x + j, block, stride, part, partial);
+        flush(partial, part, accumulators + j);
+      }
     }
-  }
-
-  // `vectors` whole vectors of columns, whose partial results stay in registers from row to row.
-  template <int vectors>
-  NGD_INLINE void add_stripe(const T* x, std::int64_t rows, std::int64_t stride, T* partials) {
-    Vector v[vectors];
-    for (int k = 0; k < vectors; ++k) v[k] = load(partials + k * kLanes);
-    for (std::int64_t r = 0; r < rows; ++r)
-      for (int k = 0; k < vectors; ++k)
-        v[k] = combine<reduction>(v[k], load(x + r * stride + k * kLanes));
-    __builtin_memcpy(partials, v, sizeof(v));
   }
 
   static void add_rows(const void* elements, std::int64_t rows, std::int64_t stride,
@@ -174,11 +173,10 @@ struct FloatLoops {
     const T* x = static_cast<const T*>(elements);
     T* partials = static_cast<T*>(partials_);
     std::int64_t j = 0;
-    for (; j + kStep <= width; j += kStep) add_stripe<4>(x + j, rows, stride, partials + j);
-    for (; j + kLanes <= width; j += kLanes) add_stripe<1>(x + j, rows, stride, partials + j);
-    for (; j < width; ++j)
-      for (std::int64_t r = 0; r < rows; ++r)
-        partials[j] = combine<reduction>(partials[j], x[r * stride + j]);
+    for (; j + 4 * kColumns <= width; j += 4 * kColumns)
+      stripe<4>(x + j, rows, stride, partials + j);
+    for (; j + kColumns <= width; j += kColumns) stripe<1>(x + j, rows, stride, partials + j);
+    if (j < width) narrow_stripe(x + j, rows, stride, width - j, partials + j);
   }
 };
 
