@@ -362,6 +362,7 @@ def rank_main(file: str, name: str, arguments: str, folder: str) -> None:
         descriptor = os.open(f"{folder}/{rank}.{what}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, stream.fileno())
         os.close(descriptor)
+    sys.path.insert(0, str(Path(file).parent))
     value = getattr(importlib.import_module(Path(file).stem), name)(**json.loads(arguments))
     partial = Path(folder, f"{rank}.part")
     partial.write_text(json.dumps(value))

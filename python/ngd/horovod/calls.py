@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's collectives on NumPy arrays; the frameworks' modules bring theirs to these.
+
+Horovod's ranks negotiate: a coordinator waits until all of them have called a collective of one
+name. ngd's ranks call in one order. Over the world each call goes behind an announcement, a row of
+numbers from every rank. So a rank that has joined (`join`) learns what the others call and takes
+part; and ranks whose names or shapes differ are told.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+
+from ..arrays import destination
+from ..collectives import Group, Work
+from ..collectives.arrays import operand
+from ..dtype import ALL, DType, Shape, is_float
+from ..errors import CollectiveError, ShapeError
+from ..ir import Array
+from ..sites import call_site
+from .world import HorovodInternalError, ProcessSet, global_process_set
+
+Average: Final = 0
+Sum: Final = 1
+Adasum: Final = 2
+Min: Final = 3
+Max: Final = 4
+Product: Final = 5
+OPS: Final = {
+    Average: "mean",
+    Sum: "sum",
+    Adasum: "adasum",
+    Min: "min",
+    Max: "max",
+    Product: "prod",
+}
+
+JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
+"""What a rank announces."""
+KIND, CALLS, OP, DTYPE, COUNT, NAME, SHAPE, COLUMNS = range(8)
+"""The numbers of an announcement, and how many there are."""
+
+_calls = 0
+"""How many collectives this rank has announced."""
+
+
+class Handle:
+    """A collective on its way; `poll` and `synchronize` take it."""
+
+    def __init__(self, what: str, works: Sequence[Work | None], finish: Callable[[], Any]) -> None:
+        self.what, self.finish = what, finish
+        self.works = [work for work in works if work is not None]
+        self.result: Any = None
+        self.over = False
+
+    def __repr__(self) -> str:
+        return f"<Handle of {self.what}: {'done' if self.over else 'on its way'}>"
+
+    def poll(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self.over or all(work.done() for work in self.works)
+
+    def wait(self) -> Any:
+        """The result."""
+        if not self.over:
+            with as_horovod():
+                for work in self.works:
+                    work.wait()
+            self.result, self.over = self.finish(), True
+        return self.result
+
+
+@contextmanager
+def as_horovod() -> Iterator[None]:
+    """What goes wrong between ranks is Horovod's error."""
+    try:
+        yield
+    except CollectiveError as error:
+        raise HorovodInternalError(str(error)) from error
+
+
+def announce(
+    kind: int, name: str | None, array: Array, op: int, ranks: ProcessSet, site: str
+) -> Any:
+    """Tell the world what this rank is about to call; other sets do not join."""
+    global _calls
+    if ranks is not global_process_set or ranks.size() == 1:
+        return None
+    _calls += 1
+    row = np.zeros((1, COLUMNS), np.int64)
+    row[0] = (
+        kind,
+        _calls,
+        op,
+        ALL.index(array.dtype),
+        array.size,
+        zlib.crc32((name or "").encode()),
+        zlib.crc32(repr(array.shape).encode()),
+    )
+    return ranks.group.all_gather(row, async_op=True, site=site)
+
+
+def expect_one_call(announced: Work | None, what: str, name: str | None, shape: Shape) -> None:
+    """Raise where ranks that have not joined give other names or shapes; on all of them."""
+    if announced is None:
+        return
+    rows = announced.wait()
+    rows = rows[rows[:, KIND] != JOIN]
+    for column, word in ((NAME, "name"), (SHAPE, "shape")):
+        if (rows[:, column] != rows[0, column]).any():
+            raise HorovodInternalError(
+                f"hvd.{what}: expected one {word} on all ranks; rank {global_process_set.rank()} "
+                f"gives {name!r} of shape {shape}, and others do not"
+            )
+
+
+def expect_op(op: Any, where: str) -> int:
+    """One of Horovod's reductions."""
+    if op not in OPS:
+        names = ", ".join(("Average", "Sum", "Adasum", "Min", "Max", "Product"))
+        raise ValueError(f"hvd.{where}: op: expected one of {names}; got {op!r}")
+    return int(op)
+
+
+def all_reduce(
+    source: Array,
+    out: Array,
+    *,
+    op: int,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    ranks: ProcessSet = global_process_set,
+) -> Handle:
+    """Reduce over the ranks; `out`, of the source's dtype and shape, may be its memory."""
+    what, site, group = "allreduce", call_site(), member(ranks, "allreduce")
+    op = expect_op(op, what)
+    if prescale != 1.0:
+        source = np.multiply(source, prescale, out=out, casting="unsafe")
+    if op == Adasum:
+        return adasum(source, out, name, ranks, site)
+    reduction, divisor = reduction_of(op, source.dtype, group.size)
+    with as_horovod():
+        announced = announce(ALL_REDUCE, name, source, op, ranks, site)
+        work = group.all_reduce(
+            source.reshape(-1), op=reduction, out=out.reshape(-1), async_op=True, site=site
+        )
+
+    def finish() -> Array:
+        expect_one_call(announced, what, name, source.shape)
+        return scaled(out, divisor, postscale)
+
+    return Handle(what, [announced, work], finish)
+
+
+def member(ranks: ProcessSet, where: str) -> Group:
+    """The group of a set that this rank belongs to."""
+    if not ranks.included():
+        raise ValueError(
+            f"hvd.{where}: process_set: expected one that has rank {global_process_set.rank()}, "
+            f"which is this one; got {ranks!r}"
+        )
+    return ranks.group
+
+
+def reduction_of(op: int, dtype: DType, size: int) -> tuple[str, int]:
+    """The engine's reduction, and what its result is to be divided by: integers have no mean."""
+    if op == Average and not is_float(dtype):
+        return "sum", size
+    return OPS[op], 1
+
+
+def scaled(out: Array, divisor: int, factor: float) -> Array:
+    """The result of a reduction, divided (towards zero) and scaled in its place."""
+    if divisor != 1:
+        out[...] = np.sign(out) * (np.abs(out) // divisor)
+    if factor != 1.0:
+        np.multiply(out, factor, out=out, casting="unsafe")
+    return out
+
+
+def adasum(source: Array, out: Array, name: str | None, ranks: ProcessSet, site: str) -> Handle:
+    """Combine the ranks' gradients so that what they agree in counts once.
+
+    S. Maleki et al. 2020, Scaling Distributed Training with Adaptive Summation (arXiv:2006.02924),
+    equation 3, by pairs of neighbours in a binary tree. Every rank gathers all arrays.
+    """
+    group = ranks.group
+    if group.size & (group.size - 1):
+        raise NotImplementedError(
+            f"hvd.allreduce: op=Adasum: expected a power of two of ranks; got {group.size}"
+        )
+    if not is_float(source.dtype):
+        raise ValueError(f"hvd.allreduce: op=Adasum: expected floats; got {source.dtype}")
+    with as_horovod():
+        announced = announce(OTHER, name, source, Adasum, ranks, site)
+        work = group.all_gather(source.reshape(1, -1), async_op=True, site=site)
+
+    def finish() -> Array:
+        expect_one_call(announced, "allreduce", name, source.shape)
+        rows = [row.astype(np.float64) for row in work.wait()]
+        while len(rows) > 1:
+            rows = [adasum_of(a, b) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        out[...] = rows[0].reshape(out.shape)
+        return out
+
+    return Handle("allreduce", [announced, work], finish)
+
+
+def adasum_of(a: Array, b: Array) -> Array:
+    """Of two."""
+    dot, of_a, of_b = a @ b, a @ a, b @ b
+    left = 1 - dot / (2 * of_a) if of_a else 1.0
+    right = 1 - dot / (2 * of_b) if of_b else 1.0
+    return np.asarray(left * a + right * b)
+
+
+def all_gather(source: Array, *, name: str | None = None, ranks: ProcessSet) -> Handle:
+    """Join the ranks' arrays along the first axis, where their lengths may differ.
+
+    The lengths are exchanged before it returns.
+    """
+    what, site, group = "allgather", call_site(), member(ranks, "allgather")
+    source = np.atleast_1d(source)
+    with as_horovod():
+        announced = announce(OTHER, name, source[:0], Sum, ranks, site)
+        work = group.all_gather_v(source, async_op=True, site=site)
+
+    def finish() -> Any:
+        expect_one_call(announced, what, name, source.shape)
+        return work.wait()
+
+    return Handle(what, [announced, work], finish)
+
+
+def broadcast(
+    source: Array, out: Array, root: int, *, name: str | None = None, ranks: ProcessSet
+) -> Handle:
+    """Give every rank the array of a rank of the world; `out` may be the source's memory."""
+    what, site, group = "broadcast", call_site(), member(ranks, "broadcast")
+    among = ranks.root(root, "hvd.broadcast")
+    with as_horovod():
+        announced = announce(OTHER, name, source, Sum, ranks, site)
+        work = group.broadcast(source, among, out=out, async_op=True, site=site)
+
+    def finish() -> Array:
+        expect_one_call(announced, what, name, source.shape)
+        return out
+
+    return Handle(what, [announced, work], finish)
+
+
+def all_to_all(
+    source: Array, splits: Sequence[int] | None, *, name: str | None = None, ranks: ProcessSet
+) -> Handle:
+    """Send rows to every rank, so many to each, and receive theirs; and how many came from each.
+
+    The numbers are exchanged before it returns.
+    """
+    what, site, group = "alltoall", call_site(), member(ranks, "alltoall")
+    source = np.atleast_1d(source)
+    if splits is None:
+        if len(source) % group.size:
+            raise ShapeError(
+                f"hvd.alltoall: expected a first axis that {group.size} ranks can share evenly, or "
+                f"splits; got shape {source.shape}"
+            )
+        splits = [len(source) // group.size] * group.size
+    sent = np.array(splits, np.int64).reshape(-1)
+    if len(sent) != group.size or (sent < 0).any() or sent.sum() != len(source):
+        raise ShapeError(
+            f"hvd.alltoall: splits: expected {group.size} numbers >= 0 that add up to the "
+            f"{len(source)} rows of the tensor; got {sent.tolist()}"
+        )
+    with as_horovod(), group.under_way():
+        announced = announce(OTHER, name, source[:0], Sum, ranks, site)
+        received = group.all_to_all(sent, site=site)
+        work = group.all_to_all_v(
+            source, sent.tolist(), received.tolist(), async_op=True, site=site
+        )
+
+    def finish() -> Any:
+        expect_one_call(announced, what, name, source.shape)
+        return work.wait(), received
+
+    return Handle(what, [announced, work], finish)
+
+
+def shares(rows: int, size: int) -> list[int]:
+    """How many rows of a reduce-scatter each rank gets: the first ones have one more."""
+    return [rows // size + (rank < rows % size) for rank in range(size)]
+
+
+def reduce_scatter(
+    source: Array,
+    *,
+    op: int,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    ranks: ProcessSet,
+) -> Handle:
+    """Reduce over the ranks, and give each its share of the rows."""
+    what, site, group = "reducescatter", call_site(), member(ranks, "reducescatter")
+    if op not in (Average, Sum):
+        raise ValueError(f"hvd.reducescatter: op: expected Average or Sum; got {op!r}")
+    if not source.ndim:
+        raise ShapeError("hvd.reducescatter: expected a tensor of at least one axis; got a scalar")
+    if prescale != 1.0:
+        source = np.multiply(source, prescale).astype(source.dtype)
+    reduction, divisor = reduction_of(op, source.dtype, group.size)
+    counts = shares(len(source), group.size)
+    begin = sum(counts[: group.rank])
+    mine = slice(begin, begin + counts[group.rank])
+    even = len(source) % group.size == 0
+    with as_horovod():
+        announced = announce(OTHER, name, source, op, ranks, site)
+        call = group.reduce_scatter if even else group.all_reduce
+        work = call(source, op=reduction, async_op=True, site=site)
+
+    def finish() -> Array:
+        expect_one_call(announced, what, name, source.shape)
+        result = work.wait()
+        return scaled(result if even else result[mine].copy(), divisor, postscale)
+
+    return Handle(what, [announced, work], finish)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when every rank of the set has come."""
+    site, group = call_site(), member(process_set, "barrier")
+    nothing = np.zeros(0, np.uint8)
+    with as_horovod():
+        announced = announce(BARRIER, None, nothing, Sum, process_set, site)
+        group.barrier(site=site)
+        if announced is not None:
+            announced.wait()
+
+
+def join(device: int = -1) -> int:
+    """Wait until every rank of the world has called this; it answers what the others call.
+
+    For data of which some ranks have less: to an allreduce a rank that has joined contributes
+    zeros (to Min, Max and Product, what changes nothing). Average divides by the size of the world.
+
+    Returns
+    -------
+    int
+        The rank that joined last.
+
+    Raises
+    ------
+    HorovodInternalError
+        A rank that has not joined calls something else than allreduce and barrier.
+    """
+    group, site = global_process_set.group, call_site()
+    mine = np.zeros((1, COLUMNS), np.int64)
+    mine[0, CALLS] = _calls
+    while group.size > 1:
+        with as_horovod():
+            rows = group.all_gather(mine, site=site)
+            going_on = np.flatnonzero(rows[:, KIND] != JOIN)
+            if not going_on.size:
+                last = np.flatnonzero(rows[:, CALLS] == rows[:, CALLS].max())
+                return int(last[-1])
+            take_part(group, rows[going_on[0]], int(going_on[0]), site)
+    return 0
+
+
+def take_part(group: Group, row: Array, caller: int, site: str) -> None:
+    """Answer a call of those that have not joined."""
+    if row[KIND] == BARRIER:
+        group.barrier(site=site)
+        return
+    if row[KIND] != ALL_REDUCE:
+        raise HorovodInternalError(
+            f"hvd.join: rank {global_process_set.rank()} has joined, and rank {caller} calls what "
+            "needs all ranks; expected hvd.allreduce or hvd.barrier"
+        )
+    dtype, op = ALL[row[DTYPE]], int(row[OP])
+    reduction, _ = reduction_of(op, dtype, group.size)
+    mine = np.full(row[COUNT], neutral(op, dtype), dtype)
+    group.all_reduce(mine, op=reduction, out=mine, site=site)
+
+
+def neutral(op: int, dtype: DType) -> Any:
+    """What changes nothing in a reduction."""
+    if op == Product:
+        return 1
+    if op not in (Min, Max):
+        return 0
+    if is_float(dtype):
+        return np.inf if op == Min else -np.inf
+    if dtype == np.bool_:
+        return op == Min
+    return np.iinfo(dtype).max if op == Min else np.iinfo(dtype).min
+
+
+def as_array(value: Any, where: str) -> Array:
+    """What a caller gives, as a contiguous array."""
+    return operand(value, f"hvd.{where}")
+
+
+def place(out: Any, like: Array, where: str) -> Array:
+    """Where a result goes: memory of its own, or `out`."""
+    return destination(out, like.dtype, like.shape, f"hvd.{where}")
+
+
+def poll(handle: Handle) -> bool:
+    """Whether `synchronize` would return at once."""
+    return handle.poll()
+
+
+def op_of(op: int | None, average: bool | None) -> int:
+    """The reduction that a caller asks for, by the old argument or the new."""
+    if average is not None and op is not None:
+        raise ValueError("hvd.allreduce: expected op or average, not both")
+    if average is not None:
+        return Average if average else Sum
+    return Average if op is None else op

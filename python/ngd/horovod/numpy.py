@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's names for NumPy's arrays, and for whatever NumPy can read.
+
+    import ngd.horovod.numpy as hvd
+
+Results are new arrays. A rank number is one of the world, also where a process set is given.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..ir import Array
+from . import calls
+from .calls import (
+    Adasum,
+    Average,
+    Handle,
+    Max,
+    Min,
+    Product,
+    Sum,
+    barrier,
+    join,
+    op_of,
+    poll,
+)
+from .world import *  # noqa: F403
+from .world import ProcessSet, global_process_set
+from .world import __all__ as _of_world
+
+Tensors = Sequence[Any]
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for a handle, and return its result."""
+    return handle.wait()
+
+
+def allreduce_async(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """As `allreduce`; returns a handle."""
+    source = calls.as_array(tensor, "allreduce")
+    return calls.all_reduce(
+        source,
+        np.empty_like(source),
+        op=op_of(op, average),
+        name=name,
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+        ranks=process_set,
+    )
+
+
+def allreduce(tensor: Any, *args: Any, **kwargs: Any) -> Array:
+    """Reduce over the ranks, element by element.
+
+    Parameters
+    ----------
+    tensor
+        Of one shape and dtype on all ranks.
+    average
+        Horovod's old argument: whether to average. Not with `op`.
+    name
+        Compared between ranks.
+    op
+        Average (the default), Sum, Adasum, Min, Max or Product. An average of integers is rounded
+        towards zero.
+    prescale_factor, postscale_factor
+        Multiply before and after.
+    process_set
+        The ranks.
+    """
+    return np.asarray(allreduce_async(tensor, *args, **kwargs).wait())
+
+
+def grouped_allreduce(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Array]:
+    """`allreduce` of each of a list; all are under way at once."""
+    handles = [allreduce_async(tensor, *args, **kwargs) for tensor in tensors]
+    return [handle.wait() for handle in handles]
+
+
+def allgather_async(
+    tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Handle:
+    """As `allgather`; returns a handle."""
+    return calls.all_gather(calls.as_array(tensor, "allgather"), name=name, ranks=process_set)
+
+
+def allgather(
+    tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Array:
+    """Join the ranks' tensors along the first axis; their lengths may differ."""
+    return np.asarray(allgather_async(tensor, name, process_set).wait())
+
+
+def grouped_allgather(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Array]:
+    """`allgather` of each of a list."""
+    handles = [allgather_async(tensor, name, process_set) for tensor in tensors]
+    return [handle.wait() for handle in handles]
+
+
+def broadcast_async(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """As `broadcast`; returns a handle."""
+    source = calls.as_array(tensor, "broadcast")
+    out = np.empty_like(source)
+    return calls.broadcast(source, out, root_rank, name=name, ranks=process_set)
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Array:
+    """The tensor of one rank, on all of them; each gives one of its shape and dtype."""
+    return np.asarray(broadcast_async(tensor, root_rank, name, process_set).wait())
+
+
+def alltoall_async(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Handle:
+    """As `alltoall`; returns a handle, whose result has both in any case."""
+    source = calls.as_array(tensor, "alltoall")
+    return calls.all_to_all(source, splits, name=name, ranks=process_set)
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send rows to every rank, `splits[r]` of them to rank r, and receive theirs.
+
+    Returns
+    -------
+    numpy.ndarray
+        The rows from all ranks, in their order. With splits: this, and how many came from each.
+    """
+    rows, received = alltoall_async(tensor, splits, name, process_set).wait()
+    return rows if splits is None else (rows, received)
+
+
+def reducescatter_async(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Handle:
+    """As `reducescatter`; returns a handle."""
+    return calls.reduce_scatter(
+        calls.as_array(tensor, "reducescatter"),
+        op=op,
+        name=name,
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+        ranks=process_set,
+    )
+
+
+def reducescatter(tensor: Any, *args: Any, **kwargs: Any) -> Array:
+    """Reduce over the ranks, and return this rank's share of the rows.
+
+    Where they cannot be shared evenly, the first ranks get one more. `op` is Average or Sum.
+    """
+    return np.asarray(reducescatter_async(tensor, *args, **kwargs).wait())
+
+
+def grouped_reducescatter(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Array]:
+    """`reducescatter` of each of a list."""
+    handles = [reducescatter_async(tensor, *args, **kwargs) for tensor in tensors]
+    return [handle.wait() for handle in handles]
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The object of one rank, on all of them: pickled."""
+    mine = process_set.rank() == process_set.root(root_rank, "hvd.broadcast_object")
+    packed = np.frombuffer(pickle.dumps(obj) if mine else b"", np.uint8)
+    length = int(broadcast(np.array([packed.size]), root_rank, name, process_set)[0])
+    if not mine:
+        packed = np.empty(length, np.uint8)
+    sent = broadcast(packed, root_rank, name, process_set)
+    return obj if mine else pickle.loads(sent.tobytes())
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """The objects of all ranks: pickled."""
+    mine = np.frombuffer(pickle.dumps(obj), np.uint8)
+    lengths = allgather(np.array([mine.size]), name, process_set)
+    joined = allgather(mine, name, process_set)
+    return [pickle.loads(part.tobytes()) for part in np.split(joined, np.cumsum(lengths)[:-1])]
+
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_async",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_async",
+    "broadcast_object",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_reducescatter",
+    "join",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "synchronize",
+    *_of_world,
+]

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An optimizer of PyTorch whose step first reduces the gradients over the ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..calls import Adasum, Average, op_of
+from ..world import ProcessSet, global_process_set, size
+from .compression import Compression, Compressor
+from .operations import TensorHandle, allreduce_async_, sparse_allreduce_async
+
+SMALL: Final = 1 << 16
+"""Elements of a gradient that travels alone; smaller ones travel together."""
+TOGETHER: Final = 1 << 18
+"""Elements of small gradients that travel together, at most."""
+
+Bucket = list[Tensor]
+Arrival = tuple[Tensor, Tensor, Any]
+"""A parameter, what its gradient travels as, and what its compressor wants to know."""
+
+
+class Gradients:
+    """The gradients of an optimizer: each is sent when it, and all before it, are there.
+
+    The order is one of the parameters, so it is the same on all ranks, whatever the order in which
+    backward passes come to them. A parameter that has no gradient counts as one of zeros.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        *,
+        compression: type[Compressor],
+        passes: int,
+        op: int,
+        predivide: float,
+        groups: int | Sequence[Sequence[Tensor]] | None,
+        sparse_as_dense: bool,
+        ranks: ProcessSet,
+    ) -> None:
+        self.compression, self.op, self.ranks = compression, op, ranks
+        self.scales = (1.0 / predivide, predivide)
+        self.sparse_as_dense = sparse_as_dense
+        self.buckets = buckets_of(list(reversed(parameters)), groups)
+        self.place = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
+        self.waits_for(passes)
+        self.begin()
+        if ranks.included() and ranks.size() > 1:
+            for parameter in parameters:
+                parameter.register_post_accumulate_grad_hook(self.arrived)
+
+    def waits_for(self, passes: int) -> None:
+        """So many backward passes make a gradient."""
+        if passes < 1:
+            raise ValueError(
+                "hvd.DistributedOptimizer: backward_passes_per_step: expected at least 1; got "
+                f"{passes}"
+            )
+        self.passes = passes
+        self.left = dict.fromkeys(self.place, passes)
+
+    def begin(self) -> None:
+        """No gradient is there."""
+        self.left = dict.fromkeys(self.place, self.passes)
+        self.missing = [len(bucket) for bucket in self.buckets]
+        self.sent: list[tuple[TensorHandle, list[Arrival]]] = []
+        self.next = 0
+
+    def arrived(self, parameter: Tensor) -> None:
+        """A backward pass has added to a gradient."""
+        if self.left[parameter] == 0:
+            raise RuntimeError(
+                "hvd.DistributedOptimizer: a gradient was computed more than "
+                f"backward_passes_per_step={self.passes} times before step(): with a larger number "
+                "gradients are accumulated"
+            )
+        self.left[parameter] -= 1
+        if self.left[parameter] == 0:
+            self.missing[self.place[parameter]] -= 1
+            while self.next < len(self.buckets) and self.missing[self.next] == 0:
+                self.send()
+
+    def send(self) -> None:
+        """Begin to reduce the next gradients."""
+        bucket = self.buckets[self.next]
+        self.next += 1
+        dense: dict[torch.dtype, list[Arrival]] = {}
+        for p in bucket:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            if p.grad.is_sparse and not self.sparse_as_dense:
+                handle = sparse_allreduce_async(p.grad, None, self.op, self.ranks)
+                self.sent.append((handle, [(p, p.grad, None)]))
+                continue
+            value = p.grad.to_dense() if p.grad.is_sparse else p.grad
+            value, ctx = self.compression.compress(value.detach())
+            dense.setdefault(value.dtype, []).append((p, value, ctx))
+        for arrivals in dense.values():
+            flat = together([value for _, value, _ in arrivals])
+            pre, post = self.scales
+            handle = allreduce_async_(flat, None, None, self.op, pre, post, self.ranks)
+            self.sent.append((handle, arrivals))
+
+    def reduce(self) -> None:
+        """Send what was not sent, and put what comes where the gradients are."""
+        while self.next < len(self.buckets):
+            self.send()
+        for handle, arrivals in self.sent:
+            result = handle.wait()
+            if result.is_sparse:
+                arrivals[0][0].grad = result
+                continue
+            sizes = [value.numel() for _, value, _ in arrivals]
+            for (p, value, ctx), part in zip(arrivals, result.view(-1).split(sizes), strict=True):
+                self.put(p, self.compression.decompress(part.view(value.shape), ctx))
+        self.begin()
+
+    @staticmethod
+    def put(parameter: Tensor, value: Tensor) -> None:
+        """Give a parameter its reduced gradient."""
+        assert parameter.grad is not None
+        if parameter.grad.is_sparse:
+            parameter.grad = value.to_sparse()
+        elif parameter.grad.data_ptr() != value.data_ptr():
+            parameter.grad.copy_(value)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether some gradients were sent."""
+        return bool(self.sent)
+
+
+def together(values: list[Tensor]) -> Tensor:
+    """Contiguous memory that holds them all: their own, where there is one."""
+    if len(values) == 1 and values[0].is_contiguous():
+        return values[0].view(-1)
+    return torch.cat([value.reshape(-1) for value in values])
+
+
+def buckets_of(
+    parameters: list[Tensor], groups: int | Sequence[Sequence[Tensor]] | None
+) -> list[Bucket]:
+    """Which gradients travel together: large ones alone, unless the caller says something else."""
+    if isinstance(groups, int) and groups > 0:
+        share = -(-len(parameters) // groups) or 1
+        return [parameters[i : i + share] for i in range(0, len(parameters), share)]
+    if groups is not None and not isinstance(groups, int):
+        there = {id(p) for p in parameters}
+        named = [[p for p in group if id(p) in there] for group in groups]
+        inside = [id(p) for group in named for p in group]
+        if len(inside) != len(set(inside)):
+            raise ValueError("hvd.DistributedOptimizer: groups: a parameter may appear once only")
+        return [g for g in named if g] + [[p] for p in parameters if id(p) not in set(inside)]
+    buckets: list[Bucket] = []
+    small: Bucket = []
+    for p in parameters:
+        if p.numel() >= SMALL:
+            buckets.append([p])
+            continue
+        small.append(p)
+        if sum(each.numel() for each in small) >= TOGETHER:
+            buckets.append(small)
+            small = []
+    return [*buckets, small] if small else buckets
+
+
+class Reduced(torch.optim.Optimizer):
+    """What the class of a wrapped optimizer is derived from, beside its own."""
+
+    _gradients: Gradients
+    _reduced = False
+    _reduces = True
+
+    def synchronize(self) -> None:
+        """Reduce the gradients; `step` does it by itself."""
+        self._gradients.reduce()
+        self._reduced = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """A block in which `step` does not reduce: after `synchronize` was called."""
+        self._reduces = False
+        try:
+            yield
+        finally:
+            self._reduces = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Reduce the gradients over the ranks and update; with a closure after each call of it."""
+        if not self._reduces:
+            self._reduced = False
+            return super().step(closure)
+        if closure is not None:
+            return super().step(self._then_reduced(closure))
+        if self._reduced:
+            warnings.warn(
+                "hvd.DistributedOptimizer: step() after synchronize() reduces once more; "
+                "expected `with optimizer.skip_synchronize(): optimizer.step()`",
+                stacklevel=2,
+            )
+        self._gradients.reduce()
+        self._reduced = False
+        return super().step()
+
+    def _then_reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def reduced() -> Any:
+            loss = closure()
+            self._gradients.reduce()
+            return loss
+
+        return reduced
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients; refused while they are on their way."""
+        if self._gradients.under_way:
+            raise RuntimeError(
+                "hvd.DistributedOptimizer: zero_grad() between backward() and step() or "
+                "synchronize(): the gradients are on their way"
+            )
+        super().zero_grad(set_to_none)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Let so many backward passes make a gradient, from the next step on."""
+        self._gradients.waits_for(passes)
+        self._gradients.begin()
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """As of the optimizer; a step that was begun is forgotten."""
+        super().load_state_dict(*args, **kwargs)
+        self._gradients.begin()
+
+
+class Combined(torch.optim.Optimizer):
+    """Combines updates, not gradients, by Adasum: of each rank's own step."""
+
+    _compression: type[Compressor]
+    _ranks: ProcessSet
+
+    def synchronize(self) -> None:
+        """Nothing: `step` reduces what it has computed."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update by this rank's gradients, and then by what all ranks' updates make together."""
+        parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        before = [p.detach().clone() for p in parameters]
+        loss = super().step(closure)
+        with torch.no_grad():
+            sent = []
+            for p, start in zip(parameters, before, strict=True):
+                delta, ctx = self._compression.compress(p.detach() - start)
+                handle = allreduce_async_(delta, op=Adasum, process_set=self._ranks)
+                sent.append((handle, ctx))
+            for p, start, (handle, ctx) in zip(parameters, before, sent, strict=True):
+                p.copy_(start + self._compression.decompress(handle.wait(), ctx))
+        return loss
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The optimizer, of a class derived from its own, whose step reduces the gradients first.
+
+    It shares state and options with the one that it is made of.
+
+    Parameters
+    ----------
+    optimizer
+        Any optimizer of PyTorch.
+    named_parameters
+        `model.named_parameters()`: names are checked to be there and unique.
+    compression
+        What gradients travel as: `Compression.none`, `.fp16`, `.bf16`.
+    backward_passes_per_step
+        So many backward passes accumulate a gradient before it is reduced.
+    op
+        Average, Sum or Adasum; the last one combines the ranks' own updates.
+    gradient_predivide_factor
+        With Average: divide by it before the sum, and multiply by it after.
+    groups, num_groups
+        Which gradients travel together: lists of parameters, or how many groups to make.
+    sparse_as_dense
+        Reduce sparse gradients as dense ones.
+    process_set
+        The ranks.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError(
+            "hvd.DistributedOptimizer: gradient_predivide_factor: expected op=Average with it"
+        )
+    op = op_of(op, None)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if named_parameters is not None:
+        expect_named(parameters, list(named_parameters))
+    trained = [p for p in parameters if p.requires_grad]
+    base: Any = Combined if op == Adasum and size() > 1 else Reduced
+    kind: Any = type(type(optimizer).__name__, (base, type(optimizer)), {})
+    made = object.__new__(kind)
+    made.__dict__.update(optimizer.__dict__)
+    if base is Combined:
+        made._compression, made._ranks = compression, process_set
+        return made
+    made._gradients = Gradients(
+        trained,
+        compression=compression,
+        passes=backward_passes_per_step,
+        op=op,
+        predivide=gradient_predivide_factor,
+        groups=groups if groups is not None else num_groups or None,
+        sparse_as_dense=sparse_as_dense,
+        ranks=process_set,
+    )
+    return made
+
+
+def expect_named(parameters: list[Tensor], named: list[Any]) -> None:
+    """Refuse names that are none, or not those of the optimizer's parameters."""
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
+        raise ValueError(
+            "hvd.DistributedOptimizer: named_parameters: expected pairs of a name and a parameter, "
+            "as of model.named_parameters()"
+        )
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            "hvd.DistributedOptimizer: named_parameters: expected names that differ; got more than "
+            f"once: {', '.join(twice)}"
+        )
+    without = {id(p) for p in parameters} - {id(p) for _, p in named}
+    if without:
+        raise ValueError(
+            f"hvd.DistributedOptimizer: named_parameters: {len(without)} of the optimizer's "
+            "parameters have no name"
+        )
+
+
+__all__ = ["DistributedOptimizer"]

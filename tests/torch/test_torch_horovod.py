@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Horovod's names on PyTorch's tensors: ranks train as one process does with all of the batch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import harness
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+import torch_ranks  # noqa: E402
+from torch import nn  # noqa: E402
+
+import ngd.horovod.torch as hvd  # noqa: E402
+
+pytestmark = harness.needs_ranks
+STEPS, BATCH = 20, 6
+
+
+def network() -> Any:
+    """Small and large parameters."""
+    torch.manual_seed(1)
+    layers = [nn.Linear(10, 300), nn.Tanh(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 4)]
+    return nn.Sequential(*layers)
+
+
+def batch(step: int, size: int) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randn(size * BATCH, 10, generator=generator)
+    return x, torch.randint(4, (size * BATCH,), generator=generator)
+
+
+def loss_of(model: Any, x: Any, y: Any) -> Any:
+    return nn.functional.cross_entropy(model(x), y)
+
+
+OPTIMIZERS: Any = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-3),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
+}
+
+
+def farthest(a: Any, b: Any) -> float:
+    """The largest difference of two models' parameters, as a part of the largest."""
+    pairs = list(zip(a.parameters(), b.parameters(), strict=True))
+    return max(float((p - q).abs().max() / q.abs().max()) for p, q in pairs)
+
+
+def train(which: str, how: dict[str, Any]) -> list[float]:
+    """How far the ranks' model and one process's are apart, at the end."""
+    torch.set_num_threads(1)
+    hvd.init()
+    rank, size = hvd.rank(), hvd.size()
+    model = network()
+    alone = copy.deepcopy(model)
+    if rank > 0:  # it gets the root's
+        nn.init.zeros_(model[0].weight)
+    how = dict(how)
+    wire = how.pop("wire", "none")
+    if how.get("groups") == "lists":
+        how["groups"] = [[model[4].weight, model[0].bias], [model[2].weight]]
+    optimizer = hvd.DistributedOptimizer(
+        OPTIMIZERS[which](model.parameters()),
+        named_parameters=model.named_parameters(),
+        compression=getattr(hvd.Compression, wire),
+        **how,
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    reference = OPTIMIZERS[which](alone.parameters())
+    passes = how.get("backward_passes_per_step", 1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        reference.zero_grad()
+        for micro in range(passes):
+            x, y = batch(step * passes + micro, size)
+            mine = slice(rank * BATCH, (rank + 1) * BATCH)
+            loss_of(model, x[mine], y[mine]).backward()
+            loss_of(alone, x, y).backward()
+        optimizer.step()
+        reference.step()
+    return [farthest(model, alone)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("which", list(OPTIMIZERS))
+def test_ranks_train_as_one_process(which: str, ranks: int) -> None:
+    for (apart,) in torch_ranks.run(train, ranks, arguments={"which": which, "how": {}}):
+        assert apart < 1e-5 if which == "sgd" else apart < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("how", "tolerance"),
+    [
+        ({"backward_passes_per_step": 3}, 1e-5),
+        ({"gradient_predivide_factor": 2.0}, 1e-5),
+        ({"groups": 2}, 1e-5),
+        ({"groups": "lists"}, 1e-5),
+        ({"wire": "fp16"}, 0.1),
+        ({"wire": "bf16"}, 0.1),
+    ],
+)
+def test_options_of_the_optimizer(how: dict[str, Any], tolerance: float) -> None:
+    outcomes = torch_ranks.run(train, 2, arguments={"which": "sgd", "how": how})
+    for (apart,) in outcomes:
+        assert apart < tolerance
+        if "wire" in how:
+            assert apart > 1e-6  # it was rounded
+    assert outcomes[0] == outcomes[1]
+
+
+def train_by_closures() -> list[float]:
+    """L-BFGS, which calls a closure several times a step."""
+    hvd.init()
+    model, alone = nn.Linear(10, 4), nn.Linear(10, 4)
+    hvd.broadcast_parameters(model.named_parameters(), 0)
+    alone.load_state_dict(model.state_dict())
+    optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=5))
+    reference = torch.optim.LBFGS(alone.parameters(), max_iter=5)
+    x, y = batch(0, hvd.size())
+    mine = slice(hvd.rank() * BATCH, (hvd.rank() + 1) * BATCH)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = loss_of(model, x[mine], y[mine])
+        loss.backward()
+        return hvd.allreduce(loss.detach())
+
+    def whole() -> Any:
+        reference.zero_grad()
+        loss = loss_of(alone, x, y)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+        reference.step(whole)
+    return [farthest(model, alone)]
+
+
+def test_closures() -> None:
+    for (apart,) in torch_ranks.run(train_by_closures, 2):
+        assert apart < 1e-4
+
+
+def clipped() -> list[float]:
+    """Gradients are reduced, then clipped, then used."""
+    hvd.init()
+    model = nn.Linear(3, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    model(torch.tensor([[3.0, 0.0, 4.0]]) * (hvd.rank() * 2)).sum().backward()
+    optimizer.synchronize()  # the mean is (3, 0, 4)
+    before = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    return [before, *model.weight.flatten().tolist()]
+
+
+def test_clipping_between_reduction_and_update() -> None:
+    for seen in torch_ranks.run(clipped, 2):
+        assert seen == pytest.approx([5.0, 0.4, 1.0, 0.2], abs=1e-6)
+
+
+def unused() -> list[float]:
+    """Each rank uses one of two layers."""
+    hvd.init()
+    layers = nn.ModuleList([nn.Linear(2, 1, bias=False) for _ in range(2)])
+    for layer in layers:
+        nn.init.zeros_(layer.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=1.0))
+    layers[hvd.rank()](torch.tensor([[2.0, 4.0]])).sum().backward()
+    optimizer.step()
+    return [w for layer in layers for w in layer.weight.flatten().tolist()]
+
+
+def test_a_missing_gradient_counts_as_zeros() -> None:
+    for seen in torch_ranks.run(unused, 2):
+        assert seen == [-1.0, -2.0, -1.0, -2.0]
+
+
+def embedded(dense: bool) -> list[Any]:
+    hvd.init()
+    table = nn.Embedding(4, 1, sparse=True)
+    nn.init.zeros_(table.weight)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(table.parameters(), lr=1.0), sparse_as_dense=dense
+    )
+    table(torch.tensor([0, hvd.rank() + 1])).sum().backward()
+    optimizer.step()
+    return [table.weight.grad.is_sparse, table.weight.flatten().tolist()]
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_sparse_gradients(dense: bool) -> None:
+    for seen in torch_ranks.run(embedded, 2, arguments={"dense": dense}):
+        assert seen == [True, [-1.0, -0.5, -0.5, 0.0]]
+
+
+def states() -> list[Any]:
+    """Rank 0 has trained; the others have not."""
+    hvd.init()
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 * (hvd.rank() + 1))
+    if hvd.rank() == 0:
+        for step in range(2):
+            loss_of(model, *batch(step, 1)).backward()
+            optimizer.step()
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    hvd.broadcast_optimizer_state(optimizer, 0)
+    moments = [s["exp_avg_sq"].sum().item() for s in optimizer.state_dict()["state"].values()]
+    steps = [int(s["step"]) for s in optimizer.state_dict()["state"].values()]
+    return [optimizer.param_groups[0]["lr"], moments, steps]
+
+
+def test_states_are_those_of_the_root() -> None:
+    first, second = torch_ranks.run(states, 2)
+    assert first == second
+    assert first[0] == 1e-3
+    assert first[2] == [2] * 6
+
+
+def gradients() -> list[Any]:
+    """Of sum(weights * collective(x)), where each rank has weights of its own."""
+    hvd.init()
+    r, n = hvd.rank(), hvd.size()
+    seen = []
+    for call in (
+        lambda x: hvd.allreduce(x) * (r + 1),
+        lambda x: hvd.allreduce(x, op=hvd.Sum, postscale_factor=2.0) * (r + 1),
+        lambda x: hvd.grouped_allreduce([x, x], op=hvd.Sum)[1] * (r + 1),
+        lambda x: hvd.allgather(x) * torch.arange(1.0, 2 * n + 1) * (r + 1),
+        lambda x: hvd.broadcast(x, 1) * (r + 1),
+        lambda x: hvd.alltoall(x, [1, 1])[0] * torch.tensor([1.0, 10.0]) * (r + 1),
+        lambda x: hvd.reducescatter(x, op=hvd.Sum) * (r + 1),
+        lambda x: hvd.reducescatter(x) * (r + 1),
+    ):
+        x = torch.ones(2, requires_grad=True)
+        call(x).sum().backward()
+        seen.append(x.grad.tolist())
+    return seen
+
+
+def test_gradients_flow_through_collectives() -> None:
+    # The derivative of the sum of all ranks' results; but of means as Horovod has it.
+    first, second = torch_ranks.run(gradients, 2)
+    assert first == [
+        *[[1.5, 1.5], [6.0, 6.0], [3.0, 3.0]],
+        [3.0, 6.0],  # the weights 1, 2 of both ranks: 1 + 2 times
+        [0.0, 0.0],
+        [1.0, 2.0],  # the first row stays (1 * 1), the second goes to rank 1 (1 * 2)
+        *[[1.0, 2.0], [0.5, 1.0]],
+    ]
+    assert second == [
+        *[[1.5, 1.5], [6.0, 6.0], [3.0, 3.0]],
+        [9.0, 12.0],
+        [3.0, 3.0],
+        [10.0, 20.0],
+        *[[1.0, 2.0], [0.5, 1.0]],
+    ]
+
+
+def in_place() -> list[Any]:
+    hvd.init()
+    r = hvd.rank()
+    a, b = torch.full((2,), float(r)), torch.full((3,), r, dtype=torch.int64)
+    handle = hvd.allreduce_async_(a, op=hvd.Sum)
+    other = hvd.broadcast_async_(b, 1)
+    assert hvd.synchronize(handle) is a
+    assert hvd.synchronize(other) is b
+    assert hvd.poll(handle)
+    seen = [a.tolist(), b.tolist()]
+    hvd.grouped_allreduce_([a, b], op=hvd.Max)
+    half = torch.tensor([0.5, r], dtype=torch.bfloat16)
+    strided = torch.arange(4.0).view(2, 2).t() * (r + 1)
+    return [
+        *seen,
+        a.tolist(),
+        hvd.allreduce(half, op=hvd.Sum).tolist(),
+        hvd.allgather(half).tolist(),
+        hvd.allreduce(strided, op=hvd.Sum).tolist(),
+    ]
+
+
+def test_in_place_and_other_layouts() -> None:
+    for seen in torch_ranks.run(in_place, 2):
+        assert seen == [
+            [1.0, 1.0],
+            [1, 1, 1],
+            [1.0, 1.0],
+            [1.0, 1.0],
+            [0.5, 0.0, 0.5, 1.0],
+            [[0.0, 6.0], [3.0, 9.0]],
+        ]
+
+
+def by_adasum() -> list[float]:
+    """Updates that are orthogonal add; the state of SGD is each rank's own."""
+    hvd.init()
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), op=hvd.Adasum)
+    x = torch.eye(2)[hvd.rank()]
+    model(x).sum().backward()
+    optimizer.step()
+    return model.weight.flatten().tolist()
+
+
+def test_an_optimizer_by_adasum() -> None:
+    for seen in torch_ranks.run(by_adasum, 2):
+        assert seen == [-1.0, -1.0]
+
+
+def refused() -> list[str]:
+    hvd.init()
+    model = nn.Linear(2, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    wrap = hvd.DistributedOptimizer
+    pairs = list(model.named_parameters())
+    calls: list[Any] = [
+        lambda: wrap(sgd, named_parameters=[model.weight]),
+        lambda: wrap(sgd, named_parameters=[*pairs, pairs[0]]),
+        lambda: wrap(sgd, named_parameters=pairs[:1]),
+        lambda: wrap(sgd, backward_passes_per_step=0),
+        lambda: wrap(sgd, op=hvd.Sum, gradient_predivide_factor=2.0),
+        lambda: wrap(sgd, groups=[[model.weight], [model.weight]]),
+        lambda: hvd.allreduce_(torch.ones(3, 2).t()),
+        lambda: hvd.allreduce(torch.ones(2, device="meta")),
+    ]
+    messages = []
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            messages.append(str(error))
+    optimizer = wrap(sgd)
+    model(torch.ones(1, 2)).sum().backward()
+    for call in (optimizer.zero_grad, lambda: model(torch.ones(1, 2)).sum().backward()):
+        try:
+            call()
+        except RuntimeError as error:
+            messages.append(str(error))
+    optimizer.step()
+    return messages
+
+
+def test_refusals() -> None:
+    for got in torch_ranks.run(refused, 2):
+        expected = [
+            "expected pairs of a name and a parameter",
+            "got more than once: weight",
+            "1 of the optimizer's parameters have no name",
+            "backward_passes_per_step: expected at least 1; got 0",
+            "gradient_predivide_factor: expected op=Average",
+            "a parameter may appear once only",
+            "expected a contiguous, writable",
+            "expected an array in the CPU's memory",
+            "zero_grad() between backward() and step()",
+            "more than backward_passes_per_step=1 times",
+        ]
+        assert len(got) == len(expected)
+        for message, part in zip(got, expected, strict=True):
+            assert part in message
