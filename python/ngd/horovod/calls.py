@@ -40,6 +40,9 @@ OPS: Final = {
     Product: "prod",
 }
 
+SMALL: Final = 1 << 16
+"""Elements of an array that travels alone, where many are reduced."""
+
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
 """What a rank announces."""
 KIND, CALLS, OP, DTYPE, COUNT, NAME, SHAPE, COLUMNS = range(8)
@@ -156,6 +159,33 @@ def all_reduce(
         return scaled(out, divisor, postscale)
 
     return Handle(what, [announced, work], finish)
+
+
+def all_reduce_many(sources: Sequence[Array], outs: Sequence[Array], **how: Any) -> Handle:
+    """Reduce arrays, which may be their own destinations; small ones of a dtype travel together."""
+    small: dict[DType, list[int]] = {}
+    handles, packs = [], []
+    for i, (source, out) in enumerate(zip(sources, outs, strict=True)):
+        if source.size < SMALL and how["op"] != Adasum:
+            small.setdefault(source.dtype, []).append(i)
+        else:
+            handles.append(all_reduce(source, out, **how))
+    for places in small.values():
+        flat = np.concatenate([sources[i].reshape(-1) for i in places])
+        packs.append((places, flat))
+        handles.append(all_reduce(flat, flat, **how))
+
+    def finish() -> list[Array]:
+        for handle in handles:
+            handle.wait()
+        for places, flat in packs:
+            at = 0
+            for i in places:
+                outs[i][...] = flat[at : at + outs[i].size].reshape(outs[i].shape)
+                at += outs[i].size
+        return list(outs)
+
+    return Handle("grouped_allreduce", [work for each in handles for work in each.works], finish)
 
 
 def member(ranks: ProcessSet, where: str) -> Group:

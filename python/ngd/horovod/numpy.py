@@ -85,10 +85,27 @@ def allreduce(tensor: Any, *args: Any, **kwargs: Any) -> Array:
     return np.asarray(allreduce_async(tensor, *args, **kwargs).wait())
 
 
-def grouped_allreduce(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Array]:
-    """`allreduce` of each of a list; all are under way at once."""
-    handles = [allreduce_async(tensor, *args, **kwargs) for tensor in tensors]
-    return [handle.wait() for handle in handles]
+def grouped_allreduce(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Array]:
+    """`allreduce` of each of a list; all are under way at once, small ones together."""
+    sources = [calls.as_array(tensor, "grouped_allreduce") for tensor in tensors]
+    handle = calls.all_reduce_many(
+        sources,
+        [np.empty_like(source) for source in sources],
+        op=op_of(op, average),
+        name=name,
+        prescale=prescale_factor,
+        postscale=postscale_factor,
+        ranks=process_set,
+    )
+    return list(handle.wait())
 
 
 def allgather_async(

@@ -105,14 +105,45 @@ def allreduce_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return result
 
 
-def grouped_allreduce_async(tensors: Tensors, *args: Any, **kwargs: Any) -> TensorHandle:
+def all_reduced(sources: Tensors, outs: Tensors, scales: Any, **how: Any) -> TensorHandle:
+    """Begin to reduce tensors into others, or themselves; small ones travel together."""
+    arrays = [array_of(source, "grouped_allreduce") for source in sources]
+    pairs = zip(outs, arrays, strict=True)
+    places = [calls.place(out.detach(), array, "grouped_allreduce") for out, array in pairs]
+    pre, post = scales
+    handle = calls.all_reduce_many(arrays, places, prescale=pre, postscale=post, **how)
+    return TensorHandle([handle], lambda _: list(outs))
+
+
+def grouped_allreduce_async(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> TensorHandle:
     """As `grouped_allreduce`, without a gradient; returns a handle."""
-    return all_of([allreduce_async(tensor, *args, **kwargs) for tensor in tensors])
+    outs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+    scales = prescale_factor, postscale_factor
+    how = {"op": op_of(op, average), "name": name, "ranks": process_set}
+    return all_reduced(tensors, outs, scales, **how)
 
 
-def grouped_allreduce_async_(tensors: Tensors, *args: Any, **kwargs: Any) -> TensorHandle:
+def grouped_allreduce_async_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> TensorHandle:
     """As `grouped_allreduce_`; returns a handle."""
-    return all_of([allreduce_async_(tensor, *args, **kwargs) for tensor in tensors])
+    scales = prescale_factor, postscale_factor
+    how = {"op": op_of(op, average), "name": name, "ranks": process_set}
+    return all_reduced(tensors, tensors, scales, **how)
 
 
 def grouped_allreduce_(tensors: Tensors, *args: Any, **kwargs: Any) -> list[Tensor]:

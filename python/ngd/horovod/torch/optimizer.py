@@ -11,13 +11,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..calls import Adasum, Average, op_of
+from ..calls import SMALL, Adasum, Average, op_of
 from ..world import ProcessSet, global_process_set, size
 from .compression import Compression, Compressor
-from .operations import TensorHandle, allreduce_async_, sparse_allreduce_async
+from .operations import TensorHandle, all_reduced, allreduce_async_, sparse_allreduce_async
 
-SMALL: Final = 1 << 16
-"""Elements of a gradient that travels alone; smaller ones travel together."""
 TOGETHER: Final = 1 << 18
 """Elements of small gradients that travel together, at most."""
 
@@ -91,7 +89,7 @@ class Gradients:
         """Begin to reduce the next gradients."""
         bucket = self.buckets[self.next]
         self.next += 1
-        dense: dict[torch.dtype, list[Arrival]] = {}
+        dense: list[Arrival] = []
         for p in bucket:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -101,12 +99,10 @@ class Gradients:
                 continue
             value = p.grad.to_dense() if p.grad.is_sparse else p.grad
             value, ctx = self.compression.compress(value.detach())
-            dense.setdefault(value.dtype, []).append((p, value, ctx))
-        for arrivals in dense.values():
-            flat = together([value for _, value, _ in arrivals])
-            pre, post = self.scales
-            handle = allreduce_async_(flat, None, None, self.op, pre, post, self.ranks)
-            self.sent.append((handle, arrivals))
+            dense.append((p, value.contiguous(), ctx))
+        values = [value for _, value, _ in dense]
+        how = {"op": self.op, "name": None, "ranks": self.ranks}
+        self.sent.append((all_reduced(values, values, self.scales, **how), dense))
 
     def reduce(self) -> None:
         """Send what was not sent, and put what comes where the gradients are."""
@@ -114,12 +110,11 @@ class Gradients:
             self.send()
         for handle, arrivals in self.sent:
             result = handle.wait()
-            if result.is_sparse:
+            if isinstance(result, Tensor):  # a sparse one
                 arrivals[0][0].grad = result
                 continue
-            sizes = [value.numel() for _, value, _ in arrivals]
-            for (p, value, ctx), part in zip(arrivals, result.view(-1).split(sizes), strict=True):
-                self.put(p, self.compression.decompress(part.view(value.shape), ctx))
+            for p, value, ctx in arrivals:
+                self.put(p, self.compression.decompress(value, ctx))
         self.begin()
 
     @staticmethod
@@ -135,13 +130,6 @@ class Gradients:
     def under_way(self) -> bool:
         """Whether some gradients were sent."""
         return bool(self.sent)
-
-
-def together(values: list[Tensor]) -> Tensor:
-    """Contiguous memory that holds them all: their own, where there is one."""
-    if len(values) == 1 and values[0].is_contiguous():
-        return values[0].view(-1)
-    return torch.cat([value.reshape(-1) for value in values])
 
 
 def buckets_of(
