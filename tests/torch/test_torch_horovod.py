@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from typing import Any
 
 import harness
@@ -364,3 +367,60 @@ def test_refusals() -> None:
         assert len(got) == len(expected)
         for message, part in zip(got, expected, strict=True):
             assert part in message
+
+
+TRAINS_ELASTICALLY = """
+import os, sys
+import torch
+import ngd.horovod.torch as hvd
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Linear(4, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+sampler = hvd.elastic.ElasticSampler(range(24), shuffle=True)
+state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, batch=0)
+again = int(os.environ["NGD_RESTART_COUNT"])
+
+
+@hvd.elastic.run
+def train(state):
+    print("begins at", state.batch, flush=True)
+    for number, index in enumerate(list(state.sampler)):
+        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(index))
+        state.optimizer.zero_grad()
+        state.model(x).mean().backward()
+        if again == 0 and state.batch == 7 and hvd.rank() == 1 and "dies" in sys.argv:
+            os._exit(9)
+        state.optimizer.step()
+        state.sampler.record_indices([index])
+        state.batch += 1
+        if state.batch % 3 == 0:
+            state.commit()
+    return state.batch
+
+
+steps = train(state)
+print("ends at", steps, [round(w, 4) for w in model.weight.flatten().tolist()], flush=True)
+"""
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_training_goes_on_from_the_last_commit(tmp_path: Any, dies: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS_ELASTICALLY)
+    command = [sys.executable, "-m", "ngd.launch", "-n", "2", "--max-restarts", "1", str(script)]
+    env = {k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)}
+    env |= {"NGD_ELASTIC_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command += ["dies"] if dies else []
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    begins = [line for line in lines if "begins at" in line]
+    assert sorted(begins) == sorted(
+        [f"[{r}] begins at {at}" for at in ((0, 6) if dies else (0,)) for r in range(2)]
+    )
+    first, second = sorted(line for line in lines if "ends at" in line)
+    assert first.removeprefix("[0]") == second.removeprefix("[1]")
+    assert "ends at 12" in first
+    assert list(tmp_path.iterdir()) == [script]

@@ -8,6 +8,7 @@ from ..calls import Adasum, Average, Max, Min, Product, Sum, barrier, join
 from ..numpy import allgather_object, broadcast_object
 from ..world import *  # noqa: F403
 from ..world import __all__ as _of_world
+from . import elastic
 from .compression import Compression
 from .operations import *  # noqa: F403
 from .operations import __all__ as _of_operations
@@ -28,6 +29,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "elastic",
     "join",
     *_of_operations,
     *_of_world,

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training that goes on after a rank was lost, under `ngd run --max-restarts N`.
+
+`ngd run` starts all ranks again; `run` then gives them the state of the last `commit`. It is kept
+in a file of this host, NGD_ELASTIC_DIR or the directory for temporary files, from the first commit
+until the function returns. Under other launchers nothing is kept, and an error ends the job.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import tempfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..numpy import allgather_object, broadcast_object
+from ..world import init, is_initialized, rank, size
+
+
+def place() -> Path | None:
+    """Where commits of this job are kept: its launcher's own file."""
+    launcher = os.environ.get("NGD_LAUNCHER")
+    if not launcher:
+        return None
+    folder = os.environ.get("NGD_ELASTIC_DIR") or tempfile.gettempdir()
+    return Path(folder) / f"ngd-elastic-{os.getuid()}-{zlib.crc32(launcher.encode()):08x}.pt"
+
+
+class State:
+    """What is committed and restored; to make one's own, derive from this."""
+
+    def __init__(self, **values: Any) -> None:
+        self._callbacks: list[Callable[[], None]] = []
+        self._names = list(values)
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Call these when training goes on after a restart."""
+        self._callbacks.extend(callbacks)
+
+    def values(self) -> dict[str, Any]:
+        """What is committed: a copy."""
+        return {name: copy.deepcopy(getattr(self, name)) for name in self._names}
+
+    def take(self, values: dict[str, Any]) -> None:
+        """Go back to what was committed."""
+        for name in self._names:
+            setattr(self, name, copy.deepcopy(values[name]))
+
+    def commit(self) -> None:
+        """Keep the state as it is; rank 0 writes it."""
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Nothing: `ngd run` does not change the number of ranks while they run."""
+
+    def save(self) -> None:
+        """Keep the state, for `restore` and for a restart."""
+        self._saved = self.values()
+        path = place()
+        if path is not None and rank() == 0:
+            partial = path.with_suffix(f".{os.getpid()}")
+            torch.save(self._saved, partial)
+            partial.replace(path)
+
+    def restore(self) -> None:
+        """Go back to the last commit of this process."""
+        self.take(self._saved)
+
+    def sync(self) -> None:
+        """Give all ranks the state of rank 0: after a restart that of the last commit."""
+        path, kept = place(), None
+        restarted = int(os.environ.get("NGD_RESTART_COUNT", "0")) > 0
+        if rank() == 0 and restarted and path is not None and path.exists():
+            kept = torch.load(path, weights_only=False)
+        kept = broadcast_object(kept or (self.values() if rank() == 0 else None))
+        self.take(kept)
+        self._saved = kept
+        if restarted:
+            for callback in self._callbacks:
+                callback()
+
+
+ObjectState = State
+
+
+class TorchState(State):
+    """A model, an optimizer, samplers, and any other values, which become attributes.
+
+    Parameters
+    ----------
+    model, optimizer
+        Their state dicts are kept.
+    **values
+        What has `state_dict` and `load_state_dict` is kept by these; other values as they are.
+    """
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
+        given = {"model": model, "optimizer": optimizer}
+        super().__init__(**{k: v for k, v in given.items() if v is not None}, **values)
+
+    def values(self) -> dict[str, Any]:
+        """State dicts, and values."""
+        found = {}
+        for name in self._names:
+            value = getattr(self, name)
+            has_state = hasattr(value, "state_dict")
+            found[name] = copy.deepcopy(value.state_dict() if has_state else value)
+        return found
+
+    def take(self, values: dict[str, Any]) -> None:
+        """Load state dicts, and set values."""
+        for name in self._names:
+            value = getattr(self, name)
+            if hasattr(value, "load_state_dict"):
+                value.load_state_dict(copy.deepcopy(values[name]))
+            else:
+                setattr(self, name, copy.deepcopy(values[name]))
+
+    def save(self) -> None:
+        """Keep the state; samplers first learn what all ranks have done."""
+        for name in self._names:
+            value = getattr(self, name)
+            if isinstance(value, ElasticSampler):
+                value.gather()
+        super().save()
+
+
+def run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function `f(state, ...)` that begins with the state of the last commit.
+
+    An error ends the process, as without it; `ngd run --max-restarts` starts all ranks again.
+    """
+
+    @functools.wraps(function)
+    def runs(state: State, *args: Any, **kwargs: Any) -> Any:
+        if not is_initialized():
+            init()
+        state.sync()
+        result = function(state, *args, **kwargs)
+        path = place()
+        if path is not None and rank() == 0:
+            path.unlink(missing_ok=True)
+        return result
+
+    return runs
+
+
+class ElasticSampler(torch.utils.data.Sampler[int]):
+    """Shares the indices of a data set among the ranks, those that were not processed.
+
+    Parameters
+    ----------
+    dataset
+        What has a length.
+    shuffle
+        Whether to go through it in another order each epoch.
+    seed
+        Of these orders; the same on all ranks.
+    """
+
+    def __init__(self, dataset: Any, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset, self.shuffle, self.seed = dataset, shuffle, seed
+        self.epoch = 0
+        self.processed_indices: set[int] = set()
+        self.reset()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch: nothing of it is processed."""
+        self.epoch = epoch
+        self.processed_indices = set()
+        self.reset()
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Note that this rank has processed a batch, counted since the loader began."""
+        begin = batch_idx * batch_size
+        self.record_indices(self.indices[begin : begin + batch_size])
+
+    def record_indices(self, indices: Iterable[int]) -> None:
+        """Note that this rank has processed these."""
+        self.processed_indices.update(indices)
+
+    def gather(self) -> None:
+        """Learn what all ranks have processed; all of them call it."""
+        self.processed_indices = set().union(*allgather_object(self.processed_indices))
+
+    def reset(self) -> None:
+        """Share out what is left, in equal parts: the last ones begin again with the first."""
+        left = [i for i in range(len(self.dataset)) if i not in self.processed_indices]
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            left = [left[i] for i in torch.randperm(len(left), generator=generator).tolist()]
+        ranks, mine = (size(), rank()) if is_initialized() else (1, 0)
+        share = -(-len(left) // ranks)
+        filled = [left[i % len(left)] for i in range(share * ranks)] if left else []
+        self.indices = filled[mine::ranks]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The epoch, and what of it is processed."""
+        return {"epoch": self.epoch, "processed_indices": sorted(self.processed_indices)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.epoch = state["epoch"]
+        self.processed_indices = set(state["processed_indices"])
+        self.reset()
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
