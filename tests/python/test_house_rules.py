@@ -44,7 +44,7 @@ LAYERS = (
     {"optim"},
     {"nn", "data", "checkpoint"},
     {"train"},
-    {"cli", "doctor", "profiler", "torch"},
+    {"cli", "doctor", "horovod", "profiler", "torch"},
 )
 USERS_OF_THE_CORE = {
     "collectives",

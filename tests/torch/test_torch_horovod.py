@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -424,3 +426,18 @@ def test_training_goes_on_from_the_last_commit(tmp_path: Any, dies: bool) -> Non
     assert first.removeprefix("[0]") == second.removeprefix("[1]")
     assert "ends at 12" in first
     assert list(tmp_path.iterdir()) == [script]
+
+
+def page() -> list[float]:
+    """What docs/horovod.md shows."""
+    text = (Path(__file__).parents[2] / "docs" / "horovod.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    return [float(w) for w in names["model"].weight.flatten()]
+
+
+def test_the_page_runs() -> None:
+    first, second = torch_ranks.run(page, 2)
+    assert first == second
+    assert len(first) == 10

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+# What .ci/run and .ci/clusters are written with. They set `only`, a regular expression of the stages
+# to run, and `clone`, the tree that is tested.
+
+# stage NAME COMMAND...: a failure ends everything. (In a stage `set -e` is off: bash's rule.)
+times=()
+stage() {
+  local name=$1 begin=$SECONDS
+  shift
+  [[ $name =~ $only|^prerequisites ]] || return 0
+  printf '\n=== %s\n' "$name"
+  if ! "$@"; then
+    printf '=== %s FAILED after %d s\n' "$name" $((SECONDS - begin))
+    exit 1
+  fi
+  times+=("$(printf '%5d s  %s' $((SECONDS - begin)) "$name")")
+}
+
+# in_venv NAME COMMAND...: in the clone, with that environment active.
+in_venv() {
+  local venv=$1
+  shift
+  (cd "$clone" && . "$venv/bin/activate" && "$@")
+}
+
+# report: how long each stage took.
+report() {
+  printf '\n'
+  printf '%s\n' "${times[@]}"
+  printf '%5d s  in all\n' "$SECONDS"
+}
