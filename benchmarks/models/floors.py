@@ -112,7 +112,12 @@ def run(command: Sequence[str], **how: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--hidden", type=int, nargs="+", default=[100])
-    parser.add_argument("--network", default="", choices=("resnet50", "transformer", "lstm"), help="instead of an MLP")
+    parser.add_argument(
+        "--network",
+        default="",
+        choices=("resnet50", "transformer", "lstm"),
+        help="instead of an MLP",
+    )
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=0, help="steps a sample; 5 samples a turn")

@@ -8,11 +8,11 @@ no kernel for two bytes.
 
 A value is *exact* if a variable's next value or a collective's operand is made of it, by
 elementwise ops and moves: it is never rounded. Nor is what is made of variables alone and is
-reduced to such a value, as weights that are averaged; activations that are, may be. Another one is *wanted* where a product multiplies
-it, or where a kernel that makes a wanted value of it reads it in full. It is needed *wide* where
-something reads it that cannot widen it. A kernel of elementwise ops gives either or both; a product
-gives the one or the other, and rounds nothing that is needed wide. From there a reader casts: the
-casts are part of the kernels.
+reduced to such a value, as weights that are averaged; activations that are reduced may be. Another
+one is *wanted* where a product multiplies it, or where a kernel that makes a wanted value of it
+reads it in full. It is needed *wide* where something reads it that cannot widen it. A kernel of
+elementwise ops gives either or both; a product gives the one or the other, and rounds nothing that
+is needed wide. From there a reader casts: the casts are part of the kernels.
 """
 
 from __future__ import annotations

@@ -103,12 +103,16 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         """Set the rate, in steps of a batch."""
         if self.staircase:
             return
+        self.set_rate(self.epoch + batch / self.steps())
+
+    def steps(self) -> int:
+        """The batches of an epoch."""
         steps = self.steps_per_epoch or (self.params or {}).get("steps")
         if not steps:
             raise ValueError(
                 "hvd.callbacks: steps_per_epoch: expected a number, which Keras does not know here"
             )
-        self.set_rate(self.epoch + batch / steps)
+        return int(steps)
 
     def set_rate(self, epoch: float) -> None:
         """Set the rate, where the callback holds."""
@@ -147,8 +151,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: int = 0,
     ) -> None:
         def risen(epoch: float) -> float:
-            steps = self.steps_per_epoch or (self.params or {}).get("steps")
-            reached = epoch + 1.0 / steps  # so that the last batch has the whole rate
+            reached = epoch + 1.0 / self.steps()  # so that the last batch has the whole rate
             return (reached * (size() - 1) / warmup_epochs + 1) / size()
 
         super().__init__(

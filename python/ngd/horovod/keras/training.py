@@ -140,18 +140,7 @@ def DistributedOptimizer(
     device_dense, device_sparse, num_groups, groups, scale_local_gradients
         Nothing: gradients are dense, on the CPU, and go in one call.
     """
-    where = "hvd.DistributedOptimizer"
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError(f"{where}: gradient_predivide_factor: expected op=Average with it")
-    if backward_passes_per_step != 1:
-        raise NotImplementedError(
-            f"{where}: backward_passes_per_step: expected 1; got {backward_passes_per_step}: make "
-            "the optimizer with gradient_accumulation_steps, which averages"
-        )
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"{where}: expected a Keras optimizer; got {type(optimizer).__name__}")
-    if optimizer.built:
-        raise ValueError(f"{where}: expected an optimizer that has not been used")
+    expect_fresh(optimizer, gradient_predivide_factor, op, backward_passes_per_step)
     how = {
         "op": op_of(op, None),
         "prescale_factor": 1.0 / gradient_predivide_factor,
@@ -161,16 +150,38 @@ def DistributedOptimizer(
     wire = {"Narrowing": None, "FP16": "float16", "BF16": "bfloat16"}.get(
         getattr(compression, "__name__", ""), compression
     )
-    own = type(optimizer)
+    config = optimizer.get_config()
+    kind = reducing(type(optimizer), how, wire)
+    return kind.from_config({**config, "name": name or config["name"]})
 
-    class Distributed(own):  # type: ignore[misc,valid-type]
+
+def expect_fresh(optimizer: Any, predivide: float, op: int, passes: int) -> None:
+    """Refuse what cannot be wrapped, or not so."""
+    where = "hvd.DistributedOptimizer"
+    if predivide != 1.0 and op != Average:
+        raise ValueError(f"{where}: gradient_predivide_factor: expected op=Average with it")
+    if passes != 1:
+        raise NotImplementedError(
+            f"{where}: backward_passes_per_step: expected 1; got {passes}: make the "
+            "optimizer with gradient_accumulation_steps, which averages"
+        )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"{where}: expected a Keras optimizer; got {type(optimizer).__name__}")
+    if optimizer.built:
+        raise ValueError(f"{where}: expected an optimizer that has not been used")
+
+
+def reducing(own: Any, how: dict[str, Any], wire: str | None) -> Any:
+    """A class derived from an optimizer's, under its name: so a saved model loads without ngd."""
+
+    class Distributed(own):
         """Reduces gradients, and applies them."""
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
             """As of the optimizer, with the ranks' gradients."""
             grads = list(grads)
             places = [i for i, gradient in enumerate(grads) if gradient is not None]
-            if process_set.size() > 1 and places:
+            if how["process_set"].size() > 1 and places:
                 reduced = reducer(how, wire)([grads[i] for i in places])
                 for i, gradient in zip(places, reduced, strict=True):
                     grads[i] = gradient
@@ -178,9 +189,8 @@ def DistributedOptimizer(
 
     Distributed.__name__ = own.__name__
     Distributed.__qualname__ = own.__qualname__
-    Distributed.__module__ = own.__module__  # so that a saved model loads without ngd
-    config = optimizer.get_config()
-    return Distributed.from_config({**config, "name": name or config["name"]})
+    Distributed.__module__ = own.__module__
+    return Distributed
 
 
 def load_model(

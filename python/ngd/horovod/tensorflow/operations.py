@@ -75,7 +75,9 @@ def called(
         with tf.control_dependencies(_latest.get(graph, [])):
             made = tf.numpy_function(function, list(tensors), dtypes)
         _latest[graph] = [made[0] if isinstance(made, (list, tuple)) else made]
-    results = made if isinstance(made, (list, tuple)) else [made]  # eagerly, of one there is no list
+    results = (
+        made if isinstance(made, (list, tuple)) else [made]
+    )  # eagerly, of one there is no list
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -95,7 +97,10 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """Reduce each of a list, in one call; see `allreduce`."""
     op = op_of(op, average)
-    scales = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    scales: dict[str, Any] = {
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+    }
 
     def reduce(*given: Any) -> Any:
         return arrays.grouped_allreduce(given, op=op, name=name, process_set=process_set, **scales)

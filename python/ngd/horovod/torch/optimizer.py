@@ -282,10 +282,8 @@ def DistributedOptimizer(
         With Average: divide by it before the sum, and multiply by it after.
     groups, num_groups
         Which gradients travel together: lists of parameters, or how many groups to make.
-    sparse_as_dense
-        Reduce sparse gradients as dense ones.
-    process_set
-        The ranks.
+    sparse_as_dense, process_set
+        Whether to reduce sparse gradients as dense ones; the ranks.
     """
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError(
@@ -296,13 +294,11 @@ def DistributedOptimizer(
     if named_parameters is not None:
         expect_named(parameters, list(named_parameters))
     trained = [p for p in parameters if p.requires_grad]
-    base: Any = Combined if op == Adasum and size() > 1 else Reduced
-    kind: Any = type(type(optimizer).__name__, (base, type(optimizer)), {})
-    made = object.__new__(kind)
-    made.__dict__.update(optimizer.__dict__)
-    if base is Combined:
+    if op == Adasum and size() > 1:
+        made = derived(optimizer, Combined)
         made._compression, made._ranks = compression, process_set
         return made
+    made = derived(optimizer, Reduced)
     made._gradients = Gradients(
         trained,
         compression=compression,
@@ -313,6 +309,14 @@ def DistributedOptimizer(
         sparse_as_dense=sparse_as_dense,
         ranks=process_set,
     )
+    return made
+
+
+def derived(optimizer: torch.optim.Optimizer, base: type) -> Any:
+    """An optimizer with the state of another one, and with a class before its own."""
+    kind: Any = type(type(optimizer).__name__, (base, type(optimizer)), {})
+    made = object.__new__(kind)
+    made.__dict__.update(optimizer.__dict__)
     return made
 
 
