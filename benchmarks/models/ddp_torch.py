@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's DistributedDataParallel over "ngd" beside "gloo": one changed word.
+"""PyTorch's DistributedDataParallel over "ngd", and Horovod's names, beside it over "gloo".
 
     python benchmarks/models/ddp_torch.py --hidden 100 --turns 5          # both, in turns
     torchrun --nproc-per-node 2 benchmarks/models/ddp_torch.py --backend ngd
@@ -26,7 +26,8 @@ HERE = Path(__file__)
 sys.path.insert(0, str(HERE.parents[1]))
 from timing import cpu_name, last_line  # noqa: E402
 
-BACKENDS = ("ngd", "gloo")
+BACKENDS = ("ngd", "horovod", "gloo")
+"""The last one is the peer; "horovod" is ngd.horovod.torch's optimizer instead of the wrapper."""
 ROUNDS = 5
 WARM_UP_STEPS = 20
 
@@ -41,8 +42,14 @@ def train(args: argparse.Namespace) -> list[float]:
     sizes = [784, *args.hidden]
     layers = [module for i, o in pairwise(sizes) for module in (nn.Linear(i, o), nn.ReLU())]
     net = nn.Sequential(*layers, nn.Linear(sizes[-1], 10))
-    model = nn.parallel.DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    by_horovod = args.backend == "horovod"
+    model = net if by_horovod else nn.parallel.DistributedDataParallel(net)
+    optimizer: Any = torch.optim.SGD(model.parameters(), 0.01)
+    if by_horovod:
+        import ngd.horovod.torch as hvd
+
+        hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        optimizer = hvd.DistributedOptimizer(optimizer)
     images, labels = torch.rand(args.batch, 784), torch.randint(0, 10, (args.batch,))
 
     def step() -> None:
@@ -67,23 +74,29 @@ def run_rank(args: argparse.Namespace) -> None:
     """One rank: the median of the rounds."""
     import torch
 
+    import ngd.horovod.torch as hvd
     import ngd.torch  # noqa: F401
 
-    torch.distributed.init_process_group(args.backend)
+    by_horovod = args.backend == "horovod"
+    if by_horovod:
+        hvd.init()
+    else:
+        torch.distributed.init_process_group(args.backend)
     rounds = train(args)
     gc.collect()  # gloo aborts where a model still holds the group that is destroyed
-    if torch.distributed.get_rank() == 0:
+    if int(os.environ["RANK"]) == 0:
         result = {
             "backend": args.backend,
             "torch": torch.__version__,
             "hidden": args.hidden,
             "batch": args.batch,
-            "ranks": torch.distributed.get_world_size(),
+            "ranks": int(os.environ["WORLD_SIZE"]),
             "threads": args.threads,
             "us_per_step": round(statistics.median(rounds) * 1e6, 1),
         }
         print(json.dumps(result), flush=True)
-    torch.distributed.destroy_process_group()
+    if not by_horovod:
+        torch.distributed.destroy_process_group()
 
 
 def measure(backend: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -122,7 +135,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "threads": args.threads,
         "cpu": cpu_name(),
         "us_per_step": {b: round(statistics.median(t[b] for t in turns), 1) for b in BACKENDS},
-        "ngd_over_gloo": round(statistics.median(t["ngd"] / t["gloo"] for t in turns), 3),
+        "over_gloo": {
+            b: round(statistics.median(t[b] / t["gloo"] for t in turns), 3) for b in BACKENDS[:-1]
+        },
     }
     print(json.dumps(summary))
 

@@ -156,7 +156,7 @@ def kill_once(ranks: int, launcher: str, random_: random.Random) -> tuple[str, f
     delay, depth = random_.uniform(0, 0.1), 0
     point = f"{fuse * 1e6:.0f} us into a step" if fuse else f"after {delay * 1e3:.0f} ms"
     shard = random_.choice(("none", "host"))
-    if fuse and random_.random() < 0.5:
+    if fuse and random_.random() < 0.75:
         count, depth, fuse = max(COUNTS), 12, -random_.uniform(0.4, 1)
         point = f"after {-fuse:.2f} of a step, most of which is its update"
     what = f"{launcher}, {count} elements, shard {shard}, rank {victim} {point}"
@@ -211,7 +211,7 @@ def main() -> int:
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     random_ = random.Random(seed)
-    failures, delays, begin = 0, [], time.monotonic()
+    failures, amid, delays, begin = 0, 0, [], time.monotonic()
     for number in range(options.times):
         launcher = options.launcher or LAUNCHERS[number % len(LAUNCHERS)]
         try:
@@ -221,13 +221,14 @@ def main() -> int:
             print(f"kill {number}: {error}", flush=True)
             continue
         delays.append(slowest)
+        amid += "poisoned" in what
         if options.verbose:
             print(f"{what}: told in {slowest * 1e3:.1f} ms, began in {training:.2f} s", flush=True)
     seconds = time.monotonic() - begin
     if delays:
         median, most = statistics.median(delays) * 1e3, max(delays) * 1e3
         print(f"the others were told within {median:.1f} ms (median), {most:.1f} ms (at most)")
-    print(f"{options.times} kills in {seconds:.0f} s, {failures} failures")
+    print(f"{options.times} kills in {seconds:.0f} s, {amid} amid an update, {failures} failures")
     return 1 if failures else 0
 
 

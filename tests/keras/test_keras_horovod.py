@@ -134,7 +134,7 @@ def test_fit_on_each_backend(backend: str, compression: str) -> None:
             assert apart < 1e-5
             assert mine == pytest.approx(theirs, rel=1e-4)
         else:
-            assert 1e-6 < apart < 0.1
+            assert 1e-6 < apart < 0.3
 
 
 def tensors() -> list[Any]:
