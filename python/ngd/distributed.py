@@ -86,6 +86,7 @@ def _join(comm: Any) -> Group:
     _place = None
     if comm is not None:
         communicator = communicator_of(comm)
+        environment.expect_size(communicator.size, "comm", os.environ)
     else:
         launch = environment.detect()
         mark = None

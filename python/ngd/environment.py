@@ -56,14 +56,30 @@ class Launch:
 def detect(environ: Environ | None = None) -> Launch:
     """Find this process's place, by the first launcher whose variables are set; alone if none is.
 
-    Raises InitError that names the variable where one is missing, no number, or out of range.
+    Raises InitError that names the variable where one is missing, no number, or out of range; or
+    where there are not as many ranks as NGD_EXPECT_SIZE says.
     """
     environ = os.environ if environ is None else environ
-    for launcher in _LAUNCHERS:
-        found = launcher(environ)
-        if found is not None:
-            return found
-    return Launch("alone", 0, 1, 0, 1, None)
+    places = (launcher(environ) for launcher in _LAUNCHERS)
+    found = next(
+        (place for place in places if place is not None), Launch("alone", 0, 1, 0, 1, None)
+    )
+    expect_size(found.size, found.launcher, environ)
+    return found
+
+
+def expect_size(size: int, launcher: str, environ: Environ) -> None:
+    """Refuse a job of another size than NGD_EXPECT_SIZE, where that is set."""
+    if not environ.get("NGD_EXPECT_SIZE"):
+        return
+    expected = _number(environ, "NGD_EXPECT_SIZE", least=1)
+    if size != expected:
+        raise InitError(
+            f"ngd.init: NGD_EXPECT_SIZE: expected {expected} ranks; there "
+            f"{'is 1' if size == 1 else f'are {size}'} ({launcher}): the launcher has not started "
+            "them all, or not told them so; an mpirun that has not found its list of hosts starts "
+            "what it can on one"
+        )
 
 
 def surroundings(environ: Environ) -> str:

@@ -326,4 +326,12 @@ def traced(path: str) -> int:
 def test_a_timeline_is_written(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     harness.run(traced, 2, arguments={"path": str(path)})
-    assert "traceEvents" in json.loads(path.read_text())
+    events = json.loads(path.read_text())["traceEvents"]
+    for rank in range(2):
+        mine = [e for e in events if e.get("name") == "hvd.allreduce" and e["pid"] == rank]
+        assert len(mine) == 3
+        assert all("test_horovod_arrays.py" in e["args"]["site"] for e in mine)
+        begins = [e["ts"] for e in mine]
+        assert begins == sorted(begins)
+        assert 0 <= begins[0] < 60e6
+        assert all(e["dur"] > 0 for e in mine)

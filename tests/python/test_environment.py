@@ -87,6 +87,18 @@ def test_a_shell_inside_an_allocation_of_slurm_is_alone(environ: dict[str, str])
     assert detect(environ).launcher == "alone"
 
 
+@pytest.mark.parametrize("environ", [TORCHRUN, {}])
+def test_a_job_of_another_size_than_expected_is_refused(environ: dict[str, str]) -> None:
+    size = detect(environ).size
+    for text in ("", str(size)):
+        assert detect({**environ, "NGD_EXPECT_SIZE": text}).size == size
+    for other in (size + 1, 100):
+        with pytest.raises(InitError, match=rf"NGD_EXPECT_SIZE: expected {other} ranks; there "):
+            detect({**environ, "NGD_EXPECT_SIZE": str(other)})
+    with pytest.raises(InitError, match="NGD_EXPECT_SIZE='many' is not a whole number"):
+        detect({**environ, "NGD_EXPECT_SIZE": "many"})
+
+
 def test_two_restarts_of_one_torchrun_are_two_jobs() -> None:
     again = {**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "3"}
     assert detect(TORCHRUN).job_key != detect(again).job_key

@@ -22,6 +22,7 @@ from ..collectives.arrays import operand
 from ..dtype import ALL, DType, Shape, is_float
 from ..errors import CollectiveError, ShapeError
 from ..ir import Array
+from ..profiling.recording import clock, note
 from ..sites import call_site
 from .world import HorovodInternalError, ProcessSet, global_process_set
 
@@ -58,6 +59,7 @@ class Handle:
     def __init__(self, what: str, works: Sequence[Work | None], finish: Callable[[], Any]) -> None:
         self.what, self.finish = what, finish
         self.works = [work for work in works if work is not None]
+        self.site, self.begun = call_site(), clock()
         self.result: Any = None
         self.over = False
 
@@ -75,6 +77,7 @@ class Handle:
                 for work in self.works:
                     work.wait()
             self.result, self.over = self.finish(), True
+            note(f"hvd.{self.what}", self.site, self.begun)
         return self.result
 
 

@@ -40,7 +40,13 @@ class Latecomers:
         return {rank: n for (each, rank), n in sorted(seen.items()) if each == call}
 
 
+Noted: TypeAlias = tuple[str, str, int, int]
+"""A collective on arrays that a bridge has noted: its name and call site, begin and end in ns."""
+
 _on: Recording | None = None
+_noted: list[Noted] = []
+"""Of the newest recording."""
+_most_noted = 0
 _latecomers: Latecomers | None = None
 
 
@@ -64,10 +70,11 @@ def profile() -> Iterator[Recording]:
 @contextmanager
 def recorded(most_events: int) -> Iterator[Recording]:
     """A recording, of so many events beside the times."""
-    global _on, _latecomers
+    global _on, _latecomers, _noted, _most_noted
     _core.begin_recording(most_events)
     try:
         _on, _latecomers = Recording(), Latecomers()
+        _noted, _most_noted = [], most_events
         yield _on
     finally:
         _on = None
@@ -80,6 +87,22 @@ def made(step: Any) -> None:
     """Note that a step was compiled."""
     if _on is not None:
         _on.steps.append(step)
+
+
+def clock() -> int:
+    """The clock of recordings, in ns."""
+    return _core.clock_ns()
+
+
+def note(name: str, site: str, begin: int) -> None:
+    """Note a collective on arrays that is over, for the file of a trace, if one is recorded."""
+    if _on is not None and len(_noted) < _most_noted:
+        _noted.append((name, site, begin, _core.clock_ns()))
+
+
+def noted() -> list[Noted]:
+    """What was noted in the newest recording."""
+    return _noted
 
 
 def last_to_come(call: Call) -> dict[int, int]:

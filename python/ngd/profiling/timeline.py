@@ -23,11 +23,13 @@ from ..collectives import Group
 from ..distributed import living_world
 from ..environment import detect
 from ..errors import InitError
-from .recording import Recording, recorded
+from .recording import Noted, Recording, noted, recorded
 
 MOST_EVENTS: Final = 1_000_000
 """An event takes 40 bytes of memory, and about 150 in the file."""
 PINGS: Final = 30
+BRIDGES: Final = 1_000_000
+"""The row on which collectives stand that a bridge has noted; threads have smaller numbers."""
 
 Event: TypeAlias = tuple[int, int, int, int, int]
 """Program, instruction or -1, thread, begin and end in ns."""
@@ -41,8 +43,8 @@ def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> It
 
     Open it with Perfetto: a process is a rank; a slice is an instruction of a step, or the whole
     step; below them stand the collectives in flight, from the start to the end of the wait. All
-    ranks stand on one clock, that of rank 0. Collectives on arrays are not in it: ngd.comm_stats().
-    It is a recording too, so `Executable.report()` has times after it.
+    ranks stand on one clock, that of rank 0. Collectives on arrays are in it where ngd.horovod makes
+    them; for others there is ngd.comm_stats(). It is a recording too, so `Executable.report()` has times after it.
 
     In a job of several ranks every rank enters and leaves the block, with a world; at its end rank
     0 gathers the events, and writes. A block that an exception leaves talks to no other rank, nor
@@ -137,7 +139,8 @@ def write_beside_an_error(path: Path) -> None:
 
 def first(events: Iterable[Event]) -> int:
     """Where the first event begins."""
-    return min((event[3] for event in events), default=_core.clock_ns())
+    begins = [event[3] for event in events] + [begin for _, _, begin, _ in noted()]
+    return min(begins, default=_core.clock_ns())
 
 
 def save(path: Path, parts: Iterable[bytes]) -> None:
@@ -167,8 +170,18 @@ def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
         {"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}},
     ]
     shown = Shown(rank, _core.recorded_labels())
-    lines = [*head, *[each for event in events for each in shown.objects(event, offset - begin)]]
+    shift = offset - begin
+    lines = [*head, *[each for event in events for each in shown.objects(event, shift)]]
+    lines += [of_a_bridge(rank, number, each, shift) for number, each in enumerate(noted())]
     return ",\n".join(map(json.dumps, lines)).encode(errors="backslashreplace")
+
+
+def of_a_bridge(rank: int, number: int, call: Noted, shift: int) -> dict[str, Any]:
+    """A collective on arrays, as a slice of a row of its own."""
+    name, site, begin, end = call
+    length = {"ts": (begin + shift) / 1e3, "dur": (end - begin) / 1e3}
+    at = {"ph": "X", "cat": "collective", "pid": rank, "tid": BRIDGES}
+    return {**at, "name": name, **length, "args": {"site": site, "number": number}}
 
 
 class Shown:

@@ -32,6 +32,18 @@ def place() -> Path | None:
     return Path(folder) / f"ngd-elastic-{os.getuid()}-{zlib.crc32(launcher.encode()):08x}.pt"
 
 
+def read(path: Path) -> Any:
+    """What was committed, unless the file is another user's."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
+        owner = os.fstat(file.fileno()).st_uid
+        if owner != os.getuid():
+            raise PermissionError(
+                f"hvd.elastic: expected {path} to belong to user {os.getuid()}; it belongs to "
+                f"user {owner}: set NGD_ELASTIC_DIR to a directory of your own"
+            )
+        return torch.load(file, weights_only=False)
+
+
 class State:
     """What is committed and restored; to make one's own, derive from this."""
 
@@ -67,9 +79,9 @@ class State:
         self._saved = self.values()
         path = place()
         if path is not None and rank() == 0:
-            partial = path.with_suffix(f".{os.getpid()}")
-            torch.save(self._saved, partial)
-            partial.replace(path)
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                torch.save(self._saved, file)  # only its owner may read and write it
+            Path(file.name).replace(path)
 
     def restore(self) -> None:
         """Go back to the last commit of this process."""
@@ -80,7 +92,7 @@ class State:
         path, kept = place(), None
         restarted = int(os.environ.get("NGD_RESTART_COUNT", "0")) > 0
         if rank() == 0 and restarted and path is not None and path.exists():
-            kept = torch.load(path, weights_only=False)
+            kept = read(path)
         kept = broadcast_object(kept or (self.values() if rank() == 0 else None))
         self.take(kept)
         self._saved = kept
