@@ -6,6 +6,7 @@
 #include "base/dtype.hpp"
 #include "base/error.hpp"
 #include "base/simd.hpp"
+#include "bridges/xla.hpp"
 #include "comm/communicator.hpp"
 #include "comm/grouped.hpp"
 #include "comm/layout.hpp"

@@ -45,6 +45,7 @@ try:
         thread_count,
         timeout_seconds,
         while_held,
+        xla_handler,
     )
 except ModuleNotFoundError as error:
     if error.name != f"{__name__}._core":
@@ -90,4 +91,5 @@ __all__ = [
     "thread_count",
     "timeout_seconds",
     "while_held",
+    "xla_handler",
 ]

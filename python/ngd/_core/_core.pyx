@@ -168,6 +168,11 @@ def available_cores() -> int:
     return cpp_available_cores()
 
 
+def xla_handler() -> int:
+    """The address of what runs collectives in XLA's programs (src/cpp/bridges/xla.hpp)."""
+    return cpp_xla_handler()
+
+
 def set_thread_share(int threads) -> None:
     """Tell how many threads are left for this process beside the ranks that share its cores."""
     cpp_set_thread_share(threads)

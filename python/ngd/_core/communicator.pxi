@@ -178,6 +178,10 @@ cdef class Communicator:
         """Of a group with common memory: whether it is closed, or has failed."""
         return self.communicator.get().is_over()
 
+    def enlist(self) -> int:
+        """Make the group known to XLA's programs, by a number; it must live as long as they do."""
+        return cpp_enlist(dereference(self.communicator.get()))
+
     def make_common(self, size_t nbytes) -> int:
         """Make memory for all ranks of the group, and return its number for open_common."""
         return self.communicator.get().make_common(nbytes)

@@ -68,6 +68,11 @@ cdef extern from "ngd.hpp" namespace "ngd" nogil:
 cdef extern from "ngd.hpp" namespace "ngd::config" nogil:
     double cpp_timeout_seconds "ngd::config::timeout_seconds"() except +ngd_raise_python_error
 
+cdef extern from "ngd.hpp" namespace "ngd::bridges" nogil:
+    int64_t cpp_enlist "ngd::bridges::enlist"(CppCommunicator& group) \
+        except +ngd_raise_python_error
+    size_t cpp_xla_handler "ngd::bridges::xla_handler"()
+
 cdef extern from "ngd.hpp" namespace "ngd::device" nogil:
     cppclass CppDevice "ngd::device::Device":
         string_view name()

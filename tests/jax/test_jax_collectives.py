@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives in programs of JAX, against NumPy and against one process with all of the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import pytest
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+import ngd  # noqa: E402
+import ngd.jax as nj  # noqa: E402
+
+pytestmark = harness.needs_ranks
+ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+DTYPES = ("uint8", "int32", "float16", "bfloat16", "float32")
+CALLS = 40
+
+
+def run(program: Any, ranks: int, **arguments: Any) -> list[Any]:
+    outcomes = harness.run(program, ranks, arguments=arguments, env=ENVIRONMENT)
+    return [outcome.value for outcome in outcomes]
+
+
+def expected(kind: str, given: list[Any], op: str, root: int, rank: int) -> Any:
+    """By NumPy, of what all ranks give."""
+    size, wide = len(given), [np.asarray(g, np.float64) for g in given]
+    reduced = {"sum": np.sum, "mean": np.mean, "min": np.min, "max": np.max, "prod": np.prod}
+    if kind == "all_reduce":
+        return reduced[op](wide, axis=0)
+    if kind == "reduce_scatter":
+        return np.split(reduced[op](wide, axis=0), size)[rank]
+    if kind == "all_gather":
+        return np.concatenate(wide)
+    if kind == "broadcast":
+        return wide[root]
+    return np.concatenate([np.split(w, size)[rank] for w in wide])
+
+
+def random_calls(seed: int) -> int:
+    """Programs of three calls each, of small whole numbers, which no dtype rounds."""
+    world = ngd.init()
+    rank, size = world.rank, world.size
+    random = np.random.default_rng(seed)
+    for _ in range(CALLS // 3 + 1):
+        calls, givens, wanted = [], [], []
+        for _ in range(3):
+            kind = str(random.choice(list(nj.NAMES.values())))
+            dtype = str(random.choice(DTYPES))
+            op = str(random.choice(["sum", "min", "max", "prod", "mean"]))
+            op = "sum" if op == "mean" and dtype[0] in "ui" else op
+            root = int(random.integers(size))
+            rows = size * int(random.integers(1, 4))
+            shape = (rows, *random.integers(0, 4, random.integers(0, 3)))
+            given = [random.integers(0, 3, shape) * (size if op == "mean" else 1) for _ in range(size)]
+            how: Any = {"op": op} if kind in ("all_reduce", "reduce_scatter") else {}
+            how |= {"root": root} if kind == "broadcast" else {}
+            calls.append((getattr(nj, kind), how))
+            givens.append(jnp.asarray(given[rank].astype("float32")).astype(dtype))
+            wanted.append(expected(kind, given, op, root, rank))
+
+        def program(*xs: Any, calls: Any = calls) -> Any:
+            return [call(x, **how) for (call, how), x in zip(calls, xs, strict=True)]
+
+        for function in (program, jax.jit(program)):
+            for got, value, given in zip(function(*givens), wanted, givens, strict=True):
+                assert got.dtype == given.dtype
+                np.testing.assert_array_equal(np.asarray(got, np.float64), value)
+    return seed
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_random_calls(ranks: int) -> None:
+    assert run(random_calls, ranks, seed=ranks) == [ranks] * ranks
+
+
+def gradients() -> list[Any]:
+    """Of the sum of weights * collective(x), where the weights are each rank's own."""
+    world = ngd.init()
+    size = world.size
+    weights = jnp.arange(1.0, 2 * size + 1) + 10 * world.rank
+    calls: list[Any] = [
+        lambda x: nj.all_reduce(x, op="sum") * weights,
+        lambda x: nj.all_reduce(x, op="mean") * weights,
+        lambda x: nj.all_gather(x[:2]) * weights,
+        lambda x: nj.reduce_scatter(x, op="sum") * weights[:2],
+        lambda x: nj.reduce_scatter(x, op="mean") * weights[:2],
+        lambda x: nj.broadcast(x, 1) * weights,
+        lambda x: nj.all_to_all(x) * weights,
+    ]
+    seen = []
+    for call in calls:
+        of = jax.grad(lambda x, call=call: call(x).sum())
+        x = jnp.ones(2 * size)
+        plain, compiled = of(x), jax.jit(of)(x)
+        np.testing.assert_array_equal(plain, compiled)
+        seen.append(plain.tolist())
+    return seen
+
+
+def test_gradients_are_those_of_the_sum_of_all_ranks_results() -> None:
+    size = 2
+    w = [np.arange(1.0, 5) + 10 * rank for rank in range(size)]
+    for rank, seen in enumerate(run(gradients, size)):
+        both = (w[0] + w[1]).tolist()
+        gathered = np.zeros(4)
+        gathered[:2] = (w[0] + w[1])[2 * rank : 2 * rank + 2]
+        scattered = np.concatenate([w[0][:2], w[1][:2]])
+        root = both if rank == 1 else [0.0] * 4
+        exchanged = np.concatenate([w[r][2 * rank : 2 * rank + 2] for r in range(size)])
+        assert seen == [
+            both,
+            (np.array(both) / 2).tolist(),
+            gathered.tolist(),
+            scattered.tolist(),
+            (scattered / 2).tolist(),
+            root,
+            exchanged.tolist(),
+        ]
+
+
+def batches() -> bool:
+    """vmap gives what a loop gives; over any axis, and twice."""
+    world = ngd.init()
+    x = jnp.arange(24.0 * world.size).reshape(3, 4 * world.size, 2) + world.rank
+    for call in (
+        lambda v: nj.all_reduce(v, op="sum"),
+        nj.all_gather,
+        nj.all_to_all,
+        lambda v: nj.reduce_scatter(v, op="mean"),
+        lambda v: nj.broadcast(v, world.size - 1),
+    ):
+        looped = jnp.stack([call(each) for each in x])
+        np.testing.assert_array_equal(jax.vmap(call)(x), looped)
+        moved = jnp.moveaxis(x, 0, 2)
+        np.testing.assert_array_equal(jax.vmap(call, in_axes=2)(moved), looped)
+        np.testing.assert_array_equal(jax.vmap(jax.vmap(call))(x[:, None]), looped[:, None])
+    return True
+
+
+def test_vmap() -> None:
+    assert run(batches, 2) == [True, True]
+
+
+def train() -> list[float]:
+    """An MLP, data-parallel, and beside it one process with all of the batch."""
+    world = ngd.init()
+    random = np.random.default_rng(0)
+    sizes = [10, 300, 300, 4]
+    start = [
+        jnp.asarray(random.normal(0, i**-0.5, (i, o)), jnp.float32)
+        for i, o in zip(sizes, sizes[1:], strict=False)
+    ]
+
+    def loss(ws: Any, x: Any, t: Any) -> Any:
+        for w in ws[:-1]:
+            x = jnp.tanh(x @ w)
+        scores = jax.nn.log_softmax(x @ ws[-1])
+        return -jnp.take_along_axis(scores, t[:, None], 1).mean()
+
+    @jax.jit
+    def step(ws: Any, x: Any, t: Any) -> Any:
+        means = nj.all_reduce(jax.grad(loss)(ws, x, t), op="mean")
+        return [w - 0.1 * g for w, g in zip(ws, means, strict=True)]
+
+    @jax.jit
+    def whole(ws: Any, x: Any, t: Any) -> Any:
+        return [w - 0.1 * g for w, g in zip(ws, jax.grad(loss)(ws, x, t), strict=True)]
+
+    mine = theirs = start
+    for _ in range(20):
+        x = random.normal(size=(8 * world.size, 10)).astype(np.float32)
+        t = random.integers(0, 4, 8 * world.size)
+        part = slice(8 * world.rank, 8 * world.rank + 8)
+        mine, theirs = step(mine, x[part], t[part]), whole(theirs, x, t)
+    pairs = list(zip(mine, theirs, strict=True))
+    return [max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_train_as_one_process(ranks: int) -> None:
+    for (apart,) in run(train, ranks):
+        assert apart < 1e-5
+
+
+def independent_calls() -> int:
+    """Calls that need nothing of one another keep the order of the program, on all ranks."""
+    world = ngd.init()
+    half = world.split(0, name="the same")
+
+    @jax.jit
+    def program(xs: Any) -> Any:
+        found = []
+        for i, x in enumerate(xs):
+            heavy = jnp.linalg.matrix_power(jnp.eye(40) * 1.0, 3 + (i + world.rank) % 5)
+            found.append(nj.all_reduce(x * heavy[0, 0], op="sum", group=half if i % 3 else None))
+        return found
+
+    for _ in range(20):
+        xs = [jnp.full(1 + i, i + world.rank, jnp.float32) for i in range(30)]
+        for i, got in enumerate(program(xs)):
+            assert got.shape == (1 + i,)
+            assert float(got[0]) == sum(i + r for r in range(world.size))
+    return len(xs)
+
+
+def test_independent_calls_keep_their_order() -> None:
+    assert run(independent_calls, 2) == [30, 30]
+
+
+def mistaken() -> list[str]:
+    world = ngd.init()
+    messages = []
+    for call in (
+        lambda: nj.all_reduce(jnp.ones(2), op="average"),
+        lambda: nj.all_reduce(jnp.ones(2, jnp.int32), op="mean"),
+        lambda: nj.broadcast(jnp.ones(2), 7),
+        lambda: nj.all_gather(jnp.float32(1)),
+        lambda: nj.all_to_all(jnp.ones(3)),
+        lambda: jax.grad(lambda x: nj.all_reduce(x, op="max").sum())(jnp.ones(2)),
+        lambda: nj.all_reduce(jnp.ones(2), op="sum", group="world"),
+        lambda: nj.all_reduce(jnp.ones(2, jnp.complex64), op="sum"),
+        lambda: nj.all_reduce(jnp.ones(2 + world.rank), op="sum"),
+        lambda: nj.all_reduce(jnp.ones(2), op="sum"),
+    ):
+        try:
+            jax.block_until_ready(call())
+        except Exception as error:
+            messages.append(f"{type(error).__name__}: {error}")
+    return messages
+
+
+def test_mistakes_are_errors_that_name_the_call() -> None:
+    for got in run(mistaken, 2):
+        parts = [
+            "ngd.jax.all_reduce: op: expected sum, mean, min, max or prod; got 'average'",
+            "ngd.jax.all_reduce: op='mean': expected floats; got int32",
+            "ngd.jax.broadcast: root: expected 0 to 1; got 7",
+            "ngd.jax.all_gather: expected an array of at least one axis",
+            "ngd.jax.all_to_all: expected a first axis that 2 ranks can share evenly",
+            "GradientError: ngd.jax.all_reduce: op='max' has no gradient",
+            "group: expected an ngd.Group; got str",
+            "ngd.jax.all_reduce: expected numbers or booleans; got complex64",
+            "the ranks disagree: rank 0: all_reduce(sum) of 2 float32",
+            "the ranks disagree",  # the group is closed since
+        ]
+        assert len(got) == len(parts)
+        for message, part in zip(got, parts, strict=True):
+            assert part in message
+
+
+def lost() -> str:
+    world = ngd.init()
+    step = jax.jit(lambda x: nj.all_reduce(x, op="sum"))
+    step(jnp.ones(3))
+    if world.rank == 1:
+        return "left"
+    try:
+        jax.block_until_ready(step(jnp.ones(3)))
+    except Exception as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_rank_that_leaves_is_named() -> None:
+    first, second = run(lost, 2)
+    assert "rank 1" in first
+    assert second == "left"
