@@ -11,8 +11,8 @@ call is one of XLA's foreign function interface: no copy, no Python while the pr
 
 In one function the calls run in the order of the program: each takes a token from the one before,
 which needs nothing of the user. Calls of functions that were compiled apart, or of bodies of loops,
-have that order as long as their operands do; another order is an error on all ranks. JAX drops a call
-whose result nobody reads: all ranks have to read it, or none.
+have that order as long as their operands do; another order is an error on all ranks. JAX drops a
+call whose result nobody reads: all ranks have to read it, or none.
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ def shape_of(shape: Sequence[int], kind: int, size: int) -> tuple[int, ...]:
     return (shape[0] // size, *shape[1:]) if kind == REDUCE_SCATTER else tuple(shape)
 
 
-@collective_p.def_abstract_eval
 def abstract(x: Any, *, kind: int, group: int, **_: Any) -> Any:
     """The result's type."""
     return jax.core.ShapedArray(shape_of(x.shape, kind, _groups[group].size), x.dtype)
@@ -113,7 +112,6 @@ def compiled(**how: Any) -> Any:
     return jax.jit(functools.partial(collective_p.bind, **how))
 
 
-@collective_p.def_impl
 def run(x: Any, **how: Any) -> Any:
     """Outside of jax.jit."""
     return compiled(**how)(x)
@@ -193,6 +191,8 @@ def batched(operands: Any, axes: Any, **how: Any) -> Any:
     return result, result.ndim - 1
 
 
+collective_p.def_abstract_eval(abstract)
+collective_p.def_impl(run)
 mlir.register_lowering(collective_p, lower, platform="cpu", cacheable=False)  # tokens differ
 ad.primitive_jvps[collective_p] = of_tangents
 ad.primitive_transposes[collective_p] = transposed

@@ -20,10 +20,12 @@ import os
 import secrets
 import selectors
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
@@ -133,10 +135,12 @@ def rank_environment(
     restarts: int,
     environ: Mapping[str, str],
     launcher: str = "",
+    folder: str | None = None,
 ) -> dict[str, str]:
-    """The environment of a rank: see ngd.environment."""
+    """The environment of a rank: see ngd.environment. The folder outlives restarts."""
     return {
         "PYTHONUNBUFFERED": "1",
+        **({} if folder is None else {"NGD_ELASTIC_DIR": folder}),
         **environ,
         "NGD_JOB": job,
         "NGD_LAUNCHER": launcher,
@@ -210,6 +214,7 @@ class _Job:
         self.prefix = not args.no_prefix
         self.restarts_left: int = args.max_restarts
         self.restarts = 0
+        self.folder = tempfile.mkdtemp(prefix="ngd-run-") if args.max_restarts else None
         self.cores = _bind(args.bind, args.ranks)
         self.exit_code: int | None = None  # once it is known that the job ends before its time
         self.agenda: list[tuple[float, int]] = []  # when the ranks are going to get which signal
@@ -258,6 +263,8 @@ class _Job:
             self.selector.close()
             for end in self.news:
                 os.close(end)
+            if self.folder is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)
             os.close(signals_read)
             os.close(signals_write)
         return self.exit_code or 0
@@ -280,7 +287,14 @@ class _Job:
                 process = subprocess.Popen(
                     command,
                     env=rank_environment(
-                        rank, self.size, job, port, self.restarts, os.environ, listening
+                        rank,
+                        self.size,
+                        job,
+                        port,
+                        self.restarts,
+                        os.environ,
+                        listening,
+                        self.folder,
                     ),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,

@@ -157,6 +157,21 @@ def test_ranks_join_one_after_the_other(ranks: int) -> None:
         assert greatest == ranks - 1
 
 
+def joined_twice() -> list[int]:
+    """First rank 1 has more to do, then rank 0."""
+    hvd.init()
+    last = []
+    for more in (1, 0):
+        for _ in range(3 if hvd.rank() == more else 1):
+            hvd.allreduce(np.ones(1))
+        last.append(hvd.join())
+    return last
+
+
+def test_the_last_to_join_is_told_each_time() -> None:
+    assert [outcome.value for outcome in harness.run(joined_twice, 2)] == [[1, 0]] * 2
+
+
 def joined_beside_every_reduction() -> list[Any]:
     """Rank 0 joins at once; the others go on."""
     hvd.init()
@@ -207,19 +222,22 @@ def differing(what: str) -> str:
     me = hvd.rank()
     names = {"name": ("a", "b")}.get(what, ("a", "a"))
     shapes = {"shape": ((2, 3), (3, 2)), "size": ((2,), (3,))}.get(what, ((2,), (2,)))
+    ops = {"op": (hvd.Sum, hvd.Average)}.get(what, (hvd.Sum,) * 2)
+    scales = {"pair of scale factors": (1.0, 2.0)}.get(what, (1.0,) * 2)
     dtypes = {"dtype": ("float32", "float64")}.get(what, ("float32",) * 2)
     try:
-        hvd.allreduce(np.ones(shapes[me], dtypes[me]), name=names[me])
+        x = np.ones(shapes[me], "int64" if what == "op" else dtypes[me])
+        hvd.allreduce(x, name=names[me], op=ops[me], postscale_factor=scales[me])
     except hvd.HorovodInternalError as error:
         return str(error)
     return "nothing"
 
 
-@pytest.mark.parametrize("what", ["name", "shape", "size", "dtype"])
+@pytest.mark.parametrize("what", ["name", "shape", "size", "dtype", "op", "pair of scale factors"])
 def test_ranks_that_differ_are_told(what: str) -> None:
     for outcome in harness.run(differing, 2, arguments={"what": what}):
         assert outcome.value != "nothing"
-        if what in ("name", "shape"):
+        if what not in ("size", "dtype"):
             assert f"expected one {what} on all ranks" in outcome.value
 
 
@@ -266,6 +284,10 @@ def scales() -> list[Any]:
         hvd.allreduce(whole).tolist(),
         hvd.allreduce(whole, op=hvd.Sum, postscale_factor=0.5).tolist(),
         x.tolist(),
+        hvd.allreduce(np.array([-64, 63], np.int8)).tolist(),
+        hvd.allreduce(np.float16([1e4]), op=hvd.Sum, prescale_factor=1e-4).tolist(),
+        hvd.allreduce(np.float16([1e-3]), op=hvd.Sum, postscale_factor=1e5).tolist(),
+        hvd.allreduce(np.ones(2), op=hvd.Adasum, postscale_factor=10.0).tolist(),
     ]
 
 
@@ -274,6 +296,10 @@ def test_factors_and_averages() -> None:
         assert outcome.value[:3] == [[4.5, 9.0], [3.0, 6.0], [1.5, 3.0]]
         assert outcome.value[3:5] == [[7, -10], [7, -10]]  # of 15 and -21, towards zero
         assert outcome.value[5] == [1.0 + rank, 2.0 + 2 * rank]
+        assert outcome.value[6] == [-64, 63]
+        assert outcome.value[7] == pytest.approx([2.0], rel=1e-3)
+        assert outcome.value[8] == pytest.approx([200.0], rel=1e-3)
+        assert outcome.value[9] == [10.0, 10.0]
 
 
 def refused() -> list[str]:

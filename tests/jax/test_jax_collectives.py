@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -56,7 +59,9 @@ def random_calls(seed: int) -> int:
             root = int(random.integers(size))
             rows = size * int(random.integers(1, 4))
             shape = (rows, *random.integers(0, 4, random.integers(0, 3)))
-            given = [random.integers(0, 3, shape) * (size if op == "mean" else 1) for _ in range(size)]
+            given = [
+                random.integers(0, 3, shape) * (size if op == "mean" else 1) for _ in range(size)
+            ]
             how: Any = {"op": op} if kind in ("all_reduce", "reduce_scatter") else {}
             how |= {"root": root} if kind == "broadcast" else {}
             calls.append((getattr(nj, kind), how))
@@ -153,7 +158,7 @@ def train() -> list[float]:
     sizes = [10, 300, 300, 4]
     start = [
         jnp.asarray(random.normal(0, i**-0.5, (i, o)), jnp.float32)
-        for i, o in zip(sizes, sizes[1:], strict=False)
+        for i, o in itertools.pairwise(sizes)
     ]
 
     def loss(ws: Any, x: Any, t: Any) -> Any:
@@ -270,3 +275,18 @@ def test_a_rank_that_leaves_is_named() -> None:
     first, second = run(lost, 2)
     assert "rank 1" in first
     assert second == "left"
+
+
+def page() -> list[float]:
+    """What docs/jax.md shows."""
+    text = (Path(__file__).parents[2] / "docs" / "jax.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    return [float(w) for w in names["w"].ravel()]
+
+
+def test_the_page_runs() -> None:
+    first, second = run(page, 2)
+    assert first == second
+    assert all(0 < w < 1 for w in first)

@@ -44,13 +44,14 @@ LAYERS = (
     {"optim"},
     {"nn", "data", "checkpoint"},
     {"train"},
-    {"cli", "doctor", "horovod", "profiler", "torch"},
+    {"cli", "doctor", "horovod", "jax", "profiler", "torch"},
 )
 USERS_OF_THE_CORE = {
     "collectives",
     "compiler",
     "devices",
     "distributed",
+    "jax",
     "profiling",
     "torch",
     "variable",
@@ -62,6 +63,7 @@ INCLUDES = {
     "kernels": {"base", "device", "kernels"},
     "comm": {"base", "device", "comm"},
     "runtime": {"base", "device", "kernels", "comm", "runtime"},
+    "bridges": {"base", "device", "comm", "bridges"},
 }
 
 WAYS = {"shm": {"shm"}, "mpi": {"mpi"}, "hierarchical": {"hierarchical", "mpi"}}

@@ -19,7 +19,7 @@ import numpy as np
 from ..arrays import destination
 from ..collectives import Group, Work
 from ..collectives.arrays import operand
-from ..dtype import ALL, DType, Shape, is_float
+from ..dtype import ALL, DType, Shape, bfloat16, float16, is_float
 from ..errors import CollectiveError, ShapeError
 from ..ir import Array
 from ..profiling.recording import clock, note
@@ -46,11 +46,8 @@ SMALL: Final = 1 << 16
 
 JOIN, ALL_REDUCE, OTHER, BARRIER = range(4)
 """What a rank announces."""
-KIND, CALLS, OP, DTYPE, COUNT, NAME, SHAPE, COLUMNS = range(8)
+KIND, CALLS, OP, DTYPE, COUNT, NAME, SHAPE, FACTORS, COLUMNS = range(9)
 """The numbers of an announcement, and how many there are."""
-
-_calls = 0
-"""How many collectives this rank has announced."""
 
 
 class Handle:
@@ -61,24 +58,37 @@ class Handle:
         self.works = [work for work in works if work is not None]
         self.site, self.begun = call_site(), clock()
         self.result: Any = None
+        self.error: Exception | None = None
         self.over = False
 
     def __repr__(self) -> str:
         return f"<Handle of {self.what}: {'done' if self.over else 'on its way'}>"
 
     def poll(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self.over or all(work.done() for work in self.works)
+        """Whether `wait` would return, or raise, at once; the result is in its place then."""
+        if not self.over and all(work.done() for work in self.works):
+            self.complete()
+        return self.over
 
     def wait(self) -> Any:
         """The result."""
         if not self.over:
+            self.complete()
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    def complete(self) -> None:
+        """Wait, and keep what comes of it."""
+        try:
             with as_horovod():
                 for work in self.works:
                     work.wait()
-            self.result, self.over = self.finish(), True
+            self.result = self.finish()
             note(f"hvd.{self.what}", self.site, self.begun)
-        return self.result
+        except Exception as error:
+            self.error = error
+        self.over = True
 
 
 @contextmanager
@@ -91,33 +101,40 @@ def as_horovod() -> Iterator[None]:
 
 
 def announce(
-    kind: int, name: str | None, array: Array, op: int, ranks: ProcessSet, site: str
+    kind: int,
+    name: str | None,
+    array: Array,
+    op: int,
+    ranks: ProcessSet,
+    site: str,
+    factors: tuple[float, float] = (1.0, 1.0),
 ) -> Any:
     """Tell the world what this rank is about to call; other sets do not join."""
-    global _calls
     if ranks is not global_process_set or ranks.size() == 1:
         return None
-    _calls += 1
+    global_process_set.calls += 1
     row = np.zeros((1, COLUMNS), np.int64)
     row[0] = (
         kind,
-        _calls,
+        global_process_set.calls,
         op,
         ALL.index(array.dtype),
         array.size,
         zlib.crc32((name or "").encode()),
         zlib.crc32(repr(array.shape).encode()),
+        zlib.crc32(repr(factors).encode()),
     )
     return ranks.group.all_gather(row, async_op=True, site=site)
 
 
 def expect_one_call(announced: Work | None, what: str, name: str | None, shape: Shape) -> None:
-    """Raise where ranks that have not joined give other names or shapes; on all of them."""
+    """Raise where ranks that have not joined give another name, shape, op or factor; on all."""
     if announced is None:
         return
     rows = announced.wait()
     rows = rows[rows[:, KIND] != JOIN]
-    for column, word in ((NAME, "name"), (SHAPE, "shape")):
+    words = ((NAME, "name"), (SHAPE, "shape"), (OP, "op"), (FACTORS, "pair of scale factors"))
+    for column, word in words:
         if (rows[:, column] != rows[0, column]).any():
             raise HorovodInternalError(
                 f"hvd.{what}: expected one {word} on all ranks; rank {global_process_set.rank()} "
@@ -146,13 +163,16 @@ def all_reduce(
     """Reduce over the ranks; `out`, of the source's dtype and shape, may be its memory."""
     what, site, group = "allreduce", call_site(), member(ranks, "allreduce")
     op = expect_op(op, what)
+    if source.dtype == np.bool_ and op not in (Min, Max):
+        raise TypeError("hvd.allreduce: op: expected Min or Max of booleans")
+    factors = prescale, postscale
     if prescale != 1.0:
-        source = np.multiply(source, prescale, out=out, casting="unsafe")
+        source = multiplied(source, prescale, out)
     if op == Adasum:
-        return adasum(source, out, name, ranks, site)
+        return adasum(source, out, name, ranks, site, factors)
     reduction, divisor = reduction_of(op, source.dtype, group.size)
     with as_horovod():
-        announced = announce(ALL_REDUCE, name, source, op, ranks, site)
+        announced = announce(ALL_REDUCE, name, source, op, ranks, site, factors)
         work = group.all_reduce(
             source.reshape(-1), op=reduction, out=out.reshape(-1), async_op=True, site=site
         )
@@ -211,13 +231,27 @@ def reduction_of(op: int, dtype: DType, size: int) -> tuple[str, int]:
 def scaled(out: Array, divisor: int, factor: float) -> Array:
     """The result of a reduction, divided (towards zero) and scaled in its place."""
     if divisor != 1:
-        out[...] = np.sign(out) * (np.abs(out) // divisor)
-    if factor != 1.0:
-        np.multiply(out, factor, out=out, casting="unsafe")
+        quotient = out // out.dtype.type(divisor)  # towards minus infinity
+        quotient += ((out < 0) & (quotient * out.dtype.type(divisor) != out)).astype(out.dtype)
+        out[...] = quotient
+    return multiplied(out, factor, out) if factor != 1.0 else out
+
+
+def multiplied(x: Array, factor: float, out: Array) -> Array:
+    """The array times a number; floats of two bytes are multiplied in float32."""
+    wide = x.astype(np.float32) if x.dtype in (float16, bfloat16) else x
+    out[...] = np.multiply(wide, factor).astype(out.dtype)
     return out
 
 
-def adasum(source: Array, out: Array, name: str | None, ranks: ProcessSet, site: str) -> Handle:
+def adasum(
+    source: Array,
+    out: Array,
+    name: str | None,
+    ranks: ProcessSet,
+    site: str,
+    factors: tuple[float, float],
+) -> Handle:
     """Combine the ranks' gradients so that what they agree in counts once.
 
     S. Maleki et al. 2020, Scaling Distributed Training with Adaptive Summation (arXiv:2006.02924),
@@ -231,7 +265,7 @@ def adasum(source: Array, out: Array, name: str | None, ranks: ProcessSet, site:
     if not is_float(source.dtype):
         raise ValueError(f"hvd.allreduce: op=Adasum: expected floats; got {source.dtype}")
     with as_horovod():
-        announced = announce(OTHER, name, source, Adasum, ranks, site)
+        announced = announce(OTHER, name, source, Adasum, ranks, site, factors)
         work = group.all_gather(source.reshape(1, -1), async_op=True, site=site)
 
     def finish() -> Array:
@@ -240,7 +274,7 @@ def adasum(source: Array, out: Array, name: str | None, ranks: ProcessSet, site:
         while len(rows) > 1:
             rows = [adasum_of(a, b) for a, b in zip(rows[::2], rows[1::2], strict=True)]
         out[...] = rows[0].reshape(out.shape)
-        return out
+        return scaled(out, 1, factors[1])
 
     return Handle("allreduce", [announced, work], finish)
 
@@ -345,14 +379,14 @@ def reduce_scatter(
     if not source.ndim:
         raise ShapeError("hvd.reducescatter: expected a tensor of at least one axis; got a scalar")
     if prescale != 1.0:
-        source = np.multiply(source, prescale).astype(source.dtype)
+        source = multiplied(source, prescale, np.empty_like(source))
     reduction, divisor = reduction_of(op, source.dtype, group.size)
     counts = shares(len(source), group.size)
     begin = sum(counts[: group.rank])
     mine = slice(begin, begin + counts[group.rank])
     even = len(source) % group.size == 0
     with as_horovod():
-        announced = announce(OTHER, name, source, op, ranks, site)
+        announced = announce(OTHER, name, source, op, ranks, site, (prescale, postscale))
         call = group.reduce_scatter if even else group.all_reduce
         work = call(source, op=reduction, async_op=True, site=site)
 
@@ -393,14 +427,15 @@ def join(device: int = -1) -> int:
     """
     group, site = global_process_set.group, call_site()
     mine = np.zeros((1, COLUMNS), np.int64)
-    mine[0, CALLS] = _calls
+    mine[0, CALLS] = global_process_set.calls
     while group.size > 1:
         with as_horovod():
             rows = group.all_gather(mine, site=site)
             going_on = np.flatnonzero(rows[:, KIND] != JOIN)
             if not going_on.size:
-                last = np.flatnonzero(rows[:, CALLS] == rows[:, CALLS].max())
-                return int(last[-1])
+                most = int(rows[:, CALLS].max())
+                global_process_set.calls = most  # of all ranks, from here on
+                return int(np.flatnonzero(rows[:, CALLS] == most)[-1])
             take_part(group, rows[going_on[0]], int(going_on[0]), site)
     return 0
 

@@ -8,6 +8,7 @@ Results are new arrays. A rank number is one of the world, also where a process 
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -213,15 +214,24 @@ def grouped_reducescatter(tensors: Tensors, *args: Any, **kwargs: Any) -> list[A
     return [handle.wait() for handle in handles]
 
 
+def dumps(obj: Any) -> bytes:
+    """The object as bytes."""
+    try:
+        pickler = importlib.import_module("cloudpickle")
+    except ImportError:
+        pickler = pickle
+    return bytes(pickler.dumps(obj))
+
+
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of one rank, on all of them: pickled."""
+    """The object of one rank, on all of them: pickled, by cloudpickle if it is installed."""
     mine = process_set.rank() == process_set.root(root_rank, "hvd.broadcast_object")
-    packed = np.frombuffer(pickle.dumps(obj) if mine else b"", np.uint8)
+    packed = np.frombuffer(dumps(obj) if mine else b"", np.uint8)
     length = int(broadcast(np.array([packed.size]), root_rank, name, process_set)[0])
     if not mine:
         packed = np.empty(length, np.uint8)
@@ -233,7 +243,7 @@ def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
     """The objects of all ranks: pickled."""
-    mine = np.frombuffer(pickle.dumps(obj), np.uint8)
+    mine = np.frombuffer(dumps(obj), np.uint8)
     lengths = allgather(np.array([mine.size]), name, process_set)
     joined = allgather(mine, name, process_set)
     return [pickle.loads(part.tobytes()) for part in np.split(joined, np.cumsum(lengths)[:-1])]

@@ -36,7 +36,7 @@ class ProcessSet:
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        self.ranks: list[int] | None = sorted({int(rank) for rank in ranks_or_comm})
+        self.ranks = sorted({int(rank) for rank in ranks_or_comm})
         self.process_set_id: int | None = None
         self._group: Group | None = None
 
@@ -59,7 +59,7 @@ class ProcessSet:
 
     def size(self) -> int:
         """How many ranks it has."""
-        return self.group.size if self.ranks is None else len(self.ranks)
+        return len(self.ranks)
 
     def rank(self) -> int:
         """The number of this process in it."""
@@ -69,10 +69,9 @@ class ProcessSet:
 
     def root(self, root_rank: int, where: str) -> int:
         """The number in it of a rank of the world."""
-        among = list(range(self.size())) if self.ranks is None else self.ranks
-        if root_rank not in among:
-            raise ValueError(f"{where}: root_rank: expected one of {among}; got {root_rank}")
-        return among.index(root_rank)
+        if root_rank not in self.ranks:
+            raise ValueError(f"{where}: root_rank: expected one of {self.ranks}; got {root_rank}")
+        return self.ranks.index(root_rank)
 
 
 class World(ProcessSet):
@@ -80,7 +79,8 @@ class World(ProcessSet):
 
     def __init__(self) -> None:
         super().__init__(())
-        self.ranks = None
+        self.calls = 0
+        """How many collectives this rank has announced (calls.py)."""
         self.process_set_id = 0
         self.across = (0, 1)
         """Which host is this, and how many have a rank of this local number."""
@@ -101,15 +101,24 @@ class World(ProcessSet):
         alike = np.flatnonzero(rows[:, 0] == group.local_rank)
         self.across = int(np.searchsorted(alike, group.rank)), len(alike)
         self.same_everywhere = bool((rows[:, 1] == rows[0, 1]).all())
-        self.sets, self.next_id = {0: self}, 1
+        self.sets, self.next_id, self.calls = {0: self}, 1, 0
+        self.ranks = list(range(group.size))
         self._group = group
+
+    def end(self) -> None:
+        """Forget the world, and the sets that were registered in it."""
+        for process_set in self.sets.values():
+            process_set._group = None
+            if process_set is not self:
+                process_set.process_set_id = None
+        self.sets = {0: self}
 
 
 global_process_set = World()
 
 
 def init(
-    comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | None = None
+    comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | str | None = None
 ) -> None:
     """Join the other ranks of the job.
 
@@ -118,7 +127,7 @@ def init(
     comm
         An mpi4py communicator (build mode OMPI); by default all ranks of the launcher.
     process_sets
-        Sets of ranks to register, the same list on all ranks.
+        Sets of ranks to register, the same list on all ranks; or "dynamic", which they always are.
     """
     if isinstance(comm, (list, tuple)):
         raise TypeError(
@@ -128,15 +137,18 @@ def init(
     group = distributed.init(comm=comm)
     if global_process_set._group is not group:
         global_process_set.begin(group)
-    for process_set in process_sets or ():
-        add_process_set(process_set)
+    if process_sets is None or isinstance(process_sets, str):
+        return
+    for process_set in process_sets:
+        if not isinstance(process_set, ProcessSet) or process_set.process_set_id is None:
+            add_process_set(process_set)
 
 
 def shutdown() -> None:
     """Leave the world; `init` makes a new one."""
     stop_timeline()
     distributed.shutdown()
-    global_process_set._group = None
+    global_process_set.end()
 
 
 def is_initialized() -> bool:
@@ -150,7 +162,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     world = global_process_set.group
     if made.process_set_id is not None:
         raise ValueError(f"hvd.add_process_set: {made!r} is registered already")
-    outside = [r for r in made.ranks or () if not 0 <= r < world.size]
+    outside = [r for r in made.ranks if not 0 <= r < world.size]
     if not made.ranks or outside:
         raise ValueError(
             f"hvd.add_process_set: expected ranks from 0 to {world.size - 1}; got {made.ranks}"

@@ -44,8 +44,7 @@ def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> It
     Open it with Perfetto: a process is a rank; a slice is an instruction of a step, or the whole
     step; below them stand the collectives in flight, from the start to the end of the wait. All
     ranks stand on one clock, that of rank 0. Collectives on arrays are in it where ngd.horovod
-    makes them; for others there is ngd.comm_stats(). It is a recording too, so
-    `Executable.report()` has times after it.
+    makes them. It is a recording too, so `Executable.report()` has times after it.
 
     In a job of several ranks every rank enters and leaves the block, with a world; at its end rank
     0 gathers the events, and writes. A block that an exception leaves talks to no other rank, nor

@@ -121,19 +121,32 @@ comm::Communicator& group_of(std::int64_t number) {
 
 DType dtype_of(int theirs) {
   switch (theirs) {  // XLA_FFI_DataType
-    case 1: return DType::Bool;
-    case 2: return DType::I8;
-    case 3: return DType::I16;
-    case 4: return DType::I32;
-    case 5: return DType::I64;
-    case 6: return DType::U8;
-    case 7: return DType::U16;
-    case 8: return DType::U32;
-    case 9: return DType::U64;
-    case 10: return DType::F16;
-    case 11: return DType::F32;
-    case 12: return DType::F64;
-    case 16: return DType::BF16;
+    case 1:
+      return DType::Bool;
+    case 2:
+      return DType::I8;
+    case 3:
+      return DType::I16;
+    case 4:
+      return DType::I32;
+    case 5:
+      return DType::I64;
+    case 6:
+      return DType::U8;
+    case 7:
+      return DType::U16;
+    case 8:
+      return DType::U32;
+    case 9:
+      return DType::U64;
+    case 10:
+      return DType::F16;
+    case 11:
+      return DType::F32;
+    case 12:
+      return DType::F64;
+    case 16:
+      return DType::BF16;
   }
   fail(ErrorKind::InvalidArgument, "ngd.jax: no collective takes elements of XLA's type ", theirs);
 }

@@ -10,32 +10,69 @@ import keras
 import numpy as np
 
 from .. import numpy as arrays
-from ..world import ProcessSet, global_process_set, size
+from ..world import ProcessSet, global_process_set, rank, size
 from .training import broadcast_variables
+
+SEEDS = "seed_generator_state"
+"""What Keras calls the state of a random layer."""
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Give all ranks the model and the optimizer of one, when training begins."""
+    """Give all ranks the model and the optimizer of one, when training begins.
+
+    Where the model has no variables yet, after its first batch. The seeds of random layers stay
+    each rank's own.
+
+    Parameters
+    ----------
+    root_rank
+        The rank that has the values.
+    device
+        Nothing.
+    local_variables
+        Variables that stay each rank's own.
+    process_set
+        The ranks.
+    """
 
     def __init__(
-        self, root_rank: int, device: str = "", process_set: ProcessSet = global_process_set
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Any = None,
+        process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__()
         self.root_rank, self.process_set = root_rank, process_set
+        self.local = {id(variable) for variable in local_variables or ()}
+        self.done = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Let a variable stay each rank's own."""
+        self.local.add(id(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Overwrite what the model has."""
-        model = self.model
-        if not model.built:
-            raise ValueError(
-                "hvd.BroadcastGlobalVariablesCallback: expected a model that has its variables "
-                "when training begins; call it once, or model.build(shape)"
-            )
+        self.done = False
+        if self.model.built:
+            self.send()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Do so after the first batch, if nothing was there before."""
+        if not self.done:
+            self.send()
+
+    def send(self) -> None:
+        """Broadcast."""
+        model, self.done = self.model, True
+        if not self.process_set.included():
+            return
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         of_optimizer = [] if model.optimizer is None else model.optimizer.variables
         there = {id(v): v for v in (*model.variables, *of_optimizer)}
-        broadcast_variables(list(there.values()), self.root_rank, self.process_set)
+        shared = [v for v in there.values() if id(v) not in self.local and v.name != SEEDS]
+        broadcast_variables(shared, self.root_rank, self.process_set)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
@@ -166,7 +203,12 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Say that it has risen."""
         super().on_epoch_end(epoch, logs)
-        if self.end_epoch is not None and epoch == self.end_epoch - 1 and self.verbose > 0:
+        if (
+            self.end_epoch is not None
+            and epoch == self.end_epoch - 1
+            and self.verbose > 0
+            and rank() == 0
+        ):
             rate = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 

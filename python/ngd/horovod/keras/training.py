@@ -22,11 +22,27 @@ class Compression:
     bf16 = "bfloat16"
 
 
-def allreduce(value: Any, name: str | None = None, average: bool = True, **how: Any) -> Any:
-    """The mean, or the sum, of a number or an array over the ranks, as an array."""
-    op = how.pop("op", None)
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool = True,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = Compression.none,
+) -> Any:
+    """The mean, or the sum, of a number or an array over the ranks, as an array of its dtype."""
     op = op_of(op, None if op is not None else average)
-    return arrays.allreduce(keras.ops.convert_to_numpy(value), name=name, op=op, **how)
+    given, wire = keras.ops.convert_to_numpy(value), wire_of(compression)
+    scales = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    sent = given if wire is None else np.asarray(keras.ops.cast(given, wire))
+    return arrays.allreduce(sent, name=name, op=op, **scales).astype(given.dtype)
+
+
+def wire_of(compression: Any) -> str | None:
+    """What floats travel as; None: as they are."""
+    classes = {"Narrowing": None, "FP16": "float16", "BF16": "bfloat16"}
+    return classes.get(getattr(compression, "__name__", ""), compression)
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
@@ -147,9 +163,12 @@ def DistributedOptimizer(
         "postscale_factor": gradient_predivide_factor,
         "process_set": process_set,
     }
-    wire = {"Narrowing": None, "FP16": "float16", "BF16": "bfloat16"}.get(
-        getattr(compression, "__name__", ""), compression
-    )
+    wire = wire_of(compression)
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
+        # Else model.compile() would put it around this one, and each rank look for infinities in
+        # gradients of its own.
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     config = optimizer.get_config()
     kind = reducing(type(optimizer), how, wire)
     return kind.from_config({**config, "name": name or config["name"]})
@@ -181,7 +200,8 @@ def reducing(own: Any, how: dict[str, Any], wire: str | None) -> Any:
             """As of the optimizer, with the ranks' gradients."""
             grads = list(grads)
             places = [i for i, gradient in enumerate(grads) if gradient is not None]
-            if how["process_set"].size() > 1 and places:
+            ranks = how["process_set"]
+            if ranks.size() > 1 and ranks.included() and places:
                 reduced = reducer(how, wire)([grads[i] for i in places])
                 for i, gradient in zip(places, reduced, strict=True):
                     grads[i] = gradient
@@ -198,6 +218,7 @@ def load_model(
     custom_optimizers: Sequence[type] | None = None,
     custom_objects: dict[str, Any] | None = None,
     compression: Any = Compression.none,
+    legacy_opts: bool = False,
 ) -> Any:
     """Load a Keras model with its optimizer, which then reduces gradients.
 
@@ -211,6 +232,8 @@ def load_model(
         As of keras.models.load_model.
     compression
         As of `DistributedOptimizer`.
+    legacy_opts
+        Nothing: Keras 3 has no others.
     """
     custom = {each.__name__: each for each in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**custom, **(custom_objects or {})})

@@ -7,9 +7,8 @@ calls run in the order of the program.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import tensorflow as tf
 
@@ -21,9 +20,9 @@ Tensor: TypeAlias = Any
 """tf.Tensor, or what TensorFlow makes one of."""
 
 
-_latest: weakref.WeakKeyDictionary[Any, list[Tensor]] = weakref.WeakKeyDictionary()
-"""The last collective of a graph: the next one waits for it. In backward passes nothing else would
-keep their order, which has to be one on all ranks."""
+LATEST: Final = "_ngd_latest"
+"""What holds the last collective of a graph: the next one waits for it. In backward passes nothing
+else would keep their order, which has to be one on all ranks."""
 
 
 class Narrowing:
@@ -72,9 +71,9 @@ def called(
         made = tf.numpy_function(function, list(tensors), dtypes)
     else:
         graph = tf.compat.v1.get_default_graph()
-        with tf.control_dependencies(_latest.get(graph, [])):
+        with tf.control_dependencies(getattr(graph, LATEST, [])):
             made = tf.numpy_function(function, list(tensors), dtypes)
-        _latest[graph] = [made[0] if isinstance(made, (list, tuple)) else made]
+        setattr(graph, LATEST, [made[0] if isinstance(made, (list, tuple)) else made])
     results = (
         made if isinstance(made, (list, tuple)) else [made]
     )  # eagerly, of one there is no list
@@ -92,8 +91,9 @@ def grouped_allreduce(
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-    name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
 ) -> list[Tensor]:
     """Reduce each of a list, in one call; see `allreduce`."""
     op = op_of(op, average)
@@ -132,6 +132,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
 ) -> Tensor:
     """Reduce over the ranks, element by element; gradients flow through.
 
@@ -141,8 +142,8 @@ def allreduce(
         Of one shape and dtype on all ranks; or tf.IndexedSlices, whose rows are gathered.
     average
         Horovod's old argument: whether to average. Not with `op`.
-    device_dense, device_sparse
-        Nothing: all is done on the CPU.
+    device_dense, device_sparse, ignore_name_scope
+        Nothing: all is done on the CPU, and names are what the caller gives.
     compression
         `Compression.none`, `.fp16` or `.bf16`.
     op
@@ -157,7 +158,7 @@ def allreduce(
     """
     if isinstance(tensor, tf.IndexedSlices):
         return gathered_slices(tensor, op_of(op, average), process_set)
-    how = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
+    how: dict[str, Any] = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     return grouped_allreduce(
         [tensor], average, "", "", compression, op, name=name, process_set=process_set, **how
     )[0]
@@ -175,7 +176,10 @@ def gathered_slices(slices: Any, op: int, ranks: ProcessSet) -> Any:
 
 
 def allgather(
-    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+    tensor: Tensor,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """Join the ranks' tensors along the first axis, where their lengths may differ."""
 
@@ -187,9 +191,10 @@ def allgather(
         (result,) = called(gather, [given], [(None, *given.shape[1:])])
 
         def gradient(upstream: Tensor) -> Tensor:
-            total = allreduce(upstream, op=Sum, process_set=process_set)
+            total = allreduce(upstream, process_set=process_set)  # averages, as Horovod does
             rows = tf.shape(given)[:1]
-            begin = tf.reduce_sum(allgather(rows, None, process_set)[: process_set.rank()])
+            all_rows = allgather(rows, process_set=process_set)
+            begin = tf.reduce_sum(all_rows[: process_set.rank()])
             return total[begin : begin + rows[0]]
 
         return result, gradient
@@ -200,16 +205,18 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[Tensor],
     name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """`allgather` of each of a list."""
-    return [allgather(tensor, name, process_set) for tensor in tensors]
+    return [allgather(tensor, name, process_set=process_set) for tensor in tensors]
 
 
 def broadcast(
     tensor: Tensor,
     root_rank: int,
     name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
     """The tensor of a rank of the world, on all ranks; each gives one of its shape and dtype."""
@@ -223,7 +230,7 @@ def broadcast(
         (result,) = called(send, [given], [given.shape])
 
         def gradient(upstream: Tensor) -> Tensor:
-            total = allreduce(upstream, op=Sum, process_set=process_set)
+            total = allreduce(upstream, process_set=process_set)  # averages, as Horovod does
             with tf.control_dependencies([total]):  # else nobody would call it
                 return total if mine else tf.zeros_like(total)
 
@@ -236,6 +243,7 @@ def alltoall(
     tensor: Tensor,
     splits: Any = None,
     name: str | None = None,
+    ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Send rows to every rank, `splits[r]` of them to rank r, and receive theirs.
@@ -276,6 +284,7 @@ def reducescatter(
     op: int = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
@@ -283,7 +292,7 @@ def reducescatter(
 
     Where they cannot be shared evenly, the first ranks get one more. `op` is Average or Sum.
     """
-    factor = prescale_factor * postscale_factor / (process_set.size() if op == Average else 1)
+    factor = prescale_factor * postscale_factor * (process_set.size() if op == Sum else 1)
 
     def reduce(given: Any) -> Any:
         how = name, op, process_set, prescale_factor, postscale_factor
@@ -352,7 +361,7 @@ def reduced_gradients(gradients: Sequence[Any], how: dict[str, Any], dense: bool
         tf.convert_to_tensor(g) if dense and isinstance(g, tf.IndexedSlices) else g
         for g in gradients
     ]
-    if how["process_set"].size() == 1:
+    if how["process_set"].size() == 1 or not how["process_set"].included():
         return found
     places = [
         i for i, g in enumerate(found) if g is not None and not isinstance(g, tf.IndexedSlices)
@@ -382,7 +391,13 @@ class ReducedTape:
     def __exit__(self, *error: Any) -> Any:
         return self._tape.__exit__(*error)
 
-    def gradient(self, target: Any, sources: Any, output_gradients: Any = None) -> Any:
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+    ) -> Any:
         """The gradients, reduced; in the structure of the sources."""
         mine = self._tape.gradient(target, sources, output_gradients)
         flat = tf.nest.flatten(mine)

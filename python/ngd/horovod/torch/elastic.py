@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training that goes on after a rank was lost, under `ngd run --max-restarts N`.
 
-`ngd run` starts all ranks again; `run` then gives them the state of the last `commit`. It is kept
-in a file of this host, NGD_ELASTIC_DIR or the directory for temporary files, from the first commit
-until the function returns. Under other launchers nothing is kept, and an error ends the job.
+`ngd run` starts all ranks again; `run` then gives them the state of the last `commit`. Rank 0 keeps
+it in NGD_ELASTIC_DIR: a directory that `ngd run --max-restarts` makes for the job, and removes.
+Under other launchers nothing is kept, and an error ends the job.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import os
 import tempfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,8 @@ import torch
 from ..numpy import allgather_object, broadcast_object
 from ..world import init, is_initialized, rank, size
 
-
-def place() -> Path | None:
-    """Where commits of this job are kept: its launcher's own file."""
-    launcher = os.environ.get("NGD_LAUNCHER")
-    if not launcher:
-        return None
-    folder = os.environ.get("NGD_ELASTIC_DIR") or tempfile.gettempdir()
-    return Path(folder) / f"ngd-elastic-{os.getuid()}-{zlib.crc32(launcher.encode()):08x}.pt"
+_states = itertools.count()
+"""Numbers the states of a process: each has a file."""
 
 
 def read(path: Path) -> Any:
@@ -49,6 +43,8 @@ class State:
 
     def __init__(self, **values: Any) -> None:
         self._callbacks: list[Callable[[], None]] = []
+        self._number = next(_states)
+        self._saved: dict[str, Any] | None = None
         self._names = list(values)
         for name, value in values.items():
             setattr(self, name, value)
@@ -56,6 +52,12 @@ class State:
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Call these when training goes on after a restart."""
         self._callbacks.extend(callbacks)
+
+    @property
+    def _file(self) -> Path | None:
+        """Where it is kept; None: nowhere."""
+        folder = os.environ.get("NGD_ELASTIC_DIR")
+        return Path(folder) / f"commit-{self._number}.pt" if folder else None
 
     def values(self) -> dict[str, Any]:
         """What is committed: a copy."""
@@ -67,7 +69,7 @@ class State:
             setattr(self, name, copy.deepcopy(values[name]))
 
     def commit(self) -> None:
-        """Keep the state as it is; rank 0 writes it."""
+        """Keep the state as it is; all ranks call it, and rank 0 writes it."""
         self.save()
         self.check_host_updates()
 
@@ -77,19 +79,21 @@ class State:
     def save(self) -> None:
         """Keep the state, for `restore` and for a restart."""
         self._saved = self.values()
-        path = place()
+        path = self._file
         if path is not None and rank() == 0:
             with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
                 torch.save(self._saved, file)  # only its owner may read and write it
             Path(file.name).replace(path)
 
     def restore(self) -> None:
-        """Go back to the last commit of this process."""
+        """Go back to the last commit of this process, or to what it began with."""
+        if self._saved is None:
+            raise ValueError("hvd.elastic: restore: expected a commit, or sync, before it")
         self.take(self._saved)
 
     def sync(self) -> None:
         """Give all ranks the state of rank 0: after a restart that of the last commit."""
-        path, kept = place(), None
+        path, kept = self._file, None
         restarted = int(os.environ.get("NGD_RESTART_COUNT", "0")) > 0
         if rank() == 0 and restarted and path is not None and path.exists():
             kept = read(path)
@@ -157,11 +161,7 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
         if not is_initialized():
             init()
         state.sync()
-        result = function(state, *args, **kwargs)
-        path = place()
-        if path is not None and rank() == 0:
-            path.unlink(missing_ok=True)
-        return result
+        return function(state, *args, **kwargs)
 
     return runs
 

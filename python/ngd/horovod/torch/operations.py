@@ -20,10 +20,13 @@ Tensors: TypeAlias = Sequence[Tensor]
 
 
 class TensorHandle:
-    """A collective on its way, and how its result becomes tensors."""
+    """A collective on its way, and how its result becomes tensors; to call it is to wait."""
 
     def __init__(self, handles: Sequence[Handle], finish: Callable[[list[Any]], Any]) -> None:
         self.handles, self.finish = list(handles), finish
+
+    def __call__(self) -> Any:
+        return self.wait()
 
     def poll(self) -> bool:
         """Whether `wait` would return at once."""
@@ -268,7 +271,7 @@ def allgather_async(
 
 
 class AllGather(torch.autograd.Function):
-    """Joins; a gradient is summed over the ranks, and each gets its rows."""
+    """Joins; a gradient is averaged over the ranks, as Horovod does, and each gets its rows."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: Any, ranks: Any) -> Any:
@@ -278,8 +281,8 @@ class AllGather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Sum, and take my rows."""
-        total = allreduce(gradient.contiguous(), op=Sum, process_set=ctx.ranks)
+        """Average, and take my rows."""
+        total = allreduce(gradient.contiguous(), process_set=ctx.ranks)
         rows = allgather_async(torch.tensor([ctx.rows]), None, ctx.ranks).wait()
         begin = int(rows[: ctx.ranks.rank()].sum())
         return total[begin : begin + ctx.rows].reshape(ctx.shape), None, None
@@ -341,7 +344,7 @@ def broadcast_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 class Broadcast(torch.autograd.Function):
-    """Sends; gradients are summed, and the root has the sum, the others have zeros."""
+    """Sends; gradients are averaged, as Horovod does: for the root. The others have zeros."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, root: int, name: Any, ranks: Any) -> Any:
@@ -351,9 +354,9 @@ class Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        """Sum on the root."""
+        """Average for the root."""
         root, ranks = ctx.how
-        total = allreduce(gradient, op=Sum, process_set=ranks)
+        total = allreduce(gradient, process_set=ranks)
         mine = ranks.rank() == ranks.root(root, "hvd.broadcast")
         return (total if mine else torch.zeros_like(total)), None, None, None
 
@@ -448,12 +451,12 @@ def reducescatter_async(
 
 
 class ReduceScatter(torch.autograd.Function):
-    """Reduces, and shares out; gradients are gathered."""
+    """Reduces, and shares out; gradients are gathered, of a sum times the ranks, as Horovod's."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: Any, op: int, ranks: Any, scales: Any) -> Any:
         """Reduce."""
-        ctx.factor = scales[0] * scales[1] / (ranks.size() if op == Average else 1)
+        ctx.factor = scales[0] * scales[1] * (ranks.size() if op == Sum else 1)
         ctx.ranks = ranks
         return reducescatter_async(tensor, name, op, ranks, *scales).wait()
 

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..calls import SMALL, Adasum, Average, op_of
 from ..world import ProcessSet, global_process_set, size
@@ -39,20 +41,51 @@ class Gradients:
         passes: int,
         op: int,
         predivide: float,
+        names: dict[Tensor, str],
         groups: int | Sequence[Sequence[Tensor]] | None,
         sparse_as_dense: bool,
         ranks: ProcessSet,
     ) -> None:
         self.compression, self.op, self.ranks = compression, op, ranks
         self.scales = (1.0 / predivide, predivide)
-        self.sparse_as_dense = sparse_as_dense
+        self.sparse_as_dense, self.names = sparse_as_dense, names
+        self.hooks: list[Any] = []
         self.buckets = buckets_of(list(reversed(parameters)), groups)
         self.place = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
         self.waits_for(passes)
         self.begin()
-        if ranks.included() and ranks.size() > 1:
-            for parameter in parameters:
-                parameter.register_post_accumulate_grad_hook(self.arrived)
+        self.alone = not ranks.included() or ranks.size() == 1
+        weakref.finalize(self, release, self.hooks)
+        self.listen(parameters)
+
+    def listen(self, parameters: Iterable[Tensor]) -> None:
+        """Hear of the gradients of parameters; who has heard of them before does so no more."""
+        if self.alone:
+            return
+        me = weakref.ref(self)
+
+        def arrived(parameter: Tensor) -> None:
+            of = me()
+            if of is not None:
+                of.arrived(parameter)
+
+        for p in parameters:
+            before = LISTENERS.get(p)
+            if before is not None:
+                release(before)
+            self.hooks.append(p.register_post_accumulate_grad_hook(arrived))
+            LISTENERS[p] = self.hooks
+
+    def include(self, parameters: Iterable[Tensor]) -> None:
+        """Take in parameters that came, or are trained, since; each travels alone."""
+        new = [p for p in parameters if p.requires_grad and p not in self.place]
+        for p in new:
+            self.place[p] = len(self.buckets)
+            self.names.setdefault(p, f"allreduce.noname.{len(self.names)}")
+            self.buckets.append([p])
+            self.left[p] = 0
+            self.missing.append(0)
+        self.listen(new)
 
     def waits_for(self, passes: int) -> None:
         """So many backward passes make a gradient."""
@@ -86,7 +119,7 @@ class Gradients:
                 self.send()
 
     def send(self) -> None:
-        """Begin to reduce the next gradients."""
+        """Begin to reduce the next gradients; their names are compared."""
         bucket = self.buckets[self.next]
         self.next += 1
         dense: list[Arrival] = []
@@ -94,18 +127,23 @@ class Gradients:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
             if p.grad.is_sparse and not self.sparse_as_dense:
-                handle = sparse_allreduce_async(p.grad, None, self.op, self.ranks)
+                name = f"{self.names[p]}, sparse"
+                handle = sparse_allreduce_async(p.grad, name, self.op, self.ranks)
                 self.sent.append((handle, [(p, p.grad, None)]))
                 continue
             value = p.grad.to_dense() if p.grad.is_sparse else p.grad
             value, ctx = self.compression.compress(value.detach())
             dense.append((p, value.contiguous(), ctx))
         values = [value for _, value, _ in dense]
-        how = {"op": self.op, "name": None, "ranks": self.ranks}
+        name = ", ".join(self.names[p] for p, _, _ in dense)
+        how = {"op": self.op, "name": name, "ranks": self.ranks}
         self.sent.append((all_reduced(values, values, self.scales, **how), dense))
 
     def reduce(self) -> None:
         """Send what was not sent, and put what comes where the gradients are."""
+        if self.alone:
+            self.begin()
+            return
         while self.next < len(self.buckets):
             self.send()
         for handle, arrivals in self.sent:
@@ -130,6 +168,16 @@ class Gradients:
     def under_way(self) -> bool:
         """Whether some gradients were sent."""
         return bool(self.sent)
+
+
+LISTENERS: Final[Any] = WeakTensorKeyDictionary()
+"""By parameter, the hooks of the optimizer that was told of it last."""
+
+
+def release(hooks: list[Any]) -> None:
+    """Remove hooks."""
+    while hooks:
+        hooks.pop().remove()
 
 
 def buckets_of(
@@ -168,8 +216,13 @@ class Reduced(torch.optim.Optimizer):
 
     def synchronize(self) -> None:
         """Reduce the gradients; `step` does it by itself."""
-        self._gradients.reduce()
+        self._reduce()
         self._reduced = True
+
+    def _reduce(self) -> None:
+        """Reduce the gradients of all parameters that there are now."""
+        self._gradients.include(p for group in self.param_groups for p in group["params"])
+        self._gradients.reduce()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -193,14 +246,14 @@ class Reduced(torch.optim.Optimizer):
                 "expected `with optimizer.skip_synchronize(): optimizer.step()`",
                 stacklevel=2,
             )
-        self._gradients.reduce()
+        self._reduce()
         self._reduced = False
         return super().step()
 
     def _then_reduced(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def reduced() -> Any:
             loss = closure()
-            self._gradients.reduce()
+            self._reduce()
             return loss
 
         return reduced
@@ -212,6 +265,7 @@ class Reduced(torch.optim.Optimizer):
                 "hvd.DistributedOptimizer: zero_grad() between backward() and step() or "
                 "synchronize(): the gradients are on their way"
             )
+        self._gradients.begin()
         super().zero_grad(set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -236,13 +290,15 @@ class Combined(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update by this rank's gradients, and then by what all ranks' updates make together."""
+        if not self._ranks.included():
+            return super().step(closure)
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         before = [p.detach().clone() for p in parameters]
         loss = super().step(closure)
         with torch.no_grad():
             sent = []
             for p, start in zip(parameters, before, strict=True):
-                delta, ctx = self._compression.compress(p.detach() - start)
+                delta, ctx = self._compression.compress((p.detach() - start).contiguous())
                 handle = allreduce_async_(delta, op=Adasum, process_set=self._ranks)
                 sent.append((handle, ctx))
             for p, start, (handle, ctx) in zip(parameters, before, sent, strict=True):
@@ -291,8 +347,7 @@ def DistributedOptimizer(
         )
     op = op_of(op, None)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if named_parameters is not None:
-        expect_named(parameters, list(named_parameters))
+    names = names_of(parameters, named_parameters)
     trained = [p for p in parameters if p.requires_grad]
     if op == Adasum and size() > 1:
         made = derived(optimizer, Combined)
@@ -305,6 +360,7 @@ def DistributedOptimizer(
         passes=backward_passes_per_step,
         op=op,
         predivide=gradient_predivide_factor,
+        names=names,
         groups=groups if groups is not None else num_groups or None,
         sparse_as_dense=sparse_as_dense,
         ranks=process_set,
@@ -316,12 +372,16 @@ def derived(optimizer: torch.optim.Optimizer, base: type) -> Any:
     """An optimizer with the state of another one, and with a class before its own."""
     kind: Any = type(type(optimizer).__name__, (base, type(optimizer)), {})
     made = object.__new__(kind)
-    made.__dict__.update(optimizer.__dict__)
+    own = {k: v for k, v in optimizer.__dict__.items() if k not in ("step", "zero_grad")}
+    made.__dict__.update(own)  # but what a scheduler has put before these methods
     return made
 
 
-def expect_named(parameters: list[Tensor], named: list[Any]) -> None:
-    """Refuse names that are none, or not those of the optimizer's parameters."""
+def names_of(parameters: list[Tensor], given: Iterable[Any] | None) -> dict[Tensor, str]:
+    """By parameter its name; refused where names are none, or not those of these parameters."""
+    if given is None:
+        return {p: f"allreduce.noname.{i}" for i, p in enumerate(parameters)}
+    named = list(given)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
         raise ValueError(
             "hvd.DistributedOptimizer: named_parameters: expected pairs of a name and a parameter, "
@@ -340,6 +400,7 @@ def expect_named(parameters: list[Tensor], named: list[Any]) -> None:
             f"hvd.DistributedOptimizer: named_parameters: {len(without)} of the optimizer's "
             "parameters have no name"
         )
+    return {p: name for name, p in named}
 
 
 __all__ = ["DistributedOptimizer"]

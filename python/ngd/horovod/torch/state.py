@@ -72,7 +72,18 @@ def broadcast_optimizer_state(
         described = filled(described, tensors)
     send_in_place(tensors, root_rank, process_set)
     if not mine:
-        optimizer.load_state_dict(described)
+        put(described, optimizer)
+
+
+def put(described: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Overwrite a state in its place: schedulers, and other optimizers, may share it."""
+    parameters: list[Tensor] = []
+    for group, given in zip(optimizer.param_groups, described["param_groups"], strict=True):
+        parameters += group["params"]
+        group.update({key: value for key, value in given.items() if key != "params"})
+    optimizer.state.clear()
+    for number, state in described["state"].items():
+        optimizer.state[parameters[number]] = state
 
 
 def emptied(value: Any, tensors: list[Tensor]) -> Any:
