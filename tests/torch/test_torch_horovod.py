@@ -92,8 +92,9 @@ def train(which: str, how: dict[str, Any]) -> list[float]:
     return [farthest(model, alone)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("which", list(OPTIMIZERS))
+@pytest.mark.parametrize(
+    ("which", "ranks"), [("sgd", 1), ("sgd", 2), ("sgd", 3), ("adamw", 2), ("rmsprop", 2)]
+)
 def test_ranks_train_as_one_process(which: str, ranks: int) -> None:
     for (apart,) in torch_ranks.run(train, ranks, arguments={"which": which, "how": {}}):
         assert apart < 1e-5 if which == "sgd" else apart < 1e-4
