@@ -536,6 +536,7 @@ def in_other_orders() -> str:
     try:
         optimizer.step()
     except hvd.HorovodInternalError as error:
+        optimizer.zero_grad()
         return str(error)
     return "nothing"
 

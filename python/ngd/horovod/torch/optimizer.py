@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..calls import SMALL, Adasum, Average, op_of
-from ..world import ProcessSet, global_process_set, size
+from ..world import HorovodInternalError, ProcessSet, global_process_set, size
 from .compression import Compression, Compressor
 from .operations import TensorHandle, all_reduced, allreduce_async_, sparse_allreduce_async
 
@@ -146,14 +146,21 @@ class Gradients:
             return
         while self.next < len(self.buckets):
             self.send()
-        for handle, arrivals in self.sent:
-            result = handle.wait()
+        sent, failure = self.sent, None
+        self.begin()
+        for handle, arrivals in sent:
+            try:
+                result = handle.wait()
+            except HorovodInternalError as error:
+                failure = failure or error  # the others are waited for, too
+                continue
             if isinstance(result, Tensor):  # a sparse one
                 arrivals[0][0].grad = result
                 continue
             for p, value, ctx in arrivals:
                 self.put(p, self.compression.decompress(value, ctx))
-        self.begin()
+        if failure is not None:
+            raise failure
 
     @staticmethod
     def put(parameter: Tensor, value: Tensor) -> None:
