@@ -204,6 +204,7 @@ def warmed_up() -> list[Any]:
 
     class Rates(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            hvd.callbacks.bring_back(model)
             rates.append(float(keras.ops.convert_to_numpy(model.optimizer.learning_rate)))
 
     calls = [
@@ -216,9 +217,9 @@ def warmed_up() -> list[Any]:
     return rates
 
 
-def test_learning_rates() -> None:
+@pytest.mark.parametrize("backend", installed())
+def test_learning_rates(backend: str) -> None:
     # From 0.2 (one of two ranks') to 0.4 in four batches; then as it is, then halved each epoch.
-    backend = next(p.values[0] for p in installed() if not p.marks)
     for rates in run(warmed_up, 2, backend):
         assert rates[:6] == pytest.approx([0.25, 0.3, 0.35, 0.4, 0.4, 0.4])
         assert rates[6:] == pytest.approx([0.4, 0.4, 0.2, 0.2])
@@ -277,9 +278,9 @@ def built_by_its_first_batch(half: bool) -> list[Any]:
     return [weights.tolist(), [np.asarray(seed.value).tolist() for seed in seeds]]
 
 
+@pytest.mark.parametrize("backend", installed())
 @pytest.mark.parametrize("half", [False, True])
-def test_models_that_are_built_late_or_in_half_precision(half: bool) -> None:
-    backend = next(p.values[0] for p in installed() if not p.marks)
+def test_models_that_are_built_late_or_in_half_precision(backend: str, half: bool) -> None:
     first, second = run(built_by_its_first_batch, 2, backend, half=half)
     assert first[0] == second[0]
     assert first[1] != second[1]

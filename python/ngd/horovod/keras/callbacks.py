@@ -17,6 +17,13 @@ SEEDS = "seed_generator_state"
 """What Keras calls the state of a random layer."""
 
 
+def bring_back(model: Any) -> None:
+    """On JAX, put into the variables what the steps of this epoch have made; they go on from it."""
+    bring = getattr(model, "jax_state_sync", None)
+    if bring is not None:
+        bring()
+
+
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Give all ranks the model and the optimizer of one, when training begins.
 
@@ -65,6 +72,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     def send(self) -> None:
         """Broadcast."""
         model, self.done = self.model, True
+        bring_back(model)
         if not self.process_set.included():
             return
         if model.optimizer is not None and not model.optimizer.built:
@@ -153,6 +161,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     def set_rate(self, epoch: float) -> None:
         """Set the rate, where the callback holds."""
+        bring_back(self.model)
         if epoch >= self.start_epoch and (self.end_epoch is None or epoch < self.end_epoch):
             self.model.optimizer.learning_rate = self.initial_lr * self.multiplier(epoch)
 

@@ -190,6 +190,17 @@ def expect_fresh(optimizer: Any, predivide: float, op: int, passes: int) -> None
         raise ValueError(f"{where}: expected an optimizer that has not been used")
 
 
+def of_all_ranks(grads: Any, how: dict[str, Any], wire: str | None) -> list[Any]:
+    """The gradients, reduced; None stays None."""
+    found, ranks = list(grads), how["process_set"]
+    places = [i for i, gradient in enumerate(found) if gradient is not None]
+    if ranks.size() > 1 and ranks.included() and places:
+        reduced = reducer(how, wire)([found[i] for i in places])
+        for i, gradient in zip(places, reduced, strict=True):
+            found[i] = gradient
+    return found
+
+
 def reducing(own: Any, how: dict[str, Any], wire: str | None) -> Any:
     """A class derived from an optimizer's, under its name: so a saved model loads without ngd."""
 
@@ -198,14 +209,13 @@ def reducing(own: Any, how: dict[str, Any], wire: str | None) -> Any:
 
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
             """As of the optimizer, with the ranks' gradients."""
-            grads = list(grads)
-            places = [i for i, gradient in enumerate(grads) if gradient is not None]
-            ranks = how["process_set"]
-            if ranks.size() > 1 and ranks.included() and places:
-                reduced = reducer(how, wire)([grads[i] for i in places])
-                for i, gradient in zip(places, reduced, strict=True):
-                    grads[i] = gradient
-            return super().apply(grads, trainable_variables)
+            return super().apply(of_all_ranks(grads, how, wire), trainable_variables)
+
+        def stateless_apply(self, state: Any, grads: Any, trainable_variables: Any) -> Any:
+            """The same on JAX; where a loss is scaled, it looks at the gradients before `apply`."""
+            if isinstance(self, keras.optimizers.LossScaleOptimizer):
+                grads = of_all_ranks(grads, how, wire)
+            return super().stateless_apply(state, grads, trainable_variables)
 
     Distributed.__name__ = own.__name__
     Distributed.__qualname__ = own.__qualname__
