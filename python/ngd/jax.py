@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -34,23 +33,16 @@ from .collectives import Group
 from .distributed import chosen
 from .dtype import ALL, is_float
 from .errors import DTypeError, GradientError, ShapeError
+from .kinds import KINDS, Kind
+from .ops.collective import REDUCTIONS
 from .sites import call_site
 
 Tree: TypeAlias = Any
 """An array of JAX, or a tree of them."""
 
 TARGET: Final = "ngd_collective"
-ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL = 0, 1, 2, 3, 7
-"""Numbers of kinds, as src/cpp/comm/collective.hpp has them."""
-NAMES: Final = {
-    ALL_REDUCE: "all_reduce",
-    REDUCE_SCATTER: "reduce_scatter",
-    ALL_GATHER: "all_gather",
-    BROADCAST: "broadcast",
-    ALL_TO_ALL: "all_to_all",
-}
-OPS: Final = {"none": 0, "sum": 1, "mean": 2, "min": 3, "max": 4, "prod": 5}
-LINEAR: Final = (OPS["none"], OPS["sum"], OPS["mean"])
+LINEAR: Final = ("none", "sum", "mean")
+"""The ops that have a gradient."""
 
 _groups: Final[list[Group]] = []
 """Those that compiled programs may call, by their numbers; they are kept."""
@@ -71,10 +63,10 @@ collective_p: Final = Primitive("ngd_collective")
 """Of one array; params: kind, op, root, group, site."""
 
 
-def collective(x: Any, kind: int, op: str, group: Group | None, root: int = 0) -> Any:
+def collective(x: Any, kind: Kind, op: str, group: Group | None, root: int) -> Any:
     """One call of one array."""
-    where = f"ngd.jax.{NAMES[kind]}"
-    if op not in OPS or (op == "none") != (kind in (ALL_GATHER, BROADCAST, ALL_TO_ALL)):
+    where = f"ngd.jax.{kind.name}"
+    if kind.reduces and op not in REDUCTIONS:
         raise ValueError(f"{where}: op: expected sum, mean, min, max or prod; got {op!r}")
     ranks, x = chosen(group), jnp.asarray(x)
     if np.dtype(x.dtype) not in ALL:
@@ -83,27 +75,21 @@ def collective(x: Any, kind: int, op: str, group: Group | None, root: int = 0) -
         raise DTypeError(f"{where}: op='mean': expected floats; got {x.dtype}")
     if not 0 <= root < ranks.size:
         raise ValueError(f"{where}: root: expected 0 to {ranks.size - 1}; got {root}")
-    if kind not in (ALL_REDUCE, BROADCAST) and not x.ndim:
+    if kind.gives != "whole" and not x.ndim:
         raise ShapeError(f"{where}: expected an array of at least one axis; got a scalar")
-    if kind in (REDUCE_SCATTER, ALL_TO_ALL) and x.shape[0] % ranks.size:
+    if kind.gives == "blocks" and x.shape[0] % ranks.size:
         raise ShapeError(
             f"{where}: expected a first axis that {ranks.size} ranks can share evenly; got an "
             f"array of shape {x.shape}"
         )
-    how = {"kind": kind, "op": OPS[op], "root": root, "group": number_of(ranks)}
+    how = {"kind": kind.name, "op": op, "root": root, "group": number_of(ranks)}
     return collective_p.bind(x, **how, site=call_site())
 
 
-def shape_of(shape: Sequence[int], kind: int, size: int) -> tuple[int, ...]:
-    """The shape of a result."""
-    if kind == ALL_GATHER:
-        return (shape[0] * size, *shape[1:])
-    return (shape[0] // size, *shape[1:]) if kind == REDUCE_SCATTER else tuple(shape)
-
-
-def abstract(x: Any, *, kind: int, group: int, **_: Any) -> Any:
+def abstract(x: Any, *, kind: str, group: int, **_: Any) -> Any:
     """The result's type."""
-    return jax.core.ShapedArray(shape_of(x.shape, kind, _groups[group].size), x.dtype)
+    rows = [KINDS[kind].rows(n, _groups[group].size) for n in x.shape[:1]]
+    return jax.core.ShapedArray((*rows, *x.shape[1:]), x.dtype)
 
 
 @functools.cache
@@ -117,19 +103,18 @@ def run(x: Any, **how: Any) -> Any:
     return compiled(**how)(x)
 
 
-def lower(ctx: Any, x: Any, *, kind: int, op: int, root: int, group: int, site: str) -> Any:
+def lower(ctx: Any, x: Any, *, kind: str, root: int, group: int, **texts: str) -> Any:
     """A call that takes the token of the one before in its block, and gives its own."""
     register()
     token = jax.core.ShapedArray((), np.dtype(np.int32))
     (of_x,), (of_result,) = ctx.avals_in, ctx.avals_out
     with_tokens = ctx.replace(avals_in=[of_x, token], avals_out=[of_result, token])
-    same = of_x.shape == of_result.shape and kind != ALL_TO_ALL
+    same = KINDS[kind].gives == "whole"
     rule = ffi.ffi_lowering(
         TARGET, has_side_effect=True, operand_output_aliases={0: 0, 1: 1} if same else {1: 1}
     )
-    numbers = {"kind": kind, "op": op, "root": root, "group": group}
-    attrs = {name: np.int64(n) for name, n in numbers.items()}
-    result, _ = rule(with_tokens, x, last_token(), **attrs, site=site)
+    attrs = {"kind": kind, "root": np.int64(root), "group": np.int64(group), **texts}
+    result, _ = rule(with_tokens, x, last_token(), **attrs)
     return [result]
 
 
@@ -154,8 +139,7 @@ def register() -> None:
 def of_tangents(primals: Any, tangents: Any, **how: Any) -> Any:
     """The same call, of the tangent."""
     if how["op"] not in LINEAR:
-        op = next(name for name, number in OPS.items() if number == how["op"])
-        raise GradientError(f"ngd.jax.{NAMES[how['kind']]}: op={op!r} has no gradient")
+        raise GradientError(f"ngd.jax.{how['kind']}: op={how['op']!r} has no gradient")
     (x,), (tangent,) = primals, tangents
     result = collective_p.bind(x, **how)
     if type(tangent) is ad.Zero:
@@ -163,21 +147,19 @@ def of_tangents(primals: Any, tangents: Any, **how: Any) -> Any:
     return result, collective_p.bind(tangent, **how)
 
 
-def transposed(upstream: Any, _: Any, *, kind: int, op: int, **how: Any) -> Any:
+def transposed(upstream: Any, x: Any, *, kind: str, op: str, **how: Any) -> Any:
     """The gradient of the sum of all ranks' results."""
     if type(upstream) is ad.Zero:
-        return [ad.Zero(_.aval)]
+        return [ad.Zero(x.aval)]
     group = _groups[how["group"]]
-    if kind == ALL_REDUCE:
+    if kind in ("all_reduce", "all_to_all"):
         return [collective_p.bind(upstream, kind=kind, op=op, **how)]
-    if kind == ALL_GATHER:
-        return [collective_p.bind(upstream, kind=REDUCE_SCATTER, op=OPS["sum"], **how)]
-    if kind == REDUCE_SCATTER:
-        gathered = collective_p.bind(upstream, kind=ALL_GATHER, op=OPS["none"], **how)
-        return [gathered / group.size if op == OPS["mean"] else gathered]
-    if kind == ALL_TO_ALL:
-        return [collective_p.bind(upstream, kind=kind, op=op, **how)]
-    total = collective_p.bind(upstream, kind=ALL_REDUCE, op=OPS["sum"], **how)
+    if kind == "all_gather":
+        return [collective_p.bind(upstream, kind="reduce_scatter", op="sum", **how)]
+    if kind == "reduce_scatter":
+        gathered = collective_p.bind(upstream, kind="all_gather", op="none", **how)
+        return [gathered / group.size if op == "mean" else gathered]
+    total = collective_p.bind(upstream, kind="all_reduce", op="sum", **how)
     mine = np.bool_(group.rank == how["root"])  # JAX would drop a call whose result nobody reads
     return [jnp.where(mine, total, jnp.zeros_like(total))]
 
@@ -185,7 +167,7 @@ def transposed(upstream: Any, _: Any, *, kind: int, op: int, **how: Any) -> Any:
 def batched(operands: Any, axes: Any, **how: Any) -> Any:
     """One call for a batch, whose axis goes to the end where the first one counts."""
     (x,), (axis,) = operands, axes
-    if how["kind"] in (ALL_REDUCE, BROADCAST):
+    if KINDS[how["kind"]].gives == "whole":
         return collective_p.bind(x, **how), axis
     result = collective_p.bind(jnp.moveaxis(x, axis, -1), **how)
     return result, result.ndim - 1
@@ -199,9 +181,9 @@ ad.primitive_transposes[collective_p] = transposed
 batching.primitive_batchers[collective_p] = batched
 
 
-def each(tree: Tree, kind: int, op: str, group: Group | None, root: int = 0) -> Tree:
+def each(tree: Tree, name: str, group: Group | None, *, op: str = "none", root: int = 0) -> Tree:
     """A call for each array of a tree."""
-    return jax.tree.map(lambda x: collective(x, kind, op, group, root), tree)
+    return jax.tree.map(lambda x: collective(x, KINDS[name], op, group, root), tree)
 
 
 def all_reduce(x: Tree, *, op: str, group: Group | None = None) -> Tree:
@@ -216,27 +198,27 @@ def all_reduce(x: Tree, *, op: str, group: Group | None = None) -> Tree:
     group
         The ranks; by default the world.
     """
-    return each(x, ALL_REDUCE, op, group)
+    return each(x, "all_reduce", group, op=op)
 
 
 def reduce_scatter(x: Tree, *, op: str, group: Group | None = None) -> Tree:
     """Reduce over the ranks, and give rank r the r-th part of the first axis."""
-    return each(x, REDUCE_SCATTER, op, group)
+    return each(x, "reduce_scatter", group, op=op)
 
 
 def all_gather(x: Tree, *, group: Group | None = None) -> Tree:
     """Join the ranks' arrays, of one shape, along the first axis."""
-    return each(x, ALL_GATHER, "none", group)
+    return each(x, "all_gather", group)
 
 
 def broadcast(x: Tree, root: int = 0, *, group: Group | None = None) -> Tree:
     """Give every rank the root's array; each gives one of its shape and dtype."""
-    return each(x, BROADCAST, "none", group, root)
+    return each(x, "broadcast", group, root=root)
 
 
 def all_to_all(x: Tree, *, group: Group | None = None) -> Tree:
     """Send rank r the r-th part of the first axis, and receive the parts from all ranks."""
-    return each(x, ALL_TO_ALL, "none", group)
+    return each(x, "all_to_all", group)
 
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]

@@ -11,6 +11,7 @@ import harness
 import numpy as np
 import pytest
 
+import ngd
 import ngd.horovod.numpy as hvd
 
 pytestmark = harness.needs_ranks
@@ -155,6 +156,34 @@ def test_ranks_join_one_after_the_other(ranks: int) -> None:
         assert sums == [[float(ranks - i)] * 3 for i in range(rank + 1)]
         assert last == ranks - 1
         assert greatest == ranks - 1
+
+
+class BusyOnce:
+    """A work that another thread holds up once."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def wait(self) -> None:
+        self.asked += 1
+        if self.asked == 1:
+            raise ngd.errors.BusyError("another thread")
+
+
+def held_up() -> list[Any]:
+    hvd.init()
+    handle = hvd.allreduce_async(np.ones(2), op=hvd.Sum)
+    handle.works.insert(0, BusyOnce())
+    try:
+        handle.wait()
+    except ngd.errors.BusyError:
+        return [handle.over, handle.wait().tolist()]
+    return []
+
+
+def test_a_handle_that_another_thread_holds_up_goes_on() -> None:
+    (outcome,) = harness.run(held_up, 1)
+    assert outcome.value == [False, [1.0, 1.0]]
 
 
 def joined_twice() -> list[int]:

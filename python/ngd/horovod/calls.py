@@ -20,7 +20,7 @@ from ..arrays import destination
 from ..collectives import Group, Work
 from ..collectives.arrays import operand
 from ..dtype import ALL, DType, Shape, bfloat16, float16, is_float
-from ..errors import CollectiveError, ShapeError
+from ..errors import BusyError, CollectiveError, ShapeError
 from ..ir import Array
 from ..profiling.recording import clock, note
 from ..sites import call_site
@@ -53,10 +53,12 @@ KIND, CALLS, OP, DTYPE, COUNT, NAME, SHAPE, FACTORS, COLUMNS = range(9)
 class Handle:
     """A collective on its way; `poll` and `synchronize` take it."""
 
-    def __init__(self, what: str, works: Sequence[Work | None], finish: Callable[[], Any]) -> None:
-        self.what, self.finish = what, finish
+    def __init__(
+        self, what: str, site: str, works: Sequence[Work | None], finish: Callable[[], Any]
+    ) -> None:
+        self.what, self.site, self.finish = what, site, finish
         self.works = [work for work in works if work is not None]
-        self.site, self.begun = call_site(), clock()
+        self.begun = clock()
         self.result: Any = None
         self.error: Exception | None = None
         self.over = False
@@ -79,13 +81,15 @@ class Handle:
         return self.result
 
     def complete(self) -> None:
-        """Wait, and keep what comes of it."""
+        """Wait, and keep what comes of it; while another thread is in the group, nothing does."""
         try:
             with as_horovod():
                 for work in self.works:
                     work.wait()
             self.result = self.finish()
             note(f"hvd.{self.what}", self.site, self.begun)
+        except BusyError:
+            raise
         except Exception as error:
             self.error = error
         self.over = True
@@ -181,7 +185,7 @@ def all_reduce(
         expect_one_call(announced, what, name, source.shape)
         return scaled(out, divisor, postscale)
 
-    return Handle(what, [announced, work], finish)
+    return Handle(what, site, [announced, work], finish)
 
 
 def all_reduce_many(sources: Sequence[Array], outs: Sequence[Array], **how: Any) -> Handle:
@@ -208,7 +212,8 @@ def all_reduce_many(sources: Sequence[Array], outs: Sequence[Array], **how: Any)
                 at += outs[i].size
         return list(outs)
 
-    return Handle("grouped_allreduce", [work for each in handles for work in each.works], finish)
+    works = [work for each in handles for work in each.works]
+    return Handle("grouped_allreduce", call_site(), works, finish)
 
 
 def member(ranks: ProcessSet, where: str) -> Group:
@@ -276,7 +281,7 @@ def adasum(
         out[...] = rows[0].reshape(out.shape)
         return scaled(out, 1, factors[1])
 
-    return Handle("allreduce", [announced, work], finish)
+    return Handle("allreduce", site, [announced, work], finish)
 
 
 def adasum_of(a: Array, b: Array) -> Array:
@@ -302,7 +307,7 @@ def all_gather(source: Array, *, name: str | None = None, ranks: ProcessSet) -> 
         expect_one_call(announced, what, name, source.shape)
         return work.wait()
 
-    return Handle(what, [announced, work], finish)
+    return Handle(what, site, [announced, work], finish)
 
 
 def broadcast(
@@ -319,7 +324,7 @@ def broadcast(
         expect_one_call(announced, what, name, source.shape)
         return out
 
-    return Handle(what, [announced, work], finish)
+    return Handle(what, site, [announced, work], finish)
 
 
 def all_to_all(
@@ -355,7 +360,7 @@ def all_to_all(
         expect_one_call(announced, what, name, source.shape)
         return work.wait(), received
 
-    return Handle(what, [announced, work], finish)
+    return Handle(what, site, [announced, work], finish)
 
 
 def shares(rows: int, size: int) -> list[int]:
@@ -395,7 +400,7 @@ def reduce_scatter(
         result = work.wait()
         return scaled(result if even else result[mine].copy(), divisor, postscale)
 
-    return Handle(what, [announced, work], finish)
+    return Handle(what, site, [announced, work], finish)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -479,9 +484,14 @@ def place(out: Any, like: Array, where: str) -> Array:
     return destination(out, like.dtype, like.shape, f"hvd.{where}")
 
 
-def poll(handle: Handle) -> bool:
+def poll(handle: Any) -> bool:
     """Whether `synchronize` would return at once."""
-    return handle.poll()
+    return bool(handle.poll())
+
+
+def synchronize(handle: Any) -> Any:
+    """Wait for a handle, and return its result."""
+    return handle.wait()
 
 
 def op_of(op: int | None, average: bool | None) -> int:

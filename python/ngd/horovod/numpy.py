@@ -29,17 +29,13 @@ from .calls import (
     join,
     op_of,
     poll,
+    synchronize,
 )
 from .world import *  # noqa: F403
 from .world import ProcessSet, global_process_set
 from .world import __all__ as _of_world
 
 Tensors = Sequence[Any]
-
-
-def synchronize(handle: Handle) -> Any:
-    """Wait for a handle, and return its result."""
-    return handle.wait()
 
 
 def allreduce_async(

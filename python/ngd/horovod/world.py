@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from .. import distributed
 from ..collectives import Group
-from ..errors import CollectiveError
 from ..profiling import trace
+
+NOT_BEGUN: Final = "Horovod has not been initialized; use hvd.init()."
 
 
 class HorovodInternalError(RuntimeError):
@@ -92,7 +93,7 @@ class World(ProcessSet):
     def group(self) -> Group:
         """The world of ngd."""
         if self._group is None or self._group.closed:
-            raise ValueError("Horovod has not been initialized; use hvd.init().")
+            raise ValueError(NOT_BEGUN)
         return self._group
 
     def begin(self, group: Group) -> None:
@@ -189,6 +190,13 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return True
 
 
+def begun() -> World:
+    """The world, which `init` has made."""
+    if not is_initialized():
+        raise ValueError(NOT_BEGUN)
+    return global_process_set
+
+
 def rank() -> int:
     """The number of this process in the world, from 0."""
     return global_process_set.group.rank
@@ -211,17 +219,17 @@ def local_size() -> int:
 
 def cross_rank() -> int:
     """Which of the hosts that have a rank of this local number is this one."""
-    return global_process_set.across[0] if global_process_set.group else 0
+    return begun().across[0]
 
 
 def cross_size() -> int:
     """How many hosts have a rank of this local number."""
-    return global_process_set.across[1] if global_process_set.group else 0
+    return begun().across[1]
 
 
 def is_homogeneous() -> bool:
     """Whether all hosts have equally many ranks."""
-    return global_process_set.same_everywhere if global_process_set.group else False
+    return begun().same_everywhere
 
 
 def mpi_built() -> bool:
@@ -280,7 +288,6 @@ def stop_timeline() -> None:
 
 
 __all__ = [
-    "CollectiveError",
     "HorovodInternalError",
     "ProcessSet",
     "add_process_set",

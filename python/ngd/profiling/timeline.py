@@ -172,16 +172,16 @@ def part(rank: int, events: Iterable[Event], offset: int, begin: int) -> bytes:
     shown = Shown(rank, _core.recorded_labels())
     shift = offset - begin
     lines = [*head, *[each for event in events for each in shown.objects(event, shift)]]
-    lines += [of_a_bridge(rank, number, each, shift) for number, each in enumerate(noted())]
+    lines += [of_a_bridge(rank, call, shift) for call in noted()]
     return ",\n".join(map(json.dumps, lines)).encode(errors="backslashreplace")
 
 
-def of_a_bridge(rank: int, number: int, call: Noted, shift: int) -> dict[str, Any]:
+def of_a_bridge(rank: int, call: Noted, shift: int) -> dict[str, Any]:
     """A collective on arrays, as a slice of a row of its own."""
     name, site, begin, end = call
     length = {"ts": (begin + shift) / 1e3, "dur": (end - begin) / 1e3}
     at = {"ph": "X", "cat": "collective", "pid": rank, "tid": BRIDGES}
-    return {**at, "name": name, **length, "args": {"site": site, "number": number}}
+    return {**at, "name": name, **length, "args": {"site": site}}
 
 
 class Shown:

@@ -166,14 +166,15 @@ void run(const Call& call) {
   for (std::int64_t i = 0; i < call.attributes.size; ++i) {
     const std::string_view name(call.attributes.names[i]->data, call.attributes.names[i]->size);
     const void* value = call.attributes.values[i];
-    if (call.attributes.types[i] == kStringAttribute && name == "site") {
-      const auto& text = *static_cast<const Span*>(value);
-      collective.site = interned({text.data, text.size});
+    if (call.attributes.types[i] == kStringAttribute) {
+      const auto& span = *static_cast<const Span*>(value);
+      const std::string_view text(span.data, span.size);
+      if (name == "kind") collective.kind = comm::kind_named(text);
+      if (name == "op") collective.op = comm::reduce_op_named(text);
+      if (name == "site") collective.site = interned(text);
     } else if (call.attributes.types[i] == kScalarAttribute) {
       const auto n = *static_cast<const std::int64_t*>(static_cast<const Scalar*>(value)->value);
       if (name == "group") number = n;
-      if (name == "kind") collective.kind = static_cast<comm::Kind>(n);
-      if (name == "op") collective.op = static_cast<comm::ReduceOp>(n);
       if (name == "root") collective.root = static_cast<int>(n);
     }
   }

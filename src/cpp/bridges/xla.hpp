@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives as calls of XLA's foreign function interface (FFI), which JAX's programs make.
 //
-// A call has the attributes "group" (of enlist), "kind" and "op" (their numbers), "root" and "site",
+// A call has the attributes "group" (of enlist), "kind" and "op" (by name), "root" and "site",
 // an operand and a token of 4 bytes, and gives a result and the token. A call that reads the token
 // of another one runs after it.
 #pragma once

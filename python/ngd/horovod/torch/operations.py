@@ -12,7 +12,7 @@ from torch import Tensor
 from ...dtype import bfloat16
 from ...ir import Array
 from .. import calls
-from ..calls import Average, Handle, Sum, op_of
+from ..calls import Average, Handle, Sum, op_of, poll, synchronize
 from ..world import ProcessSet, global_process_set
 from .compression import Compression, Compressor
 
@@ -47,16 +47,6 @@ def tensor_of(array: Array) -> Tensor:
     if array.dtype == bfloat16:
         return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
     return torch.from_numpy(array)
-
-
-def synchronize(handle: Any) -> Any:
-    """Wait for a handle, and return its result."""
-    return handle.wait()
-
-
-def poll(handle: Any) -> bool:
-    """Whether `synchronize` would return at once."""
-    return bool(handle.poll())
 
 
 def reduced(
