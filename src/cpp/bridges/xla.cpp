@@ -4,13 +4,19 @@
 // size, and grows at its end alone; so they fit later versions, too.
 #include "bridges/xla.hpp"
 
+#include <pthread.h>
+
+#include <condition_variable>
+#include <csignal>
 #include <cstddef>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "base/config.hpp"
@@ -52,12 +58,27 @@ struct ErrorArguments {
 };
 constexpr int kInternal = 13;  // XLA_FFI_Error_Code_INTERNAL
 
+struct FutureArguments {
+  std::size_t struct_size;
+  Extension* extension_start;
+  void* future;
+};
+struct FailedFutureArguments {
+  std::size_t struct_size;
+  Extension* extension_start;
+  void *future, *error;  // XLA frees the error
+};
+
 struct Api {
   std::size_t struct_size;
   Extension* extension_start;
   Version version;
   const void* internal;
   void* (*create_error)(ErrorArguments*);
+  const void* others[12];
+  void* (*create_future)(FutureArguments*);  // these three give an error, or null
+  void* (*complete)(FutureArguments*);
+  void* (*complete_with_error)(FailedFutureArguments*);
 };
 
 struct Buffer {
@@ -102,6 +123,7 @@ struct Call {
   int stage;
   Operands operands, results;
   Attributes attributes;
+  void* future;  // ours to set: the results are there when it is complete
 };
 
 std::mutex guard;
@@ -158,44 +180,143 @@ std::uint64_t elements(const Buffer& buffer) {
   return count;
 }
 
-void run(const Call& call) {
-  if (call.operands.size != 2 || call.results.size != 2)
-    fail(ErrorKind::Internal, "ngd.jax: a call with other operands than it was registered for");
+// What a call asks for. XLA keeps what the pointers point to until the call is complete.
+struct Request {
+  comm::Communicator* group = nullptr;
   comm::Collective collective;
-  std::int64_t number = -1;
-  for (std::int64_t i = 0; i < call.attributes.size; ++i) {
-    const std::string_view name(call.attributes.names[i]->data, call.attributes.names[i]->size);
-    const void* value = call.attributes.values[i];
-    if (call.attributes.types[i] == kStringAttribute) {
+  Buffer result{}, token{}, after{};
+  bool asynchronous = false;
+};
+
+void read_attributes(const Attributes& attributes, Request& request) {
+  for (std::int64_t i = 0; i < attributes.size; ++i) {
+    const std::string_view name(attributes.names[i]->data, attributes.names[i]->size);
+    const void* value = attributes.values[i];
+    if (attributes.types[i] == kStringAttribute) {
       const auto& span = *static_cast<const Span*>(value);
       const std::string_view text(span.data, span.size);
-      if (name == "kind") collective.kind = comm::kind_named(text);
-      if (name == "op") collective.op = comm::reduce_op_named(text);
-      if (name == "site") collective.site = interned(text);
-    } else if (call.attributes.types[i] == kScalarAttribute) {
+      if (name == "kind") request.collective.kind = comm::kind_named(text);
+      if (name == "op") request.collective.op = comm::reduce_op_named(text);
+      if (name == "site") request.collective.site = interned(text);
+    } else if (attributes.types[i] == kScalarAttribute) {
       const auto n = *static_cast<const std::int64_t*>(static_cast<const Scalar*>(value)->value);
-      if (name == "group") number = n;
-      if (name == "root") collective.root = static_cast<int>(n);
+      if (name == "group") request.group = &group_of(n);
+      if (name == "root") request.collective.root = static_cast<int>(n);
+      if (name == "tag") request.collective.tag = static_cast<int>(n);
+      if (name == "asynchronous") request.asynchronous = n != 0;
     }
   }
-  comm::Communicator& group = group_of(number);
-  const Buffer &source = *call.operands.buffers[0], &token = *call.operands.buffers[1];
-  const Buffer &destination = *call.results.buffers[0], &after = *call.results.buffers[1];
-  collective.dtype = dtype_of(source.dtype);
-  collective.count = elements(source);
-  const auto part = comm::row_of(collective.kind).source;
-  if (part == comm::Part::Blocks) collective.count /= static_cast<std::uint64_t>(group.size());
-  collective.source = source.data;
-  collective.destination = destination.data;
-  comm::validate(collective, group.rank(), group.size());
-  const double timeout_seconds = config::timeout_seconds();
-  group.finish(group.submit_next(collective, timeout_seconds), timeout_seconds);
-  if (after.data != token.data) std::memcpy(after.data, token.data, sizeof(std::int32_t));
 }
 
-void* failed(const Call& call, const char* message) {
+Request read(const Call& call) {
+  if (call.operands.size != 2 || call.results.size != 2)
+    fail(ErrorKind::Internal, "ngd.jax: a call with other operands than it was registered for");
+  Request request;
+  read_attributes(call.attributes, request);
+  if (request.group == nullptr) fail(ErrorKind::Internal, "ngd.jax: a call without a group");
+  const Buffer& operand = *call.operands.buffers[0];
+  request.result = *call.results.buffers[0];
+  request.token = *call.operands.buffers[1];
+  request.after = *call.results.buffers[1];
+  comm::Collective& collective = request.collective;
+  const auto gives = comm::row_of(collective.kind).source;
+  const Buffer& counted = gives == comm::Part::Nothing ? request.result : operand;
+  collective.dtype = dtype_of(counted.dtype);
+  collective.count = elements(counted);
+  const int size = request.group->size();
+  if (gives == comm::Part::Blocks) collective.count /= static_cast<std::uint64_t>(size);
+  if (gives != comm::Part::Nothing) collective.source = operand.data;
+  if (collective.kind != comm::Kind::Send) collective.destination = request.result.data;
+  comm::validate(collective, request.group->rank(), size);
+  return request;
+}
+
+void run(const Request& request) {
+  const double timeout_seconds = config::timeout_seconds();
+  comm::Communicator& group = *request.group;
+  group.finish(group.submit_next(request.collective, timeout_seconds), timeout_seconds);
+  if (request.collective.kind == comm::Kind::Send)
+    std::memset(request.result.data, 0, size_of(request.collective.dtype));
+  if (request.after.data != request.token.data)
+    std::memcpy(request.after.data, request.token.data, sizeof(std::int32_t));
+}
+
+void* error_of(const Api& api, const char* message) {
   ErrorArguments arguments{sizeof(ErrorArguments), nullptr, message, kInternal};
-  return call.api->create_error(&arguments);
+  return api.create_error(&arguments);
+}
+
+// Runs calls while XLA goes on, one after the other: in a program, each takes the token of the one
+// before. Its thread lives as long as the process, and so does this.
+class Background {
+ public:
+  static Background& get() {
+    static Background* const background = new Background;
+    return *background;
+  }
+
+  void add(const Request& request, const Api& api, void* future) {
+    {
+      const std::scoped_lock lock(guard_);
+      calls_.push_back({request, &api, future});
+    }
+    arrived_.notify_one();
+  }
+
+ private:
+  struct Pending {
+    Request request;
+    const Api* api;
+    void* future;
+  };
+
+  Background() {
+    sigset_t all, before;  // signals are for the threads of Python
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread([this] { serve(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  [[noreturn]] void serve() {
+    for (;;) {
+      std::unique_lock lock(guard_);
+      arrived_.wait(lock, [this] { return !calls_.empty(); });
+      const Pending next = calls_.front();
+      calls_.pop_front();
+      lock.unlock();
+      complete(next);
+    }
+  }
+
+  static void complete(const Pending& call) {
+    try {
+      run(call.request);
+    } catch (const std::exception& error) {
+      FailedFutureArguments arguments{sizeof(FailedFutureArguments), nullptr, call.future,
+                                      error_of(*call.api, error.what())};
+      call.api->complete_with_error(&arguments);
+      return;
+    }
+    FutureArguments arguments{sizeof(FutureArguments), nullptr, call.future};
+    call.api->complete(&arguments);
+  }
+
+  std::mutex guard_;
+  std::condition_variable arrived_;
+  std::deque<Pending> calls_;
+};
+
+// Sets the call's future; false where this XLA has none.
+bool run_in_background(const Request& request, Call& call) {
+  const Api& api = *call.api;
+  if (api.struct_size < sizeof(Api)) return false;
+  FutureArguments arguments{sizeof(FutureArguments), nullptr, nullptr};
+  if (api.create_future(&arguments) != nullptr)
+    fail(ErrorKind::Internal, "ngd.jax: XLA has made no future");
+  call.future = arguments.future;
+  Background::get().add(request, api, arguments.future);
+  return true;
 }
 
 extern "C" void* handle(Call* call) {
@@ -208,10 +329,11 @@ extern "C" void* handle(Call* call) {
       return nullptr;
     }
   try {
-    run(*call);
+    const Request request = read(*call);
+    if (!request.asynchronous || !run_in_background(request, *call)) run(request);
     return nullptr;
   } catch (const std::exception& error) {
-    return failed(*call, error.what());
+    return error_of(*call->api, error.what());
   }
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives as calls of XLA's foreign function interface (FFI), which JAX's programs make.
 //
-// A call has the attributes "group" (of enlist), "kind" and "op" (by name), "root" and "site",
-// an operand and a token of 4 bytes, and gives a result and the token. A call that reads the token
-// of another one runs after it.
+// A call has the attributes "group" (of enlist), "kind" and "op" (by name), "root", "tag", "site" and
+// "asynchronous" (whether XLA goes on meanwhile), an operand and a token of 4 bytes, and gives a
+// result and the token. A call that reads the token of another one runs after it. A send gives a
+// zero; what a receive is given is not read.
 #pragma once
 
 #include <cstdint>

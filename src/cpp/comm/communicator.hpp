@@ -216,7 +216,13 @@ std::unique_ptr<Communicator> make_group_of(Communicator& world, const std::vect
                                             double timeout_seconds,
                                             const std::function<bool()>& interrupt = {});
 int next_group_number(Communicator& world);
-std::string mpi_library_version();  // "" where MPI is not built in
+
+// Which MPI this process uses: "openmpi", "mpich" (and all that has its ABI), or "", the first that
+// is found. For good: a group over MPI takes the first where none was loaded. Throws Init,
+// Unsupported (not built).
+void load_mpi(const std::string& name);
+std::string mpi_version();  // what the loaded one says of itself; "" where none is
+std::string mpis();         // those that were built for, with spaces between; "" for none
 
 // To be called once at the process's exit, after every communicator was closed. Where ngd
 // initialised MPI and nobody has finalized it: MPI_Finalize, or after a failure MPI_Abort, which

@@ -26,6 +26,10 @@ int next_group_number(Communicator&) { return 0; }
 
 void finalize_mpi() noexcept {}
 
-std::string mpi_library_version() { return ""; }
+void load_mpi(const std::string&) { make_mpi_communicator(-1, 0); }
+
+std::string mpi_version() { return ""; }
+
+std::string mpis() { return ""; }
 
 }  // namespace ngd::comm

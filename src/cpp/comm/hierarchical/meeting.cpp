@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the ranks of an MPI job learn who shares their host, and meet there in shared memory.
+#include <sys/random.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
-#include <random>
 #include <string>
 
 #include "comm/communicator.hpp"
@@ -23,8 +24,8 @@ struct Card {
 
 std::vector<Card> exchange_cards(Communicator& world, double timeout_seconds) {
   Card mine{};
-  std::random_device random;
-  for (std::uint32_t& word : mine.random) word = random();
+  check(::getrandom(mine.random, sizeof(mine.random), 0) == sizeof(mine.random),
+        "the system gives no random numbers");
   const std::string host = host_name();
   if (host.size() >= sizeof(mine.host))
     fail(ErrorKind::Init, "NGD_HOST: expected at most ", sizeof(mine.host) - 1, " characters; got ",

@@ -2,14 +2,14 @@
 // The ranks of a group as MPI knows them, and the tags that are the group's own.
 #pragma once
 
-#include <mpi.h>
-
 #include <vector>
+
+#include "comm/mpi/library.hpp"
 
 namespace ngd::comm::mpi {
 
 struct Channel {
-  MPI_Comm comm = MPI_COMM_NULL;
+  Comm comm = 0;
   std::vector<int> members;  // by rank of the group: its rank in `comm`, which messages name
   int rank = 0;              // mine in the group
   int first_tag = 0;

@@ -47,9 +47,7 @@ bool progress_thread_wanted(const Endpoint& endpoint) {
   const std::string wanted = config::progress();
   if (wanted != "auto" && wanted != "on" && wanted != "off")
     fail(ErrorKind::Init, "NGD_PROGRESS: expected one of auto, on, off; got '", wanted, "'");
-  int provided = MPI_THREAD_SINGLE;
-  MPI_Query_thread(&provided);
-  const bool possible = endpoint.size > 1 && provided == MPI_THREAD_MULTIPLE;
+  const bool possible = endpoint.size > 1 && library().threads() == Threads::Any;
   if (wanted == "on" && !possible && endpoint.size > 1)
     fail(ErrorKind::Init, "NGD_PROGRESS=on, but MPI was initialised without MPI_THREAD_MULTIPLE");
   return possible && (wanted == "on" || (wanted == "auto" && endpoint.local_size < endpoint.size));
@@ -58,10 +56,7 @@ bool progress_thread_wanted(const Endpoint& endpoint) {
 }  // namespace
 
 Family::Family(const Endpoint& endpoint) : endpoint_(endpoint), owner_(::getpid()) {
-  void* limit = nullptr;
-  int found = 0;
-  MPI_Comm_get_attr(endpoint.comm, MPI_TAG_UB, static_cast<void*>(&limit), &found);
-  if (found) tag_limit_ = *static_cast<int*>(limit);
+  tag_limit_ = library().largest_tag(endpoint.comm, tag_limit_);
   if (!progress_thread_wanted(endpoint)) return;
   // Signals are for the threads that were there before.
   sigset_t all;
@@ -85,10 +80,7 @@ Family::~Family() {
     wake_.notify_all();
     thread_->join();
   }
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  MPI_Comm comm = endpoint_.comm;
-  if (clean_ && !finalized) MPI_Comm_free(&comm);
+  if (clean_ && !library().finalized()) library().free(endpoint_.comm);
 }
 
 bool Family::in_child() const noexcept { return ::getpid() != owner_; }
@@ -109,9 +101,7 @@ void Family::wake_progress_thread() noexcept {
 }
 
 void Family::pump() const noexcept {
-  int found = 0;
-  for (int i = 0; i < kCallsForSockets; ++i)
-    MPI_Iprobe(MPI_ANY_SOURCE, tag_limit_, endpoint_.comm, &found, MPI_STATUS_IGNORE);
+  for (int i = 0; i < kCallsForSockets; ++i) library().look_for(tag_limit_, endpoint_.comm);
 }
 
 std::uint64_t Family::moves() const noexcept {

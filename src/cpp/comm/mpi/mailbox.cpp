@@ -17,9 +17,8 @@ constexpr std::size_t kMailBytes = sizeof(Header) + kMaxPayloadBytes;
 Mailbox::Mailbox(const Channel& channel)
     : channel_(channel),
       peers_(index(channel.size())),
-      receives_(index(channel.size()), MPI_REQUEST_NULL),
-      completed_(index(channel.size())),
-      statuses_(index(channel.size())) {
+      receives_(index(channel.size()), library().no_request),
+      completed_(index(channel.size())) {
   for (int peer = 0; peer < channel.size(); ++peer)
     if (peer != channel.rank) listen(peer);
 }
@@ -30,9 +29,9 @@ void Mailbox::listen(int peer) {
   std::vector<std::byte>& buffer = peers_[index(peer)].buffer;
   buffer.resize(kMailBytes);
   const int code =
-      MPI_Irecv(buffer.data(), static_cast<int>(kMailBytes), MPI_BYTE, channel_.world(peer),
-                channel_.first_tag + kMailTag, channel_.comm, &receives_[index(peer)]);
-  if (code != MPI_SUCCESS) throw Unreachable({channel_.world(peer)}, code);
+      library().receive(buffer.data(), kMailBytes, channel_.world(peer),
+                        channel_.first_tag + kMailTag, channel_.comm, receives_[index(peer)]);
+  if (code != kSuccess) throw Unreachable({channel_.world(peer)}, code);
 }
 
 Mailbox::Outgoing& Mailbox::compose(Header header, const void* payload, std::size_t payload_bytes) {
@@ -63,18 +62,15 @@ void Mailbox::post_to(int peer, const Header& header, const void* payload,
 void Mailbox::progress() {
   owns_all_memory();
   reap();
-  int count = 0;
-  const int code = MPI_Testsome(static_cast<int>(receives_.size()), receives_.data(), &count,
-                                completed_.data(), statuses_.data());
-  if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) throw Unreachable({}, code);
-  if (count == MPI_UNDEFINED) return;
-  for (int i = 0; i < count; ++i) {
-    const int peer = completed_[index(i)];
-    if (code == MPI_ERR_IN_STATUS && statuses_[index(i)].MPI_ERROR != MPI_SUCCESS)
-      throw Unreachable({channel_.world(peer)}, statuses_[index(i)].MPI_ERROR);
-    int bytes = 0;
-    MPI_Get_count(&statuses_[index(i)], MPI_BYTE, &bytes);
-    sort_in(peer, static_cast<std::size_t>(bytes));
+  std::size_t count = 0;
+  const int code =
+      library().test_some(receives_.data(), receives_.size(), completed_.data(), count);
+  if (code != kSuccess) throw Unreachable({}, code);
+  for (std::size_t i = 0; i < count; ++i) {
+    const int peer = completed_[i].index;
+    if (completed_[i].error != kSuccess)
+      throw Unreachable({channel_.world(peer)}, completed_[i].error);
+    sort_in(peer, static_cast<std::size_t>(completed_[i].bytes));
     if (!has_left(peer)) listen(peer);
   }
 }
@@ -119,8 +115,8 @@ bool Mailbox::reap() {
 
 bool Mailbox::close() noexcept {
   bool clean = outgoing_.empty();
-  for (MPI_Request& request : receives_) {
-    clean = clean && request == MPI_REQUEST_NULL;
+  for (Request& request : receives_) {
+    clean = clean && request == library().no_request;
     give_up(request);
   }
   if (!clean) {

@@ -5,8 +5,6 @@
 // what has arrived and was not taken yet stays in the peer's queue.
 #pragma once
 
-#include <mpi.h>
-
 #include <deque>
 #include <optional>
 #include <string>
@@ -64,9 +62,8 @@ class Mailbox {
 
   const Channel& channel_;
   std::vector<Peer> peers_;
-  std::vector<MPI_Request> receives_;  // by rank; null where nothing more will come
-  std::vector<int> completed_;
-  std::vector<MPI_Status> statuses_;
+  std::vector<Request> receives_;  // by rank; null where nothing more will come
+  std::vector<Completed> completed_;
   std::deque<Outgoing> outgoing_;
 };
 

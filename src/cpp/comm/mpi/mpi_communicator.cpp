@@ -589,9 +589,7 @@ void MpiCommunicator::close() noexcept {
   const bool failed = state_ == State::Failed;
   state_ = State::Closed;
   family_->remove(*this);
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (finalized) return;
+  if (library().finalized()) return;
   try {
     Header header;
     header.topic = Topic::Left;

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -26,52 +27,41 @@ struct Process {
 Process process;
 
 void check_mpi(int code, const char* call) {
-  if (code != MPI_SUCCESS) fail(ErrorKind::Init, "ngd.init: ", call, " failed: ", error_text(code));
+  if (code != kSuccess) fail(ErrorKind::Init, "ngd.init: ", call, " failed: ", error_text(code));
 }
 
 Endpoint duplicate(int fortran_handle) {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (finalized) fail(ErrorKind::Init, "ngd.init: MPI has already been finalized in this process");
-  int initialised = 0;
-  MPI_Initialized(&initialised);
-  if (!initialised) {
-    int provided = 0;
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  const Library& mpi = library();
+  if (mpi.finalized())
+    fail(ErrorKind::Init, "ngd.init: MPI has already been finalized in this process");
+  if (!mpi.initialised()) {
+    check_mpi(mpi.initialise(), "MPI_Init_thread");
     process.initialised_by = ::getpid();
-    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
-              "MPI_Comm_set_errhandler");
+    check_mpi(mpi.return_errors(mpi.world), "MPI_Comm_set_errhandler");
   }
-  const MPI_Comm parent = fortran_handle == -1 ? MPI_COMM_WORLD : MPI_Comm_f2c(fortran_handle);
-  if (parent == MPI_COMM_NULL)
+  const Comm parent = fortran_handle == -1 ? mpi.world : mpi.from_fortran(fortran_handle);
+  if (parent == mpi.no_comm)
     fail(ErrorKind::Init, "ngd.init: the MPI communicator given is MPI.COMM_NULL");
-  int between_groups = 0;
-  check_mpi(MPI_Comm_test_inter(parent, &between_groups), "MPI_Comm_test_inter");
+  bool between_groups = false;
+  check_mpi(mpi.is_between_groups(parent, between_groups), "MPI_Comm_test_inter");
   if (between_groups)
     fail(ErrorKind::Init, "ngd.init: the MPI communicator given is one between two groups: ",
          "Intercomm.Merge() makes one of both");
   Endpoint endpoint;
-  check_mpi(MPI_Comm_dup(parent, &endpoint.comm), "MPI_Comm_dup");
-  check_mpi(MPI_Comm_set_errhandler(endpoint.comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  MPI_Comm_rank(endpoint.comm, &endpoint.rank);
-  MPI_Comm_size(endpoint.comm, &endpoint.size);
-  MPI_Comm host = MPI_COMM_NULL;
-  check_mpi(
-      MPI_Comm_split_type(endpoint.comm, MPI_COMM_TYPE_SHARED, endpoint.rank, MPI_INFO_NULL, &host),
-      "MPI_Comm_split_type");
-  MPI_Comm_rank(host, &endpoint.local_rank);
-  MPI_Comm_size(host, &endpoint.local_size);
-  MPI_Comm_free(&host);
+  check_mpi(mpi.duplicate(parent, endpoint.comm), "MPI_Comm_dup");
+  check_mpi(mpi.return_errors(endpoint.comm), "MPI_Comm_set_errhandler");
+  endpoint.rank = mpi.rank(endpoint.comm);
+  endpoint.size = mpi.size(endpoint.comm);
+  Comm host = mpi.no_comm;
+  check_mpi(mpi.of_this_host(endpoint.comm, host), "MPI_Comm_split_type");
+  endpoint.local_rank = mpi.rank(host);
+  endpoint.local_size = mpi.size(host);
+  mpi.free(host);
   return endpoint;
 }
 
 bool other_threads_may_call() {
-  int initialised = 0;
-  MPI_Initialized(&initialised);
-  if (!initialised) return true;
-  int provided = MPI_THREAD_SINGLE;
-  MPI_Query_thread(&provided);
-  return provided >= MPI_THREAD_SERIALIZED;
+  return !library().initialised() || library().threads() != Threads::Few;
 }
 
 }  // namespace
@@ -118,31 +108,22 @@ void owns_all_memory() {
 }
 
 std::string error_text(int code) {
-  char text[MPI_MAX_ERROR_STRING] = {};
-  int length = 0;
-  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) return concat("MPI error ", code);
-  return std::string(text, static_cast<std::size_t>(length));
+  std::array<char, 1024> text = {};
+  library().error_text(code, text.data(), text.size());
+  return text[0] == '\0' ? concat("MPI error ", code) : std::string(text.data());
 }
 
 }  // namespace mpi
 
 void finalize_mpi() noexcept {
-  int finalized = 0;
   if (mpi::process.initialised_by != ::getpid() || mpi::process.stuck) return;
-  MPI_Finalized(&finalized);
-  if (finalized) return;
+  const mpi::Library& library = mpi::library();
+  if (library.finalized()) return;
   if (mpi::process.failures > 0) {
-    MPI_Abort(MPI_COMM_WORLD, 1);
+    library.abort();
   } else {
-    MPI_Finalize();
+    library.finalize();
   }
-}
-
-std::string mpi_library_version() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
-  int length = 0;
-  MPI_Get_library_version(text, &length);
-  return text;
 }
 
 }  // namespace ngd::comm

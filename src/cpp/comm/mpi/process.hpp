@@ -2,14 +2,14 @@
 // MPI in this process: who initialised it, how it ends, and communicators of our own.
 #pragma once
 
-#include <mpi.h>
-
 #include <string>
+
+#include "comm/mpi/library.hpp"
 
 namespace ngd::comm::mpi {
 
 struct Endpoint {
-  MPI_Comm comm = MPI_COMM_NULL;  // ours alone; errors are returned, not fatal
+  Comm comm = 0;  // ours alone; errors are returned, not fatal
   int rank = 0;
   int size = 1;
   int local_rank = 0;

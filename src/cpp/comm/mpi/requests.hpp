@@ -2,14 +2,13 @@
 // A set of nonblocking messages, each with its peer, that is polled as one.
 #pragma once
 
-#include <mpi.h>
-
 #include <cstddef>
 #include <string>
 #include <vector>
 
 #include "base/error.hpp"
 #include "comm/mpi/channel.hpp"
+#include "comm/mpi/library.hpp"
 
 namespace ngd::comm::mpi {
 
@@ -32,19 +31,18 @@ class Requests {
   bool cancel() noexcept;
 
  private:
-  void keep(MPI_Request request, int code, int peer);
+  void keep(Request request, int code, int peer);
 
   const Channel* channel_;
-  std::vector<MPI_Request> requests_;
+  std::vector<Request> requests_;
   std::vector<int> peers_;  // world ranks
-  std::vector<int> completed_;
-  std::vector<MPI_Status> statuses_;
+  std::vector<Completed> completed_;
 };
 
 inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20;
 
 // Cancels a message and waits for MPI to agree, 50 ms at the most; false when it has not.
-bool give_up(MPI_Request& request) noexcept;
+bool give_up(Request& request) noexcept;
 
 // MPI has given up messages to or from some ranks; of none: it does not say from which.
 class Unreachable final : public Error {

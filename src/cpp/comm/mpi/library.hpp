@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// The MPI of this process, as a table of what ngd asks of it. Which MPI that is, is settled when the
+// first group over MPI is made (ADR 34): no other file includes mpi.h than library_of.cpp, which is
+// compiled once for each MPI, as a module that is loaded after the MPI itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace ngd::comm::mpi {
+
+// The handles of every MPI fit into a word.
+using Comm = std::uintptr_t;
+using Request = std::uintptr_t;
+
+inline constexpr int kSuccess = 0;
+
+enum class Threads { Few, OneAtATime, Any };
+
+// A message that has completed: of which request, and with which error.
+struct Completed {
+  int index = 0;
+  int error = kSuccess;
+  int bytes = 0;  // of a message that was received
+};
+
+// Each call gives MPI's error code, where it can fail. Plain types alone cross this table, and no
+// exception: the module may have a C++ library of its own.
+class Library {
+ public:
+  Comm world = 0;
+  Comm no_comm = 0;
+  Request no_request = 0;
+
+  virtual bool initialised() const noexcept = 0;
+  virtual bool finalized() const noexcept = 0;
+  virtual int initialise() const noexcept = 0;  // for calls by any thread, where it has that
+  virtual Threads threads() const noexcept = 0;
+  virtual void finalize() const noexcept = 0;
+  virtual void abort() const noexcept = 0;
+
+  virtual Comm from_fortran(int handle) const noexcept = 0;
+  virtual int return_errors(Comm comm) const noexcept = 0;
+  virtual int is_between_groups(Comm comm, bool& answer) const noexcept = 0;
+  virtual int duplicate(Comm comm, Comm& copy) const noexcept = 0;
+  virtual int of_this_host(Comm comm, Comm& part) const noexcept = 0;
+  virtual void free(Comm comm) const noexcept = 0;
+  virtual int rank(Comm comm) const noexcept = 0;
+  virtual int size(Comm comm) const noexcept = 0;
+  virtual int largest_tag(Comm comm, int otherwise) const noexcept = 0;
+
+  virtual int send(const void* data, std::size_t bytes, int peer, int tag, Comm comm,
+                   Request& request) const noexcept = 0;
+  virtual int receive(void* data, std::size_t bytes, int peer, int tag, Comm comm,
+                      Request& request) const noexcept = 0;
+  // `completed` has room for n; count is how many of it were filled. What completed in error says so
+  // there, and the call succeeds.
+  virtual int test_some(Request* requests, std::size_t n, Completed* completed,
+                        std::size_t& count) const noexcept = 0;
+  virtual int test(Request& request, bool& complete) const noexcept = 0;
+  virtual void cancel(Request& request) const noexcept = 0;
+  virtual void look_for(int tag, Comm comm) const noexcept = 0;
+
+  virtual void error_text(int code, char* text, std::size_t size) const noexcept = 0;
+  virtual void version(char* text, std::size_t size) const noexcept = 0;
+
+ protected:
+  ~Library() = default;
+};
+
+// The one that was loaded, or the first that can be.
+const Library& library();
+
+}  // namespace ngd::comm::mpi

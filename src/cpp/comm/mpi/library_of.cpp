@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of library.hpp for the MPI whose mpi.h this file is compiled with. Nothing is linked:
+// what is undefined here, the MPI has that was loaded before.
+#include <mpi.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "comm/mpi/library.hpp"
+
+namespace ngd::comm::mpi {
+namespace {
+
+template <typename Word, typename Handle>
+Word word_of(Handle handle) noexcept {
+  Word word = 0;
+  std::memcpy(&word, &handle, sizeof handle);
+  return word;
+}
+
+template <typename Handle, typename Word>
+Handle handle_of(Word word) noexcept {
+  static_assert(sizeof(Handle) <= sizeof(Word));
+  Handle handle;
+  std::memcpy(&handle, &word, sizeof handle);
+  return handle;
+}
+
+MPI_Comm comm_of(Comm word) noexcept { return handle_of<MPI_Comm>(word); }
+
+// A call on one request, which may change it.
+template <typename Call>
+int on(Request& word, Call call) noexcept {
+  MPI_Request request = handle_of<MPI_Request>(word);
+  const int code = call(&request);
+  word = word_of<Request>(request);
+  return code;
+}
+
+void copy_text(const char* from, int length, char* text, std::size_t size) noexcept {
+  const std::size_t kept = std::min(static_cast<std::size_t>(std::max(length, 0)), size - 1);
+  std::memcpy(text, from, kept);
+  text[kept] = '\0';
+}
+
+// What MPI_Testsome works in, by thread.
+struct Scratch {
+  std::vector<MPI_Request> requests;
+  std::vector<MPI_Status> statuses;
+  std::vector<int> indices;
+};
+
+class Implementation final : public Library {
+ public:
+  Implementation() {
+    world = word_of<Comm>(MPI_COMM_WORLD);
+    no_comm = word_of<Comm>(MPI_COMM_NULL);
+    no_request = word_of<Request>(MPI_REQUEST_NULL);
+  }
+
+  bool initialised() const noexcept override {
+    int flag = 0;
+    MPI_Initialized(&flag);
+    return flag != 0;
+  }
+  bool finalized() const noexcept override {
+    int flag = 0;
+    MPI_Finalized(&flag);
+    return flag != 0;
+  }
+  int initialise() const noexcept override {
+    int provided = 0;
+    return MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
+  }
+  Threads threads() const noexcept override {
+    int provided = MPI_THREAD_SINGLE;
+    MPI_Query_thread(&provided);
+    if (provided == MPI_THREAD_MULTIPLE) return Threads::Any;
+    return provided == MPI_THREAD_SERIALIZED ? Threads::OneAtATime : Threads::Few;
+  }
+  void finalize() const noexcept override { MPI_Finalize(); }
+  void abort() const noexcept override { MPI_Abort(MPI_COMM_WORLD, 1); }
+
+  Comm from_fortran(int handle) const noexcept override {
+    return word_of<Comm>(MPI_Comm_f2c(handle));
+  }
+  int return_errors(Comm comm) const noexcept override {
+    return MPI_Comm_set_errhandler(comm_of(comm), MPI_ERRORS_RETURN);
+  }
+  int is_between_groups(Comm comm, bool& answer) const noexcept override {
+    int flag = 0;
+    const int code = MPI_Comm_test_inter(comm_of(comm), &flag);
+    answer = flag != 0;
+    return code;
+  }
+  int duplicate(Comm comm, Comm& copy) const noexcept override {
+    MPI_Comm made = MPI_COMM_NULL;
+    const int code = MPI_Comm_dup(comm_of(comm), &made);
+    copy = word_of<Comm>(made);
+    return code;
+  }
+  int of_this_host(Comm comm, Comm& part) const noexcept override {
+    MPI_Comm made = MPI_COMM_NULL;
+    const int code =
+        MPI_Comm_split_type(comm_of(comm), MPI_COMM_TYPE_SHARED, rank(comm), MPI_INFO_NULL, &made);
+    part = word_of<Comm>(made);
+    return code;
+  }
+  void free(Comm comm) const noexcept override {
+    MPI_Comm handle = comm_of(comm);
+    MPI_Comm_free(&handle);
+  }
+  int rank(Comm comm) const noexcept override {
+    int number = 0;
+    MPI_Comm_rank(comm_of(comm), &number);
+    return number;
+  }
+  int size(Comm comm) const noexcept override {
+    int number = 1;
+    MPI_Comm_size(comm_of(comm), &number);
+    return number;
+  }
+  int largest_tag(Comm comm, int otherwise) const noexcept override {
+    void* limit = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(comm_of(comm), MPI_TAG_UB, static_cast<void*>(&limit), &found);
+    return found != 0 ? *static_cast<int*>(limit) : otherwise;
+  }
+
+  int send(const void* data, std::size_t bytes, int peer, int tag, Comm comm,
+           Request& request) const noexcept override {
+    return on(request, [&](MPI_Request* made) {
+      return MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_of(comm), made);
+    });
+  }
+  int receive(void* data, std::size_t bytes, int peer, int tag, Comm comm,
+              Request& request) const noexcept override {
+    return on(request, [&](MPI_Request* made) {
+      return MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_of(comm), made);
+    });
+  }
+  int test_some(Request* requests, std::size_t n, Completed* completed,
+                std::size_t& count) const noexcept override {
+    thread_local Scratch scratch;
+    scratch.requests.resize(n);
+    scratch.statuses.resize(n);
+    scratch.indices.resize(n);
+    for (std::size_t i = 0; i < n; ++i) scratch.requests[i] = handle_of<MPI_Request>(requests[i]);
+    int done = 0;
+    const int code = MPI_Testsome(static_cast<int>(n), scratch.requests.data(), &done,
+                                  scratch.indices.data(), scratch.statuses.data());
+    for (std::size_t i = 0; i < n; ++i) requests[i] = word_of<Request>(scratch.requests[i]);
+    count = 0;
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return code;
+    if (done == MPI_UNDEFINED) return kSuccess;
+    for (int i = 0; i < done; ++i) {
+      const MPI_Status& status = scratch.statuses[static_cast<std::size_t>(i)];
+      Completed& one = completed[count++];
+      one = {scratch.indices[static_cast<std::size_t>(i)], kSuccess, 0};
+      MPI_Get_count(&status, MPI_BYTE, &one.bytes);
+      const bool failed = code == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_ERR_PENDING;
+      if (failed) one.error = status.MPI_ERROR;
+    }
+    return kSuccess;
+  }
+  int test(Request& request, bool& complete) const noexcept override {
+    int flag = 0;
+    const int code =
+        on(request, [&](MPI_Request* one) { return MPI_Test(one, &flag, MPI_STATUS_IGNORE); });
+    complete = flag != 0;
+    return code;
+  }
+  void cancel(Request& request) const noexcept override { on(request, MPI_Cancel); }
+  void look_for(int tag, Comm comm) const noexcept override {
+    int found = 0;
+    MPI_Iprobe(MPI_ANY_SOURCE, tag, comm_of(comm), &found, MPI_STATUS_IGNORE);
+  }
+
+  void error_text(int code, char* text, std::size_t size) const noexcept override {
+    char own[MPI_MAX_ERROR_STRING] = {};
+    int length = 0;
+    if (MPI_Error_string(code, own, &length) != MPI_SUCCESS) length = 0;
+    copy_text(own, length, text, size);
+  }
+  void version(char* text, std::size_t size) const noexcept override {
+    char own[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+    int length = 0;
+    MPI_Get_library_version(own, &length);
+    copy_text(own, length, text, size);
+  }
+};
+
+}  // namespace
+}  // namespace ngd::comm::mpi
+
+extern "C" __attribute__((visibility("default"))) const ngd::comm::mpi::Library* ngd_mpi_library();
+const ngd::comm::mpi::Library* ngd_mpi_library() {
+  static const ngd::comm::mpi::Implementation implementation;
+  return &implementation;
+}
