@@ -36,6 +36,8 @@ try:
         end_recording,
         finalize_mpi,
         first_fit,
+        load_mpi,
+        mpi_version,
         recorded_events,
         recorded_labels,
         run,
@@ -47,8 +49,13 @@ try:
         while_held,
         xla_handler,
     )
-except ModuleNotFoundError as error:
-    if error.name != f"{__name__}._core":
+except ImportError as error:
+    if "undefined symbol: dnnl_" in str(error):
+        raise ImportError(
+            "ngd: another package of this process has loaded another oneDNN, libdnnl.so.3, as "
+            "PaddlePaddle does; docs/paddle.md tells which build of ngd goes with it"
+        ) from error
+    if error.name != f"{__name__}._core" or not isinstance(error, ModuleNotFoundError):
         raise
     raise ImportError(
         "ngd's compiled part is missing: this is a source tree that was not built. "
@@ -82,6 +89,8 @@ __all__ = [
     "end_recording",
     "finalize_mpi",
     "first_fit",
+    "load_mpi",
+    "mpi_version",
     "recorded_events",
     "recorded_labels",
     "run",

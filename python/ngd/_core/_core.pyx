@@ -5,7 +5,6 @@
 """The crossing into C++: thin, no op by name, no shape logic, no defaults."""
 
 cimport cython
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
 from cython.operator cimport dereference, preincrement
 from libc.stdint cimport int64_t, uint64_t
@@ -137,14 +136,24 @@ def stay_if_ending() -> None:
 
 
 def build_info() -> dict:
-    """Version, mode, oneDNN's version, SIMD level and MPI library of this build."""
+    """Version, mode, oneDNN's version, SIMD level and MPIs ("openmpi mpich") of this build."""
     return {
         "version": ngd_version().decode(),
         "mode": ngd_mode().decode(),
         "onednn": onednn_version().decode() or None,
         "simd": _text(simd_name(simd_level())),
-        "mpi": cpp_mpi_library_version().decode() or None,
+        "mpi": cpp_mpis().decode() or None,
     }
+
+
+def load_mpi(str name) -> None:
+    """Settle which MPI this process uses, "" is the first of the build's that is found."""
+    cpp_load_mpi(_bytes(name))
+
+
+def mpi_version() -> str:
+    """What the loaded MPI says of itself, or nothing."""
+    return cpp_mpi_version().decode(errors="replace").strip("\0\n ")
 
 
 def finalize_mpi() -> None:

@@ -85,13 +85,14 @@ void set(const ngd::Error& error) {
   }
   const Owned type(PyObject_GetAttrString(error_module, name));
   const Owned text(type ? text_of(error.what()) : nullptr);
-  const Owned raised(text ? PyObject_CallOneArg(type.get(), text.get()) : nullptr);
+  const Owned raised(text ? PyObject_CallFunctionObjArgs(type.get(), text.get(), nullptr)
+                          : nullptr);
   const Owned ranks(raised ? PyTuple_New(static_cast<Py_ssize_t>(error.ranks().size())) : nullptr);
   if (!ranks) return;
   for (std::size_t i = 0; i < error.ranks().size(); ++i) {
     PyObject* number = PyLong_FromLong(error.ranks()[i]);
     if (number == nullptr) return;
-    PyTuple_SET_ITEM(ranks.get(), static_cast<Py_ssize_t>(i), number);
+    PyTuple_SetItem(ranks.get(), static_cast<Py_ssize_t>(i), number);
   }
   if (PyObject_SetAttrString(raised.get(), "ranks", ranks.get()) == 0)
     PyErr_SetObject(type.get(), raised.get());
@@ -113,25 +114,22 @@ void ngd_begin_end(unsigned long thread) {
 // Without the GIL, which the main thread needs.
 void ngd_stay_if_ending() {
   if (!ending || PyThread_get_thread_ident() == main_thread) return;
-  if (PyGILState_Check()) PyEval_SaveThread();
+  PyEval_SaveThread();
   for (;;) ::pause();
 }
 
 void ngd_raise_python_error() {
   ngd_stay_if_ending();
-  const PyGILState_STATE state = PyGILState_Ensure();
-  if (!PyErr_Occurred()) {  // a Python error raised inside, such as KeyboardInterrupt, stands
-    try {
-      throw;
-    } catch (const ngd::Error& error) {
-      set(error);
-    } catch (const std::invalid_argument& error) {
-      set_error(PyExc_ValueError, error.what());
-    } catch (const std::bad_alloc&) {
-      set_error(PyExc_MemoryError, "out of memory");
-    } catch (const std::exception& error) {
-      set_error(PyExc_RuntimeError, error.what());
-    }
+  if (PyErr_Occurred()) return;  // a Python error raised inside, such as KeyboardInterrupt, stands
+  try {
+    throw;
+  } catch (const ngd::Error& error) {
+    set(error);
+  } catch (const std::invalid_argument& error) {
+    set_error(PyExc_ValueError, error.what());
+  } catch (const std::bad_alloc&) {
+    set_error(PyExc_MemoryError, "out of memory");
+  } catch (const std::exception& error) {
+    set_error(PyExc_RuntimeError, error.what());
   }
-  PyGILState_Release(state);
 }

@@ -233,8 +233,9 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         CppCommunicator& world
     ) except +ngd_raise_python_error
     void cpp_finalize_mpi "ngd::comm::finalize_mpi"() noexcept nogil
-    string cpp_mpi_library_version "ngd::comm::mpi_library_version"() \
-        except +ngd_raise_python_error
+    void cpp_load_mpi "ngd::comm::load_mpi"(const string& name) except +ngd_raise_python_error
+    string cpp_mpi_version "ngd::comm::mpi_version"() except +ngd_raise_python_error
+    string cpp_mpis "ngd::comm::mpis"() except +ngd_raise_python_error
 
 cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
     cdef enum class Lane:

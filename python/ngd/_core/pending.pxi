@@ -14,7 +14,7 @@ cdef class Pending:
     cdef object kept
     cdef Collective collective
     cdef vector[uint64_t] counts, receive_counts, room
-    cdef Layout layout  # of the numbers in room
+    cdef vector[Layout] layout  # one at the most, of the numbers in room
     cdef vector[Tensor] tensors
     cdef unique_ptr[CppGrouped] grouped
     cdef CppWork work
@@ -53,11 +53,11 @@ cdef class Pending:
             communicator._check_counts(result.receive_counts)
             result.collective.receive_counts = result.receive_counts.data()
         result.room.resize(extents.size())
-        result.layout = layout_of_shape(
+        result.layout.push_back(layout_of_shape(
             extents.data(), <int> extents.size(), more, result.room.data()
-        )
-        if result.layout.hash != 0:
-            result.collective.layout = &result.layout
+        ))
+        if result.layout[0].hash != 0:
+            result.collective.layout = &result.layout[0]
         validate(
             result.collective, communicator.communicator.get().rank(),
             communicator.communicator.get().size()
@@ -159,12 +159,24 @@ cdef class Pending:
         """Whether it is over after at most so many seconds."""
         return self.over or self._has_ended(self.communicator, seconds) != 0
 
-    def __del__(self):
-        # Nobody waits for it any more, and the engine goes on with its arrays.
-        cdef Communicator communicator = self.communicator
-        if self.started and not self.over and communicator is not None:
-            self.communicator = None  # which is to keep it, not it the communicator
-            communicator.dropped.append(self)
+    def __dealloc__(self):
+        # Nobody waits for it any more, and the engine goes on with its arrays: an heir has them,
+        # which the communicator keeps, and not it the communicator.
+        cdef Pending heir
+        if not self.started or self.over or self.communicator is None:
+            return
+        heir = Pending.__new__(Pending)
+        heir.kept = self.kept
+        heir.counts.swap(self.counts)
+        heir.receive_counts.swap(self.receive_counts)
+        heir.room.swap(self.room)
+        heir.layout.swap(self.layout)
+        heir.tensors.swap(self.tensors)
+        heir.grouped.swap(self.grouped)
+        heir.work = self.work
+        heir.many = self.many
+        heir.started = True
+        self.communicator.dropped.append(heir)
 
 
 def start(list pending) -> None:

@@ -29,7 +29,8 @@ cdef class ProgramBuilder:
     def add_constant(self, bytes data) -> int:
         """Add a constant's bytes and return its place in the lane of constants."""
         cdef vector[char] copied
-        copied.assign(PyBytes_AS_STRING(data), PyBytes_AS_STRING(data) + PyBytes_GET_SIZE(data))
+        cdef const char* begin = data
+        copied.assign(begin, begin + len(data))
         self.program.constants.push_back(copied)
         return self.program.constants.size() - 1
 

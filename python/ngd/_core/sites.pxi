@@ -3,21 +3,12 @@
 
 cdef extern from *:
     """
-    #include <frameobject.h>
-    static int ngd_frame_lasti(PyFrameObject* frame) {
-    #if PY_VERSION_HEX >= 0x030B0000
-      return PyFrame_GetLasti(frame);
-    #else
-      return frame->f_lasti;
-    #endif
-    }
     static PyObject* ngd_frame_code(PyFrameObject* frame) {
       return reinterpret_cast<PyObject*>(PyFrame_GetCode(frame));
     }
     """
     ctypedef struct PyFrameObject:
         pass
-    int ngd_frame_lasti(PyFrameObject* frame)
     PyObject* ngd_frame_code(PyFrameObject* frame)  # a new reference
     int PyFrame_GetLineNumber(PyFrameObject* frame)
 
@@ -72,7 +63,7 @@ cdef const char* _caller_site() except? NULL:
 cdef inline const char* _site_of(PyFrameObject* frame, Owner* owner) except? NULL:
     """Where a frame is, and whose it is (sites.py); NULL of ngd's own."""
     cdef PyObject* code = ngd_frame_code(frame)
-    cdef int instruction = ngd_frame_lasti(frame)
+    cdef int instruction = (<object> frame).f_lasti
     cdef size_t place = ((<size_t> code >> 4) + <size_t> instruction * 7) % CALLERS
     cdef Caller* caller = &_callers[place]
     if caller.code == code and caller.instruction == instruction:

@@ -47,12 +47,15 @@ double double_of(PyObject* object) {
 
 template <class Convert>
 auto list_of(PyObject* given, const char* expected, Convert convert) {
-  const Owned values = checked(PySequence_Fast(given, expected));
-  const Py_ssize_t size = PySequence_Fast_GET_SIZE(values.get());
+  if (!PySequence_Check(given)) {
+    PyErr_SetString(PyExc_TypeError, expected);
+    throw PythonError();
+  }
+  const Owned values = checked(PySequence_List(given));
+  const Py_ssize_t size = PyList_Size(values.get());
   std::vector<decltype(convert(given))> result;
   result.reserve(static_cast<std::size_t>(size));
-  for (Py_ssize_t i = 0; i < size; ++i)
-    result.push_back(convert(PySequence_Fast_GET_ITEM(values.get(), i)));
+  for (Py_ssize_t i = 0; i < size; ++i) result.push_back(convert(PyList_GetItem(values.get(), i)));
   return result;
 }
 
@@ -71,7 +74,7 @@ std::string ngd_bytes_of(PyObject* text) {
     bytes.reset(PyUnicode_AsEncodedString(text, "utf-8", errors));
   }
   if (bytes == nullptr) throw PythonError();
-  return {PyBytes_AS_STRING(bytes.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.get()))};
+  return {PyBytes_AsString(bytes.get()), static_cast<std::size_t>(PyBytes_Size(bytes.get()))};
 }
 
 std::vector<int> ngd_ints_of(PyObject* numbers) { return numbers_of<int>(numbers); }
