@@ -5,6 +5,9 @@ The first rank that fails ends the others: they have a moment to say what they s
 SIGTERM and, after a grace, SIGKILL. Who was first is not always who ended first: a rank that leaves
 tells its peers, and they may be quicker at ending; so it tells the launcher before them.
 
+With --min-ranks the others go on, and ranks are members of a job that makes one world after the
+other (ngd.members).
+
 Every rank leads a process group of its own, so that whatever it has started goes with it. Should
 the launcher itself be killed, the kernel kills the ranks, and a guard, a process that does nothing
 else, what they have started.
@@ -13,9 +16,11 @@ else, what they have started.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import ctypes
 import functools
+import logging
 import os
 import secrets
 import selectors
@@ -29,11 +34,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import IO, Final, TextIO
+from typing import IO, Any, Final, TextIO
 
-from . import binding
-from .distributed import available_cores, build_info
-from .environment import address_of_launcher, surroundings
+from . import binding, config, logs
+from .distributed import available_cores, build_info, timeout_seconds
+from .environment import address_of_launcher, label_of, surroundings
+from .errors import InitError
+from .members import WAITS, Board, World
 
 PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,6 +50,8 @@ LONGEST_LINE: Final = 1 << 16
 """Bytes of a line that are held back until its end comes; longer ones are passed on in pieces."""
 BOTH_SIGNALS: Final = 2
 """On the agenda while no rank was signalled, and every one ends by itself."""
+PLACE: Final = ("NGD_JOB", "NGD_WORLD", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""What ngd.init() tells a member, world by world."""
 
 GUARD: Final = """
 import os, signal, sys
@@ -67,7 +76,9 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m ngd.launch") 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `run` reads."""
-    parser.add_argument("-n", "--ranks", type=int, metavar="N")
+    parser.add_argument(
+        "-n", "--ranks", type=int, metavar="N", help="(default: PET_NPROC_PER_NODE, as torchrun)"
+    )
     parser.add_argument(
         "--bind",
         choices=binding.CHOICES,
@@ -79,7 +90,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="start the job again up to N times when a rank has failed (default: 0)",
+        help="start the job again up to N times when a rank has failed (default: 0); with "
+        "--min-ranks, up to N new ranks in the place of lost ones",
+    )
+    parser.add_argument(
+        "--min-ranks",
+        type=int,
+        metavar="N",
+        help="when a rank has failed go on with the others, as long as there are N "
+        "(for scripts that make new worlds: docs/diloco.md)",
     )
     parser.add_argument(
         "--grace",
@@ -94,7 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hosts",
         metavar="HOST:RANKS,...",
-        help="start nothing; print the mpirun command that runs the job on these hosts",
+        help="start nothing; print the mpirun command that runs the job on these hosts; or a file "
+        "with a line for each rank, as $PBS_NODEFILE",
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="the script is the name of a Python module"
@@ -116,6 +136,17 @@ def run(args: argparse.Namespace) -> int:
         command.insert(0, sys.executable)
     if args.hosts is not None:
         return _explain_mpirun(args.hosts, args.ranks, command)
+    try:
+        config.log_as_json()
+    except InitError as error:
+        print(f"ngd run: {error}", file=sys.stderr)
+        return 2
+    try:
+        default = ranks_of_torchrun(os.environ, args.ranks)
+    except ValueError as error:
+        _say(str(error))
+        return 2
+    args.ranks = default
     if args.ranks is None or args.ranks < 1:
         _say(
             f"-n {'is missing' if args.ranks is None else args.ranks}: at least one rank is needed"
@@ -123,6 +154,9 @@ def run(args: argparse.Namespace) -> int:
         return 2
     if args.max_restarts < 0 or args.grace < 0:
         _say("--max-restarts and --grace: at least 0 is needed")
+        return 2
+    if args.min_ranks is not None and not 1 <= args.min_ranks <= args.ranks:
+        _say(f"--min-ranks {args.min_ranks}: a number from 1 to {args.ranks}, the ranks, is needed")
         return 2
     return _Job(args).run(command)
 
@@ -138,10 +172,12 @@ def rank_environment(
     folder: str | None = None,
 ) -> dict[str, str]:
     """The environment of a rank: see ngd.environment. The folder outlives restarts."""
+    # A job that a member starts has ranks of its own.
+    outside = {k: v for k, v in environ.items() if k not in ("NGD_MEMBER", "NGD_WORLD")}
     return {
         "PYTHONUNBUFFERED": "1",
         **({} if folder is None else {"NGD_ELASTIC_DIR": folder}),
-        **environ,
+        **outside,
         "NGD_JOB": job,
         "NGD_LAUNCHER": launcher,
         "NGD_SURROUNDINGS": surroundings(environ),
@@ -153,6 +189,46 @@ def rank_environment(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
+
+
+def ranks_of_torchrun(environ: Mapping[str, str], asked: int | None) -> int | None:
+    """How many ranks -n asks for, or else PET_NPROC_PER_NODE, a variable of torchrun; or None.
+
+    ValueError where its value makes no sense, or PET_NNODES tells of several nodes: the ranks of
+    each would be a job of their own.
+    """
+    nodes, ranks = environ.get("PET_NNODES") or "1", environ.get("PET_NPROC_PER_NODE") or None
+    if nodes not in ("1", "1:1"):
+        raise ValueError(
+            f"PET_NNODES={nodes}: expected 1, for `ngd run` starts the ranks of one node; on "
+            "several, Open MPI's mpirun starts them, with an ngd of mode OMPI (on Kubernetes: "
+            "an MPIJob)"
+        )
+    if asked is not None:
+        return asked
+    if ranks in ("auto", "cpu"):
+        return available_cores()
+    if ranks is not None and not (ranks.isascii() and ranks.isdecimal()):
+        raise ValueError(f"PET_NPROC_PER_NODE={ranks!r}: expected a number, cpu or auto")
+    return None if ranks is None else int(ranks)
+
+
+def hosts_in(path: str) -> str:
+    """Hosts as "a:2,b:1", of a file with a line for each rank; ValueError where it has none."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            names = file.read().split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {error}") from error
+    if not names:
+        raise ValueError(f"expected a host's name on each line of {path}; it is empty")
+    return ",".join(f"{name}:{count}" for name, count in collections.Counter(names).items())
+
+
+def member_environment(member: int, folder: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The same of a member, from that of a rank; the folder is where the launcher answers."""
+    kept = {name: value for name, value in environ.items() if name not in PLACE}
+    return {**kept, "NGD_MEMBER": str(member), "NGD_ELASTIC_DIR": folder}
 
 
 def mpirun_command(hosts: str, command: Sequence[str]) -> list[str]:
@@ -171,14 +247,21 @@ def mpirun_command(hosts: str, command: Sequence[str]) -> list[str]:
 class _Stream:
     """One output of a rank: whole lines go on to the launcher's own, behind the rank's number.
 
-    Bytes stay what they are, whatever they encode.
+    Bytes stay what they are, whatever they encode; or each line goes through `rewrite` instead.
     """
 
-    def __init__(self, source: IO[bytes], target: TextIO, prefix: str) -> None:
+    def __init__(
+        self,
+        source: IO[bytes],
+        target: TextIO,
+        prefix: str,
+        rewrite: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         os.set_blocking(source.fileno(), False)
         self.source = source
         self.target = target.buffer
         self.prefix = prefix.encode()
+        self.rewrite = rewrite
         self.rest = b""
         self.ending = b"\n"
         """The last byte that was passed on."""
@@ -197,6 +280,9 @@ class _Stream:
         keep = more and not last and bool(lines) and not lines[-1].endswith((b"\n", b"\r"))
         keep = keep and len(lines[-1]) < LONGEST_LINE
         self.rest = lines.pop() if keep else b""
+        if self.rewrite is not None:
+            self.target.writelines(map(self.rewrite, lines))
+            lines = []
         for line in lines:
             begins = self.ending == b"\n" or (self.ending == b"\r" and line != b"\n")
             self.target.write(self.prefix + line if begins else line)
@@ -212,20 +298,33 @@ class _Job:
         self.size: int = args.ranks
         self.grace: float = args.grace
         self.prefix = not args.no_prefix
+        self.place: dict[str, Any] = {}
         self.restarts_left: int = args.max_restarts
         self.restarts = 0
-        self.folder = tempfile.mkdtemp(prefix="ngd-run-") if args.max_restarts else None
+        timeout = timeout_seconds() if args.min_ranks else 0.0
+        kept = args.max_restarts or args.min_ranks
+        self.folder = tempfile.mkdtemp(prefix="ngd-run-") if kept else None
+        self.least: int = args.min_ranks or 0
+        self.board: Board | None = None
+        if self.least and self.folder is not None:
+            self.board = Board(self.folder, args.ranks, timeout)
+        self.done = 0  # ranks that returned 0
         self.cores = _bind(args.bind, args.ranks)
+        self.places = list(range(args.ranks))  # by rank: whose cores it has
         self.exit_code: int | None = None  # once it is known that the job ends before its time
         self.agenda: list[tuple[float, int]] = []  # when the ranks are going to get which signal
         self.ranks: dict[int, subprocess.Popen[bytes]] = {}
         self.streams: dict[int, list[_Stream]] = {}
         self.selector = selectors.DefaultSelector()
         self.signals: list[int] = []
+        self.command: Sequence[str] = ()
+        self.job, self.port, self.listening = "", 0, ""
         self.guard: subprocess.Popen[bytes] | None = None
         self.news = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # of ranks about to end
         self.leaving: list[int] = []  # ranks in the order in which they began to end
         self.first: int | None = None  # the rank whose failure ends the job
+        self.codes: set[int] = set()  # what ranks have returned; -N: killed by signal N
+        self.was_signalled = False
 
     def run(self, command: Sequence[str]) -> int:
         """Start, watch, start again, and clean up whatever happens."""
@@ -246,6 +345,8 @@ class _Job:
                 self._watch()
                 if not self.ranks and self.exit_code and self.restarts_left > 0:
                     self._start_again(command)
+            if self.was_signalled and len(self.codes) == 1 and min(self.codes) >= 0:
+                self.exit_code = min(self.codes)  # they know the signal, and say what it led to
         except BrokenPipeError:  # nobody reads what the ranks print: end as a pipeline does
             with open(os.devnull, "wb") as nowhere:
                 os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -273,50 +374,72 @@ class _Job:
         self.restarts_left -= 1
         self.restarts += 1
         self.exit_code = self.first = None
-        self.agenda = []
-        _say(f"restart {self.restarts} of {self.restarts + self.restarts_left}")
+        self.agenda, self.codes = [], set()
+        self._say(f"restart {self.restarts} of {self.restarts + self.restarts_left}")
         self._start(command)
 
     def _start(self, command: Sequence[str]) -> None:
-        job, port = secrets.token_hex(16), _free_port()
-        listening = address_of_launcher(self.news[0])
+        self.command = command
+        self.job, self.port = secrets.token_hex(16), _free_port()
+        self.place = logs.place_of(None, self.size, label_of(f"ngd:{self.job}"))
+        self.listening = address_of_launcher(self.news[0])
         self._note_who_leaves()  # of the start before
         self.leaving = []
         for rank in range(self.size):
-            try:
-                process = subprocess.Popen(
-                    command,
-                    env=rank_environment(
-                        rank,
-                        self.size,
-                        job,
-                        port,
-                        self.restarts,
-                        os.environ,
-                        listening,
-                        self.folder,
-                    ),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    preexec_fn=_before_a_rank(self.cores[rank] if self.cores else None),
-                )
-            except OSError as error:
-                _say(f"cannot start {command[0]}: {error.strerror}")
-                self.restarts_left = 0
-                self._end(126 if isinstance(error, PermissionError) else 127, signal.SIGTERM)
+            if not self._start_rank(rank):
                 return
-            self._tell_guard("+", process.pid)
-            self.ranks[rank] = process
-            pidfd = os.pidfd_open(process.pid)
-            self._on_event(pidfd, functools.partial(self._exited, rank, pidfd))
-            prefix = f"[{rank}] " if self.prefix else ""
-            self.streams[rank] = []
-            for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-                assert source is not None
-                stream = _Stream(source, target, prefix)
-                self.streams[rank].append(stream)
-                self._on_event(source.fileno(), functools.partial(self._printed, stream))
+
+    def _start_rank(self, rank: int) -> bool:
+        """Start one; False, and the end of the job, where that is impossible."""
+        env = rank_environment(
+            rank,
+            self.size,
+            self.job,
+            self.port,
+            self.restarts,
+            os.environ,
+            self.listening,
+            self.folder,
+        )
+        if self.board is not None:
+            env = member_environment(rank, self.board.folder, env)
+        command = self.command
+        try:
+            process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                preexec_fn=_before_a_rank(self.cores[self.places[rank]] if self.cores else None),
+            )
+        except OSError as error:
+            self._say(f"cannot start {command[0]}: {error.strerror}")
+            self.restarts_left = 0
+            self._end(126 if isinstance(error, PermissionError) else 127, signal.SIGTERM)
+            return False
+        self._tell_guard("+", process.pid)
+        self.ranks[rank] = process
+        pidfd = os.pidfd_open(process.pid)
+        self._on_event(pidfd, functools.partial(self._exited, rank, pidfd))
+        prefix = f"[{rank}] " if self.prefix else ""
+        self.streams[rank] = []
+        for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            assert source is not None
+            stream = _Stream(source, target, prefix, self._rewriting(rank, target))
+            self.streams[rank].append(stream)
+            self._on_event(source.fileno(), functools.partial(self._printed, stream))
+        return True
+
+    def _rewriting(self, rank: int, target: TextIO) -> Callable[[bytes], bytes] | None:
+        """What makes JSON of a rank's lines, where NGD_LOG asks for it."""
+        if not self.prefix or not config.log_as_json():
+            return None
+        stream = "stdout" if target is sys.stdout else "stderr"
+        return functools.partial(logs.as_json, stream=stream, place=self.place | {"rank": rank})
+
+    def _say(self, line: str) -> None:
+        _say(line, self.place)
 
     def _note_who_leaves(self) -> None:
         """Bring the order up to date: who is dead by now and said nothing went before the others.
@@ -325,13 +448,38 @@ class _Job:
         """
         said: list[int] = []
         with contextlib.suppress(BlockingIOError):  # a pipe holds less than this
-            said = [int(name) for name in os.read(self.news[0], 1 << 20).split() if name.isdigit()]
+            words = os.read(self.news[0], 1 << 20).decode(errors="replace").split()
+            said = [int(word) for word in words if word.isdecimal()]
+            self._note_who_waits([word[1:] for word in words if word.startswith(WAITS)])
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         for rank, process in self.ranks.items():
             silent = rank not in self.leaving and rank not in said
             if silent and os.waitid(os.P_PID, process.pid, flags) is not None:
                 self.leaving.append(rank)
         self.leaving += [rank for rank in dict.fromkeys(said) if rank not in self.leaving]
+
+    def _note_who_waits(self, members: Sequence[str]) -> None:
+        """Members wait for a world."""
+        living = [int(m) for m in members if m.isdecimal() and int(m) in self.ranks]
+        for member in living if self.board is not None and self.exit_code is None else ():
+            assert self.board is not None
+            self._tell_world(self.board.waits(member))
+            if member in self.board.world.newcomers:
+                self._say(f"member {member} waits for the others")
+
+    def _tell_world(self, world: World | None) -> None:
+        if world is not None:
+            self._say(f"world {world.number} has the members {', '.join(map(str, world.members))}")
+
+    def _end_the_late(self) -> None:
+        """Kill members that the others have waited for in vain."""
+        for member in self.board.late() if self.board is not None else ():
+            assert self.board is not None
+            if self.exit_code is not None or member not in self.ranks:
+                continue
+            self._say(f"member {member} did not come in {self.board.timeout:g} s, and is killed")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.ranks[member].pid, signal.SIGKILL)
 
     def _tell_guard(self, sign: str, group: int) -> None:
         assert self.guard is not None
@@ -344,11 +492,15 @@ class _Job:
         self.selector.register(descriptor, selectors.EVENT_READ, action)
 
     def _watch(self) -> None:
-        left = max(0.0, self.agenda[0][0] - time.monotonic()) if self.agenda else None
+        times = [self.agenda[0][0]] if self.agenda else []  # when there is something to do
+        if self.board is not None and self.board.deadline is not None:
+            times.append(min(self.board.deadline, time.monotonic() + 3600))  # it may be infinite
+        left = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self.selector.select(left):
             key.data()
         if self.agenda and time.monotonic() >= self.agenda[0][0]:
             self._signal_ranks(self.agenda.pop(0)[1])
+        self._end_the_late()
 
     def _printed(self, stream: _Stream, last: bool = False) -> None:
         if stream.source.closed:
@@ -369,22 +521,57 @@ class _Job:
             self._printed(stream, last=True)
         self.selector.unregister(pidfd)
         os.close(pidfd)
-        if code != 0:
+        self.codes.add(code)
+        if self.board is not None and self.exit_code is None:
+            self._one_less(self.board, rank, code)
+        elif code != 0:
             self._failed(rank, code)
+
+    def _one_less(self, board: Board, member: int, code: int) -> None:
+        """Go on without a member, with a new one in its place if there may be one."""
+        board.forget(member)
+        self.done += code == 0
+        if code != 0:
+            if not self.done and self.restarts_left > 0:
+                self._replace(member, code)
+            elif len(self.ranks) + self.done >= self.least:
+                self._say(f"member {member} {_how(code)}; {len(self.ranks)} others go on")
+        if self.exit_code is not None:
+            return
+        if code != 0 and (
+            len(self.ranks) + self.done < self.least or not (board.veterans or self.done)
+        ):
+            self.restarts_left = 0
+            self._failed(member, code)
+            return
+        if self.ranks and not board.veterans:
+            self._say(f"the training has ended before {', '.join(map(str, self.ranks))} came")
+            self._end(0, signal.SIGTERM)
+            return
+        self._tell_world(board.settle())
+
+    def _replace(self, member: int, code: int) -> None:
+        """Start a new member, on the cores of the lost one."""
+        new = len(self.places)
+        self.places.append(self.places[member])
+        self.restarts_left -= 1
+        self.restarts += 1
+        self._say(f"member {member} {_how(code)}; member {new} starts in its place")
+        self._start_rank(new)
 
     def _failed(self, rank: int, code: int) -> None:
         """End the job, or see that this rank was the first to fail although others ended before."""
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"returned {code}"
+        how = _how(code)
         exit_code = 128 - code if code < 0 else code
         if self.exit_code is None:
-            _say(f"rank {rank} {how}" + ("; ending the others" if self.ranks else ""))
+            self._say(f"rank {rank} {how}" + ("; ending the others" if self.ranks else ""))
             self._end(exit_code, signal.SIGTERM, LAST_WORDS_SECONDS)
             self.first = rank
             return
         by_itself = len(self.agenda) == BOTH_SIGNALS
         order = self.leaving.index
         if self.first is not None and by_itself and order(rank) < order(self.first):
-            _say(f"rank {rank}, which had left before, {how}")
+            self._say(f"rank {rank}, which had left before, {how}")
             self.exit_code, self.first = exit_code, rank
 
     def _remember_signal(self, number: int, frame: FrameType | None) -> None:
@@ -393,7 +580,7 @@ class _Job:
     def _interrupted(self, descriptor: int) -> None:
         os.read(descriptor, 1 << 10)
         for number in self.signals:
-            self.restarts_left = 0
+            self.restarts_left, self.was_signalled = 0, True
             if self.exit_code is None:
                 self._end(128 + number, number)
             else:  # who asks twice does not want to wait
@@ -409,6 +596,11 @@ class _Job:
         for process in self.ranks.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
+
+
+def _how(code: int) -> str:
+    """How a process ended, in words."""
+    return f"was killed by {_signal_name(-code)}" if code < 0 else f"returned {code}"
 
 
 def _signal_name(number: int) -> str:
@@ -460,7 +652,7 @@ def _free_port() -> int:
 
 def _explain_mpirun(hosts: str, ranks: int | None, command: Sequence[str]) -> int:
     try:
-        line = mpirun_command(hosts, command)
+        line = mpirun_command(hosts_in(hosts) if os.sep in hosts else hosts, command)
     except ValueError as error:
         _say(f"--hosts: {error}")
         return 2
@@ -480,8 +672,13 @@ def _explain_mpirun(hosts: str, ranks: int | None, command: Sequence[str]) -> in
     return 0
 
 
-def _say(line: str) -> None:
-    print(f"ngd run: {line}", file=sys.stderr, flush=True)
+def _say(line: str, place: Mapping[str, Any] | None = None) -> None:
+    """Tell the user, who gets JSON where NGD_LOG asks for it; `place` tells of the job."""
+    text = f"ngd run: {line}"
+    if config.log_as_json():
+        told = place or logs.place_of(None, None, None)
+        text = logs.line_of(line, logging.WARNING, "ngd.run", told)
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -247,6 +248,27 @@ def test_a_signal_ends_the_job(tmp_path: Path, mark: str, number: signal.Signals
     assert code == 128 + number
 
 
+STOPPED = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(int(os.environ["RANK"]) * {step} + 75))
+print("up", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(("step", "code"), [(0, 75), (1, 128 + signal.SIGTERM)])
+def test_ranks_that_take_a_signal_decide_how_the_job_ends(
+    tmp_path: Path, mark: str, step: int, code: int
+) -> None:
+    """As a training does that saves and asks to be started again; where they disagree, 128 + N."""
+    options = ("-n", "2", "--no-prefix", "--max-restarts", "1")
+    job = start(tmp_path, STOPPED.format(step=step), mark, *options)
+    assert job.stdout is not None
+    assert [job.stdout.readline() for _ in range(2)] == ["up\n"] * 2
+    job.send_signal(signal.SIGTERM)
+    assert finish(job) == (code, "", "")
+
+
 def test_nohup_keeps_the_job_going(tmp_path: Path, mark: str) -> None:
     script = tmp_path / "program.py"
     script.write_text("print('ready', flush=True)\nimport time; time.sleep(1)\nprint('done')")
@@ -408,6 +430,53 @@ def test_hosts_are_explained() -> None:
     assert ("NGD_DISTRIBUTED_ENABLE=OMPI" in done.stderr) == (mode != "OMPI")
 
 
+def test_hosts_may_be_a_file_as_that_of_pbs(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("n1\nn1\nn2\nn1\n")
+    command = launcher("-n", "4", "--hosts", str(tmp_path / "nodes"), "train.py")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert shlex.split(done.stdout)[:5] == ["mpirun", "-np", "4", "--host", "n1:3,n2:1"]
+
+
+def test_torchruns_variable_tells_how_many_ranks(mark: str) -> None:
+    for variables, arguments, ranks in (
+        ({"PET_NPROC_PER_NODE": "3", "PET_NNODES": "1"}, [], 3),
+        ({"PET_NPROC_PER_NODE": "3"}, ["-n", "2"], 2),
+        ({"PET_NPROC_PER_NODE": "gpu"}, ["-n", "2"], 2),
+        ({"PET_NPROC_PER_NODE": "", "PET_NNODES": ""}, ["-n", "1"], 1),
+        ({"PET_NPROC_PER_NODE": "auto"}, [], available_cores()),
+    ):
+        done = subprocess.run(
+            launcher(*arguments, "--no-prefix", "sh", "-c", "echo $WORLD_SIZE", mark),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+            env={**os.environ, **variables},
+        )
+        assert (done.returncode, done.stdout) == (0, f"{ranks}\n" * ranks), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1"}, "PET_NNODES=2: expected 1, .*mpirun"),
+        ({"PET_NNODES": "1:4"}, "PET_NNODES=1:4: expected 1"),
+        ({"PET_NPROC_PER_NODE": "gpu"}, "PET_NPROC_PER_NODE='gpu': expected a number, cpu or auto"),
+        ({"PET_NPROC_PER_NODE": "0"}, "-n 0: at least one rank"),
+    ],
+)
+def test_what_torchruns_variables_may_not_say(variables: dict[str, str], words: str) -> None:
+    arguments = ["true"] if "PET_NPROC_PER_NODE" in variables else ["-n", "2", "true"]
+    done = subprocess.run(
+        launcher(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env={**os.environ, **variables},
+    )
+    assert done.returncode == 2
+    assert re.search(words, done.stderr), done.stderr
+
+
 def test_a_program_that_is_not_python(mark: str) -> None:
     command = launcher("-n", "2", "sh", "-c", 'echo "$RANK/$WORLD_SIZE"', mark)
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
@@ -424,6 +493,8 @@ def test_a_program_that_is_not_python(mark: str) -> None:
         (["-n", "2", "--max-restarts", "-1", "true"], 2, "--max-restarts"),
         (["-n", "2", "--bind", "socket", "true"], 2, "--bind"),
         (["--hosts", "a:x", "true"], 2, "HOST:RANKS"),
+        (["--hosts", "/no/such/file", "true"], 2, "cannot read /no/such/file"),
+        (["--hosts", "/dev/null", "true"], 2, "a host's name on each line of /dev/null"),
         (["-n", "3", "--hosts", "a:2", "true"], 2, "got -n 3"),
         (["-n", "2", "/etc/passwd"], 126, "cannot start /etc/passwd"),
     ],

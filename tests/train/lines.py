@@ -88,6 +88,22 @@ def state_of(steps: Steps, model: list[Any]) -> Any:
     return steps.optimizer.state
 
 
+def by_hand(epochs: int) -> tuple[Any, list[float]]:
+    """The same training in NumPy: weights, and each step's loss."""
+    x, y = points(POINTS).columns
+    value, momentum, losses = np.zeros(3), np.zeros(3), []
+    for epoch in range(epochs):
+        order = np.random.default_rng((0, epoch)).permutation(POINTS)
+        for step in range(POINTS // BATCH):
+            batch = order[step * BATCH : (step + 1) * BATCH]
+            wide = np.concatenate([x[batch], np.ones((BATCH, 1))], 1)
+            distance = wide @ value - y[batch]
+            losses.append(float(np.mean(distance**2)))
+            momentum = 0.9 * momentum + 2 * wide.T @ distance / BATCH
+            value = value - 0.05 * momentum
+    return value, losses
+
+
 if __name__ == "__main__":
     group = ngd.init()
     trained, fitted = trainer_of(group, int(sys.argv[1]))

@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import harness
 import lines
 import numpy as np
 import pytest
@@ -39,26 +41,10 @@ def on_ranks(ranks: int, epochs: int) -> Any:
     return json.loads(done.stdout)
 
 
-def by_hand(epochs: int) -> tuple[Any, list[float]]:
-    """The same training in NumPy: weights, and each step's loss."""
-    x, y = lines.points(lines.POINTS).columns
-    value, momentum, losses = np.zeros(3), np.zeros(3), []
-    for epoch in range(epochs):
-        order = np.random.default_rng((0, epoch)).permutation(lines.POINTS)
-        for step in range(lines.POINTS // lines.BATCH):
-            batch = order[step * lines.BATCH : (step + 1) * lines.BATCH]
-            wide = np.concatenate([x[batch], np.ones((lines.BATCH, 1))], 1)
-            distance = wide @ value - y[batch]
-            losses.append(float(np.mean(distance**2)))
-            momentum = 0.9 * momentum + 2 * wide.T @ distance / lines.BATCH
-            value = value - 0.05 * momentum
-    return value, losses
-
-
 def test_it_takes_the_steps_that_numpy_takes(world: Any) -> None:
     trainer, model = lines.trainer_of(world, 3)
     report = trainer.run()
-    value, losses = by_hand(3)
+    value, losses = lines.by_hand(3)
     np.testing.assert_allclose([*model[0].numpy(), model[1].numpy()], value, rtol=1e-12)
     assert report["steps"] == 15
     assert report["loss"] == pytest.approx(np.mean(losses))
@@ -120,7 +106,7 @@ def test_every_step_is_logged_once_also_if_it_was_made_twice(world: Any, tmp_pat
     second.run()
     said = [json.loads(line) for line in (log / train.LOG).read_text().splitlines()]
     losses = [line["training_loss"] for line in said if "training_loss" in line]
-    np.testing.assert_allclose(losses, by_hand(2)[1], rtol=1e-12)
+    np.testing.assert_allclose(losses, lines.by_hand(2)[1], rtol=1e-12)
     assert [line["step"] for line in said if "error" in line] == [5, 10]
     assert list(log.glob("events*"))
 
@@ -229,3 +215,103 @@ def test_a_log_of_numpys_numbers_whose_end_is_lost(tmp_path: Path) -> None:
     run(2)
     steps = [json.loads(line)["step"] for line in (log / "log.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 2, 3, 4, 4]
+
+
+def test_a_signal_stops_it_at_a_step_from_which_it_goes_on(world: Any, tmp_path: Path) -> None:
+    whole, model = lines.trainer_of(world, 3, log=tmp_path / "whole")
+    report = whole.run()
+    folder, log = tmp_path / "saved", tmp_path / "log"
+    options: dict[str, Any] = {"save": folder, "log": log, "stop_at": [signal.SIGTERM]}
+    first, _ = lines.trainer_of(world, 3, **options)
+    first.step = signalling(first, 7)
+    before = signal.getsignal(signal.SIGTERM)
+    assert first.run()["steps"] == 7
+    assert first.stopped is signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert json.loads((folder / "checkpoint.json").read_text())["position"]["step"] == 2
+    second, again = lines.trainer_of(world, 3, resume=True, **options)
+    resumed = second.run()
+    assert second.stopped is None
+    for variable, other in zip(model, again, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy())
+    for name in ("steps", "error", "distance"):
+        assert resumed[name] == report[name]
+    assert (log / train.LOG).read_text() == (tmp_path / "whole" / train.LOG).read_text()
+
+
+def signalling(trainer: Any, number: int) -> Any:
+    """A trainer's step that sends this process SIGTERM at its `number`-th call of all runs."""
+    made = trainer.step
+
+    def step(*columns: Any) -> Any:
+        if trainer.done == number:
+            signal.raise_signal(signal.SIGTERM)
+        return made(*columns)
+
+    return step
+
+
+def interrupted_rank(folder: str) -> list[Any]:
+    """Only rank 1 gets a signal, early in the epoch."""
+    world = ngd.init()
+    trainer, model = lines.trainer_of(world, 3, save=folder, stop_at=[signal.SIGTERM])
+    if world.rank == 1:
+        trainer.step = signalling(trainer, 2)
+    trainer.run()
+    return [trainer.done, trainer.stopped, model[0].numpy().tolist()]
+
+
+@harness.needs_ranks
+def test_one_ranks_signal_stops_all_at_one_step(tmp_path: Path) -> None:
+    outcomes = harness.run(interrupted_rank, 3, arguments={"folder": str(tmp_path)})
+    steps, stopped, weights = outcomes[0].value
+    assert [outcome.value for outcome in outcomes] == [[steps, stopped, weights]] * 3
+    assert (steps, stopped) == (2, signal.SIGTERM)
+    assert checkpoint.exists(tmp_path)
+
+
+def asked_in_groups() -> list[int | None]:
+    """Rank 2 gets a signal; the group of the ranks 1 and 2 is asked, and rank 0 by itself."""
+    world = ngd.init()
+    group = world.split(int(world.rank > 0))
+    with train.StopSignals(signal.SIGUSR1, group=group) as stop:
+        before = stop.asked()
+        if world.rank == 2:
+            signal.raise_signal(signal.SIGUSR1)
+        return [before, stop.asked()]
+
+
+@harness.needs_ranks
+def test_a_group_stops_by_itself() -> None:
+    outcomes = harness.run(asked_in_groups, 3)
+    assert [o.value for o in outcomes] == [[None, None], *[[None, signal.SIGUSR1]] * 2]
+
+
+@pytest.mark.parametrize(("number", "steps", "stops"), [(10, 10, True), (15, 15, False)])
+def test_a_signal_at_the_end_of_an_epoch_counts_after_its_evaluation(
+    world: Any, tmp_path: Path, number: int, steps: int, stops: bool
+) -> None:
+    """Where no epoch is left, nothing was stopped."""
+    trainer, _ = lines.trainer_of(world, 3, save=tmp_path, stop_at=[signal.SIGTERM])
+    trainer.step = signalling(trainer, number)
+    report = trainer.run()
+    assert report["steps"] == steps
+    assert (trainer.stopped is not None) == stops
+    assert "error" in report
+    assert trainer.run()["steps"] == 15  # what it noted before is not noted again
+    assert trainer.stopped is None
+
+
+def test_signals_that_python_cannot_take_leave_the_others_as_they_were() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    stop = train.StopSignals(signal.SIGUSR1, signal.SIGKILL)
+    with pytest.raises(OSError), stop:  # noqa: PT011
+        pass
+    assert signal.getsignal(signal.SIGUSR1) is before
+    with train.StopSignals() as stop:
+        assert stop.asked() is None
+
+
+def test_stop_at_needs_a_folder(world: Any) -> None:
+    with pytest.raises(ValueError, match="a folder to save to, for resume, every and stop_at"):
+        lines.trainer_of(world, 1, stop_at=[signal.SIGTERM])

@@ -18,15 +18,17 @@ import contextlib
 import json
 import math
 import os
+import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
 
-from . import all_reduce, checkpoint
-from .errors import NotFiniteError
+from .. import all_reduce, checkpoint, metrics
+from ..errors import NotFiniteError
 
 LAST: Final = 50
 """Of how many steps the loss that is reported is the mean."""
@@ -51,6 +53,61 @@ def evaluate(judge: Callable[..., Any], loader: Any, *, group: Any = None) -> li
         judged += total
     means = all_reduce(sums, op="sum", group=group) / judged
     return [float(mean) for mean in means]
+
+
+class StopSignals:
+    """Signals that ask for the end of a training; all ranks hear of them at the same step.
+
+        with train.StopSignals(signal.SIGTERM) as stop:
+            for batch in batches:
+                step(batch)
+                if stop.asked():
+                    save()
+                    sys.exit(os.EX_TEMPFAIL)
+
+    A scheduler sends one before it ends a job. It reaches the ranks at different times, or some of
+    them only. Inside the context it is noted and nothing else happens; the handlers that were there
+    before come back at the end.
+
+    Parameters
+    ----------
+    signals
+        Which; the same on all ranks. Python takes handlers in the main thread only (ValueError),
+        and none of SIGKILL and SIGSTOP (OSError).
+    group
+        The ranks that stop together; by default the world.
+    """
+
+    def __init__(self, *signals: int, group: Any = None) -> None:
+        self.signals, self.group = [signal.Signals(number) for number in signals], group
+        self.noted = 0
+        """The signal that this rank has got, or 0."""
+        self._handlers = contextlib.ExitStack()
+
+    def __enter__(self) -> StopSignals:
+        self.noted = 0
+        with contextlib.ExitStack() as handlers:
+            for number in self.signals:
+                before = signal.signal(number, self._note)
+                handlers.callback(signal.signal, number, before or signal.SIG_DFL)
+            self._handlers = handlers.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handlers.close()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.noted = number
+
+    def asked(self) -> signal.Signals | None:
+        """The signal that any rank has got, or None; the same on all ranks. Collective.
+
+        Without signals it is None and asks nobody.
+        """
+        if not self.signals:
+            return None
+        number = int(all_reduce(np.array(self.noted), op="max", group=self.group))
+        return signal.Signals(number) if number else None
 
 
 class Trainer:
@@ -81,6 +138,10 @@ class Trainer:
         same for TensorBoard where tensorboardX is installed.
     progress
         Whether rank 0 shows a bar, where tqdm is installed.
+    stop_at
+        Signals, the same on all ranks: where any rank gets one, all make the same last step, save,
+        and `run` returns, with the signal in `stopped`. One that comes in an evaluation counts
+        after it. Each step then asks all ranks (a few microseconds on one host).
     """
 
     def __init__(
@@ -97,17 +158,23 @@ class Trainer:
         resume: bool = False,
         log: str | os.PathLike[str] | None = None,
         progress: bool = True,
+        stop_at: Sequence[int] = (),
     ) -> None:
         if epochs < 0 or (every is not None and every < 1):
             raise ValueError(
                 f"train.Trainer: expected epochs >= 0 and every >= 1; got {epochs}, {every}"
             )
-        if save is None and (resume or every):
-            raise ValueError("train.Trainer: expected a folder to save to, for resume and every")
+        if save is None and (resume or every or stop_at):
+            raise ValueError(
+                "train.Trainer: expected a folder to save to, for resume, every and stop_at"
+            )
         self.step, self.loader, self.variables, self.epochs = step, loader, variables, epochs
         self.evaluate, self.model, self.save_to, self.every = evaluate, model, save, every
         self.first = loader.sampler.rank == 0
         self.progress = progress
+        self.stop = StopSignals(*stop_at)
+        self.stopped: signal.Signals | None = None
+        """What has ended the last run before its time."""
         self.losses: list[float] = []
         """The last steps'."""
         self.results: dict[str, float] = {}
@@ -134,16 +201,19 @@ class Trainer:
         it.
         """
         sampler, before, seconds = self.loader.sampler, self.done, 0.0
-        with contextlib.closing(Log(self.log_to, self.done)) as log:
-            while sampler.epoch < self.epochs:
+        self.stopped = None
+        with self.stop, contextlib.closing(Log(self.log_to, self.done)) as log:
+            while sampler.epoch < self.epochs and self.stopped is None:
                 start = time.perf_counter()
                 self._epoch(sampler.epoch + 1, log)
                 seconds += time.perf_counter() - start
-                if self.evaluate is not None:
+                if self.evaluate is not None and self.stopped is None:
                     with self._averaged():
                         self.results = {name: float(n) for name, n in self.evaluate().items()}
                     log.write(self.done, sampler.epoch, self.results)
                 self.save()
+                if sampler.epoch < self.epochs:
+                    self.stopped = self.stopped or self.stop.asked()
         samples = (self.done - before) * sampler.batch
         return {
             "steps": self.done,
@@ -153,9 +223,9 @@ class Trainer:
         }
 
     def _epoch(self, number: int, log: Log) -> None:
-        """Make the rest of an epoch's steps."""
+        """Make the rest of an epoch's steps, or those up to a signal."""
         with bar_of(self.loader, f"epoch {number}", self.first and self.progress) as bar:
-            for columns, _, total in bar:
+            for columns, weight, total in bar:
                 if total < self.loader.sampler.size:
                     raise ValueError(
                         f"train.Trainer: expected a sample for each of "
@@ -163,6 +233,7 @@ class Trainer:
                         "data.Sampler(..., drop_last=True) leaves it out"
                     )
                 loss = float(self.step(*columns)[0])
+                metrics.count(examples=weight)
                 if not math.isfinite(loss):
                     raise NotFiniteError(
                         f"train.Trainer: the loss of step {self.done} is {loss}; "
@@ -172,6 +243,9 @@ class Trainer:
                 log.write(self.done, number, {"training_loss": loss})
                 if self.every and self.done % self.every == 0:
                     self.save()
+                if self.loader.sampler.step and (stopped := self.stop.asked()):
+                    self.stopped = stopped
+                    return
 
     def save(self) -> None:
         """Replace the checkpoint; all ranks have to call it.
