@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store whose values live on one rank each, which applies what is pushed as it comes."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import Group
+from ..distributed import beside, members_of
+from ..errors import CollectiveTimeoutError
+from ..ir import Array
+from .arguments import Key, total
+from .service import Home, Kind, Service
+from .store import KVStore
+from .tables import InGraph, Plain, moved
+
+
+class AsyncStore(KVStore):
+    """The parameter server: MXNet's `dist_async`, whose servers are threads of the workers.
+
+    A key lives on the rank that has the fewest bytes when it is initialized. A push sends this
+    rank's gradient there, where the optimizer applies it at once, one push after the other; nobody
+    waits for other workers but as `staleness` says. `pull` gives what is there by then.
+
+    Ranks need not make the same calls; together they call `init`, `broadcast`, `set_optimizer`,
+    `set_updater` and `barrier`, and at last `close`, which the end of the program calls.
+    """
+
+    def __init__(self, type: str, group: Group, staleness: int | None) -> None:
+        super().__init__(type, group)
+        self.staleness = staleness
+        self._members = members_of(group)
+        self._service = Service(beside(group, f"kvstore {type}"), staleness)
+        self._numbers: dict[Key, int] = {}
+        self._bytes = [0] * group.size
+        self._updates = False
+        self._process = os.getpid()
+        atexit.register(self._leave)
+
+    def set_gradient_compression(self, compression_params: Any) -> None:
+        """Refused: compression is dist_sync's."""
+        raise ValueError(
+            "set_gradient_compression: expected dist_sync, or device; dist_async sends whole floats"
+        )
+
+    def save_optimizer_states(
+        self, fname: str | os.PathLike[str], dump_optimizer: bool = False
+    ) -> None:
+        """Refused, as by MXNet: each rank has the state of its own keys."""
+        raise ValueError("save_optimizer_states: expected a store that is not dist_async")
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Refused, as by MXNet."""
+        raise ValueError("load_optimizer_states: expected a store that is not dist_async")
+
+    def barrier(self) -> None:
+        """Return when all ranks have come."""
+        self._together("barrier", lambda group: group.barrier(async_op=True, site="kvstore"))
+
+    def close(self) -> None:
+        """Leave the store; returns when all ranks have, and serves them meanwhile. Idempotent.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            Ranks that neither close the store nor use it within NGD_TIMEOUT, named.
+        """
+        atexit.unregister(self._leave)
+        if not self._service.over:
+            self._service.close().result()
+
+    def _leave(self) -> None:
+        """At the end of the program, unless it has failed already or is a fork."""
+        if os.getpid() == self._process and not self._service.over:
+            self.close()
+
+    def _use(self, table: Plain | InGraph) -> None:
+        service = self._service
+        for key, like in self._shapes.items():  # on all ranks alike, also where it does not live
+            table.check(key, like.dtype)
+
+        def change() -> None:
+            if isinstance(table, InGraph):
+                table.group = None  # a gradient is one worker's
+            service.table = moved(service.table, table)
+
+        self._wait("set_optimizer", service.call(change))
+        self.barrier()
+        self._updates = True
+
+    def _of_first(self, values: list[Array]) -> list[Array]:
+        return [
+            self._together("init", partial(Group.broadcast, array=v, async_op=True, site="kvstore"))
+            for v in values
+        ]
+
+    def init(self, key: Any, value: Any) -> None:
+        """See KVStore; returns when all ranks have come."""
+        super().init(key, value)
+        self.barrier()
+
+    def _add(self, key: Key, value: Array) -> None:
+        self._service.table.check(key, value.dtype)
+        owner = self._bytes.index(min(self._bytes))
+        self._bytes[owner] += value.nbytes
+        self._shapes[key] = np.broadcast_to(np.empty((), value.dtype), value.shape)
+        number = self._numbers[key] = len(self._numbers)
+        service, home = self._service, Home(key, owner, value.shape, value.dtype)
+
+        def add() -> None:
+            assert len(service.homes) == number
+            service.homes.append(home)
+            if owner == service.group.rank:
+                service.table.add(key, value)
+
+        self._wait("init", service.call(add))
+
+    def _push(
+        self, where: str, given: dict[Key, list[Array]], outs: dict[Key, list[Array]] | None
+    ) -> None:
+        """Ask all at once, then wait for all answers."""
+        if not self._updates:
+            raise ValueError(
+                f"{where}: expected set_optimizer or set_updater before: a dist_async store has no "
+                "sum over the ranks that could replace a value"
+            )
+        wanted = outs or {}
+        asked = {
+            k: self._request(Kind.PUSH, k, total(values), k in wanted)
+            for k, values in given.items()
+        }
+        for k, future in asked.items():
+            value = self._answer(where, k, future)
+            for each in wanted.get(k, []):
+                np.copyto(each, value, casting="unsafe")
+
+    def _value(self, key: Key) -> Array:
+        return self._answer("pull", key, self._request(Kind.PULL, key, None, True))
+
+    def _rows(self, key: Key, rows: Array) -> Array:
+        where = "row_sparse_pull"
+        shape = (len(rows), *self._shapes[key].shape[1:])
+        if not len(rows):
+            return np.empty(shape, self._shapes[key].dtype)
+        asked = self._request(Kind.ROWS, key, rows, True)
+        return self._answer(where, key, asked).reshape(shape)
+
+    def _request(self, kind: Kind, key: Key, payload: Array | None, want: bool) -> Future[Any]:
+        return self._service.request(kind, self._numbers[key], payload, want)
+
+    def _answer(self, where: str, key: Key, future: Future[Any]) -> Array:
+        """The value, of its shape; empty where none was wanted."""
+        owner = self._members[self._service.homes[self._numbers[key]].owner]
+        kind, payload = self._wait(f"{where}: key {key!r}", future, owner)
+        if kind == Kind.LATE:
+            slow = [self._members[int(rank)] for rank in payload]
+            raise late(
+                f"{where}: key {key!r}: this worker, rank {self._members[self.rank]}, is more than "
+                f"{self.staleness} pushes ahead of rank {', '.join(map(str, slow))} and has waited "
+                f"for {self._service.group.timeout} s (NGD_TIMEOUT)",
+                slow,
+            )
+        if payload is None:
+            like = self._shapes[key]
+            return np.empty(
+                0 if like.size or where == "row_sparse_pull" else like.shape, like.dtype
+            )
+        value: Array = payload
+        return value if where == "row_sparse_pull" else value.reshape(self._shapes[key].shape)
+
+    def _together(self, where: str, start: Callable[[Group], Any]) -> Any:
+        """A collective of all ranks, with a deadline."""
+        return self._wait(where, self._service.collective(start))
+
+    def _wait(self, what: str, future: Future[Any], owner: int | None = None) -> Any:
+        """For the thread, which has deadlines of its own, twice as long as its longest."""
+        limit = 2 * self._service.group.timeout
+        try:
+            return future.result(limit or None)
+        except TimeoutError as error:
+            if isinstance(error, CollectiveTimeoutError):
+                raise
+            ranks = [] if owner is None else [owner]
+            who = "the other ranks" if owner is None else f"rank {owner}, where it lives,"
+            raise late(f"{what}: expected an answer of {who} in {limit} s", ranks) from None
+
+
+def late(message: str, ranks: list[int]) -> CollectiveTimeoutError:
+    """The error of ranks that did not come in time."""
+    error = CollectiveTimeoutError(f"kvstore: {message}")
+    error.ranks = tuple(ranks)
+    return error

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients in two bits an element, with what that leaves out kept for the next push.
+
+MXNet's "2bit" (its FAQ "Gradient Compression"; the error feedback is that of Seide et al. 2014,
+"1-bit stochastic gradient descent"): an element that, with what was left, reaches the threshold is
+sent as the threshold, one that reaches minus the threshold as that, and all others as zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import DTypeError
+from ..ir import Array
+
+
+class TwoBits:
+    """The threshold, and what is left of each key's gradients."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        where = "set_gradient_compression"
+        kind = parameters.get("type")
+        if kind != "2bit":
+            raise ValueError(f"{where}: type: expected '2bit'; got {kind!r}")
+        unknown = sorted(set(parameters) - {"type", "threshold"})
+        if unknown:
+            raise ValueError(f"{where}: expected type and threshold; got {', '.join(unknown)}")
+        self.threshold = np.float32(parameters.get("threshold", 0.5))
+        if not self.threshold > 0:
+            raise ValueError(f"{where}: threshold: expected a number > 0; got {self.threshold}")
+        self._left: dict[Hashable, Array] = {}
+
+    def encode(self, whose: Hashable, gradient: Array) -> Array:
+        """Return the codes of a float32 array, four in a byte; keeps what they leave out."""
+        if gradient.dtype != np.float32:
+            raise DTypeError(
+                f"push: compression to two bits: expected float32; got {gradient.dtype}"
+            )
+        left = self._left.get(whose)
+        left = gradient.ravel().copy() if left is None else left + gradient.ravel()
+        up, down = left >= self.threshold, left <= -self.threshold
+        left[up] -= self.threshold
+        left[down] += self.threshold
+        self._left[whose] = left
+        codes = np.zeros(-(-left.size // 4) * 4, np.uint8)
+        codes[: left.size] = up + 2 * down
+        fours = codes.reshape(-1, 4)
+        packed: Array = fours[:, 0] | fours[:, 1] << 2 | fours[:, 2] << 4 | fours[:, 3] << 6
+        return packed
+
+    def total(self, packed: Array, shape: tuple[int, ...]) -> Array:
+        """The float32 sum of what some codes, a row each, stand for."""
+        size = int(np.prod(shape))
+        count = np.zeros(packed.shape[1] * 4, np.int32)
+        for place in range(4):
+            codes = packed >> 2 * place & 3
+            count[place::4] = (codes == 1).sum(0, np.int32) - (codes == 2).sum(0, np.int32)
+        return (count[:size] * self.threshold).astype(np.float32).reshape(shape)

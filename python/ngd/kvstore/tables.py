@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a store keeps its values, and what a sum of gradients does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .. import Executable, Group, Variable, checkpoint, ops, placeholder, variable
+from .. import compile as compile_step
+from ..ir import Array
+from ..optim import Optimizer, clip_by_global_norm
+from .arguments import Key
+
+Updater: TypeAlias = Callable[[Key, Array, Array], Any]
+"""Takes a key, the sum of what was pushed, and the stored value, which it changes in place."""
+
+
+class Plain:
+    """Arrays, which a push replaces, or which an updater changes."""
+
+    def __init__(self, updater: Updater | None = None) -> None:
+        self.updater = updater
+        self._values: dict[Key, Array] = {}
+        self._rooms: dict[Key, Array] = {}
+
+    def names(self) -> list[Key]:
+        """All keys, in the order in which they came."""
+        return list(self._values)
+
+    def check(self, key: Key, dtype: np.dtype[Any]) -> None:
+        """Raise TypeError where no value of this dtype can be here."""
+
+    def add(self, key: Key, value: Array) -> None:
+        """Take in a new key, with a copy of its value."""
+        self._values[key] = value.copy()
+
+    def value(self, key: Key) -> Array:
+        """What is stored: to be read, or copied, before the next push."""
+        return self._values[key]
+
+    def room(self, key: Key) -> Array:
+        """Where to put the sum of what is pushed: the value itself where a push replaces it."""
+        if self.updater is None:
+            return self._values[key]
+        if key not in self._rooms:
+            self._rooms[key] = np.empty_like(self._values[key])
+        return self._rooms[key]
+
+    def push(self, key: Key, gradient: Array) -> None:
+        """Take in a sum over all that push."""
+        stored = self._values[key]
+        if self.updater is not None:
+            self.updater(key, gradient, stored)
+        elif gradient is not stored:
+            np.copyto(stored, gradient)
+
+    def save(self, path: Path, dump_optimizer: bool) -> None:
+        """Write the state of the updater into a file, as it gives it: MXNet's do."""
+        states = self._of_updater("save_optimizer_states", "get_states")(dump_optimizer)
+        checkpoint.replace(path, [states])
+
+    def load(self, path: Path) -> None:
+        """Read what `save` wrote."""
+        self._of_updater("load_optimizer_states", "set_states")(path.read_bytes())
+
+    def _of_updater(self, where: str, method: str) -> Any:
+        found = getattr(self.updater, method, None)
+        if found is None:
+            raise ValueError(f"{where}: expected set_optimizer to have been called before")
+        return found
+
+
+class InGraph:
+    """Variables, which an optimizer of ngd updates; the all-reduce is a node of the same step.
+
+    Each key has its own count of updates and state, so that keys may be pushed in any sets.
+    """
+
+    def __init__(self, optimizer: Optimizer, group: Group | None) -> None:
+        self.optimizer, self.group = optimizer, group
+        self._variables: dict[Key, Variable] = {}
+        self._optimizers: dict[Key, Optimizer] = {}
+        self._steps: dict[tuple[tuple[Key, ...], bool, bool], Executable] = {}
+
+    def names(self) -> list[Key]:
+        """See Plain."""
+        return list(self._variables)
+
+    def check(self, key: Key, dtype: np.dtype[Any]) -> None:
+        """See Plain."""
+        if dtype.kind not in "fV":  # V: bfloat16
+            raise TypeError(
+                f"init: key {key!r}: expected floats, which an optimizer updates; got {dtype}"
+            )
+
+    def add(self, key: Key, value: Array) -> None:
+        """See Plain."""
+        self.check(key, value.dtype)
+        made = self._variables[key] = variable(str(key), value)
+        apart = self._optimizers[key] = self.optimizer.apart(f"{self.optimizer.name}.{key}")
+        apart.updates({made: placeholder("gradient", made.shape, made.dtype)})  # makes its state
+
+    def value(self, key: Key) -> Array:
+        """See Plain."""
+        return self._variables[key].numpy()
+
+    def push(
+        self, gradients: Mapping[Key, Array], outs: Mapping[Key, Array] | None, summed: bool
+    ) -> None:
+        """Update the values of some keys, and put them into `outs` where it is given.
+
+        `summed`: the gradients are sums over the ranks already.
+        """
+        step = self._step(tuple(gradients), outs is not None, summed or self.group is None)
+        step(*gradients.values(), out=None if outs is None else list(outs.values()))
+
+    def _step(self, keys: tuple[Key, ...], with_values: bool, summed: bool) -> Executable:
+        """The compiled step of a set of keys."""
+        which = keys, with_values, summed
+        if which not in self._steps:
+            variables = [self._variables[key] for key in keys]
+            given = [placeholder(f"gradient of {v.name}", v.shape, v.dtype) for v in variables]
+            sums = given if summed else [ops.all_reduce(g, op="sum") for g in given]
+            gradients = dict(zip(variables, sums, strict=True))
+            if self.optimizer.clip_norm is not None:
+                gradients, _ = clip_by_global_norm(gradients, self.optimizer.clip_norm)
+            updates: dict[Any, Any] = {}
+            for key, v in zip(keys, variables, strict=True):
+                updates |= self._optimizers[key].updates({v: gradients[v]})
+            outputs = [updates[v] for v in variables] if with_values else []
+            self._steps[which] = compile_step(given, outputs, updates, group=self.group)
+        return self._steps[which]
+
+    def _state(self) -> dict[str, Variable]:
+        return {
+            name: v for each in self._optimizers.values() for name, v in each.state.items()
+        } | self.optimizer.state
+
+    def save(self, path: Path, dump_optimizer: bool) -> None:
+        """Write safetensors of the state of all keys, and of the learning rate."""
+        if dump_optimizer:
+            raise ValueError(
+                "save_optimizer_states: dump_optimizer: expected False with an optimizer of ngd, "
+                "which the program makes; its state is saved"
+            )
+        checkpoint.replace(path, checkpoint.safetensors(self._state()))
+
+    def load(self, path: Path) -> None:
+        """See Plain."""
+        saved, state = checkpoint.read_safetensors(path), self._state()
+        if saved.keys() != state.keys():
+            raise ValueError(
+                f"load_optimizer_states: {path}: expected the state of this store's keys, "
+                f"{sorted(state)}; got {sorted(saved)}"
+            )
+        for name, v in state.items():
+            v.assign(saved[name])
+
+
+def moved(old: Plain | InGraph, new: Plain | InGraph) -> Plain | InGraph:
+    """The values of a table in another one."""
+    for key in old.names():
+        new.add(key, old.value(key))
+    return new
