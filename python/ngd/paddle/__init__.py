@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""paddle.distributed's names for PaddlePaddle's tensors on the CPU.
+
+    import ngd.paddle as dist
+
+    dist.init_parallel_env()
+    model = dist.DataParallel(model)
+
+docs/paddle.md tells what it does and what it does not.
+"""
+
+try:
+    import paddle as _paddle  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "paddle":
+        raise
+    raise ImportError(
+        "ngd.paddle: expected PaddlePaddle, which is not installed: pip install paddlepaddle"
+    ) from None
+except ImportError as error:
+    if "dnnl" not in str(error):
+        raise
+    raise ImportError(
+        "ngd.paddle: this build of ngd and PaddlePaddle bring two libraries of one name, "
+        "libdnnl.so.3, and a process takes one; expected a wheel of ngd that auditwheel has "
+        "repaired, or a build with --config-settings=cmake.define.NGD_ONEDNN=OFF (docs/paddle.md)"
+    ) from error
+
+from paddle.distributed import ParallelEnv, ReduceOp
+
+from . import fleet, functional
+from .objects import all_gather_object, broadcast_object_list, scatter_object_list
+from .operations import (
+    P2POp,
+    Task,
+    all_gather,
+    all_reduce,
+    alltoall,
+    alltoall_single,
+    barrier,
+    batch_isend_irecv,
+    broadcast,
+    gather,
+    irecv,
+    isend,
+    recv,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send,
+    wait,
+)
+from .parallel import DataParallel
+from .world import (
+    Group,
+    destroy_process_group,
+    get_backend,
+    get_group,
+    get_rank,
+    get_world_size,
+    init_parallel_env,
+    is_available,
+    is_initialized,
+    launch,
+    new_group,
+    spawn,
+)
+
+__all__ = [
+    "DataParallel",
+    "Group",
+    "P2POp",
+    "ParallelEnv",
+    "ReduceOp",
+    "Task",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "alltoall",
+    "alltoall_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "fleet",
+    "functional",
+    "gather",
+    "get_backend",
+    "get_group",
+    "get_rank",
+    "get_world_size",
+    "init_parallel_env",
+    "irecv",
+    "is_available",
+    "is_initialized",
+    "isend",
+    "launch",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "spawn",
+    "wait",
+]
