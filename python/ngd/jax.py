@@ -13,12 +13,16 @@ In one function the calls run in the order of the program: each takes a token fr
 which needs nothing of the user. Calls of functions that were compiled apart, or of bodies of loops,
 have that order as long as their operands do; another order is an error on all ranks. JAX drops a
 call whose result nobody reads: all ranks have to read it, or none.
+
+With asynchronous=True XLA goes on with what does not need the result while the call waits for the
+other ranks; another thread of the process makes the calls then.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import jax
@@ -31,7 +35,7 @@ from jax.interpreters import ad, batching, mlir
 from . import _core
 from .collectives import Group
 from .distributed import chosen
-from .dtype import ALL, is_float
+from .dtype import ALL, as_dtype, is_float, lengths, whole
 from .errors import DTypeError, GradientError, ShapeError
 from .kinds import KINDS, Kind
 from .ops.collective import REDUCTIONS
@@ -60,17 +64,32 @@ def number_of(group: Group) -> int:
 
 
 collective_p: Final = Primitive("ngd_collective")
-"""Of one array; params: kind, op, root, group, site."""
+"""Of one array; params: kind, op, root, group, asynchronous, site."""
+send_p: Final = Primitive("ngd_send")
+"""Gives a scalar for an array. Its second operand is what shall have been computed before.
+
+Params: root (who receives), tag, group, asynchronous, site.
+"""
+recv_p: Final = Primitive("ngd_recv")
+"""Gives an array for a scalar; second operand and params as of send_p, and shape, dtype."""
 
 
-def collective(x: Any, kind: Kind, op: str, group: Group | None, root: int) -> Any:
+def operand(x: Any, where: str) -> Any:
+    """An array that may travel."""
+    x = jnp.asarray(x)
+    if np.dtype(x.dtype) not in ALL:
+        raise DTypeError(f"{where}: expected numbers or booleans; got {x.dtype}")
+    return x
+
+
+def collective(
+    x: Any, kind: Kind, op: str, group: Group | None, root: int, asynchronous: bool
+) -> Any:
     """One call of one array."""
     where = f"ngd.jax.{kind.name}"
     if kind.reduces and op not in REDUCTIONS:
         raise ValueError(f"{where}: op: expected sum, mean, min, max or prod; got {op!r}")
-    ranks, x = chosen(group), jnp.asarray(x)
-    if np.dtype(x.dtype) not in ALL:
-        raise DTypeError(f"{where}: expected numbers or booleans; got {x.dtype}")
+    ranks, x = chosen(group), operand(x, where)
     if op == "mean" and not is_float(np.dtype(x.dtype)):
         raise DTypeError(f"{where}: op='mean': expected floats; got {x.dtype}")
     if not 0 <= root < ranks.size:
@@ -83,7 +102,22 @@ def collective(x: Any, kind: Kind, op: str, group: Group | None, root: int) -> A
             f"array of shape {x.shape}"
         )
     how = {"kind": kind.name, "op": op, "root": root, "group": number_of(ranks)}
-    return collective_p.bind(x, **how, site=call_site())
+    return collective_p.bind(x, **how, asynchronous=bool(asynchronous), site=call_site())
+
+
+def between_two(
+    call: str, name: str, other: int, tag: int, group: Group | None, asynchronous: bool
+) -> dict[str, Any]:
+    """What send_p and recv_p are told of the other rank."""
+    where = f"ngd.jax.{call}"
+    ranks, other = chosen(group), whole(other, where, name)
+    if not 0 <= other < ranks.size or other == ranks.rank:
+        raise ValueError(
+            f"{where}: {name}: expected another rank of 0 to {ranks.size - 1}; got {other} on rank "
+            f"{ranks.rank}"
+        )
+    how = {"root": other, "tag": whole(tag, where, "tag"), "group": number_of(ranks)}
+    return {**how, "asynchronous": bool(asynchronous), "site": call_site()}
 
 
 def abstract(x: Any, *, kind: str, group: int, **_: Any) -> Any:
@@ -93,28 +127,28 @@ def abstract(x: Any, *, kind: str, group: int, **_: Any) -> Any:
 
 
 @functools.cache
-def compiled(**how: Any) -> Any:
+def compiled(primitive: Primitive, **how: Any) -> Any:
     """A program of one call."""
-    return jax.jit(functools.partial(collective_p.bind, **how))
+    return jax.jit(functools.partial(primitive.bind, **how))
 
 
-def run(x: Any, **how: Any) -> Any:
+def run(primitive: Primitive, *operands: Any, **how: Any) -> Any:
     """Outside of jax.jit."""
-    return compiled(**how)(x)
+    return compiled(primitive, **how)(*operands)
 
 
-def lower(ctx: Any, x: Any, *, kind: str, root: int, group: int, **texts: str) -> Any:
+def lower(ctx: Any, x: Any, *, kind: str, site: str, op: str = "none", **numbers: int) -> Any:
     """A call that takes the token of the one before in its block, and gives its own."""
     register()
     token = jax.core.ShapedArray((), np.dtype(np.int32))
-    (of_x,), (of_result,) = ctx.avals_in, ctx.avals_out
+    of_x, (of_result,) = ctx.avals_in[0], ctx.avals_out
     with_tokens = ctx.replace(avals_in=[of_x, token], avals_out=[of_result, token])
-    same = KINDS[kind].gives == "whole"
+    same = KINDS[kind].gives == KINDS[kind].gets == "whole"
     rule = ffi.ffi_lowering(
         TARGET, has_side_effect=True, operand_output_aliases={0: 0, 1: 1} if same else {1: 1}
     )
-    attrs = {"kind": kind, "root": np.int64(root), "group": np.int64(group), **texts}
-    result, _ = rule(with_tokens, x, last_token(), **attrs)
+    attrs = {name: np.int64(number) for name, number in numbers.items()}
+    result, _ = rule(with_tokens, x, last_token(), kind=kind, op=op, site=site, **attrs)
     return [result]
 
 
@@ -173,20 +207,97 @@ def batched(operands: Any, axes: Any, **how: Any) -> Any:
     return result, result.ndim - 1
 
 
+def of_exchanged(primitive: Primitive, primals: Any, tangents: Any, **how: Any) -> Any:
+    """The same call, of the tangent; it rests on the first one, which JAX would else drop."""
+    result = primitive.bind(*primals, **how)
+    if type(tangents[0]) is ad.Zero:
+        return result, ad.Zero.from_primal_value(result)
+    return result, primitive.bind(tangents[0], result, **how)
+
+
+def received_back(token: Any, x: Any, before: Any, **how: Any) -> Any:
+    """The gradient of what was sent, which the other rank sends."""
+    if type(token) is ad.Zero:
+        return [ad.Zero(x.aval), None]
+    return [recv_p.bind(token, before, shape=x.aval.shape, dtype=x.aval.dtype, **how), None]
+
+
+def sent_back(upstream: Any, after: Any, before: Any, *, shape: Any, dtype: Any, **how: Any) -> Any:
+    """Sends the gradient of what was received; the token is the gradient of `after`."""
+    if type(upstream) is ad.Zero:
+        return [ad.Zero(after.aval), None]
+    return [send_p.bind(upstream, before, **how).astype(after.aval.dtype), None]
+
+
+def batch_of(operands: Any, axes: Any) -> int:
+    """How many there are."""
+    of_both = zip(operands, axes, strict=True)
+    return int(next(x.shape[axis] for x, axis in of_both if axis is not None))
+
+
+def batch_sent(operands: Any, axes: Any, **how: Any) -> Any:
+    """One send for a batch: its axis is the first, as the other rank expects."""
+    count, (x, before), axis = batch_of(operands, axes), operands, axes[0]
+    of_all = (count, *x.shape)
+    x = jnp.broadcast_to(x, of_all) if axis is None else jnp.moveaxis(x, axis, 0)
+    return jnp.broadcast_to(send_p.bind(x, before, **how), (count,)), 0
+
+
+def batch_received(operands: Any, axes: Any, *, shape: Any, **how: Any) -> Any:
+    """One receive for a batch."""
+    after, before = operands
+    shape = (batch_of(operands, axes), *shape)
+    return recv_p.bind(after.sum(), before, shape=shape, **how), 0
+
+
+def lower_send(ctx: Any, x: Any, before: Any, **how: Any) -> Any:
+    """`before` is in the order that tokens keep."""
+    return lower(ctx, x, kind="send", **how)
+
+
+def lower_recv(ctx: Any, after: Any, before: Any, *, shape: Any, dtype: Any, **how: Any) -> Any:
+    """As lower_send; the result's type says what is received."""
+    return lower(ctx, after, kind="recv", **how)
+
+
+def define(primitive: Primitive, lowering: Any) -> None:
+    """What JAX calls outside of programs, and where it writes one."""
+    primitive.def_impl(functools.partial(run, primitive))
+    mlir.register_lowering(primitive, lowering, platform="cpu", cacheable=False)  # tokens differ
+
+
+define(collective_p, lower)
+define(send_p, lower_send)
+define(recv_p, lower_recv)
 collective_p.def_abstract_eval(abstract)
-collective_p.def_impl(run)
-mlir.register_lowering(collective_p, lower, platform="cpu", cacheable=False)  # tokens differ
+send_p.def_abstract_eval(lambda x, _, **__: jax.core.ShapedArray((), x.dtype))
+recv_p.def_abstract_eval(lambda *_, shape, dtype, **__: jax.core.ShapedArray(shape, dtype))
 ad.primitive_jvps[collective_p] = of_tangents
+ad.primitive_jvps[send_p] = functools.partial(of_exchanged, send_p)
+ad.primitive_jvps[recv_p] = functools.partial(of_exchanged, recv_p)
 ad.primitive_transposes[collective_p] = transposed
+ad.primitive_transposes[send_p] = received_back
+ad.primitive_transposes[recv_p] = sent_back
 batching.primitive_batchers[collective_p] = batched
+batching.primitive_batchers[send_p] = batch_sent
+batching.primitive_batchers[recv_p] = batch_received
 
 
-def each(tree: Tree, name: str, group: Group | None, *, op: str = "none", root: int = 0) -> Tree:
+def each(
+    tree: Tree,
+    name: str,
+    group: Group | None,
+    asynchronous: bool,
+    *,
+    op: str = "none",
+    root: int = 0,
+) -> Tree:
     """A call for each array of a tree."""
-    return jax.tree.map(lambda x: collective(x, KINDS[name], op, group, root), tree)
+    kind = KINDS[name]
+    return jax.tree.map(lambda x: collective(x, kind, op, group, root, asynchronous), tree)
 
 
-def all_reduce(x: Tree, *, op: str, group: Group | None = None) -> Tree:
+def all_reduce(x: Tree, *, op: str, group: Group | None = None, asynchronous: bool = False) -> Tree:
     """Reduce over the ranks, element by element; every rank gets the result.
 
     Parameters
@@ -197,28 +308,90 @@ def all_reduce(x: Tree, *, op: str, group: Group | None = None) -> Tree:
         "sum", "mean", "min", "max" or "prod". The last three have no gradient.
     group
         The ranks; by default the world.
+    asynchronous
+        Whether XLA goes on with what does not need the result; each rank says that for itself.
     """
-    return each(x, "all_reduce", group, op=op)
+    return each(x, "all_reduce", group, asynchronous, op=op)
 
 
-def reduce_scatter(x: Tree, *, op: str, group: Group | None = None) -> Tree:
+def reduce_scatter(
+    x: Tree, *, op: str, group: Group | None = None, asynchronous: bool = False
+) -> Tree:
     """Reduce over the ranks, and give rank r the r-th part of the first axis."""
-    return each(x, "reduce_scatter", group, op=op)
+    return each(x, "reduce_scatter", group, asynchronous, op=op)
 
 
-def all_gather(x: Tree, *, group: Group | None = None) -> Tree:
+def all_gather(x: Tree, *, group: Group | None = None, asynchronous: bool = False) -> Tree:
     """Join the ranks' arrays, of one shape, along the first axis."""
-    return each(x, "all_gather", group)
+    return each(x, "all_gather", group, asynchronous)
 
 
-def broadcast(x: Tree, root: int = 0, *, group: Group | None = None) -> Tree:
+def broadcast(
+    x: Tree, root: int = 0, *, group: Group | None = None, asynchronous: bool = False
+) -> Tree:
     """Give every rank the root's array; each gives one of its shape and dtype."""
-    return each(x, "broadcast", group, root=root)
+    return each(x, "broadcast", group, asynchronous, root=root)
 
 
-def all_to_all(x: Tree, *, group: Group | None = None) -> Tree:
+def all_to_all(x: Tree, *, group: Group | None = None, asynchronous: bool = False) -> Tree:
     """Send rank r the r-th part of the first axis, and receive the parts from all ranks."""
-    return each(x, "all_to_all", group)
+    return each(x, "all_to_all", group, asynchronous)
 
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"]
+def send(
+    x: Any, to: int, tag: int = 0, *, group: Group | None = None, asynchronous: bool = False
+) -> Any:
+    """Give an array to rank `to`, whose recv takes it. The result is a token.
+
+    The token is a scalar 0 of x's dtype, which is there when x has been taken. Nothing is sent
+    unless somebody reads it: return it, or add it to the loss, which is then differentiated through
+    the other rank; see recv. Between two ranks the order of sends is that of receives; the tag, the
+    dtype and the number of elements are compared.
+    """
+    x, how = operand(x, "ngd.jax.send"), between_two("send", "to", to, tag, group, asynchronous)
+    return send_p.bind(x, np.int32(0), **how)
+
+
+def recv(
+    shape: int | Sequence[int],
+    dtype: Any,
+    source: int,
+    *,
+    after: Any = None,
+    tag: int = 0,
+    group: Group | None = None,
+    asynchronous: bool = False,
+) -> Any:
+    """Receive an array of this shape and dtype that rank `source` sends.
+
+    `after` is a scalar that is computed before; its value is not looked at. Its gradient is the
+    token of the send that gives the gradient of what was received back to `source`. So a rank whose
+    loss rests on what it received differentiates by `after`, too, and reads that token:
+
+        rank 0                                     rank 1
+        loss = lambda w: send(tanh(x @ w), 1)      loss = lambda v, start: jnp.mean(
+                                                       (recv((8, 4), "float32", 0, after=start) @ v
+                                                        - y) ** 2)
+        gw = jax.grad(loss)(w)                     gv, token = jax.grad(loss, (0, 1))(v, 0.0)
+    """
+    where = "ngd.jax.recv"
+    wanted = as_dtype(dtype, where)
+    if jax.dtypes.canonicalize_dtype(wanted) != wanted:
+        raise DTypeError(f"{where}: {wanted}: JAX has it where jax_enable_x64 is set")
+    after = jnp.zeros((), wanted) if after is None else jnp.asarray(after)
+    if after.ndim:
+        raise ShapeError(f"{where}: after: expected a scalar; got an array of shape {after.shape}")
+    how = between_two("recv", "source", source, tag, group, asynchronous)
+    how |= {"shape": lengths(shape, where, wanted.itemsize), "dtype": wanted}
+    return recv_p.bind(after, np.int32(0), **how)
+
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "recv",
+    "reduce_scatter",
+    "send",
+]

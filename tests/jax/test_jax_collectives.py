@@ -49,7 +49,7 @@ def random_calls(seed: int) -> int:
     """Programs of three calls each, of small whole numbers, which no dtype rounds."""
     world = ngd.init()
     rank, size = world.rank, world.size
-    random = np.random.default_rng(seed)
+    random, own = np.random.default_rng(seed), np.random.default_rng(seed + rank)
     for _ in range(CALLS // 3 + 1):
         calls, givens, wanted = [], [], []
         for _ in range(3):
@@ -65,6 +65,7 @@ def random_calls(seed: int) -> int:
             ]
             how: Any = {"op": op} if kind in ("all_reduce", "reduce_scatter") else {}
             how |= {"root": root} if kind == "broadcast" else {}
+            how["asynchronous"] = bool(own.integers(2))
             calls.append((getattr(nj, kind), how))
             givens.append(jnp.asarray(given[rank].astype("float32")).astype(dtype))
             wanted.append(expected(kind, given, op, root, rank))
@@ -218,6 +219,69 @@ def test_independent_calls_keep_their_order() -> None:
     assert run(independent_calls, 2) == [30, 30]
 
 
+def messages() -> list[Any]:
+    """Rank 0 sends and rank 1 receives: plain, compiled, differentiated, in batches."""
+    world, seen = ngd.init(), []
+    x, v = jnp.arange(3.0), jnp.asarray([1.0, 2.0, 3.0])
+    for asynchronous in (False, True):
+        how: Any = {"asynchronous": asynchronous, "tag": 3}
+
+        def send(w: Any, how: Any = how) -> Any:
+            return nj.send(w * x, 1, **how)
+
+        def loss(v: Any, start: Any, how: Any = how) -> Any:
+            return (nj.recv(3, "float32", 0, after=start, **how) * v).sum()
+
+        for wrapped in (lambda f: f, jax.jit):
+            if world.rank == 0:
+                seen += [wrapped(send)(2.0), wrapped(jax.grad(send))(2.0)]
+                seen.append(wrapped(jax.vmap(send))(jnp.asarray([1.0, 2.0])))
+                seen.append(wrapped(jax.vmap(jax.grad(send)))(jnp.asarray([1.0, 2.0])))
+            else:
+                starts = jnp.zeros(2)
+                seen += [wrapped(loss)(v, 0.0), wrapped(jax.grad(loss, (0, 1)))(v, 0.0)]
+                seen.append(wrapped(jax.vmap(loss, (None, 0)))(v, starts))
+                of_both = jax.vmap(jax.grad(loss, (0, 1)), (None, 0))
+                seen.append(wrapped(of_both)(v, starts))
+    return jax.tree.map(lambda a: a.tolist(), seen)
+
+
+def test_send_and_recv() -> None:
+    sent, received = run(messages, 2)
+    # By hand: rank 1 gets w * (0, 1, 2), and weighs it by (1, 2, 3): 8 w.
+    assert sent == [0, 8, [0, 0], [8, 8]] * 4
+    assert received == [16, [[0, 2, 4], 0], [8, 16], [[[0, 1, 2], [0, 2, 4]], [0, 0]]] * 4
+
+
+def pipeline() -> list[float]:
+    """Each rank has a layer; the gradients go back as the values came."""
+    world = ngd.init()
+    rank, last = world.rank, world.size - 1
+    weights = [
+        jnp.asarray(np.random.default_rng(r).normal(0, 0.5, (4, 4))) for r in range(last + 1)
+    ]
+    x = jnp.ones((2, 4), weights[0].dtype)
+
+    def stage(w: Any, start: Any) -> Any:
+        h = nj.recv(x.shape, x.dtype, rank - 1, after=start) if rank else x
+        h = jnp.tanh(h @ w)
+        return (h**2).sum() if rank == last else nj.send(h, rank + 1)
+
+    def whole(ws: Any) -> Any:
+        h = x
+        for w in ws:
+            h = jnp.tanh(h @ w)
+        return (h**2).sum()
+
+    gradient, _ = jax.jit(jax.grad(stage, (0, 1)))(weights[rank], jnp.zeros((), x.dtype))
+    return float(jnp.abs(gradient - jax.grad(whole)(weights)[rank]).max())
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gradients_go_through_a_pipeline(ranks: int) -> None:
+    assert max(run(pipeline, ranks)) < 1e-6
+
+
 def mistaken() -> list[str]:
     world = ngd.init()
     messages = []
@@ -230,6 +294,11 @@ def mistaken() -> list[str]:
         lambda: jax.grad(lambda x: nj.all_reduce(x, op="max").sum())(jnp.ones(2)),
         lambda: nj.all_reduce(jnp.ones(2), op="sum", group="world"),
         lambda: nj.all_reduce(jnp.ones(2, jnp.complex64), op="sum"),
+        lambda: nj.send(jnp.ones(2), world.rank),
+        lambda: nj.recv(2, "float32", 7),
+        lambda: nj.recv(2, "float32", 1 - world.rank, after=jnp.ones(2)),
+        lambda: nj.recv(2, "complex64", 1 - world.rank),
+        lambda: nj.recv(2, "float64", 1 - world.rank),
         lambda: nj.all_reduce(jnp.ones(2 + world.rank), op="sum"),
         lambda: nj.all_reduce(jnp.ones(2), op="sum"),
     ):
@@ -251,6 +320,11 @@ def test_mistakes_are_errors_that_name_the_call() -> None:
             "GradientError: ngd.jax.all_reduce: op='max' has no gradient",
             "group: expected an ngd.Group; got str",
             "ngd.jax.all_reduce: expected numbers or booleans; got complex64",
+            "ngd.jax.send: to: expected another rank of 0 to 1; got ",
+            "ngd.jax.recv: source: expected another rank of 0 to 1; got 7 on rank ",
+            "ngd.jax.recv: after: expected a scalar; got an array of shape (2,)",
+            "ngd.jax.recv: expected ",
+            "ngd.jax.recv: float64: JAX has it where jax_enable_x64 is set",
             "the ranks disagree: rank 0: all_reduce(sum) of 2 float32",
             "the ranks disagree",  # the group is closed since
         ]
@@ -259,9 +333,9 @@ def test_mistakes_are_errors_that_name_the_call() -> None:
             assert part in message
 
 
-def lost() -> str:
+def lost(asynchronous: bool) -> str:
     world = ngd.init()
-    step = jax.jit(lambda x: nj.all_reduce(x, op="sum"))
+    step = jax.jit(lambda x: nj.all_reduce(x, op="sum", asynchronous=asynchronous))
     step(jnp.ones(3))
     if world.rank == 1:
         return "left"
@@ -272,8 +346,9 @@ def lost() -> str:
     return "nothing"
 
 
-def test_a_rank_that_leaves_is_named() -> None:
-    first, second = run(lost, 2)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_rank_that_leaves_is_named(asynchronous: bool) -> None:
+    first, second = run(lost, 2, asynchronous=asynchronous)
     assert "rank 1" in first
     assert second == "left"
 

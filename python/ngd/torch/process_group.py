@@ -28,11 +28,13 @@ from .operands import (
     reduction,
     wire,
 )
+from .untraced import untraced
 from .works import Queue, Submission, Work, complete_all_of, look_at_all_of, recorded, started
 
 CPU: Final = torch.device("cpu")
 
 
+@untraced
 class ProcessGroup(torch.distributed.ProcessGroup):
     """Ranks of torch.distributed that communicate through ngd.
 

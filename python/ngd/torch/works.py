@@ -35,6 +35,7 @@ from torch.autograd import profiler
 
 from .._core import Turns
 from ..errors import BusyError, CollectiveTimeoutError, Error
+from .untraced import untraced
 
 if TYPE_CHECKING:
     from ..collectives import Group
@@ -104,6 +105,7 @@ class Queue:
             self._communicator.submit_next(work._submissions, work._sequences)
 
 
+@untraced
 class Work(torch.distributed.Work):
     """Collectives that were submitted together."""
 

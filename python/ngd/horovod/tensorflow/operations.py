@@ -251,7 +251,8 @@ def alltoall(
     Returns
     -------
     tf.Tensor
-        The rows from all ranks, in their order. With splits: this, and how many came from each.
+        The rows from all ranks, in their order. With splits: this, and how many came from each,
+        int32.
     """
     tensor = tf.convert_to_tensor(tensor)
     if splits is None:
@@ -274,7 +275,7 @@ def alltoall(
         return (rows, received), gradient
 
     rows, received = exchanged(tensor, wanted)
-    return rows if splits is None else (rows, received)
+    return rows if splits is None else (rows, tf.cast(received, tf.int32))
 
 
 def reducescatter(

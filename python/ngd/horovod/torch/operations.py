@@ -368,7 +368,9 @@ def exchanged(tensor: Tensor, splits: Any, name: str | None, ranks: ProcessSet) 
     handle = calls.all_to_all(
         array, None if splits is None else list(splits), name=name, ranks=ranks
     )
-    return TensorHandle([handle], lambda found: (tensor_of(found[0][0]), tensor_of(found[0][1])))
+    return TensorHandle(
+        [handle], lambda found: (tensor_of(found[0][0]), tensor_of(found[0][1]).to(torch.int32))
+    )
 
 
 def alltoall_async(
@@ -414,7 +416,8 @@ def alltoall(
     Returns
     -------
     torch.Tensor
-        The rows from all ranks, in their order. With splits: this, and how many came from each.
+        The rows from all ranks, in their order. With splits: this, and how many came from each,
+        int32.
     """
     rows, received = AllToAll.apply(tensor, splits, name, process_set)
     return rows if splits is None else (rows, received)
