@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logs as JSON, a line an object that says which rank of which job it is from: NGD_LOG=json.
+
+handler = logging.StreamHandler()
+handler.setFormatter(ngd.logs.JsonFormatter())
+logging.getLogger().addHandler(handler)  # the program's own lines, too
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any
+
+from . import config, environment
+from .errors import InitError
+
+logger = logging.getLogger("ngd")
+
+
+def place() -> dict[str, Any]:
+    """Where this process stands, as its launcher tells: rank, size, job and host."""
+    try:
+        launch = environment.told_by_launcher(os.environ)
+    except InitError:  # which ngd.init() will raise
+        return place_of(None, None, None)
+    return place_of(launch.rank, launch.size, environment.label_of(launch.job_key))
+
+
+def place_of(rank: int | None, size: int | None, job: str | None) -> dict[str, Any]:
+    """The fields of a place on this host."""
+    return {"rank": rank, "size": size, "job": job, "host": socket.gethostname()}
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes a record of Python's logging an object of JSON on one line.
+
+    Its fields: time (ISO 8601, UTC), level, logger, message, rank, size, job (a short hash of the
+    job's key; ngd_job in the metrics), host; and exception, the traceback, where there is one.
+
+    Parameters
+    ----------
+    place
+        The fields rank, size, job and host; by default what the launcher tells, None where it makes
+        no sense.
+    """
+
+    def __init__(self, place: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self.place = place
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, without its end."""
+        if self.place is None:
+            self.place = place()
+        seconds = datetime.fromtimestamp(record.created, UTC)
+        fields = {
+            "time": seconds.isoformat(timespec="microseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self.place,
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            fields["exception"] = record.exc_text
+        return json.dumps(fields)
+
+
+def line_of(message: str, level: int, name: str, place: Mapping[str, Any]) -> str:
+    """What is no record of logging, as the same line of JSON."""
+    record = logging.LogRecord(name, level, "", 0, message, None, None)
+    return JsonFormatter(place).format(record)
+
+
+def as_json(line: bytes, stream: str, place: Mapping[str, Any]) -> bytes:
+    """A line that a rank has printed: an object of JSON stays, other text becomes a message."""
+    text = line.strip()
+    if not text:
+        return b""
+    if text[:1] == b"{" and text[-1:] == b"}":
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            pass
+        else:
+            return text + b"\n"
+    message = text.decode(errors="backslashreplace")
+    return line_of(message, logging.INFO, stream, place).encode() + b"\n"
+
+
+def begin() -> None:
+    """Where NGD_LOG says so, what the logger "ngd" is told goes to standard error as JSON.
+
+    So does an exception that nobody catches.
+    """
+    try:
+        wanted = config.log_as_json()
+    except InitError:  # ngd.init() and `ngd run` say so
+        return
+    if not wanted:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logger.addHandler(handler)
+    logger.propagate = False
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)
+    sys.excepthook = log_uncaught
+
+
+def log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """The hook of an exception that nobody has caught."""
+    logger.critical("uncaught %s: %s", kind.__name__, error, exc_info=(kind, error, trace))
