@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of Slurm, by the scripts of examples/cluster/slurm, on a controller and two nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import harness
+import lines
+import numpy as np
+import pytest
+import training
+from slurm_cluster import Cluster, needs_slurm
+
+from ngd import train
+
+pytestmark = [needs_slurm, harness.needs_ranks]
+
+SCRIPTS = harness.EXAMPLES / "cluster" / "slurm"
+PROGRAM = (sys.executable, training.__file__)
+AS_HOSTS = ("sh", "-c", 'NGD_HOST=$SLURMD_NODENAME exec "$@"', "sh")
+"""The two nodes are one machine: this makes two hosts of them."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster(tmp_path_factory.mktemp("slurm")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The log of four ranks that nobody stops, which takes the steps that NumPy takes."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = cluster.call("srun", "-N1", "-n4", *PROGRAM, str(folder))
+    assert reports(done.stdout)[0]["world"] == [4, 4, "shm"]
+    check_losses(folder)
+    return log_of(folder)
+
+
+def log_of(folder: Path) -> str:
+    return (folder / "log" / train.LOG).read_text()
+
+
+def check_losses(folder: Path) -> None:
+    """Each step's loss is NumPy's."""
+    said = [json.loads(line) for line in log_of(folder).splitlines()]
+    losses = [line["training_loss"] for line in said if "training_loss" in line]
+    np.testing.assert_allclose(losses, lines.by_hand(training.EPOCHS)[1], rtol=1e-9)
+
+
+def reports(output: str) -> list[dict[str, Any]]:
+    """What rank 0 says at the end of each run of a job."""
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def test_one_host_trains(undisturbed: str) -> None:
+    assert len(undisturbed.splitlines()) == 6 * training.EPOCHS
+
+
+@pytest.mark.parametrize("launcher", ["none", "pmi2"])
+def test_two_hosts_are_refused_in_mode_mlsl(
+    cluster: Cluster, tmp_path: Path, launcher: str
+) -> None:
+    if harness.MODE != "MLSL":
+        pytest.skip(f"this build is of mode {harness.MODE}")
+    options = ["-N2", "-n4", "--ntasks-per-node=2", f"--mpi={launcher}"]
+    done = cluster.call("srun", *options, *PROGRAM, str(tmp_path), code=1)
+    name = {"none": "slurm", "pmi2": "pmi"}[launcher]
+    for words in (
+        f"InitError: ngd.init: {name} started 4 ranks on several hosts (2 on this one)",
+        "mode MLSL",
+        "srun -N1",
+        "NGD_DISTRIBUTED_ENABLE=OMPI",
+    ):
+        assert done.stderr.count(words) == 4, done.stderr
+
+
+def test_one_host_by_pmi2(cluster: Cluster, undisturbed: str, tmp_path: Path) -> None:
+    cluster.call("srun", "-N1", "-n4", "--mpi=pmi2", *PROGRAM, str(tmp_path))
+    assert log_of(tmp_path) == undisturbed
+
+
+def test_a_time_limit_stops_saves_and_requeues(
+    cluster: Cluster, undisturbed: str, tmp_path: Path
+) -> None:
+    """Slurm counts limits in minutes, and looks every 30 s whose signal is due."""
+    limit = ["--time=1", "--signal=TERM@25"]
+    script = str(SCRIPTS / "one_host.sbatch")
+    job = cluster.submit(*limit, script, *PROGRAM, str(tmp_path), "slow")
+    check_resumed(cluster, job, undisturbed, tmp_path, "SIGTERM")
+
+
+def check_resumed(
+    cluster: Cluster, job: str, undisturbed: str, folder: Path, name: str
+) -> list[dict[str, Any]]:
+    """The job was stopped once, went on from there, and took the steps of an undisturbed one."""
+    ended = cluster.wait_for(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), cluster.output(job)
+    first, second = reports(cluster.output(job))
+    assert (first["stopped"], second["stopped"]) == (name, None)
+    assert 0 < first["done"] == second["began"] < second["done"] == 5 * training.EPOCHS
+    assert log_of(folder) == undisturbed
+    return [first, second]
+
+
+def test_a_job_of_higher_priority_takes_its_place(
+    cluster: Cluster, undisturbed: str, tmp_path: Path
+) -> None:
+    script = str(SCRIPTS / "one_host.sbatch")
+    job = cluster.submit("--time=10", script, *PROGRAM, str(tmp_path), "slow")
+    give_way(cluster, job)
+    check_resumed(cluster, job, undisturbed, tmp_path, "SIGTERM")
+
+
+def give_way(cluster: Cluster, job: str) -> None:
+    """Where a job trains, another one takes all nodes for a moment."""
+    cluster.wait_until(lambda: "it trains" in cluster.output(job), "it trains", 60)
+    urgent = ["--partition=urgent", "-N2", "--exclusive", "hostname"]
+    cluster.call("srun", *urgent, seconds=60)
+
+
+@harness.needs_mpi
+@pytest.mark.parametrize("why", ["limit", "priority"])
+def test_two_hosts_train_by_open_mpi(cluster: Cluster, tmp_path: Path, why: str) -> None:
+    """And the signal comes through mpirun, at the time limit or where another job comes first."""
+    script = str(SCRIPTS / "open_mpi.sbatch")
+    limit = ["--time=1", "--signal=B:USR1@25"] if why == "limit" else ["--time=10"]
+    job = cluster.submit(*limit, script, *AS_HOSTS, *PROGRAM, str(tmp_path), "slow")
+    if why == "priority":
+        give_way(cluster, job)
+    ended = cluster.wait_for(job)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), cluster.output(job)
+    first, second = reports(cluster.output(job))
+    assert (first["stopped"], second["stopped"]) == ("SIGUSR1", None)
+    assert first["world"] == second["world"] == [4, 2, "hierarchical"]
+    check_losses(tmp_path)
+
+
+@pytest.mark.skipif(
+    "MPICH" not in os.environ.get("NGD_MPI", "").upper(), reason="needs NGD_MPI to name an MPICH"
+)
+def test_two_hosts_train_by_mpich(cluster: Cluster, tmp_path: Path) -> None:
+    job = cluster.submit(str(SCRIPTS / "mpich.sbatch"), *AS_HOSTS, *PROGRAM, str(tmp_path))
+    assert cluster.wait_for(job)["JobState"] == "COMPLETED", cluster.output(job)
+    assert reports(cluster.output(job))[0]["world"] == [4, 2, "hierarchical"]
+    check_losses(tmp_path)
