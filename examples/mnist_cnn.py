@@ -4,7 +4,8 @@
     mpirun -np 2 python examples/mnist_cnn.py --data DIR --save DIR
 
 It is what dist_mnist_mlp.py writes out, by the training library: ngd.nn, ngd.optim, ngd.data and
-ngd.train. DIR holds MNIST's four IDX files; without it the digits of scikit-learn are used.
+ngd.train. DIR holds MNIST's four IDX files; without it the digits of scikit-learn are used. With
+--save, SIGTERM and SIGUSR1 make it save and end with exit code 75, so that --resume goes on there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +94,7 @@ def make_trainer(args: argparse.Namespace, world: Any) -> train.Trainer:
         evaluate=lambda: {"accuracy": train.evaluate(judge, test_loader)[0]},
         save=args.save,
         resume=args.resume,
+        stop_at=[signal.SIGTERM, signal.SIGUSR1] if args.save else [],
     )
 
 
@@ -136,6 +141,8 @@ def main() -> None:
     if world.rank == 0:
         print(json.dumps({"ranks": world.size, "device": args.device, **report}), flush=True)
     ngd.barrier()
+    if trainer.stopped:
+        sys.exit(os.EX_TEMPFAIL)  # for the batch script: start the job again
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 from importlib import import_module as _import
 from typing import TYPE_CHECKING, Any
 
-from . import errors, ops, trees
+from . import errors, logs, metrics, ops, trees
 from .autodiff import grad
 from .collectives import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
 from .compiler import compile
@@ -47,6 +47,7 @@ from .dtype import (
 )
 from .function import Function, function
 from .ir import Graph, Node
+from .members import newcomers
 from .narrowing import precision
 from .profiling import Peaks, Recording, Report, Row, profile, trace
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, value_and_grad, vjp
@@ -107,7 +108,10 @@ __all__ = [
     "jacobian",
     "join",
     "jvp",
+    "logs",
     "make_mesh",
+    "metrics",
+    "newcomers",
     "nn",
     "ops",
     "optim",

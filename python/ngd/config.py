@@ -10,7 +10,10 @@ import os
 
 from .errors import CompileError, InitError
 
+LOOPBACK = "127.0.0.1"
+LOGS = ("text", "json")
 COMMUNICATORS = ("auto", "self", "shm", "mpi")
+MPIS = ("openmpi", "mpich")
 DEVICES: list[str] = []
 """The names of the devices, the default first; ngd/devices fills it."""
 
@@ -31,6 +34,14 @@ def communicator() -> str:
     return name
 
 
+def mpi() -> str | None:
+    """NGD_MPI: which MPI a run uses of those that ngd was built for; None where nothing is said."""
+    name = os.environ.get("NGD_MPI", "")
+    if name and name not in MPIS:
+        raise InitError(f"NGD_MPI: expected one of {', '.join(MPIS)}; got {name!r}")
+    return name or None
+
+
 def host() -> str | None:
     """NGD_HOST: what this rank's host is called; ranks of the same name share memory."""
     return os.environ.get("NGD_HOST") or None
@@ -44,3 +55,22 @@ def check_finite() -> bool:
 def check() -> bool:
     """NGD_CHECK: verify the graph after every pass."""
     return os.environ.get("NGD_CHECK", "0") not in ("", "0")
+
+
+def metrics() -> tuple[str, int] | None:
+    """NGD_METRICS: the address and the port at which the metrics of this host are served."""
+    text = os.environ.get("NGD_METRICS", "")
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 1 << 16):
+        raise InitError(f"NGD_METRICS: expected PORT or HOST:PORT, PORT < 65536; got {text!r}")
+    return host.removeprefix("[").removesuffix("]") or LOOPBACK, int(port)
+
+
+def log_as_json() -> bool:
+    """NGD_LOG: whether what ngd logs is JSON, a line an object."""
+    how = os.environ.get("NGD_LOG", "") or LOGS[0]
+    if how not in LOGS:
+        raise InitError(f"NGD_LOG: expected one of {', '.join(LOGS)}; got {how!r}")
+    return how == "json"

@@ -6,17 +6,18 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import secrets
 import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from . import _core, collectives, config, environment
+from . import _core, collectives, config, environment, logs, members, metrics
 from .collectives import Group, Mesh
 from .collectives.group import GROUPS, living
 from .dtype import Shape
@@ -26,6 +27,7 @@ from .sites import call_site
 from .variable import Variable
 
 logger = logging.getLogger("ngd")
+logs.begin()
 
 _world: Group | None = None
 _alone: Group | None = None
@@ -49,7 +51,9 @@ def alone() -> Group:
 def init(*, comm: Any = None) -> Group:
     """Join the other ranks of this job and return the world; idempotent, implicit at first use.
 
-    The launcher's environment says who and where they are (docs/launchers.md).
+    The launcher's environment says who and where they are (docs/launchers.md). Under
+    `ngd run --min-ranks` they are the members that wait for a world now: after ngd.shutdown() a
+    call makes the next world, of those that are left and those that are new.
 
     Parameters
     ----------
@@ -88,17 +92,24 @@ def _join(comm: Any) -> Group:
         communicator = communicator_of(comm)
         environment.expect_size(communicator.size, "comm", os.environ)
     else:
-        launch = environment.detect()
+        config.log_as_json()  # says what is wrong with NGD_LOG
+        seat = members.seat(os.environ)
+        launch = seat or environment.detect()
         mark = None
-        if launch.size > 1:
+        if seat is not None or launch.size > 1:
             environment.refuse_inherited_place(launch)
             mark = _core.Mark(environment.name_of_place(launch))
-        communicator = make_communicator(launch)
+        if seat is not None:
+            members.take_place(os.environ, _core.timeout_seconds())
+            launch = environment.detect()
+        timeout = _core.timeout_seconds()
+        communicator = make_communicator(launch, members.to_meet(timeout) if seat else timeout)
         _place = mark
     with to_its_end(communicator):
         install_hooks()
         world = Group(communicator)
         share_cores(world)
+        metrics.begin(world.size)
     _world = world
     return world
 
@@ -156,6 +167,10 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+MPI_OF_LAUNCHER: Final = {"openmpi": "openmpi", "pmi": "mpich"}
+"""What starts ranks says which MPI they use; others leave it to NGD_MPI, or to what is there."""
+
+
 def chosen(group: Group | None) -> Group:
     """The group that a caller names, or the world."""
     if group is None:
@@ -179,13 +194,30 @@ def communicator_of(comm: Any) -> _core.Communicator:
             f"ngd.init: comm: expected an mpi4py communicator; got {type(comm).__name__}"
         )
     theirs = version().strip("\0\n ")
-    ours = (built["mpi"] or "").strip("\0\n ")
+    ours = load_mpi("openmpi" if theirs.startswith("Open MPI") else "mpich")
     if theirs != ours:
         raise InitError(
-            "ngd.init: comm: expected mpi4py and ngd to use one MPI; ngd was built against "
+            "ngd.init: comm: expected mpi4py and ngd to use one MPI; ngd has loaded "
             f"{ours}, and mpi4py runs on {theirs}"
         )
     return between_hosts(comm.py2f())
+
+
+def mpis() -> list[str]:
+    """The MPIs that this ngd was built for."""
+    return (_core.build_info()["mpi"] or "").split()
+
+
+def load_mpi(name: str) -> str:
+    """Settle which MPI this process uses, "" for any; return what it says of itself."""
+    built = mpis()
+    if name and name not in built:
+        raise InitError(
+            f"ngd.init: {name} is asked for, and this ngd was built for {', '.join(built)}: build "
+            "it with the mpi.h of that, too (cmake.define.NGD_MPI_INCLUDE)"
+        )
+    _core.load_mpi(name)
+    return _core.mpi_version()
 
 
 def share_cores(world: Group) -> None:
@@ -212,8 +244,11 @@ def share_cores(world: Group) -> None:
     logger.debug("rank %d of %d: %d threads", world.rank, world.size, _core.thread_count())
 
 
-def make_communicator(launch: Launch) -> _core.Communicator:
-    """Pick among what was built: NGD_COMM, or what the mode and the hosts ask for."""
+def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
+    """Pick among what was built: NGD_COMM, or what the mode and the hosts ask for.
+
+    Over shared memory the ranks have so many seconds to meet.
+    """
     mode, wanted = _core.build_info()["mode"], config.communicator()
     one_host = launch.one_host and (mode == "MLSL" or config.host() is None)
     if wanted == "auto":
@@ -234,24 +269,36 @@ def make_communicator(launch: Launch) -> _core.Communicator:
             )
         return _core.Communicator.make_self()
     if wanted == "shm" and not launch.one_host:
+        limit, cure = f"mode {mode}", "build with NGD_DISTRIBUTED_ENABLE=OMPI and start with mpirun"
+        if mode == "OMPI":
+            limit, cure = "NGD_COMM=shm", "let mode OMPI use MPI: NGD_COMM=auto"
         raise InitError(
-            f"ngd.init: the ranks are on several hosts ({launch.local_size} of {launch.size} on "
-            "this one), and shared memory reaches one host only; build with "
-            "NGD_DISTRIBUTED_ENABLE=OMPI"
+            f"ngd.init: {launch.launcher} started {launch.size} ranks on several hosts "
+            f"({launch.local_size} on this one), and shared memory, all that {limit} has, reaches "
+            f"one host only: start them all on one host (srun -N1, ngd run), or {cure}"
         )
-    timeout = _core.timeout_seconds()
     if wanted == "shm":
         if launch.size > 1 and launch.job_key is None:
             raise InitError(f"ngd.init: {launch.launcher} gives its ranks no way to meet")
         return _core.Communicator.make_shm(
             launch.job_key or f"alone:{os.getpid()}", launch.rank, launch.size, timeout
         )
+    if mode == "OMPI":
+        likely = MPI_OF_LAUNCHER.get(launch.launcher, "")
+        load_mpi(config.mpi() or (likely if likely in mpis() else ""))
     communicator = between_hosts(-1)
     if communicator.size != launch.size:
+        of_mpi = launch.launcher in ("openmpi", "pmi", "pmix")
+        reason = (
+            "the launcher is of another MPI than this process has loaded"
+            if of_mpi
+            else f"{launch.launcher} tells this MPI nothing of its ranks; start them with that "
+            "MPI's mpirun, which finds the hosts of a job of Slurm or PBS by itself"
+        )
         raise InitError(
             f"ngd.init: {launch.launcher} started {launch.size} ranks, but MPI sees "
-            f"{communicator.size}: ngd was built against another MPI than this launcher's "
-            f"({_core.build_info()['mpi']})"
+            f"{communicator.size}: {reason} ({_core.mpi_version()}); NGD_MPI chooses among "
+            f"{', '.join(mpis())}"
         )
     return communicator
 
@@ -259,11 +306,35 @@ def make_communicator(launch: Launch) -> _core.Communicator:
 def meet(job_key: str, rank: int, size: int, name: str) -> Group:
     """A group beside the world, of ranks of this host that know a key of their own."""
     install_hooks()
+    metrics.begin()
     if size == 1:
         return Group(_core.Communicator.make_self(), name)
     communicator = _core.Communicator.make_shm(job_key, rank, size, _core.timeout_seconds())
     with to_its_end(communicator):
         return Group(communicator, name)
+
+
+def members_of(group: Group) -> list[int]:
+    """The ranks of the world that a group has, in its order; all of them call this."""
+    mine = np.array([init().rank])
+    return [int(rank) for rank in group.all_gather(mine, site="ngd.kvstore.create")]
+
+
+def beside(group: Group, name: str) -> Group:
+    """A group of the same ranks for another thread, which all of them make together.
+
+    On one host it shares no family with `group`, so neither thread finds the other one inside.
+    """
+    if group.size == 1:
+        return Group(_core.Communicator.make_self(), name)
+    world, site = world_over_mpi(), "ngd.kvstore.create"
+    key = np.frombuffer(secrets.token_bytes(16), np.uint8)
+    key = group.broadcast(key, 0, site=site).tobytes().hex()
+    if world is None:
+        return meet(f"beside:{key}", group.rank, group.size, name)
+    number = np.array([world.communicator.next_group_number()])
+    number = group.all_reduce(number, op="max", site=site)
+    return world.group_of(members_of(group), int(number[0]), f"beside:{key}", name)
 
 
 def living_world() -> Group | None:
@@ -708,6 +779,11 @@ def broadcast_variables(
 def build_info() -> dict[str, str | None]:
     """Version, build mode, oneDNN's version, SIMD level in use and MPI library."""
     return _core.build_info()
+
+
+def timeout_seconds() -> float:
+    """NGD_TIMEOUT: how long a rank is waited for; 0: for ever."""
+    return _core.timeout_seconds()
 
 
 def available_cores() -> int:

@@ -30,7 +30,7 @@ import numpy as np
 
 from . import binding, config, environment, launch
 from .collectives import Group
-from .distributed import available_cores, build_info, init, thread_count
+from .distributed import available_cores, build_info, init, load_mpi, mpis, thread_count
 from .errors import Error, InitError
 
 SELF_TEST_SECONDS: Final = 60.0
@@ -121,21 +121,26 @@ def _mpi() -> Iterator[Finding]:
         if found:
             yield Finding("mpirun", "ok", f"{' '.join(found)} at {path}; it may start the ranks")
         return
-    library = info["mpi"] or ""
-    built = re.match(r"(Open MPI) v([\d.]+)", library)
-    name = f"Open MPI {built[2]}" if built else library
-    fix = f"put the mpirun of {name} first on the PATH; if it is in a venv, activate that"
+    names = " or ".join({"openmpi": "Open MPI", "mpich": "MPICH"}[each] for each in mpis())
+    fix = f"put the mpirun of {names} first on the PATH; if it is in a venv, activate that"
     if path is None:
-        yield Finding("mpirun", "trouble", f"built with {name}, but no mpirun is on the PATH", fix)
-    elif found is None:
+        yield Finding("mpirun", "trouble", f"built for {names}, but no mpirun is on the PATH", fix)
+        return
+    if found is None:
         yield Finding("mpirun", "trouble", f"{path} does not say which MPI it is of", fix)
-    elif built is None or found[0] != built[1] or found[1].split(".")[0] != built[2].split(".")[0]:
-        text = f"built with {name}, but {path} is {' '.join(found)}: its ranks would not meet"
-        yield Finding("mpirun", "trouble", text, fix)
-    elif found[1] != built[2]:
-        yield Finding("mpirun", "warning", f"built with {name}; {path} is {found[1]}", fix)
+        return
+    try:
+        library = load_mpi("openmpi" if found[0] == "Open MPI" else "mpich")
+    except InitError as error:
+        yield Finding("mpirun", "trouble", f"{path} is {' '.join(found)}; {error}", fix)
+        return
+    loaded = re.search(r"\d+(\.\d+)+", library)
+    version = loaded[0] if loaded else "?"
+    text = f"{' '.join(found)} at {path}; the library that ngd finds is {found[0]} {version}"
+    if found[1].split(".")[0] != version.split(".")[0]:
+        yield Finding("mpirun", "trouble", f"{text}: their ranks would not meet", fix)
     else:
-        yield Finding("mpirun", "ok", f"{name} at {path}, as built with")
+        yield Finding("mpirun", "ok" if found[1] == version else "warning", text, fix)
 
 
 def version_of_mpirun(path: str) -> tuple[str, str] | None:
@@ -258,9 +263,6 @@ def _job(me: environment.Launch) -> Iterator[Finding]:
     """Under a launcher: whether the ranks meet, where each runs, and how fast they are."""
     place = f"{me.launcher}: rank {me.rank} of {me.size}, {me.local_size} of them on this host"
     yield Finding("launcher", "ok", place)
-    if me.launcher == "pmi" and build_info()["mode"] == "OMPI" and not me.one_host:
-        text = "another MPI's mpirun started the ranks, and ngd was built with Open MPI"
-        yield Finding("launcher", "trouble", text, "use Open MPI's mpirun")
     try:
         world = init()
         reports = _gather(world, _report(world))

@@ -26,6 +26,8 @@ _RECOGNISED: Final = (
     "PMIX_RANK",
     "PMI_RANK",
     "PMI_FD",
+    "FLUX_JOB_ID",
+    "FLUX_TASK_RANK",
     "TORCHELASTIC_RUN_ID",
     "SLURM_STEP_ID",
     "SLURM_PROCID",
@@ -38,7 +40,7 @@ class Launch:
     """One rank's place in its job, as its launcher tells it."""
 
     launcher: str
-    """"ngd", "openmpi", "pmi", "pmix", "torchrun", "plain", "slurm" or "alone"."""
+    """"ngd", "openmpi", "flux", "pmi", "pmix", "torchrun", "plain", "slurm" or "alone"."""
     rank: int
     size: int
     local_rank: int
@@ -60,12 +62,15 @@ def detect(environ: Environ | None = None) -> Launch:
     where there are not as many ranks as NGD_EXPECT_SIZE says.
     """
     environ = os.environ if environ is None else environ
-    places = (launcher(environ) for launcher in _LAUNCHERS)
-    found = next(
-        (place for place in places if place is not None), Launch("alone", 0, 1, 0, 1, None)
-    )
+    found = told_by_launcher(environ)
     expect_size(found.size, found.launcher, environ)
     return found
+
+
+def told_by_launcher(environ: Environ) -> Launch:
+    """The same, of however many ranks: for what only names this process."""
+    places = (launcher(environ) for launcher in _LAUNCHERS)
+    return next((place for place in places if place is not None), Launch("alone", 0, 1, 0, 1, None))
 
 
 def expect_size(size: int, launcher: str, environ: Environ) -> None:
@@ -100,19 +105,39 @@ def address_of_launcher(pipe: int) -> str:
 def tell_launcher(environ: Environ | None = None) -> None:
     """Let `ngd run` know that this rank is about to end, before its peers know."""
     environ = os.environ if environ is None else environ
+    if "NGD_MEMBER" in environ or "RANK" in environ:
+        say_to_launcher(environ.get("NGD_MEMBER") or environ["RANK"], environ)
+
+
+def say_to_launcher(word: str, environ: Environ) -> bool:
+    """Say a word to the `ngd run` that has started this process; False where nobody hears it."""
     path, _, inode = environ.get("NGD_LAUNCHER", "").partition(" ")
     of_another = environ.get("NGD_SURROUNDINGS") != surroundings(environ)
-    if not path or of_another or "RANK" not in environ:
-        return
+    if not path or of_another:
+        return False
     with contextlib.suppress(OSError):
         found = os.stat(path)
         if not stat.S_ISFIFO(found.st_mode) or str(found.st_ino) != inode:
-            return
+            return False
         pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            os.write(pipe, f"{environ['RANK']}\n".encode())
+            os.write(pipe, f"{word}\n".encode())
+            return True
         finally:
             os.close(pipe)
+    return False
+
+
+def label_of(job_key: str | None) -> str:
+    """What logs and metrics call a job: nobody learns the key from it. A rank alone: its pid's."""
+    key = f"label/{job_key or f'alone:{os.getpid()}'}".encode(errors="surrogateescape")
+    return hashlib.sha256(key).hexdigest()[:8]
+
+
+def name_of_metrics(launch: Launch) -> str:
+    """Where the ranks of a host meet for their metrics: an abstract socket, which is no file."""
+    key = f"metrics/{launch.job_key or f'alone:{os.getpid()}'}".encode(errors="surrogateescape")
+    return f"\0ngd-metrics-{hashlib.sha256(key).hexdigest()[:32]}"
 
 
 def name_of_place(launch: Launch) -> str:
@@ -160,6 +185,31 @@ def _openmpi(environ: Environ) -> Launch | None:
     )
 
 
+def _flux(environ: Environ) -> Launch | None:
+    """A task of `flux run`; it has PMI's variables as well, with the same numbers.
+
+    How many tasks a node has is not told, only how many nodes there are: on several, the tasks are
+    taken to be spread evenly.
+    """
+    if "FLUX_TASK_RANK" not in environ:
+        return None
+    if environ.get("PMI_SIZE") not in (None, environ.get("FLUX_JOB_SIZE")):
+        return None  # a task of Flux started Hydra
+    size = _number(environ, "FLUX_JOB_SIZE", least=1, because="FLUX_TASK_RANK")
+    nodes = _number(environ, "FLUX_JOB_NNODES", least=1, because="FLUX_TASK_RANK")
+    local_rank = _number(environ, "FLUX_TASK_LOCAL_ID", least=0, because="FLUX_TASK_RANK")
+    most = max(1, size - nodes + 1)  # where every other node has one
+    return _launch(
+        environ,
+        "flux",
+        f"flux:{environ.get('FLUX_JOB_ID_PATH') or environ.get('FLUX_JOB_ID', '')}",
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        "FLUX_TASK_LOCAL_ID",
+        min(max(-(-size // nodes), local_rank + 1), most),
+    )
+
+
 def _pmi(environ: Environ) -> Launch | None:
     """Hydra (MPICH, Intel MPI) and srun --mpi=pmi2.
 
@@ -171,14 +221,18 @@ def _pmi(environ: Environ) -> Launch | None:
     """
     if "PMI_RANK" not in environ:
         return None
+    of_srun = "MPI_LOCALNRANKS" not in environ and all(
+        environ.get(ours) == environ.get(slurms)
+        for ours, slurms in (("PMI_RANK", "SLURM_PROCID"), ("PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
+    )
     return _launch(
         environ,
         "pmi",
         _launcher_process(environ, "PMI_RANK"),
         "PMI_RANK",
         "PMI_SIZE",
-        "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
+        "SLURM_LOCALID" if of_srun else "MPI_LOCALRANKID",
+        _slurm_local_size(environ) if of_srun else "MPI_LOCALNRANKS",
     )
 
 
@@ -231,10 +285,12 @@ def _slurm(environ: Environ) -> Launch | None:
     )
 
 
-# The most specific first: Open MPI's ranks see PMIx's and, inside a job of Slurm, srun's as well.
+# The most specific first: Open MPI's ranks see PMIx's and, inside a job of Slurm, srun's as well;
+# Flux's see PMI's.
 _LAUNCHERS: Final[tuple[Callable[[Environ], Launch | None], ...]] = (
     _ngd,
     _openmpi,
+    _flux,
     _pmi,
     _pmix,
     _torchrun,

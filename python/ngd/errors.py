@@ -87,7 +87,7 @@ class GroupClosedError(CollectiveError):
 
 
 class WorkerError(Error, RuntimeError):
-    """A process that loads data died, or did not answer; the message names it."""
+    """Processes that load data, or workers, died or did not answer; the message names them."""
 
 
 class RetraceWarning(UserWarning):

@@ -34,10 +34,10 @@ import ngd
 MARKER = "NGD_TEST_JOB"
 LAUNCHED = re.compile(
     r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|(MASTER_|TORCHELASTIC_|OMPI_COMM_|PMIX?_|PRTE_"
-    r"|MPI_LOCAL|SLURM_|NGD_).*)"
+    r"|MPI_LOCAL|SLURM_|FLUX_|PET_|NGD_).*)"
 )
-OPEN_MPI_OWN = re.compile(r"(sm_segment|vader_segment|ucx_shm|psm2|sem\.|open_?mpi)")
-"""What Open MPI keeps in /dev/shm while it runs, and after somebody kills it.
+MPI_OWN = re.compile(r"(mpich_shm|sm_segment|vader_segment|ucx_shm|psm2|sem\.|open_?mpi)")
+"""What MPIs keep in /dev/shm while it runs, and after somebody kills it.
 
 In TMPDIR it keeps a folder named after the process ID of mpirun. An mpirun that finds such a folder
 of a killed one, whose number it got, does not start: each job has a TMPDIR of its own.
@@ -56,19 +56,21 @@ MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ
 needs_ranks = pytest.mark.skipif(MODE == "OFF", reason="built with NGD_DISTRIBUTED_ENABLE=OFF")
 
 
-def open_mpi() -> bool:
-    """Whether mpirun is there and Open MPI's."""
+def mpi_of_mpirun() -> str | None:
+    """Whose mpirun is there, as NGD_MPI calls it."""
     if MPIRUN is None:
-        return False
+        return None
     version = subprocess.run([MPIRUN, "--version"], capture_output=True, text=True, timeout=30)
-    return "Open MPI" in version.stdout
+    return "openmpi" if "Open MPI" in version.stdout else "mpich"
 
 
-HAS_OPEN_MPI = open_mpi()
+MPI = mpi_of_mpirun()
+HAS_OPEN_MPI = MPI == "openmpi"
 
 
 needs_mpi = pytest.mark.skipif(
-    MODE != "OMPI" or not HAS_OPEN_MPI, reason="needs mode OMPI and Open MPI's mpirun"
+    MODE != "OMPI" or MPI not in (ngd.build_info()["mpi"] or "").split(),
+    reason="needs mode OMPI and the mpirun of an MPI that it was built for",
 )
 
 
@@ -129,7 +131,7 @@ class Job:
             "NGD_TIMEOUT": "60",
             "NGD_CHECK": "1",
             "OMP_NUM_THREADS": "1",
-            "TMPDIR": str(self.folder),  # see OPEN_MPI_OWN
+            "TMPDIR": str(self.folder),  # see MPI_OWN
             **OPEN_MPI_ENVIRONMENT,
             **(env or {}),
         }
@@ -244,7 +246,7 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
         self._left(10)  # a killed one may still be writing into the folder
         new = set(os.listdir("/dev/shm")) - self.shm_before
-        shm = {file for file in new if not OPEN_MPI_OWN.match(file)}
+        shm = {file for file in new if not MPI_OWN.match(file)}
         shutil.rmtree(self.folder, ignore_errors=True)
         if kind is None and self.answers:
             assert not left, f"processes were left: {left}"
@@ -272,7 +274,7 @@ def launcher_command(launcher: str | Sequence[str], ranks: int) -> list[str]:
     """The command line before the program's."""
     if launcher == "mpirun":
         assert MPIRUN is not None
-        return [MPIRUN, "--oversubscribe", "-np", str(ranks)]
+        return [MPIRUN, *(["--oversubscribe"] if HAS_OPEN_MPI else []), "-np", str(ranks)]
     if launcher == "ngd run":
         return [sys.executable, "-m", "ngd.launch", "-n", str(ranks)]
     assert not isinstance(launcher, str), launcher
@@ -351,7 +353,7 @@ def caught(call: Callable[[], Any]) -> dict[str, Any]:
 
 def own_rank() -> str:
     """Which rank its launcher says that this process is."""
-    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+    names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "FLUX_TASK_RANK", "SLURM_PROCID")
     return next((os.environ[n] for n in names if n in os.environ), "0")
 
 

@@ -85,6 +85,63 @@ def test_slurms_environment() -> None:
         check_places(job.wait(60), 2)
 
 
+SEVERAL_HOSTS = {
+    "slurm": {
+        "SLURM_JOB_ID": "71",
+        "SLURM_STEP_ID": "3",
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_NODEID": "0",
+    },
+    "flux": {
+        "FLUX_JOB_ID": "97",
+        "FLUX_TASK_RANK": "0",
+        "FLUX_TASK_LOCAL_ID": "0",
+        "FLUX_JOB_SIZE": "2",
+        "FLUX_JOB_NNODES": "2",
+    },
+    "torchrun": {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29518",
+    },
+}
+
+
+def refused() -> dict[str, Any]:
+    return harness.caught(ngd.init)
+
+
+@pytest.mark.parametrize("launcher", SEVERAL_HOSTS)
+def test_hosts_that_ngd_cannot_reach_are_refused_with_the_cure(launcher: str) -> None:
+    """In mode MLSL there is one host; in mode OMPI MPI has to know of the ranks."""
+    reason = {
+        "MLSL": "2 ranks on several hosts (1 on this one), and shared memory, all that mode MLSL ",
+        "OMPI": f"2 ranks, but MPI sees 1: {launcher} tells this MPI nothing of its ranks",
+    }
+    with Job(refused, 1, start=[]) as job:
+        job.start(0, SEVERAL_HOSTS[launcher])
+        (outcome,) = job.wait(60)
+    assert outcome.value is not None, outcome
+    assert outcome.value["error"] == "InitError"
+    assert f"ngd.init: {launcher} started {reason[harness.MODE]}" in outcome.value["message"]
+    assert "mpirun" in outcome.value["message"]
+
+
+def test_fluxs_environment() -> None:
+    with Job(place, 2, start=[]) as job:
+        for rank in range(2):
+            env = {"FLUX_JOB_ID": "97", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "1"}
+            env |= {"FLUX_TASK_RANK": str(rank), "FLUX_TASK_LOCAL_ID": str(rank)}
+            job.start(rank, env)
+        check_places(job.wait(60), 2)
+
+
 def mark(number: int) -> list[int]:
     """Many collectives, to overlap with another job's."""
     world = ngd.init()

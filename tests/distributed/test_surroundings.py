@@ -150,6 +150,10 @@ def locales(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in ("de_DE", "tr_TR"):
             command = [localedef, "-i", name, "-f", "UTF-8", str(folder / f"{name}.UTF-8")]
             subprocess.run(command, capture_output=True, timeout=60)
+            use = f"import locale; locale.setlocale(locale.LC_ALL, '{name}.UTF-8')"
+            env = {**os.environ, "LOCPATH": str(folder)}
+            if subprocess.run([sys.executable, "-c", use], env=env, capture_output=True).returncode:
+                shutil.rmtree(folder / f"{name}.UTF-8", ignore_errors=True)  # not whole
     return folder
 
 

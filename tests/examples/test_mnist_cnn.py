@@ -3,10 +3,28 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from runs import ONE_RANK_ONLY, alone, expect_refused, report_of, start
+from runs import (
+    DEADLINE,
+    EXAMPLES,
+    ONE_RANK_ONLY,
+    alone,
+    expect_refused,
+    needs_ranks,
+    report_of,
+    start,
+)
+
+from ngd.checkpoint import read_safetensors
 
 EXAMPLE = "mnist_cnn.py"
 RANKS = [1] if ONE_RANK_ONLY else [1, 2, 4]
@@ -29,6 +47,41 @@ def test_it_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     more = report_of(alone(EXAMPLE, "--epochs", "2", "--save", tmp_path, "--resume"))
     assert more["steps"] == 44
     assert more["loss"] < first["loss"]
+
+
+@needs_ranks
+def test_a_signal_saves_and_it_goes_on_from_there(tmp_path: Path) -> None:
+    """`ngd run` hands SIGTERM on, and returns what all ranks return."""
+    options = ["--epochs", "3", "--save", str(tmp_path / "stopped")]
+    command = [sys.executable, "-m", "ngd.launch", "-n", "2", "--grace", "60", "--no-prefix", "--"]
+    job = subprocess.Popen(
+        [*command, str(EXAMPLES / EXAMPLE), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert job.stderr is not None
+        bar = ""
+        while not re.search(r" [1-9]\d*/22", bar):  # a step was made: both take the signal by now
+            bar += job.stderr.read(1) or pytest.fail(bar)
+        job.send_signal(signal.SIGTERM)
+        said, errors = job.communicate(timeout=DEADLINE)
+    finally:
+        job.kill()
+    assert job.returncode == os.EX_TEMPFAIL, errors
+    stopped = json.loads(said.splitlines()[-1])
+    assert stopped["steps"] < 3 * 22
+    again = report_of(start(EXAMPLE, 2, *options, "--resume"))
+    whole = report_of(start(EXAMPLE, 2, "--epochs", "3", "--save", tmp_path / "whole"))
+    assert again["steps"] == whole["steps"] == 3 * 22
+    first, second = (
+        read_safetensors(next((tmp_path / name).glob("*.safetensors")))
+        for name in ("stopped", "whole")
+    )
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name], err_msg=name)
 
 
 @pytest.mark.parametrize(

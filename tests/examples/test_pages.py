@@ -23,10 +23,13 @@ PAGES = [
     "tutorial",
     "functions",
     "data",
+    "diloco",
     "profiling",
+    "metrics",
     "from_pytorch",
     "from_jax",
     "from_ngraph",
+    "slurm",
 ]
 
 
@@ -37,8 +40,9 @@ def blocks(page: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_runs(page: str) -> None:
+def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page in turn, in one namespace, but for scripts."""
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": page}
     for number, block in enumerate(blocks(page)):
         if not SCRIPT.match(block):

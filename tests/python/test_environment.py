@@ -44,6 +44,23 @@ SRUN = {
     "SLURM_NODEID": "2",
     "SLURM_STEP_TASKS_PER_NODE": "2(x2),3",
 }
+FLUX = {
+    "FLUX_JOB_ID": "1234567890",
+    "FLUX_TASK_RANK": "3",
+    "FLUX_JOB_SIZE": "4",
+    "FLUX_JOB_NNODES": "2",
+    "FLUX_TASK_LOCAL_ID": "1",
+    "PMI_FD": "9",
+    "PMI_RANK": "3",
+    "PMI_SIZE": "4",
+}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+PBS = {
+    "PBS_JOBID": "71.head",
+    "PBS_NODEFILE": "/var/spool/pbs/aux/71.head",
+    "PBS_TASKNUM": "1",
+    "PBS_NODENUM": "0",
+}
 NGD = {
     "NGD_JOB": "a0b1",
     "RANK": "1",
@@ -66,6 +83,12 @@ NGD = {
             Launch("pmix", 5, 7, 1, 3, "pmix:slurm.pmix.77.3"),
         ),
         ({**SRUN, **OPENMPI}, Launch("openmpi", 3, 4, 1, 2, "pmix:prterun-host-17@1")),
+        (FLUX, Launch("flux", 3, 4, 1, 2, "flux:1234567890")),
+        ({**FLUX, "FLUX_JOB_ID_PATH": "/a/b"}, Launch("flux", 3, 4, 1, 2, "flux:/a/b")),
+        ({**SRUN, **FLUX}, Launch("flux", 3, 4, 1, 2, "flux:1234567890")),  # Flux inside of Slurm
+        ({**FLUX, **OPENMPI}, Launch("openmpi", 3, 4, 1, 2, "pmix:prterun-host-17@1")),
+        ({**PBS, **OPENMPI}, Launch("openmpi", 3, 4, 1, 2, "pmix:prterun-host-17@1")),
+        (PBS, Launch("alone", 0, 1, 0, 1, None)),  # a batch script
         ({**OPENMPI, **NGD}, Launch("ngd", 1, 2, 1, 2, "ngd:a0b1")),
     ],
 )
@@ -87,7 +110,34 @@ def test_a_shell_inside_an_allocation_of_slurm_is_alone(environ: dict[str, str])
     assert detect(environ).launcher == "alone"
 
 
-@pytest.mark.parametrize("environ", [TORCHRUN, {}])
+@pytest.mark.parametrize(
+    ("size", "nodes", "local_id", "local_size"),
+    [(4, 1, 0, 4), (1, 1, 0, 1), (4, 2, 0, 2), (5, 2, 3, 4), (5, 3, 0, 2), (2, 2, 0, 1)],
+)
+def test_flux_tells_nodes_but_not_the_tasks_of_each(
+    size: int, nodes: int, local_id: int, local_size: int
+) -> None:
+    numbers = {"FLUX_JOB_SIZE": size, "FLUX_JOB_NNODES": nodes, "FLUX_TASK_LOCAL_ID": local_id}
+    numbers |= {"FLUX_TASK_RANK": local_id, "PMI_SIZE": size, "PMI_RANK": local_id}
+    launch = detect({**FLUX, **{name: str(number) for name, number in numbers.items()}})
+    assert (launch.local_rank, launch.local_size) == (local_id, local_size)
+    assert launch.one_host == (nodes == 1)
+
+
+def test_srun_with_pmi2_tells_the_tasks_of_each_node() -> None:
+    """Hydra in a task of srun has its own numbers, and those of its own ranks."""
+    pmi = {"PMI_RANK": "5", "PMI_SIZE": "7", "PMI_FD": "9"}
+    of_srun, of_hydra = detect({**SRUN, **pmi}), detect({**SRUN, **HYDRA})
+    assert (of_srun.launcher, of_srun.local_rank, of_srun.local_size) == ("pmi", 1, 3)
+    assert (of_hydra.rank, of_hydra.local_rank, of_hydra.local_size) == (1, 0, 1)
+
+
+def test_hydra_in_a_task_of_flux_makes_a_job_of_its_own() -> None:
+    launch = detect({**FLUX, **HYDRA})
+    assert (launch.launcher, launch.rank, launch.size) == ("pmi", 1, 2)
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, FLUX, PBS, {}])
 def test_a_job_of_another_size_than_expected_is_refused(environ: dict[str, str]) -> None:
     size = detect(environ).size
     for text in ("", str(size)):
@@ -122,6 +172,9 @@ def test_two_restarts_of_one_torchrun_are_two_jobs() -> None:
         ({k: v for k, v in TORCHRUN.items() if k != "MASTER_ADDR"}, "MASTER_ADDR"),
         ({**OPENMPI, "OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE='x'"),
         ({"PMI_RANK": "0"}, "PMI_SIZE"),
+        ({**FLUX, "FLUX_JOB_NNODES": "none"}, "FLUX_JOB_NNODES='none'"),
+        ({**FLUX, "FLUX_TASK_LOCAL_ID": "3"}, "FLUX_TASK_LOCAL_ID=3"),
+        ({"FLUX_TASK_RANK": "0"}, "FLUX_JOB_SIZE is not set although FLUX_TASK_RANK is"),
         ({"PMIX_RANK": "0"}, "SLURM_STEP_NUM_TASKS"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2"}, "SLURM_STEP_TASKS_PER_NODE"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE"),

@@ -27,13 +27,15 @@ LONG_FOR_A_REASON = "long because"
 # Each row may import the rows above it, and within itself.
 LAYERS = (
     {"errors", "kinds", "local"},
-    {"dtype", "config", "environment", "binding", "sites"},
+    {"dtype", "config", "environment", "binding", "members", "sites"},
+    {"logs"},
     {"array_methods", "cost", "narrowing", "trees"},
     {"ir"},
     {"arrays"},
     {"ops"},
     {"autodiff", "reference", "variable", "passes"},
     {"collectives"},
+    {"metrics"},
     {"arguments", "distributed"},
     {"profiling"},
     {"devices"},
@@ -44,7 +46,7 @@ LAYERS = (
     {"optim"},
     {"nn", "data", "checkpoint"},
     {"train"},
-    {"cli", "doctor", "horovod", "jax", "profiler", "torch"},
+    {"cli", "doctor", "horovod", "jax", "kvstore", "paddle", "profiler", "ray", "torch"},
 )
 USERS_OF_THE_CORE = {
     "collectives",
@@ -52,6 +54,7 @@ USERS_OF_THE_CORE = {
     "devices",
     "distributed",
     "jax",
+    "metrics",
     "profiling",
     "torch",
     "variable",

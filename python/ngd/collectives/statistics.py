@@ -80,14 +80,17 @@ def comm_stats() -> CommStats:
         A list of CallStats, the longest waits first; print it for a table. Empty where nothing is
         counted (in a group of one). Groups that are closed and forgotten are not in it.
     """
-    rows = []
-    for group in living(GROUPS):
-        for kind, op, site, calls, moved, seconds, waited, last in group.communicator.stats():
-            name = kind if op == "none" else f"{kind}({op})"
-            rows.append(
-                CallStats(group.name, name, site, calls, moved, seconds, waited, tuple(last))
-            )
+    rows = [row for group in living(GROUPS) for row in stats_of(group)]
     return CommStats(sorted(rows, key=lambda row: (-row.waited, row.group, row.op, row.site)))
+
+
+def stats_of(group: Group) -> list[CallStats]:
+    """The rows of one group."""
+    rows = []
+    for kind, op, site, calls, moved, seconds, waited, last in group.communicator.stats():
+        name = kind if op == "none" else f"{kind}({op})"
+        rows.append(CallStats(group.name, name, site, calls, moved, seconds, waited, tuple(last)))
+    return rows
 
 
 def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:

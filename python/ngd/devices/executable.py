@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
-from .. import _core, arguments
+from .. import _core, arguments, metrics
 from ..arrays import destination
 from ..collectives import Group, compare_ranks
 from ..cost import Cost
@@ -92,6 +93,30 @@ class Executable(Protocol):
         ...
 
 
+class CountedHold(_core.Hold):
+    """The variables of an executable whose runs are counted, for NGD_METRICS."""
+
+    def __init__(
+        self, read: list[_core.Cell], written: list[_core.Cell], device: str, tally: metrics.Tally
+    ) -> None:
+        super().__init__(read, written, device)
+        self.tally = tally
+
+    def run(self, step: Any, inputs: list[Array], outputs: list[Array]) -> None:
+        """Run step.run(inputs, outputs); one that fails does not count."""
+        begin = perf_counter()
+        super().run(step, inputs, outputs)
+        self.tally.add(perf_counter() - begin)
+
+
+def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _core.Hold:
+    """What holds the variables of an executable while it runs."""
+    if not metrics.wanted():
+        return _core.Hold(read, written, device)
+    metrics.begin()
+    return CountedHold(read, written, device, metrics.tally(call_site()))
+
+
 class CompiledStep(BoundToProcess):
     """A compiled step of whatever device; see Executable."""
 
@@ -106,7 +131,7 @@ class CompiledStep(BoundToProcess):
         self.variables = [v for v in graph.variables if isinstance(v, Variable)]
         self.written = [v for v, _ in graph.updates if isinstance(v, Variable)]
         written = {v.id for v in self.written}
-        self.hold = _core.Hold(
+        self.hold = hold_of(
             [v.cell for v in self.variables if v.id not in written],
             [v.cell for v in self.written],
             self.device,

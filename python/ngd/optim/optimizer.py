@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -140,6 +141,17 @@ class Optimizer:
         They are made as `update` or `updates` meets the parameters.
         """
         return dict(self._state)
+
+    def apart(self, name: str) -> Optimizer:
+        """The same rule, options and learning rate with a count of updates and a state of its own.
+
+        It does not clip: a norm over some of the parameters is none over all.
+        """
+        other = copy.copy(self)
+        other.name, other.clip_norm = name, None
+        other._state, other._accumulators, other._weighted = {}, {}, None
+        other.step = other.state_variable("step", (), np.dtype(np.int64))
+        return other
 
     def state_variable(
         self, key: str, shape: tuple[int, ...], dtype: Any, initial: float = 0.0
