@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from inject_sites import FUNCTIONS, Sites, find
-from inject_unreached import CANNOT_FAIL, UNREACHED, reasons
+from inject_unreached import CALLED_BY_OTHERS, CANNOT_FAIL, UNREACHED, reasons
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "inject"
@@ -711,19 +711,20 @@ def reached(hook: Hook) -> tuple[dict[str, Any], list[str]]:
     """How many sites were reached, and why the others were not; what is wrong with that."""
     names = {site: hook.sites.names[site] for site in hook.sites.listed}
     cannot_fail, wrong = reasons(names, CANNOT_FAIL, ROOT)
+    others, absent = reasons(names, CALLED_BY_OTHERS, ROOT)
     known, stale = reasons(names, UNREACHED, ROOT)
     flags = hook.flags("reached")
-    wrong += stale
+    wrong += absent + stale
     wrong += [
         f"{names[site]} was reached: {why}?" for site, why in cannot_fail.items() if site in flags
     ]
-    sites = names.keys() - cannot_fail.keys()
+    sites = names.keys() - cannot_fail.keys() - others.keys()
     share = len(sites & flags) / len(sites)
     if share < WANTED_SHARE and os.geteuid() == 0:  # nobody else can be another user, too
         wrong.append(f"of the sites {share:.1%} were reached, not {WANTED_SHARE:.0%}")
     missing = {names[site]: known.get(site, "?") for site in sorted(sites - flags)}
     counted = {"sites": len(sites), "reached": len(sites & flags), "unreached": missing}
-    return {**counted, "cannot_fail": len(cannot_fail)}, wrong
+    return {**counted, "cannot_fail": len(cannot_fail), "of_others": len(others)}, wrong
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 """The one table of what inject.py does not reach, with the reasons; it is printed and checked.
 
 A line names a file, a part of a line of its source, and why. An allocation that is never asked for
-cannot fail: those lines are no sites. The others could, somewhere else.
+cannot fail: those lines are no sites. What XLA calls are none either: no rank here has it. The
+others could, somewhere else.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ CANNOT_FAIL = (
     ("conv.cpp", 'Verdict::reject("slow in oneDNN")', SHORT),
     ("headroom.cpp", "path.resize(", SHRINKS),
 )
+
+XLA = "XLA alone calls it"
+
+CALLED_BY_OTHERS = (("bridges/xla.cpp", "", XLA),)
 
 CGROUP = "is asked only where a memory cgroup has a limit"
 FORKED = "the ranks here are forked, and start no threads of OpenMP"
