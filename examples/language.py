@@ -72,6 +72,7 @@ class Training:
             weight_decay=0.1,
             groups=[optim.ParameterGroup(optim.is_vector, weight_decay=0.0)],
             clip_norm=1.0,
+            loss_scale=optim.LossScale() if args.precision == "float16" else None,
         )
         self.rows = args.batch // world.size
         given = ngd.placeholder("tokens", (self.rows, args.context + 1), "int64")
@@ -178,7 +179,8 @@ def parser_of(description: str | None, **defaults: Any) -> argparse.ArgumentPars
     add("--seed", type=int, default=0)
     add("--sample", type=int, default=200, help="how many tokens to write at the end")
     add("--device", choices=["CPU", "INTERPRETER"], default="CPU")
-    add("--precision", choices=["float32", "bfloat16"], default="float32", help="of training")
+    precisions = ["float32", "bfloat16", "float16"]
+    add("--precision", choices=precisions, default="float32", help="of training")
     add("--shard", choices=["none", "host"], default="none", help="host: weights once a host")
     add("--save", type=Path, metavar="DIR", help="where checkpoints go")
     add("--every", type=int, default=500, help="steps between two checkpoints")

@@ -116,6 +116,7 @@ def read_images(args: argparse.Namespace) -> tuple[Any, Any, int, list[Any], lis
 
 def make_optimizer(steps: int, args: argparse.Namespace) -> optim.Optimizer:
     """Momentum with a rate that falls in three steps, or the large-batch preset."""
+    scale = optim.LossScale() if args.precision == "float16" else None
     epoch = max(steps // max(args.epochs, 1), 1)
     warming = WARM_UP_EPOCHS * epoch if args.epochs > WARM_UP_EPOCHS else 1
     rest = max(steps - warming, 1)
@@ -124,12 +125,14 @@ def make_optimizer(steps: int, args: argparse.Namespace) -> optim.Optimizer:
         falling = optim.polynomial(rate, rest, power=2)
         still = optim.ParameterGroup(optim.is_vector, weight_decay=0.0, adapt=False)
         schedule = optim.warm_up(falling, warming)
-        return optim.LARS(schedule, weight_decay=5e-4, trust=0.001, groups=[still])
+        return optim.LARS(
+            schedule, weight_decay=5e-4, trust=0.001, groups=[still], loss_scale=scale
+        )
     rate = optim.linear_scaling(args.lr or 0.1, args.batch)
     falling = optim.steps(rate, {int(rest * part): 0.1 for part in (1 / 3, 2 / 3, 8 / 9)})
     still = optim.ParameterGroup(optim.is_vector, weight_decay=0.0)
     schedule = optim.warm_up(falling, warming)
-    return optim.SGD(schedule, momentum=0.9, weight_decay=1e-4, groups=[still])
+    return optim.SGD(schedule, momentum=0.9, weight_decay=1e-4, groups=[still], loss_scale=scale)
 
 
 class Training:
@@ -262,7 +265,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--workers", type=int, default=0, help="processes a rank that load images")
     add("--seed", type=int, default=0)
     add("--dtype", choices=["float32", "float64"], default="float32")
-    add("--precision", choices=["float32", "bfloat16"], default="float32", help="of training")
+    precisions = ["float32", "bfloat16", "float16"]
+    add("--precision", choices=precisions, default="float32", help="of training")
     add("--shard", choices=["none", "host"], default="none", help="host: weights once a host")
     add("--device", choices=["CPU", "INTERPRETER"], default="CPU")
     add("--weights", type=Path, metavar="FILE", help="torchvision's weights (safetensors)")

@@ -19,7 +19,6 @@ import ngd
 
 EXAMPLE = "gpt.py"
 both = pytest.mark.parametrize("example", ["gpt.py", "lstm.py"])
-PRECISIONS = ("float32", "bfloat16")
 TEXT = "A rank that has left is named. The others are told, and nothing hangs. " * 60
 
 
@@ -46,8 +45,10 @@ def test_two_ranks_learn_what_one_learns(example: str, shard: str, text: Path) -
     np.testing.assert_allclose(two["bits_a_token"], one["bits_a_token"], rtol=1e-3)
 
 
-def test_bfloat16_learns_what_float32_learns(text: Path) -> None:
-    exact, found = (train("gpt.py", 1, "--data", text, "--precision", p) for p in PRECISIONS)
+@pytest.mark.parametrize("how", [("bfloat16",), ("float16", "--device", "INTERPRETER")])
+def test_two_bytes_learn_what_float32_learns(how: tuple[str, ...], text: Path) -> None:
+    given = ["--data", text, "--precision"]
+    exact, found = (train("gpt.py", 1, *given, *each) for each in (("float32",), how))
     np.testing.assert_allclose(found["loss"], exact["loss"], rtol=0.01)
     np.testing.assert_allclose(found["bits_a_token"], exact["bits_a_token"], rtol=0.01)
 

@@ -13,6 +13,7 @@ from .averaging import ExponentialMovingAverage
 from .clipping import clip_by_global_norm, global_norm
 from .large_batch import LAMB, LARS
 from .lion import Lion
+from .loss_scale import LossScale
 from .muon import Muon
 from .optimizer import Optimizer, ParameterGroup, State, is_vector
 from .schedules import constant, cosine, linear_scaling, polynomial, steps, warm_up
@@ -27,6 +28,7 @@ __all__ = [
     "AdamW",
     "ExponentialMovingAverage",
     "Lion",
+    "LossScale",
     "Muon",
     "Optimizer",
     "ParameterGroup",

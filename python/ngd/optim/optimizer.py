@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import Node, Variable, float32, float64, grad, ops, trees, variable
 from .clipping import clip_by_global_norm
+from .loss_scale import LossScale
 
 Rate: TypeAlias = float | Node | Callable[[Node], Node]
 """A learning rate: a number, a node, or a schedule (a function of the number of updates)."""
@@ -47,13 +48,25 @@ class ParameterGroup:
         return any(of is other for other in self._variables)
 
 
+def updated(before: Variable, value: Node, where: Node | None) -> Node:
+    """The next value of a variable, which stays as it is where `where` is false."""
+    return value if where is None else ops.where(where, value, before)
+
+
 class State:
     """What a rule sees of one variable: its options, the step's scalars, and its state."""
 
     def __init__(
-        self, optimizer: Optimizer, of: Variable, rate: Node, step: Node, options: dict[str, Any]
+        self,
+        optimizer: Optimizer,
+        of: Variable,
+        rate: Node,
+        step: Node,
+        options: dict[str, Any],
+        where: Node | None,
     ) -> None:
         self._optimizer, self._variable, self.options = optimizer, of, options
+        self._where = where
         self.dtype = of.dtype if of.dtype == float64 else float32
         self.rate = rate * options["learning_rate_factor"]
         """The learning rate, in float64."""
@@ -77,8 +90,9 @@ class State:
 
     def keep(self, name: str, value: Node) -> Node:
         """Set the next value of a part of the state; returns it."""
-        self.next[self.now(name)] = value
-        return value
+        before = self.now(name)
+        self.next[before] = updated(before, value, self._where)
+        return self.next[before]
 
 
 class Optimizer:
@@ -94,6 +108,9 @@ class Optimizer:
         Parameters with other options; see ParameterGroup.
     clip_norm
         The largest global norm of the gradients; see clip_by_global_norm.
+    loss_scale
+        What `update` multiplies the loss by, for steps in float16; see LossScale. Its variables are
+        a part of `state`.
     name
         What the names of the state begin with; by default the class's, in small letters. Two
         optimizers in one step need two names.
@@ -105,12 +122,13 @@ class Optimizer:
         *,
         groups: Sequence[ParameterGroup] = (),
         clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
         name: str | None = None,
         **options: Any,
     ) -> None:
         self.name = name or type(self).__name__.lower()
         self.options = {"learning_rate_factor": 1.0, **options}
-        self.groups, self.clip_norm = list(groups), clip_norm
+        self.groups, self.clip_norm, self.loss_scale = list(groups), clip_norm, loss_scale
         for group in self.groups:
             for option in group.options.keys() - self.options.keys():
                 raise TypeError(
@@ -140,15 +158,15 @@ class Optimizer:
 
         They are made as `update` or `updates` meets the parameters.
         """
-        return dict(self._state)
+        return self._state | (self.loss_scale.state if self.loss_scale else {})
 
     def apart(self, name: str) -> Optimizer:
         """The same rule, options and learning rate with a count of updates and a state of its own.
 
-        It does not clip: a norm over some of the parameters is none over all.
+        It does not clip: a norm over some of the parameters is none over all. It scales no loss.
         """
         other = copy.copy(self)
-        other.name, other.clip_norm = name, None
+        other.name, other.clip_norm, other.loss_scale = name, None, None
         other._state, other._accumulators, other._weighted = {}, {}, None
         other.step = other.state_variable("step", (), np.dtype(np.int64))
         return other
@@ -199,7 +217,11 @@ class Optimizer:
             reset = {a: ops.zeros(a.shape, a.dtype) for a in sums}
         kind = "mean" if weight is None else "sum"
         averaged = [ops.all_reduce(g, op=kind, group=group) for g in gradients]
-        return self.updates(dict(zip(variables, averaged, strict=True))) | reset
+        found = dict(zip(variables, averaged, strict=True))
+        if self.loss_scale is None:
+            return self.updates(found) | reset
+        found, finite = self.loss_scale.unscaled(found)
+        return self.updates(found, where=finite) | self.loss_scale.updates(finite) | reset
 
     def accumulate(
         self, loss: Node, parameters: Any, *, weight: Any = None, group: Any = None
@@ -218,12 +240,14 @@ class Optimizer:
     def _gradients(
         self, where: str, loss: Node, variables: list[Any], weight: Any, group: Any
     ) -> list[Node]:
-        """Differentiate the sum over ranks of weight * loss / sum of the weights.
+        """Differentiate the sum over ranks of weight * loss / sum of the weights, scaled.
 
         The loss is weighted, not its gradient: if the loss reaches a collective, as it does with
         synchronized batch normalization, the gradient has parts of the other ranks' losses.
         """
         gradients: list[Node]
+        if self.loss_scale is not None:
+            loss = self.loss_scale.scaled(loss)
         if weight is None:
             gradients = grad(loss, variables)
             return gradients
@@ -245,20 +269,26 @@ class Optimizer:
                 f"{self.name}: {where}: expected weights for all micro-batches, or for none"
             )
 
-    def updates(self, gradients: Mapping[Variable, Node]) -> dict[Variable, Node]:
-        """Return the updates for ngd.compile, from gradients that are equal on all ranks."""
+    def updates(
+        self, gradients: Mapping[Variable, Node], *, where: Node | None = None
+    ) -> dict[Variable, Node]:
+        """Return the updates for ngd.compile, from gradients that are equal on all ranks.
+
+        Where the bool `where` is false, all stay as they are. `loss_scale` is for `update` alone:
+        gradients that come here are those of the loss itself.
+        """
         self._variables("updates", list(gradients))
         if self.clip_norm is not None:
             gradients, _ = clip_by_global_norm(dict(gradients), self.clip_norm)
         done = ops.cast(self.step, float64)
         rate = self.learning_rate
         rate = ops.cast(rate if isinstance(rate, Node) else rate(done), float64)
-        made: dict[Variable, Node] = {self.step: self.step + 1}
+        made: dict[Variable, Node] = {self.step: updated(self.step, self.step + 1, where)}
         for v, g in gradients.items():
             options = next((o.options for o in self.groups if o.holds(v)), {})
-            state = State(self, v, rate, done + 1.0, {**self.options, **options})
+            state = State(self, v, rate, done + 1.0, {**self.options, **options}, where)
             new = self.rule(ops.cast(v, state.dtype), ops.cast(g, state.dtype), state)
-            made[v] = ops.cast(new, v.dtype)
+            made[v] = updated(v, ops.cast(new, v.dtype), where)
             made |= state.next
         return made
 
