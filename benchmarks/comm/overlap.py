@@ -3,7 +3,7 @@
 
     python benchmarks/comm/overlap.py [--rate 1gbit] [--megabytes 16] [--rounds 7]
 
-Needs what tests/distributed/hosts.py needs: root, network namespaces, Open MPI. A step starts an
+Needs what benchmarks/namespaces.py needs: root, iproute2, mode OMPI, Open MPI. A step starts an
 all-reduce, computes, and waits; the computation is made to take as long as the transfer. A JSON
 line for NGD_PROGRESS=on, off and auto: medians in milliseconds over the rounds of the slowest
 rank, and the step over the larger of its two parts.
@@ -25,9 +25,9 @@ import numpy as np
 
 import ngd
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "distributed")]
-from timing import cpu_name  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import namespaces
+from timing import cpu_name
 
 
 def options() -> argparse.Namespace:
@@ -98,21 +98,16 @@ def main() -> int:
             line = {"progress": os.environ["NGD_PROGRESS"], "rate": args.rate, **figures}
             print(json.dumps({**line, "cpu": cpu_name()}), flush=True)
         return 0
-    import harness
-    import hosts
-
-    if reason := hosts.why_not():
+    if reason := namespaces.why_not():
         print(f"cannot play two hosts here: {reason}", file=sys.stderr)
         return 1
-    with hosts.Hosts(2) as both:
+    with namespaces.Hosts(2) as both:
         both.slow_down(args.rate)
         for progress in ("on", "off", "auto"):
             switches = {"NGD_PROGRESS": progress, "NGD_THREADS": os.environ.get("NGD_THREADS", "1")}
             switches |= {"NGD_TIMEOUT": "60", "OMP_NUM_THREADS": "1", "NGD_CHECK": "0"}
-            switches |= {harness.MARKER: "overlap"}
-            environment = {**os.environ, **harness.OPEN_MPI_ENVIRONMENT, **switches}
-            passed_on = [word for name in ("NGD_PROGRESS", "NGD_THREADS") for word in ("-x", name)]
-            command = [*both.launcher(1, *passed_on), sys.executable, *sys.argv]
+            environment = {**os.environ, **namespaces.OPEN_MPI, **switches}
+            command = [*both.mpirun(1, switches), sys.executable, *sys.argv]
             status = subprocess.run(command, env=environment, timeout=300).returncode
             if status != 0:
                 return status

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples a second over the number of ranks of one host, a thread each: ngd beside its peers.
+"""Samples a second over the number of ranks, a thread each, on one host or several.
 
 python benchmarks/models/scaling.py --network resnet50 --batch 8 --ranks 1 2 4 --peers torch \
     --peer-python PATH --chart docs/images/scaling.svg
 
-One JSON line a number of ranks: the medians of the turns. Where ranks outnumber cores, they share.
+One JSON line a number of hosts and of ranks: the medians of the turns. Where ranks outnumber cores,
+they share. With --hosts 1 2, the ranks are also divided among two hosts, which are network
+namespaces (namespaces.py: root, mode OMPI, Open MPI); of --ranks the multiples of two count there.
+Open MPI's mpirun then starts the ranks of all programs, and PyTorch's speak over gloo.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -19,28 +23,79 @@ from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from timing import cpu_name, last_line  # noqa: E402
-from turns import command_of, parser_of  # noqa: E402
+import namespaces  # noqa: E402
+from timing import CLASSES, FEATURES, cpu_name, last_line  # noqa: E402
+from turns import command_of, parser_of, program_of  # noqa: E402
 
 COLORS = {"ngd": "#c1272d", "torch": "#0000a7", "jax": "#008176"}
+MARKERS = "os^Dv"
+MEETING = {"MASTER_ADDR": namespaces.address(0), "MASTER_PORT": "29500"}
+MEETING |= {"GLOO_SOCKET_IFNAME": "eth0"}
+"""Where PyTorch's ranks meet: on the first host."""
+AS_RANK = (
+    "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE "
+    'LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK; exec "$@"'
+)
+"""Tells a program what mpirun says in names of its own."""
 
 
-def measured(args: Any, programs: list[str], ranks: int) -> dict[str, Any]:
+class Places:
+    """Where the ranks run: this host, or hosts of their own while the context lasts."""
+
+    def __init__(self, hosts: int, rate: str | None) -> None:
+        self.count, self.rate = hosts, rate
+        self.hosts = namespaces.Hosts(hosts) if hosts > 1 else None
+
+    def __enter__(self) -> Places:
+        if self.hosts is not None:
+            self.hosts.__enter__()
+            if self.rate:
+                self.hosts.slow_down(self.rate)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self.hosts is not None:
+            self.hosts.__exit__(*error)
+
+    def turn(self, program: str, script: str, options: list[str], case: Any) -> dict[str, Any]:
+        """What one turn of a program reports."""
+        if self.hosts is None:
+            return last_line(command_of(program, script, options, case), program)
+        names = [*MEETING, *(name for name in os.environ if name.startswith("NGD_"))]
+        launcher = self.hosts.mpirun(case.ranks // self.count, names)
+        line = [*launcher, "/bin/sh", "-c", AS_RANK, program]
+        line += program_of(program, script, options, case)
+        return last_line(line, program, {**os.environ, **namespaces.OPEN_MPI, **MEETING})
+
+
+def why_not(args: Any, programs: list[str]) -> str | None:
+    """The reason why this cannot be measured on several hosts."""
+    if others := [p for p in programs if p.partition("-")[0] not in ("ngd", "torch")]:
+        return f"{', '.join(others)}: one process has all ranks' work"
+    if any(all(ranks % hosts for ranks in args.ranks) for hosts in args.hosts):
+        return "no number of ranks is a multiple of it"
+    return namespaces.why_not()
+
+
+def measured(args: Any, programs: list[str], places: Places, ranks: int) -> dict[str, Any]:
     """Samples a second of every program, with so many ranks."""
     case = argparse.Namespace(**{**vars(args), "ranks": ranks})
     if args.network == "mlp":
         script, options = "mlp", ["--hidden", *map(str, args.hidden)]
+        name = "-".join(map(str, (FEATURES, *args.hidden, CLASSES)))
     else:
+        name = args.network
         script, options = "network", ["--network", args.network, "--warm-up", "3"]
     rates: dict[str, list[float]] = {program: [] for program in programs}
     for _ in range(args.turns):
         for program, found in rates.items():
-            line = last_line(command_of(program, script, options, case), program)
+            line = places.turn(program, script, options, case)
             found.append(1e6 * args.batch * ranks / line["us_per_step"])
     medians = {program: round(statistics.median(found), 2) for program, found in rates.items()}
     return {
-        "network": args.network,
+        "network": name,
         "batch": args.batch,
+        "hosts": places.count,
         "ranks": ranks,
         "precision": args.precision,
         "cpu": cpu_name(),
@@ -58,14 +113,20 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 4.2), layout="constrained")
-    ranks = [line["ranks"] for line in lines]
-    for program in lines[0]["samples_per_s"]:
-        rates = [line["samples_per_s"][program] for line in lines]
-        color = COLORS[program.partition("-")[0]]
-        axes.plot(ranks, rates, color=color, marker="o", label=program)
-        ideal = [rates[0] / ranks[0] * n for n in ranks if n <= lines[0]["cores"]]
-        axes.plot(ranks[: len(ideal)], ideal, color=color, linestyle="--", linewidth=1, alpha=0.6)
-    axes.set_xticks(ranks, list(map(str, ranks)))
+    for place, hosts in enumerate(dict.fromkeys(line["hosts"] for line in lines)):
+        there = [line for line in lines if line["hosts"] == hosts]
+        ranks = [line["ranks"] for line in there]
+        for program in lines[0]["samples_per_s"]:
+            rates = [line["samples_per_s"][program] for line in there]
+            how = {"color": COLORS[program.partition("-")[0]], "marker": MARKERS[place]}
+            label = f"{program}, {hosts} hosts" if hosts > 1 else program
+            axes.plot(ranks, rates, label=label, alpha=1 if place == 0 else 0.6, **how)
+            if place == 0:
+                ideal = [rates[0] / ranks[0] * n for n in ranks if n <= lines[0]["cores"]]
+                dashed = {"color": how["color"], "linestyle": "--", "linewidth": 1, "alpha": 0.6}
+                axes.plot(ranks[: len(ideal)], ideal, **dashed)
+    ticks = sorted({line["ranks"] for line in lines})
+    axes.set_xticks(ticks, list(map(str, ticks)))
     axes.set_ylim(bottom=0)
     axes.set_xlabel("ranks")
     axes.set_ylabel("samples / s")
@@ -83,12 +144,20 @@ def main() -> None:
     parser = parser_of(__doc__, batch=8, steps=1, ranks=[1, 2, 4, 8])
     parser.add_argument("--network", default="resnet50", help='of networks.py, or "mlp"')
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 1024, 1024])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1], help="to divide ranks among")
+    parser.add_argument("--rate", help="of each host's link, as tc writes it: 1gbit")
     parser.add_argument("--chart", type=Path)
     args = parser.parse_args()
+    programs = ["ngd", *filter(None, args.peers.split(","))]
+    if max(args.hosts) > 1 and (reason := why_not(args, programs)):
+        parser.error(f"--hosts: {reason}")
     lines = []
-    for ranks in args.ranks:
-        lines.append(measured(args, ["ngd", *filter(None, args.peers.split(","))], ranks))
-        print(json.dumps(lines[-1]), flush=True)
+    with contextlib.ExitStack() as kept:
+        for hosts in args.hosts:
+            places = kept.enter_context(Places(hosts, args.rate))
+            for ranks in (n for n in args.ranks if n % hosts == 0):
+                lines.append(measured(args, programs, places, ranks))
+                print(json.dumps(lines[-1]), flush=True)
     if args.chart:
         draw(lines, args.chart)
 

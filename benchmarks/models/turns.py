@@ -38,8 +38,8 @@ def parser_of(
     return parser
 
 
-def command_of(program: str, script: str, case: Sequence[str], args: Any) -> list[str]:
-    """The command line of one turn of a program; "torch-compile" is torch with --compile.
+def program_of(program: str, script: str, case: Sequence[str], args: Any) -> list[str]:
+    """The command line of one rank of a program; "torch-compile" is torch with --compile.
 
     "ngd-shard" is ngd with --shard.
     """
@@ -48,14 +48,20 @@ def command_of(program: str, script: str, case: Sequence[str], args: Any) -> lis
     options += ["--threads", str(args.threads), *([f"--{option}"] if option else [])]
     options += ["--precision", args.precision]
     if name == "ngd":
-        launcher = ["-m", "ngd.launch", "-n", str(args.ranks), "--no-prefix"]
-        return [sys.executable, *launcher, "--", str(HERE / f"{script}_ngd.py"), *options]
-    file = str(HERE / "peers" / f"{script}_{name}.py")
+        return [sys.executable, str(HERE / f"{script}_ngd.py"), *options]
+    return [args.peer_python, str(HERE / "peers" / f"{script}_{name}.py"), *options]
+
+
+def command_of(program: str, script: str, case: Sequence[str], args: Any) -> list[str]:
+    """The command line of one turn of a program, with all of its ranks."""
+    python, *rest = program_of(program, script, case, args)
+    name = program.partition("-")[0]
+    if name == "ngd":
+        return [python, "-m", "ngd.launch", "-n", str(args.ranks), "--no-prefix", "--", *rest]
     if name == "torch" and args.ranks > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone"]
-        launcher += ["--nproc-per-node", str(args.ranks)]
-        return [args.peer_python, *launcher, file, *options]
-    return [args.peer_python, file, *options, "--ranks", str(args.ranks)]
+        return [python, *launcher, "--nproc-per-node", str(args.ranks), *rest]
+    return [python, *rest, "--ranks", str(args.ranks)]
 
 
 def compare_network(description: str | None, name: str, batch: int) -> None:

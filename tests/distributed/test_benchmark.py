@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""benchmarks/comm/bench.py runs, checks what it measures, and draws."""
+"""benchmarks/comm/bench.py, and models/scaling.py over hosts, run and draw."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import harness
 import pytest
+from hosts import permitted
+
+__all__ = ["permitted"]
 
 pytestmark = harness.needs_ranks
 
 COMM = Path(__file__).parents[2] / "benchmarks" / "comm"
+SCALING = COMM.parent / "models" / "scaling.py"
 KINDS = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
 
 
-def test_every_kind_has_its_lines() -> None:
+def lines_of(program: Path, *options: str) -> list[dict[str, Any]]:
+    """What a benchmark prints."""
     env = {k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)}
-    options = ["--kind", *KINDS, "--ranks", "1", "3", "--bytes", "8", "12288", "--turns", "2"]
-    done = subprocess.run(
-        [sys.executable, str(COMM / "bench.py"), *options],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    command = [sys.executable, str(program), *options]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_kind_has_its_lines() -> None:
+    options = ["--kind", *KINDS, "--ranks", "1", "3", "--bytes", "8", "12288", "--turns", "2"]
+    lines = lines_of(COMM / "bench.py", *options)
     cases = [(line["kind"], line["ranks"], line["from"], line["bytes"]) for line in lines]
     expected = {
         (kind, ranks, way, nbytes)
@@ -59,3 +64,16 @@ def test_the_chart(tmp_path: Path) -> None:
     text = (tmp_path / "chart.svg").read_text()
     assert text.startswith("<?xml")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("permitted")
+def test_scaling_over_hosts(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    chart = tmp_path / "scaling.svg"
+    size = ["--network", "mlp", "--hidden", "8", "--batch", "4", "--turns", "1", "--steps", "2"]
+    ranks = ["--ranks", "1", "2", "4", "--hosts", "1", "2", "--rate", "1gbit"]
+    lines = lines_of(SCALING, *size, *ranks, "--chart", str(chart))
+    cases = [(line["hosts"], line["ranks"]) for line in lines]
+    assert cases == [(1, 1), (1, 2), (1, 4), (2, 2), (2, 4)]
+    assert all(line["samples_per_s"]["ngd"] > 0 for line in lines)
+    assert chart.read_text().startswith("<?xml")
