@@ -18,6 +18,7 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,33 +40,28 @@ AS_RANK = (
 """Tells a program what mpirun says in names of its own."""
 
 
-class Places:
-    """Where the ranks run: this host, or hosts of their own while the context lasts."""
+@contextlib.contextmanager
+def made(count: int, rate: str | None) -> Iterator[namespaces.Hosts | None]:
+    """So many hosts, while the context lasts; one is this host."""
+    if count == 1:
+        yield None
+        return
+    with namespaces.Hosts(count) as hosts:
+        if rate:
+            hosts.slow_down(rate)
+        yield hosts
 
-    def __init__(self, hosts: int, rate: str | None) -> None:
-        self.count, self.rate = hosts, rate
-        self.hosts = namespaces.Hosts(hosts) if hosts > 1 else None
 
-    def __enter__(self) -> Places:
-        if self.hosts is not None:
-            self.hosts.__enter__()
-            if self.rate:
-                self.hosts.slow_down(self.rate)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self.hosts is not None:
-            self.hosts.__exit__(*error)
-
-    def turn(self, program: str, script: str, options: list[str], case: Any) -> dict[str, Any]:
-        """What one turn of a program reports."""
-        if self.hosts is None:
-            return last_line(command_of(program, script, options, case), program)
-        names = [*MEETING, *(name for name in os.environ if name.startswith("NGD_"))]
-        launcher = self.hosts.mpirun(case.ranks // self.count, names)
-        line = [*launcher, "/bin/sh", "-c", AS_RANK, program]
-        line += program_of(program, script, options, case)
-        return last_line(line, program, {**os.environ, **namespaces.OPEN_MPI, **MEETING})
+def turn(
+    hosts: namespaces.Hosts | None, program: str, script: str, options: list[str], case: Any
+) -> dict[str, Any]:
+    """What one turn of a program reports."""
+    if hosts is None:
+        return last_line(command_of(program, script, options, case), program)
+    names = [*MEETING, *(name for name in os.environ if name.startswith("NGD_"))]
+    line = [*hosts.mpirun(case.ranks // hosts.count, names), "/bin/sh", "-c", AS_RANK, program]
+    line += program_of(program, script, options, case)
+    return last_line(line, program, {**os.environ, **namespaces.OPEN_MPI, **MEETING})
 
 
 def why_not(args: Any, programs: list[str]) -> str | None:
@@ -77,7 +73,9 @@ def why_not(args: Any, programs: list[str]) -> str | None:
     return namespaces.why_not()
 
 
-def measured(args: Any, programs: list[str], places: Places, ranks: int) -> dict[str, Any]:
+def measured(
+    args: Any, programs: list[str], hosts: namespaces.Hosts | None, ranks: int
+) -> dict[str, Any]:
     """Samples a second of every program, with so many ranks."""
     case = argparse.Namespace(**{**vars(args), "ranks": ranks})
     if args.network == "mlp":
@@ -89,13 +87,13 @@ def measured(args: Any, programs: list[str], places: Places, ranks: int) -> dict
     rates: dict[str, list[float]] = {program: [] for program in programs}
     for _ in range(args.turns):
         for program, found in rates.items():
-            line = places.turn(program, script, options, case)
+            line = turn(hosts, program, script, options, case)
             found.append(1e6 * args.batch * ranks / line["us_per_step"])
     medians = {program: round(statistics.median(found), 2) for program, found in rates.items()}
     return {
         "network": name,
         "batch": args.batch,
-        "hosts": places.count,
+        "hosts": hosts.count if hosts else 1,
         "ranks": ranks,
         "precision": args.precision,
         "cpu": cpu_name(),
@@ -149,14 +147,15 @@ def main() -> None:
     parser.add_argument("--chart", type=Path)
     args = parser.parse_args()
     programs = ["ngd", *filter(None, args.peers.split(","))]
+    if min(args.hosts) < 1:
+        parser.error(f"--hosts: expected 1 or more; got {min(args.hosts)}")
     if max(args.hosts) > 1 and (reason := why_not(args, programs)):
         parser.error(f"--hosts: {reason}")
     lines = []
-    with contextlib.ExitStack() as kept:
-        for hosts in args.hosts:
-            places = kept.enter_context(Places(hosts, args.rate))
-            for ranks in (n for n in args.ranks if n % hosts == 0):
-                lines.append(measured(args, programs, places, ranks))
+    for count in args.hosts:
+        with made(count, args.rate) as hosts:
+            for ranks in (n for n in args.ranks if n % count == 0):
+                lines.append(measured(args, programs, hosts, ranks))
                 print(json.dumps(lines[-1]), flush=True)
     if args.chart:
         draw(lines, args.chart)
