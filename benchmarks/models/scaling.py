@@ -3,11 +3,16 @@
 
 python benchmarks/models/scaling.py --network resnet50 --batch 8 --ranks 1 2 4 --peers torch \
     --peer-python PATH --chart docs/images/scaling.svg
+python benchmarks/models/scaling.py --batch 2 --ranks 1 2 4 --peers tensorflow,mxnet \
+    --python tensorflow=PATH mxnet=PATH --chart docs/images/bridges.svg
 
 One JSON line a number of hosts and of ranks: the medians of the turns. Where ranks outnumber cores,
 they share. With --hosts 1 2, the ranks are also divided among two hosts, which are network
 namespaces (namespaces.py: root, mode OMPI, Open MPI); of --ranks the multiples of two count there.
 Open MPI's mpirun then starts the ranks of all programs, and PyTorch's speak over gloo.
+
+"tensorflow" and "mxnet" are ngd's bridges: the same network in these frameworks, each under a Python
+that has it and ngd.
 """
 
 from __future__ import annotations
@@ -28,7 +33,13 @@ import namespaces  # noqa: E402
 from timing import CLASSES, FEATURES, cpu_name, last_line  # noqa: E402
 from turns import command_of, parser_of, program_of  # noqa: E402
 
-COLORS = {"ngd": "#c1272d", "torch": "#0000a7", "jax": "#008176"}
+COLORS = {
+    "ngd": "#c1272d",
+    "torch": "#0000a7",
+    "jax": "#008176",
+    "tensorflow": "#b3741b",
+    "mxnet": "#5c3d99",
+}
 MARKERS = "os^Dv"
 MEETING = {"MASTER_ADDR": namespaces.address(0), "MASTER_PORT": "29500"}
 MEETING |= {"GLOO_SOCKET_IFNAME": "eth0"}
@@ -77,7 +88,7 @@ def measured(
     args: Any, programs: list[str], hosts: namespaces.Hosts | None, ranks: int
 ) -> dict[str, Any]:
     """Samples a second of every program, with so many ranks."""
-    case = argparse.Namespace(**{**vars(args), "ranks": ranks})
+    pythons = dict(pair.split("=", 1) for pair in args.python)
     if args.network == "mlp":
         script, options = "mlp", ["--hidden", *map(str, args.hidden)]
         name = "-".join(map(str, (FEATURES, *args.hidden, CLASSES)))
@@ -87,6 +98,8 @@ def measured(
     rates: dict[str, list[float]] = {program: [] for program in programs}
     for _ in range(args.turns):
         for program, found in rates.items():
+            python = pythons.get(program, args.peer_python)
+            case = argparse.Namespace(**{**vars(args), "ranks": ranks, "peer_python": python})
             line = turn(hosts, program, script, options, case)
             found.append(1e6 * args.batch * ranks / line["us_per_step"])
     medians = {program: round(statistics.median(found), 2) for program, found in rates.items()}
@@ -144,6 +157,9 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, nargs="+", default=[1024, 1024, 1024])
     parser.add_argument("--hosts", type=int, nargs="+", default=[1], help="to divide ranks among")
     parser.add_argument("--rate", help="of each host's link, as tc writes it: 1gbit")
+    parser.add_argument(
+        "--python", nargs="+", default=[], metavar="PEER=PATH", help="instead of --peer-python"
+    )
     parser.add_argument("--chart", type=Path)
     args = parser.parse_args()
     programs = ["ngd", *filter(None, args.peers.split(","))]

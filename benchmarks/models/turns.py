@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+BRIDGES = ("tensorflow", "mxnet")
+"""Programs of other frameworks that train over ngd."""
+
 sys.path.insert(0, str(HERE.parent))
 from timing import cpu_name, last_line  # noqa: E402
 
@@ -47,8 +50,9 @@ def program_of(program: str, script: str, case: Sequence[str], args: Any) -> lis
     options = [*case, "--batch", str(args.batch), "--steps", str(args.steps)]
     options += ["--threads", str(args.threads), *([f"--{option}"] if option else [])]
     options += ["--precision", args.precision]
-    if name == "ngd":
-        return [sys.executable, str(HERE / f"{script}_ngd.py"), *options]
+    if name in ("ngd", *BRIDGES):
+        python = sys.executable if name == "ngd" else args.peer_python
+        return [python, str(HERE / f"{script}_{name}.py"), *options]
     return [args.peer_python, str(HERE / "peers" / f"{script}_{name}.py"), *options]
 
 
@@ -56,7 +60,7 @@ def command_of(program: str, script: str, case: Sequence[str], args: Any) -> lis
     """The command line of one turn of a program, with all of its ranks."""
     python, *rest = program_of(program, script, case, args)
     name = program.partition("-")[0]
-    if name == "ngd":
+    if name in ("ngd", *BRIDGES):
         return [python, "-m", "ngd.launch", "-n", str(args.ranks), "--no-prefix", "--", *rest]
     if name == "torch" and args.ranks > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone"]
