@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import digits
 import harness
 import pytest
 
@@ -154,10 +155,10 @@ def test_vmap() -> None:
 
 
 def train() -> list[float]:
-    """An MLP, data-parallel, and beside it one process with all of the batch."""
+    """An MLP on digits, data-parallel, and beside it one process with all of the batch."""
     world = ngd.init()
     random = np.random.default_rng(0)
-    sizes = [10, 300, 300, 4]
+    sizes = [digits.FEATURES, 300, 300, digits.CLASSES]
     start = [
         jnp.asarray(random.normal(0, i**-0.5, (i, o)), jnp.float32)
         for i, o in itertools.pairwise(sizes)
@@ -179,9 +180,8 @@ def train() -> list[float]:
         return [w - 0.1 * g for w, g in zip(ws, jax.grad(loss)(ws, x, t), strict=True)]
 
     mine = theirs = start
-    for _ in range(20):
-        x = random.normal(size=(8 * world.size, 10)).astype(np.float32)
-        t = random.integers(0, 4, 8 * world.size)
+    for number in range(20):
+        x, t = digits.batch(number, 8 * world.size)
         part = slice(8 * world.rank, 8 * world.rank + 8)
         mine, theirs = step(mine, x[part], t[part]), whole(theirs, x, t)
     pairs = list(zip(mine, theirs, strict=True))

@@ -7,6 +7,7 @@ import importlib.util
 import os
 from typing import Any
 
+import digits
 import harness
 import pytest
 
@@ -38,14 +39,6 @@ def run(program: Any, ranks: int, backend: str = "tensorflow", **arguments: Any)
     return [outcome.value for outcome in outcomes]
 
 
-def data(step: int, size: int) -> tuple[Any, Any]:
-    import numpy as np
-
-    random = np.random.default_rng(step)
-    x = random.normal(size=(size * BATCH, 10)).astype(np.float32)
-    return x, random.integers(0, 4, size * BATCH)
-
-
 def farthest(a: Any, b: Any) -> float:
     """The largest difference of two lists of arrays, as a part of the largest value."""
     import numpy as np
@@ -59,7 +52,8 @@ def network(seed: int) -> Any:
 
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(300, activation="tanh"), keras.layers.Dense(300, "relu")]
-    return keras.Sequential([keras.Input((10,)), *layers, keras.layers.Dense(4)])
+    outputs = keras.layers.Dense(digits.CLASSES)
+    return keras.Sequential([keras.Input((digits.FEATURES,)), *layers, outputs])
 
 
 def train_with_a_tape() -> float:
@@ -84,7 +78,7 @@ def train_with_a_tape() -> float:
 
     hvd.broadcast_variables(model.variables, root_rank=0)
     for i in range(STEPS):
-        x, y = data(i, size)
+        x, y = digits.batch(i, size * BATCH)
         step(tf.constant(x[rank * BATCH :][:BATCH]), tf.constant(y[rank * BATCH :][:BATCH]))
         with tf.GradientTape() as tape:
             loss = loss_of(y, alone(x, training=True))
@@ -108,7 +102,7 @@ def fit(compression: str) -> list[Any]:
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     model, alone = network(rank), network(0)
-    batches = [data(i, size) for i in range(STEPS)]
+    batches = [digits.batch(i, size * BATCH) for i in range(STEPS)]
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(0.1, 0.9), compression=getattr(hvd.Compression, compression)
@@ -234,7 +228,7 @@ def saved_and_loaded(path: str) -> list[Any]:
     model = network(0)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss)
-    x, y = data(0, 1)
+    x, y = digits.batch(0, BATCH)
     model.fit(x, y, verbose=0)
     if hvd.rank() == 0:
         model.save(path)

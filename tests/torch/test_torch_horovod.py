@@ -13,6 +13,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import digits
 import harness
 import pytest
 
@@ -29,14 +30,13 @@ STEPS, BATCH = 20, 6
 def network() -> Any:
     """Small and large parameters."""
     torch.manual_seed(1)
-    layers = [nn.Linear(10, 300), nn.Tanh(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 4)]
-    return nn.Sequential(*layers)
+    first, last = nn.Linear(digits.FEATURES, 300), nn.Linear(300, digits.CLASSES)
+    return nn.Sequential(first, nn.Tanh(), nn.Linear(300, 300), nn.ReLU(), last)
 
 
 def batch(step: int, size: int) -> tuple[Any, Any]:
-    generator = torch.Generator().manual_seed(step)
-    x = torch.randn(size * BATCH, 10, generator=generator)
-    return x, torch.randint(4, (size * BATCH,), generator=generator)
+    x, y = digits.batch(step, size * BATCH)
+    return torch.tensor(x), torch.tensor(y)
 
 
 def loss_of(model: Any, x: Any, y: Any) -> Any:
@@ -123,7 +123,7 @@ def test_options_of_the_optimizer(how: dict[str, Any], tolerance: float) -> None
 def train_by_closures() -> list[float]:
     """L-BFGS, which calls a closure several times a step."""
     hvd.init()
-    model, alone = nn.Linear(10, 4), nn.Linear(10, 4)
+    model, alone = (nn.Linear(digits.FEATURES, digits.CLASSES) for _ in range(2))
     hvd.broadcast_parameters(model.named_parameters(), 0)
     alone.load_state_dict(model.state_dict())
     optimizer = hvd.DistributedOptimizer(torch.optim.LBFGS(model.parameters(), max_iter=5))

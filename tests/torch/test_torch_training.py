@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import digits
 import harness
 import pytest
 
@@ -170,6 +171,37 @@ def test_losses_are_those_over_gloo_and_of_one_process(ranks: int, tolerance: fl
                 assert mine == pytest.approx(theirs, rel=tolerance, abs=0.0), (case, how)
         assert losses["float32"] == pytest.approx(expected[rank], rel=1e-4)
         assert losses["bfloat16"] == pytest.approx(expected[rank], rel=2e-2)
+
+
+def learn_digits() -> float:
+    """A network for digits, data-parallel, and beside it one process with all of the batch.
+
+    Without kinks, where a rounding could choose another way.
+    """
+    rank, size = torch_ranks.join()
+    torch.manual_seed(rank)  # DistributedDataParallel gives all ranks rank 0's weights
+    convolution = [nn.Conv2d(1, 8, 3), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()]
+    net = nn.Sequential(*convolution, nn.Linear(8 * 9, digits.CLASSES))
+    model = DistributedDataParallel(net)
+    whole = copy.deepcopy(net)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, whole)]
+    for step in range(20):
+        images, labels = map(torch.tensor, digits.batch(step, 16 * size))
+        images = images.reshape(-1, 1, 8, 8)
+        mine = slice(16 * rank, 16 * (rank + 1))
+        for each, part, optimizer in zip(
+            (model, whole), (mine, slice(None)), optimizers, strict=True
+        ):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(each(images[part]), labels[part]).backward()
+            optimizer.step()
+    pairs = zip(net.parameters(), whole.parameters(), strict=True)
+    return max(float((p - q).abs().max() / q.abs().max()) for p, q in pairs)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_learn_digits_as_one_process(ranks: int) -> None:
+    assert max(torch_ranks.run(learn_digits, ranks)) < 1e-5
 
 
 def two_dimensional() -> list[float]:
