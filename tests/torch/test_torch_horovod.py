@@ -432,6 +432,70 @@ def test_training_goes_on_from_the_last_commit(tmp_path: Any, dies: bool) -> Non
     assert not list(tmp_path.glob("ngd-run-*"))
 
 
+TRAINS_WITH_WHO_IS_THERE = """
+import os, signal, sys, time
+import torch
+import ngd.horovod.torch as hvd
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Linear(4, 1)
+optimizer = hvd.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.1))
+state = hvd.elastic.TorchState(model, optimizer, batch=0, sizes=[])
+state.register_reset_callbacks([lambda: print("reset", hvd.size(), flush=True)])
+
+
+@hvd.elastic.run
+def train(state):
+    state.sizes.append([state.batch, hvd.size()])
+    while state.batch < 30:
+        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(state.batch))
+        state.optimizer.zero_grad()
+        dies = os.environ["NGD_MEMBER"] == "1" and state.batch == 7
+        if dies and "before" in sys.argv:
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.model(x).mean().backward()
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        state.optimizer.step()
+        state.batch += 1
+        if state.batch % 3 == 0:
+            state.commit()
+        if state.batch > 8 and hvd.size() < 3:
+            time.sleep(0.2)
+            state.batch = min(state.batch, 20)
+    return state.batch
+
+
+steps = train(state)
+weights = [round(w, 4) for w in model.weight.flatten().tolist()]
+print("ends at", steps, weights, state.sizes, hvd.size(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_others_go_on_and_a_new_rank_comes_in(tmp_path: Any, when: str) -> None:
+    """It dies before its backward pass, or between that and the step."""
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS_WITH_WHO_IS_THERE)
+    options = ["-n", "3", "--min-ranks", "2", "--max-restarts", "1", "--no-prefix"]
+    env = {k: v for k, v in os.environ.items() if not harness.LAUNCHED.fullmatch(k)}
+    env |= {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1", "NGD_TIMEOUT": "60"}
+    command = [sys.executable, "-m", "ngd.launch", *options, str(script), when]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    ends = [line for line in lines if line.startswith("ends at")]
+    assert len(ends) == 3
+    assert len(set(ends)) == 1  # the same weights, and the same history
+    batches = re.findall(r"\[(\d+), (\d)\]", ends[0])
+    assert [(int(n), int(ranks)) for n, ranks in batches][:2] == [(0, 3), (6, 2)]
+    assert batches[2][1] == "3"
+    assert ends[0].startswith("ends at 30 ")
+    assert lines.count("reset 2") == 2
+    assert lines.count("reset 3") == 3
+
+
 def page() -> list[float]:
     """What docs/horovod.md shows."""
     text = (Path(__file__).parents[2] / "docs" / "horovod.md").read_text()

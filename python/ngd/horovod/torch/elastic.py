@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training that goes on after a rank was lost, under `ngd run --max-restarts N`.
 
-`ngd run` starts all ranks again; `run` then gives them the state of the last `commit`. Rank 0 keeps
-it in NGD_ELASTIC_DIR: a directory that `ngd run --max-restarts` makes for the job, and removes.
-Under other launchers nothing is kept, and an error ends the job.
+With `--min-ranks M` the others go on: `run` goes back to the last `commit`, makes a world of those
+who are there, and gives all of them the state of its rank 0. A new process comes in at a `commit`.
+
+Without it `ngd run` starts all ranks again; `run` then gives them the state of the last `commit`.
+Rank 0 keeps it in NGD_ELASTIC_DIR: a directory that `ngd run` makes for the job, and removes. Under
+other launchers nothing is kept, and an error ends the job.
 """
 
 from __future__ import annotations
@@ -11,19 +14,33 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
 
-from ..numpy import allgather_object, broadcast_object
-from ..world import init, is_initialized, rank, size
+from ...errors import CollectiveError, CollectiveMismatchError
+from ...members import newcomers
+from ..calls import Max
+from ..numpy import allgather_object, allreduce, broadcast_object
+from ..world import HorovodInternalError, init, is_initialized, rank, shutdown, size
+
+logger = logging.getLogger("ngd")
+
+MOST_WORLDS: Final = 16
+"""That are made one after the other without a commit in between."""
 
 _states = itertools.count()
 """Numbers the states of a process: each has a file."""
+
+
+class HostsUpdatedInterrupt(Exception):  # noqa: N818  # Horovod's name
+    """New ranks wait: `run` lets them in, and goes on with the state as it is."""
 
 
 def read(path: Path) -> Any:
@@ -50,7 +67,7 @@ class State:
             setattr(self, name, value)
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Call these when training goes on after a restart."""
+        """Call these when training goes on after a restart, or with other ranks."""
         self._callbacks.extend(callbacks)
 
     @property
@@ -74,7 +91,11 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Nothing: `ngd run` does not change the number of ranks while they run."""
+        """HostsUpdatedInterrupt where new ranks wait; all ranks call it, and see the same."""
+        wait = newcomers()
+        if wait is not None and allreduce(np.int64(wait), op=Max):
+            self.save()  # samplers learn what the others have done
+            raise HostsUpdatedInterrupt
 
     def save(self) -> None:
         """Keep the state, for `restore` and for a restart."""
@@ -92,17 +113,23 @@ class State:
         self.take(self._saved)
 
     def sync(self) -> None:
-        """Give all ranks the state of rank 0: after a restart that of the last commit."""
+        """Give all ranks rank 0's state: the last commit, where it was started later."""
         path, kept = self._file, None
-        restarted = int(os.environ.get("NGD_RESTART_COUNT", "0")) > 0
-        if rank() == 0 and restarted and path is not None and path.exists():
+        if rank() == 0 and self._comes_late and path is not None and path.exists():
             kept = read(path)
         kept = broadcast_object(kept or (self.values() if rank() == 0 else None))
         self.take(kept)
         self._saved = kept
-        if restarted:
-            for callback in self._callbacks:
-                callback()
+
+    @property
+    def _comes_late(self) -> bool:
+        """Whether others have trained before, and this process has nothing of it yet."""
+        return self._saved is None and int(os.environ.get("NGD_RESTART_COUNT", "0")) > 0
+
+    def on_reset(self) -> None:
+        """Call what register_reset_callbacks was given."""
+        for callback in self._callbacks:
+            callback()
 
 
 ObjectState = State
@@ -153,15 +180,36 @@ class TorchState(State):
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function `f(state, ...)` that begins with the state of the last commit.
 
-    An error ends the process, as without it; `ngd run --max-restarts` starts all ranks again.
+    Under `ngd run --min-ranks` it begins again where a rank was lost, and where new ones wait.
+    Elsewhere an error ends the process, as without it.
     """
 
     @functools.wraps(function)
     def runs(state: State, *args: Any, **kwargs: Any) -> Any:
-        if not is_initialized():
-            init()
-        state.sync()
-        return function(state, *args, **kwargs)
+        anew, tries = state._comes_late, 0
+        while True:
+            kept = None
+            try:
+                if not is_initialized():
+                    init()
+                state.sync()
+                kept = state._saved
+                if anew:
+                    state.on_reset()
+                return function(state, *args, **kwargs)
+            except HostsUpdatedInterrupt:
+                logger.info("hvd.elastic: new ranks come in")
+            except (HorovodInternalError, CollectiveError) as error:
+                went_on = kept is not None and state._saved is not kept
+                tries = 1 if went_on else tries + 1
+                disagree = isinstance(error.__cause__ or error, CollectiveMismatchError)
+                if newcomers() is None or disagree or tries > MOST_WORLDS:
+                    raise
+                logger.warning("hvd.elastic: back to the last commit: %s", error)
+                if state._saved is not None:
+                    state.restore()
+            shutdown()
+            anew = True
 
     return runs
 
@@ -232,4 +280,11 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return len(self.indices)
 
 
-__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
+__all__ = [
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "run",
+]
