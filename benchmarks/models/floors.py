@@ -42,8 +42,9 @@ def primitives(row: dict[str, Any]) -> Iterator[str]:
     """The lines for floors_bench of a row of Executable.report().to_dict()."""
     operands = [each["shape"] for each in row["operands"]]
     results, attrs = [each["shape"] for each in row["results"]], row["attrs"]
-    if row["op"] == "matmul":
-        yield " ".join(map(str, [*dtypes(row), *product(operands, results[0], attrs)]))
+    if row["op"] in ("matmul", "elementwise_product"):
+        head = ["matmul", row["operands"][0]["dtype"], row["results"][0]["dtype"]]
+        yield " ".join(map(str, [*head, *product(operands, results[0], attrs)]))
     elif row["op"] in ("conv", "conv_data_grad", "conv_weight_grad"):
         data = results[0] if row["op"] == "conv_data_grad" else operands[0]
         weights = results[0] if row["op"] == "conv_weight_grad" else operands[1]

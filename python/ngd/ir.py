@@ -118,6 +118,8 @@ class Op:
 
     It takes some of these in its attribute `post`, a tuple, applied in turn.
     """
+    hands_to: ClassVar[str] = ""
+    """Of a product: the kernel in which an elementwise program takes it in blocks."""
     accumulates: ClassVar[bool] = False
     """Multiplies two operands: of two-byte floats as the attribute `dtype`; others may be wide."""
     carries: ClassVar[bool] = False

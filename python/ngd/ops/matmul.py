@@ -42,6 +42,7 @@ class MatMul(Op):
     """
 
     name = "matmul"
+    hands_to = "elementwise_product"
     accumulates = True
     dtypes = NUMBERS
     posts = (*POSTS, ADDED)

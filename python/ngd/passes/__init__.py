@@ -19,6 +19,7 @@ from .layouts import assign_layouts
 from .plan_memory import Plan, Step, plan_memory
 from .post_operations import fuse_composites, fuse_post_operations
 from .precision import in_two_bytes, lower_precision
+from .products import fuse_products
 from .recompute import within
 from .reductions import fuse_reductions, share_sums
 from .schedule import Schedule, schedule
@@ -38,6 +39,7 @@ PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (
     fuse_elementwise,
     fuse_reductions,
     lower_precision,
+    fuse_products,
     split_collectives,
 )
 """Graph to graph; `schedule` and `plan_memory` follow."""

@@ -19,6 +19,7 @@ from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op, bodies_of, offset_of, topol
 from ..ops.precision import expansion
 from .collectives import Start
 from .elementwise import FusedElementwise
+from .products import FusedProduct
 from .reductions import FusedReduction
 
 
@@ -48,11 +49,12 @@ def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) ->
     op = node.op
     if op.collective or isinstance(op, Start):
         return 0
-    if isinstance(op, (FusedElementwise, FusedReduction)):
+    if isinstance(op, (FusedElementwise, FusedReduction, FusedProduct)):
         attrs = node.attrs
         count: int = math.prod(attrs.get("shape", results[0].shape))
         reduced: tuple[int, ...] = attrs.get("reduced", ())
-        return count * (str(attrs["program"]).count(";") + 1 + len(reduced))
+        taken = cost_of(op.product).flops if isinstance(op, FusedProduct) else 0
+        return taken + count * (str(attrs["program"]).count(";") + 1 + len(reduced))
     if op.expands and not op.elementwise:
         return of_expansion(op, tuple(operands), tuple(node.attrs.items()))
     return max([type.count for type in (*operands, *results)])

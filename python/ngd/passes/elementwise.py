@@ -382,4 +382,16 @@ def dense_strides(shape: Shape) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-__all__ = ["FusedElementwise", "depths", "fuse_elementwise", "in_turn", "needs"]
+def dense_operands(kernel: Node) -> dict[Node, int]:
+    """The operands of which a kernel reads element by element what it makes; their numbers."""
+    shape, strides = kernel.shape, kernel.attrs["input_strides"]
+    dense = dense_strides(shape)
+    return {
+        operand: number
+        for number, operand in enumerate(kernel.inputs)
+        if operand.shape == shape
+        and strides[number * len(shape) : (number + 1) * len(shape)] == dense
+    }
+
+
+__all__ = ["FusedElementwise", "dense_operands", "depths", "fuse_elementwise", "in_turn", "needs"]

@@ -25,7 +25,7 @@ from ..ir import Graph, Node, Op
 from ..ops.shape import reshape
 from .elementwise import (
     FusedElementwise,
-    dense_strides,
+    dense_operands,
     depths,
     in_turn,
     needs,
@@ -266,18 +266,6 @@ def reducing(kernel: Node, stored: Sequence[Node], reductions: Sequence[Node]) -
         "axes": reductions[0].attrs["axes"],
         "reduced": tuple(made[x] for x in read),
         "reductions": tuple(node.op.reduces for node in reductions),
-    }
-
-
-def dense_operands(kernel: Node) -> dict[Node, int]:
-    """The operands of which a kernel reads element by element what it makes; their numbers."""
-    shape, strides = kernel.shape, kernel.attrs["input_strides"]
-    dense = dense_strides(shape)
-    return {
-        operand: number
-        for number, operand in enumerate(kernel.inputs)
-        if operand.shape == shape
-        and strides[number * len(shape) : (number + 1) * len(shape)] == dense
     }
 
 

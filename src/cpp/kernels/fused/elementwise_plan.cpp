@@ -102,7 +102,8 @@ class Plan::Builder {
   void place_inputs() {
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       InputPlan& input = plan_.inputs[i];
-      const bool own_memory = input.reading == Reading::InPlace || input.reading == Reading::InRow;
+      const bool own_memory = input.reading == Reading::InPlace ||
+                              input.reading == Reading::InRow || input.reading == Reading::Given;
       input.slot = own_memory ? new_slot(-1) : new_buffer_slot();
       const DType dtype = query_.inputs[i].dtype;
       int slot = input.slot;
@@ -383,7 +384,7 @@ void Plan::merge_axes(const KernelQuery& query, const Shape& whole) {
 void Plan::choose_tiles(std::int64_t element_bytes) {
   const std::int64_t longest = kTileBytes / element_bytes;
   if (inner == 0 || rows == 0) return;
-  if (rows > 1 && inner <= longest) {
+  if (rows > 1 && inner <= longest && given < 0) {
     rows_per_tile = std::min(rows, longest / inner);
     tile_length = rows_per_tile * inner;
     tiles = (rows + rows_per_tile - 1) / rows_per_tile;
@@ -428,14 +429,17 @@ void Plan::choose_readings(const KernelQuery& query) {
     if (tiles > 0 && last >= query.inputs[i].count())
       throw Refusal(concat("the strides of input ", i, " lead beyond its end"));
     const std::int64_t step = input.strides.back();
-    const bool one_piece = tiles_per_row == 1;
-    if (input.strides == dense)
+    const bool one_piece = tiles_per_row == 1 && given < 0;
+    if (static_cast<int>(i) == given) {
+      if (input.strides != dense) throw Refusal("the product is read unevenly");
+      input.reading = Reading::Given;
+    } else if (input.strides == dense)
       input.reading = Reading::InPlace;
     else if (constant_outside && (step == 0 || one_piece))
       input.reading = Reading::Once;
     else if (within_rows && step == 1)
       input.reading = Reading::InRow;
-    else if (within_rows && step == 0)
+    else if (within_rows && step == 0 && given < 0)
       input.reading = Reading::PerRow;
     else
       input.reading = Reading::EveryTile;
@@ -494,6 +498,7 @@ Plan::Plan(const KernelQuery& query) {
   std::size_t item = 1;
   for (const Instruction& instruction : program)
     item = std::max({item, tile_item(instruction.dtype), tile_item(instruction.result)});
+  given = static_cast<int>(query.attrs.integer("product", -1));
   merge_axes(query, whole);
   if (reduced.empty())
     choose_tiles(static_cast<std::int64_t>(item));

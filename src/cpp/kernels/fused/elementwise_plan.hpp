@@ -9,6 +9,9 @@
 // Where some instructions are reduced (elementwise_reduce.cpp), their tiles are kept until all
 // steps are done; rows are what lies along the last axes that are all reduced or all kept; and a
 // tile is cut as the reduction adds: no blocks of rows are mixed, and a piece of a row is a block.
+//
+// Where one input is a product (elementwise_product.cpp), which is in no memory, tiles are any
+// elements of a row that the product hands over.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +40,7 @@ enum class Reading : std::uint8_t {
   Once,       // the same values for every tile: gathered when a thread begins
   PerRow,     // one value a row and tiles are within rows: filled when the row changes
   EveryTile,  // gathered for every tile
+  Given,      // dense over the output, and handed to the walk a tile at a time
 };
 
 struct InputPlan {
@@ -71,6 +75,7 @@ struct Plan {
   std::vector<InputPlan> inputs;
   std::vector<OutputPlan> outputs;
   std::vector<Constant> constants;
+  int given = -1;                   // the input that is handed to the walk
   std::vector<int> kept;            // the slots of reduced instructions
   std::vector<int> buffer_of_slot;  // or -1 where the slot is memory of an input or output
   std::vector<Step> steps;

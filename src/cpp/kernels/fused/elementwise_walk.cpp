@@ -85,12 +85,14 @@ void TileWalk::place_input(std::size_t i, std::int64_t row, std::int64_t column,
   switch (input.reading) {
     case Reading::InPlace:
       slots_[input.slot] = at(args_.inputs[i], begin, input.item);
-      prefetch_behind(slots_[input.slot], count * static_cast<std::int64_t>(input.item));
+      if (plan_.given < 0)
+        prefetch_behind(slots_[input.slot], count * static_cast<std::int64_t>(input.item));
       break;
     case Reading::InRow:
       slots_[input.slot] = at(args_.inputs[i], row_offset(input, row) + column, input.item);
       break;
     case Reading::Once:
+    case Reading::Given:
       break;
     case Reading::PerRow:
       if (column == 0 || row != current_row_) gather(i, row, column, plan_.tile_length);

@@ -20,6 +20,13 @@ class TileWalk {
   void elements(std::int64_t begin, std::int64_t count) {
     compute(begin / plan_.inner, begin % plan_.inner, begin, count);
   }
+  // The same of any elements of one row, no more than a tile, of which the plan's given input has
+  // these values.
+  void elements(std::int64_t begin, std::int64_t count, const void* given) {
+    slots_[plan_.inputs[static_cast<std::size_t>(plan_.given)].slot] =
+        static_cast<std::byte*>(const_cast<void*>(given));  // read alone
+    elements(begin, count);
+  }
   // Of the elements that were computed last, the values of a slot of plan.kept.
   const std::byte* values(int slot) const { return slots_[slot]; }
 

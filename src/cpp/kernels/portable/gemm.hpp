@@ -20,6 +20,7 @@ template <class T>
 struct TileWork {
   std::int64_t depth;
   const T *a, *b;  // panels: R rows of A, column after column; C columns of B, row after row
+  std::int64_t b_step;  // from one row of B to the next: C, or where B is not packed its own
   T* c;
   std::int64_t c_stride, rows, columns;
   bool add = false;
@@ -35,10 +36,15 @@ struct GemmTile {
   std::int64_t rows, columns;  // the most
   std::int64_t lanes;          // a panel of B has a multiple of so many columns
 
-  // Packs `used` lines (rows of A, columns of B) of `depth` elements into a panel of `width` lines,
-  // filled up with zeros.
+  // Packs `used` lines (rows of A, columns of B) of `depth` elements into panels of `width` lines,
+  // the last filled up with zeros.
   void (*pack)(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel);
   void (*multiply)(const TileWork<T>& work);
+
+  // The same for some columns, with a vector along the rows, of several panels of A side by side: a
+  // vector of these columns would be mostly empty. Null: this level has none.
+  void (*multiply_turned)(const TileWork<T>& work);
+  std::int64_t turned_rows, turned_columns;  // the most
 };
 
 struct GemmTiles {

@@ -4,6 +4,7 @@
 #include "kernels/portable/gemm.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "kernels/simd_loops.hpp"
@@ -20,6 +21,8 @@ constexpr int kRows = 6, kVectors = 2;
 #else
 constexpr int kRows = 4, kVectors = 2;
 #endif
+
+constexpr int kTurnedVectors = 2;
 
 template <class T>
 constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
@@ -42,6 +45,11 @@ template <class T, bool upper, int... i>
 NGD_INLINE Vector<T> zip(Vector<T> a, Vector<T> b, std::integer_sequence<int, i...>) {
   constexpr int kFirst = upper ? kLanes<T> / 2 : 0;
   return __builtin_shufflevector(a, b, (kFirst + i / 2 + i % 2 * kLanes<T>)...);
+}
+
+template <class Half, int... i>
+NGD_INLINE auto joined(Half low, Half high, std::integer_sequence<int, i...>) {
+  return __builtin_shufflevector(low, high, i...);
 }
 
 // Element p of line i to panel[p * width + i], for kLanes elements of `lines` lines. Each round of a
@@ -67,15 +75,24 @@ NGD_INLINE void transpose(const T* from, std::int64_t stride, std::int64_t width
   for (int i = 0; i < lines; ++i) store(v[i], panel + i * kSteps * width);
 }
 
-template <class T>
-void pack(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel) {
-  if (used < width) std::fill(panel, panel + width * depth, T(0));
-  if (lines.row == 1) {
+// Lines that lie side by side, so many at once, then half as many.
+template <class T, int together>
+void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel) {
+  for (; used >= together; used -= together) {
     for (std::int64_t p = 0; p < depth; ++p)
-      std::copy(lines.data + p * lines.column, lines.data + p * lines.column + used,
-                panel + p * width);
-    return;
+      std::memcpy(panel + p * width, lines.data + p * lines.column, together * sizeof(T));
+    lines.data += together;
+    panel += together;
   }
+  constexpr int kLess = together > kLanes<T> ? kLanes<T> : together / 2;
+  if constexpr (together > 1)
+    if (used > 0) copy_lines<T, kLess>(lines, used, depth, width, panel);
+}
+
+template <class T>
+void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel) {
+  if (used < width) std::fill(panel, panel + width * depth, T(0));
+  if (lines.row == 1) return copy_lines<T, kVectors * kLanes<T>>(lines, used, depth, width, panel);
   // As many lines at once as a vector has lanes; or a whole panel of fewer, a power of two.
   constexpr int kTogether = kLanes<T> > kRows && kLanes<T> % kRows == 0 ? kRows : kLanes<T>;
   const bool even = lines.column == 1 && (kTogether == kLanes<T> || width == kTogether);
@@ -90,6 +107,47 @@ void pack(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t wid
       panel[p * width + i] = lines.data[i * lines.row + p * lines.column];
 }
 
+// So many panels of lines that lie side by side: what one row of memory has of all of them at once.
+template <class T, int panels>
+void copy_panels(View<T> lines, std::int64_t depth, T* panel) {
+  for (std::int64_t p = 0; p < depth; ++p) {
+    NGD_UNROLL
+    for (int i = 0; i < panels; ++i)
+      std::memcpy(panel + (i * depth + p) * kRows, lines.data + p * lines.column + i * kRows,
+                  kRows * sizeof(T));
+  }
+}
+
+template <class T>
+void pack(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel) {
+  constexpr int kTogether = 4;
+  while (used > 0) {
+    const bool many = lines.row == 1 && width == kRows && used >= kTogether * kRows;
+    const std::int64_t taken = many ? kTogether * kRows : std::min(used, width);
+    if (many)
+      copy_panels<T, kTogether>(lines, depth, panel);
+    else
+      pack_panel(lines, taken, depth, width, panel);
+    used -= taken;
+    lines.data += taken * lines.row;
+    panel += (many ? taken : width) * depth;
+  }
+}
+
+// Stores sums that lie somewhere, with what follows them.
+template <class T>
+void finish(const TileWork<T>& work, View<T> sums) {
+  for (std::int64_t i = 0; i < work.rows; ++i)
+    for (std::int64_t j = 0; j < work.columns; ++j) {
+      T* to = work.c + i * work.c_stride + j;
+      T sum = sums.data[i * sums.row + j * sums.column];
+      if (work.add) sum = *to + sum;
+      if (work.bias != nullptr) sum += work.bias[j];
+      if (work.relu) sum = sum <= T(0) ? T(0) : sum;
+      *to = sum;
+    }
+}
+
 template <class T, int vectors>
 void product(const TileWork<T>& work) {
   constexpr int kColumns = vectors * kLanes<T>;
@@ -99,9 +157,15 @@ void product(const TileWork<T>& work) {
     NGD_UNROLL
     for (int v = 0; v < vectors; ++v) sums[i][v] = Vector<T>{};
   }
+  // What is written in the end comes while the sums are computed.
+  for (std::int64_t i = 0; i < work.rows; ++i) {
+    NGD_UNROLL
+    for (int v = 0; v < vectors; ++v)
+      __builtin_prefetch(work.c + i * work.c_stride + v * kLanes<T>, 1, 3);
+  }
   const T *a = work.a, *b = work.b;
   const std::byte* ahead = work.ahead;
-  for (std::int64_t p = 0; p < work.depth; ++p, a += kRows, b += kColumns) {
+  for (std::int64_t p = 0; p < work.depth; ++p, a += kRows, b += work.b_step) {
     __builtin_prefetch(ahead, 0, 2);  // an address that nobody has does no harm
     ahead += work.ahead_stride;
     Vector<T> row[vectors];
@@ -135,15 +199,74 @@ void product(const TileWork<T>& work) {
     NGD_UNROLL
     for (int v = 0; v < vectors; ++v) store(sums[i][v], edge + i * kColumns + v * kLanes<T>);
   }
-  for (std::int64_t i = 0; i < work.rows; ++i)
-    for (std::int64_t j = 0; j < work.columns; ++j) {
-      T* to = work.c + i * work.c_stride + j;
-      T sum = edge[i * kColumns + j];
-      if (work.add) sum = *to + sum;
-      if (work.bias != nullptr) sum += work.bias[j];
-      if (work.relu) sum = sum <= T(0) ? T(0) : sum;
-      *to = sum;
+  finish(work, {edge, kColumns, 1});
+}
+
+// Rows i to i + kLanes of A, of which a panel holds kRows: one step of the depth.
+template <class T>
+NGD_INLINE Vector<T> load_rows(const T* panel, std::int64_t next) {
+  if constexpr (kLanes<T> == kRows) {
+    return load(panel);
+  } else {
+    using Half = VectorOf<T, kVectorBytes / 2>;
+    const typename Half::type low = *reinterpret_cast<const typename Half::stored*>(panel);
+    const typename Half::type high = *reinterpret_cast<const typename Half::stored*>(panel + next);
+    return joined(low, high, std::make_integer_sequence<int, kLanes<T>>());
+  }
+}
+
+template <class T, int columns>
+void product_turned(const TileWork<T>& work, std::int64_t first) {
+  constexpr int kPanels = kLanes<T> / kRows;
+  const std::int64_t panel = kRows * work.depth;
+  const std::int64_t last = (work.rows - 1) / kRows;  // panel; what lies behind is none
+  const T* a[kTurnedVectors];
+  std::int64_t next[kTurnedVectors];
+  Vector<T> sums[kTurnedVectors][columns];
+  NGD_UNROLL
+  for (int v = 0; v < kTurnedVectors; ++v) {
+    const std::int64_t mine = std::min<std::int64_t>(v * kPanels, last);
+    a[v] = work.a + mine * panel;
+    next[v] = mine < last ? panel : 0;
+    NGD_UNROLL
+    for (int j = 0; j < columns; ++j) sums[v][j] = Vector<T>{};
+  }
+  const T* b = work.b + first;
+  for (std::int64_t p = 0; p < work.depth; ++p, b += work.b_step) {
+    Vector<T> rows[kTurnedVectors];
+    NGD_UNROLL
+    for (int v = 0; v < kTurnedVectors; ++v) rows[v] = load_rows(a[v] + p * kRows, next[v]);
+    NGD_UNROLL
+    for (int j = 0; j < columns; ++j) {
+      const Vector<T> factor = b[j] - Vector<T>{};
+      NGD_UNROLL
+      for (int v = 0; v < kTurnedVectors; ++v) sums[v][j] += factor * rows[v];
     }
+  }
+  T edge[columns * kTurnedVectors * kLanes<T>];
+  NGD_UNROLL
+  for (int j = 0; j < columns; ++j) {
+    NGD_UNROLL
+    for (int v = 0; v < kTurnedVectors; ++v)
+      store(sums[v][j], edge + (j * kTurnedVectors + v) * kLanes<T>);
+  }
+  TileWork<T> mine = work;
+  mine.c += first;
+  mine.columns = columns;
+  if (mine.bias != nullptr) mine.bias += first;
+  finish(mine, {edge, 1, kTurnedVectors * kLanes<T>});
+}
+
+template <class T>
+void multiply_turned(const TileWork<T>& work) {
+  std::int64_t j = 0;
+  for (; j + 4 <= work.columns; j += 4) product_turned<T, 4>(work, j);
+  if (work.columns - j == 3)
+    product_turned<T, 3>(work, j);
+  else if (work.columns - j == 2)
+    product_turned<T, 2>(work, j);
+  else if (work.columns - j == 1)
+    product_turned<T, 1>(work, j);
 }
 
 template <class T>
@@ -157,7 +280,13 @@ void multiply(const TileWork<T>& work) {
 
 template <class T>
 constexpr GemmTile<T> tile() {
-  return {kRows, kVectors * kLanes<T>, kLanes<T>, &pack<T>, &multiply<T>};
+  GemmTile<T> made{kRows, kVectors * kLanes<T>, kLanes<T>, &pack<T>, &multiply<T>, nullptr, 0, 0};
+  if constexpr (kLanes<T> == kRows || kLanes<T> == 2 * kRows) {
+    made.multiply_turned = &multiply_turned<T>;
+    made.turned_rows = kTurnedVectors * kLanes<T>;
+    made.turned_columns = kLanes<T> * 3 / 4;
+  }
+  return made;
 }
 
 constexpr GemmTiles kTiles = {tile<float>(), tile<double>(), tile<std::uint32_t>(),
