@@ -118,8 +118,6 @@ class Op:
 
     It takes some of these in its attribute `post`, a tuple, applied in turn.
     """
-    hands_to: ClassVar[str] = ""
-    """Of a product: the kernel in which an elementwise program takes it in blocks."""
     accumulates: ClassVar[bool] = False
     """Multiplies two operands: of two-byte floats as the attribute `dtype`; others may be wide."""
     carries: ClassVar[bool] = False
@@ -195,6 +193,10 @@ class Op:
 
     def with_bias(self, node: Node, bias: Node) -> Node | None:
         """Of a heavy op: the node whose kernel adds a bias first; None: it cannot."""
+        return None
+
+    def factors(self, node: Node) -> tuple[Node, Node] | None:
+        """Of a product that is A^T B, of two matrices, and nothing more: A and B."""
         return None
 
     def in_place_of(self, node: Node) -> Node | None:
@@ -741,8 +743,8 @@ class Graph:
                 f" {key}={print_attr(value)}" for key, value in sorted(node.attrs.items())
             )
             mark = "=" if node.uniform else "~"
-            types = print_types(types_of(node))
-            lines.append(f"  {made} {mark} {node.op.name}({operands}){attrs} : {types}")
+            applied, types = f"{node.op.name}({operands}){attrs}", print_types(types_of(node))
+            lines.append(f"  {made} {mark} {applied} : {types}")
             for body in bodies_of(node):
                 lines += [f"    {line}" for line in str(body).splitlines()]
         lines.append(f"  return {', '.join(numbers[n] for n in self.outputs)}")
@@ -767,9 +769,8 @@ class Body:
 
 def bodies_of(node: Node) -> list[Graph]:
     """The graphs that the op applied here runs, in the order of their attributes' names."""
-    if not node.op.nested:
-        return []
-    return [value.graph for _, value in sorted(node.attrs.items()) if isinstance(value, Body)]
+    held = sorted(node.attrs.items()) if node.op.nested else []
+    return [value.graph for _, value in held if isinstance(value, Body)]
 
 
 def communicates(node: Node) -> bool:
@@ -790,13 +791,9 @@ def print_types(types: Type | tuple[Type, ...]) -> str:
 def print_attr(value: Any) -> str:
     """An attribute as graphs and programs print it; a large constant by shape only."""
     if isinstance(value, np.ndarray):
-        if value.size > 4:
-            return f"<{value.size} values>"
-        return str(value.tolist())
+        return str(value.tolist()) if value.size <= 4 else f"<{value.size} values>"
     if isinstance(value, np.dtype):
         return SHORT_NAMES[value]
-    if isinstance(value, str):
-        return f'"{value}"'
     if isinstance(value, tuple):
         return f"({','.join(map(str, value))})"
-    return str(value)
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -10,7 +10,7 @@ from ngd import ops  # noqa: F401  (the ops fill the registry)
 from ngd.devices import cpu
 from ngd.ir import REGISTRY, Leaf
 
-MADE_BY_PASSES = {"elementwise", "elementwise_reduce", "reduce", "copy"}
+MADE_BY_PASSES = {"elementwise", "elementwise_reduce", "elementwise_product", "reduce", "copy"}
 OPCODES = Path(__file__).parents[2] / "src/cpp/kernels/fused/elementwise.inc"
 
 

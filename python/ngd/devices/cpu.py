@@ -22,7 +22,17 @@ from ..variable import Variable, placeholder
 from .executable import CompiledStep, Lower
 from .native import native_attrs, spec
 from .ordering import opened
-from .sharing import Sharing, agree, digest_of, expect_private, refused, share, shared_by
+from .sharing import (
+    Sharing,
+    agree,
+    digest_of,
+    expect_private,
+    forget_inputs,
+    have_same_inputs,
+    refused,
+    share,
+    shared_by,
+)
 
 DEVICE: Final = _core.Device("CPU")
 
@@ -30,9 +40,9 @@ DEVICE: Final = _core.Device("CPU")
 class CpuTarget:
     """What the passes may ask of the CPU device and the group."""
 
-    def __init__(self, group: Group, shared: Iterable[Node] = ()) -> None:
+    def __init__(self, group: Group, shared: Iterable[Node] = (), *, alike: bool = False) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
-        self.shared = frozenset(shared)
+        self.shared, self.alike = frozenset(shared), alike
         self.threads = _core.thread_count()
 
     def query(
@@ -188,7 +198,8 @@ class CpuExecutable(CompiledStep):
             assert isinstance(storage, CpuStorage)
             storages[variable] = storage
         shared, equal = shared_by(graph, group, storages)
-        lowered = lower(CpuTarget(group, shared))
+        alike = bool(shared) and have_same_inputs(graph, group)
+        lowered = lower(CpuTarget(group, shared, alike=alike))
         self.plan, self.ordering = lowered.plan, lowered.ordering
         whole = {v: storages[v] for v in self.plan.whole}
         expect_private(whole, equal, self.ordering.site)
@@ -204,6 +215,7 @@ class CpuExecutable(CompiledStep):
         )
         if self.plan.shared:
             share(self.plan.shared, equal, storages, group, self.ordering.site)
+            forget_inputs(group)
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
         """Run once."""

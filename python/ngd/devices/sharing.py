@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from ..errors import CompileError, GroupClosedError
 from ..ir import VARIABLE, Array, Graph, Node, aligned
 from ..passes.equal import Equal
 from ..passes.slices import cuts, to_share
+from ..sites import call_site
 
 if TYPE_CHECKING:
     from .cpu import CpuStorage
@@ -232,6 +234,31 @@ def agree(group: Group, digests: list[bytes], site: str) -> list[bool]:
     mine = np.frombuffer(b"".join(digests), np.uint64)
     everywhere = group.all_gather(mine[None], site=site)
     return [bool(same) for same in (everywhere == everywhere[0]).all(axis=0)]
+
+
+def have_same_inputs(graph: Graph, group: Group) -> bool:
+    """Whether a step's inputs have the same types on all ranks, which all call this.
+
+    A rank that finds a variable held later compiles the step again. It must not ask again, so what
+    it has found is kept until the step is made (`forget_inputs`).
+    """
+    types = repr([str(node.type) for node in graph.inputs]).encode()
+    digest = hashlib.blake2b(types, digest_size=8).digest()
+    known, same = _inputs.get(group, (b"", False))
+    if known != digest:
+        with group.under_way():
+            same = all(agree(group, [digest], call_site()))
+        _inputs[group] = digest, same
+    return same
+
+
+def forget_inputs(group: Group) -> None:
+    """The step is made; the next one asks for itself."""
+    _inputs.pop(group, None)
+
+
+_inputs: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
+"""Of a step that is being compiled: a digest of its inputs' types, and whether all have the same."""
 
 
 def digest_of(value: Array) -> bytes:

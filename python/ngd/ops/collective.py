@@ -57,6 +57,8 @@ REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
     "prod": ALL,
 }
 """What each of them takes."""
+SUM: Final = "sum"
+MEAN: Final = "mean"
 COMBINED: Final = ("sum", "min", "max", "prod")
 """Those by which results of parts are reduced to that of the whole, too."""
 

@@ -42,7 +42,6 @@ class MatMul(Op):
     """
 
     name = "matmul"
-    hands_to = "elementwise_product"
     accumulates = True
     dtypes = NUMBERS
     posts = (*POSTS, ADDED)
@@ -117,6 +116,14 @@ class MatMul(Op):
         if len(node.inputs) > 2 or node.attrs.get("post") or bias.shape != node.shape[-1:]:
             return None
         return self.node((*node.inputs, bias), node.attrs)
+
+    def factors(self, node: Node) -> tuple[Node, Node] | None:
+        attrs = node.attrs
+        plain = node.ndim == len(node.inputs) == 2 and not attrs.get("post")
+        if not plain or not attrs["transpose_a"] or attrs["transpose_b"]:
+            return None
+        a, b = node.inputs
+        return a, b
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (a, b, *bias), _ = split_added(node.inputs, node.attrs.get("post", ()))

@@ -53,7 +53,8 @@ def operations(node: Node, operands: Sequence[Type], results: Sequence[Type]) ->
         attrs = node.attrs
         count: int = math.prod(attrs.get("shape", results[0].shape))
         reduced: tuple[int, ...] = attrs.get("reduced", ())
-        taken = cost_of(op.product).flops if isinstance(op, FusedProduct) else 0
+        products = op.products if isinstance(op, FusedProduct) else ()
+        taken = sum(cost_of(product).flops for product in products)
         return taken + count * (str(attrs["program"]).count(";") + 1 + len(reduced))
     if op.expands and not op.elementwise:
         return of_expansion(op, tuple(operands), tuple(node.attrs.items()))

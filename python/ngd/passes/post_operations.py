@@ -20,6 +20,7 @@ from ..ir import REGISTRY, Graph, Node
 from ..ops.activation import ADDED
 from ..ops.shape import reshape
 from .patterns import Match, Pattern, Rule, apply_rules
+from .products import has_small_factors
 from .simplify import simplify
 from .target import Target
 
@@ -50,9 +51,12 @@ def post_of(behind: Node) -> str:
 def takes_residual(match: Match) -> bool:
     """Whether the heavy op's kernel can add what the op behind adds, once.
 
-    A broadcast it would have to be given in full; elementwise kernels read that by strides.
+    A broadcast it would have to be given in full; elementwise kernels read that by strides. A
+    gradient that these kernels take from where it is computed is left to them (products.py).
     """
     heavy, residual = match["heavy"], match["residual"]
+    if has_small_factors(heavy):
+        return False
     free = ADDED in heavy.op.posts and ADDED not in heavy.attrs.get("post", ())
     whole = residual.type == match["behind"].type and not residual.op.broadcasts
     return free and whole and same_type(match)

@@ -3,8 +3,9 @@
 
 The gradient of a layer's weights is such a product, and the update of the weights such a kernel: in
 a step whose batch is small beside the layer, to write the gradient and to read it again takes a
-tenth of the product's time. Which kernels take a product, its op says (`hands_to`), and the device
-says where that pays.
+tenth of the product's time. Where such a gradient is summed over the ranks (factors.py), the kernel
+takes a product of each. What such a product is, its op says (`factors`), and the device says where
+that pays.
 
 What is multiplied has to live until the kernel runs; so it may have no more bytes than the product,
 inputs and variables left out, which live anyway. A kernel is the only reader of a product that it
@@ -13,30 +14,28 @@ takes, so this makes no circle.
 
 from __future__ import annotations
 
-from typing import Final
-
+from collections.abc import Mapping, Sequence
 from ..dtype import Type
-from ..ir import Graph, Leaf, Node, Op
-from .elementwise import FusedElementwise, dense_operands
+from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op
+from ..ops.arithmetic import add
+from .elementwise import FusedElementwise, dense_operands, fuse_elementwise
 from .patterns import uses
 from .schedule import source_of
 from .target import Target, query_node
 
-FACTORS: Final = 2
-"""They stand before what else the kernel reads."""
-
-
 class FusedProduct(Op):
-    """An elementwise kernel that takes a product; attrs: its own, the product's, product.
+    """An elementwise kernel that takes products; attrs: its own, theirs, products, product_shape.
 
-    `product` is the number that the product has among what the program reads.
+    `products` are the numbers that they have among what the program reads.
     """
 
-    def __init__(self, product: Node, kernel: Node) -> None:
+    name = "elementwise_product"
+
+    def __init__(self, products: Sequence[Node], kernel: Node) -> None:
         assert isinstance(kernel.op, FusedElementwise)
-        self.name = product.op.hands_to  # type: ignore[misc]
-        self.product, self.kernel = product, kernel.op
-        self.members = (*product.op.made_of(product), *kernel.op.made_of(kernel))
+        self.products, self.kernel = tuple(products), kernel.op
+        of_products = [member for each in products for member in each.op.made_of(each)]
+        self.members = (*of_products, *kernel.op.made_of(kernel))
 
     def infer(self, *inputs: Type, **attrs: object) -> Type | tuple[Type, ...]:
         """The types of the kernel's results."""
@@ -54,32 +53,88 @@ def fuse_products(graph: Graph, target: Target) -> Graph:
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         made = node.with_inputs(inputs)
         if isinstance(node.op, FusedElementwise):
-            for number, operand in enumerate(node.inputs):
-                if counts[operand] == 1 and may_take(node, operand):
-                    fused = taking(made, number)
-                    if query_node(target, fused).accepted:
-                        return fused
+            taken = to_take(node, counts)
+            if taken:
+                fused = taking(made, taken)
+                if query_node(target, fused).accepted:
+                    return fused
         return made
 
     return graph.rewrite(change)
 
 
-def may_take(kernel: Node, product: Node) -> bool:
-    """Whether a kernel reads a product element by element, and its factors may live for longer."""
-    if not product.op.hands_to or product not in dense_operands(kernel):
+def to_take(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
+    """Which operands of a kernel are products that it may take: all like the first of them."""
+    dense = dense_operands(kernel)
+    found = [
+        number
+        for operand, number in dense.items()
+        if counts[operand] == 1 and may_be_taken(source_of(operand), counts)
+    ]
+    first = [source_of(kernel.inputs[number]) for number in found[:1]]
+    return [number for number in found if is_like(source_of(kernel.inputs[number]), first[0])]
+
+
+def may_be_taken(product: Node, counts: Mapping[Node, int]) -> bool:
+    """Whether nobody else reads a product, and its factors may live for longer."""
+    return counts[product] == 1 and has_small_factors(product)
+
+
+def has_small_factors(product: Node) -> bool:
+    """Whether this is A^T B, of factors that live anyway or have no more bytes than it has."""
+    kept = {source_of(factor) for factor in product.op.factors(product) or ()}
+    if not kept:
         return False
-    kept = {source_of(factor) for factor in product.inputs[:FACTORS]}
     bytes_kept = sum(factor.type.bytes for factor in kept if not isinstance(factor.op, Leaf))
-    return len(product.inputs) == FACTORS and bytes_kept <= product.type.bytes
+    return bytes_kept <= product.type.bytes
 
 
-def taking(kernel: Node, number: int) -> Node:
-    """A kernel that takes the product which it reads as that operand."""
-    product, others = kernel.inputs[number], list(kernel.inputs)
-    del others[number]
-    _, own = product.op.lower(**product.attrs)
-    attrs = {**own, **kernel.attrs, "product": number}
-    return FusedProduct(product, kernel).node((*product.inputs, *others), attrs)
+def is_like(product: Node, other: Node) -> bool:
+    """Whether two products are of one op, type and depth."""
+    alike = [factor.type for factor in product.inputs] == [factor.type for factor in other.inputs]
+    return alike and product.op is other.op and product.attrs == other.attrs
 
 
-__all__ = ["FusedProduct", "fuse_products"]
+def taking(kernel: Node, numbers: Sequence[int]) -> Node:
+    """A kernel that takes the products which it reads as those operands, or views of them."""
+    products = [source_of(kernel.inputs[number]) for number in numbers]
+    others = [x for number, x in enumerate(kernel.inputs) if number not in numbers]
+    _, own = products[0].op.lower(**products[0].attrs)
+    attrs = {
+        **own,
+        **kernel.attrs,
+        "products": tuple(numbers),
+        "product_shape": products[0].shape,
+    }
+    factors = [factor for product in products for factor in product.inputs]
+    return FusedProduct(products, kernel).node((*factors, *others), attrs)
+
+
+def accepts_sum(product: Node, ranks: int, target: Target) -> bool:
+    """Whether one kernel adds a product a rank, each of a part of these rows."""
+    factors = product.op.factors(product)
+    if factors is None:
+        return False
+    terms = []
+    (depth, rows), b = factors[0].shape, factors[1].type
+    for rank in range(ranks):
+        part = Type(b.dtype, (depth, rows // ranks))
+        terms.append(product.with_inputs((stand_in(f"a{rank}", part), stand_in(f"b{rank}", b))))
+    graph = fuse_elementwise(Graph((), (added(terms),)), target)
+    return isinstance(fuse_products(graph, target).outputs[0].op, FusedProduct)
+
+
+def added(terms: Sequence[Node]) -> Node:
+    """The sum of terms in the canonical order (ADR 6): a tree, whose left half is a power of two."""
+    if len(terms) == 1:
+        return terms[0]
+    left = 1 << (len(terms) - 1).bit_length() - 1
+    return add(added(terms[:left]), added(terms[left:]))
+
+
+def stand_in(name: str, typed: Type) -> Node:
+    """A node of that type, to ask the device with."""
+    return Node(PLACEHOLDER, (), {"name": name, "uniform": True}, typed)
+
+
+__all__ = ["FusedProduct", "accepts_sum", "added", "fuse_products", "has_small_factors"]

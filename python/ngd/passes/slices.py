@@ -11,6 +11,9 @@ A variable is cut as a row of elements, in nearly equal parts that begin on cach
 slices of all variables of one size lie at the same place. What is small stays as it is: to reduce
 it on all ranks takes one message beside the flag, and the ranks keep a copy each.
 
+Of a gradient that is a product of few samples, not even that is made: the ranks exchange what is
+multiplied (factors.py).
+
 The bits stay: a sum's order does not depend on the slicing (ADR 6).
 
 Where such slices are reduced to one element, as for the norm of all gradients, each rank reduces
@@ -35,6 +38,8 @@ from ..ops.exchange import ReduceScatter
 from ..sites import at_site
 from .collectives import Ordered
 from .equal import Equal
+from .factors import factors_of, slice_of_sum
+from .patterns import uses
 from .target import Target
 
 SMALL: Final = 2048
@@ -186,6 +191,7 @@ class Slicing:
 
     def __init__(self, wanted: Wanted, target: Target) -> None:
         self.wanted, self.target = wanted, target
+        self.reads = uses(wanted.graph)
         self.slices: dict[Node, Node] = {}
         """By the old node."""
         self.parts: dict[Node, Node] = {}
@@ -226,6 +232,10 @@ class Slicing:
     def slice_of(self, old: Node, whole: Node, inputs: tuple[Node, ...]) -> Node:
         """My slice of a node, of which `whole` is the new one, with new inputs."""
         if self.wanted.is_sum(old) and old not in self.wanted.whole:
+            graph, reads = self.wanted.graph, self.reads[old.inputs[0]]
+            found = factors_of(old, inputs[0], reads, graph, self.target)
+            if found is not None:
+                return slice_of_sum(old, found, self.target)
             return self.reduced(old, inputs[0])
         if not passes_slices(old):
             return self.part(whole)

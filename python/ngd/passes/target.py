@@ -35,6 +35,8 @@ class Target(Protocol):
     """The ranks that collectives without a group of their own talk to."""
     shared: frozenset[Node]
     """The variables of which they have one copy, where the step updates them."""
+    alike: bool
+    """Whether the step's inputs are known to have the same types on all of them."""
 
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]

@@ -384,7 +384,7 @@ void Plan::merge_axes(const KernelQuery& query, const Shape& whole) {
 void Plan::choose_tiles(std::int64_t element_bytes) {
   const std::int64_t longest = kTileBytes / element_bytes;
   if (inner == 0 || rows == 0) return;
-  if (rows > 1 && inner <= longest && given < 0) {
+  if (rows > 1 && inner <= longest && given.empty()) {
     rows_per_tile = std::min(rows, longest / inner);
     tile_length = rows_per_tile * inner;
     tiles = (rows + rows_per_tile - 1) / rows_per_tile;
@@ -414,6 +414,10 @@ void Plan::choose_reduced_tiles(std::int64_t element_bytes, const portable::Geom
   tiles = (rows + rows_per_tile - 1) / rows_per_tile * tiles_per_row;
 }
 
+bool Plan::is_given(std::size_t input) const {
+  return std::find(given.begin(), given.end(), static_cast<std::int64_t>(input)) != given.end();
+}
+
 void Plan::choose_readings(const KernelQuery& query) {
   const Shape dense = row_major_strides(shape);
   const bool within_rows = rows_per_tile == 1;
@@ -429,9 +433,9 @@ void Plan::choose_readings(const KernelQuery& query) {
     if (tiles > 0 && last >= query.inputs[i].count())
       throw Refusal(concat("the strides of input ", i, " lead beyond its end"));
     const std::int64_t step = input.strides.back();
-    const bool one_piece = tiles_per_row == 1 && given < 0;
-    if (static_cast<int>(i) == given) {
-      if (input.strides != dense) throw Refusal("the product is read unevenly");
+    const bool one_piece = tiles_per_row == 1 && given.empty();
+    if (is_given(i)) {
+      if (input.strides != dense) throw Refusal("a product is read unevenly");
       input.reading = Reading::Given;
     } else if (input.strides == dense)
       input.reading = Reading::InPlace;
@@ -439,7 +443,7 @@ void Plan::choose_readings(const KernelQuery& query) {
       input.reading = Reading::Once;
     else if (within_rows && step == 1)
       input.reading = Reading::InRow;
-    else if (within_rows && step == 0 && given < 0)
+    else if (within_rows && step == 0 && given.empty())
       input.reading = Reading::PerRow;
     else
       input.reading = Reading::EveryTile;
@@ -498,7 +502,7 @@ Plan::Plan(const KernelQuery& query) {
   std::size_t item = 1;
   for (const Instruction& instruction : program)
     item = std::max({item, tile_item(instruction.dtype), tile_item(instruction.result)});
-  given = static_cast<int>(query.attrs.integer("product", -1));
+  if (query.attrs.has("products")) given = query.attrs.integers("products");
   merge_axes(query, whole);
   if (reduced.empty())
     choose_tiles(static_cast<std::int64_t>(item));

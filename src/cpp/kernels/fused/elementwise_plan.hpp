@@ -10,8 +10,8 @@
 // steps are done; rows are what lies along the last axes that are all reduced or all kept; and a
 // tile is cut as the reduction adds: no blocks of rows are mixed, and a piece of a row is a block.
 //
-// Where one input is a product (elementwise_product.cpp), which is in no memory, tiles are any
-// elements of a row that the product hands over.
+// Where inputs are products (elementwise_product.cpp), which are in no memory, tiles are any
+// elements of a row that the products hand over.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ enum class Reading : std::uint8_t {
   Once,       // the same values for every tile: gathered when a thread begins
   PerRow,     // one value a row and tiles are within rows: filled when the row changes
   EveryTile,  // gathered for every tile
-  Given,      // dense over the output, and handed to the walk a tile at a time
+  Given,      // dense over the output: handed to the walk a tile at a time
 };
 
 struct InputPlan {
@@ -75,7 +75,7 @@ struct Plan {
   std::vector<InputPlan> inputs;
   std::vector<OutputPlan> outputs;
   std::vector<Constant> constants;
-  int given = -1;                   // the input that is handed to the walk
+  std::vector<std::int64_t> given;  // the inputs that are handed to the walk
   std::vector<int> kept;            // the slots of reduced instructions
   std::vector<int> buffer_of_slot;  // or -1 where the slot is memory of an input or output
   std::vector<Step> steps;
@@ -87,6 +87,7 @@ struct Plan {
   void choose_tiles(std::int64_t element_bytes);
   void choose_reduced_tiles(std::int64_t element_bytes, const portable::Geometry& geometry);
   void choose_readings(const KernelQuery& query);
+  bool is_given(std::size_t input) const;
   void choose_in_place(const std::vector<Instruction>& program,
                        const std::vector<std::int64_t>& results,
                        const std::vector<std::int64_t>& times);

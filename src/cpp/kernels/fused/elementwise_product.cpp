@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// An elementwise program one of whose inputs is a matrix product, which lies in no memory: a block
-// of it is computed and handed to the program while it is in the second-level cache. So a gradient
+// An elementwise program some of whose inputs are matrix products, which lie in no memory: a block
+// of each is computed and handed to the program while it is in the second-level cache. So a gradient
 // goes into the update of its weights without being written and read again.
+//
+// The kernel's inputs are the products' factors, a and b in turn, then what else the program reads.
+// `products` says which of the program's inputs are products; `product_shape` is theirs, and as many
+// elements as an output has. They have one shape and depth.
 #include <algorithm>
 
 #include "base/simd.hpp"
@@ -13,28 +17,28 @@ namespace ngd::kernels::fused {
 
 namespace {
 
-// The product's own operands stand in front.
-constexpr std::size_t kFactors = 2;
-
 // oneDNN multiplies faster where there is more to add up than this, which outweighs what is saved.
 constexpr std::int64_t kMostDepth = 256;
+constexpr std::size_t kMostProducts = 4;
 
-std::size_t product_of(const KernelQuery& query) {
-  return static_cast<std::size_t>(query.attrs.integer("product"));
+const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
+  return query.attrs.integers("products");
 }
+std::size_t factors_of(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
-KernelQuery matmul_of(const KernelQuery& query) {
-  KernelQuery made{"matmul", {}, {}, query.attrs};
-  made.inputs.assign(query.inputs.begin(), query.inputs.begin() + kFactors);
-  made.outputs.push_back({query.inputs[0].dtype, query.outputs[0].shape});
+KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
+  KernelQuery made{"matmul", {query.inputs[2 * i], query.inputs[2 * i + 1]}, {}, query.attrs};
+  made.outputs.push_back({query.inputs[0].dtype, query.attrs.integers("product_shape")});
   return made;
 }
 
 KernelQuery elementwise_of(const KernelQuery& query) {
   KernelQuery made{"elementwise", {}, query.outputs, query.attrs};
-  made.inputs.assign(query.inputs.begin() + kFactors, query.inputs.end());
-  made.inputs.insert(made.inputs.begin() + static_cast<std::ptrdiff_t>(product_of(query)),
-                     {query.inputs[0].dtype, query.outputs[0].shape});
+  made.inputs.assign(query.inputs.begin() + static_cast<std::ptrdiff_t>(factors_of(query)),
+                     query.inputs.end());
+  for (const std::int64_t i : products_of(query))
+    made.inputs.insert(made.inputs.begin() + static_cast<std::ptrdiff_t>(i),
+                       {query.inputs[0].dtype, query.outputs[0].shape});
   return made;
 }
 
@@ -64,20 +68,22 @@ class Taker {
     }
   }
 
-  void take(Range rows, Range columns, const T* values) {
+  void take(Range rows, Range columns, const T* values, std::int64_t apart) {
+    apart *= static_cast<std::int64_t>(sizeof(T));
     const std::int64_t wide = columns.end - columns.begin;
-    if (wide == width_) return run(rows.begin * width_, (rows.end - rows.begin) * width_, values);
+    if (wide == width_)
+      return run(rows.begin * width_, (rows.end - rows.begin) * width_, values, apart);
     for (std::int64_t row = rows.begin; row < rows.end; ++row, values += wide)
-      run(row * width_ + columns.begin, wide, values);
+      run(row * width_ + columns.begin, wide, values, apart);
   }
 
  private:
   // Elements that lie side by side, a tile at a time and none beyond a row of the plan's.
-  void run(std::int64_t begin, std::int64_t count, const T* values) {
+  void run(std::int64_t begin, std::int64_t count, const T* values, std::int64_t apart) {
     while (count > 0) {
       const std::int64_t n =
           std::min({count, plan_.tile_length, plan_.inner - begin % plan_.inner});
-      walk_.elements(begin, n, values);
+      walk_.elements(begin, n, values, apart);
       begin += n, values += n, count -= n;
     }
   }
@@ -93,46 +99,62 @@ class ElementwiseProduct final : public Kernel {
  public:
   explicit ElementwiseProduct(const KernelQuery& query)
       : plan_(elementwise_of(query)),
-        gemm_(MatmulShape(matmul_of(query)), true),
-        product_(product_of(query)),
-        width_(query.outputs[0].shape.back()) {}
-
-  std::size_t scratch_bytes() const {
-    return static_cast<std::size_t>(gemm_.scratch_elements()) * sizeof(T);
+        gemm_(MatmulShape(matmul_of(query, 0)), static_cast<std::int64_t>(products_of(query).size())),
+        factors_(factors_of(query)),
+        width_(query.attrs.integers("product_shape").back()) {
+    std::size_t next = factors_;
+    for (std::size_t i = 0; i < plan_.inputs.size(); ++i)
+      places_.push_back(plan_.inputs[i].reading == Reading::Given ? 0 : next++);
   }
-  const std::vector<InPlace>& in_place() const { return plan_.in_place; }
+
+  Verdict verdict() const {
+    std::vector<InPlace> pairs;
+    for (const auto& [output, input] : plan_.in_place)
+      pairs.push_back({output, static_cast<int>(places_[static_cast<std::size_t>(input)])});
+    return Verdict::accept(static_cast<std::size_t>(gemm_.scratch_elements()) * sizeof(T),
+                           std::move(pairs));
+  }
 
   void run(const KernelArgs& args) const override {
-    // The program's inputs, the product among them, of which there is no pointer.
-    const void* inputs[kMaxSlots];
-    const std::size_t count = plan_.inputs.size();
-    for (std::size_t i = 0; i < count; ++i)
-      inputs[i] = i == product_ ? nullptr : args.inputs[kFactors + i - (i > product_)];
+    const void* inputs[kMaxSlots];  // of the program
+    for (std::size_t i = 0; i < places_.size(); ++i) inputs[i] = args.inputs[places_[i]];
     const KernelArgs of_program{inputs, args.outputs, nullptr, args.queue};
-    gemm_.run_and_hand_on(
-        static_cast<const T*>(args.inputs[0]), static_cast<const T*>(args.inputs[1]),
-        static_cast<T*>(args.scratch), [&] { return Taker<T>(plan_, width_, of_program); });
+    gemm_.run_and_hand_on(args.inputs, static_cast<T*>(args.scratch),
+                          [&] { return Taker<T>(plan_, width_, of_program); });
   }
 
  private:
   Plan plan_;
   portable::Gemm<T> gemm_;
-  std::size_t product_;
+  std::size_t factors_;
   std::int64_t width_;
+  std::vector<std::size_t> places_;  // of the program's inputs among the kernel's; a product has none
 };
 
 std::string refusal_of(const KernelQuery& query) {
-  if (query.inputs.size() < kFactors || query.outputs.empty()) return "no product";
-  if (product_of(query) > query.inputs.size() - kFactors) return "no such product";
+  const std::size_t products = products_of(query).size();
+  if (products == 0 || products > kMostProducts) return "1 to 4 products are expected";
+  if (query.outputs.empty() || query.inputs.size() < 2 * products) return "operands are missing";
+  const auto inputs = static_cast<std::int64_t>(query.inputs.size() - products);
+  std::int64_t before = -1;
+  for (const std::int64_t i : products_of(query)) {
+    if (i <= before || i >= inputs) return "the products are not in order";
+    before = i;
+  }
   const DType dtype = query.inputs[0].dtype;
   if (dtype != DType::F32 && dtype != DType::F64) return "products of f32 and f64 alone";
-  if (query.outputs[0].shape.size() != 2) return "one product alone";
-  if (query.outputs[0].count() == 0) return "nothing to compute";
-  const MatmulShape shape(matmul_of(query));
-  if (!shape.refusal.empty()) return shape.refusal;
-  if (!shape.post.empty()) return "the program has what follows the product";
-  if (shape.k == 0) return "nothing to multiply";
-  if (dtype == DType::F32 && (shape.k > kMostDepth || simd_level() != SimdLevel::Avx512))
+  const Shape& whole = query.attrs.integers("product_shape");
+  if (whole.size() != 2) return "products of two axes alone";
+  if (query.outputs[0].count() == 0 || element_count(whole) != query.outputs[0].count())
+    return "the outputs have not the products' elements";
+  const MatmulShape first(matmul_of(query, 0));
+  for (std::size_t i = 0; i < products; ++i) {
+    const MatmulShape shape(matmul_of(query, i));
+    if (!shape.refusal.empty()) return shape.refusal;
+    if (shape.k != first.k) return "the products have different depths";
+  }
+  if (first.k == 0) return "nothing to multiply";
+  if (dtype == DType::F32 && first.k > kMostDepth)
     return "oneDNN multiplies faster";
   return {};
 }
@@ -141,16 +163,8 @@ std::string refusal_of(const KernelQuery& query) {
 
 Verdict accept_elementwise_product(const KernelQuery& query) try {
   if (const std::string why = refusal_of(query); !why.empty()) return Verdict::reject(why);
-  const auto answer = [&]<class T>() {
-    const ElementwiseProduct<T> made(query);
-    std::vector<InPlace> pairs;
-    const int product = static_cast<int>(product_of(query));
-    for (const auto& [output, input] : made.in_place())
-      pairs.push_back({output, input + static_cast<int>(kFactors) - (input > product)});
-    return Verdict::accept(made.scratch_bytes(), std::move(pairs));
-  };
-  return query.inputs[0].dtype == DType::F32 ? answer.template operator()<float>()
-                                             : answer.template operator()<double>();
+  if (query.inputs[0].dtype == DType::F32) return ElementwiseProduct<float>(query).verdict();
+  return ElementwiseProduct<double>(query).verdict();
 } catch (const Refusal& refusal) {
   return Verdict::reject(refusal.what());
 }

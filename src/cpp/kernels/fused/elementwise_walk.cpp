@@ -85,7 +85,7 @@ void TileWalk::place_input(std::size_t i, std::int64_t row, std::int64_t column,
   switch (input.reading) {
     case Reading::InPlace:
       slots_[input.slot] = at(args_.inputs[i], begin, input.item);
-      if (plan_.given < 0)
+      if (plan_.given.empty())
         prefetch_behind(slots_[input.slot], count * static_cast<std::int64_t>(input.item));
       break;
     case Reading::InRow:

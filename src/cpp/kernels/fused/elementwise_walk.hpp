@@ -20,11 +20,14 @@ class TileWalk {
   void elements(std::int64_t begin, std::int64_t count) {
     compute(begin / plan_.inner, begin % plan_.inner, begin, count);
   }
-  // The same of any elements of one row, no more than a tile, of which the plan's given input has
-  // these values.
-  void elements(std::int64_t begin, std::int64_t count, const void* given) {
-    slots_[plan_.inputs[static_cast<std::size_t>(plan_.given)].slot] =
-        static_cast<std::byte*>(const_cast<void*>(given));  // read alone
+  // The same of any elements of one row, no more than a tile, of which the plan's given inputs have
+  // these values, each so many bytes behind the one before.
+  void elements(std::int64_t begin, std::int64_t count, const void* given, std::int64_t apart) {
+    auto* values = static_cast<std::byte*>(const_cast<void*>(given));  // read alone
+    for (const std::int64_t i : plan_.given) {
+      slots_[plan_.inputs[static_cast<std::size_t>(i)].slot] = values;
+      values += apart;
+    }
     elements(begin, count);
   }
   // Of the elements that were computed last, the values of a slot of plan.kept.

@@ -20,20 +20,36 @@ using dnnl::memory;
 
 constexpr std::int64_t kReluGrain = 1 << 16;  // elements that are worth a thread
 
-// Whether portable/product.hpp multiplies faster: f32, some rows, by a matrix whose rows lie a power
-// of two apart. oneDNN's copies of such a matrix meet in the same few sets of the caches, and wait
-// for memory. On one core of an EPYC of Zen 5 the own product takes 0.7 to 0.9 of its time, of 192
-// rows 0.92; of fewer rows than 32 it wins nothing that is in no cache, and takes up to 1.9 times as
-// long where the matrix is in one: it packs all of it. Of 128 x 768 by 768 x 3072 it takes as long.
+// Whether portable/product.hpp multiplies faster, of f32 with AVX-512, B not transposed:
+//
+// Some rows, by a matrix whose rows lie a power of two apart. oneDNN's copies of such a matrix meet
+// in the same few sets of the caches, and wait for memory. On one core of an EPYC of Zen 5 the own
+// product takes 0.7 to 0.9 of its time, of 192 rows 0.92; of fewer rows than 32 it wins nothing that
+// is in no cache, and takes up to 1.9 times as long where the matrix is in one: it packs all of it.
+// Of 128 x 768 by 768 x 3072 it takes as long.
+//
+// Few columns more than fill vectors, of which oneDNN fills a last one with zeros. Zen 4, own product
+// to oneDNN: 128 x 784 by 784 x 100 0.93, x 50 0.85, x 33 0.81; of transposed A, 784 x 128 by 128 x 100
+// 0.89, x 68 0.90, x 50 0.77; by 128 x 200, where less than a tenth is zeros, 0.99.
+//
+// Transposed A of little depth, the gradient of weights in a step of few samples: 0.94 to 0.98, and
+// what cuts it or computes more with it (elementwise_product.cpp) has its bits.
 bool own_is_faster(const KernelQuery& query, const MatmulShape& shape) {
   constexpr std::int64_t kLeastRows = 32, kMostRows = 128, kLeastColumns = 512, kLeastDepth = 128;
+  constexpr std::int64_t kLanes = 16, kMostOver = 12, kLeastFilled = 20, kLittleDepth = 256;
   const bool plain = query.outputs[0].dtype == DType::F32 && !shape.mixed &&
-                     element_count(shape.batch) == 1 && !shape.transpose_a && !shape.transpose_b &&
+                     element_count(shape.batch) == 1 && !shape.transpose_b &&
                      std::all_of(shape.post.begin(), shape.post.end(),
                                  [](const std::string& post) { return post == "relu"; });
-  return plain && simd_level() == SimdLevel::Avx512 && shape.m >= kLeastRows &&
-         shape.m <= kMostRows && shape.n >= kLeastColumns &&
-         std::has_single_bit(static_cast<std::uint64_t>(shape.n)) && shape.k >= kLeastDepth;
+  if (!plain || simd_level() != SimdLevel::Avx512 || shape.m < kLeastRows) return false;
+  const std::int64_t over = shape.n % kLanes, empty = over > 0 ? kLanes - over : 0;
+  const bool mostly_empty = empty >= kLanes - kMostOver && shape.n >= kLeastFilled &&
+                            10 * empty >= shape.n + empty && shape.k >= kLanes;
+  if (mostly_empty) return true;
+  if (shape.transpose_a)
+    return shape.k <= kLittleDepth && shape.m * shape.n >= shape.k * (shape.m + shape.n);
+  return shape.m <= kMostRows && shape.n >= kLeastColumns && shape.k >= kLeastDepth &&
+         std::has_single_bit(static_cast<std::uint64_t>(shape.n));
 }
 
 // A descriptor of [batch..., rows, columns], dense as stored.

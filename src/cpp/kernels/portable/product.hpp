@@ -59,11 +59,11 @@ struct Blocking {
   bool one_block = false;   // all rows of a piece are one block of A
   bool keeps_a = false;     // of which the panels of every depth are kept
   std::int64_t rows = 1, columns = 1, depth = 1;  // of the packed blocks
-  // Of a piece's scratch; c: the sums of a block, where it is handed on.
-  std::int64_t a_elements = 0, b_elements = 0, c_elements = 0;
+  // Of a piece's scratch: of all, and of each product; c: the sums of a block that is handed on.
+  std::int64_t of_piece = 0, a_elements = 0, b_elements = 0, c_elements = 0;
 
   template <class T>
-  Blocking(const MatmulShape& shape, const GemmTile<T>& tile, bool hands_on) {
+  Blocking(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t handed) {
     const std::int64_t products = element_count(shape.batch);
     const std::int64_t work = products * shape.m * shape.n * shape.k;
     pieces = std::clamp<std::int64_t>(work / kPieceWork, 1, device::thread_count());
@@ -71,28 +71,29 @@ struct Blocking {
     by_columns = shape.n >= shape.m;
     const std::int64_t parts = by_batch || by_columns ? 1 : pieces;
     const std::int64_t share = round_up((shape.m + parts - 1) / parts, tile.rows);
-    const std::int64_t most = hands_on ? kHandedRows : kRows;
+    const std::int64_t most = handed > 0 ? kHandedRows : kRows;
     rows = std::clamp(share, tile.rows, round_up(most, tile.rows));
     one_block = share <= rows;
     keeps_a = one_block && rows * shape.k <= kKept;
-    columns = std::min(round_up(even(shape.n, hands_on ? kHandedColumns : kColumns), tile.columns), round_up(shape.n, tile.lanes));
+    columns = std::min(round_up(even(shape.n, handed > 0 ? kHandedColumns / handed : kColumns), tile.columns), round_up(shape.n, tile.lanes));
     depth = even(shape.k, kDepth);
     a_elements = round_up(rows * (keeps_a ? shape.k : depth), 64);
-    const bool panels = one_block && !hands_on;
+    const bool panels = one_block && handed == 0;
     b_elements = round_up(panels ? std::min(tile.columns, columns) * depth
-                                 : columns * (hands_on ? shape.k : depth),
+                                 : columns * (handed > 0 ? shape.k : depth),
                           64);
-    if (hands_on) c_elements = round_up(rows * columns, 64);
+    if (handed > 0) c_elements = round_up(rows * columns, 64);
+    of_piece = a_elements + std::max<std::int64_t>(1, handed) * (b_elements + c_elements);
   }
-  std::int64_t elements() const { return pieces * (a_elements + b_elements + c_elements); }
+  std::int64_t elements() const { return pieces * of_piece; }
 };
 
 template <class T>
 class Gemm {
  public:
-  // hands_on: for run_and_hand_on.
-  explicit Gemm(const MatmulShape& shape, bool hands_on = false)
-      : shape_(shape), tile_(tile_of<T>()), blocking_(shape, tile_, hands_on) {}
+  // handed: so many products for run_and_hand_on, or 0.
+  explicit Gemm(const MatmulShape& shape, std::int64_t handed = 0)
+      : shape_(shape), tile_(tile_of<T>()), handed_(handed), blocking_(shape, tile_, handed) {}
 
   std::int64_t scratch_elements() const { return blocking_.elements(); }
 
@@ -114,23 +115,24 @@ class Gemm {
     });
   }
 
-  // One product, no batch, which is stored nowhere: each thread makes a taker and hands it finished
-  // blocks, by taker.take(rows, columns, values), row-major and as wide as the block; before a tile
-  // of one is computed, by taker.fetch(rows, columns).
+  // Products of one shape, no batch, which are stored nowhere; a and b lie in turn in `factors`. Each
+  // thread makes a taker and hands it finished blocks of all of them, by taker.take(rows, columns,
+  // values, apart): row-major, as wide as the block, one so many elements behind the other. Before a
+  // tile is computed the taker hears of it by fetch(rows, columns).
   template <class MakeTaker>
-  void run_and_hand_on(const T* a, const T* b, T* scratch, const MakeTaker& make) const {
+  void run_and_hand_on(const void* const* factors, T* scratch, const MakeTaker& make) const {
     device::parallel_for(blocking_.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
       auto taker = make();
       for (std::int64_t piece = begin; piece < end; ++piece) {
         const auto [rows, columns] = share_of(piece);
-        blocks(rows, columns, a, b, scratch_of(scratch, piece), taker);
+        blocks(rows, columns, factors, scratch_of(scratch, piece), taker);
       }
     });
   }
 
  private:
   T* scratch_of(T* scratch, std::int64_t piece) const {
-    return scratch + piece * (blocking_.elements() / blocking_.pieces);
+    return scratch + piece * blocking_.of_piece;
   }
 
   // The rows and columns of a piece.
@@ -182,22 +184,28 @@ class Gemm {
   // A block of C after the other, all its depth at once. All of B's columns that it needs are packed
   // with the first of these.
   template <class Taker>
-  void blocks(Range rows, Range columns, const T* a, const T* b, T* scratch, Taker& taker) const {
-    const View<T> view_a = view_of_a(a), view_b = view_of_b(b);
-    T *packed_b = scratch + blocking_.a_elements, *c = packed_b + blocking_.b_elements;
+  void blocks(Range rows, Range columns, const void* const* factors, T* scratch,
+              Taker& taker) const {
+    T* packed_b = scratch + blocking_.a_elements;
+    T* sums = packed_b + handed_ * blocking_.b_elements;
     for (std::int64_t j = columns.begin; j < columns.end; j += blocking_.columns)
       for (std::int64_t row = rows.begin; row < rows.end; row += blocking_.rows) {
         Block block{{row, std::min(row + blocking_.rows, rows.end)},
                     {j, std::min(j + blocking_.columns, columns.end)},
                     {0, 0},
                     row == rows.begin};
-        for (std::int64_t p = 0; p < shape_.k; p += blocking_.depth) {
-          block.depth = {p, std::min(p + blocking_.depth, shape_.k)};
-          pack_rows(view_a, block, scratch);
-          multiply(block, view_b, columns, scratch, packed_b + blocking_.columns * p, nullptr,
-                   {c, block.columns.end - j}, taker);
+        for (std::int64_t i = 0; i < handed_; ++i) {
+          const View<T> view_a = view_of_a(static_cast<const T*>(factors[2 * i])),
+                        view_b = view_of_b(static_cast<const T*>(factors[2 * i + 1]));
+          for (std::int64_t p = 0; p < shape_.k; p += blocking_.depth) {
+            block.depth = {p, std::min(p + blocking_.depth, shape_.k)};
+            pack_rows(view_a, block, scratch);
+            multiply(block, view_b, columns, scratch,
+                     packed_b + i * blocking_.b_elements + blocking_.columns * p, nullptr,
+                     {sums + i * blocking_.c_elements, block.columns.end - j}, taker);
+          }
         }
-        taker.take(block.rows, block.columns, c);
+        taker.take(block.rows, block.columns, sums, blocking_.c_elements);
       }
   }
 
@@ -243,7 +251,7 @@ class Gemm {
     work.add = block.depth.begin > 0;
     work.relu = last && !shape_.post.empty();  // once or more: the same
     for (std::int64_t j = block.columns.begin; j < block.columns.end; j += work.columns) {
-      const bool used_up = blocking_.one_block && blocking_.c_elements == 0;
+      const bool used_up = blocking_.one_block && handed_ == 0;
       T* panel = packed_b + (used_up ? 0 : (j - block.columns.begin) * depth);
       work.columns = panel_of(block.columns.end - j);
       const T* from = b.data + j * b.row + block.depth.begin * b.column;
@@ -320,6 +328,7 @@ class Gemm {
 
   MatmulShape shape_;
   GemmTile<T> tile_;
+  std::int64_t handed_;
   Blocking blocking_;
 };
 

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over the ranks of products, computed of all ranks' factors instead of all ranks' products.
+
+The gradient of a layer's weights is A^T B, a product whose depth is the rank's samples. Of a large
+layer and few samples, A and B have far fewer elements than their product. Where a rank needs its
+rows of the sum over the ranks alone (slices.py), it is cheaper to gather all ranks' B, and those
+columns of all ranks' A that make these rows, and to multiply them: as many operations as before, no
+gradient is written or reduced, and the update takes the products as they are computed (products.py).
+This is sufficient factor broadcasting (P. Xie et al. 2016, "Lighter-Communication Distributed
+Machine Learning via Sufficient Factor Broadcasting", UAI), within a host.
+
+The bits are those of the sum of the products: each is computed by itself, and the products are
+added in the order of ADR 6. All ranks must decide alike. So it is done only where the inputs of the
+step have the same types on all of them (Target.alike): a rank with fewer samples has other shapes.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ..dtype import float32
+from ..ir import Graph, Node
+from ..ops import shape
+from ..ops.collective import MEAN, SUM
+from ..ops.exchange import all_gather, all_to_all, blocks_of
+from .collectives import Ordered
+from .products import accepts_sum, added
+from .target import Target
+
+MOST_RANKS: Final = 4
+"""As many products as one kernel takes."""
+
+
+class Factors(NamedTuple):
+    """A product A^T B: A is [depth, rows], B [depth, columns]."""
+
+    product: Node
+    a: Node
+    b: Node
+
+
+def factors_of(
+    old: Node, operand: Node, reads: int, graph: Graph, target: Target
+) -> Factors | None:
+    """The factors to exchange for a sum over the ranks; None: reduce it.
+
+    `operand` is the new operand of the old sum, whose own operand is read so many times.
+    """
+    ranks = target.size
+    if not (target.alike and graph.precision == float32 and reads == 1 and ranks <= MOST_RANKS):
+        return None
+    factors = operand.op.factors(operand)
+    if factors is None or old.attrs["reduce_op"] not in (SUM, MEAN):
+        return None
+    a, b = factors
+    (depth, rows), columns = a.shape, b.shape[1]
+    few = ranks * depth * (rows + columns) <= rows * columns
+    if rows % ranks or not few or not accepts_sum(operand, ranks, target):
+        return None
+    return Factors(operand, a, b)
+
+
+def slice_of_sum(old: Node, found: Factors, target: Target) -> Node:
+    """My rows of a sum over the ranks, as a row of elements."""
+    assert isinstance(old.op, Ordered)
+    order, ranks, (product, a, b) = old.op.order, target.size, found
+    group = {"group": target.group}
+    everyones_b = Ordered(all_gather, order).node((b,), group)
+    mine = Ordered(all_to_all, order + 1 / 8).node((blocks_of(all_to_all.name, a, 1, ranks),), group)
+    parts = []
+    for rank in range(ranks):
+        a_of_rank = shape.reshape(shape.slice(mine, rank), (a.shape[0], a.shape[1] // ranks))
+        rows = slice(rank * b.shape[0], (rank + 1) * b.shape[0])
+        part = product.with_inputs((a_of_rank, shape.slice(everyones_b, rows)))
+        parts.append(shape.reshape(part, (part.type.count,)))
+    total = added(parts)
+    if old.attrs["reduce_op"] == MEAN:
+        return total * (1 / ranks) if ranks & (ranks - 1) == 0 else total / ranks
+    return total
+
+
+__all__ = ["Factors", "factors_of", "slice_of_sum"]
