@@ -16,6 +16,7 @@ step have the same types on all of them (Target.alike): a rank with fewer sample
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ..dtype import float32
@@ -40,11 +41,12 @@ class Factors(NamedTuple):
 
 
 def factors_of(
-    old: Node, operand: Node, reads: int, graph: Graph, target: Target
+    old: Node, operand: Node, reads: int, at: Sequence[int], graph: Graph, target: Target
 ) -> Factors | None:
     """The factors to exchange for a sum over the ranks; None: reduce it.
 
-    `operand` is the new operand of the old sum, whose own operand is read so many times.
+    `operand` is the new operand of the old sum, whose own operand is read so many times. `at` says
+    where the ranks' parts of the sum begin, and where the last one ends.
     """
     ranks = target.size
     if not (target.alike and graph.precision == float32 and reads == 1 and ranks <= MOST_RANKS):
@@ -54,8 +56,9 @@ def factors_of(
         return None
     a, b = factors
     (depth, rows), columns = a.shape, b.shape[1]
+    by_rows = all(begin * ranks == rank * rows * columns for rank, begin in enumerate(at))
     few = ranks * depth * (rows + columns) <= rows * columns
-    if rows % ranks or not few or not accepts_sum(operand, ranks, target):
+    if rows % ranks or not by_rows or not few or not accepts_sum(operand, ranks, target):
         return None
     return Factors(operand, a, b)
 

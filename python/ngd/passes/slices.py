@@ -232,8 +232,8 @@ class Slicing:
     def slice_of(self, old: Node, whole: Node, inputs: tuple[Node, ...]) -> Node:
         """My slice of a node, of which `whole` is the new one, with new inputs."""
         if self.wanted.is_sum(old) and old not in self.wanted.whole:
-            graph, reads = self.wanted.graph, self.reads[old.inputs[0]]
-            found = factors_of(old, inputs[0], reads, graph, self.target)
+            reads, at = self.reads[old.inputs[0]], cuts(old.type.count, self.target.size)
+            found = factors_of(old, inputs[0], reads, at, self.wanted.graph, self.target)
             if found is not None:
                 return slice_of_sum(old, found, self.target)
             return self.reduced(old, inputs[0])

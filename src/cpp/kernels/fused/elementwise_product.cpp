@@ -26,6 +26,16 @@ const std::vector<std::int64_t>& products_of(const KernelQuery& query) {
 }
 std::size_t factors_of(const KernelQuery& query) { return 2 * products_of(query).size(); }
 
+// A line of memory for this core alone. The compiler's own prefetch shares it, where it is told no
+// CPU; each x86 of 64 bits has the instruction, or takes it for none.
+void prefetch_to_write(const void* line) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(line)));
+#else
+  __builtin_prefetch(line, 1);
+#endif
+}
+
 KernelQuery matmul_of(const KernelQuery& query, std::size_t i) {
   KernelQuery made{"matmul", {query.inputs[2 * i], query.inputs[2 * i + 1]}, {}, query.attrs};
   made.outputs.push_back({query.inputs[0].dtype, query.attrs.integers("product_shape")});
@@ -51,20 +61,20 @@ class Taker {
   Taker(const Plan& plan, std::int64_t width, const KernelArgs& args)
       : plan_(plan), width_(width), args_(args), walk_(plan, args) {}
 
-  // What the program reads beside a tile comes while the tile is computed.
+  // What the program reads beside a tile comes while the tile is computed; what it writes there, to
+  // be written: another rank's core may have it, too.
   void fetch(Range rows, Range columns) const {
-    constexpr std::int64_t kLine = 64;
-    constexpr int kRead = 0, kSecondLevel = 2;
     for (std::size_t i = 0; i < plan_.inputs.size(); ++i) {
       const InputPlan& input = plan_.inputs[i];
       if (input.reading != Reading::InPlace) continue;
       const auto item = static_cast<std::int64_t>(input.item);
       const auto* from = static_cast<const std::byte*>(args_.inputs[i]);
+      const auto* outputs = args_.outputs;
+      const bool written = std::find(outputs, outputs + plan_.outputs.size(), args_.inputs[i]) !=
+                           outputs + plan_.outputs.size();
       for (std::int64_t row = rows.begin; row < rows.end; ++row)
-        for (std::int64_t at = (row * width_ + columns.begin) * item,
-                          end = (row * width_ + columns.end) * item;
-             at < end; at += kLine)
-          __builtin_prefetch(from + at, kRead, kSecondLevel);
+        fetch_row(from + (row * width_ + columns.begin) * item,
+                  (columns.end - columns.begin) * item, written);
     }
   }
 
@@ -78,6 +88,16 @@ class Taker {
   }
 
  private:
+  static void fetch_row(const std::byte* from, std::int64_t bytes, bool written) {
+    constexpr std::int64_t kLine = 64;
+    constexpr int kRead = 0, kSecondLevel = 2;
+    for (std::int64_t at = 0; at < bytes; at += kLine)
+      if (written)
+        prefetch_to_write(from + at);
+      else
+        __builtin_prefetch(from + at, kRead, kSecondLevel);
+  }
+
   // Elements that lie side by side, a tile at a time and none beyond a row of the plan's.
   void run(std::int64_t begin, std::int64_t count, const T* values, std::int64_t apart) {
     while (count > 0) {

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of few samples, which the ranks of a host sum from all ranks' factors."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from standing import run_in_world
+
+import ngd
+from ngd import ops, optim
+
+pytestmark = harness.needs_ranks
+several = pytest.mark.parametrize("ranks", [2, 3, 4])
+
+SIZES = (96, 384, 192, 72)
+"""Of layers, so that parts of each of the three matrices are whole rows for 2, 3 and 4 ranks."""
+
+LARGE_BIASES = {"float32": 0, "float64": 1}
+"""How many of them are cut, and no products."""
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda clip: optim.SGD(0.1, clip_norm=clip),
+    "momentum": lambda clip: optim.SGD(0.1, momentum=0.9, weight_decay=0.01, clip_norm=clip),
+    "adamw": lambda clip: optim.AdamW(1e-2, clip_norm=clip),
+    "lars": lambda clip: optim.LARS(1e-2, clip_norm=clip),
+}
+
+
+def trained(
+    rule: str, samples: int, dtype: str, shard: str, clip: float | None = None
+) -> tuple[dict[str, Any], Counter[str]]:
+    """All variables after some steps, and how often a step starts which collective."""
+    random = np.random.default_rng(3)
+    x, t = (ngd.placeholder(n, (samples, m), dtype) for n, m in (("x", SIZES[0]), ("t", SIZES[-1])))
+    parameters, y = [], x
+    for i, (m, n) in enumerate(zip(SIZES, SIZES[1:], strict=False)):
+        parameters.append(ngd.variable(f"w{i}", (random.normal(size=(m, n)) / m**0.5).astype(dtype)))
+        parameters.append(ngd.variable(f"b{i}", np.zeros(n, dtype)))
+        y = ops.tanh(y @ parameters[-2] + parameters[-1])
+    loss = ops.mean((y - t) ** 2)
+    updates = OPTIMIZERS[rule](clip).update(loss, parameters)
+    step = ngd.compile([x, t], [loss], updates, shard=shard)
+    own = np.random.default_rng(ngd.init().rank)
+    for _ in range(6):
+        step(*(own.normal(size=n.shape).astype(dtype) for n in (x, t)))
+    started = Counter(re.findall(r"= start (\w+)\(", str(step)))
+    return {v.name: v.numpy() for v in updates}, started
+
+
+def same_bits(dtype: str) -> None:
+    for rule in ("sgd", "momentum", "adamw"):
+        wanted, _ = trained(rule, 4, dtype, "none")
+        found, started = trained(rule, 4, dtype, "host")
+        assert started["all_to_all"] == started["all_gather"] == 3, (rule, started)
+        assert started["reduce_scatter"] == LARGE_BIASES[dtype]
+        for name, value in wanted.items():
+            assert found[name].tobytes() == value.tobytes(), (rule, name)
+
+
+@several
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_bits_are_those_of_reduced_gradients(ranks: int, dtype: str) -> None:
+    run_in_world(same_bits, "shm", ranks, dtype=dtype)
+
+
+def norms() -> None:
+    """What reads a gradient beside its update finds it stored, and the same."""
+    for rule, clip in (("sgd", 0.1), ("lars", None)):
+        wanted, _ = trained(rule, 4, "float64", "none", clip)
+        found, started = trained(rule, 4, "float64", "host", clip)
+        assert started["all_to_all"] == 3
+        for name, value in wanted.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-12, atol=1e-12)
+
+
+@several
+def test_norms_of_such_gradients(ranks: int) -> None:
+    run_in_world(norms, "shm", ranks)
+
+
+def samples_differ() -> None:
+    """A rank with fewer samples has other factors: then gradients are reduced, on all ranks."""
+    rank = ngd.init().rank
+    wanted, _ = trained("sgd", 4 + rank, "float64", "none")
+    found, started = trained("sgd", 4 + rank, "float64", "host")
+    assert started["all_to_all"] == 0
+    assert started["reduce_scatter"] == 3 + LARGE_BIASES["float64"]
+    for name, value in wanted.items():
+        assert found[name].tobytes() == value.tobytes(), name
+
+
+@several
+def test_ranks_of_different_samples(ranks: int) -> None:
+    run_in_world(samples_differ, "shm", ranks)
+
+
+def many_samples() -> None:
+    _, started = trained("sgd", 200, "float32", "host")
+    assert started["all_to_all"] == 0
+
+
+def test_many_samples_are_reduced() -> None:
+    run_in_world(many_samples, "shm", 2)
+
+
+def two_bytes() -> None:
+    """Products of two-byte floats have no such kernel."""
+    x = ngd.placeholder("x", (4, 96))
+    w = ngd.variable("w", np.ones((96, 384), np.float32))
+    updates = optim.SGD(0.1).update(ops.mean((x @ w) ** 2), [w])
+    step = ngd.compile([x], [], updates, shard="host", precision="bfloat16")
+    assert "all_to_all" not in str(step)
+
+
+def test_two_bytes_are_reduced() -> None:
+    run_in_world(two_bytes, "shm", 2)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products that elementwise kernels take: which, and that the numbers stay."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ngd
+from ngd import ops, optim, passes
+from ngd.passes.products import added, fuse_products
+
+RNG = np.random.default_rng(0)
+
+
+def kinds(step: Any) -> Counter[str]:
+    """How often a program runs what."""
+    return Counter(re.findall(r"^  \d+: (?:.* = )?(.*?)\(", str(step), re.MULTILINE))
+
+
+def apart(make: Callable[[], Any]) -> Any:
+    """What is made where no kernel takes a product."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(passes, "PIPELINE", tuple(p for p in passes.PIPELINE if p is not fuse_products))
+    try:
+        return make()
+    finally:
+        patch.undo()
+
+
+RULES: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: optim.SGD(0.1),
+    "momentum": lambda: optim.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adam": lambda: optim.AdamW(0.1),
+}
+
+
+def trained(shape: tuple[int, int, int], dtype: str, rule: str, device: str = "CPU") -> Any:
+    """A layer's weights and step; a matrix of targets makes the gradient of many signs."""
+    samples, rows, columns = shape
+    w = ngd.variable("w", np.random.default_rng(1).normal(size=(rows, columns)).astype(dtype))
+    x, t = (ngd.placeholder(n, (samples, m), dtype) for n, m in (("x", rows), ("t", columns)))
+    loss = ops.mean((x @ w - t) ** 2)
+    step = ngd.compile([x, t], [loss], RULES[rule]().update(loss, [w]), device=device)
+    return w, step
+
+
+def values(shape: tuple[int, int, int], dtype: str, w: Any, step: Any) -> Any:
+    samples, rows, columns = shape
+    random = np.random.default_rng(2)
+    for _ in range(3):
+        x, t = (random.normal(size=(samples, n)).astype(dtype) for n in (rows, columns))
+        step(x, t)
+    return w.numpy()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.tuples(
+        st.sampled_from([1, 2, 7, 16, 64]),
+        st.sampled_from([1, 3, 31, 64, 129, 300]),
+        st.sampled_from([1, 5, 47, 100, 130, 1100]),
+    ),
+    st.sampled_from(["float32", "float64"]),
+    st.sampled_from([*RULES]),
+)
+def test_the_numbers_are_those_of_kernel_after_kernel(
+    shape: tuple[int, int, int], dtype: str, rule: str
+) -> None:
+    found = values(shape, dtype, *trained(shape, dtype, rule))
+    wanted = values(shape, dtype, *apart(lambda: trained(shape, dtype, rule)))
+    if dtype == "float64":  # one product multiplies all
+        assert found.tobytes() == wanted.tobytes()
+    else:
+        npt.assert_allclose(found, wanted, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_it_is_what_the_references_compute(rule: str) -> None:
+    shape = (16, 65, 101)
+    w, step = trained(shape, "float64", rule)
+    assert kinds(step)["elementwise_product"] == 1
+    wanted = values(shape, "float64", *trained(shape, "float64", rule, "INTERPRETER"))
+    npt.assert_allclose(values(shape, "float64", w, step), wanted, rtol=1e-11, atol=1e-11)
+
+
+def test_a_gradient_that_goes_into_the_update_has_no_bytes() -> None:
+    shape = (16, 400, 500)
+    _, step = trained(shape, "float32", "adam")
+    _, whole = apart(lambda: trained(shape, "float32", "adam"))
+    assert whole.memory()["private"] - step.memory()["private"] >= 4 * 400 * 500 * 3 // 4
+    assert step.cost().flops == whole.cost().flops
+    assert step.cost().bytes <= whole.cost().bytes - 2 * 4 * 400 * 500
+
+
+def test_many_samples_are_multiplied_as_before() -> None:
+    assert kinds(trained((300, 200, 200), "float32", "sgd")[1])["elementwise_product"] == 0
+    assert kinds(trained((257, 2000, 2000), "float32", "sgd")[1])["elementwise_product"] == 0
+    assert kinds(trained((100, 200, 200), "float32", "sgd")[1])["elementwise_product"] == 1
+
+
+def test_a_gradient_that_others_read_is_stored() -> None:
+    w = ngd.variable("w", np.ones((30, 20), np.float32))
+    x = ngd.placeholder("x", (4, 30))
+    gradient = ngd.grad(ops.sum((x @ w) ** 2), w)
+    for outputs in ([gradient], [ops.sum(gradient @ ops.transpose(gradient, (1, 0)))]):
+        step = ngd.compile([x], outputs, {w: w - 0.1 * gradient})
+        assert kinds(step)["elementwise_product"] == 0
+        given_x = RNG.normal(size=(4, 30)).astype(np.float32)
+        wanted = w.numpy() - np.float32(0.1) * (given_x.T @ (2 * given_x @ w.numpy()))
+        step(given_x)
+        npt.assert_allclose(w.numpy(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_kernel_takes_products_of_one_shape_and_adds_them() -> None:
+    pairs = [[ngd.placeholder(f"{n}{i}", (5, m)) for n, m in (("a", 40), ("b", 30))] for i in range(4)]
+    products = [ops.transpose(a, (1, 0)) @ b for a, b in pairs]
+    step = ngd.compile([n for pair in pairs for n in pair], [ops.tanh(added(products))])
+    assert kinds(step) == {"elementwise_product": 1}
+    given_values = [RNG.normal(size=n.shape).astype(np.float32) for pair in pairs for n in pair]
+    a, b = given_values[::2], given_values[1::2]
+    wanted = np.tanh(sum(x.T.astype(np.float64) @ y for x, y in zip(a, b, strict=True)))
+    npt.assert_allclose(step(*given_values)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_terms_are_added_as_ranks_are() -> None:
+    terms = [ngd.constant(np.float32(v)) for v in (1e8, 1, -1e8, 1, 3)]
+    (found,) = ngd.compile([], [added(terms)])()
+    one, far = np.float32(1), np.float32(1e8)
+    assert found == ((far + one) + (-far + one)) + np.float32(3)
+
+
+def test_a_nan_reaches_the_weights() -> None:
+    w, step = trained((8, 33, 50), "float32", "sgd")
+    assert kinds(step)["elementwise_product"] == 1
+    x, t = np.ones((8, 33), np.float32), np.ones((8, 50), np.float32)
+    x[3, 7] = np.nan
+    step(x, t)
+    assert np.isnan(w.numpy()[7]).all()
