@@ -162,6 +162,15 @@ def kernels(rank: int) -> list[Step]:
         for each, wanted in zip(step(a, b), (0, 9), strict=True):
             assert (each == wanted).all()
 
+    def multiplied(dtype: Any) -> None:
+        """By the own product, and in the kernel that reads it."""
+        a, b = np.ones((40, 60), dtype), np.ones((40, 50), dtype)
+        x, y = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("y", b.shape, b.dtype)
+        product = ops.transpose(x, (1, 0)) @ y
+        step = ngd.compile([x, y], [x @ ops.ones((60, 50), dtype), product * 2 - 1])
+        for each, wanted in zip(step(a, b), (60, 79), strict=True):
+            assert (each == wanted).all()
+
     def control() -> None:
         x = ngd.placeholder("x", (3, 2))
         start = ngd.constant(np.zeros(2, np.float32))
@@ -180,5 +189,7 @@ def kernels(rank: int) -> list[Step]:
         *[Step(str(case), runs(case)) for case in cases],
         Step("bias", biased),
         Step("convolution", convolved),
+        Step("product", lambda: multiplied(np.float32)),
+        Step("product of float64", lambda: multiplied(np.float64)),
         Step("control", control),
     ]

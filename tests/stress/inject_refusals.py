@@ -61,6 +61,15 @@ def reduced(
     return refused("elementwise_reduce", signature, reason, **full)
 
 
+def product(
+    reason: str, /, signature: str = "f4[3,4] f4[3,2] f4[4,2] -> f4[4,2]", **attrs: Any
+) -> Refused:
+    """A program that reads the product of two matrices, the first one transposed."""
+    full = {"program": "add:f32 i0 i1", "results": [0], "input_strides": [2, 1, 2, 1]}
+    full |= {"products": [0], "product_shape": [4, 2], "transpose_a": 1, **attrs}
+    return refused("elementwise_product", signature, reason, **full)
+
+
 def attend(signature: str, reason: str, /) -> Refused:
     """Attention of a query, keys and values."""
     return refused("attend", signature, reason, causal=0, scale=1.0, heads_last=0)
@@ -124,6 +133,22 @@ REFUSED = [
         input_strides=[2000, 1],
         reduced=[1],
     ),
+    # elementwise_product
+    product("1 to 4 products", products=[]),
+    product("operands are missing", "f4[3,4] -> f4[4,2]"),
+    product("the products are not in order", products=[5]),
+    product("products of f32 and f64 alone", "f2[3,4] f2[3,2] f4[4,2] -> f4[4,2]"),
+    product("products of two axes alone", product_shape=[8]),
+    product("have not the products' elements", product_shape=[4, 3]),
+    product("the operands' dtypes differ", "f4[3,4] f8[3,2] f4[4,2] -> f4[4,2]"),
+    product(
+        "the products have different depths",
+        "f4[3,4] f4[3,2] f4[5,4] f4[5,2] -> f4[4,2]",
+        products=[0, 1],
+    ),
+    product("nothing to multiply", "f4[0,4] f4[0,2] f4[4,2] -> f4[4,2]"),
+    product("oneDNN multiplies faster", "f4[300,4] f4[300,2] f4[4,2] -> f4[4,2]"),
+    product("a product is read unevenly", input_strides=[1, 2, 2, 1]),
     # reduce, moments, argmax, top_k, cumsum
     refused("reduce", "f4[2] -> f4[]", "no reduction is called", op="median", axes=[0]),
     refused("reduce", "f4[2] -> f8[]", "the output's dtype is not the input's", op="sum", axes=[0]),
