@@ -11,8 +11,8 @@ they share. With --hosts 1 2, the ranks are also divided among two hosts, which 
 namespaces (namespaces.py: root, mode OMPI, Open MPI); of --ranks the multiples of two count there.
 Open MPI's mpirun then starts the ranks of all programs, and PyTorch's speak over gloo.
 
-"tensorflow" and "mxnet" are ngd's bridges: the same network in these frameworks, each under a Python
-that has it and ngd.
+"tensorflow" and "mxnet" are ngd's bridges: the same network in these frameworks, each under a
+Python that has it and ngd.
 """
 
 from __future__ import annotations

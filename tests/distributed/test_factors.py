@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import harness
@@ -39,8 +40,10 @@ def trained(
     random = np.random.default_rng(3)
     x, t = (ngd.placeholder(n, (samples, m), dtype) for n, m in (("x", SIZES[0]), ("t", SIZES[-1])))
     parameters, y = [], x
-    for i, (m, n) in enumerate(zip(SIZES, SIZES[1:], strict=False)):
-        parameters.append(ngd.variable(f"w{i}", (random.normal(size=(m, n)) / m**0.5).astype(dtype)))
+    for i, (m, n) in enumerate(pairwise(SIZES)):
+        parameters.append(
+            ngd.variable(f"w{i}", (random.normal(size=(m, n)) / m**0.5).astype(dtype))
+        )
         parameters.append(ngd.variable(f"b{i}", np.zeros(n, dtype)))
         y = ops.tanh(y @ parameters[-2] + parameters[-1])
     loss = ops.mean((y - t) ** 2)

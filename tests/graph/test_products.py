@@ -121,7 +121,9 @@ def test_a_gradient_that_others_read_is_stored() -> None:
 
 
 def test_a_kernel_takes_products_of_one_shape_and_adds_them() -> None:
-    pairs = [[ngd.placeholder(f"{n}{i}", (5, m)) for n, m in (("a", 40), ("b", 30))] for i in range(4)]
+    pairs = [
+        [ngd.placeholder(f"{n}{i}", (5, m)) for n, m in (("a", 40), ("b", 30))] for i in range(4)
+    ]
     products = [ops.transpose(a, (1, 0)) @ b for a, b in pairs]
     step = ngd.compile([n for pair in pairs for n in pair], [ops.tanh(added(products))])
     assert kinds(step) == {"elementwise_product": 1}

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
-
-import re
 
 import numpy as np
 import numpy.testing as npt

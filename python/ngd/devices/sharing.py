@@ -258,7 +258,7 @@ def forget_inputs(group: Group) -> None:
 
 
 _inputs: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
-"""Of a step that is being compiled: a digest of its inputs' types, and whether all have the same."""
+"""Of a step that is being compiled: a digest of its inputs' types, and whether all have these."""
 
 
 def digest_of(value: Array) -> bytes:

@@ -4,9 +4,9 @@
 The gradient of a layer's weights is A^T B, a product whose depth is the rank's samples. Of a large
 layer and few samples, A and B have far fewer elements than their product. Where a rank needs its
 rows of the sum over the ranks alone (slices.py), it is cheaper to gather all ranks' B, and those
-columns of all ranks' A that make these rows, and to multiply them: as many operations as before, no
-gradient is written or reduced, and the update takes the products as they are computed (products.py).
-This is sufficient factor broadcasting (P. Xie et al. 2016, "Lighter-Communication Distributed
+columns of all ranks' A that make these rows, and to multiply them. That takes as many operations as
+before; but no gradient is written or reduced, and the update takes the products as they are computed
+(products.py). This is sufficient factor broadcasting (P. Xie et al. 2016, "Lighter-Communication Distributed
 Machine Learning via Sufficient Factor Broadcasting", UAI), within a host.
 
 The bits are those of the sum of the products: each is computed by itself, and the products are
@@ -69,7 +69,9 @@ def slice_of_sum(old: Node, found: Factors, target: Target) -> Node:
     order, ranks, (product, a, b) = old.op.order, target.size, found
     group = {"group": target.group}
     everyones_b = Ordered(all_gather, order).node((b,), group)
-    mine = Ordered(all_to_all, order + 1 / 8).node((blocks_of(all_to_all.name, a, 1, ranks),), group)
+    mine = Ordered(all_to_all, order + 1 / 8).node(
+        (blocks_of(all_to_all.name, a, 1, ranks),), group
+    )
     parts = []
     for rank in range(ranks):
         a_of_rank = shape.reshape(shape.slice(mine, rank), (a.shape[0], a.shape[1] // ranks))

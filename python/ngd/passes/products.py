@@ -15,6 +15,7 @@ takes, so this makes no circle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
 from ..dtype import Type
 from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op
 from ..ops.arithmetic import add
@@ -22,6 +23,7 @@ from .elementwise import FusedElementwise, dense_operands, fuse_elementwise
 from .patterns import uses
 from .schedule import source_of
 from .target import Target, query_node
+
 
 class FusedProduct(Op):
     """An elementwise kernel that takes products; attrs: its own, theirs, products, product_shape.
@@ -125,7 +127,7 @@ def accepts_sum(product: Node, ranks: int, target: Target) -> bool:
 
 
 def added(terms: Sequence[Node]) -> Node:
-    """The sum of terms in the canonical order (ADR 6): a tree, whose left half is a power of two."""
+    """The sum of terms in the order of ADR 6: a tree, whose left half is a power of two."""
     if len(terms) == 1:
         return terms[0]
     left = 1 << (len(terms) - 1).bit_length() - 1

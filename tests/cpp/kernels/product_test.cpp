@@ -17,9 +17,17 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {1, 1, 1, 1},        {3, 5, 2, 1},        {7, 4, 9, 2},          {33, 100, 17, 1},
-      {64, 10, 128, 3},    {784, 100, 128, 1},  {100, 1100, 60, 1},    {129, 530, 33, 2},
-      {50, 300, 256, 4},   {31, 48, 5, 1, false, false}, {40, 65, 12, 2, false, true},
+      {1, 1, 1, 1},
+      {3, 5, 2, 1},
+      {7, 4, 9, 2},
+      {33, 100, 17, 1},
+      {64, 10, 128, 3},
+      {784, 100, 128, 1},
+      {100, 1100, 60, 1},
+      {129, 530, 33, 2},
+      {50, 300, 256, 4},
+      {31, 48, 5, 1, false, false},
+      {40, 65, 12, 2, false, true},
       {65, 67, 20, 1, true, true},
   };
   return all;
@@ -157,8 +165,9 @@ TEST(ElementwiseProduct, RunsInAForkedChild) {
   const Case c{784, 100, 128, 1};
   Operands operands = random_operands(c, DType::F32);
   operands.inputs.push_back(random_floats(DType::F32, {c.m, c.n}, 99));
-  const KernelQuery query = query_of("elementwise_product", operands.inputs,
-                                     {{DType::F32, {c.m, c.n}}}, attrs_for(c, DType::F32, {c.n, 1}));
+  const KernelQuery query =
+      query_of("elementwise_product", operands.inputs, {{DType::F32, {c.m, c.n}}},
+               attrs_for(c, DType::F32, {c.n, 1}));
   expect_same_in_a_forked_child(row_of("elementwise_product", ""), query, operands.inputs);
 }
 

@@ -119,7 +119,8 @@ class ElementwiseProduct final : public Kernel {
  public:
   explicit ElementwiseProduct(const KernelQuery& query)
       : plan_(elementwise_of(query)),
-        gemm_(MatmulShape(matmul_of(query, 0)), static_cast<std::int64_t>(products_of(query).size())),
+        gemm_(MatmulShape(matmul_of(query, 0)),
+              static_cast<std::int64_t>(products_of(query).size())),
         factors_(factors_of(query)),
         width_(query.attrs.integers("product_shape").back()) {
     std::size_t next = factors_;
@@ -148,7 +149,8 @@ class ElementwiseProduct final : public Kernel {
   portable::Gemm<T> gemm_;
   std::size_t factors_;
   std::int64_t width_;
-  std::vector<std::size_t> places_;  // of the program's inputs among the kernel's; a product has none
+  std::vector<std::size_t>
+      places_;  // of the program's inputs among the kernel's; a product has none
 };
 
 std::string refusal_of(const KernelQuery& query) {
@@ -174,8 +176,7 @@ std::string refusal_of(const KernelQuery& query) {
     if (shape.k != first.k) return "the products have different depths";
   }
   if (first.k == 0) return "nothing to multiply";
-  if (dtype == DType::F32 && first.k > kMostDepth)
-    return "oneDNN multiplies faster";
+  if (dtype == DType::F32 && first.k > kMostDepth) return "oneDNN multiplies faster";
   return {};
 }
 

@@ -19,7 +19,7 @@ struct View {
 template <class T>
 struct TileWork {
   std::int64_t depth;
-  const T *a, *b;  // panels: R rows of A, column after column; C columns of B, row after row
+  const T *a, *b;       // panels: R rows of A, column after column; C columns of B, row after row
   std::int64_t b_step;  // from one row of B to the next: C, or where B is not packed its own
   T* c;
   std::int64_t c_stride, rows, columns;

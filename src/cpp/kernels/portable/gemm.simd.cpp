@@ -77,7 +77,8 @@ NGD_INLINE void transpose(const T* from, std::int64_t stride, std::int64_t width
 
 // Lines that lie side by side, so many at once, then half as many.
 template <class T, int together>
-void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel) {
+void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
+                T* panel) {
   for (; used >= together; used -= together) {
     for (std::int64_t p = 0; p < depth; ++p)
       std::memcpy(panel + p * width, lines.data + p * lines.column, together * sizeof(T));
@@ -90,7 +91,8 @@ void copy_lines(View<T> lines, std::int64_t used, std::int64_t depth, std::int64
 }
 
 template <class T>
-void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel) {
+void pack_panel(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width,
+                T* panel) {
   if (used < width) std::fill(panel, panel + width * depth, T(0));
   if (lines.row == 1) return copy_lines<T, kVectors * kLanes<T>>(lines, used, depth, width, panel);
   // As many lines at once as a vector has lanes; or a whole panel of fewer, a power of two.

@@ -75,13 +75,15 @@ struct Blocking {
     rows = std::clamp(share, tile.rows, round_up(most, tile.rows));
     one_block = share <= rows;
     keeps_a = one_block && rows * shape.k <= kKept;
-    columns = std::min(round_up(even(shape.n, handed > 0 ? kHandedColumns / handed : kColumns), tile.columns), round_up(shape.n, tile.lanes));
+    columns = std::min(
+        round_up(even(shape.n, handed > 0 ? kHandedColumns / handed : kColumns), tile.columns),
+        round_up(shape.n, tile.lanes));
     depth = even(shape.k, kDepth);
     a_elements = round_up(rows * (keeps_a ? shape.k : depth), 64);
     const bool panels = one_block && handed == 0;
-    b_elements = round_up(panels ? std::min(tile.columns, columns) * depth
-                                 : columns * (handed > 0 ? shape.k : depth),
-                          64);
+    b_elements = round_up(
+        panels ? std::min(tile.columns, columns) * depth : columns * (handed > 0 ? shape.k : depth),
+        64);
     if (handed > 0) c_elements = round_up(rows * columns, 64);
     of_piece = a_elements + std::max<std::int64_t>(1, handed) * (b_elements + c_elements);
   }
@@ -291,7 +293,8 @@ class Gemm {
   // How many of the columns that are left one panel takes: whole vectors, where few are left over.
   std::int64_t panel_of(std::int64_t left) const {
     const std::int64_t over = left % tile_.lanes;
-    if (left - over == tile_.columns + tile_.lanes) return tile_.columns - tile_.lanes;  // not 3 + 1
+    if (left - over == tile_.columns + tile_.lanes)
+      return tile_.columns - tile_.lanes;  // not 3 + 1
     if (left >= tile_.columns) return tile_.columns;
     return left > over && over > 0 && is_turned(over) ? left - over : left;
   }
