@@ -5,9 +5,10 @@ The gradient of a layer's weights is A^T B, a product whose depth is the rank's 
 layer and few samples, A and B have far fewer elements than their product. Where a rank needs its
 rows of the sum over the ranks alone (slices.py), it is cheaper to gather all ranks' B, and those
 columns of all ranks' A that make these rows, and to multiply them. That takes as many operations as
-before; but no gradient is written or reduced, and the update takes the products as they are computed
-(products.py). This is sufficient factor broadcasting (P. Xie et al. 2016, "Lighter-Communication Distributed
-Machine Learning via Sufficient Factor Broadcasting", UAI), within a host.
+before; but no gradient is written or reduced, and the update takes the products where they are
+computed (products.py). This is sufficient factor broadcasting (P. Xie et al. 2016,
+"Lighter-Communication Distributed Machine Learning via Sufficient Factor Broadcasting", UAI),
+within a host.
 
 The bits are those of the sum of the products: each is computed by itself, and the products are
 added in the order of ADR 6. All ranks must decide alike. So it is done only where the inputs of the
