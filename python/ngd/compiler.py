@@ -31,7 +31,7 @@ from .variable import Variable
 
 WORLD.join = distributed.init
 
-SHARDS: Final = ("none", "host")
+SHARDS: Final = ("none", "host", "world")
 """What `shard` may say."""
 
 
@@ -132,8 +132,10 @@ def compile(
         kept; `memory()["recomputed"]` says how many bytes more that reads and writes. CPU and NULL.
     shard
         "host": the ranks of a host keep one copy of each variable that the step updates, and each
-        rank updates a slice of it (docs/sharding.md). All ranks compile the step then. A variable
-        that is small, or whose next value is not proved equal on all ranks, stays as it is.
+        rank updates a slice of it (docs/sharding.md). "world": so they do, and what updates alone
+        read, such as moments, is kept once over all hosts. All ranks compile the step then. A
+        variable that is small, or whose next value is not proved equal on all ranks, stays as it
+        is.
 
     Returns
     -------
@@ -182,7 +184,7 @@ def as_shard(where: str, shard: str) -> str:
     """Which variables this public call shares."""
     if shard not in SHARDS:
         raise ValueError(
-            f"{where}: shard: expected {' or '.join(map(repr, SHARDS))}; got {shard!r}"
+            f"{where}: shard: expected 'none', 'host' or 'world'; got {shard!r}"
         )
     return shard
 

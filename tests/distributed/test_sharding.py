@@ -239,7 +239,7 @@ def refusals() -> None:
     updates = {w: w + ops.all_reduce(x, op="sum")}
     plain = ngd.compile([x], [], updates)
     plain(np.ones(5000, np.float32))
-    with pytest.raises(ValueError, match="shard: expected 'none' or 'host'; got 'hosts'"):
+    with pytest.raises(ValueError, match="shard: expected 'none', 'host' or 'world'; got 'hosts'"):
         ngd.compile([x], [], updates, shard="hosts")
     step = ngd.compile([x], [], updates, shard="host")
     with pytest.raises(ngd.errors.CompileError, match="the ranks share variable 'w' since"):

@@ -175,7 +175,7 @@ cdef class Communicator:
 
     @property
     def is_over(self) -> bool:
-        """Of a group with common memory: whether it is closed, or has failed."""
+        """Of a group of several ranks: whether it is closed, or has failed."""
         return self.communicator.get().is_over()
 
     def enlist(self) -> int:

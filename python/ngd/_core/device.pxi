@@ -67,13 +67,15 @@ cdef class Buffer:
 
     cdef CppBuffer buffer
     cdef CommonMemory common
-    cdef char* data
+    cdef char* data  # where the first byte is, or would be
     cdef size_t nbytes
+    cdef size_t begin, end  # of the bytes that it has: all, or a part
     cdef CppDevice* device
 
     def __init__(self, Device device not None, size_t nbytes):
         self.buffer = CppBuffer(dereference(device.device), nbytes)
         self.device, self.nbytes = device.device, nbytes
+        self.begin, self.end = 0, nbytes
         self.data = <char*> self.buffer.data()
 
     @property
@@ -88,14 +90,30 @@ cdef class Buffer:
         host's memory.
         """
         global _moves
+        cdef CppBuffer own
         if common is None:
-            self.buffer = CppBuffer(dereference(self.device), self.nbytes)
-            memcpy(self.buffer.data(), self.data, self.nbytes)
-            self.data = <char*> self.buffer.data()
+            own = CppBuffer(dereference(self.device), self.nbytes)
+            memcpy(<char*> own.data() + self.begin, self.data + self.begin, self.end - self.begin)
+            self.data = <char*> own.data()
         else:
-            self.buffer = CppBuffer()
             self.data = <char*> common.memory.get() + offset
+        self.buffer = move(own)
+        self.begin, self.end = 0, self.nbytes
         self.common = common
+        _moves += 1
+
+    def keep(self, Buffer memory not None, size_t begin) -> None:
+        """Have some bytes alone from now on, in the memory of another buffer, which is used up.
+
+        They are as many as that one has, from `begin` on. No step uses it now.
+        """
+        global _moves
+        if self.common is not None or begin + memory.nbytes > self.nbytes:
+            raise ValueError(f"Buffer.keep: bytes {begin} to {begin + memory.nbytes}")
+        memcpy(memory.data, self.data + begin, memory.nbytes)
+        self.buffer = move(memory.buffer)
+        self.begin, self.end = begin, begin + memory.nbytes
+        self.data = <char*> (<size_t> memory.data - begin)
         _moves += 1
 
     def write(self, ndarray array) -> None:
@@ -108,8 +126,8 @@ cdef class Buffer:
             self.buffer.write(PyArray_DATA(array))
 
     def write_part(self, ndarray array, size_t begin, size_t end) -> None:
-        """Copy some bytes of a contiguous array to their place in memory in common."""
-        if <size_t> array.nbytes != self.nbytes or not begin <= end <= self.nbytes:
+        """Copy some bytes of a contiguous array, which it has, to their place."""
+        if <size_t> array.nbytes != self.nbytes or not self.begin <= begin <= end <= self.end:
             raise ValueError(f"Buffer.write_part: {array.nbytes} bytes into {self.nbytes}")
         memcpy(self.data + begin, <char*> PyArray_DATA(array) + begin, end - begin)
 
@@ -118,6 +136,13 @@ cdef class Buffer:
         """Copy the bytes out to a contiguous array, where the variable may be read now."""
         cell.check_readable()
         self.copy_to(array)
+
+    def read_part(self, ndarray array, Cell cell) -> None:
+        """The same of the bytes alone that it has."""
+        cell.check_readable()
+        if <size_t> array.nbytes != self.end - self.begin:
+            raise ValueError(f"Buffer.read_part: {self.end - self.begin} into {array.nbytes}")
+        memcpy(PyArray_DATA(array), self.data + self.begin, array.nbytes)
 
     def copy_to(self, ndarray array) -> None:
         """The same for who holds the variable."""

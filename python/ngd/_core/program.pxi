@@ -111,18 +111,18 @@ cdef class Executable:
     cdef ProgramBuilder builder
     cdef tuple communicators, variables  # which the executor must not outlive
     cdef list given, made  # the types of the arrays of a call
-    cdef list whole  # the storages of variables of which no other rank writes a part
+    cdef list checks  # called where a variable has moved: they say what is wrong with its new place
     cdef cbool entered  # the last call has come to the executor
     cdef size_t n_inputs, n_outputs
     cdef uint64_t moves  # of buffers, before the executor was told where they are
 
     def __init__(
         self, Device device not None, ProgramBuilder builder, list communicators, list variables,
-        list given, list made, list whole=[],
+        list given, list made, list checks=[],
     ):
         cdef vector[CppCommunicator*] groups
         cdef vector[void*] pointers
-        self.builder, self.given, self.made, self.whole = builder, given, made, whole
+        self.builder, self.given, self.made, self.checks = builder, given, made, checks
         # The garbage collector empties lists, and never tuples.
         self.communicators, self.variables = tuple(communicators), tuple(variables)
         for variable in variables:
@@ -137,9 +137,9 @@ cdef class Executable:
         ))
 
     cdef int follow(self) except -1:
-        """Find the variables where they are now; those that are written whole must be my own."""
-        for storage in self.whole:
-            storage.own()
+        """Find the variables where they are now, if they may be there."""
+        for check in self.checks:
+            check()
         cdef vector[void*] variables
         self.find(variables)
         dereference(self.executor).move_variables(variables)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from typing import Any, Final
@@ -16,6 +16,7 @@ from ..cost import Cost
 from ..dtype import DType, Type, uint8
 from ..ir import Array, Graph, Node
 from ..passes import Verdict
+from ..passes.slices import Places
 from ..profiling import Report, report_of
 from ..sites import call_site
 from ..variable import Variable, placeholder
@@ -23,12 +24,15 @@ from .executable import CompiledStep, Lower
 from .native import native_attrs, spec
 from .ordering import opened
 from .sharing import (
+    Shares,
     Sharing,
     agree,
     digest_of,
     expect_private,
     forget_inputs,
     have_same_inputs,
+    in_parts,
+    lost,
     refused,
     share,
     shared_by,
@@ -40,9 +44,10 @@ DEVICE: Final = _core.Device("CPU")
 class CpuTarget:
     """What the passes may ask of the CPU device and the group."""
 
-    def __init__(self, group: Group, shared: Iterable[Node] = (), *, alike: bool = False) -> None:
+    def __init__(self, group: Group, shares: Shares | None = None, *, alike: bool = False) -> None:
         self.group, self.rank, self.size = group, group.rank, group.size
-        self.shared, self.alike = frozenset(shared), alike
+        self.shared, self.once = (shares.variables, shares.once) if shares else (frozenset(),) * 2
+        self.places, self.alike = shares.places if shares else Places(group), alike
         self.threads = _core.thread_count()
 
     def query(
@@ -122,6 +127,8 @@ class CpuStorage:
         self.buffer.write(initial)
         self.varies = ""
         """Where a step was compiled that writes to it what is not equal on all ranks."""
+        self.part: tuple[int, int] | None = None
+        """Where the bytes that this rank keeps begin and end, where others keep the rest."""
         self._sharing: Sharing | None = None
 
     @property
@@ -129,13 +136,36 @@ class CpuStorage:
         """The ranks that share it, or keep it equal on all of them; None: it is this rank's."""
         return None if self._sharing is None or self._sharing.is_over else self._sharing
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks write a part of it."""
+        mine = self.part is None and not self.buffer.is_common
+        return not mine and self.sharing is not None
+
+    @property
+    def group(self) -> Group | None:
+        """The ranks that keep a part of it each."""
+        sharing = self.sharing
+        return None if self.part is None or sharing is None else sharing.group
+
     def read(self) -> Array:
         """A copy of the value, where the variable may be read now."""
+        if self.part is not None:
+            return self.read_parts(*self.part)
         if self.buffer.is_common and self._sharing is not None:
             self._sharing.expect_process(self.name)
         value: Array = np.empty(self.type.shape, self.type.dtype)
         self.buffer.read(value, self.cell)
         return value
+
+    def read_parts(self, begin: int, end: int) -> Array:
+        """The same where each rank has a part; all of them call this."""
+        part: Array = np.empty((end - begin) // self.type.dtype.itemsize, self.type.dtype)
+        self.buffer.read_part(part, self.cell)
+        sharing = self.sharing
+        if sharing is None:
+            raise lost(self.name)
+        return sharing.gathered(part, self.type)
 
     def held(self) -> Array:
         """The same for who holds the variable."""
@@ -149,14 +179,34 @@ class CpuStorage:
             self.buffer.lie_in(memory, offset)
         self._sharing = sharing
 
+    def room(self, begin: int, end: int) -> _core.Buffer:
+        """Memory for a part of it."""
+        return _core.Buffer(DEVICE, end - begin)
+
+    def keep(self, sharing: Sharing, part: tuple[int, int], room: _core.Buffer) -> None:
+        """Be kept by all ranks, a part each, and this one there; for who holds the variable."""
+        self.buffer.keep(room, part[0])
+        self.part, self._sharing = part, sharing
+
     def own(self) -> None:
         """Let this process write all of it, which holds it; CompileError while it is shared."""
         sharing = self.sharing
-        if not self.buffer.is_common:
-            return
-        if sharing is not None:
+        if sharing is not None and self.is_shared:
             raise refused(self.name, sharing)
-        self.buffer.lie_in(None, 0)
+        self.expect_whole()
+        if self.buffer.is_common:
+            self.buffer.lie_in(None, 0)
+
+    def expect_whole(self) -> None:
+        """Refuse a step that would read what only other ranks have."""
+        if self.part is not None:
+            sharing = self.sharing
+            raise lost(self.name) if sharing is None else in_parts(self.name, sharing)
+
+    def expect_part(self, part: tuple[int, int]) -> None:
+        """The same of a step that reads and writes these bytes alone."""
+        if self.part != part or self.sharing is None:
+            self.expect_whole()
 
     def assigning(self) -> AbstractContextManager[Any]:
         """Where it is shared, a call of several collectives."""
@@ -176,12 +226,14 @@ class CpuStorage:
     def write(self, value: Array) -> None:
         """Replace the value; where it is shared all ranks do, a slice each."""
         sharing = self.sharing
-        if sharing is None or not self.buffer.is_common:
-            self.own()
+        if sharing is None or not self.is_shared:
+            if self.part is not None or self.buffer.is_common:
+                self.buffer.lie_in(None, 0)
+            self.part = None
             self.buffer.write(value)
             return
         sharing.group.barrier(site=call_site())  # from here on others write
-        self.buffer.write_part(value, *sharing.span(self.type))
+        self.buffer.write_part(value, *(self.part or sharing.span(self.type)))
         sharing.group.barrier(site=call_site())
 
 
@@ -197,12 +249,17 @@ class CpuExecutable(CompiledStep):
             storage = variable.storage(self.device, CpuStorage)
             assert isinstance(storage, CpuStorage)
             storages[variable] = storage
-        shared, equal = shared_by(graph, group, storages)
-        alike = bool(shared) and have_same_inputs(graph, group)
-        lowered = lower(CpuTarget(group, shared, alike=alike))
+        shares = shared_by(graph, group, storages)
+        alike = bool(shares.variables) and have_same_inputs(graph, group)
+        lowered = lower(CpuTarget(group, shares, alike=alike))
         self.plan, self.ordering = lowered.plan, lowered.ordering
         whole = {v: storages[v] for v in self.plan.whole}
-        expect_private(whole, equal, self.ordering.site)
+        read = [s for v, s in storages.items() if v not in self.plan.shared and v not in whole]
+        for node, span in self.plan.shared.items():
+            storages[node].expect_part(span)
+        for storage in read:
+            storage.expect_whole()
+        expect_private(whole, shares.equal, self.ordering.site)
         self.program = str(lowered.program)
         communicators = [g.communicator for g in opened(self.ordering.groups)]
         given, made = (
@@ -210,12 +267,14 @@ class CpuExecutable(CompiledStep):
             for types in (self.input_types, self.output_types)
         )
         buffers = [storage.buffer for storage in storages.values()]
+        checks = [s.own for s in whole.values()] + [s.expect_whole for s in read]
         self.native = _core.Executable(
-            DEVICE, lowered.program, communicators, buffers, given, made, list(whole.values())
+            DEVICE, lowered.program, communicators, buffers, given, made, checks
         )
-        if self.plan.shared:
-            share(self.plan.shared, equal, storages, group, self.ordering.site)
+        if shares.variables:
+            share(self.plan.shared, shares, storages, group, self.ordering.site)
             forget_inputs(group)
+        self.apart = {v for v in self.plan.shared if storages[v].part is not None}
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
         """Run once."""
@@ -235,7 +294,8 @@ class CpuExecutable(CompiledStep):
             "shared": self.plan.shared_bytes,
             "unshared": self.plan.unshared_bytes,
             "recomputed": self.plan.recomputed.bytes,
-            "sharded": sum(v.type.bytes for v in self.plan.shared),
+            "sharded": sum(v.type.bytes for v in self.plan.shared if v not in self.apart),
+            "apart": sum(v.type.bytes for v in self.apart),
         }
 
     def report(self) -> Report:

@@ -23,7 +23,7 @@ class NullExecutable(CompiledStep):
 
     def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
         super().__init__(graph, group)
-        lowered = lower(CpuTarget(group, shared_by(graph, group, {})[0]))
+        lowered = lower(CpuTarget(group, shared_by(graph, group, {})))
         self.plan, self.ordering = lowered.plan, lowered.ordering
         self.program = str(lowered.program)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables of which the ranks of a host keep one copy.
+"""Variables of which the ranks of a host keep one copy, or those of all hosts.
 
 A step that updates variables in slices (passes/slices.py) shares them when it is made: the ranks
 compare what they hold and how they compute it, and move to memory that all of them map. From then
@@ -10,11 +10,16 @@ that all ranks make:
   between two calls of such a step a rank reads what all have written.
 - `assign` is called by all ranks, with one value. They compare it, meet, and each writes its slice.
 
+Over several hosts each host keeps a copy. What only updates read may be kept once over all hosts:
+then each rank has a part of it, in its own memory, and a read is a call of all ranks, which gathers
+the parts.
+
 Other variables that the new values are computed of stay where they are, but are kept equal: no step
 may write to them what is not, and all ranks assign alike.
 
 The group keeps the ranks in step. When it is closed nobody writes any more: the next write takes
-the variable to memory of this process again. What a failure found half written is poisoned.
+the variable to memory of this process again. What a failure found half written is poisoned, and
+what other ranks had a part of is lost.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,9 +38,9 @@ from .. import _core
 from ..collectives import Group
 from ..dtype import Type
 from ..errors import CompileError, GroupClosedError
-from ..ir import VARIABLE, Array, Graph, Node, aligned
+from ..ir import Array, Graph, Node, aligned
 from ..passes.equal import Equal
-from ..passes.slices import cuts, to_share
+from ..passes.slices import Places, to_share
 from ..sites import call_site
 
 if TYPE_CHECKING:
@@ -50,19 +55,34 @@ class Sharing:
     """Who shares a variable, and since which step."""
 
     group: Group
+    places: Places
     site: str
     process: int = field(default_factory=os.getpid)
 
     @property
     def is_over(self) -> bool:
-        """Whether the group is closed, or has failed."""
-        return self.group.closed or self.group.communicator.is_over
+        """Whether one of the groups is closed, or has failed."""
+        groups = (self.group, self.places.here, self.places.there)
+        return any(g.closed or g.communicator.is_over for g in groups if isinstance(g, Group))
 
     def span(self, of: Type) -> tuple[int, int]:
-        """Where in the bytes of a variable this rank's slice begins and ends."""
-        at = cuts(of.count, self.group.size)
-        begin, end = at[self.group.rank], at[self.group.rank + 1]
+        """Where in the bytes of its host's copy of a variable this rank's slice begins and ends."""
+        begin, end = self.places.slice(of.count)
         return begin * of.dtype.itemsize, end * of.dtype.itemsize
+
+    def gathered(self, part: Array, typed: Type) -> Array:
+        """The value of a variable of which this is my part; all ranks call this."""
+        places, ranks = self.places, range(self.group.size)
+        per_host = places.here.size
+        spans = [places.part(typed.count, rank % per_host, rank // per_host) for rank in ranks]
+        counts = [end - begin for begin, end in spans]
+        parts = self.group.all_gather_v(part, counts=counts, site=call_site())
+        value: Array = np.empty(typed.count, typed.dtype)
+        at = 0
+        for begin, end in spans:
+            value[begin:end] = parts[at : at + end - begin]
+            at += end - begin
+        return value.reshape(typed.shape)
 
     def expect_process(self, name: str) -> None:
         """Refuse a forked child, whose parent may be writing."""
@@ -73,32 +93,102 @@ class Sharing:
             )
 
 
-def shared_by(
-    graph: Graph, group: Any, storages: Mapping[Node, CpuStorage]
-) -> tuple[set[Node], Equal]:
-    """The variables that a step over these ranks shares, and what is equal on all of them."""
+@dataclass(frozen=True)
+class Shares:
+    """What a step over the ranks of a group shares."""
+
+    equal: Equal
+    """What is equal on all of them."""
+    places: Places
+    variables: frozenset[Node] = frozenset()
+    once: frozenset[Node] = frozenset()
+    """Those of which each host has one copy, as an earlier step wanted."""
+
+
+def shared_by(graph: Graph, group: Any, storages: Mapping[Node, CpuStorage]) -> Shares:
+    """The variables that a step shares. All ranks call this where it says `shard`."""
 
     def varies(variable: Node) -> bool:
         return variable in storages and storages[variable].varies != ""
 
     equal = Equal(graph, group, varies)
-    if graph.shard == "none" or not has_common_memory(group):
-        return set(), equal
-    shared = {v for v, s in storages.items() if s.sharing is not None and s.buffer.is_common}
-    return to_share(graph, equal, group.size, shared), equal
+    places = None if graph.shard == "none" else places_of(group, graph.shard == "world")
+    if places is None:
+        return Shares(equal, Places(group))
+    shared = {v for v, s in storages.items() if s.is_shared}
+    once = {v for v, s in storages.items() if s.sharing is not None and s.part is None}
+    variables = to_share(graph, equal, places.parts, shared)
+    return Shares(equal, places, frozenset(variables), frozenset(once))
 
 
-def has_common_memory(group: Any) -> bool:
-    """Whether the ranks may share variables: real ones, on one host."""
-    return isinstance(group, Group) and group.communicator.has_common_memory
+_HOSTS: Final[WeakKeyDictionary[Group, tuple[Group, Group] | None]] = WeakKeyDictionary()
+"""By a group over several hosts: the ranks of my host, and my counterparts."""
+
+
+def places_of(group: Any, apart: bool) -> Places | None:
+    """Where the ranks of a group are; None: they do not share. All of them call this.
+
+    They must be real ones, that map memory of their hosts' other ranks, where there are any.
+    """
+    if not isinstance(group, Group):
+        return None
+    if group.communicator.has_common_memory:
+        return Places(group)
+    if group.local_size == group.size:
+        return None
+    if group not in _HOSTS:
+        _HOSTS[group] = split_by_host(group)
+    hosts = _HOSTS[group]
+    return None if hosts is None else Places(*hosts, apart)
+
+
+def split_by_host(group: Group) -> tuple[Group, Group] | None:
+    """The ranks of my host, and my counterparts: None, on all ranks, where these do not exist.
+
+    That is where hosts have other numbers of ranks, or theirs do not follow one another.
+    """
+    per_host = group.local_size
+    with group.under_way():
+        mine = np.array([[group.local_rank, per_host]])
+        everybody = group.all_gather(mine, site=call_site())
+        ranks = np.arange(group.size)
+        if not (everybody == np.stack([ranks % per_host, 0 * ranks + per_host], 1)).all():
+            return None
+        host, place = divmod(group.rank, per_host)
+        here = group.split(host, name=f"{group.name}/host")
+        there = group.split(place, name=f"{group.name}/counterparts")
+    if per_host > 1 and not here.communicator.has_common_memory:  # over MPI alone
+        here.close()
+        there.close()
+        return None
+    return here, there
 
 
 def refused(name: str, sharing: Sharing) -> CompileError:
     """The error of a step that would write all of a shared variable."""
     return CompileError(
         f"compile: updates: the ranks share variable {name!r} since the step compiled at "
-        f"{sharing.site}: a step that updates it has to be compiled since, with shard='host', and "
-        "by a next value that is proved equal on all ranks"
+        f"{sharing.site}: a step that updates it has to be compiled since, with shard='host' or "
+        "'world', and by a next value that is proved equal on all ranks"
+    )
+
+
+def in_parts(name: str, sharing: Sharing) -> CompileError:
+    """The error of a step that needs all of a variable of which this rank has a part."""
+    return CompileError(
+        f"compile: variable {name!r} is kept once over all hosts since the step compiled at "
+        f"{sharing.site}, with shard='world': another step may update it in the same way alone, "
+        "and read no other part of it; numpy(), which all ranks call, gives all of it, and with "
+        "shard='host' each host has all of it"
+    )
+
+
+def lost(name: str) -> GroupClosedError:
+    """The error of who needs all of a variable whose other parts are gone."""
+    return GroupClosedError(
+        f"variable {name!r}: it was kept once over all hosts (shard='world'), and the group whose "
+        "ranks have its other parts was closed: assign() a value, or load a checkpoint; before a "
+        "group is closed, numpy() gives all of it"
     )
 
 
@@ -110,7 +200,7 @@ def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) ->
     values = dict(equal.graph.updates)
     for variable, storage in whole.items():
         sharing, differs = storage.sharing, values[variable] not in equal.nodes
-        if sharing is not None and storage.buffer.is_common:
+        if sharing is not None and storage.is_shared:
             raise refused(storage.name, sharing)
         if sharing is not None and differs:
             raise CompileError(
@@ -124,9 +214,16 @@ def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) ->
 
 
 def share(
-    shared: list[Node], equal: Equal, storages: Mapping[Node, CpuStorage], group: Group, site: str
+    shared: Mapping[Node, tuple[int, int]],
+    shares: Shares,
+    storages: Mapping[Node, CpuStorage],
+    group: Group,
+    site: str,
 ) -> None:
-    """Keep one copy of these variables among the ranks of a group, which all call this.
+    """Share variables among the ranks of a group, which all call this.
+
+    `shared` says which bytes of each this rank writes: its slice of the host's copy, or, where all
+    hosts together have one copy, the part that it keeps.
 
     Raises
     ------
@@ -137,10 +234,12 @@ def share(
     BusyError
         Another thread uses one of them; the group is closed then.
     MemoryError
-        Rank 0 has no memory for them; on all ranks.
+        A rank has no memory for them; on all ranks.
     """
-    values = [value for v, value in equal.graph.updates if v in set(shared)]
-    read = [n for n in equal.below(values) if n.op is VARIABLE and n not in set(shared)]
+    equal = shares.equal
+    values = [value for v, value in equal.graph.updates if v in shares.variables]
+    below = {*equal.below(values), *shares.variables}
+    read = [v for v in equal.graph.variables if v in below and v not in shared]
     for variable in (*shared, *read):
         sharing = storages[variable].sharing
         if sharing is not None and sharing.group is not group:
@@ -149,10 +248,7 @@ def share(
                 f"{sharing.group!r} since the step compiled at {sharing.site}; this step runs over "
                 f"{group!r}"
             )
-    moving = [storages[v] for v in shared if storages[v].sharing is None]
-    moving += [
-        storages[v] for v in shared if storages[v].sharing and not storages[v].buffer.is_common
-    ]
+    moving = {storages[v]: span for v, span in shared.items() if not storages[v].is_shared}
     staying = [storages[v] for v in read if storages[v].sharing is None]
     if not moving and not staying:
         return
@@ -160,14 +256,16 @@ def share(
     steps = equal.digest(values)
     with group.under_way():
         cells = [storage.cell for storage in (*moving, *staying)]
-        _core.while_held(
-            cells, lambda: found.extend(shared_now(moving, staying, Sharing(group, site), steps))
-        )
+        sharing = Sharing(group, shares.places, site)
+        _core.while_held(cells, lambda: found.extend(shared_now(moving, staying, sharing, steps)))
     expect_agreement(found, [*moving, *staying])
 
 
 def shared_now(
-    moving: list[CpuStorage], staying: list[CpuStorage], sharing: Sharing, steps: bytes
+    moving: Mapping[CpuStorage, tuple[int, int]],
+    staying: list[CpuStorage],
+    sharing: Sharing,
+    steps: bytes,
 ) -> list[bool]:
     """Share variables that are held; else say what the ranks do not agree in, or have not.
 
@@ -176,23 +274,34 @@ def shared_now(
     group, site = sharing.group, sharing.site
     values = [storage.held() for storage in (*moving, *staying)]
     same = agree(group, [steps, *map(digest_of, values)], site)
-    size = sum(aligned(storage.type.bytes) for storage in moving)
-    memory = common_memory(group, size, site) if moving and all(same) else None
-    same.insert(1, memory is not None or not moving or not all(same))
     if not all(same):
-        return same
-    offset, places = 0, []
-    for storage, value in zip(moving, values, strict=False):
+        return [same[0], True, *same[1:]]
+    held = dict(zip(moving, values, strict=False))
+    apart = {s: span for s, span in moving.items() if span != sharing.span(s.type)}
+    once = {s: value for s, value in held.items() if s not in apart}
+    memory, parts = None, []
+    with suppress(MemoryError):
+        parts = [storage.room(*span) for storage, span in apart.items()]
+    if once:
+        size = sum(aligned(storage.type.bytes) for storage in once)
+        memory = common_memory(sharing.places.here, size, site)
+    made = len(parts) == len(apart) and (memory is not None or not once)
+    if not group.all_reduce(np.array([made]), op="min", site=site)[0]:
+        return [same[0], False, *same[1:]]
+    offset, offsets = 0, []
+    for storage, value in once.items():
         assert memory is not None
         memory.write(offset, value, *sharing.span(storage.type))
-        places.append(offset)
+        offsets.append(offset)
         offset += aligned(storage.type.bytes)
     group.barrier(site=site)  # all is written: from here on nothing fails
-    for storage, place in zip(moving, places, strict=True):
-        storage.join(sharing, memory, place)
+    for storage, offset in zip(once, offsets, strict=True):
+        storage.join(sharing, memory, offset)
+    for (storage, span), part in zip(apart.items(), parts, strict=True):
+        storage.keep(sharing, span, part)
     for storage in staying:
         storage.join(sharing, None, 0)
-    return same
+    return [same[0], True, *same[1:]]
 
 
 def expect_agreement(found: list[bool], storages: list[CpuStorage]) -> None:
@@ -210,7 +319,7 @@ def expect_agreement(found: list[bool], storages: list[CpuStorage]) -> None:
                 "they hold different ones: ngd.broadcast_variables makes them equal"
             )
     if not memory:
-        raise MemoryError(f"compile: shard: rank 0 has no memory for {names(storages)}")
+        raise MemoryError(f"compile: shard: a rank has no memory for {names(storages)}")
 
 
 def names(storages: Iterable[CpuStorage]) -> str:
@@ -219,8 +328,8 @@ def names(storages: Iterable[CpuStorage]) -> str:
     return f"{', '.join(few[:3])}{', ...' if len(few) > 3 else ''}"
 
 
-def common_memory(group: Group, size: int, site: str) -> _core.CommonMemory | None:
-    """So many bytes that all ranks of a group map; None on all of them: rank 0 has none."""
+def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None:
+    """So many bytes that all ranks of a host's group map; None on all of them: rank 0 has none."""
     number = NO_MEMORY
     if group.rank == 0:
         with suppress(MemoryError):

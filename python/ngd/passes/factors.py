@@ -49,8 +49,10 @@ def factors_of(
     `operand` is the new operand of the old sum, whose own operand is read so many times. `at` says
     where the ranks' parts of the sum begin, and where the last one ends.
     """
-    ranks = target.size
-    if not (target.alike and graph.precision == float32 and reads == 1 and ranks <= MOST_RANKS):
+    ranks, one_host = target.size, target.places.there.size == 1
+    if not (target.alike and one_host and graph.precision == float32):
+        return None
+    if reads != 1 or ranks > MOST_RANKS:
         return None
     factors = operand.op.factors(operand)
     if factors is None or old.attrs["reduce_op"] not in (SUM, MEAN):

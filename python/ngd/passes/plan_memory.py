@@ -131,8 +131,8 @@ class Plan:
     storages: list[Storage] = field(default_factory=list)
     variables: list[Node] = field(default_factory=list)
     constants: list[Array] = field(default_factory=list)
-    shared: list[Node] = field(default_factory=list)
-    """The variables that all ranks of the host write, a part each."""
+    shared: dict[Node, tuple[int, int]] = field(default_factory=dict)
+    """The variables that the ranks share -> where the bytes that this one writes begin and end."""
     whole: list[Node] = field(default_factory=list)
     """Those that this step writes whole."""
     private_bytes: int = 0
@@ -267,7 +267,7 @@ class Planner:
         self.schedule, self.target, self.plan_body = schedule, target, plan_body
         graph = schedule.graph
         self.plan = Plan(len(graph.inputs), len(graph.outputs), variables=graph.variables)
-        self.plan.shared = list(parts_written(graph))
+        self.plan.shared = {v: span_of(part) for v, part in parts_written(graph).items()}
         updates = ((v, value) for v, value in graph.updates if value is not v)
         self.plan.whole = [v for v, _ in updates if v.op is VARIABLE]
         self.storage: dict[Node, Storage] = {}
@@ -342,18 +342,21 @@ class Planner:
     def meet(self, *, writes: bool) -> None:
         """Wait for the other ranks where they share variables.
 
-        Before the first of these is written, all have read what they need of the old values; when
-        a step returns, all have written theirs. From the first meeting on others write: so that is
-        a write of this step's, too, should it fail.
+        Before the first of these is written, all have read what they need of the old values, and on
+        no host has a rank failed before; when a step returns, all of the host have written theirs.
+        From the first meeting on others write: so that is a write of this step's, too, should it
+        fail.
         """
-        if not self.plan.shared:
+        here = self.target.places.here
+        if not self.plan.shared or (here.size == 1 and not writes):
             return
-        first, updates = self.plan.shared[0], self.schedule.graph.updates
+        first, updates = next(iter(self.plan.shared)), self.schedule.graph.updates
+        group = None if writes or here is self.target.group else here
         site = next(value.site for v, value in updates if v.op is not VARIABLE)
         nothing = Type(uint8, (0,)), self.new_storage("private", 0)
         result = (nothing[0], self.leaf(first)) if writes else nothing
         start = len(self.plan.steps)
-        self.append(Step("start", "barrier", [nothing], [result], {}, site))
+        self.append(Step("start", "barrier", [nothing], [result], {}, site, group=group))
         self.append(Step("wait", "barrier", [], [result], {}, site, start))
 
     def deliver(self, number: int, output: Node) -> None:

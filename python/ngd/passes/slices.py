@@ -11,10 +11,17 @@ A variable is cut as a row of elements, in nearly equal parts that begin on cach
 slices of all variables of one size lie at the same place. What is small stays as it is: to reduce
 it on all ranks takes one message beside the flag, and the ranks keep a copy each.
 
-Of a gradient that is a product of few samples, not even that is made: the ranks exchange what is
-multiplied (factors.py).
+Over several hosts with as many ranks each, in consecutive blocks, a rank's slice is one of its
+host's copy: it reduces that over the ranks of its host, and then with its counterparts, the ranks
+in its place on the other hosts, who have the same slice there. Where what only updates read is to
+be kept once over all hosts (`apart`; ZeRO stage 1, S. Rajbhandari et al. 2020, arXiv:1910.02054),
+counterparts update a part of the slice each, and gather the parts of what a host keeps whole.
 
-The bits stay: a sum's order does not depend on the slicing (ADR 6).
+Of a gradient that is a product of few samples, not even that is made: the ranks of one host exchange
+what is multiplied (factors.py).
+
+The bits stay: a sum's order does not depend on the slicing (ADR 6), and between hosts it is the one
+of an all-reduce (ADR 10), where a host has 2, 4, 8, ... ranks.
 
 Where such slices are reduced to one element, as for the norm of all gradients, each rank reduces
 its own, and one small collective for all such totals combines the ranks'. There the order of the
@@ -24,17 +31,18 @@ sum, and so its last bits, are other ones.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import floor
 from typing import Any, Final
 
 from ..dtype import DType, Type
-from ..ir import CONSTANT, Graph, Node, constant_node, offset_of
+from ..ir import CONSTANT, VARIABLE, Graph, Node, constant_node, offset_of
 from ..narrowing import wide
 from ..ops import shape
-from ..ops.collective import COMBINED, Collective, all_reduce
-from ..ops.exchange import ReduceScatter
+from ..ops.collective import COMBINED, Alone, Collective, Ranks, all_reduce
+from ..ops.exchange import ReduceScatter, all_gather_v
+from ..ops.operands import HALVES
 from ..sites import at_site
 from .collectives import Ordered
 from .equal import Equal
@@ -46,6 +54,8 @@ SMALL: Final = 2048
 """Bytes of a variable that are not cut: a sum of so many goes beside the flag (shm/flat.cpp)."""
 UNIT: Final = 64
 """Elements: parts begin at multiples of it, which are cache lines for every dtype."""
+BETWEEN: Final = 0.25
+"""In the order of collectives: what goes between hosts comes behind what a host has reduced."""
 
 
 def cuts(count: int, ranks: int) -> tuple[int, ...]:
@@ -58,12 +68,57 @@ def is_cut(typed: Type, ranks: int) -> bool:
     return ranks > 1 and typed.bytes > SMALL and typed.count >= UNIT * ranks
 
 
+def lengths(at: Sequence[int]) -> tuple[int, ...]:
+    """Of the parts that begin there."""
+    return tuple(b - a for a, b in pairwise(at))
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the ranks are that share variables."""
+
+    here: Ranks
+    """Those of my host."""
+    there: Ranks = field(default_factory=Alone)
+    """My counterparts: the ranks in my place on each host; their numbers are the hosts'."""
+    apart: bool = False
+    """Whether what only updates read is kept once over all hosts, not once a host."""
+
+    @property
+    def parts(self) -> int:
+        """In how many a variable is cut."""
+        return self.here.size * (self.there.size if self.apart else 1)
+
+    def slice(self, count: int, rank: int | None = None) -> tuple[int, int]:
+        """Where a rank's slice of its host's copy begins and ends; by default mine."""
+        rank = self.here.rank if rank is None else rank
+        at = cuts(count, self.here.size)
+        return at[rank], at[rank + 1]
+
+    def part(self, count: int, rank: int | None = None, host: int | None = None) -> tuple[int, int]:
+        """Where what a rank updates begins and ends: its slice, or its host's part of that."""
+        begin, end = self.slice(count, rank)
+        if not self.apart:
+            return begin, end
+        host = self.there.rank if host is None else host
+        at = cuts(end - begin, self.there.size)
+        return begin + at[host], begin + at[host + 1]
+
+
 class ReduceSlice(Collective):
-    """My part of a sum over the ranks; attrs: reduce_op, counts, rank."""
+    """My part of a sum over the ranks; attrs: reduce_op, counts, rank, group."""
 
     kind = ReduceScatter.kind
 
-    def infer(self, x: Type, *, reduce_op: str, counts: tuple[int, ...], rank: int) -> Type:
+    def infer(
+        self,
+        x: Type,
+        *,
+        reduce_op: str,
+        counts: tuple[int, ...],
+        rank: int,
+        group: Ranks | None = None,
+    ) -> Type:
         """The type of a part."""
         return Type(x.dtype, (counts[rank],))
 
@@ -88,11 +143,10 @@ def update_in_slices(graph: Graph, target: Target) -> Graph:
     mine = {v: value for v, value in graph.updates if is_shared(v, value, target)}
     if not mine:
         return graph
-    slicing = Slicing(Wanted(graph, list(mine.values()), target), target)
+    slicing = Slicing(Wanted(graph, mine, target), target)
     new = graph.rewrite(slicing.change, slicing.order())
     updates = tuple(
-        (slicing.part(v), slicing.of(mine[v])) if v in mine else (v, value)
-        for v, value in new.updates
+        slicing.update(v, mine[v]) if v in mine else (v, value) for v, value in new.updates
     )
     return replace(new, updates=updates)
 
@@ -123,8 +177,9 @@ def to_share(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[N
 class Wanted:
     """What of a graph is wanted whole, and what in slices."""
 
-    def __init__(self, graph: Graph, values: Sequence[Node], target: Target) -> None:
-        self.graph, self.values, self.target = graph, values, target
+    def __init__(self, graph: Graph, mine: Mapping[Node, Node], target: Target) -> None:
+        self.graph, self.values, self.target = graph, list(mine.values()), target
+        self.cut = target.places.parts
         self.sums = self.sums_below()
         self.totals = {node for node in graph.nodes if self.may_be_total(node)}
         """Reductions to one element of what is computed in slices: each part, then all parts."""
@@ -132,6 +187,10 @@ class Wanted:
         self.sliced: set[Node] = set()
         while self.decide():
             pass
+        self.apart: set[Node] = set()
+        """The variables of which each rank of all hosts keeps a part."""
+        if target.places.apart:
+            self.apart = set(mine) - self.whole - target.once
 
     def sums_below(self) -> dict[Node, set[Node]]:
         """Of what could be computed in slices, the sums over the ranks that it is made of."""
@@ -146,8 +205,13 @@ class Wanted:
         return sums
 
     def is_sum(self, node: Node) -> bool:
-        """Whether a node is an all-reduce over the ranks that share, of what is cut."""
-        if not isinstance(node.op, Ordered) or not is_cut(node.type, self.target.size):
+        """Whether a node is an all-reduce over the ranks that share, of what is cut.
+
+        Between hosts two bytes would be rounded twice: these are reduced as they were.
+        """
+        if not isinstance(node.op, Ordered) or not is_cut(node.type, self.cut):
+            return False
+        if self.target.places.there.size > 1 and node.dtype in HALVES:
             return False
         kind, attrs = node.op.block.kind, node.attrs
         mine = attrs.get("group", self.target.group) == self.target.group
@@ -158,7 +222,7 @@ class Wanted:
         if node.op.reduces not in COMBINED or node.type.count != 1 or node.several:
             return False
         operand = node.inputs[0]
-        return operand in self.sums and is_cut(operand.type, self.target.size)
+        return operand in self.sums and is_cut(operand.type, self.cut)
 
     def decide(self) -> bool:
         """Walk from what is wanted to what it is made of; whether that must be done again."""
@@ -173,8 +237,8 @@ class Wanted:
                     same = operand.type.count == node.type.count
                     (self.sliced if same else self.whole).add(operand)
             elif in_slices:
-                whole = True
-                if not self.is_sum(node):
+                whole = whole or node.op is not VARIABLE
+                if whole and not self.is_sum(node):
                     self.whole.add(node)
             if whole and node in self.totals:
                 self.sliced.add(node.inputs[0])
@@ -190,7 +254,7 @@ class Slicing:
     """Makes the new graph, in one walk."""
 
     def __init__(self, wanted: Wanted, target: Target) -> None:
-        self.wanted, self.target = wanted, target
+        self.wanted, self.target, self.places = wanted, target, target.places
         self.reads = uses(wanted.graph)
         self.slices: dict[Node, Node] = {}
         """By the old node."""
@@ -203,6 +267,8 @@ class Slicing:
         self.made: dict[Node, Node] = {}
         """The totals."""
         self.reached = 0
+        self.last = max(node.op.order for node in wanted.graph.nodes)
+        """The last collective of all."""
 
     def order(self) -> list[Node]:
         """The nodes by their level, each after what it reads: so totals can go together."""
@@ -252,43 +318,62 @@ class Slicing:
             return shape.reshape(new, ())
         return self.part(shape.broadcast_to(new, reader.shape))
 
-    def of(self, value: Node) -> Node:
-        """My slice of an old value."""
-        mine, count = self.slices[value], self.extent(value)[1]
-        return mine if mine.shape == (count,) else shape.broadcast_to(mine, (count,))
-
-    def extent(self, node: Node) -> tuple[int, int]:
-        """Where my slice of a node begins, and how many elements it has."""
-        at = cuts(node.type.count, self.target.size)
-        return at[self.target.rank], at[self.target.rank + 1] - at[self.target.rank]
+    def update(self, variable: Node, value: Node) -> tuple[Node, Node]:
+        """What I write of a variable, and its new value, of which the old one is given."""
+        mine, (begin, end) = self.slices[value], self.places.part(value.type.count)
+        if mine.shape != (end - begin,):
+            mine = shape.broadcast_to(mine, (end - begin,))
+        if not self.places.apart or variable in self.wanted.apart:
+            return self.part(variable), mine
+        begin, end = self.places.slice(value.type.count)
+        counts = lengths(cuts(end - begin, self.places.there.size))
+        self.last += 1
+        gather, attrs = Ordered(all_gather_v, self.last), {"group": self.places.there}
+        mine = gather.node((mine,), {**attrs, "counts": counts})
+        if end - begin == variable.type.count:
+            return variable, shape.reshape(mine, variable.shape)
+        return part_of(variable, begin, end), mine
 
     def part(self, node: Node) -> Node:
         """My slice of what is computed whole."""
         if node not in self.parts:
-            begin, count = self.extent(node)
-            if node.op is CONSTANT:
-                part = constant_node(node.attrs["value"].reshape(-1)[begin : begin + count])
-            else:
-                row = shape.reshape(node, (node.type.count,))
-                part = shape.slice(row, slice(begin, begin + count))
-            part.uniform = False
-            self.parts[node] = part
+            self.parts[node] = part_of(node, *self.places.part(node.type.count))
         return self.parts[node]
 
     def reduced(self, old: Node, operand: Node) -> Node:
         """My slice of a sum of which no rank needs all."""
         assert isinstance(old.op, Ordered)
-        count = old.type.count
-        attrs = {
-            "reduce_op": old.attrs["reduce_op"],
-            "counts": tuple(b - a for a, b in pairwise(cuts(count, self.target.size))),
-            "rank": self.target.rank,
-        }
-        row = shape.reshape(operand, (count,))
-        return Ordered(REDUCE_SLICE, old.op.order).node((row,), attrs)
+        row, here, there = (
+            shape.reshape(operand, (old.type.count,)),
+            self.places.here,
+            self.places.there,
+        )
+        order, reduce_op = old.op.order, old.attrs["reduce_op"]
+        mine = self.scattered(row, reduce_op, here, order)
+        if self.places.apart:
+            return self.scattered(mine, reduce_op, there, order + BETWEEN)
+        if there.size == 1:
+            return mine
+        attrs = {"reduce_op": reduce_op, "algorithm": "auto", "group": there}
+        return Ordered(all_reduce, order + BETWEEN).node((mine,), attrs)
+
+    def scattered(self, row: Node, reduce_op: str, ranks: Ranks, order: float) -> Node:
+        """My part of a row of elements, reduced over some ranks."""
+        if ranks.size == 1:
+            return row
+        counts = lengths(cuts(row.type.count, ranks.size))
+        attrs = {"reduce_op": reduce_op, "counts": counts, "rank": ranks.rank}
+        return Ordered(REDUCE_SLICE, order).node((row,), attrs | self.over(ranks))
+
+    def over(self, ranks: Ranks) -> dict[str, Any]:
+        """The attributes of a collective over some ranks."""
+        return {} if ranks is self.target.group else {"group": ranks}
 
     def combine(self, totals: list[Node]) -> None:
-        """Make totals, all of one kind with one collective: of my slices, then of all ranks'."""
+        """Make totals, all of one kind with one collective: of my slices, then of all ranks'.
+
+        These are the ranks of my host, where each host has slices of all.
+        """
         kinds: dict[tuple[DType, str], list[Node]] = {}
         for total in totals:
             kinds.setdefault((total.dtype, total.op.reduces), []).append(total)
@@ -301,10 +386,21 @@ class Slicing:
             latest = max(self.latest[total] for total in alike)
             with at_site(alike[0].site), wide(alike[0].wide):
                 attrs = {"reduce_op": reduce_op, "algorithm": "auto"}
+                attrs |= {} if self.places.apart else self.over(self.places.here)
                 ordered = Ordered(all_reduce, (latest + floor(latest) + 1) / 2)
                 row = ordered.node((shape.stack(parts),), attrs)
                 for i, total in enumerate(alike):
                     self.made[total] = shape.reshape(shape.slice(row, i), total.shape)
+
+
+def part_of(node: Node, begin: int, end: int) -> Node:
+    """Some elements of what is computed whole."""
+    if node.op is CONSTANT:
+        part = constant_node(node.attrs["value"].reshape(-1)[begin:end])
+    else:
+        part = shape.slice(shape.reshape(node, (node.type.count,)), slice(begin, end))
+    part.uniform = False
+    return part
 
 
 def passes_slices(node: Node) -> bool:
@@ -316,4 +412,4 @@ def passes_slices(node: Node) -> bool:
     return node.op.elementwise or repeated or same
 
 
-__all__ = ["cuts", "is_cut", "to_share", "update_in_slices"]
+__all__ = ["Places", "cuts", "is_cut", "to_share", "update_in_slices"]

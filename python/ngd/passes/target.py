@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..dtype import Type
 from ..ir import Node
+
+if TYPE_CHECKING:
+    from .slices import Places
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,11 @@ class Target(Protocol):
     group: Any
     """The ranks that collectives without a group of their own talk to."""
     shared: frozenset[Node]
-    """The variables of which they have one copy, where the step updates them."""
+    """The variables that they share, where the step updates them."""
+    once: frozenset[Node]
+    """Those of which each host has one copy already."""
+    places: Places
+    """Where the ranks are that share them."""
     alike: bool
     """Whether the step's inputs are known to have the same types on all of them."""
 

@@ -129,8 +129,8 @@ class Communicator {
   // they opened, which may outlive this. 64-byte aligned. They order among themselves who writes
   // what. Throws Unsupported where the ranks map no memory of each other's; OutOfMemory.
   virtual bool has_common_memory() const noexcept { return false; }
-  // Of a group that has it: whether it is closed or has failed. Then nobody writes there any more
-  // who meets the others first.
+  // Of a group of several ranks: whether it is closed or has failed. Then nobody writes there any
+  // more who meets the others first.
   virtual bool is_over() const noexcept { return false; }
   virtual std::uint64_t make_common(std::size_t bytes);
   virtual std::shared_ptr<void> open_common(int maker, std::uint64_t number);

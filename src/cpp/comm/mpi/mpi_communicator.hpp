@@ -10,6 +10,7 @@
 // said here stays as it is.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -62,6 +63,7 @@ class MpiCommunicator final : public Communicator, private Member {
   std::vector<CallStats> stats() const override;
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
+  bool is_over() const noexcept override { return family_->in_child() || state_ != State::Open; }
   void abort(std::string_view traceback) noexcept override;
   // The same of an error, which the others raise alike where it is between ranks.
   void give_up(ErrorKind kind, std::string_view why, const std::vector<int>& ranks) noexcept;
@@ -135,7 +137,7 @@ class MpiCommunicator final : public Communicator, private Member {
   const Channel channel_;
   const Algorithm preferred_;
   std::unique_ptr<Shortcut> shortcut_;
-  State state_ = State::Open;
+  std::atomic<State> state_ = State::Open;
   ErrorKind failure_kind_ = ErrorKind::Internal;
   LastWords failure_;
   bool failure_told_ = false;  // later calls throw GroupClosed
