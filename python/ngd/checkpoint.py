@@ -80,7 +80,8 @@ def save(
     """Replace the folder's checkpoint, or make the first one.
 
     Where all ranks hold the same values one of them saves, and all may load. Two processes must not
-    save into one folder at a time. With `private` the call is collective, and rank 0 writes.
+    save into one folder at a time. With `private`, or where ranks have a part each of a variable
+    (`shard="world"` of ngd.compile), the call is collective, and rank 0 writes.
 
     Parameters
     ----------
@@ -98,16 +99,19 @@ def save(
     """
     place = Path(folder)
     values: dict[str, Any] = dict(named("save", variables=variables, private=private))
-    ranks = 1
+    apart = [v for v in values.values() if v.kept_by is not None]
+    ranks, first = 1, not apart or apart[0].kept_by.rank == 0
     if private is not None:
         world = init() if group is None else group
-        ranks = world.size
+        ranks, first = world.size, world.rank == 0
         for name, v in named("save", private=private).items() if ranks > 1 else ():
             own = gather(v.numpy()[None], group=world)
             if own is not None:
                 values |= of_ranks(name, own)
-        if world.rank != 0:
-            return
+    if not first:
+        for v in apart:
+            v.numpy()  # which has a part of it here
+        return
     place.mkdir(parents=True, exist_ok=True)
     number = int(read_index(place)["number"]) + 1 if (place / INDEX).exists() else 1
     name = TENSORS.format(number)

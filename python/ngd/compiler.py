@@ -183,9 +183,7 @@ def as_precision(where: str, precision: Any) -> DType:
 def as_shard(where: str, shard: str) -> str:
     """Which variables this public call shares."""
     if shard not in SHARDS:
-        raise ValueError(
-            f"{where}: shard: expected 'none', 'host' or 'world'; got {shard!r}"
-        )
+        raise ValueError(f"{where}: shard: expected 'none', 'host' or 'world'; got {shard!r}")
     return shard
 
 

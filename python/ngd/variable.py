@@ -20,6 +20,11 @@ from .sites import at_site
 class Storage(Protocol):
     """A variable's value on one device."""
 
+    @property
+    def kept_by(self) -> Any:
+        """The group whose ranks have a part each; None: all of it is here."""
+        ...
+
     def read(self) -> Array:
         """A copy of the value, where the variable may be read now."""
         ...
@@ -70,10 +75,20 @@ class Variable(Node):
         """How often the value has been replaced."""
         return self.cell.version
 
+    @property
+    def kept_by(self) -> Any:
+        """The group whose ranks have a part of it each (`shard="world"`); None: it is all here.
+
+        All ranks of that group call numpy().
+        """
+        storage = self._storages.get(self.cell.latest or "")
+        return None if storage is None else storage.kept_by
+
     def numpy(self, device: str | None = None) -> Array:
         """Return a copy of the value on `device`; by default on the device that wrote it last.
 
-        BusyError while a step writes it.
+        Of what all hosts keep once (`shard="world"` of ngd.compile) all ranks ask for it. BusyError
+        while a step writes it.
         """
         if device is not None:
             config.device(device, f"variable {self.name!r}")

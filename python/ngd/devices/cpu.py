@@ -31,7 +31,6 @@ from .sharing import (
     expect_private,
     forget_inputs,
     have_same_inputs,
-    in_parts,
     lost,
     refused,
     share,
@@ -143,8 +142,8 @@ class CpuStorage:
         return not mine and self.sharing is not None
 
     @property
-    def group(self) -> Group | None:
-        """The ranks that keep a part of it each."""
+    def kept_by(self) -> Group | None:
+        """See Storage."""
         sharing = self.sharing
         return None if self.part is None or sharing is None else sharing.group
 
@@ -192,7 +191,7 @@ class CpuStorage:
         """Let this process write all of it, which holds it; CompileError while it is shared."""
         sharing = self.sharing
         if sharing is not None and self.is_shared:
-            raise refused(self.name, sharing)
+            raise refused(self, sharing)
         self.expect_whole()
         if self.buffer.is_common:
             self.buffer.lie_in(None, 0)
@@ -201,7 +200,7 @@ class CpuStorage:
         """Refuse a step that would read what only other ranks have."""
         if self.part is not None:
             sharing = self.sharing
-            raise lost(self.name) if sharing is None else in_parts(self.name, sharing)
+            raise lost(self.name) if sharing is None else refused(self, sharing)
 
     def expect_part(self, part: tuple[int, int]) -> None:
         """The same of a step that reads and writes these bytes alone."""

@@ -24,6 +24,8 @@ from .ordering import Ordering, opened
 class HostStorage:
     """A variable's value as a NumPy array, which never changes: the INTERPRETER's."""
 
+    kept_by = None
+
     def __init__(self, variable: Variable, initial: Array) -> None:
         self.cell = variable.cell
         self.write(initial)

@@ -164,22 +164,20 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
     return here, there
 
 
-def refused(name: str, sharing: Sharing) -> CompileError:
-    """The error of a step that would write all of a shared variable."""
+def refused(storage: CpuStorage, sharing: Sharing) -> CompileError:
+    """The error of a step that would write all of a shared variable, or read what others have."""
+    since = f"since the step compiled at {sharing.site}"
+    if storage.part is None:
+        return CompileError(
+            f"compile: updates: the ranks share variable {storage.name!r} {since}: a step that "
+            "updates it has to be compiled since, with shard='host' or 'world', and by a next "
+            "value that is proved equal on all ranks"
+        )
     return CompileError(
-        f"compile: updates: the ranks share variable {name!r} since the step compiled at "
-        f"{sharing.site}: a step that updates it has to be compiled since, with shard='host' or "
-        "'world', and by a next value that is proved equal on all ranks"
-    )
-
-
-def in_parts(name: str, sharing: Sharing) -> CompileError:
-    """The error of a step that needs all of a variable of which this rank has a part."""
-    return CompileError(
-        f"compile: variable {name!r} is kept once over all hosts since the step compiled at "
-        f"{sharing.site}, with shard='world': another step may update it in the same way alone, "
-        "and read no other part of it; numpy(), which all ranks call, gives all of it, and with "
-        "shard='host' each host has all of it"
+        f"compile: variable {storage.name!r} is kept once over all hosts {since}: a step that "
+        "updates it has to be compiled since, with shard='world', and by a next value that is "
+        "proved equal on all ranks; no step can read all of it. numpy(), which all ranks call, "
+        "gives all of it; where it is shared with shard='host', each host has all of it"
     )
 
 
@@ -201,7 +199,7 @@ def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) ->
     for variable, storage in whole.items():
         sharing, differs = storage.sharing, values[variable] not in equal.nodes
         if sharing is not None and storage.is_shared:
-            raise refused(storage.name, sharing)
+            raise refused(storage, sharing)
         if sharing is not None and differs:
             raise CompileError(
                 f"compile: updates: what the ranks share since the step compiled at {sharing.site} "

@@ -345,19 +345,24 @@ class Planner:
         Before the first of these is written, all have read what they need of the old values, and on
         no host has a rank failed before; when a step returns, all of the host have written theirs.
         From the first meeting on others write: so that is a write of this step's, too, should it
-        fail.
+        fail. Over several hosts the ranks of a host meet in it, too, and wait for one another
+        first: only they see which of them has died.
         """
-        here = self.target.places.here
-        if not self.plan.shared or (here.size == 1 and not writes):
+        if not self.plan.shared:
             return
         first, updates = next(iter(self.plan.shared)), self.schedule.graph.updates
-        group = None if writes or here is self.target.group else here
+        here = self.target.places.here
+        one_host = here is self.target.group
+        groups: list[Ranks | None] = [None] if writes or one_host else []
+        groups += [here] if here.size > 1 and not one_host else []
         site = next(value.site for v, value in updates if v.op is not VARIABLE)
         nothing = Type(uint8, (0,)), self.new_storage("private", 0)
         result = (nothing[0], self.leaf(first)) if writes else nothing
-        start = len(self.plan.steps)
-        self.append(Step("start", "barrier", [nothing], [result], {}, site, group=group))
-        self.append(Step("wait", "barrier", [], [result], {}, site, start))
+        starts = range(len(self.plan.steps), len(self.plan.steps) + len(groups))
+        for group in groups:
+            self.append(Step("start", "barrier", [nothing], [result], {}, site, group=group))
+        for start in reversed(starts):
+            self.append(Step("wait", "barrier", [], [result], {}, site, start))
 
     def deliver(self, number: int, output: Node) -> None:
         """Copy an output that was not computed in its place."""

@@ -135,6 +135,11 @@ class Communicator {
   virtual std::uint64_t make_common(std::size_t bytes);
   virtual std::shared_ptr<void> open_common(int maker, std::uint64_t number);
 
+  // While a program runs that needs this group and others of the family: then a wait in another one
+  // ends, too, with what a rank of this one has said of its failure. Without it that wait would end
+  // at its deadline, where it is for a rank that waits for the one that failed.
+  virtual void watch(bool on) noexcept { static_cast<void>(on); }
+
   // Tells the peers that this rank has failed, with its traceback (cut to what fits), and closes.
   virtual void abort(std::string_view traceback) noexcept = 0;
   // Leaves in good order: peers that still wait for this rank are told that it left. Idempotent.

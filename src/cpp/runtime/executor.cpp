@@ -222,7 +222,7 @@ std::unique_ptr<kernels::Kernel> Executor::make_kernel(const Step& step,
 void Executor::run(const void* const* inputs, void* const* outputs) {
   const Running running(running_);
   variables_touched_ = false;
-  flights_->begin();
+  const Flights::Run run_of_flights(*flights_);
   try {
     run_to_the_end(inputs, outputs);
   } catch (const Error& error) {

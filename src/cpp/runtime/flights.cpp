@@ -91,6 +91,12 @@ void Flights::begin() noexcept {
   started_.clear();
   submitted_ = 0;
   have_begun_ = false;
+  watch(true);
+}
+
+void Flights::watch(bool on) noexcept {
+  if (communicators_.size() < 2) return;
+  for (comm::Communicator* communicator : communicators_) communicator->watch(on);
 }
 
 void Flights::start(Flight& flight, const void* operand, void* result) {

@@ -47,8 +47,17 @@ class Flights {
   // Internal where they do not fit it.
   Flight& add(const Instruction& instruction, const TensorType& operand, const TensorType& result);
 
-  // A run begins; none of the last one is in flight.
-  void begin() noexcept;
+  // While a run lasts; none of the last one is in flight.
+  class Run {
+   public:
+    explicit Run(Flights& flights) noexcept : flights_(flights) { flights_.begin(); }
+    ~Run() { flights_.watch(false); }
+    Run(const Run&) = delete;
+    Run& operator=(const Run&) = delete;
+
+   private:
+    Flights& flights_;
+  };
   // Whether a collective of this run was submitted.
   bool have_begun() const noexcept { return have_begun_; }
   // Pointers of the device's. Throws what the communicator throws.
@@ -61,6 +70,8 @@ class Flights {
   void drain() noexcept;
 
  private:
+  void begin() noexcept;
+  void watch(bool on) noexcept;
   void add_staging(Flight& flight, std::size_t operand_bytes, std::size_t result_bytes);
   void submit_started(bool all);
   void submit(Flight& flight);

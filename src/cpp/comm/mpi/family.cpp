@@ -96,6 +96,11 @@ bool Family::in_flight_beside(const Member& member) const noexcept {
   return std::any_of(busy_.begin(), busy_.end(), [&](Member* busy) { return busy != &member; });
 }
 
+void Family::expect_no_failure_beside(const Member& member, const Header& mine) {
+  for (Member* other : members_)
+    if (other != &member) other->expect_no_failure(mine);
+}
+
 void Family::wake_progress_thread() noexcept {
   if (resting_.load(std::memory_order_relaxed)) wake_.notify_one();
 }

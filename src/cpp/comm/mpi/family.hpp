@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "comm/mpi/process.hpp"
+#include "comm/mpi/wire.hpp"
 
 namespace ngd::comm::mpi {
 
@@ -29,6 +30,9 @@ class Member {
   virtual bool progress() noexcept = 0;
   // Grows whenever something has moved.
   virtual std::uint64_t moves() const noexcept = 0;
+  // Of a group that is watched: throws what a rank has said of its failure; `mine` is the collective
+  // in which this rank waits elsewhere.
+  virtual void expect_no_failure(const Header& mine) { static_cast<void>(mine); }
 };
 
 class Family {
@@ -52,6 +56,7 @@ class Family {
   void remove(Member& member) noexcept { std::erase(members_, &member); }
   void progress() noexcept;
   bool in_flight_beside(const Member& member) const noexcept;
+  void expect_no_failure_beside(const Member& member, const Header& mine);
   // A work has begun that must be moved again and again.
   void submitted() noexcept {
     in_flight_ = true;

@@ -64,6 +64,7 @@ class MpiCommunicator final : public Communicator, private Member {
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   bool is_over() const noexcept override { return family_->in_child() || state_ != State::Open; }
+  void watch(bool on) noexcept override { watched_ = on; }
   void abort(std::string_view traceback) noexcept override;
   // The same of an error, which the others raise alike where it is between ranks.
   void give_up(ErrorKind kind, std::string_view why, const std::vector<int>& ranks) noexcept;
@@ -113,6 +114,8 @@ class MpiCommunicator final : public Communicator, private Member {
   void begin(Pending& work, int slot);
   void prefer_last_words(const Pending& work);
   std::uint64_t moves() const noexcept override { return moves_ + pairs_.moves(); }
+  void expect_no_failure(const Header& mine) override;
+  void fail_with_others();
 
   [[noreturn]] void fail_mismatch(const Pending& mine, int peer, const Header& theirs);
   bool is_elsewhere(const Header& mine, const Header& theirs) const;
@@ -138,6 +141,7 @@ class MpiCommunicator final : public Communicator, private Member {
   const Algorithm preferred_;
   std::unique_ptr<Shortcut> shortcut_;
   std::atomic<State> state_ = State::Open;
+  std::atomic<bool> watched_ = false;
   ErrorKind failure_kind_ = ErrorKind::Internal;
   LastWords failure_;
   bool failure_told_ = false;  // later calls throw GroupClosed
