@@ -242,16 +242,13 @@ def saves(per_host: int, folder: str, shard: str) -> list[float]:
 
 def test_checkpoints(tmp_path: Path) -> None:
     """One file, whoever has saved it; any number of hosts goes on from it."""
-    files, losses = [], []
-    for shard in ("none", "world"):
-        folder = tmp_path / shard
-        for per_host in (2, 1, 2):
-            ran = run(saves, 4 // per_host, per_host, folder=str(folder), shard=shard)
-            losses.append([outcome.value for outcome in ran])
-        (file,) = folder.glob("*.safetensors")
-        files.append(file.read_bytes())
+    losses = [
+        run(saves, 4 // per_host, per_host, folder=str(tmp_path / folder), shard=shard)[0].value
+        for folder, shard, per_host in (("a", "none", 2), ("b", "world", 2), ("b", "world", 1))
+    ]
+    assert losses[0] == losses[1] == losses[2]
+    files = [next((tmp_path / folder).glob("*.safetensors")).read_bytes() for folder in "ab"]
     assert files[0] == files[1]
-    assert all(found == losses[0] for found in losses)
 
 
 def last_words(error: dict[str, Any], *variables: ngd.Variable) -> dict[str, Any]:
@@ -329,7 +326,7 @@ def trains_until_a_death(per_host: int, shard: str) -> dict[str, Any]:
 
 
 @both
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", range(2))
 def test_a_rank_is_killed_on_one_of_the_hosts(shard: str, turn: int) -> None:
     """Whoever lives hears of it at once, also who waits for the dead one."""
     arguments = {"per_host": 2, "shard": shard}
@@ -337,7 +334,7 @@ def test_a_rank_is_killed_on_one_of_the_hosts(shard: str, turn: int) -> None:
     launcher = [harness.MPIRUN, "--oversubscribe", "--enable-recovery", "-np", "4"]
     with Job(trains_until_a_death, 4, arguments=arguments, launcher=launcher) as job:
         job.wait_for(3, "is ready")
-        time.sleep(0.003 * turn + 0.0007)
+        time.sleep(0.005 * turn)
         os.kill(int(job.read(3, "out").split()[1]), signal.SIGKILL)
         begin = time.monotonic()
         words = words_of(job, [0, 1, 2])
@@ -347,9 +344,11 @@ def test_a_rank_is_killed_on_one_of_the_hosts(shard: str, turn: int) -> None:
         assert said["error"] in ("RankLostError", "RemoteRankError"), words
         assert "rank 3" in said["message"], words
         (w, m), done = said["held"], said["done"]
-        assert w in (done * (done + 1) / 2, "PoisonedVariableError"), words
-        lost = "PoisonedVariableError" if w == "PoisonedVariableError" else "GroupClosedError"
-        assert m == (lost if shard == "world" else done), words
+        if w == "PoisonedVariableError":
+            assert m == w, words
+        else:
+            assert w == done * (done + 1) / 2, words
+            assert m == ("GroupClosedError" if shard == "world" else done), words
 
 
 def reads_alone(per_host: int) -> dict[str, Any]:

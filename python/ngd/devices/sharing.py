@@ -40,7 +40,7 @@ from ..dtype import Type
 from ..errors import CompileError, GroupClosedError
 from ..ir import Array, Graph, Node, aligned
 from ..passes.equal import Equal
-from ..passes.slices import Places, to_share
+from ..passes.slices import Places, cuts, lengths, to_share
 from ..sites import call_site
 
 if TYPE_CHECKING:
@@ -71,18 +71,20 @@ class Sharing:
         return begin * of.dtype.itemsize, end * of.dtype.itemsize
 
     def gathered(self, part: Array, typed: Type) -> Array:
-        """The value of a variable of which this is my part; all ranks call this."""
-        places, ranks = self.places, range(self.group.size)
-        per_host = places.here.size
-        spans = [places.part(typed.count, rank % per_host, rank // per_host) for rank in ranks]
-        counts = [end - begin for begin, end in spans]
-        parts = self.group.all_gather_v(part, counts=counts, site=call_site())
-        value: Array = np.empty(typed.count, typed.dtype)
-        at = 0
-        for begin, end in spans:
-            value[begin:end] = parts[at : at + end - begin]
-            at += end - begin
-        return value.reshape(typed.shape)
+        """The value of a variable of which this is my part; all ranks call this.
+
+        Counterparts gather the slice of the host's copy, and the ranks of a host their slices. Who
+        fails in it tells all ranks: some wait for it in other groups.
+        """
+        site, groups = call_site(), (self.places.there, self.places.here)
+        begin, end = self.places.slice(typed.count)
+        talking = [g for g in groups if isinstance(g, Group) and g.size > 1]
+        with _core.UnderWay([g.communicator for g in talking], [self.group.abort], False):
+            for ranks in talking:
+                count = end - begin if ranks is self.places.there else typed.count
+                counts = lengths(cuts(count, ranks.size))
+                part = ranks.all_gather_v(part, counts=counts, site=site)
+        return part.reshape(typed.shape)
 
     def expect_process(self, name: str) -> None:
         """Refuse a forked child, whose parent may be writing."""

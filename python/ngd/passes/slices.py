@@ -89,20 +89,18 @@ class Places:
         """In how many a variable is cut."""
         return self.here.size * (self.there.size if self.apart else 1)
 
-    def slice(self, count: int, rank: int | None = None) -> tuple[int, int]:
-        """Where a rank's slice of its host's copy begins and ends; by default mine."""
-        rank = self.here.rank if rank is None else rank
+    def slice(self, count: int) -> tuple[int, int]:
+        """Where my slice of my host's copy begins and ends."""
         at = cuts(count, self.here.size)
-        return at[rank], at[rank + 1]
+        return at[self.here.rank], at[self.here.rank + 1]
 
-    def part(self, count: int, rank: int | None = None, host: int | None = None) -> tuple[int, int]:
-        """Where what a rank updates begins and ends: its slice, or its host's part of that."""
-        begin, end = self.slice(count, rank)
+    def part(self, count: int) -> tuple[int, int]:
+        """Where what I update begins and ends: my slice, or my host's part of that."""
+        begin, end = self.slice(count)
         if not self.apart:
             return begin, end
-        host = self.there.rank if host is None else host
         at = cuts(end - begin, self.there.size)
-        return begin + at[host], begin + at[host + 1]
+        return begin + at[self.there.rank], begin + at[self.there.rank + 1]
 
 
 class ReduceSlice(Collective):
@@ -412,4 +410,4 @@ def passes_slices(node: Node) -> bool:
     return node.op.elementwise or repeated or same
 
 
-__all__ = ["Places", "cuts", "is_cut", "to_share", "update_in_slices"]
+__all__ = ["Places", "cuts", "is_cut", "lengths", "to_share", "update_in_slices"]
