@@ -51,7 +51,8 @@ class Executable(Protocol):
         """Bytes: variables; the arenas private and shared; unshared, what they would be apart.
 
         Recomputed: what kernels read and write more because of `memory_limit`. Sharded: variables
-        that this host keeps once for all its ranks (`shard`).
+        that this host keeps once for all its ranks (`shard`). Apart: variables that all hosts
+        together keep once, and each rank a part of; "variables" counts them whole, too.
         """
         ...
 

@@ -286,7 +286,7 @@ def shared_now(
         size = sum(aligned(storage.type.bytes) for storage in once)
         memory = common_memory(sharing.places.here, size, site)
     made = len(parts) == len(apart) and (memory is not None or not once)
-    if not group.all_reduce(np.array([made]), op="min", site=site)[0]:
+    if not group.all_gather(np.array([made]), site=site).all():
         return [same[0], False, *same[1:]]
     offset, offsets = 0, []
     for storage, value in once.items():
