@@ -129,6 +129,16 @@ def refusals(rank: int) -> list[Step]:
     ]
 
 
+def multiplied(dtype: Any) -> None:
+    """By the own product, and in the kernel that reads it."""
+    a, b = np.ones((40, 60), dtype), np.ones((40, 50), dtype)
+    x, y = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("y", b.shape, b.dtype)
+    product = ops.transpose(x, (1, 0)) @ y
+    step = ngd.compile([x, y], [x @ ops.ones((60, 50), dtype), product * 2 - 1])
+    for each, wanted in zip(step(a, b), (60, 79), strict=True):
+        assert (each == wanted).all()
+
+
 def kernels(rank: int) -> list[Step]:
     """Every sample of every op is compiled, run, and compared with the reference."""
 
@@ -160,15 +170,6 @@ def kernels(rank: int) -> list[Step]:
         z = ops.conv(x, w[:, :1], groups=4)
         step = ngd.compile([x, w], [y, z])
         for each, wanted in zip(step(a, b), (0, 9), strict=True):
-            assert (each == wanted).all()
-
-    def multiplied(dtype: Any) -> None:
-        """By the own product, and in the kernel that reads it."""
-        a, b = np.ones((40, 60), dtype), np.ones((40, 50), dtype)
-        x, y = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("y", b.shape, b.dtype)
-        product = ops.transpose(x, (1, 0)) @ y
-        step = ngd.compile([x, y], [x @ ops.ones((60, 50), dtype), product * 2 - 1])
-        for each, wanted in zip(step(a, b), (60, 79), strict=True):
             assert (each == wanted).all()
 
     def control() -> None:
