@@ -103,6 +103,60 @@ def test_ranks_of_different_samples(ranks: int) -> None:
     run_in_world(samples_differ, "shm", ranks)
 
 
+def samples_of_constants() -> None:
+    """Where samples are no inputs, ranks differ in them all the same."""
+    rank = ngd.init().rank
+    x = ngd.constant(np.random.default_rng(rank).normal(size=(4 + 4 * rank, 96)))
+    results = []
+    for shard in ("none", "host"):
+        w = ngd.variable("w", np.ones((96, 384)))
+        updates = optim.SGD(0.1).update(ops.mean((x @ w) ** 2), [w])
+        step = ngd.compile([], [], updates, shard=shard)
+        step()
+        results.append(w.numpy())
+        assert "all_to_all" not in str(step)
+    assert results[0].tobytes() == results[1].tobytes()
+
+
+def test_samples_that_are_constants() -> None:
+    run_in_world(samples_of_constants, "shm", 2)
+
+
+def a_step_that_fails() -> None:
+    """What ranks have told each other of a step that is not made counts for no other one."""
+    rank = ngd.init().rank
+    for samples, limit in ((4, 16), (4 + rank, None)):
+        w, x = ngd.variable("w", np.ones((96, 384))), ngd.placeholder("x", (samples, 96), "float64")
+        updates = optim.SGD(0.1).update(ops.mean((x @ w) ** 2), [w])
+        try:
+            step = ngd.compile([x], [], updates, shard="host", memory_limit=limit)
+        except ngd.errors.CompileError:
+            assert limit is not None
+    step(np.ones((samples, 96)))
+    assert "all_to_all" not in str(step)
+
+
+def test_after_a_step_that_fails() -> None:
+    run_in_world(a_step_that_fails, "shm", 2)
+
+
+def where_it_pays() -> None:
+    """Factors that a kernel would not take, since they have more bytes than the part, stay."""
+    for samples, exchanged in ((8, 1), (64, 0)):
+        w, x = (
+            ngd.variable("w", np.ones((512, 512), np.float32)),
+            ngd.placeholder("x", (samples, 512)),
+        )
+        updates = optim.SGD(0.1).update(ops.mean((x @ w) ** 2), [w])
+        program = str(ngd.compile([x], [], updates, shard="host"))
+        assert program.count("= start all_to_all(") == exchanged
+        assert program.count("elementwise_product(") == exchanged
+
+
+def test_a_kernel_takes_what_is_exchanged() -> None:
+    run_in_world(where_it_pays, "shm", 4)
+
+
 def many_samples() -> None:
     _, started = trained("sgd", 200, "float32", "host")
     assert started["all_to_all"] == 0

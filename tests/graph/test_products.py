@@ -107,6 +107,18 @@ def test_many_samples_are_multiplied_as_before() -> None:
     assert kinds(trained((100, 200, 200), "float32", "sgd")[1])["elementwise_product"] == 1
 
 
+def test_deep_products_are_left_to_their_own_kernel() -> None:
+    for dtype in ("float32", "float64"):
+        x, y = (ngd.placeholder(n, (300, m), dtype) for n, m in (("x", 800), ("y", 900)))
+        z = ngd.placeholder("z", (800, 900), dtype)
+        step = ngd.compile([x, y, z], [ops.transpose(x, (1, 0)) @ y + z])
+        assert kinds(step)["elementwise_product"] == 0
+        assert kinds(step)["matmul"] == 1
+        given_values = [RNG.normal(size=n.shape).astype(dtype) for n in (x, y, z)]
+        a, b, c = (v.astype(np.float64) for v in given_values)
+        npt.assert_allclose(step(*given_values)[0], a.T @ b + c, rtol=1e-4, atol=1e-4)
+
+
 def test_a_gradient_that_others_read_is_stored() -> None:
     w = ngd.variable("w", np.ones((30, 20), np.float32))
     x = ngd.placeholder("x", (4, 30))
@@ -130,6 +142,21 @@ def test_a_kernel_takes_products_of_one_shape_and_adds_them() -> None:
     given_values = [RNG.normal(size=n.shape).astype(np.float32) for pair in pairs for n in pair]
     a, b = given_values[::2], given_values[1::2]
     wanted = np.tanh(sum(x.T.astype(np.float64) @ y for x, y in zip(a, b, strict=True)))
+    npt.assert_allclose(step(*given_values)[0], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_kernel_takes_four_products_at_most() -> None:
+    pairs = [
+        [ngd.placeholder(f"{n}{i}", (5, m)) for n, m in (("a", 40), ("b", 30))] for i in range(5)
+    ]
+    products = [ops.transpose(a, (1, 0)) @ b for a, b in pairs]
+    step = ngd.compile([n for pair in pairs for n in pair], [added(products)])
+    assert kinds(step) == {"elementwise_product": 1, "matmul": 1}
+    given_values = [RNG.normal(size=n.shape).astype(np.float32) for pair in pairs for n in pair]
+    wanted = sum(
+        a.T.astype(np.float64) @ b
+        for a, b in zip(given_values[::2], given_values[1::2], strict=True)
+    )
     npt.assert_allclose(step(*given_values)[0], wanted, rtol=1e-5, atol=1e-5)
 
 

@@ -27,10 +27,10 @@ from .sharing import (
     Shares,
     Sharing,
     agree,
+    are_alike,
+    asked_once,
     digest_of,
     expect_private,
-    forget_inputs,
-    have_same_inputs,
     lost,
     refused,
     share,
@@ -248,8 +248,15 @@ class CpuExecutable(CompiledStep):
             storage = variable.storage(self.device, CpuStorage)
             assert isinstance(storage, CpuStorage)
             storages[variable] = storage
+        with asked_once(group):
+            self.make(graph, group, lower, storages)
+
+    def make(
+        self, graph: Graph, group: Group, lower: Lower, storages: Mapping[Node, CpuStorage]
+    ) -> None:
+        """Compile, and share variables, where the ranks agree."""
         shares = shared_by(graph, group, storages)
-        alike = bool(shares.variables) and have_same_inputs(graph, group)
+        alike = bool(shares.variables) and are_alike(graph, group)
         lowered = lower(CpuTarget(group, shares, alike=alike))
         self.plan, self.ordering = lowered.plan, lowered.ordering
         whole = {v: storages[v] for v in self.plan.whole}
@@ -272,7 +279,6 @@ class CpuExecutable(CompiledStep):
         )
         if shares.variables:
             share(self.plan.shared, shares, storages, group, self.ordering.site)
-            forget_inputs(group)
         self.apart = {v for v in self.plan.shared if storages[v].part is not None}
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:

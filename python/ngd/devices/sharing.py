@@ -26,8 +26,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -37,7 +37,7 @@ import numpy as np
 from .. import _core
 from ..collectives import Group
 from ..dtype import Type
-from ..errors import CompileError, GroupClosedError
+from ..errors import BusyError, CompileError, GroupClosedError
 from ..ir import Array, Graph, Node, aligned
 from ..passes.equal import Equal
 from ..passes.slices import Places, cuts, lengths, to_share
@@ -159,11 +159,12 @@ def split_by_host(group: Group) -> tuple[Group, Group] | None:
         host, place = divmod(group.rank, per_host)
         here = group.split(host, name=f"{group.name}/host")
         there = group.split(place, name=f"{group.name}/counterparts")
-    if per_host > 1 and not here.communicator.has_common_memory:  # over MPI alone
-        here.close()
+        able = per_host == 1 or here.communicator.has_common_memory
+        if group.all_gather(np.array([able]), site=call_site()).all():
+            return here, there
+        here.close()  # a host's ranks talk over MPI alone
         there.close()
         return None
-    return here, there
 
 
 def refused(storage: CpuStorage, sharing: Sharing) -> CompileError:
@@ -345,29 +346,36 @@ def agree(group: Group, digests: list[bytes], site: str) -> list[bool]:
     return [bool(same) for same in (everywhere == everywhere[0]).all(axis=0)]
 
 
-def have_same_inputs(graph: Graph, group: Group) -> bool:
-    """Whether a step's inputs have the same types on all ranks, which all call this.
-
-    A rank that finds a variable held later compiles the step again. It must not ask again, so what
-    it has found is kept until the step is made (`forget_inputs`).
-    """
-    types = repr([str(node.type) for node in graph.inputs]).encode()
+def are_alike(graph: Graph, group: Group) -> bool:
+    """Whether a step has the same types on all ranks, which all call this, in `asked_once`."""
+    types = repr([str(result.type) for node in graph.nodes for result in node.results]).encode()
     digest = hashlib.blake2b(types, digest_size=8).digest()
-    known, same = _inputs.get(group, (b"", False))
+    known, same = _alike.get(group, (b"", False))
     if known != digest:
         with group.under_way():
             same = all(agree(group, [digest], call_site()))
-        _inputs[group] = digest, same
+        _alike[group] = digest, same
     return same
 
 
-def forget_inputs(group: Group) -> None:
-    """The step is made; the next one asks for itself."""
-    _inputs.pop(group, None)
+@contextmanager
+def asked_once(group: Group) -> Iterator[None]:
+    """Keep what the ranks have told until the step is made, or has failed.
+
+    A rank that finds a variable held compiles the step again, and must not ask again.
+    """
+    try:
+        yield
+    except BusyError:
+        raise
+    except BaseException:
+        _alike.pop(group, None)
+        raise
+    _alike.pop(group, None)
 
 
-_inputs: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
-"""Of a step that is being compiled: a digest of its inputs' types, and whether all have these."""
+_alike: WeakKeyDictionary[Group, tuple[bytes, bool]] = WeakKeyDictionary()
+"""Of a step that is being compiled: a digest of its types, and whether all ranks have these."""
 
 
 def digest_of(value: Array) -> bytes:

@@ -11,14 +11,14 @@ computed (products.py). This is sufficient factor broadcasting (P. Xie et al. 20
 within a host.
 
 The bits are those of the sum of the products: each is computed by itself, and the products are
-added in the order of ADR 6. All ranks must decide alike. So it is done only where the inputs of the
-step have the same types on all of them (Target.alike): a rank with fewer samples has other shapes.
+added in the order of ADR 6. All ranks must decide alike. So it is done only where the step has the
+same types on all of them (Target.alike): a rank with fewer samples has other shapes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ..dtype import float32
 from ..ir import Graph, Node
@@ -26,11 +26,8 @@ from ..ops import shape
 from ..ops.collective import MEAN, SUM
 from ..ops.exchange import all_gather, all_to_all, blocks_of
 from .collectives import Ordered
-from .products import accepts_sum, added
+from .products import MOST_PRODUCTS, accepts_sum, added
 from .target import Target
-
-MOST_RANKS: Final = 4
-"""As many products as one kernel takes."""
 
 
 class Factors(NamedTuple):
@@ -52,7 +49,7 @@ def factors_of(
     ranks, one_host = target.size, target.places.there.size == 1
     if not (target.alike and one_host and graph.precision == float32):
         return None
-    if reads != 1 or ranks > MOST_RANKS:
+    if reads != 1 or ranks > MOST_PRODUCTS:
         return None
     factors = operand.op.factors(operand)
     if factors is None or old.attrs["reduce_op"] not in (SUM, MEAN):
@@ -60,7 +57,7 @@ def factors_of(
     a, b = factors
     (depth, rows), columns = a.shape, b.shape[1]
     by_rows = all(begin * ranks == rank * rows * columns for rank, begin in enumerate(at))
-    few = ranks * depth * (rows + columns) <= rows * columns
+    few = ranks * depth * (rows + ranks * columns) <= rows * columns  # has_small_factors of a part
     if rows % ranks or not by_rows or not few or not accepts_sum(operand, ranks, target):
         return None
     return Factors(operand, a, b)

@@ -15,6 +15,7 @@ takes, so this makes no circle.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from ..dtype import Type
 from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op
@@ -23,6 +24,10 @@ from .elementwise import FusedElementwise, dense_operands, fuse_elementwise
 from .patterns import uses
 from .schedule import source_of
 from .target import Target, query_node
+
+MOST_PRODUCTS: Final = 4
+MOST_DEPTH: Final = 256
+"""What a kernel takes (src/cpp/kernels/fused/elementwise_product.cpp)."""
 
 
 class FusedProduct(Op):
@@ -74,7 +79,8 @@ def to_take(kernel: Node, counts: Mapping[Node, int]) -> list[int]:
         if counts[operand] == 1 and may_be_taken(source_of(operand), counts)
     ]
     first = [source_of(kernel.inputs[number]) for number in found[:1]]
-    return [number for number in found if is_like(source_of(kernel.inputs[number]), first[0])]
+    alike = [n for n in found if is_like(source_of(kernel.inputs[n]), first[0])]
+    return alike[:MOST_PRODUCTS]
 
 
 def may_be_taken(product: Node, counts: Mapping[Node, int]) -> bool:
@@ -83,10 +89,11 @@ def may_be_taken(product: Node, counts: Mapping[Node, int]) -> bool:
 
 
 def has_small_factors(product: Node) -> bool:
-    """Whether this is A^T B, of factors that live anyway or have no more bytes than it has."""
-    kept = {source_of(factor) for factor in product.op.factors(product) or ()}
-    if not kept:
+    """Whether this is a flat A^T B, of factors that live anyway or have no more bytes than it."""
+    factors = product.op.factors(product)
+    if factors is None or factors[0].shape[0] > MOST_DEPTH:
         return False
+    kept = {source_of(factor) for factor in factors}
     bytes_kept = sum(factor.type.bytes for factor in kept if not isinstance(factor.op, Leaf))
     return bytes_kept <= product.type.bytes
 
@@ -139,4 +146,11 @@ def stand_in(name: str, typed: Type) -> Node:
     return Node(PLACEHOLDER, (), {"name": name, "uniform": True}, typed)
 
 
-__all__ = ["FusedProduct", "accepts_sum", "added", "fuse_products", "has_small_factors"]
+__all__ = [
+    "MOST_PRODUCTS",
+    "FusedProduct",
+    "accepts_sum",
+    "added",
+    "fuse_products",
+    "has_small_factors",
+]

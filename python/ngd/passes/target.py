@@ -43,7 +43,7 @@ class Target(Protocol):
     places: Places
     """Where the ranks are that share them."""
     alike: bool
-    """Whether the step's inputs are known to have the same types on all of them."""
+    """Whether the step is known to have the same types on all of them."""
 
     def query(
         self, op: str, inputs: Sequence[Type], outputs: Sequence[Type], attrs: Mapping[str, Any]

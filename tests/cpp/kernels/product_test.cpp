@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // elementwise_product against loops: the products, then the program, in double.
+#include <array>
 #include <functional>
 
 #include "forked.hpp"
@@ -130,6 +131,31 @@ TEST(ElementwiseProduct, ARowOfElementsIsAsGoodAsAMatrix) {
     ASSERT_NEAR(out.at(i),
                 operands.inputs[4].at(i) - 0.5 * operands.products[static_cast<std::size_t>(i)],
                 1e-12);
+}
+
+// A part of a gradient's rows, computed in the update, and the whole one have the same bits.
+TEST(ElementwiseProduct, TheBitsAreThoseOfTheMatmulThatIsReduced) {
+  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
+           {200, 4096, 2}, {200, 512, 4}, {16, 1000, 4}, {784, 1024, 128}, {100, 130, 33}})
+    for (const DType dtype : {DType::F32, DType::F64}) {
+      const Case whole{m, n, k, 1}, part{m / 2, n, k, 1};
+      const std::vector<Tensor> factors = random_operands(whole, dtype).inputs;
+      const Tensor product =
+          run("matmul", factors, {{dtype, {m, n}}},
+              attrs_of({{"transpose_a", std::int64_t{1}}, {"transpose_b", std::int64_t{0}}}))[0];
+      Tensor rows(dtype, {k, m / 2});  // the columns of A behind the first half
+      for (std::int64_t q = 0; q < k; ++q)
+        for (std::int64_t i = 0; i < m / 2; ++i)
+          rows.set(q * (m / 2) + i, factors[0].at(q * m + m - m / 2 + i));
+      Attrs attrs = attrs_for(part, dtype, {n, 1});
+      attrs.set("program", concat("add:", dtype == DType::F32 ? "f32" : "f64", " i0 i1"));
+      attrs.set("results", Integers{0});
+      const Tensor zeros(dtype, {m / 2, n});
+      const Tensor found =
+          run("elementwise_product", {rows, factors[1], zeros}, {{dtype, {m / 2, n}}}, attrs)[0];
+      for (std::int64_t i = 0; i < found.count(); ++i)
+        ASSERT_EQ(found.at(i), product.at((m - m / 2) * n + i)) << m << 'x' << n << 'x' << k;
+    }
 }
 
 TEST(ElementwiseProduct, Refusals) {

@@ -6,7 +6,7 @@
 namespace ngd::comm::mpi {
 
 void MpiCommunicator::expect_no_failure(const Header& mine) {
-  if (!watched_) return;
+  if (watched_ == 0) return;
   if (state_ == State::Failed) throw Error(failure_kind_, failure_.text, failure_.ranks);
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank() && !has_left(peer)) check_not_ended(peer, mine, true);

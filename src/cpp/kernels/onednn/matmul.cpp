@@ -20,7 +20,13 @@ using dnnl::memory;
 
 constexpr std::int64_t kReluGrain = 1 << 16;  // elements that are worth a thread
 
-// Whether portable/product.hpp multiplies faster, of f32 with AVX-512, B not transposed:
+// Whether portable/product.hpp multiplies instead, of f32, B not transposed. At every SIMD level:
+//
+// Transposed A of little depth, the gradient of weights in a step of few samples. What cuts it, or
+// computes more with it (elementwise_product.cpp), is the own product, too, and has its bits. With
+// AVX-512 it takes 0.94 to 0.98 of oneDNN's time.
+//
+// With AVX-512, because it is faster:
 //
 // Some rows, by a matrix whose rows lie a power of two apart. oneDNN's copies of such a matrix meet
 // in the same few sets of the caches, and wait for memory. On one core of an EPYC of Zen 5 the own
@@ -31,25 +37,24 @@ constexpr std::int64_t kReluGrain = 1 << 16;  // elements that are worth a threa
 // Few columns more than fill vectors, of which oneDNN fills a last one with zeros. Zen 4, own product
 // to oneDNN: 128 x 784 by 784 x 100 0.93, x 50 0.85, x 33 0.81; of transposed A, 784 x 128 by 128 x 100
 // 0.89, x 68 0.90, x 50 0.77; by 128 x 200, where less than a tenth is zeros, 0.99.
-//
-// Transposed A of little depth, the gradient of weights in a step of few samples: 0.94 to 0.98, and
-// what cuts it or computes more with it (elementwise_product.cpp) has its bits.
-bool own_is_faster(const KernelQuery& query, const MatmulShape& shape) {
+bool is_own(const KernelQuery& query, const MatmulShape& shape) {
   constexpr std::int64_t kLeastRows = 32, kMostRows = 128, kLeastColumns = 512, kLeastDepth = 128;
   constexpr std::int64_t kLanes = 16, kMostOver = 12, kLeastFilled = 20, kLittleDepth = 256;
   const bool plain = query.outputs[0].dtype == DType::F32 && !shape.mixed &&
                      element_count(shape.batch) == 1 && !shape.transpose_b &&
                      std::all_of(shape.post.begin(), shape.post.end(),
                                  [](const std::string& post) { return post == "relu"; });
-  if (!plain || simd_level() != SimdLevel::Avx512 || shape.m < kLeastRows) return false;
+  if (!plain) return false;
+  if (shape.transpose_a && shape.k <= kLittleDepth &&
+      shape.m * shape.n >= shape.k * (shape.m + shape.n))
+    return true;
+  if (simd_level() != SimdLevel::Avx512 || shape.m < kLeastRows) return false;
   const std::int64_t over = shape.n % kLanes, empty = over > 0 ? kLanes - over : 0;
   const bool mostly_empty = empty >= kLanes - kMostOver && shape.n >= kLeastFilled &&
                             10 * empty >= shape.n + empty && shape.k >= kLanes;
   if (mostly_empty) return true;
-  if (shape.transpose_a)
-    return shape.k <= kLittleDepth && shape.m * shape.n >= shape.k * (shape.m + shape.n);
-  return shape.m <= kMostRows && shape.n >= kLeastColumns && shape.k >= kLeastDepth &&
-         std::has_single_bit(static_cast<std::uint64_t>(shape.n));
+  return !shape.transpose_a && shape.m <= kMostRows && shape.n >= kLeastColumns &&
+         shape.k >= kLeastDepth && std::has_single_bit(static_cast<std::uint64_t>(shape.n));
 }
 
 // A descriptor of [batch..., rows, columns], dense as stored.
@@ -228,7 +233,7 @@ Verdict accept_matmul(const KernelQuery& query) {
   if (dtype != DType::F32 && !is_half(dtype)) return Verdict::reject("oneDNN has no such dtype");
   const MatmulShape shape(query);
   if (!shape.refusal.empty()) return Verdict::reject(shape.refusal);
-  if (own_is_faster(query, shape)) return Verdict::reject("the own product is faster");
+  if (is_own(query, shape)) return Verdict::reject("the own product is for this");
   dnnl::post_ops known;
   for (std::size_t i = 0; i < shape.post.size(); ++i) {
     const std::string& post = shape.post[i];
