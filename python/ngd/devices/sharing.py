@@ -37,7 +37,7 @@ import numpy as np
 from .. import _core
 from ..collectives import Group
 from ..dtype import Type
-from ..errors import BusyError, CompileError, GroupClosedError
+from ..errors import CompileError, GroupClosedError
 from ..ir import Array, Graph, Node, aligned
 from ..passes.equal import Equal
 from ..passes.slices import Places, cuts, lengths, to_share
@@ -360,15 +360,14 @@ def are_alike(graph: Graph, group: Group) -> bool:
 
 @contextmanager
 def asked_once(group: Group) -> Iterator[None]:
-    """Keep what the ranks have told until the step is made, or has failed.
+    """Keep what the ranks have told until the step is made, or refused on all of them.
 
-    A rank that finds a variable held compiles the step again, and must not ask again.
+    A rank that fails alone, since a variable is held or there is no memory, compiles the step
+    again, and must not ask again.
     """
     try:
         yield
-    except BusyError:
-        raise
-    except BaseException:
+    except (CompileError, ValueError):
         _alike.pop(group, None)
         raise
     _alike.pop(group, None)
