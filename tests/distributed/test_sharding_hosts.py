@@ -241,7 +241,7 @@ def saves(per_host: int, folder: str, shard: str) -> list[float]:
 
 
 def test_checkpoints(tmp_path: Path) -> None:
-    """One file, whoever has saved it; any number of hosts goes on from it."""
+    """The file is the same, whichever rank has saved it; any number of hosts goes on from it."""
     losses = [
         run(saves, 4 // per_host, per_host, folder=str(tmp_path / folder), shard=shard)[0].value
         for folder, shard, per_host in (("a", "none", 2), ("b", "world", 2), ("b", "world", 1))

@@ -49,7 +49,7 @@ class FusedProduct(Op):
         return self.kernel.infer()
 
     def made_of(self, node: Node) -> tuple[tuple[str, str], ...]:
-        """The product and the ops of the kernel."""
+        """The products and the ops of the kernel."""
         return self.members
 
 
