@@ -13,6 +13,9 @@ from runs import EXAMPLES, alone, needs_ranks, report_of, run
 DOCS = EXAMPLES.parent / "docs"
 SMALL = ("--data", DOCS, "--rounds", 50, "--every", 10, "--width", 32, "--layers", 1)
 SMALL = (*SMALL, "--context", 32, "--lr", 5e-3)
+SPREAD = 0.011
+"""Standard deviation of a run's loss over 24 runs of other seeds, as a share of it; the disturbed
+run depends on when its new member is there. Over six seeds its loss was 1.2 % higher."""
 
 
 def elastic(*options: Any) -> tuple[dict[str, Any], str]:
@@ -29,7 +32,7 @@ def test_a_killed_worker_costs_nearly_nothing() -> None:
     assert quiet["ranks"] == 4
     assert quiet["bits_a_token"] < 5.5  # 8 before the first step
     assert disturbed["rounds"] == 50
-    assert disturbed["loss"] == pytest.approx(quiet["loss"], rel=0.02)
+    assert disturbed["loss"] == pytest.approx(quiet["loss"], rel=0.012 + 3 * SPREAD)
     for words in (
         "member 1 was killed by SIGKILL; member 4 starts in its place",
         "world 2 has the members 0, 2, 3",
