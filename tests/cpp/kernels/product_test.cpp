@@ -135,8 +135,13 @@ TEST(ElementwiseProduct, ARowOfElementsIsAsGoodAsAMatrix) {
 
 // A part of a gradient's rows, computed in the update, and the whole one have the same bits.
 TEST(ElementwiseProduct, TheBitsAreThoseOfTheMatmulThatIsReduced) {
-  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{
-           {200, 4096, 2}, {200, 512, 4}, {16, 1000, 4}, {784, 1024, 128}, {100, 130, 33}})
+  for (const auto& [m, n, k] : std::vector<std::array<std::int64_t, 3>>{{200, 4096, 2},
+                                                                        {200, 512, 4},
+                                                                        {16, 1000, 4},
+                                                                        {784, 1024, 128},
+                                                                        {100, 130, 33},
+                                                                        {784, 100, 64},
+                                                                        {200, 70, 33}})
     for (const DType dtype : {DType::F32, DType::F64}) {
       const Case whole{m, n, k, 1}, part{m / 2, n, k, 1};
       const std::vector<Tensor> factors = random_operands(whole, dtype).inputs;

@@ -14,13 +14,15 @@ struct View {
   std::int64_t row, column;
 };
 
-// c[i * c_stride + j] (+)= sum over p < depth of a[p * R + i] * b[p * C + j], for i < rows, j < columns.
+// c[i * c_stride + j] (+)= sum over p < depth of A(i, p) * b[p * b_step + j], for i < rows, j < columns.
 // Behind it a bias and relu, if they are wanted.
+//
+// A(i, p) is a[i / R * a_panel + p * a_step + i % R]: R rows of A side by side, and all R are read.
 template <class T>
 struct TileWork {
   std::int64_t depth;
-  const T *a, *b;       // panels: R rows of A, column after column; C columns of B, row after row
-  std::int64_t b_step;  // from one row of B to the next: C, or where B is not packed its own
+  const T *a, *b;  // of A and B, which are packed, or lie where they are
+  std::int64_t a_panel, a_step, b_step;
   T* c;
   std::int64_t c_stride, rows, columns;
   bool add = false;

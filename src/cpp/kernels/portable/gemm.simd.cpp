@@ -167,7 +167,7 @@ void product(const TileWork<T>& work) {
   }
   const T *a = work.a, *b = work.b;
   const std::byte* ahead = work.ahead;
-  for (std::int64_t p = 0; p < work.depth; ++p, a += kRows, b += work.b_step) {
+  for (std::int64_t p = 0; p < work.depth; ++p, a += work.a_step, b += work.b_step) {
     __builtin_prefetch(ahead, 0, 2);  // an address that nobody has does no harm
     ahead += work.ahead_stride;
     Vector<T> row[vectors];
@@ -204,15 +204,15 @@ void product(const TileWork<T>& work) {
   finish(work, {edge, kColumns, 1});
 }
 
-// Rows i to i + kLanes of A, of which a panel holds kRows: one step of the depth.
+// kLanes rows of A, kRows of which lie side by side: one step of the depth.
 template <class T>
-NGD_INLINE Vector<T> load_rows(const T* panel, std::int64_t next) {
+NGD_INLINE Vector<T> load_rows(const T* a, std::int64_t next) {
   if constexpr (kLanes<T> == kRows) {
-    return load(panel);
+    return load(a);
   } else {
     using Half = VectorOf<T, kVectorBytes / 2>;
-    const typename Half::type low = *reinterpret_cast<const typename Half::stored*>(panel);
-    const typename Half::type high = *reinterpret_cast<const typename Half::stored*>(panel + next);
+    const typename Half::type low = *reinterpret_cast<const typename Half::stored*>(a);
+    const typename Half::type high = *reinterpret_cast<const typename Half::stored*>(a + next);
     return joined(low, high, std::make_integer_sequence<int, kLanes<T>>());
   }
 }
@@ -220,7 +220,6 @@ NGD_INLINE Vector<T> load_rows(const T* panel, std::int64_t next) {
 template <class T, int columns>
 void product_turned(const TileWork<T>& work, std::int64_t first) {
   constexpr int kPanels = kLanes<T> / kRows;
-  const std::int64_t panel = kRows * work.depth;
   const std::int64_t last = (work.rows - 1) / kRows;  // panel; what lies behind is none
   const T* a[kTurnedVectors];
   std::int64_t next[kTurnedVectors];
@@ -228,8 +227,8 @@ void product_turned(const TileWork<T>& work, std::int64_t first) {
   NGD_UNROLL
   for (int v = 0; v < kTurnedVectors; ++v) {
     const std::int64_t mine = std::min<std::int64_t>(v * kPanels, last);
-    a[v] = work.a + mine * panel;
-    next[v] = mine < last ? panel : 0;
+    a[v] = work.a + mine * work.a_panel;
+    next[v] = mine < last ? work.a_panel : 0;
     NGD_UNROLL
     for (int j = 0; j < columns; ++j) sums[v][j] = Vector<T>{};
   }
@@ -237,7 +236,7 @@ void product_turned(const TileWork<T>& work, std::int64_t first) {
   for (std::int64_t p = 0; p < work.depth; ++p, b += work.b_step) {
     Vector<T> rows[kTurnedVectors];
     NGD_UNROLL
-    for (int v = 0; v < kTurnedVectors; ++v) rows[v] = load_rows(a[v] + p * kRows, next[v]);
+    for (int v = 0; v < kTurnedVectors; ++v) rows[v] = load_rows(a[v] + p * work.a_step, next[v]);
     NGD_UNROLL
     for (int j = 0; j < columns; ++j) {
       const Vector<T> factor = b[j] - Vector<T>{};

@@ -177,9 +177,9 @@ class Gemm {
                             {j, std::min(j + blocking_.columns, columns.end)},
                             {p, std::min(p + blocking_.depth, s.k)},
                             row == rows.begin};
-          if (!blocking_.keeps_a || j == columns.begin) pack_rows(view_a, block, packed_a);
-          multiply(block, view_b, columns, packed_a, scratch + blocking_.a_elements, bias,
-                   {c + row * s.n + j, s.n}, nobody);
+          const bool packed = blocking_.keeps_a && j > columns.begin;
+          multiply(block, view_b, columns, rows_of(view_a, block, packed_a, packed),
+                   scratch + blocking_.a_elements, bias, {c + row * s.n + j, s.n}, nobody);
         }
   }
 
@@ -201,8 +201,7 @@ class Gemm {
                         view_b = view_of_b(static_cast<const T*>(factors[2 * i + 1]));
           for (std::int64_t p = 0; p < shape_.k; p += blocking_.depth) {
             block.depth = {p, std::min(p + blocking_.depth, shape_.k)};
-            pack_rows(view_a, block, scratch);
-            multiply(block, view_b, columns, scratch,
+            multiply(block, view_b, columns, rows_of(view_a, block, scratch, false),
                      packed_b + i * blocking_.b_elements + blocking_.columns * p, nullptr,
                      {sums + i * blocking_.c_elements, block.columns.end - j}, taker);
           }
@@ -234,21 +233,33 @@ class Gemm {
     bool first;  // of the blocks that use the same part of B: it packs that
   };
 
-  void pack_rows(View<T> a, const Block& block, T* panels) const {
+  // Rows of A as tiles read them; see TileWork.
+  struct Rows {
+    const T* data;
+    std::int64_t panel, step;
+  };
+
+  // Where they lie, or in panels, which are packed here unless they are there.
+  Rows rows_of(View<T> a, const Block& block, T* panels, bool packed) const {
     const T* from = a.data + block.rows.begin * a.row + block.depth.begin * a.column;
-    tile_.pack({from, a.row, a.column}, block.rows.end - block.rows.begin,
-               block.depth.end - block.depth.begin, tile_.rows, panels);
+    const std::int64_t rows = block.rows.end - block.rows.begin,
+                       depth = block.depth.end - block.depth.begin;
+    if (needs_no_packing_of_rows(a, rows)) return {from, tile_.rows, a.column};
+    if (!packed) tile_.pack({from, a.row, a.column}, rows, depth, tile_.rows, panels);
+    return {panels, tile_.rows * depth, tile_.rows};
   }
 
   // A panel of B is packed when it is first needed. While its tiles are computed, the memory of the
   // next one comes closer.
   template <class Taker>
-  void multiply(const Block& block, View<T> b, Range all, const T* packed_a, T* packed_b,
-                const T* bias, Stored c, Taker& taker) const {
+  void multiply(const Block& block, View<T> b, Range all, const Rows& a, T* packed_b, const T* bias,
+                Stored c, Taker& taker) const {
     const std::int64_t depth = block.depth.end - block.depth.begin;
     const bool last = block.depth.end >= shape_.k;
     TileWork<T> work{};
     work.depth = depth;
+    work.a_panel = a.panel;
+    work.a_step = a.step;
     work.c_stride = c.stride;
     work.add = block.depth.begin > 0;
     work.relu = last && !shape_.post.empty();  // once or more: the same
@@ -270,7 +281,7 @@ class Gemm {
       for (std::int64_t i = block.rows.begin; i < block.rows.end; i += step) {
         const std::int64_t row = i - block.rows.begin;
         work.rows = std::min(step, block.rows.end - i);
-        work.a = packed_a + row * depth;
+        work.a = a.data + row / tile_.rows * a.panel;
         work.c = c.data + row * c.stride + j - block.columns.begin;
         if (last) taker.fetch({i, i + work.rows}, {j, j + work.columns});
         ahead.line(row / step, panel, work);
@@ -285,6 +296,15 @@ class Gemm {
     constexpr std::int64_t kMostBytes = 1024;
     return b.row == 1 && columns % tile_.lanes == 0 &&
            b.column * static_cast<std::int64_t>(sizeof(T)) < kMostBytes;
+  }
+
+  // The same for rows of A, of which tiles read whole panels: they are used by few tiles, and what is
+  // read of them at once does not meet in the same sets of the first-level cache.
+  bool needs_no_packing_of_rows(View<T> a, std::int64_t rows) const {
+    constexpr std::int64_t kMostBytes = 4096, kSets = 256, kMostTiles = 3;
+    const std::int64_t bytes = a.column * static_cast<std::int64_t>(sizeof(T));
+    return a.row == 1 && rows % tile_.rows == 0 && bytes < kMostBytes && bytes % kSets != 0 &&
+           shape_.n <= kMostTiles * tile_.columns;
   }
 
   // Whether so few columns are multiplied as such.
