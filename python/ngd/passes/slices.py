@@ -18,7 +18,8 @@ be kept once over all hosts (`apart`; ZeRO stage 1, S. Rajbhandari et al. 2020, 
 counterparts update a part of the slice each, and gather the parts of what a host keeps whole.
 
 Of a gradient that is a product of few samples, not even that is made: the ranks of one host
-exchange what is multiplied (factors.py).
+exchange what is multiplied (factors.py). What products need of a whole gradient, one rank of a host
+computes for all (owners.py).
 
 The bits stay: a sum's order does not depend on the slicing (ADR 6), and between hosts it is the one
 of an all-reduce (ADR 10), where a host has 2, 4, 8, ... ranks.
@@ -40,13 +41,14 @@ from ..dtype import DType, Type
 from ..ir import CONSTANT, VARIABLE, Graph, Node, constant_node, offset_of
 from ..narrowing import wide
 from ..ops import shape
-from ..ops.collective import COMBINED, Alone, Collective, Ranks, all_reduce
+from ..ops.collective import COMBINED, Alone, Collective, Ranks, all_reduce, broadcast
 from ..ops.exchange import ReduceScatter, all_gather_v
 from ..ops.operands import HALVES
 from ..sites import at_site
 from .collectives import Ordered
 from .equal import Equal
 from .factors import factors_of, slice_of_sum
+from .owners import Ends, chains, owned
 from .patterns import uses
 from .target import Target
 
@@ -181,6 +183,10 @@ class Wanted:
         self.sums = self.sums_below()
         self.totals = {node for node in graph.nodes if self.may_be_total(node)}
         """Reductions to one element of what is computed in slices: each part, then all parts."""
+        found = chains(graph, self.is_sum)
+        ends = Ends(graph, self.values, {t: self.sums[t.inputs[0]] for t in self.totals})
+        self.owned = owned(found, ends, target.places.here.size)
+        """What one rank of a host computes for all, by its end."""
         self.whole: set[Node] = set()
         self.sliced: set[Node] = set()
         while self.decide():
@@ -230,7 +236,7 @@ class Wanted:
         for node in reversed(self.graph.nodes):
             in_slices = not self.sliced.isdisjoint(node.results)
             whole = not self.whole.isdisjoint(node.results)
-            if in_slices and passes_slices(node):
+            if in_slices and passes_slices(node) and node not in self.owned:
                 for operand in node.inputs:
                     same = operand.type.count == node.type.count
                     (self.sliced if same else self.whole).add(operand)
@@ -264,9 +270,14 @@ class Slicing:
         """The last collective that leads to a node."""
         self.made: dict[Node, Node] = {}
         """The totals."""
+        self.sums = {chain.total: chain.total for chain in wanted.owned.values()}
+        """Those that what is owned is made of; the new ones."""
         self.reached = 0
         self.last = max(node.op.order for node in wanted.graph.nodes)
         """The last collective of all."""
+        self.turns = {end: self.last + i for i, end in enumerate(wanted.owned, 1)}
+        """Of the broadcasts of what is owned, which no collective waits for."""
+        self.last += len(self.turns)
 
     def order(self) -> list[Node]:
         """The nodes by their level, each after what it reads: so totals can go together."""
@@ -288,6 +299,10 @@ class Slicing:
         if node in self.made:
             return self.made[node]
         new = node.with_inputs(inputs)
+        if node in self.sums:
+            self.sums[node] = new
+        if node in self.wanted.owned:
+            new = self.from_owner(node, new)
         for old, whole in zip(node.results, new.results, strict=True):
             if old in self.wanted.sliced:
                 self.slices[old] = self.slice_of(old, whole, inputs)
@@ -301,12 +316,25 @@ class Slicing:
             if found is not None:
                 return slice_of_sum(old, found, self.target)
             return self.reduced(old, inputs[0])
-        if not passes_slices(old):
+        if not passes_slices(old) or old in self.wanted.owned:
             return self.part(whole)
         pairs = list(zip(old.inputs, inputs, strict=True))
         if not old.op.elementwise:  # a view of the same elements, or one that is repeated
             return self.fitting(*pairs[0], old)
         return old.op.node([self.fitting(i, new, old) for i, new in pairs], old.attrs)
+
+    def from_owner(self, old: Node, new: Node) -> Node:
+        """What its owner computes, on all ranks of a host.
+
+        The others give the sum that it is made of, as the memory to receive it in.
+        """
+        chain, here = self.wanted.owned[old], self.places.here
+        if here.size == 1:
+            return new
+        if chain.owner != here.rank:
+            new = shape.reshape(self.sums[chain.total], old.shape)
+        attrs = {"root": chain.owner, **self.over(here)}
+        return Ordered(broadcast, self.turns[old]).node((new,), attrs)
 
     def fitting(self, operand: Node, new: Node, reader: Node) -> Node:
         """An operand as its reader in slices needs it: a slice, or one element."""
