@@ -49,8 +49,8 @@ class Chain:
 
 def owned(found: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
     """The chains that have owners, by their ends; all ranks find them in the same order."""
-    worth = {}
-    for chain in sorted(found, key=lambda c: c.total.op.order):
+    worth: dict[Node, Chain] = {}
+    for chain in sorted(found, key=lambda c: c.total.op.order) if ranks > 1 else ():
         end = ends.of(chain)
         if end is not None and chain.is_worth_it:
             worth[end] = chain
@@ -88,7 +88,7 @@ def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
 class Ends:
     """Finds where chains end, which are below some values that are equal on all ranks.
 
-    Some nodes, `totals`, may be reduced over the ranks, too: they are made of these sums.
+    `totals` may be reduced over the ranks, too; of each, the sums that it is made of.
     """
 
     def __init__(
@@ -99,14 +99,10 @@ class Ends:
         """Of each result."""
         self.wanted = set(values)
         """What the values are made of, down to what collectives give."""
-        self.told: set[Node] = set()
-        """What a collective is made of."""
         self.kept = {*graph.outputs, *(value for _, value in graph.updates)}
         for node in reversed(graph.nodes):
             if not self.wanted.isdisjoint(node.results) and node.op.order < 0:
                 self.wanted.update(node.inputs)
-            if node.op.order >= 0 or node in totals or not self.told.isdisjoint(node.results):
-                self.told.update(node.inputs)
             for operand in node.inputs:
                 self.readers.setdefault(operand, []).append(node)
 
@@ -128,21 +124,37 @@ class Ends:
         """Whether all ranks may be sent this, in memory like the sum's, after all collectives."""
         total = chain.total.type
         alike = node.type.count == total.count and node.dtype == total.dtype
-        return alike and not node.several and node in self.wanted and node not in self.told
+        plain = node.op.order < 0 and not node.several
+        return alike and plain and node in self.wanted and not self.is_told(chain, node)
+
+    def is_reduced(self, chain: Chain, node: Node) -> bool:
+        """Whether the ranks talk for a node: not for a total that is made of the chain's sum."""
+        totals = self.totals.get(node, ())
+        return node.op.order >= 0 or any(each is not chain.total for each in totals)
+
+    def is_told(self, chain: Chain, node: Node) -> bool:
+        """Whether a node leads to one for which the ranks talk."""
+        seen, left = {node}, [node]
+        while left:
+            for reader in self.readers.get(left.pop(), ()):
+                if self.is_reduced(chain, reader):
+                    return True
+                if reader not in seen:
+                    seen.add(reader)
+                    left.extend(reader.results)
+        return False
 
     def met(self, end: Node, worth: Mapping[Node, Chain]) -> bool:
-        """Whether those who do not compute a chain need all that the ranks reduce for it, too."""
-        alive, below, total = set(self.kept), {end}, worth[end].total
+        """Whether each collective that a chain needs is one that the other ranks need, too."""
+        alive, below, chain = set(self.kept), {end}, worth[end]
         for node in reversed(self.graph.nodes):
             if not below.isdisjoint(node.results):
-                told = node.op.order >= 0
-                reduced = told or any(each is not total for each in self.totals.get(node, ()))
-                if reduced and alive.isdisjoint(node.results):
+                if self.is_reduced(chain, node) and alive.isdisjoint(node.results):
                     return False
-                below.update(() if told else node.inputs)
+                below.update(() if node.op.order >= 0 else node.inputs)
             if not alive.isdisjoint(node.results):
                 alive.update((worth[node].total,) if node in worth else node.inputs)
         return True
 
 
-__all__ = ["Chain", "owned"]
+__all__ = ["Chain", "Ends", "chains", "owned"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from ..errors import CompileError
 from ..ir import VARIABLE, Graph, Leaf, Node, offset_of, topological
 from .collectives import Wait
 from .elementwise import depths
@@ -66,6 +67,8 @@ def span_of(view: Node) -> tuple[int, int]:
 def schedule(graph: Graph, target: Target) -> Schedule:
     """Order the graph's nodes; see the head of this file."""
     starts = sorted((n for n in graph.nodes if n.op.order >= 0), key=lambda n: n.op.order)
+    if len({n.op.order for n in starts}) < len(starts):
+        raise CompileError("two collectives have one place in the order of all")
     deep = depths(graph)
     roots = [*starts, *sorted(graph.roots, key=lambda root: deep[root])]
     order = [n for n in topological(roots) if not isinstance(n.op, Leaf)]

@@ -273,6 +273,8 @@ class Slicing:
         self.sums = {chain.total: chain.total for chain in wanted.owned.values()}
         """Those that what is owned is made of; the new ones."""
         self.reached = 0
+        self.combined = 0
+        """How many collectives the totals have taken: no two have one number."""
         self.last = max(node.op.order for node in wanted.graph.nodes)
         """The last collective of all."""
         self.turns = {end: self.last + i for i, end in enumerate(wanted.owned, 1)}
@@ -329,8 +331,6 @@ class Slicing:
         The others give the sum that it is made of, as the memory to receive it in.
         """
         chain, here = self.wanted.owned[old], self.places.here
-        if here.size == 1:
-            return new
         if chain.owner != here.rank:
             new = shape.reshape(self.sums[chain.total], old.shape)
         attrs = {"root": chain.owner, **self.over(here)}
@@ -409,11 +409,13 @@ class Slicing:
                 with at_site(total.site), wide(total.wide):
                     attrs = {**total.attrs, "axes": (0,), "keepdims": False}
                     parts.append(total.op.node((self.slices[total.inputs[0]],), attrs))
-            latest = max(self.latest[total] for total in alike)
+            latest = floor(max(self.latest[total] for total in alike))
+            self.combined += 1
+            order = latest + 0.5 + 0.5 * self.combined / (len(self.wanted.totals) + 1)
             with at_site(alike[0].site), wide(alike[0].wide):
                 attrs = {"reduce_op": reduce_op, "algorithm": "auto"}
                 attrs |= {} if self.places.apart else self.over(self.places.here)
-                ordered = Ordered(all_reduce, (latest + floor(latest) + 1) / 2)
+                ordered = Ordered(all_reduce, order)
                 row = ordered.node((shape.stack(parts),), attrs)
                 for i, total in enumerate(alike):
                     self.made[total] = shape.reshape(shape.slice(row, i), total.shape)

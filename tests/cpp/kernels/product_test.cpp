@@ -30,6 +30,7 @@ const std::vector<Case>& cases() {
       {31, 48, 5, 1, false, false},
       {40, 65, 12, 2, false, true},
       {65, 67, 20, 1, true, true},
+      {96, 12, 20, 2},
   };
   return all;
 }
