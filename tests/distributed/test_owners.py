@@ -81,7 +81,7 @@ def on_two_hosts(per_host: int, shard: str) -> None:
 
 @harness.needs_mpi
 @pytest.mark.parametrize("shard", ["host", "world"])
-def test_each_host_has_owners_of_its_own(shard: str) -> None:
+def test_owners_on_two_hosts(shard: str) -> None:
     run(on_two_hosts, 2, 2, shard=shard)
 
 
