@@ -215,6 +215,7 @@ def interrupted(call: Callable[[], Any], at: int) -> Any:
             raise KeyboardInterrupt
         return step
 
+    sys._getframe().f_trace_opcodes = True  # before settrace, or 3.12 traces none the first time
     sys.settrace(step)
     try:
         return call()
