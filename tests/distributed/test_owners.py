@@ -117,77 +117,71 @@ def test_small_matrices() -> None:
     run_in_world(little_work, "shm", 2)
 
 
-def other_readers() -> None:
+def norm(*nodes: Any) -> Any:
+    return ops.sqrt(sum(ops.sum(node**2) for node in nodes) + 1e-3)
+
+
+def what_else_reads(shape: str, w: Any, x: Any, g: Any, h: Any) -> tuple[Any, Any, list[Any]]:
+    """What w and v go down by, and outputs; g and h are their gradients."""
+    square = g @ g.T / 16
+    cube = square @ (g @ g.T / 16 + square) / 16
+    scaled = h / norm(h)
+    of_max = 1 + ops.max(h)
+    return {
+        "square": (cube, h, [square]),
+        "cube": (cube, h, [cube]),
+        "product": (cube, h, [x @ cube]),
+        "norm": ((g + cube) / norm(g + cube), h, []),
+        "norm of the new": (cube, h, [norm(w - 0.1 * cube)]),
+        "two norms": (cube / norm(g + cube, h), h, []),
+        "norm of both": (cube / norm(g * h + cube), h, []),
+        "two kinds": (square / of_max @ g, scaled - h / of_max, []),
+        "two levels": (square / norm(scaled) @ g, h / norm(scaled) - h / of_max, []),
+        "reduced again": (ops.all_reduce(cube, op="max"), h, []),
+        "sent by hand": (ops.broadcast(cube, root=1), h, []),
+    }[shape]
+
+
+def step_of(shape: str, shard: str) -> tuple[list[Any], Counter[str]]:
+    """Both weights and the outputs after some steps; how often a step starts which collective."""
+    random, own = (np.random.default_rng(seed) for seed in (5, 6 + ngd.init().rank))
+    w, v = (ngd.variable(n, random.normal(size=(128, 128)).astype(np.float32)) for n in "wv")
+    start, x = w.numpy(), ngd.placeholder("x", (128, 128))
+    gradients = ngd.grad(ops.sum(ops.tanh(x * w + x * x * v) ** 2), [w, v])
+    g, h = (ops.all_reduce(each, op="mean") for each in gradients)
+    down, other, outputs = what_else_reads(shape, w, x, g, h)
+    step = ngd.compile([x], outputs, {w: w - down, v: v - 0.1 * other}, shard=shard)
+    given = own.normal(size=(128, 128)).astype(np.float32)
+    values = [step(given) for _ in range(3)][-1]
+    assert np.abs(w.numpy() - start).max() > 1e-3, shape
+    return [w.numpy(), v.numpy(), *values], Counter(re.findall(r"= start (\w+)\(", str(step)))
+
+
+def other_readers(shape: str, broadcasts: int) -> None:
     """A chain ends behind all that reads its products, and before what the ranks reduce."""
-    size = (128, 128)
-    random = np.random.default_rng(5)
-    starts = [random.normal(size=size).astype(np.float32) for _ in range(2)]
-    x = ngd.placeholder("x", size)
-    given = np.random.default_rng(ngd.init().rank).normal(size=size).astype(np.float32)
-
-    def norm(*nodes: Any) -> Any:
-        return ops.sqrt(sum(ops.sum(node**2) for node in nodes) + 1e-3)
-
-    def trained(shape: str, shard: str) -> tuple[list[Any], Counter[str]]:
-        w, v = (ngd.variable(name, start) for name, start in zip("wv", starts, strict=True))
-        g, h = ngd.grad(ops.sum(ops.tanh(x * w + x * x * v) ** 2), [w, v])
-        g, h = (ops.all_reduce(each, op="mean") for each in (g, h))
-        square = g @ g.T / 16
-        cube = square @ (g @ g.T / 16 + square) / 16
-        later, outputs = h, []
-        match shape:
-            case "square":
-                outputs = [square]
-            case "cube":
-                outputs = [cube]
-            case "product":
-                outputs = [x @ cube]
-            case "norm":
-                cube = (g + cube) / norm(g + cube)
-            case "norm of the new":
-                outputs = [norm(w - 0.1 * cube)]
-            case "two norms":
-                cube = cube / norm(g + cube, h)
-            case "norm of both":
-                cube = cube / norm(g * h + cube)
-            case "two kinds":
-                cube = square / (1 + ops.max(h)) @ g
-                later = h / norm(h) - h / (1 + ops.max(h))
-            case "two levels":
-                scaled = h / norm(h)
-                cube = square / norm(scaled) @ g
-                later = h / norm(scaled) - h / (1 + ops.max(abs(h)))
-            case "reduced again":
-                cube = ops.all_reduce(cube, op="max")
-            case "sent by hand":
-                cube = ops.broadcast(cube, root=1)
-        step = ngd.compile([x], outputs, {w: w - cube, v: v - 0.1 * later}, shard=shard)
-        values = [step(given) for _ in range(3)][-1]
-        started = Counter(re.findall(r"= start (\w+)\(", str(step)))
-        assert np.abs(w.numpy() - starts[0]).max() > 1e-3, shape
-        return [w.numpy(), v.numpy(), *values], started
-
-    broadcasts = {
-        "square": 0,
-        "cube": 1,
-        "product": 0,
-        "norm": 1,
-        "norm of the new": 1,
-        "two norms": 1,
-        "norm of both": 0,
-        "two kinds": 1,
-        "two levels": 1,
-        "reduced again": 0,
-        "sent by hand": 1,
-    }
-    for shape, wanted in broadcasts.items():
-        alone, _ = trained(shape, "none")
-        shared, started = trained(shape, "host")
-        assert started["broadcast"] == wanted, (shape, started)
-        for a, b in zip(alone, shared, strict=True):
-            np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-5, err_msg=shape)
+    alone, _ = step_of(shape, "none")
+    shared, started = step_of(shape, "host")
+    assert started["broadcast"] == broadcasts, started
+    for a, b in zip(alone, shared, strict=True):
+        np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-5)
 
 
 @several
-def test_what_else_reads_a_chain(ranks: int) -> None:
-    run_in_world(other_readers, "shm", ranks)
+@pytest.mark.parametrize(
+    ("shape", "broadcasts"),
+    [
+        ("square", 0),
+        ("cube", 1),
+        ("product", 0),
+        ("norm", 1),
+        ("norm of the new", 1),
+        ("two norms", 1),
+        ("norm of both", 0),
+        ("two kinds", 1),
+        ("two levels", 1),
+        ("reduced again", 0),
+        ("sent by hand", 1),
+    ],
+)
+def test_what_else_reads_a_chain(ranks: int, shape: str, broadcasts: int) -> None:
+    run_in_world(other_readers, "shm", ranks, shape=shape, broadcasts=broadcasts)
