@@ -428,7 +428,7 @@ def test_every_kind_between_two_hosts() -> None:
 
 def between_hosts() -> None:
     """Hosts of two ranks, told apart by name alone."""
-    os.environ["NGD_HOST"] = f"host-{int(os.environ['OMPI_COMM_WORLD_RANK']) // 2}"
+    os.environ["NGD_HOST"] = f"host-{int(harness.own_rank()) // 2}"
     assert ngd.init().communicator.name == "hierarchical"
     kinds()
     uneven()

@@ -153,7 +153,7 @@ def uneven() -> list[int]:
 
 def named(by_handle: bool) -> list[Any]:
     """Hosts by NGD_HOST alone, all of them here."""
-    os.environ["NGD_HOST"] = f"host-{int(os.environ['OMPI_COMM_WORLD_RANK']) // 2}"
+    os.environ["NGD_HOST"] = f"host-{int(harness.own_rank()) // 2}"
     if by_handle:
         from mpi4py import MPI
 

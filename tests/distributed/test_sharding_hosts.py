@@ -29,7 +29,7 @@ both = pytest.mark.parametrize("shard", ["host", "world"])
 
 def on_hosts(per_host: int) -> ngd.Group:
     """The world, of so many ranks a host: by NGD_HOST."""
-    os.environ["NGD_HOST"] = f"host-{int(os.environ['OMPI_COMM_WORLD_RANK']) // per_host}"
+    os.environ["NGD_HOST"] = f"host-{int(harness.own_rank()) // per_host}"
     return ngd.init()
 
 
@@ -114,7 +114,7 @@ def test_what_goes_between_hosts(shard: str) -> None:
 
 def other_layouts(per_host: int, names: list[str]) -> None:
     """Ranks that are not in equal blocks keep a copy each."""
-    os.environ["NGD_HOST"] = names[int(os.environ["OMPI_COMM_WORLD_RANK"])]
+    os.environ["NGD_HOST"] = names[int(harness.own_rank())]
     for shard in ("host", "world"):
         plain, variables, _ = trained("adamw", None, "none", np.float32)
         losses, same, memory = trained("adamw", None, shard, np.float32)
