@@ -29,11 +29,17 @@ def begin_servers() -> None:
     os.environ |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": port}
     os.environ |= {"DMLC_NUM_SERVER": str(len(workers)), "DMLC_NUM_WORKER": str(len(workers))}
     roles = ["server", "scheduler"] if os.environ["RANK"] == "0" else ["server"]
-    for role in roles:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVE], env={**os.environ, "DMLC_ROLE": role}
-        )
-        atexit.register(process.kill)
+    servers = [
+        subprocess.Popen([sys.executable, "-c", SERVE], env={**os.environ, "DMLC_ROLE": role})
+        for role in roles
+    ]
+
+    def end() -> None:
+        for server in servers:
+            server.kill()
+        os._exit(0)  # MXNet's own end waits for all servers, of large arrays for ever
+
+    atexit.register(end)
     os.environ["DMLC_ROLE"] = "worker"
 
 
