@@ -65,10 +65,10 @@ def owned(found: Iterable[Chain], ends: Ends, ranks: int) -> dict[Node, Chain]:
 
 
 def chains(graph: Graph, is_sum: Callable[[Node], bool]) -> Iterable[Chain]:
-    """The chains of a graph, and what is no chain, since it has no end."""
-    sums: dict[Node, set[Node]] = {}  # that a node is made of, but for what a scalar was made of
+    """Of each sum over the ranks, its products; whether they have an end is not asked here."""
+    sums: dict[Node, set[Node]] = {}  # that a node is made of; not by way of scalars
     found: dict[Node, Chain] = {}
-    behind: set[Node] = set()  # products
+    behind: set[Node] = set()  # products, and what is made of them
     for node in graph.nodes:
         if is_sum(node):
             sums[node] = {node}

@@ -299,11 +299,12 @@ class Gemm {
   }
 
   // The same for rows of A, of which tiles read whole panels: they are used by few tiles, and what is
-  // read of them at once does not meet in the same sets of the first-level cache.
+  // read of them at once does not meet in the same sets of the first-level cache, as it does at
+  // multiples of 256 bytes. To pack 784 x 128 takes 12 us of a step of 440 (784-100-10, Zen 4).
   bool needs_no_packing_of_rows(View<T> a, std::int64_t rows) const {
-    constexpr std::int64_t kMostBytes = 4096, kSets = 256, kMostTiles = 3;
+    constexpr std::int64_t kMostBytes = 4096, kUneven = 256, kMostTiles = 3;
     const std::int64_t bytes = a.column * static_cast<std::int64_t>(sizeof(T));
-    return a.row == 1 && rows % tile_.rows == 0 && bytes < kMostBytes && bytes % kSets != 0 &&
+    return a.row == 1 && rows % tile_.rows == 0 && bytes < kMostBytes && bytes % kUneven != 0 &&
            shape_.n <= kMostTiles * tile_.columns;
   }
 
