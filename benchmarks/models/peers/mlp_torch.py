@@ -41,3 +41,5 @@ def steps(count: int) -> None:
 
 
 report(f"torch {torch.__version__}", case, steps)
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()  # else its threads may still run at exit
