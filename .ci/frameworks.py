@@ -22,6 +22,7 @@ FRAMEWORKS = {
     "mxnet": "MXNet",
     "horovod": "Horovod's names beside Horovod",
     "ray": "Ray",
+    "ray-elastic": "Ray; Horovod's elastic training",
 }
 PACKAGES = ("tensorflow", "torch", "jax", "keras", "paddlepaddle", "mxnet", "horovod", "ray")
 WORKS = {

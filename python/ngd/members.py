@@ -6,6 +6,10 @@ that wait for one at a time: `ngd.init()` says to the launcher that this member 
 NGD_LAUNCHER, and reads the answer in NGD_ELASTIC_DIR, a file that is replaced as a whole. The
 launcher, which sees its processes end, answers once all that live and hold the training's state
 wait; it ends those that do not come within NGD_TIMEOUT.
+
+Between hosts a world ends with its processes, and `ngd.ray.run_elastic` starts the next one. In
+NGD_ELASTIC_DIR, which each host has for itself, ranks see that new hosts wait, and say that they
+have ended for them.
 """
 
 from __future__ import annotations
@@ -26,6 +30,10 @@ from .errors import InitError
 logger = logging.getLogger("ngd")
 
 FILE: Final = "members.json"
+HOSTS_WAIT: Final = "hosts-wait"
+"""The file that is there while new hosts wait for the next world."""
+AGAIN: Final = "again"
+"""The file by which ranks say that they end for the next world, not because all is done."""
 WAITS: Final = "+"
 """What a member puts before its number to say to the launcher that it waits."""
 MEETING_SECONDS: Final = 20.0
@@ -116,6 +124,18 @@ def newcomers() -> int | None:
     if number_of(os.environ) is None:
         return None
     return len(read(os.environ["NGD_ELASTIC_DIR"]).newcomers)
+
+
+def hosts_wait() -> bool | None:
+    """Whether new hosts wait for the ranks to end; None where nobody would start them again."""
+    if os.environ.get("NGD_ELASTIC_HOSTS") != "1":
+        return None
+    return Path(os.environ["NGD_ELASTIC_DIR"], HOSTS_WAIT).exists()
+
+
+def end_for_hosts() -> None:
+    """Say that this host's ranks end for the next world. All have kept what they need."""
+    Path(os.environ["NGD_ELASTIC_DIR"], AGAIN).touch()
 
 
 class Board:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training that goes on after a rank was lost, under `ngd run --max-restarts N`.
+"""Training that goes on after a rank was lost: `ngd run --max-restarts N`, `ngd.ray.run_elastic`.
 
 With `--min-ranks M` the others go on: `run` goes back to the last `commit`, makes a world of those
-who are there, and gives all of them the state of its rank 0. A new process comes in at a `commit`.
+who are there, and gives all of them the newest state. A new process comes in at a `commit`.
 
-Without it `ngd run` starts all ranks again; `run` then gives them the state of the last `commit`.
-Rank 0 keeps it in NGD_ELASTIC_DIR: a directory that `ngd run` makes for the job, and removes. Under
-other launchers nothing is kept, and an error ends the job.
+Without it, and between hosts, all ranks are started again; `run` then gives them the newest
+`commit`. Each host's first rank keeps it in NGD_ELASTIC_DIR, a directory that the launcher makes
+for the job, and removes. Under other launchers nothing is kept, and an error ends the job.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
 
 from ...errors import CollectiveError, CollectiveMismatchError
-from ...members import newcomers
+from ...members import end_for_hosts, hosts_wait, newcomers
 from ..calls import Max
-from ..numpy import allgather_object, allreduce, broadcast_object
-from ..world import HorovodInternalError, init, is_initialized, rank, shutdown, size
+from ..numpy import allgather, allgather_object, allreduce, barrier, broadcast_object
+from ..world import HorovodInternalError, init, is_initialized, local_rank, rank, shutdown, size
 
 logger = logging.getLogger("ngd")
 
@@ -40,11 +40,11 @@ _states = itertools.count()
 
 
 class HostsUpdatedInterrupt(Exception):  # noqa: N818  # Horovod's name
-    """New ranks wait: `run` lets them in, and goes on with the state as it is."""
+    """New ranks wait: `run` lets them in, and training goes on with the state as it is."""
 
 
 def read(path: Path) -> Any:
-    """What was committed, unless the file is another user's."""
+    """Which commit it was, and what was committed, unless the file is another user's."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW)) as file:
         owner = os.fstat(file.fileno()).st_uid
         if owner != os.getuid():
@@ -62,6 +62,7 @@ class State:
         self._callbacks: list[Callable[[], None]] = []
         self._number = next(_states)
         self._saved: dict[str, Any] | None = None
+        self._commits = 0
         self._names = list(values)
         for name, value in values.items():
             setattr(self, name, value)
@@ -86,13 +87,13 @@ class State:
             setattr(self, name, copy.deepcopy(values[name]))
 
     def commit(self) -> None:
-        """Keep the state as it is; all ranks call it, and rank 0 writes it."""
+        """Keep the state as it is; all ranks call it, and the first of each host writes it."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
         """HostsUpdatedInterrupt where new ranks wait; all ranks call it, and see the same."""
-        wait = newcomers()
+        wait = newcomers() if hosts_wait() is None else hosts_wait()
         if wait is not None and allreduce(np.int64(wait), op=Max):
             self.save()  # samplers learn what the others have done
             raise HostsUpdatedInterrupt
@@ -100,10 +101,11 @@ class State:
     def save(self) -> None:
         """Keep the state, for `restore` and for a restart."""
         self._saved = self.values()
+        self._commits += 1
         path = self._file
-        if path is not None and rank() == 0:
+        if path is not None and local_rank() == 0:
             with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                torch.save(self._saved, file)  # only its owner may read and write it
+                torch.save((self._commits, self._saved), file)  # its owner's alone
             Path(file.name).replace(path)
 
     def restore(self) -> None:
@@ -113,11 +115,14 @@ class State:
         self.take(self._saved)
 
     def sync(self) -> None:
-        """Give all ranks rank 0's state: the last commit, where it was started later."""
+        """Give all ranks the state of the newest commit; rank 0's, where several have that."""
         path, kept = self._file, None
-        if rank() == 0 and self._comes_late and path is not None and path.exists():
-            kept = read(path)
-        kept = broadcast_object(kept or (self.values() if rank() == 0 else None))
+        if local_rank() == 0 and self._comes_late and path is not None and path.exists():
+            self._commits, kept = read(path)
+        newest = int(np.argmax(allgather(np.array([self._commits]))))
+        if kept is None and rank() == newest:
+            kept = self.values()
+        self._commits, kept = broadcast_object((self._commits, kept), root_rank=newest)
         self.take(kept)
         self._saved = kept
 
@@ -177,11 +182,20 @@ class TorchState(State):
         super().save()
 
 
+def leave_for_hosts() -> NoReturn:
+    """End this process once all ranks have kept their state; the launcher starts them again."""
+    barrier()
+    end_for_hosts()
+    shutdown()
+    raise SystemExit(0)
+
+
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function `f(state, ...)` that begins with the state of the last commit.
 
     Under `ngd run --min-ranks` it begins again where a rank was lost, and where new ones wait.
-    Elsewhere an error ends the process, as without it.
+    Elsewhere an error ends the process, as without it. Under `ngd.ray.run_elastic` the process
+    ends, with the exit code 0, also where new hosts wait; it is started again with them.
     """
 
     @functools.wraps(function)
@@ -198,6 +212,8 @@ def run(function: Callable[..., Any]) -> Callable[..., Any]:
                     state.on_reset()
                 return function(state, *args, **kwargs)
             except HostsUpdatedInterrupt:
+                if hosts_wait() is not None:
+                    leave_for_hosts()
                 logger.info("hvd.elastic: new ranks come in")
             except (HorovodInternalError, CollectiveError) as error:
                 went_on = kept is not None and state._saved is not kept

@@ -28,18 +28,14 @@ from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from . import Variable, bfloat16, compile, float32, int8, ops, optim, placeholder, trees, variable
-from .errors import CollectiveError, WorkerError
-from .train.local_sgd import WIRES, encoded, give, value_of, wide
-
-try:
-    import ray
-    from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-except ImportError as error:
-    raise ImportError("ngd.ray needs Ray: pip install 'ngd-runtime[ray]'") from error
+from .. import Variable, bfloat16, compile, float32, int8, ops, optim, placeholder, trees, variable
+from ..errors import CollectiveError, WorkerError
+from ..train.local_sgd import WIRES, encoded, give, value_of, wide
 
 logger = logging.getLogger("ngd")
 
