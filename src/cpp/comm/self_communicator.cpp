@@ -51,7 +51,7 @@ class SelfCommunicator final : public Communicator {
   SharedBlock allocate(std::size_t bytes) override {
     return {device::cpu().allocate(bytes), bytes};
   }
-  void release(SharedBlock block) noexcept override { device::cpu().release(block.data, block.bytes); }
+  void release(SharedBlock block) noexcept override { device::cpu().release(block.data); }
 
   void abort(std::string_view traceback) noexcept override { close_with(traceback); }
   void close() noexcept override { close_with("it was shut down"); }

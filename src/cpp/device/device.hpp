@@ -91,9 +91,8 @@ class Device {
   virtual bool host_addressable() const noexcept = 0;
   // Whether the device's kernels may dereference any pointer of the host's.
   virtual bool addresses_host() const noexcept = 0;
-  virtual void* allocate(std::size_t bytes) = 0;  // aligned to kAlignment; zero bytes is legal
-  // What allocate() gave for so many bytes; no queue uses it any more.
-  virtual void release(void* pointer, std::size_t bytes) noexcept = 0;
+  virtual void* allocate(std::size_t bytes) = 0;     // aligned to kAlignment; zero bytes is legal
+  virtual void release(void* pointer) noexcept = 0;  // no queue uses it any more
   virtual std::unique_ptr<Queue> make_queue() = 0;
   virtual std::unique_ptr<Event> make_event() = 0;  // for any queue of the device's
 };
@@ -110,7 +109,7 @@ class Buffer {
     return *this;
   }
   ~Buffer() {
-    if (data_ != nullptr) device_->release(data_, bytes_);
+    if (data_ != nullptr) device_->release(data_);
   }
   Device* device() const noexcept { return device_; }
   void* data() const noexcept { return data_; }

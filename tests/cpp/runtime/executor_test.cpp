@@ -491,7 +491,7 @@ class Made final : public comm::Communicator {
     return {(near_ ? device_ : device::cpu()).allocate(bytes), bytes};
   }
   void release(comm::SharedBlock block) noexcept override {
-    (near_ ? device_ : device::cpu()).release(block.data, block.bytes);
+    (near_ ? device_ : device::cpu()).release(block.data);
   }
   void abort(std::string_view) noexcept override {}
   void close() noexcept override {}

@@ -122,9 +122,9 @@ void* RemoteDevice::allocate(std::size_t bytes) {
   const std::uintptr_t offset = memory_ == Memory::Own ? kOffset : 0;
   return reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(real) + offset);
 }
-void RemoteDevice::release(void* pointer, std::size_t bytes) noexcept {
+void RemoteDevice::release(void* pointer) noexcept {
   --live_;
-  device::cpu().release(to_real(pointer), bytes);
+  device::cpu().release(to_real(pointer));
 }
 std::unique_ptr<device::Queue> RemoteDevice::make_queue() {
   return std::make_unique<RemoteQueue>(asynchronous_, delay_, under_way_);

@@ -35,7 +35,7 @@ class RemoteDevice final : public device::Device {
   bool host_addressable() const noexcept override { return memory_ != Memory::Own; }
   bool addresses_host() const noexcept override { return memory_ == Memory::Host; }
   void* allocate(std::size_t bytes) override;
-  void release(void* pointer, std::size_t bytes) noexcept override;
+  void release(void* pointer) noexcept override;
   std::unique_ptr<device::Queue> make_queue() override;
   std::unique_ptr<device::Event> make_event() override;
 
