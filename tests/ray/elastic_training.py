@@ -3,8 +3,9 @@
 
     python elastic_training.py FOLDER [COUNT]
 
-Rank 0 appends a line a step to FOLDER/progress. The training ends when there is FOLDER/enough. In
-the world whose NGD_RESTART_COUNT is COUNT there is no commit.
+Rank 0 appends a line a step to FOLDER/progress. The training ends when there is FOLDER/enough, and
+each rank then appends a line to FOLDER/ends. In the world whose NGD_RESTART_COUNT is COUNT there is
+no commit.
 """
 
 from __future__ import annotations
@@ -52,3 +53,5 @@ def train(state: hvd.elastic.TorchState) -> None:
 
 train(hvd.elastic.TorchState(model, optimizer, step=0))
 print("the end")
+with open(folder / "ends", "a", encoding="utf-8") as file:
+    print(hvd.rank(), file=file)

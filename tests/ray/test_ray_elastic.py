@@ -48,7 +48,6 @@ class Cluster:
         self.env = {**kept, "NGD_TIMEOUT": "30", "RAY_USAGE_STATS_ENABLED": "0"}
         self.env |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp"}
         self.env |= {"OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONUNBUFFERED": "1"}
-        self.env |= {"RAY_DEDUP_LOGS": "0"}
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         self.before = open_mpi_files()
@@ -175,9 +174,10 @@ def test_training_goes_on_without_a_lost_host_and_with_a_new_one(
     wait(cluster, lambda steps: steps[-1]["size"] == 4)
     grown = next(i for i, line in enumerate(cluster.steps) if i > lost and line["size"] == 4)
     wait(cluster, lambda steps: len(steps) > grown + COMMITS_EACH)
-    cluster.lose(3 - victim)
-    again = len(cluster.steps)
-    wait(cluster, lambda steps: len(steps) > again)
+    if leads:
+        cluster.lose(3 - victim)
+        again = len(cluster.steps)
+        wait(cluster, lambda steps: len(steps) > again)
     (cluster.folder / "enough").touch()
     assert job.wait(60) == 0, cluster.log
     steps = cluster.steps
@@ -187,8 +187,9 @@ def test_training_goes_on_without_a_lost_host_and_with_a_new_one(
     # For a new host the ranks end at a commit, and nothing is lost.
     assert steps[grown]["step"] == steps[grown - 1]["step"] + 1
     assert steps[grown]["step"] % COMMITS_EACH == 1
-    # It has this commit from the beginning, and goes on from there alone.
-    assert steps[again] == {**steps[grown], "size": 2, "host": cluster.hosts.space(3)}
+    if leads:  # it has this commit from the beginning, and goes on from there alone
+        assert steps[again] == {**steps[grown], "size": 2, "host": cluster.hosts.space(3)}
+        assert f"world 4: 2 ranks on ['{address(3)}']" in cluster.log
     assert all(line["weight"] == -1.5 * line["step"] for line in steps)
     log = cluster.log
     for words in (
@@ -199,28 +200,29 @@ def test_training_goes_on_without_a_lost_host_and_with_a_new_one(
         f"['{address(3)}'] wait",
         "new hosts come in",
         "world 3: 4 ranks on",
-        f"world 4: 2 ranks on ['{address(3)}']",
     ):
         assert words in log
-    assert log.count("the end") == 2
-    assert cluster.left(lost=2) == []
+    assert "the end" in log
+    ends = (cluster.folder / "ends").read_text().split()
+    assert sorted(ends) == (["0", "1"] if leads else ["0", "1", "2", "3"])
+    assert cluster.left(lost=2 if leads else 1) == []
 
 
 def test_what_is_killed_costs_no_commit_and_leaves_nothing(cluster: Cluster) -> None:
     cluster.join(1)
     cluster.join(2)
     training = [str(HERE / "elastic_training.py"), str(cluster.folder)]
-    job = cluster.run({"ranks": 2, "max_restarts": 2}, *training)
+    job = cluster.run({"ranks": 1, "max_restarts": 2}, *training)
     first = wait(cluster, lambda steps: len(steps) > COMMITS_EACH)
     leader = int(first[0]["host"].rpartition("-")[2])
     # mpirun returns 0 when what it has in the place of ssh dies.
     (agent,) = cluster.find("ray/daemon.py", leader)
     os.kill(agent, signal.SIGKILL)
-    wait(cluster, lambda _: "world 2: 4 ranks on" in cluster.log)
+    wait(cluster, lambda _: "world 2: 2 ranks on" in cluster.log)
     ended = len(cluster.steps)
     wait(cluster, lambda steps: len(steps) > ended + COMMITS_EACH)
     os.kill(cluster.find("elastic_training", leader)[-1], signal.SIGKILL)
-    wait(cluster, lambda _: "world 3: 4 ranks on" in cluster.log)
+    wait(cluster, lambda _: "world 3: 2 ranks on" in cluster.log)
     failed = len(cluster.steps)
     steps = wait(cluster, lambda steps: len(steps) > failed + COMMITS_EACH)
     for begin in (ended, failed):
@@ -330,6 +332,7 @@ class Answers:
         self.alive: dict[str, str] = {}
         self.remote = mock.MagicMock()
         self.kill = mock.MagicMock()
+        self.get_runtime_context = mock.MagicMock()
 
     def get(self, answer: Any, timeout: float) -> Any:
         if isinstance(answer, BaseException):
@@ -351,14 +354,16 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     return made
 
 
+NODE, AGAIN = "cd" * 28, "ab" * 28
+"""As Ray names nodes."""
 MPIRUN = "/x/mpirun, mpirun (Open MPI) 5.0.8"
 
 
 def job_of(deadline: float = 60.0) -> tuple[Any, Any]:
     """A job that has one host, which is ready."""
     job = elastic._Job(["x"], (1, 1), (1, sys.maxsize), {}, deadline)
-    place = elastic.Place("node", "10.0.0.1", mock.MagicMock(), "host 0", None, ("a", MPIRUN))
-    job.places["node"] = place
+    place = elastic.Place(NODE, "10.0.0.1", mock.MagicMock(), "host 0", None, ("a", MPIRUN))
+    job.places[NODE] = place
     return job, place
 
 
@@ -382,10 +387,10 @@ def test_a_host_that_cannot_be_used_is_an_error_at_first_and_later_left_out(
     job.worlds = 1
     with caplog.at_level(logging.WARNING, "ngd"):
         job._take_in(new)
-        answers.alive = {"node": "10.0.0.1", "other": "10.0.0.2"}
+        answers.alive = {NODE: "10.0.0.1", "other": "10.0.0.2"}
         job._look()  # it is not tried again
     assert f"10.0.0.2 is left out: {words}" in caplog.text
-    assert job.places == {"node": first}
+    assert job.places == {NODE: first}
     answers.kill.assert_called_once()
 
 
@@ -395,26 +400,26 @@ def test_an_actor_that_cannot_be_made_is_not_made_again_and_again(
     job, first = job_of()
     begun = ray.exceptions.RayActorError()
     job.places["other"] = new = elastic.Place("other", "10.0.0.2", None, "host 1", begun)
-    answers.alive = {"node": "10.0.0.1", "other": "10.0.0.2"}
+    answers.alive = {NODE: "10.0.0.1", "other": "10.0.0.2"}
     with caplog.at_level(logging.WARNING, "ngd"):
         job._take_in(new)
         job._look()
     assert "10.0.0.2 is left out: RayActorError" in caplog.text
-    assert job.places == {"node": first}
+    assert job.places == {NODE: first}
 
 
 def test_a_second_node_at_an_address_takes_the_place_of_the_first(answers: Answers) -> None:
     job, first = job_of()
-    answers.alive = {"node": "10.0.0.1", "again": "10.0.0.1"}
+    answers.alive = {NODE: "10.0.0.1", AGAIN: "10.0.0.1"}
     for _ in range(3):
         job._look()
-        assert job.places.keys() == {"again"}
+        assert job.places.keys() == {AGAIN}
     job._lose(first, "late news")
-    assert job.places.keys() == {"again"}
-    answers.alive = {"node": "10.0.0.1"}
+    assert job.places.keys() == {AGAIN}
+    answers.alive = {NODE: "10.0.0.1"}
     job._look()
     job._look()
-    assert job.places.keys() == {"node"}
+    assert job.places.keys() == {NODE}
 
 
 def test_a_fault_of_a_living_host_is_no_loss(answers: Answers) -> None:
@@ -427,7 +432,7 @@ def test_a_fault_of_a_living_host_is_no_loss(answers: Answers) -> None:
 
 def test_ranks_that_do_not_begin_end_the_world(answers: Answers) -> None:
     job, first = job_of(deadline=0.01)
-    answers.alive = {"node": "10.0.0.1"}
+    answers.alive = {NODE: "10.0.0.1"}
     first.actor.begun.remote.return_value = False
     assert job._world([first]) == "ranks on 10.0.0.1 did not begin in 0.01 s"
 
@@ -436,7 +441,7 @@ def test_ranks_that_have_not_ended_have_failed(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, first = job_of()
-    answers.alive = {"node": "10.0.0.1"}
+    answers.alive = {NODE: "10.0.0.1"}
     first.actor.end_world.remote.return_value = (False, False)
     monkeypatch.setattr(job, "_world", lambda world: None)  # as mpirun returned 0
     with pytest.raises(WorkerError, match=r"not all ranks on 10.0.0.1 ended well, and no restart"):

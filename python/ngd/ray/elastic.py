@@ -396,22 +396,27 @@ class _Job:
 
     def _take_in(self, place: Place) -> None:
         """Count a host in that has begun; before the first world it is an error if it cannot."""
-        told, why = None, None
         try:
             told = self._got(place, place.begun)
+            why = self._unlike_others(told) if told else None
         except RayTaskError as error:
             why = str(error.cause)
-        for other in self.places.values() if told else ():
-            if other.told and other.told[0] == told[0]:
-                why = f"{other.address} has the same host name, {told[0]}"
-            elif other.told and other.told[1] != told[1]:
-                why = f"expected {other.told[1]}, as {other.address} has; it has {told[1]}"
         if why is None:
             place.told = told
             return
         if not self.worlds:
             raise WorkerError(f"ngd.ray.run_elastic: {place.address}: {why}")
         self._lose(place, why)
+
+    def _unlike_others(self, told: tuple[str, str]) -> str | None:
+        """Why a host that has told this can be in no world with those that are ready."""
+        name, mpirun = told
+        for other in self.places.values():
+            if other.told and other.told[0] == name:
+                return f"{other.address} has the same host name, {name}"
+            if other.told and other.told[1] != mpirun:
+                return f"expected {other.told[1]}, as {other.address} has; it has {mpirun}"
+        return None
 
     def _world(self, world: list[Place]) -> str | None:
         """Start the ranks, and watch until they have ended; why they failed."""
