@@ -257,9 +257,9 @@ def test_what_cannot_be_run_is_an_error(cluster: Cluster) -> None:
         ([], {}, ValueError, "command: expected a program"),
         (["x"], {"environment": {"X": 1}}, TypeError, "environment: expected strings; got 'X': 1"),
         (["x"], {"environment": {"NGD_ELASTIC_DIR": "/x"}}, ValueError, "no NGD_ELASTIC_DIR"),
-        (["x"], {"deadline": float("nan")}, ValueError, "deadline > 0; got .* nan"),
+        (["x"], {"deadline": float("nan")}, ValueError, "deadline > 0; got .* nan$"),
         (["x"], {"deadline": 0.0}, ValueError, "deadline > 0"),
-        (["x"], {"cpus": 0}, ValueError, "cpus >= 1"),
+        (["x"], {"cpus": 0}, ValueError, "ranks, cpus >= 1"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(

@@ -242,8 +242,7 @@ def run_elastic(
     min_hosts
         With fewer, new ones are waited for until the deadline.
     max_hosts
-        More take no part until others are lost, but stand ready: Ray keeps their CPUs, too. None:
-        all take part.
+        More stand ready until others are lost: Ray keeps their CPUs, too. None: all take part.
     max_restarts
         How often the ranks may be started again after a failure; new hosts do not count.
     environment
@@ -253,19 +252,16 @@ def run_elastic(
 
     Raises
     ------
-    TypeError, ValueError
-        An argument makes no sense.
     WorkerError
-        There are too few hosts, one of the first ones cannot be used, or the ranks failed and no
-        restart is left.
+        There are too few hosts, one of the first cannot be used, or no restart is left.
     """
-    given, most = dict(environment or {}), max_hosts if max_hosts is not None else sys.maxsize
+    given, most = dict(environment or {}), sys.maxsize if max_hosts is None else max_hosts
     _check_words(command, given)
-    if ranks < 1 or cpus < 1 or not 1 <= min_hosts <= most or max_restarts < 0 or not deadline > 0:
+    if min(ranks, cpus, max_restarts + 1) < 1 or not 1 <= min_hosts <= most or not deadline > 0:
         raise ValueError(
-            "ngd.ray.run_elastic: expected ranks >= 1, cpus >= 1, 1 <= min_hosts <= max_hosts, "
-            f"max_restarts >= 0 and deadline > 0; got {ranks}, {cpus}, {min_hosts}, {max_hosts}, "
-            f"{max_restarts} and {deadline}"
+            "ngd.ray.run_elastic: expected ranks, cpus >= 1, 1 <= min_hosts <= max_hosts, "
+            f"max_restarts >= 0, deadline > 0; got {ranks}, {cpus}, {min_hosts}, {max_hosts}, "
+            f"{max_restarts}, {deadline}"
         )
     line = [sys.executable, *command] if command[0].endswith(".py") else list(command)
     job = _Job(line, (ranks, cpus), (min_hosts, most), given, deadline)
