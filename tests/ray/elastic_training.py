@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What test_ray_elastic.py has started: a weight moves by -1.5 a step, on any number of hosts.
 
-    python elastic_training.py FOLDER
+    python elastic_training.py FOLDER [COUNT]
 
-Rank 0 appends a line a step to FOLDER/progress. The training ends when there is FOLDER/enough.
+Rank 0 appends a line a step to FOLDER/progress. The training ends when there is FOLDER/enough, and
+each rank then appends a line to FOLDER/ends. In the world whose NGD_RESTART_COUNT is COUNT there is
+no commit.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import time
@@ -21,6 +24,7 @@ import ngd.horovod.torch as hvd
 COMMITS_EACH = 4
 
 folder = Path(sys.argv[1])
+commits = sys.argv[2:] != [os.environ["NGD_RESTART_COUNT"]]
 hvd.init()
 model = torch.nn.Linear(1, 1, bias=False)
 torch.nn.init.zeros_(model.weight)
@@ -41,7 +45,7 @@ def train(state: hvd.elastic.TorchState) -> None:
             with open(folder / "progress", "a", encoding="utf-8") as file:
                 print(json.dumps({**line, "host": socket.gethostname()}), file=file)
         time.sleep(0.05)
-        if state.step % COMMITS_EACH == 0:
+        if commits and state.step % COMMITS_EACH == 0:
             state.commit()
         seen = torch.tensor([float((folder / "enough").exists())])
         enough = bool(hvd.allreduce(seen, op=hvd.Max))
@@ -49,3 +53,5 @@ def train(state: hvd.elastic.TorchState) -> None:
 
 train(hvd.elastic.TorchState(model, optimizer, step=0))
 print("the end")
+with open(folder / "ends", "a", encoding="utf-8") as file:
+    print(hvd.rank(), file=file)

@@ -15,6 +15,7 @@ from typing import Any
 
 import digits
 import harness
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -430,6 +431,46 @@ def test_training_goes_on_from_the_last_commit(tmp_path: Any, dies: bool) -> Non
     assert first.removeprefix("[0]") == second.removeprefix("[1]")
     assert "ends at 12" in first
     assert not list(tmp_path.glob("ngd-run-*"))
+
+
+@pytest.mark.parametrize("mine", [None, 6, 7])
+def test_a_host_without_the_newest_commit_writes_it(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, mine: int | None
+) -> None:
+    """This is the first rank of a second host; the first host has commit 7."""
+    elastic = sys.modules["ngd.horovod.torch.elastic"]
+    monkeypatch.setenv("NGD_ELASTIC_DIR", str(tmp_path))
+    monkeypatch.setenv("NGD_RESTART_COUNT", "1")
+    for name in ("rank", "local_rank"):
+        monkeypatch.setattr(elastic, name, lambda name=name: int(name == "rank"))
+    monkeypatch.setattr(elastic, "allgather", lambda own: np.array([7, *own]))
+    monkeypatch.setattr(elastic, "broadcast_object", lambda own, root_rank: (7, {"step": 28}))
+    state = hvd.elastic.State(step=0)
+    file = tmp_path / f"commit-{state._number}.pt"
+    if mine is not None:
+        torch.save((mine, {"step": 4 * mine}), file)
+    before = file.stat() if mine == 7 else None
+    state.sync()
+    assert state.step == 28
+    assert elastic.read(file) == (7, {"step": 28})
+    assert before is None or file.stat().st_ino == before.st_ino  # it was not written again
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_restart_without_a_commit_is_told(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    elastic = sys.modules["ngd.horovod.torch.elastic"]
+    monkeypatch.setenv("NGD_ELASTIC_DIR", str(tmp_path))
+    for name in ("rank", "local_rank"):
+        monkeypatch.setattr(elastic, name, lambda: 0)
+    monkeypatch.setattr(elastic, "allgather", lambda own: own)
+    monkeypatch.setattr(elastic, "broadcast_object", lambda own, root_rank: own)
+    for count in ("0", "1"):
+        monkeypatch.setenv("NGD_RESTART_COUNT", count)
+        hvd.elastic.State(step=0).sync()
+        assert ("no commit is left" in caplog.text) == (count == "1")
+    assert list(tmp_path.iterdir()) == []
 
 
 TRAINS_WITH_WHO_IS_THERE = """

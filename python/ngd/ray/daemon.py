@@ -16,7 +16,9 @@ CLUSTER: Final = "NGD_RAY_CLUSTER"
 NAMESPACE: Final = "NGD_RAY_NAMESPACE"
 """in which namespace the actors of this job's hosts are,"""
 HOSTS: Final = "NGD_RAY_HOSTS"
-"""and their names by the hosts' addresses: JSON."""
+"""their names by the hosts' addresses, JSON,"""
+WORLD: Final = "NGD_RAY_WORLD"
+"""and for which world the command is."""
 
 
 def main() -> int:
@@ -26,7 +28,8 @@ def main() -> int:
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     ray.init(address=os.environ[CLUSTER], namespace=namespace, **quiet)
     host = ray.get_actor(json.loads(os.environ[HOSTS])[address], namespace=namespace)
-    return int(ray.get(host.run.remote(["/bin/sh", "-c", " ".join(words)])))
+    world, command = int(os.environ[WORLD]), ["/bin/sh", "-c", " ".join(words)]
+    return int(ray.get(host.run.remote(world, command)))
 
 
 if __name__ == "__main__":

@@ -10,18 +10,19 @@ one waits, the world ends and the next one starts, from the newest commit that a
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import json
 import logging
 import os
+import re
 import secrets
 import shlex
 import shutil
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,13 +30,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from ..distributed import build_info
 from ..errors import WorkerError
-from ..launch import PR_SET_PDEATHSIG
 from ..members import AGAIN, HOSTS_WAIT
-from . import daemon
+from . import daemon, guard
 
 logger = logging.getLogger("ngd")
 
@@ -45,74 +46,123 @@ ANSWER_SECONDS: Final = 20.0
 """In which a host answers that is asked to clear up; else it is lost."""
 OTHER_LAUNCHERS: Final = ("SLURM_", "PBS_", "LSB_", "FLUX_", "PMI", "OMPI_COMM_", "PRTE_MCA_ess")
 """How variables begin that would tell mpirun of another job."""
+OWN: Final = ("NGD_ELASTIC_DIR", "NGD_ELASTIC_HOSTS", "NGD_EXPECT_SIZE", "NGD_RESTART_COUNT")
+"""Variables of ranks that the job alone sets."""
+WORLD: Final = "world"
+"""The folder, in that of a host, of what a world leaves behind: temporary files, and marks."""
+RANK: Final = f"""
+: "${{OMPI_MCA_btl_sm_backing_directory:=$NGD_ELASTIC_DIR/{WORLD}}}"
+export OMPI_MCA_btl_sm_backing_directory
+: >"$NGD_ELASTIC_DIR/{WORLD}/begun-$OMPI_COMM_WORLD_RANK"
+"$@" || exit
+: >"$NGD_ELASTIC_DIR/{WORLD}/ended-$OMPI_COMM_WORLD_RANK"
+"""
+"""What the shell of each rank does: it marks that the rank has begun, and that it has ended well.
+
+mpirun passes variables OMPI_... of its own host on to all; so this one is set here.
+"""
 
 
 class Host:
     """The actor of a host: runs mpirun, or what mpirun wants there; its ranks are their children.
 
     Its folder is NGD_ELASTIC_DIR of these ranks. They keep their commits there, and there they see
-    that new hosts wait (members.hosts_wait), and say that they have ended for them.
+    that new hosts wait (members.hosts_wait), and say that they have ended for them. A guard
+    (guard.py) clears up should this process be killed.
     """
 
-    def __init__(self, directory: str, environment: Mapping[str, str]) -> None:
-        self.directory = directory
-        self.folder = tempfile.mkdtemp(prefix="ngd-elastic-")
-        self.running: list[subprocess.Popen[bytes]] = []
+    def __init__(
+        self, directory: str, environment: Mapping[str, str], ranks: int, cpus: int
+    ) -> None:
+        self.directory, self.ranks = directory, ranks
         kept = {k: v for k, v in os.environ.items() if not k.startswith(OTHER_LAUNCHERS)}
         path = f"{Path(sys.executable).parent}:{kept.get('PATH', os.defpath)}"
-        own = {"PATH": path, "NGD_ELASTIC_DIR": self.folder}
+        own = {"PATH": path, "NGD_THREADS": str(cpus), "OMP_NUM_THREADS": str(cpus)}
         if os.getuid() == 0:  # as in most containers
             own |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         self.environment = kept | own | dict(environment)
+        self.running: list[subprocess.Popen[bytes]] = []
+        self.over = 0
+        """The number of the newest world that has ended."""
+        self.lock = threading.Lock()
+        """Held while processes of a world are started or ended."""
 
-    def begin(self) -> bool:
-        """Be ready."""
+    def begin(self) -> tuple[str, str]:
+        """Be ready; the host's name, which is its own, and its mpirun, which all hosts have.
+
+        WorkerError where something is missing that ranks need.
+        """
         if not Path(self.directory).is_dir():
-            raise WorkerError(
-                f"ngd.ray.run_elastic: expected a directory {self.directory}, as the driver has, "
-                f"on {ray.util.get_node_ip_address()}"
-            )
-        return True
-
-    def lead(self, arguments: Sequence[str], cluster: Mapping[str, str]) -> int:
-        """Run mpirun with these arguments; its exit code. `cluster` is for daemon.py."""
+            raise WorkerError(f"expected a directory {self.directory}, as the driver has")
+        if (mode := build_info()["mode"]) != "OMPI":
+            raise WorkerError(f"expected an ngd of mode OMPI; its mode is {mode}")
         mpirun = shutil.which("mpirun", path=self.environment["PATH"])
-        if mpirun is None:
-            raise WorkerError("ngd.ray.run_elastic: expected Open MPI's mpirun in PATH")
+        version = _version(mpirun, self.environment) if mpirun else "none"
+        if mpirun is None or not re.search(r"\(Open MPI\) ([5-9]|\d\d)", version):
+            raise WorkerError(f"expected mpirun of Open MPI 5 in PATH; there is {version}")
+        self.mpirun = mpirun
+        where = self.environment.get("TMPDIR") or None
+        self.folder = tempfile.mkdtemp(prefix="ngd-elastic-", dir=where)
+        self.guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, self.folder],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.guard.wait()  # its child goes on
+        self.world = Path(self.folder, WORLD)
+        self.environment |= {"NGD_ELASTIC_DIR": self.folder, "TMPDIR": str(self.world)}
+        return socket.gethostname(), f"{mpirun}, {version}"
+
+    def lead(self, world: int, arguments: Sequence[str], cluster: Mapping[str, str]) -> int:
+        """Run mpirun with these arguments; its exit code. `cluster` is for daemon.py."""
         agent = Path(self.folder, "agent")
         line = shlex.join([sys.executable, daemon.__file__])
         agent.write_text(f'#!/bin/sh\nexec {line} "$@"\n')
         agent.chmod(0o700)
-        settings = ("--prtemca", "plm_ssh_agent", str(agent), "--leave-session-attached")
-        return self.run([mpirun, *settings, *arguments], cluster)
+        settings = ["--prtemca", "plm_ssh_agent", str(agent), "--leave-session-attached"]
+        settings += ["--prtemca", "plm_ssh_no_tree_spawn", "1"]  # other hosts have no agent
+        return self.run(world, [self.mpirun, *settings, *arguments], cluster)
 
-    def run(self, command: Sequence[str], more: Mapping[str, str] = {}) -> int:
-        """Run a command in a session of its own, with more variables; its exit code."""
-        parent = os.getpid()
-        process = subprocess.Popen(
-            command,
-            cwd=self.directory,
-            env={**self.environment, **more},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=lambda: _die_with(parent),
-        )
-        self.running.append(process)
+    def run(self, world: int, command: Sequence[str], more: Mapping[str, str] = {}) -> int:
+        """Run a command in a session of its own, with more variables; its exit code.
+
+        WorkerError where the world that it is for has ended.
+        """
+        with self.lock:
+            if world <= self.over:
+                raise WorkerError(f"ngd.ray.run_elastic: world {world} has ended")
+            self.world.mkdir(exist_ok=True)
+            process = subprocess.Popen(
+                command,
+                cwd=self.directory,
+                env={**self.environment, **more},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self.running.append(process)
+            self._tell_guard("+", process)
         return process.wait()
+
+    def begun(self) -> bool:
+        """Whether all ranks of the world have begun here."""
+        return len(list(self.world.glob("begun-*"))) == self.ranks
 
     def announce(self) -> bool:
         """Let the ranks see that new hosts wait."""
         Path(self.folder, HOSTS_WAIT).touch()
         return True
 
-    def end_world(self) -> tuple[bool, bool]:
-        """Leave nothing running; whether all ended well here, and whether for new hosts."""
-        well = all(process.poll() in (None, 0) for process in self.running)
-        for process in self.running:
-            for pid in _session(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        self.running.clear()
+    def end_world(self, world: int) -> tuple[bool, bool]:
+        """Leave nothing of it; whether all ranks ended well here, and whether for new hosts."""
+        with self.lock:
+            self.over = world
+            for process in self.running:
+                guard.end_session(process.pid)
+                self._tell_guard("-", process)
+            self.running.clear()
+        well = len(list(self.world.glob("ended-*"))) == self.ranks
+        shutil.rmtree(self.world, ignore_errors=True)
         asked = Path(self.folder, AGAIN).exists()
         for name in (AGAIN, HOSTS_WAIT):
             Path(self.folder, name).unlink(missing_ok=True)
@@ -120,25 +170,25 @@ class Host:
 
     def close(self) -> None:
         """Leave nothing at all."""
-        self.end_world()
+        self.end_world(sys.maxsize)
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.guard.communicate()
+
+    def _tell_guard(self, sign: str, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the ranks run on
+            print(f"{sign}{process.pid}", file=self.guard.stdin, flush=True)
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel end this process with the thread that started it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
-def _session(leader: int) -> list[int]:
-    """The processes of a session, which leave it for none of their own."""
-    found = []
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(ValueError, ProcessLookupError, PermissionError):
-            if os.getsid(int(name)) == leader:
-                found.append(int(name))
-    return found
+def _version(mpirun: str, environment: Mapping[str, str]) -> str:
+    """What mpirun says of itself."""
+    done = subprocess.run(
+        [mpirun, "--version"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=ANSWER_SECONDS,
+    )
+    return done.stdout.partition("\n")[0]
 
 
 @dataclass(eq=False)
@@ -151,14 +201,21 @@ class Place:
     name: str
     """Of the actor."""
     begun: Any
-    """What becomes of making it."""
-    ready: bool = False
+    """What becomes of Host.begin."""
+    told: tuple[str, str] | None = None
+    """What it has told, once it is ready."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can take part in a world."""
+        return self.told is not None
 
 
 def run_elastic(
     command: Sequence[str],
     *,
     ranks: int,
+    cpus: int = 1,
     min_hosts: int = 1,
     max_hosts: int | None = None,
     max_restarts: int = 0,
@@ -170,8 +227,8 @@ def run_elastic(
     It is started by Open MPI, with `ranks` ranks on each host, whose cores Ray keeps for them. The
     script trains in `ngd.horovod.torch.elastic.run`. Where a host is lost or a rank fails, all
     ranks are started again on the hosts that are left, and go on from the newest commit. Where a
-    new host comes, they end at the next commit, and are started again with it. Each event is
-    logged, by the logger "ngd".
+    new host comes, they end at the next commit, and are started again with it. A new host that
+    cannot be used is left out. Each event is logged, by the logger "ngd".
 
     Parameters
     ----------
@@ -179,36 +236,53 @@ def run_elastic(
         A program and its arguments; a script that ends in .py is run by this Python. It is found
         on each host in this process's working directory.
     ranks
-        Of each host; as many CPUs of Ray's are asked for.
+        Of each host.
+    cpus
+        Of each rank: so many CPUs of Ray's are asked for, and so many threads compute.
     min_hosts
-        With fewer, new ones are waited for.
+        With fewer, new ones are waited for until the deadline.
     max_hosts
-        More take no part until others are lost; None: all do.
+        More stand ready until others are lost: Ray keeps their CPUs, too. None: all take part.
     max_restarts
         How often the ranks may be started again after a failure; new hosts do not count.
     environment
         Variables for the ranks, and settings of Open MPI (OMPI_MCA_...).
     deadline
-        Seconds in which so many hosts are to be there.
+        Seconds in which `min_hosts` hosts are to be there, and then the ranks of a world to begin.
 
     Raises
     ------
     WorkerError
-        There are too few hosts, or the ranks failed and no restart is left.
+        There are too few hosts, one of the first cannot be used, or no restart is left.
     """
-    most = max_hosts if max_hosts is not None else sys.maxsize
-    if not command or ranks < 1 or not 1 <= min_hosts <= most or max_restarts < 0:
+    given, most = dict(environment or {}), sys.maxsize if max_hosts is None else max_hosts
+    _check_words(command, given)
+    if min(ranks, cpus, max_restarts + 1) < 1 or not 1 <= min_hosts <= most or not deadline > 0:
         raise ValueError(
-            "ngd.ray.run_elastic: expected a command, ranks >= 1, 1 <= min_hosts <= max_hosts and "
-            f"max_restarts >= 0; got {command!r}, {ranks}, {min_hosts}, {max_hosts} and "
-            f"{max_restarts}"
+            "ngd.ray.run_elastic: expected ranks, cpus >= 1, 1 <= min_hosts <= max_hosts, "
+            f"max_restarts >= 0, deadline > 0; got {ranks}, {cpus}, {min_hosts}, {max_hosts}, "
+            f"{max_restarts}, {deadline}"
         )
     line = [sys.executable, *command] if command[0].endswith(".py") else list(command)
-    job = _Job(line, ranks, min_hosts, most, dict(environment or {}), deadline)
+    job = _Job(line, (ranks, cpus), (min_hosts, most), given, deadline)
     try:
         job.run(max_restarts)
     finally:
         job.close()
+
+
+def _check_words(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Refuse what is no command line, and what is no environment, by name."""
+    where = "ngd.ray.run_elastic"
+    if isinstance(command, str) or not all(isinstance(word, str) for word in command):
+        raise TypeError(f"{where}: command: expected a list of strings; got {command!r}")
+    if not command:
+        raise ValueError(f"{where}: command: expected a program; got {command!r}")
+    for name, value in environment.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"{where}: environment: expected strings; got {name!r}: {value!r}")
+        if name in OWN:
+            raise ValueError(f"{where}: environment: expected no {name}, which the job itself sets")
 
 
 class _Job:
@@ -217,17 +291,19 @@ class _Job:
     def __init__(
         self,
         command: list[str],
-        ranks: int,
-        least: int,
-        most: int,
+        ranks: tuple[int, int],
+        hosts: tuple[int, int],
         environment: dict[str, str],
         deadline: float,
     ) -> None:
-        self.command, self.ranks, self.least, self.most = command, ranks, least, most
-        self.environment, self.deadline = environment, deadline
+        self.command, self.environment, self.deadline = command, environment, deadline
+        self.ranks, self.cpus = ranks  # of a host, and of a rank
+        self.least, self.most = hosts
         self.namespace = f"ngd-{secrets.token_hex(8)}"
         self.places: dict[str, Place] = {}
         """By Ray's name of the node."""
+        self.left_out: set[str] = set()
+        """Nodes that cannot be used."""
         self.numbers = itertools.count()
         self.worlds = 0
 
@@ -236,12 +312,13 @@ class _Job:
         while True:
             world = self._gather()
             why = self._world(world)
-            ends = [self._got(place, place.actor.end_world.remote()) for place in world]
-            for place, end in zip(world, ends, strict=True):  # mpirun may return 0 without a host
-                if why is None and not (end and end[0]):
-                    why = f"{place.address} lost"
+            asked = [place.actor.end_world.remote(self.worlds) for place in world]
+            ends = [self._got(place, end) for place, end in zip(world, asked, strict=True)]
+            failed = [p.address for p, end in zip(world, ends, strict=True) if not (end and end[0])]
+            if why is None and failed:  # mpirun may return 0 in the middle of it
+                why = f"not all ranks on {', '.join(failed)} ended well"
             if why is None:
-                if not any(asked for _, asked in ends):
+                if not any(again for _, again in ends):
                     return
                 logger.info("ngd.ray.run_elastic: new hosts come in")
                 continue
@@ -251,11 +328,14 @@ class _Job:
             logger.warning("ngd.ray.run_elastic: %s; %d restarts are left", why, restarts_left)
 
     def close(self) -> None:
-        """End all actors."""
-        for place in list(self.places.values()):
-            if place.ready:
-                self._got(place, place.actor.close.remote())
-            self._forget(place)
+        """End all actors; what a guard does for one that is not ready, or does not answer."""
+        closed = [(each, each.actor.close.remote()) for each in self.places.values() if each.ready]
+        try:
+            for place, answer in closed:
+                self._got(place, answer)
+        finally:
+            for place in list(self.places.values()):
+                self._forget(place)
 
     def _gather(self) -> list[Place]:
         """The hosts of the next world: those that are ready. The first one waits for all."""
@@ -268,8 +348,9 @@ class _Job:
                 return ready[: self.most]
             if late:
                 raise WorkerError(
-                    f"ngd.ray.run_elastic: expected {self.least} hosts with {self.ranks} free "
-                    f"CPUs; there are {len(ready)} in {self.deadline:g} s"
+                    f"ngd.ray.run_elastic: expected {self.least} hosts with "
+                    f"{self.ranks * self.cpus} free CPUs; there are {len(ready)} in "
+                    f"{self.deadline:g} s"
                 )
             time.sleep(LOOKS_EACH)
 
@@ -278,62 +359,75 @@ class _Job:
         alive = {
             node["NodeID"]: node["NodeManagerAddress"]
             for node in ray.nodes()
-            if node["Alive"] and node["Resources"].get("CPU", 0) >= self.ranks
+            if node["Alive"] and node["Resources"].get("CPU", 0) >= self.ranks * self.cpus
         }
         for place in list(self.places.values()):
             if place.node not in alive:
                 self._lose(place, "its node is gone")
-        for node in alive.keys() - self.places.keys():
+                self.left_out -= {n for n, address in alive.items() if address == place.address}
+        for node in alive.keys() - self.places.keys() - self.left_out:
             self._start(node, alive[node])
         for place in list(self.places.values()):
             if not place.ready and ray.wait([place.begun], timeout=0)[0]:
-                place.ready = self._got(place, place.begun) is not None
+                self._take_in(place)
 
     def _start(self, node: str, address: str) -> None:
         """Have Ray make the actor of a host, now or when its CPUs are free."""
-        if any(place.address == address for place in self.places.values()):
-            raise WorkerError(f"ngd.ray.run_elastic: two nodes have the address {address}")
+        for old in [place for place in self.places.values() if place.address == address]:
+            self.left_out.add(old.node)  # a host that comes again, before Ray sees that it went
+            self._lose(old, "another node has its address")
         name = f"host {next(self.numbers)}"
         actor = (
             ray.remote(Host)
             .options(
                 name=name,
                 namespace=self.namespace,
-                num_cpus=self.ranks,
+                num_cpus=self.ranks * self.cpus,
                 max_concurrency=8,  # `run` lasts
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
-            .remote(os.getcwd(), self.environment)
+            .remote(os.getcwd(), self.environment, self.ranks, self.cpus)
         )
         self.places[node] = Place(node, address, actor, name, actor.begin.remote())
 
+    def _take_in(self, place: Place) -> None:
+        """Count a host in that has begun; before the first world it is an error if it cannot."""
+        try:
+            told = self._got(place, place.begun)
+            why = self._unlike_others(told) if told else None
+        except RayTaskError as error:
+            why = str(error.cause)
+        if why is None:
+            place.told = told
+            return
+        if not self.worlds:
+            raise WorkerError(f"ngd.ray.run_elastic: {place.address}: {why}")
+        self._lose(place, why)
+
+    def _unlike_others(self, told: tuple[str, str]) -> str | None:
+        """Why a host that has told this can be in no world with those that are ready."""
+        name, mpirun = told
+        for other in self.places.values():
+            if other.told and other.told[0] == name:
+                return f"{other.address} has the same host name, {name}"
+            if other.told and other.told[1] != mpirun:
+                return f"expected {other.told[1]}, as {other.address} has; it has {mpirun}"
+        return None
+
     def _world(self, world: list[Place]) -> str | None:
         """Start the ranks, and watch until they have ended; why they failed."""
-        addresses = [place.address for place in world]
-        size = self.ranks * len(world)
-        told = {
-            "NGD_ELASTIC_HOSTS": "1",
-            "NGD_EXPECT_SIZE": str(size),
-            "NGD_RESTART_COUNT": str(self.worlds),
-            **self.environment,
-        }
-        self.worlds += 1
-        logger.info("ngd.ray.run_elastic: world %d: %d ranks on %s", self.worlds, size, addresses)
-        arguments = ["--host", ",".join(f"{address}:{self.ranks}" for address in addresses)]
-        arguments += ["-np", str(size), "--bind-to", "none"]
-        for name, value in told.items():
-            arguments += [] if name.startswith("OMPI_") else ["-x", f"{name}={value}"]
-        cluster = {
-            daemon.CLUSTER: ray.get_runtime_context().gcs_address,
-            daemon.NAMESPACE: self.namespace,
-            daemon.HOSTS: json.dumps({place.address: place.name for place in world}),
-        }
-        code = world[0].actor.lead.remote([*arguments, *self.command], cluster)
-        announced = False
+        code = self._start_ranks(world)
+        limit = time.monotonic() + self.deadline
+        begun = announced = False
         while not ray.wait([code], timeout=LOOKS_EACH)[0]:
             self._look()
-            if gone := [place for place in world if place.node not in self.places]:
-                return f"{', '.join(place.address for place in gone)} lost"
+            if gone := [p.address for p in world if self.places.get(p.node) is not p]:
+                return f"{', '.join(gone)} lost"
+            if not begun and time.monotonic() > limit:
+                late = [p.address for p in world if not self._got(p, p.actor.begun.remote())]
+                if late:
+                    return f"ranks on {', '.join(late)} did not begin in {self.deadline:g} s"
+                begun = True
             new = [p for p in self.places.values() if p.ready and p not in world]
             if new and not announced and len(world) < self.most:
                 logger.info("ngd.ray.run_elastic: %s wait", [p.address for p in new])
@@ -342,8 +436,29 @@ class _Job:
                 announced = True
         returned = self._got(world[0], code)
         if returned is None:
-            return f"{addresses[0]}, where mpirun ran, lost"
+            return f"{world[0].address}, where mpirun ran, lost"
         return f"mpirun returned {returned}" if returned else None
+
+    def _start_ranks(self, world: list[Place]) -> Any:
+        """Have the first host run mpirun for a new world; what becomes of it."""
+        addresses = [place.address for place in world]
+        size = self.ranks * len(world)
+        told = {"NGD_ELASTIC_HOSTS": "1", "NGD_EXPECT_SIZE": str(size)}
+        told["NGD_RESTART_COUNT"] = str(self.worlds)
+        self.worlds += 1
+        logger.info("ngd.ray.run_elastic: world %d: %d ranks on %s", self.worlds, size, addresses)
+        arguments = ["--host", ",".join(f"{address}:{self.ranks}" for address in addresses)]
+        arguments += ["-np", str(size), "--bind-to", "none"]
+        for name, value in told.items():  # what is the user's the actors have
+            arguments += ["-x", f"{name}={value}"]
+        arguments += ["/bin/sh", "-c", RANK, "rank", *self.command]
+        cluster = {
+            daemon.CLUSTER: ray.get_runtime_context().gcs_address,
+            daemon.NAMESPACE: self.namespace,
+            daemon.HOSTS: json.dumps({place.address: place.name for place in world}),
+            daemon.WORLD: str(self.worlds),
+        }
+        return world[0].actor.lead.remote(self.worlds, arguments, cluster)
 
     def _got(self, place: Place, answer: Any) -> Any:
         """What a host answers; None, and it is forgotten, where it is lost or late."""
@@ -351,19 +466,26 @@ class _Job:
             return ray.get(answer, timeout=ANSWER_SECONDS)
         except GetTimeoutError:
             self._lose(place, f"did not answer in {ANSWER_SECONDS:g} s")
+        except RayTaskError:  # the host lives
+            raise
         except RayError as error:
-            if isinstance(getattr(error, "cause", None), WorkerError):
-                raise
             self._lose(place, f"{type(error).__name__}: {error}".partition("\n")[0])
         return None
 
     def _lose(self, place: Place, why: str) -> None:
-        if place.ready:
-            logger.warning("ngd.ray.run_elastic: %s is lost: %s", place.address, why)
+        """Go on without a host; one that never was ready is not tried again."""
+        if self.places.get(place.node) is not place:
+            return
+        if not place.ready:
+            self.left_out.add(place.node)
+        what = "lost" if place.ready else "left out"
+        logger.warning("ngd.ray.run_elastic: %s is %s: %s", place.address, what, why)
         self._forget(place)
 
     def _forget(self, place: Place) -> None:
-        self.places.pop(place.node, None)
+        """End its actor, and by its guard what it has started."""
+        if self.places.get(place.node) is place:
+            del self.places[place.node]
         with contextlib.suppress(RayError):
             ray.kill(place.actor)
 

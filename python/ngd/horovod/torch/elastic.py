@@ -63,6 +63,8 @@ class State:
         self._number = next(_states)
         self._saved: dict[str, Any] | None = None
         self._commits = 0
+        self._written = 0
+        """The newest commit that this process has written or read."""
         self._names = list(values)
         for name, value in values.items():
             setattr(self, name, value)
@@ -102,11 +104,16 @@ class State:
         """Keep the state, for `restore` and for a restart."""
         self._saved = self.values()
         self._commits += 1
+        self._write()
+
+    def _write(self) -> None:
+        """Write the last commit to the file of this host, of which its first rank takes care."""
         path = self._file
         if path is not None and local_rank() == 0:
             with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
                 torch.save((self._commits, self._saved), file)  # its owner's alone
             Path(file.name).replace(path)
+            self._written = self._commits
 
     def restore(self) -> None:
         """Go back to the last commit of this process, or to what it began with."""
@@ -115,16 +122,24 @@ class State:
         self.take(self._saved)
 
     def sync(self) -> None:
-        """Give all ranks the state of the newest commit; rank 0's, where several have that."""
-        path, kept = self._file, None
-        if local_rank() == 0 and self._comes_late and path is not None and path.exists():
+        """Give all ranks the state of the newest commit; rank 0's, where several have that.
+
+        Hosts without this commit write it, and can lose the others from now on.
+        """
+        path, kept, late = self._file, None, self._comes_late
+        if local_rank() == 0 and late and path is not None and path.exists():
             self._commits, kept = read(path)
+            self._written = self._commits
         newest = int(np.argmax(allgather(np.array([self._commits]))))
         if kept is None and rank() == newest:
             kept = self.values()
         self._commits, kept = broadcast_object((self._commits, kept), root_rank=newest)
         self.take(kept)
         self._saved = kept
+        if self._commits > self._written:
+            self._write()
+        if late and not self._commits and rank() == 0:
+            logger.warning("hvd.elastic: no commit is left: the training begins at its beginning")
 
     @property
     def _comes_late(self) -> bool:
