@@ -24,9 +24,10 @@ Every function of `ngd.ops`. This page is written by `docs/reference.py` from th
 
 An argument `x` is a node, a variable, or what NumPy makes an array of. **Takes** says which
 dtypes an op is made for, **Gradient** whether `ngd.grad` passes through it. **CPU** says what
-computes it on that device: `onednn` and `portable` are kernels (the vendor library's and our own),
-*fused* is the kernel that computes a chain of elementwise ops at once, *made of ops* is a graph of
-other ops, and a *view* changes no byte. The device INTERPRETER computes every op with NumPy.
+computes it on that device: `onednn`, `portable` and `winograd` are kernels (the vendor library's,
+and our own), *fused* is the kernel that computes a chain of elementwise ops at once, *made of ops*
+is a graph of other ops, and a *view* changes no byte. The device INTERPRETER computes every op with
+NumPy.
 """
 
 KINDS = {"every dtype": ALL, "numbers": NUMBERS, "floats": FLOATS, "integers": INTEGERS}

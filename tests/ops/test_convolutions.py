@@ -90,6 +90,32 @@ def test_transposed_convolutions(run: Runner, dtype: DType, case: dict[str, Any]
     )
 
 
+@COMMON
+@given(
+    st.integers(1, 3),
+    st.tuples(st.integers(15, 22), st.integers(15, 22)),
+    st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
+)
+def test_convolutions_by_winograd(
+    run: Runner, batch: int, result: Shape, padding: Shape, vectors: Shape
+) -> None:
+    """Of 3 x 3 places, channels that fill vectors, and tiles enough: the method of its own."""
+    spatial = tuple(n + 2 - 2 * p for n, p in zip(result, padding, strict=True))
+    inner, outer = (16 * n for n in vectors)
+    arrays = [
+        drawn((batch, inner, *spatial), float32, 1),
+        drawn((outer, inner, 3, 3), float32, 2),
+        drawn((outer,), float32, 3),
+    ]
+    agrees(
+        run,
+        arrays,
+        lambda x, w, b: ops.conv(x, w, b, padding=padding),
+        lambda torch, x, w, b: torch.nn.functional.conv2d(x, w, b, padding=padding),
+    )
+
+
 @pytest.mark.parametrize("shape", [(2, 16, 14, 14), (1, 3, 33, 40), (4, 1, 100)], ids=str)
 @pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 def test_larger_convolutions(run: Runner, dtype: DType, shape: Shape) -> None:

@@ -174,8 +174,202 @@ TEST_P(Conv, RunsInAForkedChild) {
   expect_same_in_a_forked_child(row_of("conv", GetParam()), query, {x, w});
 }
 
-INSTANTIATE_TEST_SUITE_P(Implementations, Conv, testing::ValuesIn(implementations_of("conv")),
+// Those of any shape.
+std::vector<const char*> general() {
+  std::vector<const char*> names = implementations_of("conv");
+  std::erase_if(names,
+                [](std::string_view name) { return name != "onednn" && name != "portable"; });
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Implementations, Conv, testing::ValuesIn(general()),
                          [](const auto& param) { return std::string(param.param); });
+
+// How a kernel stands over an image: its places a side, and between them and between windows.
+struct Reach {
+  std::int64_t kernel = 3, stride = 1, dilation = 1;
+
+  std::int64_t extent(std::int64_t windows) const {
+    return (windows - 1) * stride + (kernel - 1) * dilation + 1;
+  }
+};
+
+// With the channels last: operands, and what plain loops in f64 make of them.
+struct Last {
+  std::int64_t images, height, width, in, out;
+  Integers padding;
+  Reach reach;
+  Shape x, w, y;
+  Tensor data, weights, dy;
+  std::vector<double> exact[3];
+
+  Last(Shape made, std::int64_t in_, std::int64_t out_, Integers padding_, Reach reach_ = {})
+      : images(made[0]),
+        height(reach_.extent(made[1]) - padding_[0] - padding_[1]),
+        width(reach_.extent(made[2]) - padding_[2] - padding_[3]),
+        in(in_),
+        out(out_),
+        padding(std::move(padding_)),
+        reach(reach_),
+        x{images, height, width, in},
+        w{out, in, reach.kernel, reach.kernel},
+        y{images, made[1], made[2], out},
+        data(random_floats(DType::F32, x, 1, -1, 1)),
+        weights(random_floats(DType::F32, w, 2, -1, 1)),
+        dy(random_floats(DType::F32, y, 3, -1, 1)) {
+    const Tensor* operands[] = {&dy, &data, &weights};
+    for (int op = 0; op < 3; ++op)
+      exact[op].resize(static_cast<std::size_t>(operands[op]->count()));
+    add_products();
+  }
+
+  void add_products() {
+    const std::vector<double> xs = data.doubles(), ws = weights.doubles(), ys = dy.doubles();
+    const auto at = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+    const std::int64_t places = reach.kernel * reach.kernel;
+    for (std::int64_t place = 0; place < images * y[1] * y[2] * places; ++place) {
+      const std::int64_t k = place % places, made = place / places;
+      const auto read_at = [&](std::int64_t window, std::int64_t part, std::int64_t before) {
+        return window * reach.stride + part * reach.dilation - before;
+      };
+      const std::int64_t row = read_at(made / y[2] % y[1], k / reach.kernel, padding[0]),
+                         column = read_at(made % y[2], k % reach.kernel, padding[2]);
+      if (row < 0 || row >= height || column < 0 || column >= width) continue;
+      const std::int64_t read = (made / y[2] / y[1] * height + row) * width + column;
+      for (std::int64_t o = 0; o < out; ++o)
+        for (std::int64_t c = 0; c < in; ++c) {
+          const std::size_t i = at(read * in + c), j = at(made * out + o),
+                            l = at((o * in + c) * places + k);
+          exact[0][j] += xs[i] * ws[l];
+          exact[1][i] += ys[j] * ws[l];
+          exact[2][l] += xs[i] * ys[j];
+        }
+    }
+  }
+
+  Attrs attrs() const {
+    return attrs_of({{"strides", Integers{reach.stride, reach.stride}},
+                     {"padding", padding},
+                     {"dilations", Integers{reach.dilation, reach.dilation}},
+                     {"groups", 1},
+                     {"channels_last", 1}});
+  }
+};
+
+// To the typical size of a result 5e-5: more than the method rounds, far less than any mistake.
+void expect_close(const Tensor& found, const std::vector<double>& exact, const char* op) {
+  double squares = 0;
+  for (const double value : exact) squares += value * value;
+  const double typical = std::sqrt(squares / static_cast<double>(exact.size()));
+  for (std::int64_t i = 0; i < found.count(); ++i)
+    ASSERT_NEAR(found.at(i), exact[static_cast<std::size_t>(i)], 5e-5 * typical)
+        << op << ' ' << to_string(found.type()) << " at " << i;
+}
+
+void expect_all_three(const Last& c) {
+  expect_close(run("conv", {c.data, c.weights}, {{DType::F32, c.y}}, c.attrs(), "winograd")[0],
+               c.exact[0], "conv");
+  expect_close(
+      run("conv_data_grad", {c.dy, c.weights}, {{DType::F32, c.x}}, c.attrs(), "winograd")[0],
+      c.exact[1], "conv_data_grad");
+  expect_close(
+      run("conv_weight_grad", {c.data, c.dy}, {{DType::F32, c.w}}, c.attrs(), "winograd")[0],
+      c.exact[2], "conv_weight_grad");
+}
+
+TEST(Winograd, AllThreeOps) {
+  std::mt19937 random(1);
+  const auto draw = [&](std::int64_t from, std::int64_t to) {
+    return std::uniform_int_distribution<std::int64_t>(from, to)(random);
+  };
+  for (int i = 0; i < 12; ++i)
+    expect_all_three({{draw(1, 3), draw(15, 23), draw(15, 23)},
+                      16 * draw(1, 5),
+                      16 * draw(1, 5),
+                      {draw(0, 2), draw(0, 2), draw(0, 2), draw(0, 2)}});
+}
+
+// Values of kernels that no cache holds; sums of several blocks of tiles.
+TEST(Winograd, ManyChannels) { expect_all_three({{4, 18, 20}, 304, 320, {1, 1, 1, 1}}); }
+
+TEST(Winograd, Bias) {
+  const Last c({2, 14, 15}, 32, 48, {1, 1, 1, 1});
+  const Tensor bias = random_floats(DType::F32, {c.out}, 4);
+  std::vector<double> exact = c.exact[0];
+  for (std::size_t i = 0; i < exact.size(); ++i)
+    exact[i] += bias.at(static_cast<std::int64_t>(i) % c.out);
+  expect_close(
+      run("conv", {c.data, c.weights, bias}, {{DType::F32, c.y}}, c.attrs(), "winograd")[0], exact,
+      "conv");
+}
+
+TEST(Winograd, RunsInAForkedChild) {
+  const Last c({2, 14, 15}, 32, 48, {1, 1, 1, 1});
+  const KernelQuery query = query_of("conv", {c.data, c.weights}, {{DType::F32, c.y}}, c.attrs());
+  expect_same_in_a_forked_child(row_of("conv", "winograd"), query, {c.data, c.weights});
+}
+
+TEST(Placewise, GradientOfWeights) {
+  const Last all[] = {
+      {{2, 12, 13}, 128, 144, {1, 1, 1, 1}, {3, 2, 1}},
+      {{3, 11, 10},
+       192,
+       128,
+       {0, 2, 3, 1},
+       {3, 2, 2}},  // some places of the kernel see padding alone
+      {{1, 9, 11}, 1040, 32, {0, 0, 0, 0}, {1, 1, 1}},
+      {{1, 5, 6}, 1040, 1056, {0, 0, 0, 0}, {1, 2, 1}},  // sums that threads share
+      {{16, 64, 65}, 16, 64, {0, 0, 0, 0}, {1, 1, 1}},   // a dy that no cache holds
+  };
+  for (const Last& c : all)
+    expect_close(
+        run("conv_weight_grad", {c.data, c.dy}, {{DType::F32, c.w}}, c.attrs(), "placewise")[0],
+        c.exact[2], "conv_weight_grad");
+}
+
+TEST(Placewise, RunsInAForkedChild) {
+  const Last c({2, 12, 13}, 128, 144, {1, 1, 1, 1}, {3, 2, 1});
+  const KernelQuery query =
+      query_of("conv_weight_grad", {c.data, c.dy}, {{DType::F32, c.w}}, c.attrs());
+  expect_same_in_a_forked_child(row_of("conv_weight_grad", "placewise"), query, {c.data, c.dy});
+}
+
+TEST(Placewise, RefusesWhatOneDnnDoesBetter) {
+  const Last small({1, 9, 11}, 64, 32, {0, 0, 0, 0}, {1, 1, 1});
+  const KernelQuery query =
+      query_of("conv_weight_grad", {small.data, small.dy}, {{DType::F32, small.w}}, small.attrs());
+  EXPECT_EQ(row_of("conv_weight_grad", "placewise").accept(query).reason,
+            "oneDNN is faster, or nearly so");
+}
+
+TEST(Winograd, Refusals) {
+  const auto refused = [](Shape x, Shape w, Shape y, DType dtype,
+                          const std::function<void(Attrs&)>& change) {
+    Attrs attrs = attrs_of({{"strides", Integers{1, 1}},
+                            {"padding", Integers{1, 1, 1, 1}},
+                            {"dilations", Integers{1, 1}},
+                            {"groups", 1},
+                            {"channels_last", 1}});
+    change(attrs);
+    const KernelQuery query{"conv", {{dtype, x}, {dtype, w}}, {{dtype, y}}, attrs};
+    return row_of("conv", "winograd").accept(query).reason;
+  };
+  const auto as_it_is = [](Attrs&) {};
+  const Shape x{2, 16, 16, 32}, w{64, 32, 3, 3}, y{2, 16, 16, 64};
+  EXPECT_EQ(refused(x, w, y, DType::F32, as_it_is), "");
+  EXPECT_EQ(refused(x, w, y, DType::F64, as_it_is), "not of f32");
+  EXPECT_EQ(refused(x, {64, 16, 3, 3}, y, DType::F32, [](Attrs& a) { a.set("groups", 2); }),
+            "not of two axes, channels last, one group, nothing behind");
+  EXPECT_EQ(
+      refused(x, w, {2, 8, 8, 64}, DType::F32, [](Attrs& a) { a.set("strides", Integers{2, 2}); }),
+      "not of 3 x 3 places side by side");
+  EXPECT_EQ(refused({2, 16, 16, 24}, {64, 24, 3, 3}, y, DType::F32, as_it_is),
+            "not of whole vectors");
+  EXPECT_EQ(refused({3, 8, 8, 32}, w, {3, 8, 8, 64}, DType::F32, as_it_is),
+            "few tiles, or tiles that are mostly empty");
+  EXPECT_EQ(refused({64, 5, 5, 32}, w, {64, 5, 5, 64}, DType::F32, as_it_is),
+            "few tiles, or tiles that are mostly empty");
+}
 
 }  // namespace
 }  // namespace ngd::kernels::test

@@ -42,6 +42,8 @@ struct GemmTile {
   // the last filled up with zeros.
   void (*pack)(View<T> lines, std::int64_t used, std::int64_t depth, std::int64_t width, T* panel);
   void (*multiply)(const TileWork<T>& work);
+  // The same where rows of A are a_panel elements apart: A(i, p) is a[i * a_panel + p * a_step].
+  void (*multiply_apart)(const TileWork<T>& work);
 
   // The same for some columns, with a vector along the rows, of several panels of A side by side: a
   // vector of these columns would be mostly empty. Null: this level has none.

@@ -150,8 +150,9 @@ void finish(const TileWork<T>& work, View<T> sums) {
     }
 }
 
-template <class T, int vectors>
+template <class T, int vectors, bool apart>
 void product(const TileWork<T>& work) {
+  const std::int64_t next = apart ? work.a_panel : 1;  // row of A
   constexpr int kColumns = vectors * kLanes<T>;
   Vector<T> sums[kRows][vectors];
   NGD_UNROLL
@@ -175,7 +176,7 @@ void product(const TileWork<T>& work) {
     for (int v = 0; v < vectors; ++v) row[v] = load(b + v * kLanes<T>);
     NGD_UNROLL
     for (int i = 0; i < kRows; ++i) {
-      const Vector<T> factor = a[i] - Vector<T>{};
+      const Vector<T> factor = a[i * next] - Vector<T>{};
       NGD_UNROLL
       for (int v = 0; v < vectors; ++v) sums[i][v] += factor * row[v];
     }
@@ -270,18 +271,26 @@ void multiply_turned(const TileWork<T>& work) {
     product_turned<T, 1>(work, j);
 }
 
-template <class T>
+template <class T, bool apart>
 void multiply(const TileWork<T>& work) {
   static_assert(kVectors <= 3);
   const std::int64_t vectors = (work.columns + kLanes<T> - 1) / kLanes<T>;
   if constexpr (kVectors == 3)
-    if (vectors == 3) return product<T, 3>(work);
-  vectors == 2 ? product<T, 2>(work) : product<T, 1>(work);
+    if (vectors == 3) return product<T, 3, apart>(work);
+  vectors == 2 ? product<T, 2, apart>(work) : product<T, 1, apart>(work);
 }
 
 template <class T>
 constexpr GemmTile<T> tile() {
-  GemmTile<T> made{kRows, kVectors * kLanes<T>, kLanes<T>, &pack<T>, &multiply<T>, nullptr, 0, 0};
+  GemmTile<T> made{kRows,
+                   kVectors * kLanes<T>,
+                   kLanes<T>,
+                   &pack<T>,
+                   &multiply<T, false>,
+                   &multiply<T, true>,
+                   nullptr,
+                   0,
+                   0};
   if constexpr (kLanes<T> == kRows || kLanes<T> == 2 * kRows) {
     made.multiply_turned = &multiply_turned<T>;
     made.turned_rows = kTurnedVectors * kLanes<T>;

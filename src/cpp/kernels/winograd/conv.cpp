@@ -1,0 +1,431 @@
+// SPDX-License-Identifier: Apache-2.0
+// Convolutions of f32 by kernels of 3 x 3, and their gradients, with a quarter of the
+// multiplications: transforms.hpp has the method. The products of values are the own product's.
+//
+// A gradient of data is a convolution of dy by kernels that are turned; one of weights sums products of
+// the values of data and of dy over all tiles. What a transform makes stays in a cache until it
+// is used: of some tiles where the values of all kernels fit there, else of some kernels.
+#include <algorithm>
+#include <vector>
+
+#include "base/simd.hpp"
+#include "device/threads.hpp"
+#include "kernels/portable/conv_shape.hpp"
+#include "kernels/portable/groups.hpp"
+#include "kernels/portable/product.hpp"
+#include "kernels/rows.hpp"
+#include "kernels/winograd/transforms.hpp"
+
+namespace ngd::kernels::winograd {
+
+namespace {
+
+using portable::Groups;
+using portable::round_up;
+using portable::TileWork;
+using Which = ConvShape::Which;
+
+constexpr std::int64_t kLine = 16;  // elements: values are an odd number of lines apart
+
+constexpr std::int64_t kBlockBytes = 1 << 20;    // values of a block of tiles, for each thread
+constexpr std::int64_t kKernelBytes = 12 << 20;  // values of all kernels that stay in a cache
+constexpr std::int64_t kSumBytes = 4 << 20;      // of all sums, which each thread has of its own
+constexpr std::int64_t kBlock = 48;              // tiles, of those whose values are all there
+constexpr std::int64_t kFewest = 16;             // tiles that are worth the kernels' values
+constexpr std::int64_t kSummed = 64;             // tiles, at least, that are summed at once
+
+const Transforms& transforms() { return NGD_SIMD_SELECT(transforms)(); }
+
+// Images whose channels come last, cut in tiles of which each begins kTile places behind the other.
+struct Images {
+  std::int64_t height, width, channels, before_rows, before_columns, tiles_high, tiles_wide;
+
+  // Of so many places a side, from so many channels on.
+  template <class Element>
+  Tile<Element> tile(Element* data, std::int64_t number, int side, std::int64_t channel = 0) const {
+    const std::int64_t image = number / (tiles_high * tiles_wide),
+                       y = number / tiles_wide % tiles_high * kTile - before_rows,
+                       x = number % tiles_wide * kTile - before_columns, row = width * channels;
+    const auto begin = [&](std::int64_t place) {
+      return static_cast<int>(std::clamp<std::int64_t>(-place, 0, side));
+    };
+    const auto end = [&](std::int64_t place, std::int64_t extent) {
+      return static_cast<int>(std::clamp<std::int64_t>(extent - place, 0, side));
+    };
+    return {data + image * height * row + channel,
+            y * row + x * channels,
+            row,
+            channels,
+            begin(y),
+            end(y, height),
+            begin(x),
+            end(x, width)};
+  }
+};
+
+// How far apart values of a tile lie: of so many tiles, each of so many channels.
+std::int64_t apart(std::int64_t tiles, std::int64_t channels) {
+  return round_up(tiles, portable::tile_of<float>().rows) * channels + kLine;
+}
+
+// What both kinds share: the cut into tiles, and the threads.
+struct Cut {
+  Images data, result;  // data: what is read in tiles of 6 x 6
+  std::int64_t images, tiles, pieces;
+
+  std::int64_t places() const { return images * result.height * result.width; }
+
+  explicit Cut(const ConvShape& s) : images(s.batch), pieces(device::thread_count()) {
+    const bool turned = s.which == Which::DataGrad;
+    const auto side = [&](std::int64_t extent) { return (extent + kTile - 1) / kTile; };
+    const auto& made = turned ? s.extents : s.counts;
+    const auto& read = turned ? s.counts : s.extents;
+    const std::int64_t high = side(made[1]), wide = side(made[2]);
+    const std::int64_t before[] = {turned ? kKernel - 1 - s.before[1] : s.before[1],
+                                   turned ? kKernel - 1 - s.before[2] : s.before[2]};
+    data = {read[1], read[2], turned ? s.out : s.in, before[0], before[1], high, wide};
+    result = {made[1], made[2], turned ? s.in : s.out, 0, 0, high, wide};
+    tiles = images * high * wide;
+  }
+};
+
+// A convolution, or a gradient of its data.
+class Product {
+ public:
+  explicit Product(const ConvShape& s)
+      : cut_(s),
+        turned_(s.which == Which::DataGrad),
+        depth_(cut_.data.channels),
+        columns_(cut_.result.channels),
+        each_(cut_.tiles / cut_.pieces),
+        by_tiles_(kValues * depth_ * columns_ * 4 <= kKernelBytes && each_ >= 2 * tile_.rows),
+        groups_(columns_, by_tiles_ ? 1 : cut_.pieces) {
+    const std::int64_t fit = kBlockBytes / (kValues * (depth_ + columns_) * 4);
+    block_ = by_tiles_ ? std::max(std::min(fit, each_) / tile_.rows, 4L) * tile_.rows : kBlock;
+    for (std::int64_t g = 0; g < groups_.count; ++g) {
+      kernels_at_.push_back(kernels_);
+      kernels_ += kValues * kernels_apart(g);
+      widest_ = std::max(widest_, groups_.width(g));
+    }
+  }
+
+  std::int64_t scratch_elements() const {
+    if (by_tiles_) return kernels_ + cut_.pieces * (data_elements(block_) + sums_elements());
+    return data_elements(cut_.tiles) + cut_.pieces * (widest_kernels() + sums_elements());
+  }
+
+  void run(const float* data, const float* kernels, const float* bias, float* out,
+           float* scratch) const {
+    by_tiles_ ? run_by_tiles(data, kernels, bias, out, scratch)
+              : run_by_columns(data, kernels, bias, out, scratch);
+  }
+
+ private:
+  std::int64_t kernels_apart(std::int64_t group) const {
+    return depth_ * groups_.width(group) + kLine;
+  }
+  std::int64_t widest_kernels() const { return kValues * (depth_ * widest_ + kLine); }
+  std::int64_t data_elements(std::int64_t tiles) const { return kValues * apart(tiles, depth_); }
+  std::int64_t sums_width() const { return by_tiles_ ? columns_ : widest_; }
+  std::int64_t sums_elements() const { return kValues * apart(block_, sums_width()); }
+
+  // All kernels' values are made, then each thread has some tiles.
+  void run_by_tiles(const float* data, const float* kernels, const float* bias, float* out,
+                    float* scratch) const {
+    device::parallel_for(groups_.count, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t g = begin; g < end; ++g) take_kernels(kernels, g, scratch + kernels_at_[g]);
+    });
+    device::parallel_for(cut_.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t piece = begin; piece < end; ++piece) {
+        float* values = scratch + kernels_ + piece * (data_elements(block_) + sums_elements());
+        float* sums = values + data_elements(block_);
+        const std::int64_t last = cut_.tiles * (piece + 1) / cut_.pieces;
+        for (std::int64_t t = cut_.tiles * piece / cut_.pieces; t < last; t += block_) {
+          const std::int64_t count = std::min(block_, last - t);
+          take_data(data, t, count, values, apart(block_, depth_));
+          for (std::int64_t v = 0; v < kValues; ++v)
+            for (std::int64_t g = 0; g < groups_.count; ++g)
+              multiply(v, g, values, apart(block_, depth_), count, scratch + kernels_at_[g],
+                       sums + groups_.begin(g));
+          finish(sums, t, count, 0, columns_, bias, out);
+        }
+      }
+    });
+  }
+
+  // All tiles' values are made, then each thread has some groups of columns.
+  void run_by_columns(const float* data, const float* kernels, const float* bias, float* out,
+                      float* scratch) const {
+    const std::int64_t values_apart = apart(cut_.tiles, depth_);
+    device::parallel_for(cut_.tiles, 1, [&](std::int64_t begin, std::int64_t end) {
+      take_data(data, begin, end - begin, scratch + begin * depth_, values_apart);
+    });
+    device::parallel_for(cut_.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t piece = begin; piece < end; ++piece) {
+        float* taken =
+            scratch + data_elements(cut_.tiles) + piece * (widest_kernels() + sums_elements());
+        float* sums = taken + widest_kernels();
+        const std::int64_t last = groups_.count * (piece + 1) / cut_.pieces;
+        for (std::int64_t g = groups_.count * piece / cut_.pieces; g < last; ++g) {
+          take_kernels(kernels, g, taken);
+          for (std::int64_t t = 0; t < cut_.tiles; t += block_) {
+            const std::int64_t count = std::min(block_, cut_.tiles - t);
+            for (std::int64_t v = 0; v < kValues; ++v)
+              multiply(v, g, scratch + t * depth_, values_apart, count, taken, sums);
+            finish(sums, t, count, groups_.begin(g), groups_.width(g), bias, out);
+          }
+        }
+      }
+    });
+  }
+
+  void take_data(const float* data, std::int64_t first, std::int64_t count, float* values,
+                 std::int64_t values_apart) const {
+    for (std::int64_t t = 0; t < count; ++t)
+      transforms_.data(cut_.data.tile(data, first + t, kReach), depth_, values + t * depth_,
+                       values_apart);
+  }
+
+  void take_kernels(const float* kernels, std::int64_t group, float* values) const {
+    const std::int64_t of_column = turned_ ? kWeights : depth_ * kWeights,
+                       of_depth = turned_ ? columns_ * kWeights : kWeights,
+                       width = groups_.width(group);
+    const float* from = kernels + groups_.begin(group) * of_column;
+    for (std::int64_t j = 0; j < width; j += transforms_.lanes)
+      for (std::int64_t k = 0; k < depth_; ++k)
+        transforms_.weights(from + j * of_column + k * of_depth, of_column, turned_,
+                            values + k * width + j, kernels_apart(group));
+  }
+
+  // Value number v of some tiles by that of a group of kernels.
+  void multiply(std::int64_t v, std::int64_t group, const float* values, std::int64_t values_apart,
+                std::int64_t count, const float* kernels, float* sums) const {
+    TileWork<float> work{};
+    work.depth = depth_;
+    work.a_panel = depth_;
+    work.a_step = 1;
+    work.b = kernels + v * kernels_apart(group);
+    work.b_step = work.columns = groups_.width(group);
+    work.c_stride = sums_width();
+    for (std::int64_t i = 0; i < count; i += tile_.rows) {
+      work.a = values + v * values_apart + i * depth_;
+      work.c = sums + v * apart(block_, sums_width()) + i * work.c_stride;
+      work.rows = std::min(tile_.rows, count - i);
+      tile_.multiply_apart(work);
+    }
+  }
+
+  void finish(const float* sums, std::int64_t first, std::int64_t count, std::int64_t column,
+              std::int64_t width, const float* bias, float* out) const {
+    for (std::int64_t t = 0; t < count; ++t)
+      transforms_.result(sums + t * sums_width(), apart(block_, sums_width()), width,
+                         bias == nullptr ? nullptr : bias + column,
+                         cut_.result.tile(out, first + t, kTile, column));
+  }
+
+  const portable::GemmTile<float>& tile_ = portable::tile_of<float>();
+  const Transforms& transforms_ = transforms();
+  Cut cut_;
+  bool turned_;
+  std::int64_t depth_, columns_;  // channels that are summed over, and those of the result
+  std::int64_t each_;             // tiles of a thread
+  bool by_tiles_;
+  Groups groups_;       // of columns
+  std::int64_t block_;  // tiles
+  std::vector<std::int64_t> kernels_at_;
+  std::int64_t kernels_ = 0, widest_ = 0;
+};
+
+// A gradient of weights. Sums of products lie in pairs of groups, of data's channels and dy's.
+class WeightGradient {
+ public:
+  explicit WeightGradient(const ConvShape& s)
+      : cut_(s),
+        in_(s.in, 1),
+        out_(s.out, 1),
+        step_(s.in * kWeights),
+        pairs_(in_.count * out_.count) {
+    const std::int64_t per_tile = kValues * (s.in + s.out) * 4, each = cut_.tiles / cut_.pieces;
+    by_tiles_ = kValues * s.in * s.out * 4 <= kSumBytes && each >= kSummed;
+    const std::int64_t sharing = by_tiles_ ? 1 : cut_.pieces;
+    block_ = std::min(by_tiles_ ? each + 1 : cut_.tiles,
+                      std::max(kSummed, sharing * kBlockBytes * 3 / 2 / per_tile));
+    together_ = by_tiles_ || block_ < cut_.tiles ? pairs_ : cut_.pieces;
+  }
+
+  std::int64_t scratch_elements() const {
+    return (by_tiles_ ? cut_.pieces : 1) * (values_elements() + together_ * sums_elements());
+  }
+
+  void run(const float* data, const float* dy, float* weights, float* scratch) const {
+    by_tiles_ ? run_by_tiles(data, dy, weights, scratch) : run_by_pairs(data, dy, weights, scratch);
+  }
+
+ private:
+  // Each thread has some tiles and sums of its own.
+  void run_by_tiles(const float* data, const float* dy, float* weights, float* scratch) const {
+    float* values = scratch + cut_.pieces * pairs_ * sums_elements();
+    device::parallel_for(cut_.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t piece = begin; piece < end; ++piece) {
+        const std::int64_t first = cut_.tiles * piece / cut_.pieces,
+                           last = cut_.tiles * (piece + 1) / cut_.pieces;
+        float* own = values + piece * values_elements();
+        for (std::int64_t t = first; t < last; t += block_) {
+          const std::int64_t count = std::min(block_, last - t);
+          for (std::int64_t i = 0; i < count; ++i) take(data, dy, t + i, i, own);
+          for (std::int64_t i = 0; i < pairs_ * kValues; ++i)
+            multiply(i / kValues, i % kValues, count, t > first, own,
+                     scratch + (piece * pairs_ + i / kValues) * sums_elements());
+        }
+      }
+    });
+    finish(0, pairs_, cut_.pieces, scratch, weights);
+  }
+
+  // All threads have the same tiles, and each some pairs: of those that are summed at once.
+  void run_by_pairs(const float* data, const float* dy, float* weights, float* scratch) const {
+    float* values = scratch + together_ * sums_elements();
+    for (std::int64_t t = 0; t < cut_.tiles; t += block_) {
+      const std::int64_t count = std::min(block_, cut_.tiles - t);
+      device::parallel_for(count, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) take(data, dy, t + i, i, values);
+      });
+      for (std::int64_t pair = 0; pair < pairs_; pair += together_) {
+        const std::int64_t some = std::min(together_, pairs_ - pair);
+        device::parallel_for(some * kValues, 1, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t i = begin; i < end; ++i)
+            multiply(pair + i / kValues, i % kValues, count, t > 0, values,
+                     scratch + i / kValues * sums_elements());
+        });
+        if (t + count == cut_.tiles) finish(pair, some, 1, scratch, weights);
+      }
+    }
+  }
+
+  // Where the values of a block of tiles lie, of data's channels or dy's: group after group.
+  std::int64_t values_apart(const Groups& groups, std::int64_t group) const {
+    return apart(block_, groups.width(group));
+  }
+  std::int64_t values_at(const Groups& groups, std::int64_t group) const {
+    const std::int64_t before = &groups == &in_ ? 0 : values_at(in_, in_.count);
+    return before + kValues * (apart(block_, groups.begin(group)) + (group - 1) * kLine);
+  }
+  std::int64_t values_elements() const { return values_at(out_, out_.count); }
+  // Of a pair.
+  std::int64_t sums_apart() const { return tile_.columns * tile_.columns + kLine; }
+  std::int64_t sums_elements() const { return kValues * sums_apart(); }
+
+  // The values of a tile, as number `i` of the block.
+  void take(const float* data, const float* dy, std::int64_t number, std::int64_t i,
+            float* values) const {
+    for (std::int64_t g = 0; g < in_.count; ++g)
+      transforms_.data(cut_.data.tile(data, number, kReach, in_.begin(g)), in_.width(g),
+                       values + values_at(in_, g) + i * in_.width(g), values_apart(in_, g));
+    for (std::int64_t g = 0; g < out_.count; ++g)
+      transforms_.adjoint(cut_.result.tile(dy, number, kTile, out_.begin(g)), out_.width(g),
+                          values + values_at(out_, g) + i * out_.width(g), values_apart(out_, g));
+  }
+
+  // Adds value number v of so many tiles to a pair's sums.
+  void multiply(std::int64_t pair, std::int64_t v, std::int64_t count, bool add,
+                const float* values, float* sums) const {
+    const std::int64_t in = pair / out_.count, out = pair % out_.count;
+    TileWork<float> work{};
+    work.depth = count;
+    work.a_panel = tile_.rows;
+    work.a_step = in_.width(in);
+    work.b = values + values_at(out_, out) + v * values_apart(out_, out);
+    work.b_step = work.columns = work.c_stride = out_.width(out);
+    work.add = add;
+    for (std::int64_t i = 0; i < in_.width(in); i += tile_.rows) {
+      work.a = values + values_at(in_, in) + v * values_apart(in_, in) + i;
+      work.c = sums + v * sums_apart() + i * work.c_stride;
+      work.rows = std::min(tile_.rows, in_.width(in) - i);
+      tile_.multiply(work);
+    }
+  }
+
+  // Makes weights of the sums of some pairs, of so many threads, each `pairs_` pairs behind the last.
+  void finish(std::int64_t first, std::int64_t some, std::int64_t threads, const float* sums,
+              float* weights) const {
+    device::parallel_for(some * in_.lanes, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t task = begin; task < end; ++task) {
+        const std::int64_t pair = task / in_.lanes, part = task % in_.lanes,
+                           in = (first + pair) / out_.count, out = (first + pair) % out_.count,
+                           columns = out_.width(out), row = in_.width(in) * part / in_.lanes,
+                           rows = in_.width(in) * (part + 1) / in_.lanes - row;
+        const float* from = sums + pair * sums_elements() + row * columns;
+        float* to = weights + out_.begin(out) * step_ + (in_.begin(in) + row) * kWeights;
+        for (std::int64_t j = 0; j < columns; j += transforms_.lanes)
+          for (std::int64_t i = 0; i < rows; ++i)
+            transforms_.weight_adjoints(from + i * columns + j, sums_apart(), threads,
+                                        pairs_ * sums_elements(), to + j * step_ + i * kWeights,
+                                        step_);
+      }
+    });
+  }
+
+  const portable::GemmTile<float>& tile_ = portable::tile_of<float>();
+  const Transforms& transforms_ = transforms();
+  Cut cut_;
+  Groups in_, out_;
+  std::int64_t step_, pairs_;  // elements between kernels; all pairs
+  bool by_tiles_;
+  std::int64_t block_, together_;  // tiles; pairs
+};
+
+class Conv final : public Kernel {
+ public:
+  explicit Conv(const ConvShape& shape) : product_(shape), bias_(shape.bias) {}
+  void run(const KernelArgs& args) const override {
+    const auto* const* in = reinterpret_cast<const float* const*>(args.inputs);
+    product_.run(in[0], in[1], bias_ ? in[2] : nullptr, static_cast<float*>(args.outputs[0]),
+                 static_cast<float*>(args.scratch));
+  }
+
+ private:
+  Product product_;
+  bool bias_ = false;
+};
+
+class WeightGrad final : public Kernel {
+ public:
+  explicit WeightGrad(const ConvShape& shape) : gradient_(shape) {}
+  void run(const KernelArgs& args) const override {
+    gradient_.run(static_cast<const float*>(args.inputs[0]),
+                  static_cast<const float*>(args.inputs[1]), static_cast<float*>(args.outputs[0]),
+                  static_cast<float*>(args.scratch));
+  }
+
+ private:
+  WeightGradient gradient_;
+};
+
+}  // namespace
+
+Verdict accept_conv(const KernelQuery& query) {
+  const ConvShape s(query);
+  if (!s.refusal.empty()) return Verdict::reject(s.refusal);
+  if (s.factors != DType::F32 || s.mixed) return Verdict::reject("not of f32");
+  if (s.axes != 2 || !s.channels_last || s.groups > 1 || !s.post.empty())
+    return Verdict::reject("not of two axes, channels last, one group, nothing behind");
+  for (std::size_t axis = 1; axis < 3; ++axis)
+    if (s.kernel[axis] != kKernel || s.strides[axis] != 1 || s.dilations[axis] != 1 ||
+        s.before[axis] >= kKernel || s.after[axis] >= kKernel)
+      return Verdict::reject("not of 3 x 3 places side by side");
+  if (s.in % kLine != 0 || s.out % kLine != 0) return Verdict::reject("not of whole vectors");
+  const Cut cut(s);
+  if (cut.tiles < kFewest || 2 * cut.places() < cut.tiles * kTile * kTile)
+    return Verdict::reject("few tiles, or tiles that are mostly empty");
+  const std::int64_t elements = s.which == Which::WeightGrad ? WeightGradient(s).scratch_elements()
+                                                             : Product(s).scratch_elements();
+  return Verdict::accept(static_cast<std::size_t>(elements) * sizeof(float));
+}
+
+std::unique_ptr<Kernel> construct_conv(const KernelQuery& query) {
+  const ConvShape shape(query);
+  if (shape.which == Which::WeightGrad) return std::make_unique<WeightGrad>(shape);
+  return std::make_unique<Conv>(shape);
+}
+
+}  // namespace ngd::kernels::winograd

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// See transforms.hpp. A transform is the same one along rows and along columns; here for one line of
+// vectors, each of which holds one place of several channels.
+#include "kernels/winograd/transforms.hpp"
+
+#include "kernels/simd_loops.hpp"
+
+namespace ngd::kernels::winograd::NGD_SIMD_LEVEL {
+
+namespace {
+
+using Vector = VectorOf<float, NGD_REGISTER_BYTES>::type;
+using Stored = VectorOf<float, NGD_REGISTER_BYTES>::stored;
+constexpr int kLanes = NGD_REGISTER_BYTES / 4;
+constexpr float kRoot = 1.41421356237309505F;  // the points are +-kRoot and half of that
+
+NGD_INLINE Vector load(const float* from) { return *reinterpret_cast<const Stored*>(from); }
+NGD_INLINE void store(Vector value, float* to) { *reinterpret_cast<Stored*>(to) = value; }
+
+struct OfData {
+  static constexpr int from = kReach, to = kReach;
+  NGD_INLINE void line(const Vector* d, Vector* v) {
+    const Vector even = d[4] - 2 * d[2], odd = kRoot / 2 * (d[3] - 2 * d[1]);
+    const Vector even2 = d[4] - 0.5F * d[2], odd2 = kRoot * (d[3] - 0.5F * d[1]);
+    v[0] = d[0] + (d[4] - 2.5F * d[2]);
+    v[1] = even + odd;
+    v[2] = even - odd;
+    v[3] = even2 + odd2;
+    v[4] = even2 - odd2;
+    v[5] = d[1] + (d[5] - 2.5F * d[3]);
+  }
+};
+
+struct OfResult {
+  static constexpr int from = kReach, to = kTile;
+  NGD_INLINE void line(const Vector* m, Vector* y) {
+    const Vector sum = m[1] + m[2], apart = kRoot / 2 * (m[1] - m[2]);
+    const Vector sum2 = m[3] + m[4], apart2 = kRoot * (m[3] - m[4]);
+    y[0] = m[0] + sum + sum2;
+    y[1] = apart + apart2;
+    y[2] = 0.5F * sum + 2 * sum2;
+    y[3] = m[5] + 0.5F * apart + 2 * apart2;
+  }
+};
+
+struct OfAdjoint {  // OfResult's transposition
+  static constexpr int from = kTile, to = kReach;
+  NGD_INLINE void line(const Vector* y, Vector* z) {
+    const Vector even = y[0] + 0.5F * y[2], odd = kRoot / 2 * (y[1] + 0.5F * y[3]);
+    const Vector even2 = y[0] + 2 * y[2], odd2 = kRoot * (y[1] + 2 * y[3]);
+    z[0] = y[0];
+    z[1] = even + odd;
+    z[2] = even - odd;
+    z[3] = even2 + odd2;
+    z[4] = even2 - odd2;
+    z[5] = y[3];
+  }
+};
+
+struct OfWeights {
+  static constexpr int from = kKernel, to = kReach;
+  NGD_INLINE void line(const Vector* g, Vector* u) {
+    const Vector even = g[0] + 0.5F * g[2], odd = kRoot / 2 * g[1];
+    const Vector even2 = g[0] + 2 * g[2], odd2 = kRoot * g[1];
+    u[0] = g[0];
+    u[1] = -2.0F / 3 * (even + odd);
+    u[2] = -2.0F / 3 * (even - odd);
+    u[3] = 1.0F / 6 * (even2 + odd2);
+    u[4] = 1.0F / 6 * (even2 - odd2);
+    u[5] = g[2];
+  }
+};
+
+struct OfWeightAdjoints {  // OfWeights' transposition
+  static constexpr int from = kReach, to = kKernel;
+  NGD_INLINE void line(const Vector* u, Vector* g) {
+    const Vector sum = -2.0F / 3 * (u[1] + u[2]), apart = -2.0F / 3 * (u[1] - u[2]);
+    const Vector sum2 = 1.0F / 6 * (u[3] + u[4]), apart2 = 1.0F / 6 * (u[3] - u[4]);
+    g[0] = u[0] + sum + sum2;
+    g[1] = kRoot / 2 * apart + kRoot * apart2;
+    g[2] = 0.5F * sum + 2 * sum2 + u[5];
+  }
+};
+
+// A grid of vectors, transformed along its rows and then along its columns.
+template <class Of>
+NGD_INLINE void transform(const Vector (&in)[Of::from][Of::from], Vector (&out)[Of::to][Of::to]) {
+  Vector half[Of::from][Of::to];
+  NGD_UNROLL
+  for (int i = 0; i < Of::from; ++i) Of::line(in[i], half[i]);
+  NGD_UNROLL
+  for (int j = 0; j < Of::to; ++j) {
+    Vector column[Of::from], made[Of::to];
+    NGD_UNROLL
+    for (int i = 0; i < Of::from; ++i) column[i] = half[i][j];
+    Of::line(column, made);
+    NGD_UNROLL
+    for (int i = 0; i < Of::to; ++i) out[i][j] = made[i];
+  }
+}
+
+template <int side>
+NGD_INLINE void load_grid(const float* from, std::int64_t apart, Vector (&to)[side][side]) {
+  NGD_UNROLL
+  for (int i = 0; i < side; ++i) {
+    NGD_UNROLL
+    for (int j = 0; j < side; ++j) to[i][j] = load(from + (i * side + j) * apart);
+  }
+}
+
+template <int side>
+NGD_INLINE void store_grid(const Vector (&from)[side][side], float* to, std::int64_t apart) {
+  NGD_UNROLL
+  for (int i = 0; i < side; ++i) {
+    NGD_UNROLL
+    for (int j = 0; j < side; ++j) store(from[i][j], to + (i * side + j) * apart);
+  }
+}
+
+template <class Of, bool whole>
+void values(const Tile<const float>& tile, std::int64_t channels, float* to, std::int64_t apart) {
+  for (std::int64_t c = 0; c < channels; c += kLanes) {
+    Vector in[Of::from][Of::from], out[Of::to][Of::to];
+    NGD_UNROLL
+    for (int i = 0; i < Of::from; ++i) {
+      NGD_UNROLL
+      for (int j = Of::from - kTile; j < Of::from; ++j)
+        __builtin_prefetch(tile.place(i, j + kTile) + c, 0, 2);
+      NGD_UNROLL
+      for (int j = 0; j < Of::from; ++j)
+        in[i][j] = whole || tile.has(i, j) ? load(tile.place(i, j) + c) : Vector{};
+    }
+    transform<Of>(in, out);
+    store_grid<Of::to>(out, to + c, apart);
+  }
+}
+
+template <class Of>
+void values_of(const Tile<const float>& from, std::int64_t channels, float* to,
+               std::int64_t apart) {
+  from.is_whole(Of::from) ? values<Of, true>(from, channels, to, apart)
+                          : values<Of, false>(from, channels, to, apart);
+}
+
+template <bool whole>
+void results(const float* from, std::int64_t apart, std::int64_t channels, const float* bias,
+             const Tile<float>& to) {
+  for (std::int64_t c = 0; c < channels; c += kLanes) {
+    Vector in[kReach][kReach], out[kTile][kTile];
+    load_grid<kReach>(from + c, apart, in);
+    transform<OfResult>(in, out);
+    const Vector added = bias == nullptr ? Vector{} : load(bias + c);
+    NGD_UNROLL
+    for (int i = 0; i < kTile; ++i) {
+      NGD_UNROLL
+      for (int j = 0; j < kTile; ++j)
+        if (whole || to.has(i, j)) store(out[i][j] + added, to.place(i, j) + c);
+    }
+  }
+}
+
+void result(const float* from, std::int64_t apart, std::int64_t channels, const float* bias,
+            const Tile<float>& to) {
+  to.is_whole(kTile) ? results<true>(from, apart, channels, bias, to)
+                     : results<false>(from, apart, channels, bias, to);
+}
+
+void weights(const float* kernels, std::int64_t step, bool turned, float* to, std::int64_t apart) {
+  float lines[kWeights][kLanes];
+  for (int k = 0; k < kLanes; ++k) {
+    NGD_UNROLL
+    for (int i = 0; i < kWeights; ++i) lines[i][k] = kernels[k * step + i];
+  }
+  Vector in[kKernel][kKernel], out[kReach][kReach];
+  for (int i = 0; i < kWeights; ++i)
+    in[i / kKernel][i % kKernel] = load(lines[turned ? kWeights - 1 - i : i]);
+  transform<OfWeights>(in, out);
+  store_grid<kReach>(out, to, apart);
+}
+
+void weight_adjoints(const float* from, std::int64_t apart, std::int64_t parts, std::int64_t next,
+                     float* kernels, std::int64_t step) {
+  Vector in[kReach][kReach], out[kKernel][kKernel];
+  load_grid<kReach>(from, apart, in);
+  for (std::int64_t part = 1; part < parts; ++part) {
+    Vector more[kReach][kReach];
+    load_grid<kReach>(from + part * next, apart, more);
+    NGD_UNROLL
+    for (int i = 0; i < kReach; ++i) {
+      NGD_UNROLL
+      for (int j = 0; j < kReach; ++j) in[i][j] += more[i][j];
+    }
+  }
+  transform<OfWeightAdjoints>(in, out);
+  float lines[kWeights][kLanes];
+  store_grid<kKernel>(out, lines[0], kLanes);
+  for (int k = 0; k < kLanes; ++k) {
+    NGD_UNROLL
+    for (int i = 0; i < kWeights; ++i) kernels[k * step + i] = lines[i][k];
+  }
+}
+
+constexpr Transforms kTransforms = {kLanes,  &values_of<OfData>, &values_of<OfAdjoint>,
+                                    &result, &weights,           &weight_adjoints};
+
+}  // namespace
+
+const Transforms& transforms() { return kTransforms; }
+
+}  // namespace ngd::kernels::winograd::NGD_SIMD_LEVEL
