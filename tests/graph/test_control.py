@@ -218,13 +218,15 @@ def test_a_loop_is_the_unrolled_one(
                 loss = loss + ops.sum(part * part)
         gradients = ngd.grad(loss, [a, b, x, w, m], unused="zero")
         results.append([one, two, *(p for p in parts if p is not None and length), *gradients])
-    tolerance = {"float32": 2e-4, "float64": 1e-11, "bfloat16": 0.2}[dtype]
+    tolerance = {"float32": 2e-4, "float64": 1e-11, "bfloat16": 0.1}[dtype]
     for device in DEVICES:
         looped, unrolled = (run(r, device, **arrays) for r in results)
+        # What is small may be a difference of what is large.
+        largest = max(float(np.abs(u.astype(float)).max(initial=1)) for u in unrolled)
         for got, wanted in zip(looped, unrolled, strict=True):
             assert got.dtype == wanted.dtype
             npt.assert_allclose(
-                got.astype(float), wanted.astype(float), rtol=tolerance, atol=tolerance
+                got.astype(float), wanted.astype(float), rtol=0, atol=tolerance * largest
             )
 
 
