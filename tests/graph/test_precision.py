@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.testing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from layers import block
 
@@ -438,13 +438,16 @@ def test_the_cpu_and_the_references_agree(
                 ("INTERPRETER", "float32"),
             )
         ]
-    for cpu, slow, exact in zip(*made, strict=True):
+    scales = [np.abs(exact).max(initial=0) + 1e-3 for exact in made[2]]
+    rounded = [
+        np.abs(slow - exact).max(initial=0) / scale
+        for slow, exact, scale in zip(*made[1:], scales, strict=True)
+    ]
+    assume(max(rounded) < 0.15)  # else the net makes much of little
+    for cpu, slow, exact, scale, part in zip(*made, scales, rounded, strict=True):
         assert cpu.dtype == slow.dtype == np.float32
-        scale = np.abs(exact).max(initial=0) + 1e-3
-        rounded = np.abs(slow - exact).max(initial=0) / scale
-        assert rounded < 0.5
-        # The two round at different places: what rounding does to this net allows their difference.
-        npt.assert_allclose(cpu, slow, rtol=0, atol=(0.05 + 4 * rounded) * scale)
+        npt.assert_allclose(cpu, slow, rtol=0, atol=(0.05 + 2 * part) * scale)
+        npt.assert_allclose(cpu, exact, rtol=0, atol=(0.05 + 3 * part) * scale)
 
 
 @needs_bfloat16

@@ -67,7 +67,7 @@ class Kernel {
 // A row of a device's table. The first row of an op whose accept() says yes serves it.
 struct KernelRow {
   std::string_view op;
-  std::string_view implementation;  // "onednn", "fused", "portable"
+  std::string_view implementation;  // "onednn", "fused", ...: its folder
   Verdict (*accept)(const KernelQuery& query);
   std::unique_ptr<Kernel> (*construct)(const KernelQuery& query);
 };

@@ -2,6 +2,7 @@
 // Convolutions and their gradients, every implementation, against plain loops.
 #include <functional>
 
+#include "device/threads.hpp"
 #include "forked.hpp"
 #include "harness.hpp"
 
@@ -289,6 +290,11 @@ TEST(Winograd, AllThreeOps) {
                       {draw(0, 2), draw(0, 2), draw(0, 2), draw(0, 2)}});
 }
 
+// So many that each thread has several blocks of tiles, and sums of its own.
+std::int64_t many_images() { return 6 * std::min(device::thread_count(), 16); }
+
+TEST(Winograd, ManyTiles) { expect_all_three({{many_images(), 16, 17}, 16, 80, {1, 1, 1, 1}}); }
+
 // Values of kernels that no cache holds; sums of several blocks of tiles.
 TEST(Winograd, ManyChannels) { expect_all_three({{4, 18, 20}, 304, 320, {1, 1, 1, 1}}); }
 
@@ -307,16 +313,33 @@ TEST(Winograd, RunsInAForkedChild) {
   const Last c({2, 14, 15}, 32, 48, {1, 1, 1, 1});
   const KernelQuery query = query_of("conv", {c.data, c.weights}, {{DType::F32, c.y}}, c.attrs());
   expect_same_in_a_forked_child(row_of("conv", "winograd"), query, {c.data, c.weights});
+  const Last many({many_images(), 16, 17}, 16, 32, {1, 1, 1, 1});
+  const KernelQuery gradient =
+      query_of("conv_weight_grad", {many.data, many.dy}, {{DType::F32, many.w}}, many.attrs());
+  expect_same_in_a_forked_child(row_of("conv_weight_grad", "winograd"), gradient,
+                                {many.data, many.dy});
+}
+
+// It reaches all windows that see it, and of the others those of its tile alone.
+TEST(Winograd, NanStaysInItsTile) {
+  Last c({1, 16, 16}, 16, 16, {1, 1, 1, 1});
+  c.data.set((6 * c.width + 6) * c.in + 3, std::nan(""));
+  const Tensor y = run("conv", {c.data, c.weights}, {{DType::F32, c.y}}, c.attrs(), "winograd")[0];
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    const std::int64_t row = i / c.out / 16, column = i / c.out % 16;
+    const bool sees = std::abs(row - 6) <= 1 && std::abs(column - 6) <= 1;
+    const bool in_tile = row / 4 == 1 && column / 4 == 1;
+    if (in_tile && !sees) continue;
+    ASSERT_EQ(std::isnan(y.at(i)), sees) << row << ' ' << column;
+  }
 }
 
 TEST(Placewise, GradientOfWeights) {
   const Last all[] = {
       {{2, 12, 13}, 128, 144, {1, 1, 1, 1}, {3, 2, 1}},
-      {{3, 11, 10},
-       192,
-       128,
-       {0, 2, 3, 1},
-       {3, 2, 2}},  // some places of the kernel see padding alone
+      {{3, 11, 10}, 192, 128, {0, 2, 3, 1}, {3, 2, 2}},
+      {{128, 2, 2}, 128, 128, {4, 2, 4, 2}, {3, 2, 2}},  // some places meet padding alone
+
       {{1, 9, 11}, 1040, 32, {0, 0, 0, 0}, {1, 1, 1}},
       {{1, 5, 6}, 1040, 1056, {0, 0, 0, 0}, {1, 2, 1}},  // sums that threads share
       {{16, 64, 65}, 16, 64, {0, 0, 0, 0}, {1, 1, 1}},   // a dy that no cache holds
@@ -363,6 +386,21 @@ TEST(Winograd, Refusals) {
   EXPECT_EQ(
       refused(x, w, {2, 8, 8, 64}, DType::F32, [](Attrs& a) { a.set("strides", Integers{2, 2}); }),
       "not of 3 x 3 places side by side");
+  const char* apart = "not of 3 x 3 places side by side";
+  const char* kind = "not of two axes, channels last, one group, nothing behind";
+  EXPECT_EQ(refused(x, w, {2, 14, 14, 64}, DType::F32,
+                    [](Attrs& a) { a.set("dilations", Integers{2, 2}); }),
+            apart);
+  EXPECT_EQ(refused(x, w, {2, 20, 20, 64}, DType::F32,
+                    [](Attrs& a) { a.set("padding", Integers{3, 3, 3, 3}); }),
+            apart);
+  EXPECT_EQ(refused(x, w, y, DType::F32,
+                    [](Attrs& a) { a.set("post", std::vector<std::string>{"gelu"}); }),
+            kind);
+  EXPECT_EQ(refused({2, 32, 16, 16}, w, {2, 64, 16, 16}, DType::F32,
+                    [](Attrs& a) { a.set("channels_last", 0); }),
+            kind);
+  EXPECT_EQ(refused({2, 16, 16, 0}, {64, 0, 3, 3}, y, DType::F32, as_it_is), "nothing to convolve");
   EXPECT_EQ(refused({2, 16, 16, 24}, {64, 24, 3, 3}, y, DType::F32, as_it_is),
             "not of whole vectors");
   EXPECT_EQ(refused({3, 8, 8, 32}, w, {3, 8, 8, 64}, DType::F32, as_it_is),

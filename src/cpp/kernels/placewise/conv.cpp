@@ -2,8 +2,8 @@
 // Gradients of f32 convolutions' weights, the channels last, as sums of products over the places of
 // dy: of its channels by those of the data that a place of the kernels sees there.
 //
-// Of a block of places dy is read where it lies, and the data is packed once for each place of the
-// kernels and group of channels: the own product's tiles multiply them.
+// Of a block of places dy is read where it lies, if its channels fill tiles of the own product, and
+// the data is packed once for each place of the kernels and group of channels: the tiles multiply them.
 #include <algorithm>
 #include <cstring>
 
@@ -20,6 +20,7 @@ namespace {
 using portable::Groups;
 using portable::TileWork;
 
+constexpr std::int64_t kQuarter = 4;           // channels that are copied at once
 constexpr std::int64_t kVector = 16;           // channels
 constexpr std::int64_t kBlock = 128;           // places, at most
 constexpr std::int64_t kBlockBytes = 1 << 19;  // of dy
@@ -81,16 +82,15 @@ class WeightGradient final : public Kernel {
            float* sums) const {
     float* packed_dy = packed + block_ * tile_.columns;
     for (std::int64_t p = places.begin; p < places.end; p += block_) {
-      const std::int64_t count = std::min(block_, places.end - p), behind = p + count,
-                         next = std::min(block_, places.end - behind);
+      const std::int64_t count = std::min(block_, places.end - p), behind = p + count;
       const float* from = dy + p * s_.out;
       if (packs_dy_) tile_.pack({from, 1, s_.out}, s_.out, count, tile_.rows, packed_dy);
       for (std::int64_t k = 0; k < s_.kernel_places(); ++k)
         for (std::int64_t group = 0; group < in_.count; ++group) {
           pack(data, p, count, k, group, packed);
-          const bool first = k == 0 && group == 0;
+          const bool fetches = k == 0 && group == 0 && behind < places.end;
           multiply(packs_dy_ ? packed_dy : from, rows, packed, in_.width(group), count,
-                   p > places.begin, first && next > 0 ? dy + behind * s_.out : nullptr,
+                   p > places.begin, fetches ? dy + behind * s_.out : nullptr,
                    sums + sums_at(k, group));
         }
     }
@@ -125,7 +125,6 @@ class WeightGradient final : public Kernel {
                 std::int64_t count, bool add, const float* ahead, float* sums) const {
     TileWork<float> work{};
     work.depth = count;
-    work.a_panel = tile_.rows;
     work.a_step = packs_dy_ ? tile_.rows : s_.out;
     work.b = b;
     work.b_step = work.columns = work.c_stride = columns;
@@ -161,8 +160,6 @@ class WeightGradient final : public Kernel {
     });
   }
 
-  static constexpr std::int64_t kQuarter = 4;  // elements that are copied at once
-
   const portable::GemmTile<float>& tile_ = portable::tile_of<float>();
   ConvShape s_;
   std::int64_t pieces_, places_;
@@ -173,13 +170,14 @@ class WeightGradient final : public Kernel {
   std::int64_t of_piece_;
 };
 
-// Where this wins: steps of 2 by 3 x 3; many channels of the data; and a dy that no cache holds. ADR 43
+// Where this wins: steps of 2 and more; many channels of the data; and a dy that no cache holds. ADR 43
 // has the figures.
 bool wins(const ConvShape& s) {
   constexpr std::int64_t kNoCache = 16 << 20, kMany = 1024, kSome = 128;
   const std::int64_t places = s.batch * s.window_count();
   if (s.kernel_places() > 1)
-    return s.strides[1] > 1 && s.in >= kSome && s.out >= kSome && places >= 2 * kBlock;
+    return s.strides[1] > 1 && s.strides[2] > 1 && s.in >= kSome && s.out >= kSome &&
+           places >= 2 * kBlock;
   return s.in >= kMany || (s.in <= kSome && s.out >= 4 * s.in && places * s.out * 4 >= kNoCache);
 }
 

@@ -17,7 +17,7 @@ struct Groups {
       : vectors(channels / tile_of<float>().lanes), lanes(tile_of<float>().lanes) {
     const std::int64_t most = tile_of<float>().columns / lanes;
     count = (vectors + most - 1) / most;
-    count = std::min(vectors, round_up(count, count >= multiple ? multiple : 1));
+    count = std::min(vectors, round_up(count, multiple));
   }
   std::int64_t begin(std::int64_t group) const { return vectors * group / count * lanes; }
   std::int64_t width(std::int64_t group) const { return begin(group + 1) - begin(group); }

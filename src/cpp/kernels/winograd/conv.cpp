@@ -3,8 +3,8 @@
 // multiplications: transforms.hpp has the method. The products of values are the own product's.
 //
 // A gradient of data is a convolution of dy by kernels that are turned; one of weights sums products of
-// the values of data and of dy over all tiles. What a transform makes stays in a cache until it
-// is used: of some tiles where the values of all kernels fit there, else of some kernels.
+// the values of data and of dy over all tiles. What a transform makes is used soon: a thread makes it
+// of some tiles where the values of all kernels fit a cache, else of some kernels.
 #include <algorithm>
 #include <vector>
 
@@ -27,12 +27,13 @@ using Which = ConvShape::Which;
 
 constexpr std::int64_t kLine = 16;  // elements: values are an odd number of lines apart
 
-constexpr std::int64_t kBlockBytes = 1 << 20;    // values of a block of tiles, for each thread
+constexpr std::int64_t kBlockBytes = 1 << 20;  // values of a block of tiles, for each thread, about
 constexpr std::int64_t kKernelBytes = 12 << 20;  // values of all kernels that stay in a cache
 constexpr std::int64_t kSumBytes = 4 << 20;      // of all sums, which each thread has of its own
-constexpr std::int64_t kBlock = 48;              // tiles, of those whose values are all there
-constexpr std::int64_t kFewest = 16;             // tiles that are worth the kernels' values
-constexpr std::int64_t kSummed = 64;             // tiles, at least, that are summed at once
+constexpr std::int64_t kBlock = 48;              // tiles, of those whose values are there
+constexpr std::int64_t kTogetherBytes = 16 << 20, kFewTogether = 256;  // of these; tiles, at least
+constexpr std::int64_t kFewest = 16;  // tiles that are worth the kernels' values
+constexpr std::int64_t kSummed = 64;  // tiles, at least, that are summed at once
 
 const Transforms& transforms() { return NGD_SIMD_SELECT(transforms)(); }
 
@@ -98,10 +99,13 @@ class Product {
         depth_(cut_.data.channels),
         columns_(cut_.result.channels),
         each_(cut_.tiles / cut_.pieces),
-        by_tiles_(kValues * depth_ * columns_ * 4 <= kKernelBytes && each_ >= 2 * tile_.rows),
+        by_tiles_(kValues * depth_ * columns_ * 4 <= kKernelBytes &&
+                  (each_ >= 2 * tile_.rows || columns_ / tile_.lanes < cut_.pieces)),
         groups_(columns_, by_tiles_ ? 1 : cut_.pieces) {
-    const std::int64_t fit = kBlockBytes / (kValues * (depth_ + columns_) * 4);
-    block_ = by_tiles_ ? std::max(std::min(fit, each_) / tile_.rows, 4L) * tile_.rows : kBlock;
+    const std::int64_t fit = kBlockBytes / (kValues * (depth_ + columns_) * 4), fewest = 4;
+    block_ = by_tiles_ ? std::max(std::min(fit, each_) / tile_.rows, fewest) * tile_.rows : kBlock;
+    together_ =
+        std::min(cut_.tiles, std::max(kFewTogether, kTogetherBytes / (kValues * depth_ * 4)));
     for (std::int64_t g = 0; g < groups_.count; ++g) {
       kernels_at_.push_back(kernels_);
       kernels_ += kValues * kernels_apart(g);
@@ -111,7 +115,7 @@ class Product {
 
   std::int64_t scratch_elements() const {
     if (by_tiles_) return kernels_ + cut_.pieces * (data_elements(block_) + sums_elements());
-    return data_elements(cut_.tiles) + cut_.pieces * (widest_kernels() + sums_elements());
+    return data_elements(together_) + cut_.pieces * (widest_kernels() + sums_elements());
   }
 
   void run(const float* data, const float* kernels, const float* bias, float* out,
@@ -153,30 +157,38 @@ class Product {
     });
   }
 
-  // All tiles' values are made, then each thread has some groups of columns.
+  // Many tiles' values are made, then each thread has some groups of columns.
   void run_by_columns(const float* data, const float* kernels, const float* bias, float* out,
                       float* scratch) const {
-    const std::int64_t values_apart = apart(cut_.tiles, depth_);
-    device::parallel_for(cut_.tiles, 1, [&](std::int64_t begin, std::int64_t end) {
-      take_data(data, begin, end - begin, scratch + begin * depth_, values_apart);
-    });
-    device::parallel_for(cut_.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t piece = begin; piece < end; ++piece) {
-        float* taken =
-            scratch + data_elements(cut_.tiles) + piece * (widest_kernels() + sums_elements());
-        float* sums = taken + widest_kernels();
-        const std::int64_t last = groups_.count * (piece + 1) / cut_.pieces;
-        for (std::int64_t g = groups_.count * piece / cut_.pieces; g < last; ++g) {
-          take_kernels(kernels, g, taken);
-          for (std::int64_t t = 0; t < cut_.tiles; t += block_) {
-            const std::int64_t count = std::min(block_, cut_.tiles - t);
-            for (std::int64_t v = 0; v < kValues; ++v)
-              multiply(v, g, scratch + t * depth_, values_apart, count, taken, sums);
-            finish(sums, t, count, groups_.begin(g), groups_.width(g), bias, out);
-          }
+    float* of_pieces = scratch + data_elements(together_);
+    for (std::int64_t first = 0; first < cut_.tiles; first += together_) {
+      const std::int64_t some = std::min(together_, cut_.tiles - first);
+      device::parallel_for(some, 1, [&](std::int64_t begin, std::int64_t end) {
+        take_data(data, first + begin, end - begin, scratch + begin * depth_,
+                  apart(together_, depth_));
+      });
+      device::parallel_for(cut_.pieces, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t piece = begin; piece < end; ++piece) {
+          float* taken = of_pieces + piece * (widest_kernels() + sums_elements());
+          const std::int64_t last = groups_.count * (piece + 1) / cut_.pieces;
+          for (std::int64_t g = groups_.count * piece / cut_.pieces; g < last; ++g)
+            add_columns(g, first, some, scratch, kernels, taken, bias, out);
         }
-      }
-    });
+      });
+    }
+  }
+
+  // Those of a group, of some tiles, whose values are there.
+  void add_columns(std::int64_t group, std::int64_t first, std::int64_t some, const float* values,
+                   const float* kernels, float* taken, const float* bias, float* out) const {
+    float* sums = taken + widest_kernels();
+    take_kernels(kernels, group, taken);
+    for (std::int64_t t = 0; t < some; t += block_) {
+      const std::int64_t count = std::min(block_, some - t);
+      for (std::int64_t v = 0; v < kValues; ++v)
+        multiply(v, group, values + t * depth_, apart(together_, depth_), count, taken, sums);
+      finish(sums, first + t, count, groups_.begin(group), groups_.width(group), bias, out);
+    }
   }
 
   void take_data(const float* data, std::int64_t first, std::int64_t count, float* values,
@@ -230,8 +242,8 @@ class Product {
   std::int64_t depth_, columns_;  // channels that are summed over, and those of the result
   std::int64_t each_;             // tiles of a thread
   bool by_tiles_;
-  Groups groups_;       // of columns
-  std::int64_t block_;  // tiles
+  Groups groups_;                  // of columns
+  std::int64_t block_, together_;  // tiles
   std::vector<std::int64_t> kernels_at_;
   std::int64_t kernels_ = 0, widest_ = 0;
 };
@@ -246,7 +258,7 @@ class WeightGradient {
         step_(s.in * kWeights),
         pairs_(in_.count * out_.count) {
     const std::int64_t per_tile = kValues * (s.in + s.out) * 4, each = cut_.tiles / cut_.pieces;
-    by_tiles_ = kValues * s.in * s.out * 4 <= kSumBytes && each >= kSummed;
+    by_tiles_ = pairs_ * sums_elements() * 4 <= kSumBytes && each >= kSummed;
     const std::int64_t sharing = by_tiles_ ? 1 : cut_.pieces;
     block_ = std::min(by_tiles_ ? each + 1 : cut_.tiles,
                       std::max(kSummed, sharing * kBlockBytes * 3 / 2 / per_tile));
@@ -306,11 +318,12 @@ class WeightGradient {
   std::int64_t values_apart(const Groups& groups, std::int64_t group) const {
     return apart(block_, groups.width(group));
   }
-  std::int64_t values_at(const Groups& groups, std::int64_t group) const {
-    const std::int64_t before = &groups == &in_ ? 0 : values_at(in_, in_.count);
-    return before + kValues * (apart(block_, groups.begin(group)) + (group - 1) * kLine);
+  std::int64_t in_at(std::int64_t group) const { return behind(in_, group); }
+  std::int64_t out_at(std::int64_t group) const { return in_at(in_.count) + behind(out_, group); }
+  std::int64_t behind(const Groups& groups, std::int64_t group) const {
+    return kValues * (apart(block_, groups.begin(group)) + (group - 1) * kLine);
   }
-  std::int64_t values_elements() const { return values_at(out_, out_.count); }
+  std::int64_t values_elements() const { return out_at(out_.count); }
   // Of a pair.
   std::int64_t sums_apart() const { return tile_.columns * tile_.columns + kLine; }
   std::int64_t sums_elements() const { return kValues * sums_apart(); }
@@ -320,10 +333,10 @@ class WeightGradient {
             float* values) const {
     for (std::int64_t g = 0; g < in_.count; ++g)
       transforms_.data(cut_.data.tile(data, number, kReach, in_.begin(g)), in_.width(g),
-                       values + values_at(in_, g) + i * in_.width(g), values_apart(in_, g));
+                       values + in_at(g) + i * in_.width(g), values_apart(in_, g));
     for (std::int64_t g = 0; g < out_.count; ++g)
       transforms_.adjoint(cut_.result.tile(dy, number, kTile, out_.begin(g)), out_.width(g),
-                          values + values_at(out_, g) + i * out_.width(g), values_apart(out_, g));
+                          values + out_at(g) + i * out_.width(g), values_apart(out_, g));
   }
 
   // Adds value number v of so many tiles to a pair's sums.
@@ -332,13 +345,12 @@ class WeightGradient {
     const std::int64_t in = pair / out_.count, out = pair % out_.count;
     TileWork<float> work{};
     work.depth = count;
-    work.a_panel = tile_.rows;
     work.a_step = in_.width(in);
-    work.b = values + values_at(out_, out) + v * values_apart(out_, out);
+    work.b = values + out_at(out) + v * values_apart(out_, out);
     work.b_step = work.columns = work.c_stride = out_.width(out);
     work.add = add;
     for (std::int64_t i = 0; i < in_.width(in); i += tile_.rows) {
-      work.a = values + values_at(in_, in) + v * values_apart(in_, in) + i;
+      work.a = values + in_at(in) + v * values_apart(in_, in) + i;
       work.c = sums + v * sums_apart() + i * work.c_stride;
       work.rows = std::min(tile_.rows, in_.width(in) - i);
       tile_.multiply(work);
@@ -378,14 +390,15 @@ class Conv final : public Kernel {
  public:
   explicit Conv(const ConvShape& shape) : product_(shape), bias_(shape.bias) {}
   void run(const KernelArgs& args) const override {
-    const auto* const* in = reinterpret_cast<const float* const*>(args.inputs);
-    product_.run(in[0], in[1], bias_ ? in[2] : nullptr, static_cast<float*>(args.outputs[0]),
-                 static_cast<float*>(args.scratch));
+    product_.run(static_cast<const float*>(args.inputs[0]),
+                 static_cast<const float*>(args.inputs[1]),
+                 bias_ ? static_cast<const float*>(args.inputs[2]) : nullptr,
+                 static_cast<float*>(args.outputs[0]), static_cast<float*>(args.scratch));
   }
 
  private:
   Product product_;
-  bool bias_ = false;
+  bool bias_;
 };
 
 class WeightGrad final : public Kernel {
@@ -413,6 +426,7 @@ Verdict accept_conv(const KernelQuery& query) {
     if (s.kernel[axis] != kKernel || s.strides[axis] != 1 || s.dilations[axis] != 1 ||
         s.before[axis] >= kKernel || s.after[axis] >= kKernel)
       return Verdict::reject("not of 3 x 3 places side by side");
+  if (s.in == 0 || s.out == 0) return Verdict::reject("nothing to convolve");
   if (s.in % kLine != 0 || s.out % kLine != 0) return Verdict::reject("not of whole vectors");
   const Cut cut(s);
   if (cut.tiles < kFewest || 2 * cut.places() < cut.tiles * kTile * kTile)

@@ -3,9 +3,9 @@
 // "Fast Algorithms for Convolutional Neural Networks" (CVPR 2016), section 4.1, F(4 x 4, 3 x 3): of
 // 6 x 6 places of the data, 36 values of each channel; of kernels as many; their products, summed
 // over the channels, give 4 x 4 places of the result. With the points 0, -1/sqrt(2), 1/sqrt(2),
-// -sqrt(2), sqrt(2) and infinity; see conv.cpp for what that rounds.
+// -sqrt(2), sqrt(2) and infinity; ADR 42 says what that rounds.
 //
-// Value number v of a tile lies `apart` elements behind number v - 1. Channels: multiples of 16.
+// Value number v of a tile lies `apart` elements behind number v - 1. Channels: multiples of `lanes`.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,6 @@ struct Tile {
   Element* image;
   std::int64_t at, row, column;
   int top, bottom, left, right;
-
-  bool is_whole(int side) const { return top == 0 && left == 0 && bottom == side && right == side; }
-  bool has(int i, int j) const { return i >= top && i < bottom && j >= left && j < right; }
-  Element* place(int i, int j) const { return image + (at + i * row + j * column); }
 };
 
 struct Transforms {

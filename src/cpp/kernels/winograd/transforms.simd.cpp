@@ -17,6 +17,20 @@ constexpr float kRoot = 1.41421356237309505F;  // the points are +-kRoot and hal
 NGD_INLINE Vector load(const float* from) { return *reinterpret_cast<const Stored*>(from); }
 NGD_INLINE void store(Vector value, float* to) { *reinterpret_cast<Stored*>(to) = value; }
 
+// Whether all of a tile of so many places a side is in its image; one place; where that lies.
+template <class Element>
+NGD_INLINE bool is_whole(const Tile<Element>& t, int side) {
+  return t.top == 0 && t.left == 0 && t.bottom == side && t.right == side;
+}
+template <class Element>
+NGD_INLINE bool has(const Tile<Element>& t, int i, int j) {
+  return i >= t.top && i < t.bottom && j >= t.left && j < t.right;
+}
+template <class Element>
+NGD_INLINE Element* place(const Tile<Element>& t, int i, int j) {
+  return t.image + (t.at + i * t.row + j * t.column);
+}
+
 struct OfData {
   static constexpr int from = kReach, to = kReach;
   NGD_INLINE void line(const Vector* d, Vector* v) {
@@ -125,10 +139,10 @@ void values(const Tile<const float>& tile, std::int64_t channels, float* to, std
     for (int i = 0; i < Of::from; ++i) {
       NGD_UNROLL
       for (int j = Of::from - kTile; j < Of::from; ++j)
-        __builtin_prefetch(tile.place(i, j + kTile) + c, 0, 2);
+        __builtin_prefetch(place(tile, i, j + kTile) + c, 0, 2);
       NGD_UNROLL
       for (int j = 0; j < Of::from; ++j)
-        in[i][j] = whole || tile.has(i, j) ? load(tile.place(i, j) + c) : Vector{};
+        in[i][j] = whole || has(tile, i, j) ? load(place(tile, i, j) + c) : Vector{};
     }
     transform<Of>(in, out);
     store_grid<Of::to>(out, to + c, apart);
@@ -138,8 +152,8 @@ void values(const Tile<const float>& tile, std::int64_t channels, float* to, std
 template <class Of>
 void values_of(const Tile<const float>& from, std::int64_t channels, float* to,
                std::int64_t apart) {
-  from.is_whole(Of::from) ? values<Of, true>(from, channels, to, apart)
-                          : values<Of, false>(from, channels, to, apart);
+  is_whole(from, Of::from) ? values<Of, true>(from, channels, to, apart)
+                           : values<Of, false>(from, channels, to, apart);
 }
 
 template <bool whole>
@@ -154,15 +168,15 @@ void results(const float* from, std::int64_t apart, std::int64_t channels, const
     for (int i = 0; i < kTile; ++i) {
       NGD_UNROLL
       for (int j = 0; j < kTile; ++j)
-        if (whole || to.has(i, j)) store(out[i][j] + added, to.place(i, j) + c);
+        if (whole || has(to, i, j)) store(out[i][j] + added, place(to, i, j) + c);
     }
   }
 }
 
 void result(const float* from, std::int64_t apart, std::int64_t channels, const float* bias,
             const Tile<float>& to) {
-  to.is_whole(kTile) ? results<true>(from, apart, channels, bias, to)
-                     : results<false>(from, apart, channels, bias, to);
+  is_whole(to, kTile) ? results<true>(from, apart, channels, bias, to)
+                      : results<false>(from, apart, channels, bias, to);
 }
 
 void weights(const float* kernels, std::int64_t step, bool turned, float* to, std::int64_t apart) {
