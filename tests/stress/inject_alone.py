@@ -139,6 +139,31 @@ def multiplied(dtype: Any) -> None:
         assert (each == wanted).all()
 
 
+def convolved_by_own_kernels() -> None:
+    """Of 3 x 3, by Winograd's method, and in too few tiles; of 1 x 1; of no channel at all."""
+
+    def gradients(image: tuple[int, ...], kernel: tuple[int, ...]) -> list[Any]:
+        a, b = np.ones(image, np.float32), np.ones(kernel, np.float32)
+        x, w = ngd.placeholder("x", a.shape, a.dtype), ngd.placeholder("w", b.shape, b.dtype)
+        y = ops.conv(x, w, padding="same")
+        return ngd.compile([x, w], [y, *ngd.grad(ops.sum(y), [x, w])])(a, b)
+
+    for side in (16, 4):
+        y, dx, dw = gradients((1, 16, side, side), (16, 16, 3, 3))
+        for each in (y, dx):
+            assert np.allclose(each[0, 0, :2, :2], [[64, 96], [96, 144]])
+        assert np.allclose(
+            dw[0, 0, :2, :2], [[(side - 1) ** 2, (side - 1) * side], [(side - 1) * side, side**2]]
+        )
+    for channels in (16, 1024):
+        y, dx, dw = gradients((1, channels, 3, 2), (16, channels, 1, 1))
+        assert (y == channels).all()
+        assert (dx == 16).all()
+        assert (dw == 6).all()
+    y, _, _ = gradients((1, 0, 16, 16), (16, 0, 3, 3))
+    assert not y.any()
+
+
 def kernels(rank: int) -> list[Step]:
     """Every sample of every op is compiled, run, and compared with the reference."""
 
@@ -190,6 +215,7 @@ def kernels(rank: int) -> list[Step]:
         *[Step(str(case), runs(case)) for case in cases],
         Step("bias", biased),
         Step("convolution", convolved),
+        Step("convolution by own kernels", convolved_by_own_kernels),
         Step("product", lambda: multiplied(np.float32)),
         Step("product of float64", lambda: multiplied(np.float64)),
         Step("control", control),

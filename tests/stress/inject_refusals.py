@@ -75,10 +75,10 @@ def attend(signature: str, reason: str, /) -> Refused:
     return refused("attend", signature, reason, causal=0, scale=1.0, heads_last=0)
 
 
-def conv(signature: str, reason: str, /, **attrs: Any) -> Refused:
+def conv(signature: str, reason: str, /, op: str = "conv", **attrs: Any) -> Refused:
     """A convolution along one axis."""
     full = {"strides": [1], "padding": [0, 0], "dilations": [1], "groups": 1, **attrs}
-    return refused("conv", signature, reason, **full)
+    return refused(op, signature, reason, **full)
 
 
 def pool(op: str, signature: str, reason: str, /, **attrs: Any) -> Refused:
@@ -231,6 +231,7 @@ REFUSED = [
     attend("f4[1,2,3] f8[1,4,3] f4[1,4,3] -> f4[1,2,3] f4[1,2]", "have not one dtype"),
     # windows
     conv("f4[1,2] f4[2,2] -> f4[1,2]", "have not 1 to 3 spatial axes"),
+    conv("f4[1,2] f4[1,2] -> f4[2,2]", "have not 1 to 3 spatial axes", op="conv_weight_grad"),
     conv("f4[1,1,4] f4[1,1,3] -> f4[1,1,2]", "has not a number an axis", strides=[]),
     conv("f4[1,1,4] f4[1,1,5] -> f4[1,1,2]", "a window does not fit"),
     conv("f4[1,1,4] f4[1,1,3] -> f4[1,1,3]", "another number of windows fits"),
