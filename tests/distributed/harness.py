@@ -199,6 +199,14 @@ class Job:
             process.wait()
         return [self.outcome(rank) for rank in (waited or range(self.ranks))]
 
+    def values(self, ranks: Sequence[int], seconds: float = 60) -> list[Any]:
+        """What these ranks return, before their launcher ends them."""
+        limit = time.monotonic() + seconds
+        while any(self.outcome(rank).value is None for rank in ranks):
+            assert time.monotonic() < limit, self.everything
+            time.sleep(0.02)
+        return [self.outcome(rank).value for rank in ranks]
+
     def any_has_ended(self) -> bool:
         """Whether a rank, or the launcher, has."""
         pids = [p.pid for p in self.processes.values()] or [self._launcher_pid()]

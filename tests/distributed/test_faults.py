@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -298,6 +299,27 @@ def test_what_a_missing_rank_is_in_is_told(communicator: str, instead: str, word
     if communicator == "mpi":  # a receive is told to nobody; who receives hears of the other
         words = "recv of 3 float64 from rank 0 at " if instead == "recv" else ""
     assert any(words in m and "all_reduce(sum) of 4 float64 at " in m for m in messages), messages
+
+
+def first_gives_up() -> dict[str, Any]:
+    """All but rank 2 come to a barrier; rank 1 waits for it the shortest time."""
+    rank = ngd.init().rank
+    harness.hurried(1 if rank == 1 else 50)
+    ngd.barrier()
+    if rank == 2:
+        time.sleep(30)
+    said = caught(ngd.barrier)
+    atexit.register(time.sleep, 20)  # over MPI the first one to exit ends the others
+    return said
+
+
+@over
+def test_who_gives_up_is_heard_by_who_waits_for_a_third(communicator: str) -> None:
+    with Job(first_gives_up, 3, **harness.over(communicator, ranks=3)) as job:
+        first, second = job.values([0, 1], 10)
+    for said in (first, second):
+        assert said["error"] == "CollectiveTimeoutError", said
+        assert "rank 2" in said["message"], said
 
 
 # Disagreement.

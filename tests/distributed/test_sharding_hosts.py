@@ -284,21 +284,12 @@ def fails_in_the_update(per_host: int, shard: str) -> dict[str, Any]:
     return words
 
 
-def words_of(job: Job, ranks: list[int]) -> list[dict[str, Any]]:
-    """What these ranks return, before their launcher ends them."""
-    limit = time.monotonic() + 60
-    while any(job.outcome(rank).value is None for rank in ranks):
-        assert time.monotonic() < limit, job.everything
-        time.sleep(0.02)
-    return [job.outcome(rank).value for rank in ranks]
-
-
 @both
 def test_a_rank_fails_in_the_update(shard: str) -> None:
     """It, and who has the same slice on another host, fail by themselves; the others hear of it."""
     arguments = {"per_host": 2, "shard": shard}
     with Job(fails_in_the_update, 4, arguments=arguments, launcher="mpirun") as job:
-        words = words_of(job, [0, 1, 2, 3])
+        words = job.values([0, 1, 2, 3])
     mine = (0, 2) if shard == "host" else (0,)
     for rank, said in enumerate(words):
         assert said["error"] == ("NotFiniteError" if rank in mine else "RemoteRankError"), words
@@ -336,9 +327,7 @@ def test_a_rank_is_killed_on_one_of_the_hosts(shard: str, turn: int) -> None:
         job.wait_for(3, "is ready")
         time.sleep(0.005 * turn)
         os.kill(int(job.read(3, "out").split()[1]), signal.SIGKILL)
-        begin = time.monotonic()
-        words = words_of(job, [0, 1, 2])
-        assert time.monotonic() - begin < 10, words
+        words = job.values([0, 1, 2], 10)
     assert words[2]["error"] == "RankLostError", words
     for said in words:
         assert said["error"] in ("RankLostError", "RemoteRankError"), words
@@ -365,7 +354,7 @@ def test_who_reads_alone(per_host: int) -> None:
     ranks = 2 * per_host
     arguments = {"per_host": per_host}
     with Job(reads_alone, ranks, arguments=arguments, launcher="mpirun") as job:
-        words = words_of(job, list(range(ranks)))
+        words = job.values(range(ranks))
     assert words[0]["error"] == "CollectiveMismatchError", words
     for said in words:
         assert said["error"] in ("CollectiveMismatchError", "RemoteRankError"), words

@@ -19,7 +19,7 @@ namespace mpi {
 namespace {
 
 constexpr double kFarewellSeconds = 1.0;        // for last words, before MPI_Abort
-constexpr double kQuickFarewellSeconds = 0.05;  // where the rest is done in MPI_Finalize
+constexpr double kQuickFarewellSeconds = 0.05;  // where MPI goes on with the rest later
 constexpr double kLastWordsSeconds = 0.2;       // that a peer's take to come
 constexpr int kLooksBeforeData = 4;
 constexpr std::size_t kAlignment = 64;
@@ -408,34 +408,6 @@ void MpiCommunicator::check_counts(const Pending& work, int peer) const {
             describe(work.header));
 }
 
-// Throws when a rank that is still needed has said that it goes no further.
-void MpiCommunicator::check_needed(const Pending& work, bool headers_are_here) {
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank() || !mailbox_.ended(peer)) continue;
-    const std::uint64_t last = mailbox_.ended(peer)->header.sequence;
-    check_not_ended(peer, work.header,
-                    headers_are_here ? last <= work.header.sequence : mailbox_.from(peer).empty());
-  }
-}
-
-bool MpiCommunicator::has_left(int peer) const {
-  return mailbox_.ended(peer) && mailbox_.ended(peer)->header.topic == Topic::Left;
-}
-
-void MpiCommunicator::check_not_ended(int peer, const Header& mine, bool needed) {
-  if (!needed || !mailbox_.ended(peer)) return;
-  const std::string who = world_name(peer);
-  if (has_left(peer))
-    fail_of(worlds_of({peer}), ErrorKind::RankLost, who,
-            " left the group while this rank waited for it in ", describe(mine));
-  const ErrorKind kind = mailbox_.ended(peer)->header.error;
-  const LastWords last = LastWords::of(*mailbox_.ended(peer));
-  if (is_between_ranks(kind))
-    fail_of(last.ranks, kind, who, " gave up: ", last.text, "; this rank was in ", describe(mine));
-  fail_of(last.ranks, ErrorKind::RemoteRank, who, " failed while this rank was in ", describe(mine),
-          ":\n", last.text);
-}
-
 // ---- failing
 
 std::vector<int> MpiCommunicator::worlds_of(std::vector<int> peers) const {
@@ -566,7 +538,7 @@ void MpiCommunicator::close_failed(ErrorKind kind, std::string_view message,
   } catch (const std::exception&) {
     // A peer that cannot be told will see its own deadline.
   }
-  drain(kFarewellSeconds, false);
+  drain(kQuickFarewellSeconds, false);  // a dead rank takes nothing
   works_.clear();
   pairs_.abandon();
 }

@@ -1,9 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a wait in one group hears of the others that the same program needs.
+// What a wait hears of ranks that go no further: in its own group, and in the others that the same
+// program needs.
+#include <chrono>
+
 #include "base/error.hpp"
+#include "comm/messages.hpp"
 #include "comm/mpi/mpi_communicator.hpp"
 
 namespace ngd::comm::mpi {
+namespace {
+
+// For headers that are under way: with all of them a collective may end in spite of a failure.
+constexpr auto kGrace = std::chrono::milliseconds(100);
+
+}  // namespace
+
+// Throws when a rank that is still needed has said that it goes no further. A rank that failed in
+// this collective has sent its header before: the header that it missed may never come to me either.
+void MpiCommunicator::check_needed(const Pending& work, bool headers_are_here) {
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank() || !mailbox_.ended(peer)) continue;
+    const bool failed_here = mailbox_.ended(peer)->header.sequence <= work.header.sequence;
+    const bool in_vain = failed_here && !has_left(peer) && Clock::now() - work.start > kGrace;
+    const bool needed = headers_are_here ? failed_here : mailbox_.from(peer).empty() || in_vain;
+    check_not_ended(peer, work.header, needed);
+  }
+}
+
+bool MpiCommunicator::has_left(int peer) const {
+  return mailbox_.ended(peer) && mailbox_.ended(peer)->header.topic == Topic::Left;
+}
+
+void MpiCommunicator::check_not_ended(int peer, const Header& mine, bool needed) {
+  if (!needed || !mailbox_.ended(peer)) return;
+  const std::string who = world_name(peer);
+  if (has_left(peer))
+    fail_of(worlds_of({peer}), ErrorKind::RankLost, who,
+            " left the group while this rank waited for it in ", describe(mine));
+  const ErrorKind kind = mailbox_.ended(peer)->header.error;
+  const LastWords last = LastWords::of(*mailbox_.ended(peer));
+  if (is_between_ranks(kind))
+    fail_of(last.ranks, kind, who, " gave up: ", last.text, "; this rank was in ", describe(mine));
+  fail_of(last.ranks, ErrorKind::RemoteRank, who, " failed while this rank was in ", describe(mine),
+          ":\n", last.text);
+}
 
 void MpiCommunicator::expect_no_failure(const Header& mine) {
   if (watched_ == 0) return;

@@ -89,10 +89,14 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
   header.msg_control = control;
   header.msg_controllen = sizeof control;
   ssize_t length = 0;
+  int ends = 0;
   do {
     length = ::recvmsg(fd(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-    // Said once where the other end left without having heard me; what it said before comes then.
-  } while (length < 0 && (errno == EINTR || errno == ECONNRESET));
+    if (length == 0) ++ends;
+    // ECONNRESET is said once where the other end left without having heard me; what it said before
+    // comes then. So may the first end: Linux looks for a packet, then for the end, and the other
+    // side may send one and leave between the two.
+  } while ((length == 0 && ends == 1) || (length < 0 && (errno == EINTR || errno == ECONNRESET)));
   if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Got::Nothing;
   if (length <= 0) return Got::End;
   protocol_step();
