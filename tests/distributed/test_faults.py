@@ -301,21 +301,23 @@ def test_what_a_missing_rank_is_in_is_told(communicator: str, instead: str, word
     assert any(words in m and "all_reduce(sum) of 4 float64 at " in m for m in messages), messages
 
 
-def first_gives_up() -> dict[str, Any]:
-    """All but rank 2 come to a barrier; rank 1 waits for it the shortest time."""
+def one_gives_up(receives: bool) -> dict[str, Any]:
+    """Ranks 0 and 1 wait for rank 2, which does not come; rank 1 the shortest time."""
     rank = ngd.init().rank
     harness.hurried(1 if rank == 1 else 50)
     ngd.barrier()
     if rank == 2:
         time.sleep(30)
-    said = caught(ngd.barrier)
+    said = caught(lambda: ngd.recv(2, out=np.empty(3)) if receives else ngd.barrier())
     atexit.register(time.sleep, 20)  # over MPI the first one to exit ends the others
     return said
 
 
 @over
-def test_who_gives_up_is_heard_by_who_waits_for_a_third(communicator: str) -> None:
-    with Job(first_gives_up, 3, **harness.over(communicator, ranks=3)) as job:
+@pytest.mark.parametrize("receives", [False, True])
+def test_who_gives_up_is_heard_by_who_waits_for_a_third(communicator: str, receives: bool) -> None:
+    how = harness.over(communicator, ranks=3, arguments={"receives": receives})
+    with Job(one_gives_up, 3, **how) as job:
         first, second = job.values([0, 1], 10)
     for said in (first, second):
         assert said["error"] == "CollectiveTimeoutError", said

@@ -279,9 +279,8 @@ bool MpiCommunicator::progress() noexcept {
   try {
     mailbox_.progress();
     advance_works();
-    // A rank that has left in order has sent all it had to: the data may still be on their way.
-    pairs_.progress(mailbox_, [this](int peer, const Header& mine, bool matched) {
-      check_not_ended(peer, mine, !matched || !has_left(peer));
+    pairs_.progress(mailbox_, [this](int peer, const Header& mine, bool matched, auto start) {
+      check_pair(peer, mine, matched, start);
     });
   } catch (const Unreachable& lost) {
     const std::string where = works_.empty() ? "" : " in " + describe(works_.front().header);

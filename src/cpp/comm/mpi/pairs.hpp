@@ -28,9 +28,10 @@ class Pairs {
   Pairs(const Channel& channel, Statistics& statistics);
 
   std::uint64_t submit(Mailbox& mailbox, const Collective& collective);
-  // Throws CollectiveMismatch, Unreachable, and what check_not_ended(peer, header, matched) throws.
+  // Throws CollectiveMismatch, Unreachable, and what check(peer, header, matched, start) throws of a
+  // work that is under way.
   template <class Check>
-  void progress(Mailbox& mailbox, Check&& check_not_ended);
+  void progress(Mailbox& mailbox, Check&& check);
 
   std::uint64_t last() const noexcept { return last_; }
   bool complete(std::uint64_t number) const noexcept;
@@ -71,7 +72,7 @@ class Pairs {
 };
 
 template <class Check>
-void Pairs::progress(Mailbox& mailbox, Check&& check_not_ended) {
+void Pairs::progress(Mailbox& mailbox, Check&& check) {
   if (idle()) return;
   for (int peer = 0; peer < channel_.size(); ++peer)
     for (std::vector<Line>* lines : {&sends_, &receives_}) {
@@ -82,7 +83,9 @@ void Pairs::progress(Mailbox& mailbox, Check&& check_not_ended) {
         --pending_;
         ++moves_;
       }
-      if (!line.empty()) check_not_ended(peer, line.front().header, line.front().matched);
+      if (line.empty()) continue;
+      const Pair& oldest = line.front();
+      check(peer, oldest.header, oldest.matched, oldest.start);
     }
 }
 

@@ -45,11 +45,23 @@ void MpiCommunicator::check_not_ended(int peer, const Header& mine, bool needed)
           ":\n", last.text);
 }
 
+void MpiCommunicator::check_none_failed(const Header& mine) {
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank() && !has_left(peer)) check_not_ended(peer, mine, true);
+}
+
+// Of a send or a receive. A rank that has left in order has sent all it had to: the data may still be
+// on their way. A peer that is silent may be the rank of which another one has failed.
+void MpiCommunicator::check_pair(int peer, const Header& mine, bool matched,
+                                 Clock::time_point start) {
+  check_not_ended(peer, mine, !matched || !has_left(peer));
+  if (!matched && Clock::now() - start > kGrace) check_none_failed(mine);
+}
+
 void MpiCommunicator::expect_no_failure(const Header& mine) {
   if (watched_ == 0) return;
   if (state_ == State::Failed) throw Error(failure_kind_, failure_.text, failure_.ranks);
-  for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank() && !has_left(peer)) check_not_ended(peer, mine, true);
+  check_none_failed(mine);
 }
 
 // What a rank has said in another group, which the program needs, too.
