@@ -324,6 +324,62 @@ def test_who_gives_up_is_heard_by_who_waits_for_a_third(communicator: str, recei
         assert "rank 2" in said["message"], said
 
 
+def two_groups() -> dict[str, Any] | None:
+    """A step of rank 0 receives from rank 1, which sleeps, and then adds up with rank 2."""
+    rank = ngd.init().rank
+    world = harness.hurried(1 if rank == 2 else 50)
+    first, second = world.split(int(rank == 2)), world.split(int(rank == 1))
+    if rank == 1:
+        time.sleep(30)
+    x = ngd.placeholder("x", (3,), np.float64)
+    y = ops.recv((3,), np.float64, 1, group=first) if rank == 0 else x
+    step = ngd.compile([x], [x + ops.all_reduce(y, op="sum", group=second)])
+    said = caught(lambda: step(np.ones(3)))
+    atexit.register(time.sleep, 20)
+    return said
+
+
+@over
+def test_who_receives_in_one_group_hears_of_another(communicator: str) -> None:
+    with Job(two_groups, 3, **harness.over(communicator, ranks=3)) as job:
+        first, third = job.values([0, 2], 10)
+    for said in (first, third):
+        assert said["error"] == "CollectiveTimeoutError", said
+        assert "rank 0 did not come" in said["message"], said
+
+
+def round_the_corner() -> dict[str, Any]:
+    """Rank 1 gives up; rank 3 waits for it, and rank 2, which waits for rank 0, for neither.
+
+    So rank 2 can hear of it only from rank 3, in a group in which it does not wait.
+    """
+    rank = int(harness.own_rank())
+    os.environ["NGD_HOST"] = f"host-{rank // 2}"
+    world = harness.hurried(1 if rank == 1 else 50)
+    beside, across = world.split(rank // 2), world.split(rank % 2)
+    x = ngd.placeholder("x", (3,), np.float64)
+    y = ops.all_reduce(x, op="sum", group=beside)
+    step = ngd.compile([x], [ops.all_reduce(y, op="max", group=across)])
+    if rank == 0:
+        time.sleep(30)
+    said = caught(lambda: step(np.ones(3)))
+    atexit.register(time.sleep, 20)
+    return said
+
+
+@pytest.mark.parametrize(
+    "communicator", [*harness.communicators(), pytest.param("auto", marks=harness.needs_mpi)]
+)
+def test_a_failure_goes_round_the_corner(communicator: str) -> None:
+    how = harness.over("mpi" if communicator == "auto" else communicator, ranks=4)
+    how["env"]["NGD_COMM"] = communicator
+    with Job(round_the_corner, 4, **how) as job:
+        words = job.values([1, 2, 3], 10)
+    for said in words:
+        assert said["error"] in ("CollectiveTimeoutError", "RemoteRankError"), words
+        assert "rank 0 did not come" in said["message"], words
+
+
 # Disagreement.
 
 CALLS: dict[str, Any] = {

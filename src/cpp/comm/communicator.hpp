@@ -139,6 +139,9 @@ class Communicator {
   // ends, too, with what a rank of this one has said of its failure. Without it that wait would end
   // at its deadline, where it is for a rank that waits for the one that failed.
   virtual void watch(bool on) noexcept { static_cast<void>(on); }
+  // Throws what a rank of this group has said of its failure, where that needs no message to be
+  // received.
+  virtual void check_peers() const {}
 
   // Tells the peers that this rank has failed, with its traceback (cut to what fits), and closes.
   virtual void abort(std::string_view traceback) noexcept = 0;

@@ -14,22 +14,45 @@
 
 namespace ngd::comm::hierarchical {
 
-std::string renumbered(const std::string& text, const Roster& roster) {
+namespace {
+
+constexpr char kElsewhere = '\x1f';  // before the number of a rank of another host
+
+// Replaces each number behind "rank ", and a mark before it, by what `name` makes of them.
+template <class Name>
+std::string replace_ranks(std::string_view text, Name&& name) {
   static constexpr std::string_view kWord = "rank ";
   std::string result;
   std::size_t from = 0;
-  for (std::size_t at = 0; (at = text.find(kWord, from)) != std::string::npos;) {
-    const std::size_t digits = at + kWord.size();
-    std::size_t end = digits;
+  for (std::size_t at = 0; (at = text.find(kWord, from)) != std::string_view::npos;) {
+    std::size_t end = at + kWord.size();
+    result.append(text, from, end - from);
+    const bool marked = end < text.size() && text[end] == kElsewhere;
+    from = end += marked;
     std::size_t number = 0;
     while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end])) != 0)
       number = number * 10 + static_cast<std::size_t>(text[end++] - '0');
-    result.append(text, from, digits - from);
-    const bool known = end > digits && number < roster.here.size();
-    result += known ? std::to_string(roster.here[number]) : text.substr(digits, end - digits);
+    if (end > from) result += name(number, marked);
     from = end;
   }
   return result.append(text, from);
+}
+
+}  // namespace
+
+std::string renumbered(std::string_view text, const Roster& roster) {
+  return replace_ranks(text, [&](std::size_t number, bool marked) {
+    const bool here = !marked && number < roster.here.size();
+    return here ? std::to_string(roster.here[number]) : std::to_string(number);
+  });
+}
+
+std::string numbered_here(std::string_view text, const Roster& roster) {
+  return replace_ranks(text, [&](std::size_t number, bool) {
+    const auto rank = std::find(roster.here.begin(), roster.here.end(), static_cast<int>(number));
+    return rank == roster.here.end() ? kElsewhere + std::to_string(number)
+                                     : std::to_string(rank - roster.here.begin());
+  });
 }
 
 std::string host_name() {

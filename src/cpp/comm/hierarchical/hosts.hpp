@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/error.hpp"
@@ -36,7 +37,9 @@ std::unique_ptr<Communicator> meet_on_host(const Roster& roster, int rank, const
                                            const std::function<bool()>& interrupt);
 
 // "rank 1" of shared memory's messages becomes that rank's number in the world.
-std::string renumbered(const std::string& text, const Roster& roster);
+std::string renumbered(std::string_view text, const Roster& roster);
+// And back, for what shared memory shall tell: ranks of other hosts keep their numbers, marked.
+std::string numbered_here(std::string_view text, const Roster& roster);
 
 class Hosts final : public mpi::Shortcut {
  public:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include "comm/mpi/backoff.hpp"
@@ -16,6 +17,7 @@ using Seconds = std::chrono::duration<double>;
 namespace {
 
 constexpr double kForEver = std::numeric_limits<double>::infinity();
+constexpr auto kBetweenLooks = std::chrono::milliseconds(100);  // at the other groups
 constexpr double kShort = 1e-3;  // for a last look, by which shared memory says who is late
 
 }  // namespace
@@ -44,19 +46,28 @@ void LocalGroup::throw_failure() {
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
+// Shared memory asks, in a wait of its own, whether to go on.
 bool LocalGroup::ask() {
   std::unique_lock<std::mutex>& lock = *held_;
   lock.unlock();
   const bool is_over = interrupted();
   lock.lock();
-  return is_over;
+  if (is_over) return true;
+  try {
+    if (watched_ > 0) family_->progress();
+    look_at_others();
+  } catch (const Error&) {
+    failure_elsewhere_ = std::current_exception();
+    return true;
+  }
+  return false;
 }
 
 Work LocalGroup::submit(const Collective& collective) {
   const Entry entry(*this);
   return locked([&] {
     const Work work = inner_->submit(collective);
-    in_flight_.push_back(work);
+    in_flight_.push_back({work, mpi::header_of(collective, size(), work.sequence)});
     family_->submitted();
     return work;
   });
@@ -64,7 +75,8 @@ Work LocalGroup::submit(const Collective& collective) {
 
 bool LocalGroup::progress() noexcept {
   try {
-    done_ += std::erase_if(in_flight_, [this](Work work) { return inner_->done(work); });
+    done_ +=
+        std::erase_if(in_flight_, [this](const Flight& each) { return inner_->done(each.work); });
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::Busy) return true;  // a thread waits in there, and moves them
     failure_ = std::current_exception();
@@ -80,9 +92,11 @@ bool LocalGroup::progress() noexcept {
 // shared memory's own way of waiting is the better one.
 bool LocalGroup::await(Work work, double seconds) {
   if (family_->in_child()) return false;
+  waited_ = work;
   const mpi::Family::Waiting waiting(*family_);
   mpi::Backoff backoff(local_size());
   const auto start = Clock::now();
+  auto next_look = start + kBetweenLooks;
   bool alone = false;
   while (!alone) {
     const bool done = locked([&] {
@@ -92,10 +106,26 @@ bool LocalGroup::await(Work work, double seconds) {
       return inner_->done(work);
     });
     if (done) return true;
+    if (Clock::now() >= next_look) {
+      const std::lock_guard lock(family_->mutex());
+      look_at_others();
+      next_look += kBetweenLooks;
+    }
     if (Seconds(Clock::now() - start).count() >= seconds) return false;
     backoff.pause();
   }
   return false;
+}
+
+// A wait of shared memory's own, which ask() may end.
+template <class Call>
+auto LocalGroup::inside(Call&& call) {
+  try {
+    return locked(call);
+  } catch (const Error&) {
+    if (failure_elsewhere_) std::rethrow_exception(std::exchange(failure_elsewhere_, nullptr));
+    throw;
+  }
 }
 
 void LocalGroup::wait(Work work, double timeout_seconds) {
@@ -103,7 +133,7 @@ void LocalGroup::wait(Work work, double timeout_seconds) {
   const auto start = Clock::now();
   if (await(work, timeout_seconds == 0 ? kForEver : timeout_seconds)) return;
   const bool late = timeout_seconds > 0 && Seconds(Clock::now() - start).count() >= timeout_seconds;
-  locked([&] { inner_->wait(work, late ? kShort : timeout_seconds); });
+  inside([&] { inner_->wait(work, late ? kShort : timeout_seconds); });
 }
 
 bool LocalGroup::wait_for(Work work, double seconds) {
@@ -111,7 +141,7 @@ bool LocalGroup::wait_for(Work work, double seconds) {
   const auto start = Clock::now();
   if (await(work, seconds)) return true;
   const double left = std::max(0.0, seconds - Seconds(Clock::now() - start).count());
-  return locked([&] { return inner_->wait_for(work, left); });
+  return inside([&] { return inner_->wait_for(work, left); });
 }
 
 std::unique_ptr<Communicator> LocalGroup::split(int color, int key) {
@@ -137,7 +167,41 @@ std::shared_ptr<void> LocalGroup::open_common(int maker, std::uint64_t number) {
 
 void LocalGroup::release(SharedBlock block) noexcept { inner_->release(block); }
 
-void LocalGroup::abort(std::string_view traceback) noexcept { inner_->abort(traceback); }
+void LocalGroup::abort(std::string_view traceback) noexcept {
+  try {
+    inner_->abort(numbered_here(traceback, *roster_));
+  } catch (const std::bad_alloc&) {
+    inner_->abort("out of memory");
+  }
+}
+
+void LocalGroup::watch(bool on) noexcept {
+  watched_ += on ? 1 : -1;
+  inner_->watch(on);
+}
+
+void LocalGroup::expect_no_failure(const mpi::Header&) {
+  if (watched_ == 0) return;
+  with_world_ranks(*roster_, [&] {
+    if (failure_) std::rethrow_exception(failure_);
+    inner_->check_peers();
+  });
+}
+
+// With the lock held. What a rank has said in another group, which the program needs, too.
+void LocalGroup::look_at_others() {
+  if (watched_ == 0) return;
+  const auto waited =
+      std::find_if(in_flight_.begin(), in_flight_.end(),
+                   [this](const Flight& each) { return each.work.sequence == waited_.sequence; });
+  if (waited == in_flight_.end()) return;  // it has just been done
+  try {
+    family_->expect_no_failure_beside(*this, waited->header);
+  } catch (const Error& error) {
+    abort(error.what());
+    throw;
+  }
+}
 
 // A thread that waits inside holds the lock until its wait ends.
 void LocalGroup::close() noexcept {

@@ -7,6 +7,7 @@
 // which guards itself: so another thread can end a wait.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <exception>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "comm/communicator.hpp"
 #include "comm/hierarchical/hosts.hpp"
 #include "comm/mpi/family.hpp"
+#include "comm/mpi/wire.hpp"
 
 namespace ngd::comm::hierarchical {
 
@@ -47,24 +49,37 @@ class LocalGroup final : public Communicator, private mpi::Member {
   bool is_over() const noexcept override { return inner_->is_over(); }
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
+  void watch(bool on) noexcept override;
   void abort(std::string_view traceback) noexcept override;
   void close() noexcept override;
 
  private:
+  struct Flight {
+    Work work;
+    mpi::Header header;  // by which an error calls it
+  };
+
   bool progress() noexcept override;
+  void expect_no_failure(const mpi::Header& mine) override;
+  void look_at_others();
   std::uint64_t moves() const noexcept override { return done_; }
   bool await(Work work, double seconds);
   template <class Call>
   auto locked(Call&& call);
+  template <class Call>
+  auto inside(Call&& call);
   bool ask();
   void throw_failure();
 
   const std::shared_ptr<mpi::Family> family_;
   const std::shared_ptr<const Roster> roster_;
   const std::unique_ptr<Communicator> inner_;
-  std::deque<Work> in_flight_;
+  std::deque<Flight> in_flight_;
+  Work waited_;
+  std::atomic<int> watched_ = 0;  // by so many runs of programs
   std::uint64_t done_ = 0;
   std::exception_ptr failure_;                    // found by progress(), thrown by the next call
+  std::exception_ptr failure_elsewhere_;          // found by ask(), in another group
   std::unique_lock<std::mutex>* held_ = nullptr;  // by the call that is inside
 };
 

@@ -117,7 +117,7 @@ class MpiCommunicator final : public Communicator, private Member {
   void prefer_last_words(const Pending& work);
   std::uint64_t moves() const noexcept override { return moves_ + pairs_.moves(); }
   void expect_no_failure(const Header& mine) override;
-  void fail_with_others();
+  void fail_with_others(Work work);
 
   [[noreturn]] void fail_mismatch(const Pending& mine, int peer, const Header& theirs);
   bool is_elsewhere(const Header& mine, const Header& theirs) const;

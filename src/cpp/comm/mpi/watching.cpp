@@ -65,9 +65,11 @@ void MpiCommunicator::expect_no_failure(const Header& mine) {
 }
 
 // What a rank has said in another group, which the program needs, too.
-void MpiCommunicator::fail_with_others() {
+void MpiCommunicator::fail_with_others(Work work) {
+  const bool pair = work.sequence >= Pairs::kFirst;
   try {
-    family_->expect_no_failure_beside(*this, works_.front().header);
+    family_->expect_no_failure_beside(*this,
+                                      pair ? pairs_.header(work.sequence) : works_.front().header);
   } catch (const Error& error) {
     close_failed(error.kind(), error.what(), error.ranks());
     failure_told_ = true;

@@ -3,6 +3,7 @@
 // watches.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <list>
 #include <memory>
@@ -44,6 +45,8 @@ class ShmCommunicator final : public Communicator {
   void release(SharedBlock block) noexcept override;
   bool has_common_memory() const noexcept override { return true; }
   bool is_over() const noexcept override;
+  void watch(bool on) noexcept override { watched_ += on ? 1 : -1; }
+  void check_peers() const override;
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
   void abort(std::string_view traceback) noexcept override;
@@ -144,7 +147,6 @@ class ShmCommunicator final : public Communicator {
   const Task* blocker(Work work) const noexcept;
   void inspect(Work work, Deadline& deadline);
   void ask(Work work);
-  void check_ranks() const;
   void look_at_peers(Work work);
   void late(const Need& need, double seconds) const;
   std::string missed(const Need& need) const;
@@ -167,6 +169,7 @@ class ShmCommunicator final : public Communicator {
   std::uint32_t splits_ = 0;
 
   bool closed_ = false;
+  std::atomic<int> watched_ = 0;  // by so many runs of programs
   std::list<Family::Retired> retired_ =
       std::list<Family::Retired>(1);  // what close() fills in: it must not ask for memory
   std::unordered_map<std::uint64_t, ProgramText> programs_;  // by hash

@@ -208,12 +208,14 @@ void ShmCommunicator::ask(Work work) {
   if (is_over) fail(ErrorKind::Interrupted, "interrupted in ", missed(need_of(work)));
 }
 
-void ShmCommunicator::check_ranks() const {
+void ShmCommunicator::check_peers() const {
   for (int r = 0; r < group_.size(); ++r) family_->check_rank(group_.world(r));
 }
 
 void ShmCommunicator::look_at_peers(Work work) {
-  check_ranks();
+  check_peers();
+  for (const ShmCommunicator* other : family_->groups())
+    if (other->watched_ > 0) other->check_peers();
   const bool watch = family_->time_to_watch(now_ns());
   const Need need = need_of(work);
   for (int r = need.first; r < need.last; ++r) {
@@ -225,7 +227,7 @@ void ShmCommunicator::look_at_peers(Work work) {
     family_->progress();
     if (moves != family_->moves() || group_.has(need, r))
       return;       // its last flag was raised before its end
-    check_ranks();  // and so was what it had to say
+    check_peers();  // and so was what it had to say
     if (left)
       fail_of({world}, ErrorKind::RankLost, "rank ", world, " has left the ",
               group_.id() == 0 ? "job" : "group", "; it is missed in ", missed(need));
