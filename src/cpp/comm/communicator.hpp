@@ -137,7 +137,8 @@ class Communicator {
 
   // While a program runs that needs this group and others of the family: then a wait in another one
   // ends, too, with what a rank of this one has said of its failure. Without it that wait would end
-  // at its deadline, where it is for a rank that waits for the one that failed.
+  // at its deadline, where it is for a rank that waits for the one that failed. Programs that run at
+  // once, in several threads, hear of each other's groups.
   virtual void watch(bool on) noexcept { static_cast<void>(on); }
   // Throws what a rank of this group has said of its failure, where that needs no message to be
   // received.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The connections over which ranks meet.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -21,17 +22,18 @@ std::pair<Channel, Channel> connected() {
 // The kernel says one time in ten thousand that the connection has ended, and has the packet.
 TEST(Channel, LastWordsComeBeforeTheEnd) {
   constexpr int kTimes = 100'000;
+  const Descriptor file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   Channel theirs;
   std::atomic<int> begun{0}, left{0};
   std::thread peer([&] {
     for (int time = 1; time <= kTimes; ++time) {
-      while (begun != time) continue;
-      theirs.send(make_message(Topic::Go, 0, 2));
+      while (begun != time) std::this_thread::yield();
+      theirs.send(make_message(Topic::Go, 0, 2), file.get());
       theirs.close();
       left = time;
     }
   });
-  int heard = 0;
+  int heard = 0, ended = 0;
   for (int time = 1; time <= kTimes; ++time) {
     auto [mine, other] = connected();
     theirs = std::move(other);
@@ -39,12 +41,15 @@ TEST(Channel, LastWordsComeBeforeTheEnd) {
     Parcel got;
     Channel::Got what = Channel::Got::Nothing;
     while (what == Channel::Got::Nothing) what = mine.receive(got);
-    heard += what == Channel::Got::Parcel && got.message.topic == Topic::Go;
-    while (left != time) continue;
-    EXPECT_EQ(mine.receive(got), Channel::Got::End);
+    heard += what == Channel::Got::Parcel && got.message.topic == Topic::Go && !got.cut &&
+             got.segment.valid();
+    while (left != time) std::this_thread::yield();
+    Parcel none;
+    ended += mine.receive(none) == Channel::Got::End;
   }
   peer.join();
   EXPECT_EQ(heard, kTimes);
+  EXPECT_EQ(ended, kTimes);
 }
 
 }  // namespace

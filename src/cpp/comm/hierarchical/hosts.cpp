@@ -41,15 +41,19 @@ std::string replace_ranks(std::string_view text, Name&& name) {
 }  // namespace
 
 std::string renumbered(std::string_view text, const Roster& roster) {
-  return replace_ranks(text, [&](std::size_t number, bool marked) {
+  std::string result = replace_ranks(text, [&](std::size_t number, bool marked) {
     const bool here = !marked && number < roster.here.size();
     return here ? std::to_string(roster.here[number]) : std::to_string(number);
   });
+  std::erase(result, kElsewhere);  // of a text that was cut behind one
+  return result;
 }
 
 std::string numbered_here(std::string_view text, const Roster& roster) {
   return replace_ranks(text, [&](std::size_t number, bool) {
-    const auto rank = std::find(roster.here.begin(), roster.here.end(), static_cast<int>(number));
+    const auto rank = std::find_if(roster.here.begin(), roster.here.end(), [&](int each) {
+      return static_cast<std::size_t>(each) == number;
+    });
     return rank == roster.here.end() ? kElsewhere + std::to_string(number)
                                      : std::to_string(rank - roster.here.begin());
   });

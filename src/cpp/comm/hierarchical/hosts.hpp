@@ -38,7 +38,8 @@ std::unique_ptr<Communicator> meet_on_host(const Roster& roster, int rank, const
 
 // "rank 1" of shared memory's messages becomes that rank's number in the world.
 std::string renumbered(std::string_view text, const Roster& roster);
-// And back, for what shared memory shall tell: ranks of other hosts keep their numbers, marked.
+// The opposite, for a text that shared memory passes on. A rank of another host keeps its number,
+// with a mark before it.
 std::string numbered_here(std::string_view text, const Roster& roster);
 
 class Hosts final : public mpi::Shortcut {

@@ -66,17 +66,22 @@ bool LocalGroup::ask() {
 Work LocalGroup::submit(const Collective& collective) {
   const Entry entry(*this);
   return locked([&] {
-    const Work work = inner_->submit(collective);
-    in_flight_.push_back({work, mpi::header_of(collective, size(), work.sequence)});
+    in_flight_.push_back({{}, mpi::header_of(collective, size(), 0)});  // it may ask for memory
+    try {
+      in_flight_.back().work = inner_->submit(collective);
+    } catch (...) {
+      in_flight_.pop_back();
+      throw;
+    }
     family_->submitted();
-    return work;
+    return in_flight_.back().work;
   });
 }
 
 bool LocalGroup::progress() noexcept {
   try {
-    done_ +=
-        std::erase_if(in_flight_, [this](const Flight& each) { return inner_->done(each.work); });
+    done_ += std::erase_if(in_flight_,
+                           [this](const Submitted& each) { return inner_->done(each.work); });
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::Busy) return true;  // a thread waits in there, and moves them
     failure_ = std::current_exception();
@@ -119,7 +124,8 @@ bool LocalGroup::await(Work work, double seconds) {
 
 // A wait of shared memory's own, which ask() may end.
 template <class Call>
-auto LocalGroup::inside(Call&& call) {
+auto LocalGroup::wait_inside(Call&& call) {
+  failure_elsewhere_ = nullptr;
   try {
     return locked(call);
   } catch (const Error&) {
@@ -133,7 +139,7 @@ void LocalGroup::wait(Work work, double timeout_seconds) {
   const auto start = Clock::now();
   if (await(work, timeout_seconds == 0 ? kForEver : timeout_seconds)) return;
   const bool late = timeout_seconds > 0 && Seconds(Clock::now() - start).count() >= timeout_seconds;
-  inside([&] { inner_->wait(work, late ? kShort : timeout_seconds); });
+  wait_inside([&] { inner_->wait(work, late ? kShort : timeout_seconds); });
 }
 
 bool LocalGroup::wait_for(Work work, double seconds) {
@@ -141,12 +147,12 @@ bool LocalGroup::wait_for(Work work, double seconds) {
   const auto start = Clock::now();
   if (await(work, seconds)) return true;
   const double left = std::max(0.0, seconds - Seconds(Clock::now() - start).count());
-  return inside([&] { return inner_->wait_for(work, left); });
+  return wait_inside([&] { return inner_->wait_for(work, left); });
 }
 
 std::unique_ptr<Communicator> LocalGroup::split(int color, int key) {
   const Entry entry(*this);
-  std::unique_ptr<Communicator> child = locked([&] { return inner_->split(color, key); });
+  std::unique_ptr<Communicator> child = wait_inside([&] { return inner_->split(color, key); });
   if (!child) return nullptr;
   return std::make_unique<LocalGroup>(family_, roster_, std::move(child));
 }
@@ -171,7 +177,7 @@ void LocalGroup::abort(std::string_view traceback) noexcept {
   try {
     inner_->abort(numbered_here(traceback, *roster_));
   } catch (const std::bad_alloc&) {
-    inner_->abort("out of memory");
+    inner_->abort(traceback);
   }
 }
 
@@ -191,10 +197,10 @@ void LocalGroup::expect_no_failure(const mpi::Header&) {
 // With the lock held. What a rank has said in another group, which the program needs, too.
 void LocalGroup::look_at_others() {
   if (watched_ == 0) return;
-  const auto waited =
-      std::find_if(in_flight_.begin(), in_flight_.end(),
-                   [this](const Flight& each) { return each.work.sequence == waited_.sequence; });
-  if (waited == in_flight_.end()) return;  // it has just been done
+  const auto waited = std::find_if(
+      in_flight_.begin(), in_flight_.end(),
+      [this](const Submitted& each) { return each.work.sequence == waited_.sequence; });
+  if (waited == in_flight_.end()) return;  // it has just ended
   try {
     family_->expect_no_failure_beside(*this, waited->header);
   } catch (const Error& error) {

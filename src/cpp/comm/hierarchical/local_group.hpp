@@ -8,7 +8,6 @@
 #pragma once
 
 #include <atomic>
-#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -54,7 +53,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
   void close() noexcept override;
 
  private:
-  struct Flight {
+  struct Submitted {
     Work work;
     mpi::Header header;  // by which an error calls it
   };
@@ -67,14 +66,14 @@ class LocalGroup final : public Communicator, private mpi::Member {
   template <class Call>
   auto locked(Call&& call);
   template <class Call>
-  auto inside(Call&& call);
+  auto wait_inside(Call&& call);
   bool ask();
   void throw_failure();
 
   const std::shared_ptr<mpi::Family> family_;
   const std::shared_ptr<const Roster> roster_;
   const std::unique_ptr<Communicator> inner_;
-  std::deque<Flight> in_flight_;
+  std::vector<Submitted> in_flight_;
   Work waited_;
   std::atomic<int> watched_ = 0;  // by so many runs of programs
   std::uint64_t done_ = 0;

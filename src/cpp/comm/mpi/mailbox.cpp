@@ -98,7 +98,9 @@ void Mailbox::sort_in(int rank, std::size_t bytes) {
     return;
   }
   peer.left = message.header.topic == Topic::Left;
-  if (!peer.ended) peer.ended = std::move(message);
+  if (peer.ended) return;
+  peer.ended = std::move(message);
+  peer.heard_end = std::chrono::steady_clock::now();
 }
 
 Message Mailbox::take(int peer) {

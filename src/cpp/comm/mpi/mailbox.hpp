@@ -5,6 +5,7 @@
 // what has arrived and was not taken yet stays in the peer's queue.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <optional>
 #include <string>
@@ -33,6 +34,9 @@ class Mailbox {
   std::deque<Message>& sent_by(int peer) { return peers_[index(peer)].sent; }
   // Set once a peer has said Failed or Left: no Submitted comes after it.
   const std::optional<Message>& ended(int peer) const { return peers_[index(peer)].ended; }
+  std::chrono::steady_clock::time_point heard_end(int peer) const {
+    return peers_[index(peer)].heard_end;
+  }
   const std::optional<std::string>& details(int peer) const { return peers_[index(peer)].details; }
   bool has_left(int peer) const { return peers_[index(peer)].left; }
   bool everything_sent() { return reap(); }
@@ -46,6 +50,7 @@ class Mailbox {
     std::deque<Message> arrived;
     std::deque<Message> sent;
     std::optional<Message> ended;
+    std::chrono::steady_clock::time_point heard_end;
     std::optional<std::string> details;
     bool left = false;
   };

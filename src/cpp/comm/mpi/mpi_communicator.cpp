@@ -19,7 +19,8 @@ namespace mpi {
 namespace {
 
 constexpr double kFarewellSeconds = 1.0;        // for last words, before MPI_Abort
-constexpr double kQuickFarewellSeconds = 0.05;  // where MPI goes on with the rest later
+constexpr double kQuickFarewellSeconds = 0.05;  // where more time gains nothing
+constexpr std::size_t kAtOnceBytes = 2048;      // that MPI sends without an answer of the receiver
 constexpr double kLastWordsSeconds = 0.2;       // that a peer's take to come
 constexpr int kLooksBeforeData = 4;
 constexpr std::size_t kAlignment = 64;
@@ -525,6 +526,7 @@ void MpiCommunicator::close_failed(ErrorKind kind, std::string_view message,
   failure_kind_ = kind;
   mark_failed();
   marked_failed_ = true;
+  double farewell = kQuickFarewellSeconds;
   try {
     failure_.text = message;  // first: memory may be short
     failure_.ranks = ranks.empty() ? worlds_of({rank()}) : ranks;
@@ -534,10 +536,11 @@ void MpiCommunicator::close_failed(ErrorKind kind, std::string_view message,
     header.sequence = completed_ + 1;
     const std::string packed = failure_.packed(header);
     mailbox_.post(header, packed.data(), packed.size());
+    if (packed.size() > kAtOnceBytes) farewell = kFarewellSeconds;
   } catch (const std::exception&) {
     // A peer that cannot be told will see its own deadline.
   }
-  drain(kQuickFarewellSeconds, false);  // a dead rank takes nothing
+  drain(farewell, false);
   works_.clear();
   pairs_.abandon();
 }

@@ -109,7 +109,7 @@ class MpiCommunicator final : public Communicator, private Member {
   bool collect_headers(Pending& work);
   void check_counts(const Pending& work, int peer) const;
   void check_not_ended(int peer, const Header& mine, bool needed);
-  void check_none_failed(const Header& mine);
+  bool has_failed(int peer, Clock::time_point start) const;
   void check_pair(int peer, const Header& mine, bool matched, Clock::time_point start);
   bool has_left(int peer) const;
   void check_needed(const Pending& work, bool headers_are_here);

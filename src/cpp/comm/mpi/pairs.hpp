@@ -37,7 +37,7 @@ class Pairs {
   bool complete(std::uint64_t number) const noexcept;
   bool idle() const noexcept { return pending_ == 0; }
   std::uint64_t moves() const noexcept { return moves_; }
-  // Of a work that is not complete; described it is "send of 4 float32 to rank 1" and so on.
+  // Both are of a work that is not complete: "send of 4 float32 to rank 1" and so on.
   std::string describe(std::uint64_t number) const;
   const Header& header(std::uint64_t number) const { return find(number)->header; }
   int peer_of(std::uint64_t number) const;  // world rank

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a wait hears of ranks that go no further: in its own group, and in the others that the same
 // program needs.
+#include <algorithm>
 #include <chrono>
 
 #include "base/error.hpp"
@@ -10,21 +11,28 @@
 namespace ngd::comm::mpi {
 namespace {
 
-// For headers that are under way: with all of them a collective may end in spite of a failure.
+// A header that is under way comes in that time, and with all headers a collective may end although
+// a rank has failed.
 constexpr auto kGrace = std::chrono::milliseconds(100);
 
 }  // namespace
 
 // Throws when a rank that is still needed has said that it goes no further. A rank that failed in
-// this collective has sent its header before: the header that it missed may never come to me either.
+// this collective may have sent its header first. It missed a header of a third rank, and I may never
+// get that one either.
 void MpiCommunicator::check_needed(const Pending& work, bool headers_are_here) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank() || !mailbox_.ended(peer)) continue;
-    const bool failed_here = mailbox_.ended(peer)->header.sequence <= work.header.sequence;
-    const bool in_vain = failed_here && !has_left(peer) && Clock::now() - work.start > kGrace;
-    const bool needed = headers_are_here ? failed_here : mailbox_.from(peer).empty() || in_vain;
-    check_not_ended(peer, work.header, needed);
+    const bool ended_here = mailbox_.ended(peer)->header.sequence <= work.header.sequence;
+    const bool missed = mailbox_.from(peer).empty() || (ended_here && has_failed(peer, work.start));
+    check_not_ended(peer, work.header, headers_are_here ? ended_here : missed);
   }
+}
+
+// Whether a peer has failed, and a work that began at `start` has waited in vain since.
+bool MpiCommunicator::has_failed(int peer, Clock::time_point start) const {
+  if (!mailbox_.ended(peer) || has_left(peer)) return false;
+  return Clock::now() - std::max(start, mailbox_.heard_end(peer)) > kGrace;
 }
 
 bool MpiCommunicator::has_left(int peer) const {
@@ -45,23 +53,24 @@ void MpiCommunicator::check_not_ended(int peer, const Header& mine, bool needed)
           ":\n", last.text);
 }
 
-void MpiCommunicator::check_none_failed(const Header& mine) {
-  for (int peer = 0; peer < size(); ++peer)
-    if (peer != rank() && !has_left(peer)) check_not_ended(peer, mine, true);
-}
-
 // Of a send or a receive. A rank that has left in order has sent all it had to: the data may still be
-// on their way. A peer that is silent may be the rank of which another one has failed.
+// on their way. The peer may be silent because it has died, and another rank has failed of that: so
+// any failure in the group ends what has no answer yet.
 void MpiCommunicator::check_pair(int peer, const Header& mine, bool matched,
                                  Clock::time_point start) {
   check_not_ended(peer, mine, !matched || !has_left(peer));
-  if (!matched && Clock::now() - start > kGrace) check_none_failed(mine);
+  for (int other = 0; other < size() && !matched; ++other)
+    if (other != rank()) check_not_ended(other, mine, has_failed(other, start));
 }
 
 void MpiCommunicator::expect_no_failure(const Header& mine) {
   if (watched_ == 0) return;
+  if (state_ == State::Failed && failure_told_)
+    fail_of(failure_.ranks, ErrorKind::GroupClosed, describe(mine),
+            ": an earlier failure closed a group of the same step: ", failure_.text);
   if (state_ == State::Failed) throw Error(failure_kind_, failure_.text, failure_.ranks);
-  check_none_failed(mine);
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank() && !has_left(peer)) check_not_ended(peer, mine, true);
 }
 
 // What a rank has said in another group, which the program needs, too.

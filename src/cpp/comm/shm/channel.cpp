@@ -87,15 +87,15 @@ Channel::Got Channel::receive(Parcel& parcel) noexcept {
   header.msg_iov = &data;
   header.msg_iovlen = 1;
   header.msg_control = control;
-  header.msg_controllen = sizeof control;
   ssize_t length = 0;
   int ends = 0;
   do {
+    header.msg_controllen = sizeof control;  // the call before has changed it
     length = ::recvmsg(fd(), &header, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (length == 0) ++ends;
     // ECONNRESET is said once where the other end left without having heard me; what it said before
-    // comes then. So may the first end: Linux looks for a packet, then for the end, and the other
-    // side may send one and leave between the two.
+    // comes then. The first end may be wrong, too: Linux looks for a packet, and then for the end.
+    // Between the two the other side may send a packet and leave.
   } while ((length == 0 && ends == 1) || (length < 0 && (errno == EINTR || errno == ECONNRESET)));
   if (length < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Got::Nothing;
   if (length <= 0) return Got::End;

@@ -148,6 +148,7 @@ class ShmCommunicator final : public Communicator {
   void inspect(Work work, Deadline& deadline);
   void ask(Work work);
   void look_at_peers(Work work);
+  void look_at_other_groups() const;
   void late(const Need& need, double seconds) const;
   std::string missed(const Need& need) const;
   std::string whereabouts(int rank) const;

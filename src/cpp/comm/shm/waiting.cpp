@@ -192,6 +192,7 @@ void ShmCommunicator::inspect(Work work, Deadline& deadline) {
   if (family_->checked()) {
     for (const ShmCommunicator* group : family_->groups()) group->compare_all();
     look_at_peers(work);
+    look_at_other_groups();
   }
   if (family_->time_to_ask(now)) ask(work);
   if (deadline.is_error && deadline.seconds > 0 && now >= deadline.at_ns)
@@ -214,8 +215,6 @@ void ShmCommunicator::check_peers() const {
 
 void ShmCommunicator::look_at_peers(Work work) {
   check_peers();
-  for (const ShmCommunicator* other : family_->groups())
-    if (other->watched_ > 0) other->check_peers();
   const bool watch = family_->time_to_watch(now_ns());
   const Need need = need_of(work);
   for (int r = need.first; r < need.last; ++r) {
@@ -234,6 +233,13 @@ void ShmCommunicator::look_at_peers(Work work) {
     fail_of({world}, ErrorKind::RankLost, "rank ", world, " (process ", group_.record(r).pid,
             ") has died; it is missed in ", missed(need));
   }
+}
+
+// What a rank has said in another group, which a program needs as it needs this one.
+void ShmCommunicator::look_at_other_groups() const {
+  if (watched_ == 0) return;
+  for (const ShmCommunicator* other : family_->groups())
+    if (other->watched_ > 0) other->check_peers();
 }
 
 std::string ShmCommunicator::missed(const Need& need) const {
