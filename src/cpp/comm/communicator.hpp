@@ -139,7 +139,8 @@ class Communicator {
   // ends, too, with what a rank of this one has said of its failure. Without it that wait would end
   // at its deadline, where it is for a rank that waits for the one that failed. Programs that run at
   // once, in several threads, hear of each other's groups.
-  virtual void watch(bool on) noexcept { static_cast<void>(on); }
+  virtual void watch(bool on) noexcept { watched_ += on ? 1 : -1; }
+  bool watched() const noexcept { return watched_ > 0; }
   // Throws what a rank of this group has said of its failure, where that needs no message to be
   // received.
   virtual void check_peers() const {}
@@ -194,6 +195,7 @@ class Communicator {
   };
 
   std::atomic<bool> inside_{false};
+  std::atomic<int> watched_{0};  // by so many runs of programs
   std::function<bool()> interrupt_;
   std::shared_ptr<Computations> computations_ = std::make_shared<Computations>();
 };

@@ -54,7 +54,7 @@ bool LocalGroup::ask() {
   lock.lock();
   if (is_over) return true;
   try {
-    if (watched_ > 0) family_->progress();
+    if (watched()) family_->progress();
     look_at_others();
   } catch (const Error&) {
     failure_elsewhere_ = std::current_exception();
@@ -182,12 +182,12 @@ void LocalGroup::abort(std::string_view traceback) noexcept {
 }
 
 void LocalGroup::watch(bool on) noexcept {
-  watched_ += on ? 1 : -1;
+  Communicator::watch(on);
   inner_->watch(on);
 }
 
 void LocalGroup::expect_no_failure(const mpi::Header&) {
-  if (watched_ == 0) return;
+  if (!watched()) return;
   with_world_ranks(*roster_, [&] {
     if (failure_) std::rethrow_exception(failure_);
     inner_->check_peers();
@@ -196,7 +196,7 @@ void LocalGroup::expect_no_failure(const mpi::Header&) {
 
 // With the lock held. What a rank has said in another group, which the program needs, too.
 void LocalGroup::look_at_others() {
-  if (watched_ == 0) return;
+  if (!watched()) return;
   const auto waited = std::find_if(
       in_flight_.begin(), in_flight_.end(),
       [this](const Submitted& each) { return each.work.sequence == waited_.sequence; });

@@ -7,7 +7,6 @@
 // which guards itself: so another thread can end a wait.
 #pragma once
 
-#include <atomic>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -75,7 +74,6 @@ class LocalGroup final : public Communicator, private mpi::Member {
   const std::unique_ptr<Communicator> inner_;
   std::vector<Submitted> in_flight_;
   Work waited_;
-  std::atomic<int> watched_ = 0;  // by so many runs of programs
   std::uint64_t done_ = 0;
   std::exception_ptr failure_;                    // found by progress(), thrown by the next call
   std::exception_ptr failure_elsewhere_;          // found by ask(), in another group

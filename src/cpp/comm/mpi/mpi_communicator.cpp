@@ -262,7 +262,7 @@ bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
       }
       if (limits.timeout_seconds > 0 && now - last_move > limit)
         fail_timeout(work, limits.timeout_seconds);
-      if (now >= next_look && watched_ > 0) fail_with_others(work);
+      if (now >= next_look && watched()) fail_with_others(work);
     }
     if (std::chrono::duration<double>(now - start).count() >= limits.patience) return false;
     backoff.pause();

@@ -64,7 +64,6 @@ class MpiCommunicator final : public Communicator, private Member {
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   bool is_over() const noexcept override { return family_->in_child() || state_ != State::Open; }
-  void watch(bool on) noexcept override { watched_ += on ? 1 : -1; }
   void abort(std::string_view traceback) noexcept override;
   // The same of an error, which the others raise alike where it is between ranks.
   void give_up(ErrorKind kind, std::string_view why, const std::vector<int>& ranks) noexcept;
@@ -143,7 +142,6 @@ class MpiCommunicator final : public Communicator, private Member {
   const Algorithm preferred_;
   std::unique_ptr<Shortcut> shortcut_;
   std::atomic<State> state_ = State::Open;
-  std::atomic<int> watched_ = 0;  // by so many runs of programs
   ErrorKind failure_kind_ = ErrorKind::Internal;
   LastWords failure_;
   bool failure_told_ = false;  // later calls throw GroupClosed

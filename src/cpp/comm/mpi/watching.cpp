@@ -64,7 +64,7 @@ void MpiCommunicator::check_pair(int peer, const Header& mine, bool matched,
 }
 
 void MpiCommunicator::expect_no_failure(const Header& mine) {
-  if (watched_ == 0) return;
+  if (!watched()) return;
   if (state_ == State::Failed && failure_told_)
     fail_of(failure_.ranks, ErrorKind::GroupClosed, describe(mine),
             ": an earlier failure closed a group of the same step: ", failure_.text);

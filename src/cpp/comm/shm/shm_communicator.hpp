@@ -3,7 +3,6 @@
 // watches.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <list>
 #include <memory>
@@ -45,7 +44,6 @@ class ShmCommunicator final : public Communicator {
   void release(SharedBlock block) noexcept override;
   bool has_common_memory() const noexcept override { return true; }
   bool is_over() const noexcept override;
-  void watch(bool on) noexcept override { watched_ += on ? 1 : -1; }
   void check_peers() const override;
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
@@ -170,7 +168,6 @@ class ShmCommunicator final : public Communicator {
   std::uint32_t splits_ = 0;
 
   bool closed_ = false;
-  std::atomic<int> watched_ = 0;  // by so many runs of programs
   std::list<Family::Retired> retired_ =
       std::list<Family::Retired>(1);  // what close() fills in: it must not ask for memory
   std::unordered_map<std::uint64_t, ProgramText> programs_;  // by hash

@@ -237,9 +237,9 @@ void ShmCommunicator::look_at_peers(Work work) {
 
 // What a rank has said in another group, which a program needs as it needs this one.
 void ShmCommunicator::look_at_other_groups() const {
-  if (watched_ == 0) return;
+  if (!watched()) return;
   for (const ShmCommunicator* other : family_->groups())
-    if (other->watched_ > 0) other->check_peers();
+    if (other->watched()) other->check_peers();
 }
 
 std::string ShmCommunicator::missed(const Need& need) const {
