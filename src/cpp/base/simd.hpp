@@ -6,11 +6,15 @@
 // of a higher level can leak into the baseline through the linker.
 #pragma once
 
+#include <functional>
 #include <string_view>
 
 namespace ngd {
 
 enum class SimdLevel { Baseline, Avx2, Avx512 };
+
+// The highest level whose features (base/simd_features.inc) are all present in a CPU.
+SimdLevel level_of(const std::function<bool(std::string_view feature)>& has);
 
 // The highest level that this CPU runs, that was compiled in, and that NGD_SIMD allows.
 SimdLevel simd_level() noexcept;
