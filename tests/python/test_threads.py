@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +104,112 @@ def test_more_threads_than_the_system_starts_are_refused() -> None:
     assert code == 1, text
     assert "NGD_THREADS: expected at most " in text
     assert "RLIMIT_AS" in text
+
+
+# Models whose kernels have different numbers of pieces: small and large products, convolutions,
+# pooling, attention, reductions.
+STEPS = """
+import os, sys
+import numpy as np, ngd
+from ngd import nn, ops, optim
+
+random = np.random.default_rng(0)
+if sys.argv[1] == "mlp":
+    model = nn.Sequential(
+        nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10))
+    x = random.standard_normal((100, 784), dtype=np.float32)
+elif sys.argv[1] == "convolutions":
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 16, 5, stride=2),
+        nn.MaxPool2d(2), nn.Conv2d(16, 16, 1), nn.Flatten(), nn.Linear(16 * 7 * 7, 10))
+    x = random.standard_normal((3, 3, 32, 32), dtype=np.float32)
+else:
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiHeadAttention(96, 3)
+            self.norm = nn.LayerNorm(96)
+            self.head = nn.Linear(96, 10)
+
+        def forward(self, x):
+            return self.head(ops.mean(self.norm(x + self.attention(x)), axis=1))
+
+    model = Attention()
+    x = random.standard_normal((5, 37, 96), dtype=np.float32)
+y = random.integers(0, 10, len(x))
+optimizer = optim.AdamW(1e-3, clip_norm=1.0)
+
+@ngd.function(updates=True)
+def step(x, y):
+    with nn.training(nn.Random(seed=1)) as state:
+        loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
+    return loss, [optimizer.update(loss, model.parameters()), state.updates]
+
+step(x, y)
+first = set(os.listdir("/proc/self/task"))
+created = set()
+for _ in range(30):
+    step(x, y)
+    created |= set(os.listdir("/proc/self/task")) - first
+print(len(first), len(created))
+"""
+
+
+@pytest.mark.parametrize("threads", [4, 8])
+@pytest.mark.parametrize("model", ["mlp", "convolutions", "attention"])
+def test_no_thread_is_created_after_the_first_step(model: str, threads: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS, model],
+        env={**os.environ, "NGD_THREADS": str(threads)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    threads_of_first_step, created = map(int, done.stdout.split())
+    assert threads_of_first_step >= threads
+    assert created == 0
+
+
+V1, V2 = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")
+
+
+@contextlib.contextmanager
+def cpu_cgroup(quota_us: int, period_us: int) -> Iterator[Path]:
+    """Yield a cgroup inside another one that has the quota; skip if none can be made."""
+    is_version_1 = (V1 / "cpu.cfs_quota_us").exists()
+    outer = (V1 if is_version_1 else V2) / f"ngd-test-{os.getpid()}"
+    inner = outer / "job"
+    try:
+        outer.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs to make a cpu cgroup: {error}")
+    try:
+        if is_version_1:
+            (outer / "cpu.cfs_period_us").write_text(str(period_us))
+            (outer / "cpu.cfs_quota_us").write_text(str(quota_us))
+        elif (outer / "cpu.max").exists():
+            (outer / "cpu.max").write_text(f"{quota_us} {period_us}")
+        else:
+            pytest.skip("needs a cpu cgroup: the controller is not enabled")
+        inner.mkdir()
+        yield inner
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            inner.rmdir()
+        outer.rmdir()
+
+
+def test_the_quota_of_an_enclosing_cgroup_is_respected() -> None:
+    code = "from ngd import _core; print(_core.available_cores(), _core.thread_count())"
+    with cpu_cgroup(50_000, 100_000) as cgroup:
+        enter = ["/bin/sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh"]
+        done = subprocess.run(
+            [*enter, sys.executable, "-c", code],
+            env={k: v for k, v in os.environ.items() if k != "NGD_THREADS"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "1"]

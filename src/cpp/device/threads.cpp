@@ -8,17 +8,17 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
-#include <string_view>
 #include <vector>
 
+#include "base/cgroup.hpp"
 #include "base/config.hpp"
 #include "base/error.hpp"
-#include "base/number.hpp"
-#include "base/small_file.hpp"
 
 namespace ngd::device {
 
@@ -27,24 +27,28 @@ namespace {
 std::atomic<int> thread_share{0};  // 0 = not set
 std::atomic<bool> forked{false};
 
+// A cpu_set_t has 1024 bits; where the kernel has more CPUs, it needs a larger set.
 int affinity_cores() noexcept {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
+  constexpr int kMostCpus = 1 << 20;
+  for (int cpus = CPU_SETSIZE; cpus <= kMostCpus; cpus *= 2) {
+    cpu_set_t* set = CPU_ALLOC(static_cast<std::size_t>(cpus));
+    if (set == nullptr) return 1;
+    const std::size_t bytes = CPU_ALLOC_SIZE(static_cast<std::size_t>(cpus));
+    const bool is_filled = sched_getaffinity(0, bytes, set) == 0;
+    const int error = errno, count = is_filled ? CPU_COUNT_S(bytes, set) : 0;
+    CPU_FREE(set);
+    if (is_filled) return std::max(1, count);
+    if (error != EINVAL) return 1;
+  }
+  return 1;
 }
 
-// cgroup v2: "max 100000" or "150000 100000"; v1: two files. No file means no quota.
-double cgroup_cores() noexcept {
-  const auto share = [](std::string_view quota, std::string_view period) {
-    const auto used = parse_number<double>(quota), of = parse_number<double>(period);
-    return used && of && *used > 0 && *of > 0 ? *used / *of : 0;
-  };
-  SmallFile v2("/sys/fs/cgroup/cpu.max");
-  const std::string_view quota = v2.next_word();
-  if (!quota.empty()) return share(quota, v2.next_word());
-  return share(SmallFile("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").next_word(),
-               SmallFile("/sys/fs/cgroup/cpu/cpu.cfs_period_us").next_word());
+double quota_cores() noexcept {
+  try {
+    return cgroup_cpu_quota();
+  } catch (const std::exception&) {  // no memory for the names of files
+    return 0;
+  }
 }
 
 // Where threads other than the kernels' run, once it is known that these are bound; OpenMP binds
@@ -148,7 +152,7 @@ struct ForkGuard {
 }  // namespace
 
 int available_cores() noexcept {
-  static const double quota = cgroup_cores();
+  static const double quota = quota_cores();
   const int affinity = affinity_cores();
   return quota > 0 ? std::max(1, std::min(affinity, static_cast<int>(std::ceil(quota)))) : affinity;
 }

@@ -2,6 +2,8 @@
 // How many threads kernels may use, and the one guarded way into OpenMP.
 #pragma once
 
+#include <omp.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -11,7 +13,7 @@ namespace ngd::device {
 // of these as many as can be started. In a forked child 1 (libgomp hangs there with more). Throws
 // Init where NGD_THREADS is no number, or more than can be started.
 int thread_count();
-int available_cores() noexcept;  // of the affinity mask and the cgroup's quota
+int available_cores() noexcept;  // by the affinity mask and the quotas of enclosing cgroups
 // What is left of them beside the ranks that share them. Called by a thread that runs kernels.
 // Throws as thread_count() does.
 void set_thread_share(int threads);
@@ -21,7 +23,11 @@ void set_thread_share(int threads);
 void keep_off_kernel_cores() noexcept;
 
 // Calls body(begin, end) over [0, count) in pieces of at least `grain`, on up to thread_count()
-// threads. The pieces depend on count, grain and thread_count() alone.
+// threads. The pieces depend on count, grain and thread_count() only.
+//
+// Every parallel region has the full team of thread_count() threads, and threads without a piece
+// return at once. A region of fewer threads would make libgomp end the others, and the next full
+// region would create them again: several thread creations in every step.
 template <class Body>
 void parallel_for(std::int64_t count, std::int64_t grain, Body&& body) {
   const std::int64_t pieces_wanted = grain > 0 ? (count + grain - 1) / grain : 1;
@@ -31,8 +37,9 @@ void parallel_for(std::int64_t count, std::int64_t grain, Body&& body) {
     if (count > 0) body(std::int64_t{0}, count);
     return;
   }
-#pragma omp parallel for num_threads(pieces) schedule(static, 1)
-  for (int i = 0; i < pieces; ++i) {
+#pragma omp parallel num_threads(threads)
+  // The stride covers a team that OpenMP made smaller than was asked (OMP_DYNAMIC).
+  for (int i = omp_get_thread_num(); i < pieces; i += omp_get_num_threads()) {
     const std::int64_t begin = count * i / pieces, end = count * (i + 1) / pieces;
     if (begin < end) body(begin, end);
   }

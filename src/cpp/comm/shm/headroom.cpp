@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <string_view>
 
+#include "base/cgroup.hpp"
 #include "base/error.hpp"
 
 namespace ngd::comm::shm {
@@ -31,47 +32,42 @@ std::uint64_t sum_of(const std::string& path, std::initializer_list<std::string_
   return sum;
 }
 
-// How the files of a version are called.
-struct Version {
-  std::string_view controllers;  // of the line in /proc/self/cgroup
-  std::string folder, limit, usage;
+// The names of a cgroup's files, by version.
+struct FileNames {
+  std::string limit, usage;
   std::initializer_list<std::string_view> reclaimable;
   std::string swap_limit, swap_usage;  // v1 limits memory and swap together
 };
 
-const Version kVersions[] = {{"",
-                              "/sys/fs/cgroup",
-                              "memory.max",
+const FileNames kUnifiedNames{"memory.max",
                               "memory.current",
                               {"active_file", "inactive_file"},
                               "memory.swap.max",
-                              "memory.swap.current"},
-                             {"memory",
-                              "/sys/fs/cgroup/memory",
-                              "memory.limit_in_bytes",
-                              "memory.usage_in_bytes",
-                              {"total_active_file", "total_inactive_file"},
-                              "",
-                              ""}};
+                              "memory.swap.current"};
+const FileNames kVersion1Names{"memory.limit_in_bytes",
+                               "memory.usage_in_bytes",
+                               {"total_active_file", "total_inactive_file"},
+                               "",
+                               ""};
 
-void bound_by(const Version& version, const std::string& path, std::uint64_t free_swap,
-              Headroom& least) {
-  const std::string folder = version.folder + path + "/";
-  const std::uint64_t limit = number_in(folder + version.limit);
-  const std::uint64_t usage = number_in(folder + version.usage);
+void apply_limit(const Cgroup& cgroup, std::uint64_t free_swap, Headroom& least) {
+  const FileNames& names = cgroup.is_unified ? kUnifiedNames : kVersion1Names;
+  const std::string folder = cgroup.folder + "/";
+  const std::uint64_t limit = number_in(folder + names.limit);
+  const std::uint64_t usage = number_in(folder + names.usage);
   if (limit == kNone || usage == kNone || limit >= std::uint64_t{1} << 60) return;
   std::uint64_t swap = 0;
-  if (free_swap > 0 && !version.swap_limit.empty()) {
-    const std::uint64_t most = number_in(folder + version.swap_limit);
-    const std::uint64_t used = number_in(folder + version.swap_usage);
+  if (free_swap > 0 && !names.swap_limit.empty()) {
+    const std::uint64_t most = number_in(folder + names.swap_limit);
+    const std::uint64_t used = number_in(folder + names.swap_usage);
     swap = used == kNone ? 0 : std::min(free_swap, most - std::min(most, used));
   }
-  const std::uint64_t caches = sum_of(folder + "memory.stat", version.reclaimable);
+  const std::uint64_t caches = sum_of(folder + "memory.stat", names.reclaimable);
   const std::uint64_t taken = usage - std::min(usage, caches);
   const std::uint64_t bytes = limit - std::min(limit, taken) + swap;
   if (bytes < least.bytes)
-    least = {bytes,
-             concat("the memory cgroup ", path.empty() ? "/" : path, " (", limit >> 20, " MiB)")};
+    least = {bytes, concat("the memory cgroup ", cgroup.name.empty() ? "/" : cgroup.name, " (",
+                           limit >> 20, " MiB)")};
 }
 
 }  // namespace
@@ -82,22 +78,8 @@ Headroom headroom() {
   Headroom least;
   if (const auto available = sum_of("/proc/meminfo", {"MemAvailable:"}); available > 0)
     least = {available * kKiB + free_swap, "this machine's memory"};
-  std::ifstream own("/proc/self/cgroup");
-  for (std::string line; std::getline(own, line);) {
-    const auto first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string_view controllers(line.data() + first + 1, second - first - 1);
-    for (const Version& version : kVersions) {
-      if (controllers != version.controllers) continue;
-      // In a container the path may be the host's, and what is ours the root.
-      std::string path = line.substr(second + 1);
-      for (;; path.resize(path.rfind('/'))) {
-        while (!path.empty() && path.back() == '/') path.pop_back();
-        bound_by(version, path, free_swap, least);
-        if (path.empty()) break;
-      }
-    }
-  }
+  visit_enclosing_cgroups("memory",
+                          [&](const Cgroup& cgroup) { apply_limit(cgroup, free_swap, least); });
   return least;
 }
 
