@@ -134,7 +134,7 @@ def test_a_loop_that_is_too_long_to_number_is_refused() -> None:
 
 
 def test_masks_differ_between_iterations_draws_and_steps(device: str) -> None:
-    """Seven masks per step: of two dropouts in a loop of three, and of one behind it."""
+    """Seven masks per step: of two dropouts in a loop of three, and of one after it."""
     drop, random = nn.Dropout(0.5), nn.Random(seed=1)
     ones = np.ones((3, 2000), np.float32)
     with nn.training(random) as state:

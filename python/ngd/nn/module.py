@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import Variable, all_reduce, bfloat16, errors, float32, variable
-from .initializers import Initializer, constant, zeros
-from .plain import CONTAINERS, Held, held, refusal
+from .initializers import Initializer, zeros
+from .plain import CONTAINERS, Held, find_in, refusal
 
 INSTEAD: Final = {
     "train": "nn.training, within which graphs are built for training",
@@ -59,6 +59,8 @@ class Parameter:
         self.initializer, self.dtype = initializer, np.dtype(dtype)
         self._place: tuple[Module, str] | None = None
         self._variable: Variable | None = None
+        self._copied: Any = None
+        """The value that a copy begins with."""
 
     @property
     def made(self) -> bool:
@@ -77,8 +79,17 @@ class Parameter:
     def variable(self) -> Variable:
         """The variable, which is made the first time."""
         if self._variable is None:
-            self._variable = variable(self.name, self.draw(0))
+            value = self.draw(0) if self._copied is None else self._copied.astype(self.dtype)
+            self._variable, self._copied = self._make_variable(value), None
         return self._variable
+
+    def _make_variable(self, value: Any) -> Variable:
+        """Make the variable; its call site names the module, by its class."""
+        name = self.name
+        assert self._place is not None
+        module = self._place[0]
+        with errors.in_layer(module._layer(type(module).__name__)):
+            return variable(name, value)
 
     def draw(self, seed: int) -> Any:
         """A first value."""
@@ -88,7 +99,7 @@ class Parameter:
     def assign(self, value: Any) -> None:
         """Give the variable a value, of whatever dtype."""
         if self._variable is None:
-            self._variable = variable(self.name, np.zeros(self.shape, self.dtype))
+            self._variable = self._make_variable(np.zeros(self.shape, self.dtype))
         self._variable.assign(value)
 
     def place(self, module: Module, key: str) -> None:
@@ -100,10 +111,10 @@ class Parameter:
         return f"{type(self).__name__}({self.shape}, {self.dtype.name})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has the value of now, and gets its name where it is put."""
+        """Return the state of a copy or pickle: with the current value, and without a place."""
         state = {**self.__dict__, "_place": None, "_variable": None}
         if self._variable is not None:
-            state["initializer"] = constant(self._variable.numpy())
+            state["_copied"] = self._variable.numpy()
         return state
 
 
@@ -172,7 +183,8 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's value."""
         self._refuse_hidden()
-        return self.forward(*args, **kwargs)
+        with errors.in_layer(self._layer(self.title)):
+            return self.forward(*args, **kwargs)
 
     def __setattr__(self, key: str, value: Any) -> None:
         if isinstance(value, Variable):
@@ -228,7 +240,7 @@ class Module:
         A container that is filled later is checked by `_refuse_hidden`.
         """
         own: set[int] | None = None
-        for item in held(key, container, (Module, Parameter, Variable)):
+        for item in find_in(key, container, (Module, Parameter, Variable)):
             if isinstance(item.value, Module):
                 registered = item.value is self or item.value._parent is not None
             elif isinstance(item.value, Parameter):
@@ -244,7 +256,7 @@ class Module:
         items: list[Held] = []
         for key, value in self.__dict__.items():
             if isinstance(value, CONTAINERS) and key not in REGISTERS:
-                items += held(key, value, (Module, Parameter, Variable))
+                items += find_in(key, value, (Module, Parameter, Variable))
         if items:
             registered = self._outermost()._registered()
             for item in items:
@@ -252,7 +264,7 @@ class Module:
                     raise self._refusal(item)
 
     def _refusal(self, item: Held) -> TypeError:
-        """Return the error for what a plain container of this module has."""
+        """Return the error for a value in a plain container of this module."""
         module = item.value.title if isinstance(item.value, Module) else None
         return refusal(type(self).__name__, item, module)
 
@@ -282,6 +294,10 @@ class Module:
                     f"or its variables are made; variable {parameter.variable.name!r} exists. Set "
                     "`model.name` where the model is constructed."
                 )
+
+    def _layer(self, title: str) -> str:
+        """Return how errors and profiles name this module, such as "enc.2: Linear(17, 8)"."""
+        return f"{self.path}: {title}" if self.path else title
 
     @property
     def path(self) -> str:

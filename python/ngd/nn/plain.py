@@ -11,14 +11,14 @@ CONTAINERS: Final = (list, tuple, dict, set, frozenset, deque)
 
 
 class Held(NamedTuple):
-    """What a plain container has at some path, and the type of the outermost container."""
+    """A value in a plain container, its path, and the type of the outermost container."""
 
     path: str
     value: Any
     container: type
 
 
-def held(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[Held]:
+def find_in(key: str, container: Any, kinds: tuple[type, ...]) -> Iterator[Held]:
     """Yield the values of some kinds in a container, and in the containers in it."""
     waiting, seen = [(key, container)], set[int]()
     while waiting:
