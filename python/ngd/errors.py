@@ -6,6 +6,14 @@ docs/errors.md says what state each leaves.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+LAYER: Final[ContextVar[str]] = ContextVar("layer", default="")
+"""The layer whose graph is being built; call sites name it."""
+
 
 class Error(Exception):
     """The base of all of ngd's errors.
@@ -16,9 +24,13 @@ class Error(Exception):
         The ranks of the world that the error speaks of, in rising order: who is lost, who did not
         come, who has failed, the two that disagree. Of GroupClosedError they are those of the
         failure that closed the group. Empty where an error speaks of no rank.
+    layer
+        The innermost layer (`in_layer`) that was being built when the error was raised, as in
+        "enc.2: Linear(17, 8, bias=True)". The message ends with it. Empty outside of layers.
     """
 
     ranks: tuple[int, ...] = ()
+    layer: str = ""
 
     @property
     def rank(self) -> int | None:
@@ -92,3 +104,23 @@ class WorkerError(Error, RuntimeError):
 
 class RetraceWarning(UserWarning):
     """A function of ngd.function is traced again and again; the message says what changes."""
+
+
+@contextmanager
+def in_layer(name: str) -> Iterator[None]:
+    """Name a layer in the call sites and errors of the nodes that are built in this block.
+
+    Calls of nn modules are such blocks: their names are the path and the class, as in
+    "enc.2: Linear(17, 8, bias=True)". Blocks may be nested; the innermost is named.
+    """
+    token = LAYER.set(name)
+    try:
+        yield
+    except Error as error:
+        if not error.layer:
+            error.layer = name
+            if error.args and isinstance(error.args[0], str):
+                error.args = (f"{error.args[0]} (in {name})", *error.args[1:])
+        raise
+    finally:
+        LAYER.reset(token)

@@ -713,8 +713,9 @@ class Graph:
             other = names.setdefault(str(variable.attrs["name"]), variable)
             if other is not variable:
                 raise CompileError(
-                    f"two variables are called {variable.attrs['name']!r}: "
-                    f"one made at {other.site}, one at {variable.site}"
+                    f"two variables are called {variable.attrs['name']!r}: one made at "
+                    f"{other.site}, one at {variable.site}. Give each model a name before its "
+                    'first call, model.name = "critic", and each optimizer and nn.Random a name='
                 )
         given = set(self.inputs)
         for node in self.nodes:

@@ -19,6 +19,8 @@ from enum import Enum
 from types import FrameType
 from typing import Final
 
+from .errors import LAYER
+
 NGD: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 STANDARD_LIBRARY: Final = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 COMMANDS: Final = os.path.join(sys.prefix, "bin", "")
@@ -56,7 +58,10 @@ def owner(file: str) -> Owner:
 
 
 def call_site() -> str:
-    """`file:line` of the user's code that has called."""
+    """`file:line` of the user's code that has called, with the layer if there is one.
+
+    In a layer (errors.in_layer) it is `file:line in enc.2: Linear(17, 8)`.
+    """
     if _shown.sites:
         return _shown.sites[-1]
     frame: FrameType | None = sys._getframe(1)
@@ -71,7 +76,8 @@ def call_site() -> str:
     else:
         shown = nearest or shown
     assert shown is not None
-    return f"{shown.f_code.co_filename}:{shown.f_lineno}"
+    layer = LAYER.get()
+    return f"{shown.f_code.co_filename}:{shown.f_lineno}{layer and f' in {layer}'}"
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from .ops.arithmetic import add
 from .ops.cast import cast
 from .ops.control import scan
 from .ops.custom import after, with_gradient
+from .ops.loops import loops, tracing
 from .ops.operands import as_node
 from .ops.shape import iota, one_hot, reshape, stop_gradient, zeros
 from .trees import LEAF, Structure, flatten
@@ -391,11 +392,12 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
 
 def rows(primals: Primals, y: Node) -> Any:
     """The derivatives of all elements of a node, in the structure of the arguments."""
-    count, depends = y.type.count, [False for _ in primals.nodes]
+    count, depends, around = y.type.count, [False for _ in primals.nodes], loops()
 
     def row(carry: Any, place: Node) -> tuple[Any, list[Node]]:
         seed = reshape(one_hot(place, count, y.dtype), y.shape)
-        parts = primals.pull([y], [seed])
+        with tracing(around):  # a rule that draws again draws what it drew: no loop of the user's
+            parts = primals.pull([y], [seed])
         depends[:] = [part is not None for part in parts]
         return carry, [part for part in parts if part is not None]
 

@@ -52,14 +52,18 @@ def test_two_ranks_train_as_one(dtype: str, tolerance: float) -> None:
         np.testing.assert_allclose(both[0][key], wanted, tolerance, tolerance, err_msg=key)
 
 
-def drawn() -> dict[str, list[float]]:
-    """What is left of ones after dropout, with each rank's draws, and with common ones."""
-    x = ngd.placeholder("x", (64,))
+def drawn() -> dict[str, list[list[float]]]:
+    """Return ones after dropout, with each rank's draws, and with common ones.
+
+    The two rows are drawn in the two iterations of a loop.
+    """
+    x, drop = ngd.placeholder("x", (2, 64)), nn.Dropout(0.5)
     found = {}
     for per_rank in (True, False):
         with nn.training(nn.Random(seed=5, per_rank=per_rank)) as state:
-            step = ngd.compile([x], [nn.Dropout(0.5)(x)], state.updates)
-        found[str(per_rank)] = step(np.ones(64, np.float32))[0].tolist()
+            y = ops.scan(lambda carry, row: (carry, drop(row)), 0.0, x)[1]
+            step = ngd.compile([x], [y], state.updates)
+        found[str(per_rank)] = step(np.ones((2, 64), np.float32))[0].tolist()
     return found
 
 
@@ -69,6 +73,8 @@ def test_ranks_draw_differently_or_alike() -> None:
     assert first["True"] != second["True"]
     assert first["False"] == second["False"]
     assert first["True"] == first["False"]  # rank 0 draws as one rank does
+    for one, other in (*first.values(), *second.values()):
+        assert one != other
 
 
 def averaged() -> dict[str, Any]:

@@ -250,6 +250,16 @@ def test_what_cannot_be_is_refused(make: Any, says: str) -> None:
         make()
 
 
+def test_an_integer_mask_is_refused() -> None:
+    """Added to the scores, its ones and zeros would mask nothing."""
+    attend, x = nn.MultiHeadAttention(4, 2), np.ones((1, 3, 4), np.float32)
+    mask = np.array([[[1, 1, 0]]])
+    with pytest.raises(ngd.errors.DTypeError, match=r"mask: expected bools .*i64.* mask != 0, or"):
+        attend(x, mask=mask)
+    rows = [ngd.compile([], [attend(x, mask=m)])()[0] for m in (mask != 0, mask.astype(bool))]
+    np.testing.assert_array_equal(*rows)
+
+
 RANDOM = nn.initializers
 SPREADS = {
     "uniform": (RANDOM.uniform(-3, 3), 3.0, math.sqrt(3)),

@@ -219,6 +219,11 @@ def test_what_does_not_fit_is_named() -> None:
         ops.attention(q, q, q, mask=np.ones((5, 3), bool))
     with pytest.raises(ShapeError, match=r"^attention: .*broadcast"):
         ops.attention(q, q, q, mask=np.ones((4, 2, 3, 3), bool))
+    for dtype in ("int64", "int32", "uint8"):
+        with pytest.raises(DTypeError, match=r"^attention: mask: .*bool.* got .*astype"):
+            ops.attention(q, q, q, mask=np.ones((1, 3), dtype))
+    with pytest.raises(DTypeError, match=r"^attention: mask: .* got i64\[\]"):
+        ops.attention(q, q, q, mask=1)
     t, mask = Type(float32, q.shape), Type(float64, (3, 3))
     with pytest.raises(DTypeError, match=r"^attend: .*mask"):
         op_named("attend").infer(t, t, t, mask, causal=False, scale=1.0, heads_last=False)

@@ -16,7 +16,8 @@ class MultiHeadAttention(Module):
 
     The variables are those of torch.nn.MultiheadAttention (in_proj_weight, in_proj_bias,
     out_proj.weight, out_proj.bias), which begin as there. The batch comes first. A mask is as
-    ops.attention has it: of bools, True takes part (in PyTorch's module, False).
+    ops.attention has it: of bools, True takes part (in PyTorch's module, False). An integer mask
+    is a DTypeError: convert it by `mask != 0`.
     """
 
     in_proj_weight: Any

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 from .module import Module
@@ -21,6 +21,11 @@ class ModuleList(Module):
         if not isinstance(module, Module):
             raise TypeError(f"{type(self).__name__}: expected modules; got {module!r}")
         setattr(self, str(len(self)), module)
+
+    def extend(self, modules: Iterable[Module]) -> None:
+        """Add several modules at the end."""
+        for module in modules:
+            self.append(module)
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -49,8 +54,7 @@ class ModuleDict(Module):
     """Modules by name."""
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
-        for key, module in (modules or {}).items():
-            self[key] = module
+        self.update(modules or {})
 
     def __setitem__(self, key: str, module: Module) -> None:
         if not isinstance(module, Module):
@@ -59,6 +63,26 @@ class ModuleDict(Module):
 
     def __getitem__(self, key: str) -> Module:
         return self._modules[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._modules
+
+    def keys(self) -> KeysView[str]:
+        """Return the names."""
+        return self._modules.keys()
+
+    def values(self) -> ValuesView[Module]:
+        """Return the modules."""
+        return self._modules.values()
+
+    def items(self) -> ItemsView[str, Module]:
+        """Return the names with their modules."""
+        return self._modules.items()
+
+    def update(self, modules: Mapping[str, Module]) -> None:
+        """Add modules by name, or replace them."""
+        for key, module in modules.items():
+            self[key] = module
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -47,31 +48,22 @@ def ones(random: Generator, shape: Shape) -> Any:
 
 def constant(value: Any) -> Initializer:
     """A number, or an array that broadcasts to the shape."""
-    return lambda random, shape: np.broadcast_to(value, shape)
+    return partial(_repeat, value)
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Initializer:
     """Evenly from [low, high)."""
-    return lambda random, shape: random.uniform(low, high, shape)
+    return partial(_uniform, low, high)
 
 
 def normal(mean: float = 0.0, std: float = 1.0) -> Initializer:
     """A normal distribution."""
-    return lambda random, shape: random.normal(mean, std, shape)
+    return partial(_normal, mean, std)
 
 
 def truncated_normal(std: float = 1.0, mean: float = 0.0, limit: float = 2.0) -> Initializer:
     """A normal distribution of which what is further than limit * std from the mean is redrawn."""
-
-    def draw(random: Generator, shape: Shape) -> Any:
-        values = random.standard_normal(shape)
-        outside = np.abs(values) > limit
-        while outside.any():
-            values[outside] = random.standard_normal(int(outside.sum()))
-            outside = np.abs(values) > limit
-        return mean + std * values
-
-    return draw
+    return partial(_truncated_normal, std, mean, limit)
 
 
 def xavier_uniform(gain: float = 1.0) -> Initializer:
@@ -79,39 +71,22 @@ def xavier_uniform(gain: float = 1.0) -> Initializer:
 
     Glorot and Bengio, 2010 (AISTATS, volume 9), equation 16.
     """
-
-    def draw(random: Generator, shape: Shape) -> Any:
-        bound = gain * math.sqrt(6.0 / sum(fans(shape)))
-        return random.uniform(-bound, bound, shape)
-
-    return draw
+    return partial(_xavier_uniform, gain)
 
 
 def xavier_normal(gain: float = 1.0) -> Initializer:
     """Standard deviation gain sqrt(2 / (fan-in + fan-out)): Glorot and Bengio, 2010, eq. 12."""
-    return lambda random, shape: random.normal(0.0, gain * math.sqrt(2.0 / sum(fans(shape))), shape)
-
-
-def he_std(shape: Shape, gain: float, fan: str) -> float:
-    """Compute gain / sqrt(fan), of fan "in" or "out"."""
-    if fan not in ("in", "out"):
-        raise ValueError(f'nn.initializers: expected fan "in" or "out"; got {fan!r}')
-    return gain / math.sqrt(fans(shape)[fan == "out"] or 1)
+    return partial(_xavier_normal, gain)
 
 
 def he_uniform(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
     """[-a, a) of a = gain sqrt(3 / fan): He et al., 2015 (arXiv:1502.01852), section 2.2."""
-
-    def draw(random: Generator, shape: Shape) -> Any:
-        bound = math.sqrt(3.0) * he_std(shape, gain, fan)
-        return random.uniform(-bound, bound, shape)
-
-    return draw
+    return partial(_he_uniform, gain, fan)
 
 
 def he_normal(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
     """Standard deviation gain / sqrt(fan): He et al., 2015 (arXiv:1502.01852), equation 10."""
-    return lambda random, shape: random.normal(0.0, he_std(shape, gain, fan), shape)
+    return partial(_he_normal, gain, fan)
 
 
 def orthogonal(gain: float = 1.0) -> Initializer:
@@ -121,16 +96,7 @@ def orthogonal(gain: float = 1.0) -> Initializer:
     signs such that R's diagonal is positive, is uniform over all of them (Mezzadri, 2007,
     arXiv:math-ph/0609050, section 5).
     """
-
-    def draw(random: Generator, shape: Shape) -> Any:
-        fans(shape)
-        rows, columns = shape[0], math.prod(shape[1:])
-        matrix = random.standard_normal((max(rows, columns), min(rows, columns)))
-        q, r = np.linalg.qr(matrix)
-        q = q * np.where(np.diag(r) < 0, -1.0, 1.0)
-        return gain * (q if rows >= columns else q.T).reshape(shape)
-
-    return draw
+    return partial(_orthogonal, gain)
 
 
 def torch_default(fan_in: int | None = None) -> Initializer:
@@ -138,9 +104,69 @@ def torch_default(fan_in: int | None = None) -> Initializer:
 
     It is he_uniform of gain sqrt(1/3). A bias has no fan-in of its own: its weight's is given.
     """
+    return partial(_torch_default, fan_in)
 
-    def draw(random: Generator, shape: Shape) -> Any:
-        bound = 1.0 / math.sqrt((fans(shape)[0] if fan_in is None else fan_in) or 1)
-        return random.uniform(-bound, bound, shape)
 
-    return draw
+def he_std(shape: Shape, gain: float, fan: str) -> float:
+    """Compute gain / sqrt(fan), of fan "in" or "out"."""
+    if fan not in ("in", "out"):
+        raise ValueError(f'nn.initializers: expected fan "in" or "out"; got {fan!r}')
+    return gain / math.sqrt(fans(shape)[fan == "out"] or 1)
+
+
+# The initializers themselves are functions of this module, so that models can be pickled.
+
+
+def _repeat(value: Any, random: Generator, shape: Shape) -> Any:
+    return np.broadcast_to(value, shape)
+
+
+def _uniform(low: float, high: float, random: Generator, shape: Shape) -> Any:
+    return random.uniform(low, high, shape)
+
+
+def _normal(mean: float, std: float, random: Generator, shape: Shape) -> Any:
+    return random.normal(mean, std, shape)
+
+
+def _truncated_normal(
+    std: float, mean: float, limit: float, random: Generator, shape: Shape
+) -> Any:
+    values = random.standard_normal(shape)
+    outside = np.abs(values) > limit
+    while outside.any():
+        values[outside] = random.standard_normal(int(outside.sum()))
+        outside = np.abs(values) > limit
+    return mean + std * values
+
+
+def _xavier_uniform(gain: float, random: Generator, shape: Shape) -> Any:
+    bound = gain * math.sqrt(6.0 / sum(fans(shape)))
+    return random.uniform(-bound, bound, shape)
+
+
+def _xavier_normal(gain: float, random: Generator, shape: Shape) -> Any:
+    return random.normal(0.0, gain * math.sqrt(2.0 / sum(fans(shape))), shape)
+
+
+def _he_uniform(gain: float, fan: str, random: Generator, shape: Shape) -> Any:
+    bound = math.sqrt(3.0) * he_std(shape, gain, fan)
+    return random.uniform(-bound, bound, shape)
+
+
+def _he_normal(gain: float, fan: str, random: Generator, shape: Shape) -> Any:
+    return random.normal(0.0, he_std(shape, gain, fan), shape)
+
+
+def _orthogonal(gain: float, random: Generator, shape: Shape) -> Any:
+    fans(shape)
+    rows, columns = shape[0], math.prod(shape[1:])
+    matrix = random.standard_normal((max(rows, columns), min(rows, columns)))
+    q, r = np.linalg.qr(matrix)
+    q = q * np.where(np.diag(r) < 0, -1.0, 1.0)
+    return gain * (q if rows >= columns else q.T).reshape(shape)
+
+
+def _torch_default(fan_in: int | None, random: Generator, shape: Shape) -> Any:
+    bound = 1.0 / math.sqrt((fans(shape)[0] if fan_in is None else fan_in) or 1)
+    return random.uniform(-bound, bound, shape)

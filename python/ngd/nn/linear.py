@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,8 @@ class Linear(Module):
 
     def describe(self) -> str:
         """See Module."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+        has_bias = "bias" in self._parameters  # to read it would make the variable
+        return f"{self.in_features}, {self.out_features}, bias={has_bias}"
 
 
 class Embedding(Module):
@@ -91,8 +93,7 @@ class Embedding(Module):
         """Draw as this does, but for the row of zeros."""
         if self.padding_idx is None:
             return initializer
-        rows = np.arange(self.shape[0])[:, None]
-        return lambda random, shape: initializer(random, shape) * (rows != self.padding_idx)
+        return partial(_without_row, initializer, self.padding_idx)
 
     def forward(self, numbers: Node) -> Node:
         """[...] to [..., embedding_dim]."""
@@ -102,6 +103,14 @@ class Embedding(Module):
     def describe(self) -> str:
         """See Module."""
         return f"{self.shape[0]}, {self.shape[1]}"
+
+
+def _without_row(
+    initializer: Initializer, row: int, random: np.random.Generator, shape: tuple[int, ...]
+) -> Any:
+    """Draw as an initializer does, with zeros in one row."""
+    rows = np.arange(shape[0])[:, None]
+    return initializer(random, shape) * (rows != row)
 
 
 class Dropout(Module):

@@ -21,13 +21,15 @@ from .. import Function, Node, Variable, ops, variable
 
 SEEDS: Final = 2**32
 DRAWS: Final = 2**40
+MAX_DRAWS: Final = 2**63 // DRAWS
 
 
 class Random:
     """Where the random draws of training steps come from: a seed, and a counter of steps.
 
     A draw is a function (Philox, ngd.ops.random) of the seed, of which draw of its program it is,
-    of how many steps were made, and of the rank. So each step draws anew, ranks draw differently,
+    of how many steps were made, and of the rank. In the body of ops.scan each iteration counts as
+    a draw of its own. So draws differ between steps and ranks,
     and a training that goes on from a checkpoint draws what it would have drawn.
 
     Parameters
@@ -71,7 +73,11 @@ class Training:
         return self.updates.get(of, of)
 
     def draw(self, who: str) -> dict[str, Any]:
-        """Return the arguments seed= and offset= of a random op, other ones each time."""
+        """Return the arguments seed= and offset= of a random op, other ones each time.
+
+        The body of ops.scan is traced once; ops.scan adds the number of the iteration to the
+        offset, so a draw there reserves one number per iteration.
+        """
         random = self.random
         if random is None:
             raise ValueError(
@@ -82,8 +88,13 @@ class Training:
         if random.per_rank:
             seed = random.seed + SEEDS * ops.own_rank(group=random.group)
         self.updates[random.step] = random.step + 1
-        self._draws += 1
-        return {"seed": seed, "offset": random.step + DRAWS * (self._draws - 1)}
+        number, self._draws = self._draws, self._draws + max(1, ops.iterations())
+        if self._draws > MAX_DRAWS:
+            raise ValueError(
+                f"{who}: expected at most {MAX_DRAWS} random draws per step; got {self._draws}. "
+                "Each iteration of ops.scan counts as one."
+            )
+        return {"seed": seed, "offset": random.step + DRAWS * number}
 
 
 _current: ContextVar[Training | None] = ContextVar("training", default=None)

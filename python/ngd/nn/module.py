@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import Variable, all_reduce, bfloat16, errors, float32, variable
-from .initializers import Initializer, constant, zeros
+from .initializers import Initializer, zeros
+from .plain import CONTAINERS, Held, find_in, refusal
 
 INSTEAD: Final = {
     "train": "nn.training, within which graphs are built for training",
@@ -25,6 +26,10 @@ INSTEAD: Final = {
     "to": "astype",
 }
 """What PyTorch's modules have, and what is here."""
+
+
+REGISTERS: Final = ("_parameters", "_modules", "_parent")
+"""The attributes of a module that hold its declarations, its modules, and its place."""
 
 
 def is_floating(dtype: Any) -> bool:
@@ -54,6 +59,8 @@ class Parameter:
         self.initializer, self.dtype = initializer, np.dtype(dtype)
         self._place: tuple[Module, str] | None = None
         self._variable: Variable | None = None
+        self._copied: Any = None
+        """The value that a copy begins with."""
 
     @property
     def made(self) -> bool:
@@ -72,8 +79,17 @@ class Parameter:
     def variable(self) -> Variable:
         """The variable, which is made the first time."""
         if self._variable is None:
-            self._variable = variable(self.name, self.draw(0))
+            value = self.draw(0) if self._copied is None else self._copied.astype(self.dtype)
+            self._variable, self._copied = self._make_variable(value), None
         return self._variable
+
+    def _make_variable(self, value: Any) -> Variable:
+        """Make the variable; its call site names the module, by its class."""
+        name = self.name
+        assert self._place is not None
+        module = self._place[0]
+        with errors.in_layer(module._layer(type(module).__name__)):
+            return variable(name, value)
 
     def draw(self, seed: int) -> Any:
         """A first value."""
@@ -83,7 +99,7 @@ class Parameter:
     def assign(self, value: Any) -> None:
         """Give the variable a value, of whatever dtype."""
         if self._variable is None:
-            self._variable = variable(self.name, np.zeros(self.shape, self.dtype))
+            self._variable = self._make_variable(np.zeros(self.shape, self.dtype))
         self._variable.assign(value)
 
     def place(self, module: Module, key: str) -> None:
@@ -91,11 +107,14 @@ class Parameter:
         if self._place is None:
             self._place = module, key
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shape}, {self.dtype.name})"
+
     def __getstate__(self) -> dict[str, Any]:
-        """A copy has the value of now, and gets its name where it is put."""
+        """Return the state of a copy or pickle: with the current value, and without a place."""
         state = {**self.__dict__, "_place": None, "_variable": None}
         if self._variable is not None:
-            state["initializer"] = constant(self._variable.numpy())
+            state["_copied"] = self._variable.numpy()
         return state
 
 
@@ -137,8 +156,12 @@ class Module:
                 return x + self.scale * self.outer(ops.gelu(self.inner(x)))
 
     Attributes that are modules or parameters are found by name, in the order in which they were
-    set. `name` is what the names of a model's variables begin with: two models in one program need
-    two. It is no part of the keys of state dicts.
+    set. Several modules in one attribute are an nn.ModuleList or an nn.ModuleDict; a plain list,
+    tuple, set or dict with modules, declarations or variables is a TypeError.
+
+    `name` is the prefix of the names of a model's variables: two models in one program need two.
+    Set it before the model is first called or its variables are made; later it is a RuntimeError.
+    It is not a part of the keys of state dicts.
     """
 
     name = ""
@@ -159,7 +182,9 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's value."""
-        return self.forward(*args, **kwargs)
+        self._refuse_hidden()
+        with errors.in_layer(self._layer(self.title)):
+            return self.forward(*args, **kwargs)
 
     def __setattr__(self, key: str, value: Any) -> None:
         if isinstance(value, Variable):
@@ -167,6 +192,10 @@ class Module:
                 f"{type(self).__name__}.{key}: expected a declaration; got {value!r}: share it by "
                 'other.parameter("name"), or declare one, nn.Parameter(shape, initializer)'
             )
+        if key == "name" and isinstance(value, str) and value != self.name:
+            self._refuse_new_name()
+        if isinstance(value, CONTAINERS) and key not in REGISTERS:
+            self._refuse_plain(key, value)
         place: dict[str, Any] = self.__dict__
         if isinstance(value, Parameter):
             place = self._parameters
@@ -205,6 +234,71 @@ class Module:
         for key, module in self._modules.items():
             module._parent = module._parent or (self, key)
 
+    def _refuse_plain(self, key: str, container: Any) -> None:
+        """Raise TypeError if a plain container has modules or variables that no module registers.
+
+        A container that is filled later is checked by `_refuse_hidden`.
+        """
+        own: set[int] | None = None
+        for item in find_in(key, container, (Module, Parameter, Variable)):
+            if isinstance(item.value, Module):
+                registered = item.value is self or item.value._parent is not None
+            elif isinstance(item.value, Parameter):
+                registered = item.value._place is not None
+            else:
+                own = self._registered() if own is None else own
+                registered = id(item.value) in own
+            if not registered:
+                raise self._refusal(item)
+
+    def _refuse_hidden(self) -> None:
+        """Raise TypeError if a plain container has what `declared` of the model does not find."""
+        items: list[Held] = []
+        for key, value in self.__dict__.items():
+            if isinstance(value, CONTAINERS) and key not in REGISTERS:
+                items += find_in(key, value, (Module, Parameter, Variable))
+        if items:
+            registered = self._outermost()._registered()
+            for item in items:
+                if id(item.value) not in registered:
+                    raise self._refusal(item)
+
+    def _refusal(self, item: Held) -> TypeError:
+        """Return the error for a value in a plain container of this module."""
+        module = item.value.title if isinstance(item.value, Module) else None
+        return refusal(type(self).__name__, item, module)
+
+    def _registered(self) -> set[int]:
+        """The ids of the modules of this model, of their declarations and of their variables."""
+        found: set[int] = set()
+        for module in self.modules().values():
+            found.add(id(module))
+            for parameter in module._parameters.values():
+                found |= {id(parameter), id(parameter._variable)}
+        return found
+
+    def _outermost(self) -> Module:
+        """The model that this module is a part of."""
+        module = self
+        while module._parent is not None:
+            module = module._parent[0]
+        return module
+
+    def _refuse_new_name(self) -> None:
+        """Raise RuntimeError if variables have their names, which would not change."""
+        for _, parameter in self._walk(""):
+            place = parameter._place
+            if parameter.made and place is not None and place[0]._outermost() is self:
+                raise RuntimeError(
+                    f"{type(self).__name__}.name: expected a name before the model is first called "
+                    f"or its variables are made; variable {parameter.variable.name!r} exists. Set "
+                    "`model.name` where the model is constructed."
+                )
+
+    def _layer(self, title: str) -> str:
+        """Return how errors and profiles name this module, such as "enc.2: Linear(17, 8)"."""
+        return f"{self.path}: {title}" if self.path else title
+
     @property
     def path(self) -> str:
         """Where this stands in the outermost module, whose name comes first."""
@@ -222,12 +316,18 @@ class Module:
 
     def declared(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """All declarations by dotted name, in PyTorch's order; a shared one has several names."""
+        for module in self.modules().values():
+            module._refuse_hidden()
+        yield from self._walk(prefix)
+
+    def _walk(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
+        """All declarations as `declared` gives them."""
         for trained in (True, False):
             for key, parameter in self._parameters.items():
                 if parameter.trained is trained:
                     yield prefix + key, parameter
         for key, module in self._modules.items():
-            yield from module.declared(f"{prefix}{key}.")
+            yield from module._walk(f"{prefix}{key}.")
 
     def modules(self, prefix: str = "") -> dict[str, Module]:
         """All modules by dotted name: itself, "", and those inside of it."""
@@ -324,6 +424,11 @@ class Module:
             parameter.assign(state[key])
         return Keys(missing, unexpected)
 
+    @property
+    def title(self) -> str:
+        """The class and what `describe` returns, in one line: "Linear(3, 4, bias=True)"."""
+        return f"{type(self).__name__}({self.describe()})"
+
     def describe(self) -> str:
         """What stands between the parentheses of `repr`."""
         return ""
@@ -331,6 +436,6 @@ class Module:
     def __repr__(self) -> str:
         inside = [f"({key}): {module!r}" for key, module in self._modules.items()]
         if not inside:
-            return f"{type(self).__name__}({self.describe()})"
+            return self.title
         lines = "\n".join(inside).replace("\n", "\n  ")
         return f"{type(self).__name__}({self.describe()}\n  {lines}\n)"

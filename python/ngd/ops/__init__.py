@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .cumulative import *
     from .exchange import *
     from .indexing import *
+    from .loops import *
     from .loss import *
     from .matmul import *
     from .norm import *

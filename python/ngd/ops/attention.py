@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..cost import Cost
-from ..dtype import Shape, Type, bool_, float32, float64, is_float
+from ..dtype import DType, Shape, Type, bool_, float32, float64, is_float
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .cast import cast
@@ -64,6 +64,22 @@ def _pairs(operands: Sequence[Type], causal: bool, scale: float, heads_last: boo
         corner = builtins.min(places, keys)
         pairs = corner * (corner + 1) // 2 + (places - corner) * keys
     return math.prod(q[:-2]) * pairs
+
+
+def _as_mask(mask: Value, dtype: DType) -> Node:
+    """Return a mask as a node of bools, or of floats of the scores' dtype.
+
+    An integer mask is refused. Added to the scores, its ones and zeros would mask nothing.
+    """
+    node = as_node(mask, where="attention: mask")
+    if node.dtype == bool_:
+        return node
+    if not is_float(node.dtype):
+        raise DTypeError(
+            "attention: mask: expected bools (True takes part) or floats (added to the scores); "
+            f'got {node.type} (made at {node.site}). Convert it: mask != 0, or mask.astype("bool").'
+        )
+    return cast(node, dtype)
 
 
 def _check_mask(where_: str, mask: Type, scores: Type) -> None:
@@ -375,7 +391,8 @@ def attention(
 
     query is [..., heads, L, E], key [..., h, S, E], value [..., h, S, V]; h divides heads, and each
     of the h is used by heads / h queries in turn (enable_gqa). The mask broadcasts to
-    [..., heads, L, S]: of bools, True takes part; floats are added. With causal, place i of L sees
+    [..., heads, L, S]: of bools, True takes part; floats are added; integers are a DTypeError.
+    With causal, place i of L sees
     places up to i of S. A query that sees nothing gives 0. The scale is 1 / sqrt(E) by default.
 
     Scores are computed block by block and never stored, neither for the value nor for the gradient,
@@ -400,8 +417,7 @@ def attention(
     last = len(as_stored) == len(operands)  # the kernel reads them as they lie
     operands = as_stored if last else operands
     if mask is not None:
-        node = as_node(mask, where=where_)
-        node = node if node.dtype == bool_ else cast(node, operands[0].dtype)
+        node = _as_mask(mask, operands[0].dtype)
         _check_mask(where_, node.type, Type(operands[0].dtype, scores))
         operands.append(node)
     made = attend.node(operands, {"causal": bool(causal), "scale": factor, "heads_last": last})

@@ -44,6 +44,7 @@ from .arithmetic import add
 from .collective import Collective
 from .compare import expect_choice
 from .custom import WithGradient
+from .loops import loops, tracing
 from .operands import as_node
 from .shape import zeros
 from .transcendental import tanh
@@ -252,6 +253,11 @@ class Loop:
         self.fixed: list[tuple[Node, Node]] = []
         self.made: list[Node] = []
 
+    @property
+    def inputs(self) -> list[Node]:
+        """The inputs of the body that change from iteration to iteration."""
+        return [p for _, p in (*self.carries, *self.slices)]
+
     def carry(self, initial: Node) -> Node:
         """Add a carried value; returns the body's input."""
         self.carries.append((initial, inside(initial.type)))
@@ -318,7 +324,8 @@ class Backward:
 
     def adjoints(self) -> list[Node | None]:
         """Of each operand of the scan."""
-        inner = WALKS.adjoints(self.seeds, self.wanted)
+        with tracing((*loops(), self.loop)):
+            inner = WALKS.adjoints(self.seeds, self.wanted)
         for place, carried, found in zip(
             self.places.carries, self.carried, self.found, strict=True
         ):
@@ -641,9 +648,9 @@ def scan(
     Parameters
     ----------
     body
-        Called once, with nodes: (carry, slice) -> (next carry, what the round makes). It may read
-        nodes and variables from outside. What it makes may be None. A random draw that takes
-        nothing of the carry or the slice is drawn once, for all rounds.
+        Called once, with nodes: (carry, slice) -> (next carry, result), where the result may be
+        None. It may read nodes and variables from outside. Random draws differ in each iteration,
+        except if their seed or offset depends on the carry or the slice.
     init
         The carry of the first round: a node or an array, or some in dicts, lists, tuples and
         dataclasses. The body returns the same structure, dtypes and shapes.
@@ -673,7 +680,8 @@ def scan(
     loop = Loop(rounds(read, length), reverse)
     carry = structure.rebuild([loop.carry(node) for node in given])
     slices = [loop.slice(node) for node in read]
-    returned = body(carry, slice_structure.rebuild(slices) if slice_structure else None)
+    with tracing((*loops(), loop)):
+        returned = body(carry, slice_structure.rebuild(slices) if slice_structure else None)
     next, made = expect_pair(returned)
     loop.next = next_carries(structure, given, next)
     leaves, made_structure = trees.flatten(made) if made is not None else ([], None)

@@ -5,6 +5,8 @@ The generator is Philox 4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random num
 2, 3, SC'11, section 3.3). The key is the 64-bit seed, low word first; the counter's words 0 and 1
 are the index of a block, low word first, and words 2 and 3 the 64-bit offset. A block is four
 32-bit words: four values, or two of float64. Values are laid out in row-major order.
+
+In the body of ops.scan, iteration t adds t * 2^40 to the offset (loops.py).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from ..errors import DTypeError, ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, constant_node, register
 from .cast import cast
 from .compare import where
+from .loops import per_iteration
 from .operands import HALVES, Value, as_node, as_shape, expect_dtype, narrow, widen
 from .shape import stack
 
@@ -74,7 +77,10 @@ def random_uniforms(seed: Array, count: int, dtype: DType) -> Array:
 
 
 def seed_tensor(where: str, seed: Any, offset: Any) -> Node:
-    """Make the int64 [2] operand (seed, offset) of Python ints or integer scalar nodes."""
+    """Make the int64 [2] operand (seed, offset) of Python ints or integer scalar nodes.
+
+    In the body of a loop it is another one in each iteration: see loops.py.
+    """
     parts = [
         value
         if isinstance(value, Node)
@@ -85,8 +91,8 @@ def seed_tensor(where: str, seed: Any, offset: Any) -> Node:
         if part.dtype not in INTEGERS or part.shape:
             raise DTypeError(f"{where}: expected an integer scalar for a seed; got {part.type}")
     if not any(isinstance(value, Node) for value in (seed, offset)):
-        return constant_node(np.stack([part.attrs["value"] for part in parts]))
-    return stack([cast(part, int64) for part in parts])
+        return per_iteration(constant_node(np.stack([part.attrs["value"] for part in parts])))
+    return per_iteration(stack([cast(part, int64) for part in parts]))
 
 
 def expect_seed(where: str, seed: Type) -> None:

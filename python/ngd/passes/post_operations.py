@@ -4,7 +4,8 @@
 relu(a @ b + bias) becomes one product. Which post-operations a kernel takes, its op's block says
 (`posts`); in two bytes the separate ops would round each, so they stay apart. A post-operation
 leaves nothing of what it is applied to, so it goes where nobody else reads that: gelu and silu do
-in a step that does not train them, whose gradients read it.
+in a step that does not train them, whose gradients read it. The call site stays the heavy op's, so
+reports and errors name its line and layer.
 
 Those that are made of other ops, as gelu is, go before they are expanded (fuse_composites). Equal
 nodes are merged before: else one of two could lose what the other one is read for.
@@ -19,6 +20,7 @@ from ..dtype import float32, float64
 from ..ir import REGISTRY, Graph, Node
 from ..ops.activation import ADDED
 from ..ops.shape import reshape
+from ..sites import at_site
 from .patterns import Match, Pattern, Rule, apply_rules
 from .products import has_small_factors
 from .simplify import simplify
@@ -40,7 +42,9 @@ def same_type(match: Match) -> bool:
 
 def with_bias(match: Match) -> Node | None:
     """The heavy op with a bias."""
-    return match["heavy"].op.with_bias(match["heavy"], match["bias"])
+    heavy = match["heavy"]
+    with at_site(heavy.site):
+        return heavy.op.with_bias(heavy, match["bias"])
 
 
 def post_of(behind: Node) -> str:
@@ -84,8 +88,9 @@ def with_behind(match: Match, name: str, operands: tuple[Node, ...] = ()) -> Nod
     """The heavy op that applies one thing more, and the view of it, if there is one."""
     heavy = match["heavy"]
     attrs = {**heavy.attrs, "post": (*heavy.attrs.get("post", ()), name)}
-    made = heavy.op.node((*heavy.inputs, *operands), attrs)
-    return match["view"].with_inputs((made,)) if "view" in match else made
+    with at_site(heavy.site):
+        made = heavy.op.node((*heavy.inputs, *operands), attrs)
+        return match["view"].with_inputs((made,)) if "view" in match else made
 
 
 def adds(*operands: Pattern) -> Pattern:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import html as markup
+import re
 from collections import Counter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
@@ -113,8 +114,10 @@ def rate(amount: int, seconds: float) -> str:
 
 
 def short(site: str) -> str:
-    """A call site without its folders."""
-    return PurePath(site).name
+    """Return a call site, `file:line` or `file:line in LAYER`, without its folders."""
+    line = re.match(r".*?:\d+(?= in |$)", site)
+    file = line[0] if line else site
+    return PurePath(file).name + site[len(file) :]
 
 
 def html(report: Report) -> str:
