@@ -149,6 +149,12 @@ class Module:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make the registers, so that no subclass has to call the base's __init__."""
+        if (args or kwargs) and cls.__init__ is object.__init__:  # which would ignore them
+            given = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
+            raise TypeError(
+                f"{cls.__name__}: expected no arguments; got {given}. Give the class an __init__ "
+                "that takes them."
+            )
         made = super().__new__(cls)
         made.__dict__.update(_parameters={}, _modules={}, _parent=None)
         return made

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import Node, Variable, float64, ops, trees, variable
+from .options import flag, fraction
 
 
 class ExponentialMovingAverage:
@@ -21,9 +22,9 @@ class ExponentialMovingAverage:
     """
 
     def __init__(self, decay: float = 0.999, *, warm_up: bool = False, name: str = "ema") -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"{name}: expected a decay in [0, 1); got {decay}")
-        self.decay, self.warm_up, self.name = decay, warm_up, name
+        where = "optim.ExponentialMovingAverage"
+        self.decay, self.warm_up = fraction(where, "decay", decay), flag(where, "warm_up", warm_up)
+        self.name = name
         self.averages: dict[Variable, Variable] = {}
         """Variable -> its average."""
         self._step = variable(f"{name}.step", 0)
