@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from .. import Node, Variable, float32, float64, grad, ops, trees, variable
+from .. import LiveState, Node, Variable, float32, float64, grad, ops, trees, variable
 from .clipping import clip_by_global_norm
 from .loss_scale import LossScale
 from .options import (
@@ -157,7 +157,9 @@ class Optimizer:
             for option in group.options.keys() - self.options.keys():
                 raise unknown_option(f"{where}: groups", option, [*self.options])
             group.options = checked(f"{where}: groups", checks, group.options)
-        self._state: dict[str, Variable] = {}
+        self.state = LiveState(self.name, *([loss_scale.state] if loss_scale else []))
+        """The optimizer's own variables by name, for checkpoints. They are made by `update` or
+        `updates`; values that are loaded before are pending until then."""
         self._accumulators: dict[Variable, Variable] = {}
         self._weighted: bool | None = None  # the micro-batches; None: not known yet
         self.step = self.state_variable("step", (), np.dtype(np.int64))
@@ -178,14 +180,6 @@ class Optimizer:
         """The next value of a variable, from its value and its gradient."""
         raise NotImplementedError(type(self).__name__)
 
-    @property
-    def state(self) -> dict[str, Variable]:
-        """The optimizer's own variables by name, for checkpoints.
-
-        They are made as `update` or `updates` meets the parameters.
-        """
-        return self._state | (self.loss_scale.state if self.loss_scale else {})
-
     def apart(self, name: str) -> Optimizer:
         """The same rule, options and learning rate with a count of updates and a state of its own.
 
@@ -193,18 +187,15 @@ class Optimizer:
         """
         other = copy.copy(self)
         other.name, other.clip_norm, other.loss_scale = name, None, None
-        other._state, other._accumulators, other._weighted = {}, {}, None
+        other.state, other._accumulators, other._weighted = LiveState(name), {}, None
         other.step = other.state_variable("step", (), np.dtype(np.int64))
         return other
 
     def state_variable(
         self, key: str, shape: tuple[int, ...], dtype: Any, initial: float = 0.0
     ) -> Variable:
-        """A variable of the state, which is made the first time."""
-        name = f"{self.name}.{key}"
-        if name not in self._state:
-            self._state[name] = variable(name, np.full(shape, initial, dtype))
-        return self._state[name]
+        """Return a variable of the state, which is made the first time."""
+        return self.state.variable(f"{self.name}.{key}", lambda: np.full(shape, initial, dtype))
 
     def update(
         self,

@@ -24,6 +24,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -33,7 +34,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from .. import Variable, bfloat16, compile, float32, int8, ops, optim, placeholder, trees, variable
+from .. import LiveState, bfloat16, compile, float32, int8, ops, optim, placeholder, trees
 from ..errors import CollectiveError, WorkerError
 from ..train.local_sgd import WIRES, encoded, give, value_of, wide
 
@@ -208,11 +209,6 @@ class DiLoCo:
         return int(self._round.numpy())
 
     @property
-    def state(self) -> dict[str, Variable]:
-        """The outer weights, the outer optimizer's state and the round, for ngd.checkpoint."""
-        return {v.name: v for v in (*self._weights, self._round)} | self._outer.state
-
-    @property
     def weights(self) -> list[Any]:
         """The outer weights, in the order of a worker's parameters: arrays, float32 at least."""
         return [v.numpy() for v in self._weights]
@@ -254,8 +250,13 @@ class DiLoCo:
 
     def _compile(self, beginning: list[Any]) -> None:
         """The outer weights, and the step that takes the means and moves them."""
-        self._weights = [variable(f"weights[{i}]", value) for i, value in enumerate(beginning)]
-        self._round = variable(f"{self._outer.name}.round", np.int64(0))
+        self.state = LiveState(f"{self._outer.name}.diloco", self._outer.state)
+        """The outer weights, the outer optimizer's state and the round, for ngd.checkpoint."""
+        self._weights = [
+            self.state.variable(f"weights[{i}]", partial(np.asarray, value))
+            for i, value in enumerate(beginning)
+        ]
+        self._round = self.state.variable(f"{self._outer.name}.round", lambda: np.int64(0))
         means = [placeholder(v.name, v.shape, v.dtype) for v in self._weights]
         updates = self._outer.updates(dict(zip(self._weights, means, strict=True)))
         self._update = compile(means, [], updates | {self._round: self._round + 1})
