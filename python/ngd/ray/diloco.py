@@ -36,7 +36,15 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from .. import LiveState, bfloat16, compile, float32, int8, ops, optim, placeholder, trees
 from ..errors import CollectiveError, WorkerError
-from ..train.local_sgd import WIRES, encoded, give, value_of, wide
+from ..train.local_sgd import (
+    WIRES,
+    encoded,
+    give,
+    is_state,
+    state_values,
+    value_of,
+    wide,
+)
 
 logger = logging.getLogger("ngd")
 
@@ -67,17 +75,27 @@ class Rank:
         """Make the worker; the weights that it begins with."""
         self.worker = self.make(self.number)
         self.leaves = trees.leaves_of(self.worker.parameters)
-        self.carried = trees.leaves_of(getattr(self.worker, "carried", ()))
         return [wide(value_of(leaf)) for leaf in self.leaves] if self.first else None
 
     def lend(self) -> list[Any]:
-        """What a new worker is given beside the weights."""
-        return [value_of(leaf) for leaf in self.carried]
+        """Return the values that a new worker gets beside the weights."""
+        return [
+            state_values(leaf) if isinstance(leaf, LiveState) else value_of(leaf)
+            for leaf in self.carried()
+        ]
 
     def heal(self, carried: list[Any]) -> None:
-        """Take that."""
-        for leaf, value in zip(self.carried, carried, strict=True):
-            give(leaf, value)
+        """Take the values that `lend` returned on a peer."""
+        for leaf, value in zip(self.carried(), carried, strict=True):
+            if isinstance(leaf, LiveState):
+                values, is_complete = value
+                leaf.load(values, source="a peer", is_complete=is_complete)
+            else:
+                give(leaf, value)
+
+    def carried(self) -> list[Any]:
+        """Return the worker's variables, arrays and live states that a new worker gets."""
+        return trees.flatten(getattr(self.worker, "carried", ()), is_state)[0]
 
     def train(self, number: int, weights: list[Any]) -> tuple[Any, Any]:
         """A round from these weights: what the worker tells, and how far it has moved, encoded."""

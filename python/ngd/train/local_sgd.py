@@ -333,14 +333,20 @@ def is_state(tree: Any) -> bool:
     return isinstance(tree, LiveState)
 
 
+def state_values(state: LiveState) -> tuple[dict[str, Any], bool]:
+    """Return the values of a state by name, the pending ones too, and whether it is complete."""
+    values = {name: v.numpy() for name, v in state.variables.items()}
+    return values | state.pending, state.is_complete
+
+
 def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str, Any], bool]:
     """Return the values of one rank's state, and whether it is complete.
 
     The variables need not exist on the other ranks.
     """
-    values = {name: v.numpy() for name, v in state.variables.items()} | state.pending
+    values, is_complete = state_values(state)
     types = [[name, value.dtype.name, list(value.shape)] for name, value in values.items()]
-    header = json.dumps({"types": types, "is_complete": state.is_complete})
+    header = json.dumps({"types": types, "is_complete": is_complete})
     text = np.frombuffer(header.encode(), np.uint8)
     count = int(broadcast(np.int64(text.size), root, group=ranks))
     text = broadcast(text if ranks.rank == root else np.empty(count, np.uint8), root, group=ranks)
