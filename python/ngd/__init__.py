@@ -50,6 +50,7 @@ from .ir import Graph, Node
 from .members import newcomers
 from .narrowing import precision
 from .profiling import Peaks, Recording, Report, Row, profile, trace
+from .state import LiveState
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, value_and_grad, vjp
 from .variable import Variable, constant, placeholder, variable
 
@@ -65,6 +66,7 @@ __all__ = [
     "Function",
     "Graph",
     "Group",
+    "LiveState",
     "Mesh",
     "Node",
     "Peaks",

@@ -10,6 +10,9 @@ into a new file, under another name first; it is synchronized with the disk and 
 the index is replaced in the same way; at last what no index names is deleted. So at any moment,
 also if the process is killed there, the index names a whole file.
 
+An optimizer's state is given as it is, `optimizer.state`, and may be given before the first step:
+values of variables that do not exist yet are kept by it (ngd.LiveState), and saved again.
+
 What each rank has of its own, batch normalization's statistics say, is `private=`: the file holds
 it for every rank, "NAME@RANK", and under NAME what other numbers of ranks and other readers take:
 the mean of floats, and rank 0's of all else.
@@ -27,6 +30,7 @@ import numpy as np
 
 from . import (
     Group,
+    LiveState,
     Variable,
     bfloat16,
     bool_,
@@ -86,7 +90,8 @@ def save(
     Parameters
     ----------
     variables
-        In any structure; their names, which must differ, are the keys.
+        In any structure; their names, which must differ, are the keys. Of a live state, such as
+        `optimizer.state`, the pending values are saved too.
     private
         Variables, in any structure, of which each rank has a value of its own; they may be among
         the others too. A structure without any is one as well.
@@ -98,14 +103,17 @@ def save(
         Whose ranks the private values are; by default the world's.
     """
     place = Path(folder)
-    values: dict[str, Any] = dict(named("save", variables=variables, private=private))
-    apart = [v for v in values.values() if v.kept_by is not None]
+    held, states = collected("save", variables=variables, private=private)
+    values = with_pending("save", held, states)
+    apart = [v for v in held.values() if v.kept_by is not None]
     ranks, first = 1, not apart or apart[0].kept_by.rank == 0
     if private is not None:
         world = init() if group is None else group
         ranks, first = world.size, world.rank == 0
-        for name, v in named("save", private=private).items() if ranks > 1 else ():
-            own = gather(v.numpy()[None], group=world)
+        mine = with_pending("save", *collected("save", private=private)) if ranks > 1 else {}
+        for name, v in mine.items():
+            value = v.numpy() if isinstance(v, Variable) else v
+            own = gather(value[None], group=world)
             if own is not None:
                 values |= of_ranks(name, own)
     if not first:
@@ -115,9 +123,9 @@ def save(
     place.mkdir(parents=True, exist_ok=True)
     number = int(read_index(place)["number"]) + 1 if (place / INDEX).exists() else 1
     name = TENSORS.format(number)
-    states = {key: g.bit_generator.state for key, g in (generators or {}).items()}
+    drawn = {key: g.bit_generator.state for key, g in (generators or {}).items()}
     index = {"number": number, "tensors": name, "ranks": ranks}
-    index |= {"position": position, "generators": states}
+    index |= {"position": position, "generators": drawn, "states": index_of(held, states)}
     text = json.dumps(index, default=encoded, indent=1)  # fails before anything is written
     replace(place / name, safetensors(values))
     replace(place / INDEX, [text.encode()])
@@ -140,18 +148,24 @@ def load(
     What was saved beside them is left alone. FileNotFoundError where there is no checkpoint. A
     private variable gets what this rank has saved where the group has as many ranks as then, else
     what `save` made of all ranks'.
+
+    A live state, such as `optimizer.state`, gets all values that were saved of it. Those of
+    variables that do not exist yet are pending until the variables are made; the first step of the
+    state checks that none is left over and none was missing. ValueError where a step has run and
+    the file has values that no variable of the state takes.
     """
     place = Path(folder)
     index = read_index(place)
-    by_name = named("load", variables=variables, private=private)
+    source = f"checkpoint {place}"
+    by_name, states = collected("load", variables=variables, private=private)
     found = read_safetensors(place / index["tensors"])
+    saved = index.get("states", {})
     if private is not None and index.get("ranks", 1) > 1:
         world = init() if group is None else group
         if world.size == index["ranks"]:
-            own = {
-                name: found.get(of_rank(name, world.rank))
-                for name in named("load", private=private)
-            }
+            names, own_states = collected("load", private=private)
+            all_names = [*names, *(n for s in own_states for n in names_in(saved, s.name))]
+            own = {name: found.get(of_rank(name, world.rank)) for name in all_names}
             found |= {name: array for name, array in own.items() if array is not None}
     for name, v in by_name.items():
         array = found.get(name)
@@ -160,8 +174,18 @@ def load(
             raise ValueError(f"checkpoint.load: {place} holds {has} for {v!r}")
     for name in (generators or {}).keys() - index["generators"].keys():
         raise ValueError(f"checkpoint.load: {place} holds no generator {name!r}")
+    expect_states(by_name, states, saved)
+    rest = {
+        state.name: {n: found[n] for n in names_in(saved, state.name) if n not in by_name}
+        for state in states
+    }
+    for state in states:
+        state.expect_not_run(rest[state.name], source)
     for name, v in by_name.items():
         v.assign(found[name])
+    for state in states:
+        is_complete = saved.get(state.name, {}).get("is_complete", True)
+        state.restore(rest[state.name], source, is_complete=is_complete)
     for name, generator in (generators or {}).items():
         generator.bit_generator.state = index["generators"][name]
     return index["position"]
@@ -172,17 +196,88 @@ def exists(folder: str | os.PathLike[str]) -> bool:
     return (Path(folder) / INDEX).exists()
 
 
-def named(where: str, **arguments: Any) -> dict[str, Variable]:
-    """The variables of structures by name; None has none."""
+def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[LiveState]]:
+    """Return the variables of structures by name, and their live states; None has none."""
     found: dict[str, Variable] = {}
+    states: dict[int, LiveState] = {}
     for argument, tree in arguments.items():
-        leaves, structure = trees.flatten([] if tree is None else tree)
+        leaves, structure = trees.flatten([] if tree is None else tree, is_state)
         for leaf, path in zip(leaves, structure.paths(argument), strict=True):
-            if not isinstance(leaf, Variable):
+            if isinstance(leaf, LiveState):
+                states |= {id(state): state for state in leaf.states}
+                variables = list(leaf.variables.values())
+            elif isinstance(leaf, Variable):
+                variables = [leaf]
+            else:
                 raise TypeError(f"checkpoint.{where}: {path}: expected a variable; got {leaf!r}")
-            if found.setdefault(leaf.name, leaf) is not leaf:
-                raise ValueError(f"checkpoint.{where}: two variables are called {leaf.name!r}")
+            for v in variables:
+                if found.setdefault(v.name, v) is not v:
+                    raise ValueError(f"checkpoint.{where}: two variables are called {v.name!r}")
+    names = [state.name for state in states.values()]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"checkpoint.{where}: two states are called {name!r}")
+    return found, [*states.values()]
+
+
+def is_state(tree: Any) -> bool:
+    """Return whether a part of a structure is a live state, which is not taken apart."""
+    return isinstance(tree, LiveState)
+
+
+def with_pending(
+    where: str, held: Mapping[str, Variable], states: Iterable[LiveState]
+) -> dict[str, Any]:
+    """Return variables by name, and the pending values of live states."""
+    values: dict[str, Any] = dict(held)
+    for state in states:
+        for name, value in state.own_pending.items():
+            if name in values:
+                raise ValueError(
+                    f"checkpoint.{where}: {name!r} is a variable, and a pending value of the "
+                    f"state {state.name!r}"
+                )
+            values[name] = value
+    return values
+
+
+def index_of(held: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
+    """Return what the index says of live states: the names of their values.
+
+    `is_complete` is false before the first step of a training, which makes the other variables.
+    """
+    owners = {id(v.owner): v.owner for v in held.values() if v.owner is not None}
+    owners |= {id(state): state for state in states}
+    given = {id(state) for state in states}
+    found: dict[str, Any] = {}
+    for key, state in owners.items():
+        names = [name for name, v in held.items() if v.owner is state]
+        names += state.own_pending if key in given else []
+        found[state.name] = {"names": names, "is_complete": state.is_complete}
     return found
+
+
+def names_in(saved: Mapping[str, Any], state: str) -> list[str]:
+    """Return the names of a state's values, by what the index says."""
+    names: list[str] = saved.get(state, {}).get("names", [])
+    return names
+
+
+def expect_states(
+    by_name: Mapping[str, Variable], states: Iterable[LiveState], saved: Mapping[str, Any]
+) -> None:
+    """Refuse a copy of a state's variables where the file holds more of the state."""
+    given = {id(state) for state in states}
+    copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in given}
+    for state in filter(None, copied.values()):
+        all_given = all(name in by_name for name in state.own_variables)
+        left = [name for name in names_in(saved, state.name) if name not in by_name]
+        if all_given and left:
+            raise ValueError(
+                f"checkpoint.load: expected the state {state.name!r} itself; got a copy of its "
+                f"variables, which exist only in part: the file holds {left[0]!r} too. Give "
+                "optimizer.state, not a dict or a list made of it."
+            )
 
 
 def of_rank(name: str, rank: int) -> str:

@@ -140,18 +140,24 @@ def shown(kind: type | None, found: Mapping[Any, Any], tree: Any) -> str:
     return f"a {kind.__name__} of {', '.join(map(str, found)) or 'nothing'}"
 
 
-def flatten(tree: Any) -> tuple[list[Any], Structure]:
-    """Take a tree apart: its leaves, in the order in which they stand there, and its structure."""
+def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
+    """Take a tree apart: its leaves, in the order in which they stand there, and its structure.
+
+    A part for which `is_leaf` returns true is a leaf, whatever it is.
+    """
     leaves: list[Any] = []
-    return leaves, _flatten(tree, leaves)
+    return leaves, _flatten(tree, leaves, is_leaf)
 
 
-def _flatten(tree: Any, leaves: list[Any]) -> Structure:
-    kind, found = split(tree)
+def _flatten(
+    tree: Any, leaves: list[Any], is_leaf: Callable[[Any], bool] | None = None
+) -> Structure:
+    kind, found = (None, {}) if is_leaf is not None and is_leaf(tree) else split(tree)
     if kind is None:
         leaves.append(tree)
         return LEAF
-    return Structure(kind, tuple(found), tuple([_flatten(part, leaves) for part in found.values()]))
+    parts = [_flatten(part, leaves, is_leaf) for part in found.values()]
+    return Structure(kind, tuple(found), tuple(parts))
 
 
 def leaves_of(tree: Any) -> list[Any]:

@@ -52,7 +52,7 @@ class Variable(Node):
     nobody may write it: what another thread, or a signal handler, asks for then is a BusyError.
     """
 
-    __slots__ = ("_initial", "_storages", "cell")
+    __slots__ = ("_initial", "_storages", "cell", "owner")
 
     def __init__(self, name: str, initial: Array) -> None:
         super().__init__(VARIABLE, (), {"name": name}, Type(initial.dtype, initial.shape))
@@ -60,6 +60,8 @@ class Variable(Node):
         self._initial: Array | None = initial
         self._storages: dict[str, Storage] = {}
         self.cell = _core.Cell(name)
+        self.owner: Any = None
+        """The ngd.LiveState that the variable belongs to, or None."""
 
     @property
     def name(self) -> str:

@@ -134,6 +134,40 @@ def test_state_dicts_load() -> None:
         np.testing.assert_array_equal(value, before[key])
 
 
+class Parameter:
+    """As PyTorch's: one that requires a gradient has no memory that others may read."""
+
+    def __init__(self, values: Any, requires_grad: bool = True) -> None:
+        self.values, self.requires_grad = values, requires_grad
+
+    def detach(self) -> Parameter:
+        return Parameter(self.values, False)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        return self.values.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self.values.__dlpack_device__()
+
+
+def test_a_state_dict_is_loaded_all_or_not_at_all() -> None:
+    one, other = Net(), Net()
+    one.initialize(seed=2)
+    state: dict[str, Any] = one.state_dict()
+    middle = [*state][len(state) // 2]
+    before = other.state_dict()
+    for wrong in ("text", [["ragged"], []], {"a": 1}, np.array(["a", "b"]), object()):
+        with pytest.raises((TypeError, ValueError), match=middle):
+            other.load_state_dict(state | {middle: wrong})
+        for key, value in other.state_dict().items():
+            np.testing.assert_array_equal(value, before[key])
+    assert other.load_state_dict({k: Parameter(v) for k, v in state.items()}) == ([], [])
+    for key, value in other.state_dict().items():
+        np.testing.assert_array_equal(value, state[key])
+
+
 def test_a_model_is_saved_with_its_optimizer(tmp_path: Any) -> None:
     net, again = Net(), Net()
     net.initialize(seed=3)

@@ -349,3 +349,12 @@ def test_ten_steps_are_pytorchs(make: Any, shape: Any, optimizer: Any, theirs: A
     reference.eval()
     expected = reference(torch.tensor(data)).detach().numpy()
     np.testing.assert_allclose(evaluate(data)[0], expected, 1e-8, 1e-8)
+
+
+def test_parameters_that_require_gradients_and_bfloat16_are_loaded() -> None:
+    theirs, ours = torch.nn.Linear(4, 3), nn.Linear(4, 3)
+    assert ours.load_state_dict(dict(theirs.named_parameters())) == ([], [])
+    np.testing.assert_array_equal(ours.weight.numpy(), theirs.weight.detach().numpy())
+    half = theirs.to(torch.bfloat16)
+    assert ours.load_state_dict(half.state_dict()) == ([], [])
+    np.testing.assert_array_equal(ours.weight.numpy(), half.weight.detach().float().numpy())

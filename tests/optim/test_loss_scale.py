@@ -208,9 +208,11 @@ def test_the_scale_is_a_part_of_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"loss_scale: expected an initial scale in .*; got 0\.5"):
+    with pytest.raises(
+        ValueError, match=r"optim.LossScale: expected an initial scale .*; got 0\.5"
+    ):
         optim.LossScale(0.5)
-    with pytest.raises(ValueError, match=r"expected an initial scale in \[1, 2\*\*127\]; got nan"):
+    with pytest.raises(ValueError, match="initial: expected a finite number; got nan"):
         optim.LossScale(NAN)
-    with pytest.raises(ValueError, match=r"x: expected a growth_interval >= 1; got 0"):
+    with pytest.raises(ValueError, match="expected a growth interval >= 1; got 0"):
         optim.LossScale(growth_interval=0, name="x")

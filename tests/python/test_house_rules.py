@@ -33,7 +33,7 @@ LAYERS = (
     {"ir"},
     {"arrays"},
     {"ops"},
-    {"autodiff", "reference", "variable", "passes"},
+    {"autodiff", "reference", "variable", "state", "passes"},
     {"collectives"},
     {"metrics"},
     {"arguments", "distributed"},

@@ -11,6 +11,7 @@ import pytest
 
 import ngd
 from ngd import checkpoint, ops, optim, train
+from ngd.train import local_sgd
 
 RANKS, EVERY, ROUNDS = 2, 3, 4
 RATE, DECAY = 0.01, 0.1
@@ -256,3 +257,29 @@ def scalars() -> list[Any]:
 def test_a_parameter_may_be_a_scalar() -> None:
     for outcome in harness.run(scalars, 2):
         assert outcome.value == [1.5, [1.0, 1.0]]
+
+
+def on_a_function() -> list[Any]:
+    """Send the state of rank 1, which has made a step, to all ranks."""
+    world = ngd.init()
+    w = ngd.variable("w", np.ones((3, 4)))
+    inner = optim.AdamW(RATE)
+
+    @ngd.function(updates=True)
+    def step(x: Any, y: Any) -> Any:
+        loss = ops.mean(ops.square(x @ w - y))
+        return loss, inner.updates({w: ngd.grad(loss, w)})
+
+    other = optim.AdamW(RATE)
+    if world.rank == 1:
+        step(*batch(1, 0))
+    state, is_complete = local_sgd.broadcast_state(inner.state, 1, world)
+    other.state.load(state, source="rank 1", is_complete=is_complete)
+    return [sorted(other.state.pending), is_complete, int(other.step.numpy())]
+
+
+@harness.needs_ranks
+def test_a_states_values_are_sent_to_a_rank_without_its_variables() -> None:
+    for outcome in harness.run(on_a_function, 2):
+        names = ["adamw.w.first_moment", "adamw.w.second_moment"]
+        assert outcome.value == [names, True, 1]

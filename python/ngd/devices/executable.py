@@ -118,6 +118,24 @@ def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _
     return CountedHold(read, written, device, metrics.tally(call_site()))
 
 
+class FirstCall(_core.Hold):
+    """The variables of an executable until its first run: it checks the state that they belong to.
+
+    Then the executable gets its ordinary hold, and calls cost nothing more.
+    """
+
+    def __init__(self, executable: CompiledStep, hold: _core.Hold, states: list[Any]) -> None:
+        super().__init__([], [], executable.device)
+        self.executable, self.hold, self.states = executable, hold, states
+
+    def run(self, step: Any, inputs: list[Array], outputs: list[Array]) -> None:
+        """Check the states, and run step.run(inputs, outputs) with the variables held."""
+        for state in self.states:
+            state.expect_complete()
+        self.hold.run(step, inputs, outputs)
+        self.executable.hold = self.hold
+
+
 class CompiledStep(BoundToProcess):
     """A compiled step of whatever device; see Executable."""
 
@@ -137,6 +155,9 @@ class CompiledStep(BoundToProcess):
             [v.cell for v in self.written],
             self.device,
         )
+        states = {id(v.owner): v.owner for v in self.written if v.owner is not None}
+        if states:
+            self.hold = FirstCall(self, self.hold, [*states.values()])
 
     def prepare(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
         """The arguments as contiguous arrays of exactly the inputs' types."""

@@ -136,9 +136,8 @@ class InGraph:
         return self._steps[which]
 
     def _state(self) -> dict[str, Variable]:
-        return {
-            name: v for each in self._optimizers.values() for name, v in each.state.items()
-        } | self.optimizer.state
+        states = [each.state for each in self._optimizers.values()]
+        return {name: v for state in (*states, self.optimizer.state) for name, v in state.items()}
 
     def save(self, path: Path, dump_optimizer: bool) -> None:
         """Write safetensors of the state of all keys, and of the learning rate."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import Function, Node, Variable, ops, variable
+from .. import Function, LiveState, Node, Variable, ops
 
 SEEDS: Final = 2**32
 DRAWS: Final = 2**40
@@ -50,13 +50,10 @@ class Random:
         if not 0 <= seed < SEEDS:
             raise ValueError(f"nn.Random: expected a seed in [0, 2^32); got {seed}")
         self.seed, self.per_rank, self.group, self.name = int(seed), per_rank, group, name
-        self.step = variable(f"{name}.step", np.int64(0))
-        """How many steps have drawn, int64."""
-
-    @property
-    def state(self) -> dict[str, Variable]:
+        self.state = LiveState(name)
         """The counter by name, for checkpoints."""
-        return {self.step.name: self.step}
+        self.step = self.state.variable(f"{name}.step", lambda: np.int64(0))
+        """How many steps have drawn, int64."""
 
 
 class Training:

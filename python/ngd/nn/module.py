@@ -144,6 +144,19 @@ class Keys(NamedTuple):
     unexpected: list[str]
 
 
+def detached(value: Any) -> Any:
+    """Return a value of a state dict; a tensor of PyTorch that requires a gradient is detached."""
+    return value.detach() if hasattr(value, "detach") else value
+
+
+def shape_of(value: Any, where: str) -> Any:
+    """Return the shape of a value that a variable can have; TypeError for others."""
+    try:
+        return variable(where, detached(value)).shape
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{where}: expected an array of numbers; got {error}") from None
+
+
 class Module:
     """The base of all modules: a subclass has `forward`, from nodes to nodes.
 
@@ -172,6 +185,12 @@ class Module:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make the registers, so that no subclass has to call the base's __init__."""
+        if (args or kwargs) and cls.__init__ is object.__init__:  # which would ignore them
+            given = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
+            raise TypeError(
+                f"{cls.__name__}: expected no arguments; got {given}. Give the class an __init__ "
+                "that takes them."
+            )
         made = super().__new__(cls)
         made.__dict__.update(_parameters={}, _modules={}, _parent=None)
         return made
@@ -394,34 +413,57 @@ class Module:
         return {key: p.variable.numpy() for key, p in self.declared() if p.saved}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Keys:
-        """Assign what a state dict holds: arrays of whatever dtype, or what NumPy makes some of.
+        """Assign the values of a state dict, all or none of them.
 
-        (Of PyTorch's tensors those that need no gradient and are not bfloat16; files with those
-        are read by ngd.checkpoint.read_safetensors.)
+        Parameters
+        ----------
+        state
+            Arrays by dotted name, of any floating or integer dtype, which is cast to the
+            variable's. PyTorch's tensors and parameters serve, those that require a gradient and
+            those of bfloat16 too: `dict(torch_model.named_parameters())`. A shared variable is
+            there if one of its names is.
+        strict
+            Whether missing and unexpected keys are an error.
 
-        ValueError where keys are missing or too many (but not with strict=False), ShapeError where
-        shapes differ; it names all of them, and nothing has changed. A shared variable is there if
-        one of its names is. Returns the keys that are missing, and those that are too many.
+        Returns
+        -------
+        Keys
+            The keys that are missing, and those that are unexpected.
+
+        Raises
+        ------
+        ValueError
+            Keys are missing or unexpected. The message names all of them.
+        ShapeError
+            Shapes differ. The message names all of them.
+        TypeError
+            A value is not an array of numbers.
+        BusyError
+            A step that runs now reads or writes one of the variables.
         """
         declared = {key: p for key, p in self.declared() if p.saved}
         given = {id(p) for key, p in declared.items() if key in state}
         missing = [key for key, p in declared.items() if id(p) not in given]
         unexpected = [key for key in state if key not in declared]
         present = {key: p for key, p in declared.items() if key in state}
-        shapes = [
-            f"{key}: expected shape {p.shape}; got {tuple(np.shape(state[key]))}"
-            for key, p in present.items()
-            if tuple(np.shape(state[key])) != p.shape
-        ]
         where = f"{type(self).__name__}.load_state_dict"
+        given_shapes = {key: shape_of(state[key], f"{where}: {key}") for key in present}
+        shapes = [
+            f"{key}: expected shape {p.shape}; got {given_shapes[key]}"
+            for key, p in present.items()
+            if given_shapes[key] != p.shape
+        ]
         if strict and (missing or unexpected):
             parts = {"missing": missing, "unexpected": unexpected}
             faults = [f"{len(k)} {what}: {', '.join(k)}" for what, k in parts.items() if k]
             raise ValueError(f"{where}: keys: {'; '.join(faults)}")
         if shapes:
             raise errors.ShapeError(f"{where}: {'; '.join(shapes)}")
+        for parameter in present.values():
+            if parameter.made:
+                parameter.variable.cell.expect_nobody()
         for key, parameter in present.items():
-            parameter.assign(state[key])
+            parameter.assign(detached(state[key]))
         return Keys(missing, unexpected)
 
     @property

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from .. import Node, ops
 from .optimizer import Optimizer, Rate, State
+from .options import Check, at_least, flag, fraction, pair
 
 
 def moments(g: Node, state: State) -> tuple[Node, Node]:
@@ -42,6 +44,13 @@ class Adam(Optimizer):
     weight_decay adds weight_decay * w to g before; AdamW keeps it apart. amsgrad takes the largest
     v so far (Reddi et al., 2018, arXiv:1904.09237).
     """
+
+    checks: ClassVar[Mapping[str, Check]] = {
+        "betas": pair,
+        "epsilon": at_least(0),
+        "weight_decay": at_least(0),
+        "amsgrad": flag,
+    }
 
     def __init__(
         self,
@@ -96,6 +105,14 @@ class RMSprop(Optimizer):
     equations 38 to 45, but the place of epsilon); momentum is kept of the scaled gradient.
     """
 
+    checks: ClassVar[Mapping[str, Check]] = {
+        "alpha": fraction,
+        "epsilon": at_least(0),
+        "weight_decay": at_least(0),
+        "momentum": at_least(0),
+        "centered": flag,
+    }
+
     def __init__(
         self,
         learning_rate: Rate = 1e-2,
@@ -137,6 +154,13 @@ class Adagrad(Optimizer):
 
     s <- s + g^2;  w <- w - rate / (1 + (t - 1) rate_decay) * g / (sqrt(s) + epsilon).
     """
+
+    checks: ClassVar[Mapping[str, Check]] = {
+        "rate_decay": at_least(0),
+        "initial": at_least(0),
+        "epsilon": at_least(0),
+        "weight_decay": at_least(0),
+    }
 
     def __init__(
         self,

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from .. import Node, Variable, float64, ops, trees, variable
+from .. import LiveState, Node, Variable, float64, ops, trees
+from .options import flag, fraction
 
 
 class ExponentialMovingAverage:
@@ -21,17 +22,15 @@ class ExponentialMovingAverage:
     """
 
     def __init__(self, decay: float = 0.999, *, warm_up: bool = False, name: str = "ema") -> None:
-        if not 0 <= decay < 1:
-            raise ValueError(f"{name}: expected a decay in [0, 1); got {decay}")
-        self.decay, self.warm_up, self.name = decay, warm_up, name
+        where = "optim.ExponentialMovingAverage"
+        self.decay, self.warm_up = fraction(where, "decay", decay), flag(where, "warm_up", warm_up)
+        self.name = name
         self.averages: dict[Variable, Variable] = {}
         """Variable -> its average."""
-        self._step = variable(f"{name}.step", 0)
-
-    @property
-    def state(self) -> dict[str, Variable]:
-        """The averages, and the step counter, by name, for checkpoints."""
-        return {v.name: v for v in (self._step, *self.averages.values())}
+        self.state = LiveState(name)
+        """The averages, and the step counter, by name, for checkpoints. Averages are made by
+        `updates`; values that are loaded before are pending until then."""
+        self._step = self.state.variable(f"{name}.step", lambda: 0)
 
     def updates(self, next: Mapping[Variable, Node], of: Any = None) -> dict[Variable, Node]:
         """Return the averages' updates for ngd.compile.
@@ -48,14 +47,22 @@ class ExponentialMovingAverage:
         for v in wanted:
             if v not in next:
                 raise ValueError(f"{self.name}: updates: {v!r} has no next value")
-            a = self.averages.setdefault(v, variable(f"{self.name}.{v.name}", v.numpy()))
+            a = self.averages[v] = self.state.variable(f"{self.name}.{v.name}", v.numpy)
             kept = ops.cast(decay, v.dtype)
             made[a] = kept * a + (1.0 - kept) * next[v]
         return made
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """For a block, the variables have their averages' values: for an evaluation."""
+        """For a block, the variables have their averages' values: for an evaluation.
+
+        RuntimeError where loaded averages are pending.
+        """
+        if self.state.pending:
+            raise RuntimeError(
+                f"{self.name}: applied: expected the averages of variables; they are loaded and "
+                "pending. Make a step, or call step.trace(...), before."
+            )
         before = {v: v.numpy() for v in self.averages}
         try:
             for v, a in self.averages.items():

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import Node, float32, float64, ops, trees
+from .options import positive
 
 
 def norm(x: Node) -> Node:
@@ -29,6 +30,8 @@ def clip_by_global_norm(gradients: Any, limit: Any) -> tuple[Any, Node]:
     Pascanu, Mikolov and Bengio, 2013 (arXiv:1211.5063), algorithm 1. As PyTorch does, 1e-6 is added
     to the norm. The gradients are those after all_reduce, so that all ranks clip alike.
     """
+    if not isinstance(limit, Node):
+        limit = positive("optim.clip_by_global_norm", "limit", limit)
     total = global_norm(gradients)
     factor = ops.minimum(limit / (total + 1e-6), 1.0)
     return trees.map(lambda g: g * ops.cast(factor, g.dtype), gradients), total

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from .. import Node, ops
 from .adaptive import corrections, moments
 from .clipping import norm
 from .optimizer import Optimizer, Rate, State
+from .options import Check, at_least, flag, pair
 
 
 class LARS(Optimizer):
@@ -20,6 +22,13 @@ class LARS(Optimizer):
     The rate stands inside of the momentum, as in the paper. Biases and norms' scales usually get
     ParameterGroup(is_vector, weight_decay=0.0, adapt=False), for which local is 1.
     """
+
+    checks: ClassVar[Mapping[str, Check]] = {
+        "momentum": at_least(0),
+        "weight_decay": at_least(0),
+        "trust": at_least(0),
+        "adapt": flag,
+    }
 
     def __init__(
         self,
@@ -60,6 +69,13 @@ class LAMB(Optimizer):
     Biases and norms' scales usually get ParameterGroup(is_vector, weight_decay=0.0, adapt=False),
     for which the ratio is 1.
     """
+
+    checks: ClassVar[Mapping[str, Check]] = {
+        "betas": pair,
+        "epsilon": at_least(0),
+        "weight_decay": at_least(0),
+        "adapt": flag,
+    }
 
     def __init__(
         self,

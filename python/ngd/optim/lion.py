@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from .. import Node, ops
 from .optimizer import Optimizer, Rate, State
+from .options import Check, at_least, pair
 
 
 class Lion(Optimizer):
@@ -14,6 +16,8 @@ class Lion(Optimizer):
 
     c = b1 m + (1 - b1) g;  w <- w - rate * (sign(c) + weight_decay * w);  m <- b2 m + (1 - b2) g.
     """
+
+    checks: ClassVar[Mapping[str, Check]] = {"betas": pair, "weight_decay": at_least(0)}
 
     def __init__(
         self,

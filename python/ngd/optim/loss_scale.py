@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import Node, Variable, float32, float64, ops, trees, variable
+from .. import LiveState, Node, Variable, float32, float64, ops, trees
+from .options import count, number
 
 SMALLEST: Final = 1.0
 LARGEST: Final = 2.0**127  # the largest power of two in float32
@@ -70,19 +71,16 @@ class LossScale:
         group: Any = None,
         name: str = "loss_scale",
     ) -> None:
-        if not SMALLEST <= initial <= LARGEST:
-            raise ValueError(f"{name}: expected an initial scale in [1, 2**127]; got {initial}")
-        if growth_interval < 1:
-            raise ValueError(f"{name}: expected a growth_interval >= 1; got {growth_interval}")
-        self.growth_interval, self.group, self.name = growth_interval, group, name
-        self.scale = variable(f"{name}.scale", np.float32(initial))
-        self.good_steps = variable(f"{name}.good_steps", np.int64(0))
-        """How many updates were made since the scale has changed, or one was skipped."""
-
-    @property
-    def state(self) -> dict[str, Variable]:
+        where = "optim.LossScale"
+        if not SMALLEST <= number(where, "initial", initial) <= LARGEST:
+            raise ValueError(f"{where}: expected an initial scale in [1, 2**127]; got {initial}")
+        self.growth_interval = count(where, "growth_interval", growth_interval)
+        self.group, self.name = group, name
+        self.state = LiveState(name)
         """The scale, and the count of good steps, by name, for checkpoints."""
-        return {v.name: v for v in (self.scale, self.good_steps)}
+        self.scale = self.state.variable(f"{name}.scale", lambda: np.float32(initial))
+        self.good_steps = self.state.variable(f"{name}.good_steps", lambda: np.int64(0))
+        """How many updates were made since the scale has changed, or one was skipped."""
 
     def scaled(self, loss: Node) -> Node:
         """The loss to differentiate."""

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from .. import Node, ops
 from .clipping import norm
 from .optimizer import Optimizer, Rate, State
+from .options import Check, at_least, count, flag
 
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
 SCALES: Final = {
@@ -15,6 +17,13 @@ SCALES: Final = {
     "rms": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,
 }
 """By name: the factor of a matrix's step (Jordan, 2024; Liu et al., 2025, arXiv:2502.16982)."""
+
+
+def scale_name(where: str, name: str, value: Any) -> str:
+    """Check the name of a scale."""
+    if value not in SCALES:
+        raise ValueError(f'{where}: {name}: expected "shape" or "rms"; got {value!r}')
+    return str(value)
 
 
 def orthogonal(x: Node, rounds: int) -> Node:
@@ -47,6 +56,14 @@ class Muon(Optimizer):
     rates serve (Liu et al., 2025, arXiv:2502.16982).
     """
 
+    checks: ClassVar[Mapping[str, Check]] = {
+        "momentum": at_least(0),
+        "nesterov": flag,
+        "weight_decay": at_least(0),
+        "rounds": count,
+        "scale": scale_name,
+    }
+
     def __init__(
         self,
         learning_rate: Rate = 0.02,
@@ -58,8 +75,6 @@ class Muon(Optimizer):
         scale: str = "shape",
         **common: Any,
     ) -> None:
-        if scale not in SCALES:
-            raise ValueError(f'muon: expected scale "shape" or "rms"; got {scale!r}')
         super().__init__(
             learning_rate,
             momentum=momentum,

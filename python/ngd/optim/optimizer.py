@@ -7,13 +7,25 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from .. import Node, Variable, float32, float64, grad, ops, trees, variable
+from .. import LiveState, Node, Variable, float32, float64, grad, ops, trees, variable
 from .clipping import clip_by_global_norm
 from .loss_scale import LossScale
+from .options import (
+    Check,
+    at_least,
+    check_call,
+    checked,
+    count,
+    number,
+    positive,
+    public_name,
+    shown,
+    unknown_option,
+)
 
 Rate: TypeAlias = float | Node | Callable[[Node], Node]
 """A learning rate: a number, a node, or a schedule (a function of the number of updates)."""
@@ -116,6 +128,14 @@ class Optimizer:
         optimizers in one step need two names.
     """
 
+    checks: ClassVar[Mapping[str, Check]] = {}
+    """Checks of the options by name, beside those that all optimizers have."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Any:
+        """Refuse unknown options: __init__ of a subclass may pass on any keyword."""
+        check_call(public_name(cls), cls, args, options)
+        return super().__new__(cls)
+
     def __init__(
         self,
         learning_rate: Rate,
@@ -126,39 +146,39 @@ class Optimizer:
         name: str | None = None,
         **options: Any,
     ) -> None:
+        where = public_name(type(self))
+        check_common(where, groups, loss_scale, name)
+        checks = {**self.checks, "learning_rate_factor": at_least(0)}
         self.name = name or type(self).__name__.lower()
-        self.options = {"learning_rate_factor": 1.0, **options}
-        self.groups, self.clip_norm, self.loss_scale = list(groups), clip_norm, loss_scale
+        self.options = checked(where, checks, {"learning_rate_factor": 1.0, **options})
+        self.clip_norm = None if clip_norm is None else positive(where, "clip_norm", clip_norm)
+        self.groups, self.loss_scale = list(groups), loss_scale
         for group in self.groups:
             for option in group.options.keys() - self.options.keys():
-                raise TypeError(
-                    f"{self.name}: a group has no option {option!r}; there are "
-                    f"{', '.join(self.options)}"
-                )
-        self._state: dict[str, Variable] = {}
+                raise unknown_option(f"{where}: groups", option, [*self.options])
+            group.options = checked(f"{where}: groups", checks, group.options)
+        self.state = LiveState(self.name, *([loss_scale.state] if loss_scale else []))
+        """The optimizer's own variables by name, for checkpoints. They are made by `update` or
+        `updates`; values that are loaded before are pending until then."""
         self._accumulators: dict[Variable, Variable] = {}
         self._weighted: bool | None = None  # the micro-batches; None: not known yet
         self.step = self.state_variable("step", (), np.dtype(np.int64))
         """How many updates were made."""
         self.learning_rate: Node | Callable[[Node], Node]
+        if isinstance(learning_rate, Node) and learning_rate.shape != ():
+            raise ValueError(
+                f"{where}: learning_rate: expected a scalar; got {learning_rate!r} "
+                f"(made at {learning_rate.site})"
+            )
         if isinstance(learning_rate, Node) or callable(learning_rate):
             self.learning_rate = learning_rate
-        elif learning_rate >= 0:
-            self.learning_rate = self.state_variable("learning_rate", (), float64, learning_rate)
         else:
-            raise ValueError(f"{self.name}: expected a learning rate >= 0; got {learning_rate}")
+            rate = number(where, "learning_rate", learning_rate, least=0)
+            self.learning_rate = self.state_variable("learning_rate", (), float64, rate)
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """The next value of a variable, from its value and its gradient."""
         raise NotImplementedError(type(self).__name__)
-
-    @property
-    def state(self) -> dict[str, Variable]:
-        """The optimizer's own variables by name, for checkpoints.
-
-        They are made as `update` or `updates` meets the parameters.
-        """
-        return self._state | (self.loss_scale.state if self.loss_scale else {})
 
     def apart(self, name: str) -> Optimizer:
         """The same rule, options and learning rate with a count of updates and a state of its own.
@@ -167,18 +187,15 @@ class Optimizer:
         """
         other = copy.copy(self)
         other.name, other.clip_norm, other.loss_scale = name, None, None
-        other._state, other._accumulators, other._weighted = {}, {}, None
+        other.state, other._accumulators, other._weighted = LiveState(name), {}, None
         other.step = other.state_variable("step", (), np.dtype(np.int64))
         return other
 
     def state_variable(
         self, key: str, shape: tuple[int, ...], dtype: Any, initial: float = 0.0
     ) -> Variable:
-        """A variable of the state, which is made the first time."""
-        name = f"{self.name}.{key}"
-        if name not in self._state:
-            self._state[name] = variable(name, np.full(shape, initial, dtype))
-        return self._state[name]
+        """Return a variable of the state, which is made the first time."""
+        return self.state.variable(f"{self.name}.{key}", lambda: np.full(shape, initial, dtype))
 
     def update(
         self,
@@ -206,6 +223,7 @@ class Optimizer:
             Of how many micro-batches this is the last one: the others were added up by programs
             with the updates of `accumulate`. The gradient is their mean.
         """
+        count(f"{self.name}: update", "micro_batches", micro_batches)
         variables = self._variables("update", parameters)
         gradients = self._gradients("update", loss, variables, weight, group)
         reset: dict[Variable, Node] = {}
@@ -304,7 +322,22 @@ class Optimizer:
         for leaf, path in zip(leaves, structure.paths("parameters"), strict=True):
             if not isinstance(leaf, Variable):
                 raise TypeError(f"{self.name}: {where}: {path}: expected a variable; got {leaf!r}")
-        for name, count in Counter(v.name for v in leaves).items():
-            if count > 1:
-                raise ValueError(f"{self.name}: {where}: {count} parameters are called {name!r}")
+        for name, times in Counter(v.name for v in leaves).items():
+            if times > 1:
+                raise ValueError(f"{self.name}: {where}: {times} parameters are called {name!r}")
         return leaves
+
+
+def check_common(where: str, groups: Any, loss_scale: Any, name: Any) -> None:
+    """Check the kinds of the options that all optimizers have."""
+    if not isinstance(groups, (list, tuple)) or not all(
+        isinstance(group, ParameterGroup) for group in groups
+    ):
+        raise TypeError(
+            f"{where}: groups: expected a list of optim.ParameterGroup; got {shown(groups)}. Write "
+            "optim.ParameterGroup(optim.is_vector, weight_decay=0.0) for each."
+        )
+    if loss_scale is not None and not isinstance(loss_scale, LossScale):
+        raise TypeError(f"{where}: loss_scale: expected optim.LossScale(); got {shown(loss_scale)}")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(f"{where}: name: expected a non-empty text; got {name!r}")

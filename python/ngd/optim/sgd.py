@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from .. import Node, ops
 from .optimizer import Optimizer, Rate, State
+from .options import Check, at_least, flag, number
 
 
 class SGD(Optimizer):
@@ -18,6 +20,13 @@ class SGD(Optimizer):
     The rate stands outside of the momentum: a schedule changes the whole step at once.
     """
 
+    checks: ClassVar[Mapping[str, Check]] = {
+        "momentum": at_least(0),
+        "dampening": number,
+        "nesterov": flag,
+        "weight_decay": at_least(0),
+    }
+
     def __init__(
         self,
         learning_rate: Rate,
@@ -28,8 +37,6 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         **common: Any,
     ) -> None:
-        if nesterov and (momentum <= 0 or dampening != 0):
-            raise ValueError("sgd: nesterov needs a momentum > 0, and no dampening")
         super().__init__(
             learning_rate,
             momentum=momentum,
@@ -38,6 +45,8 @@ class SGD(Optimizer):
             weight_decay=weight_decay,
             **common,
         )
+        if nesterov and (self.options["momentum"] == 0 or self.options["dampening"] != 0):
+            raise ValueError("optim.SGD: nesterov needs a momentum > 0, and no dampening")
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""

@@ -24,6 +24,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
@@ -33,9 +34,17 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from .. import Variable, bfloat16, compile, float32, int8, ops, optim, placeholder, trees, variable
+from .. import LiveState, bfloat16, compile, float32, int8, ops, optim, placeholder, trees
 from ..errors import CollectiveError, WorkerError
-from ..train.local_sgd import WIRES, encoded, give, value_of, wide
+from ..train.local_sgd import (
+    WIRES,
+    encoded,
+    give,
+    is_state,
+    state_values,
+    value_of,
+    wide,
+)
 
 logger = logging.getLogger("ngd")
 
@@ -66,17 +75,27 @@ class Rank:
         """Make the worker; the weights that it begins with."""
         self.worker = self.make(self.number)
         self.leaves = trees.leaves_of(self.worker.parameters)
-        self.carried = trees.leaves_of(getattr(self.worker, "carried", ()))
         return [wide(value_of(leaf)) for leaf in self.leaves] if self.first else None
 
     def lend(self) -> list[Any]:
-        """What a new worker is given beside the weights."""
-        return [value_of(leaf) for leaf in self.carried]
+        """Return the values that a new worker gets beside the weights."""
+        return [
+            state_values(leaf) if isinstance(leaf, LiveState) else value_of(leaf)
+            for leaf in self.carried()
+        ]
 
     def heal(self, carried: list[Any]) -> None:
-        """Take that."""
-        for leaf, value in zip(self.carried, carried, strict=True):
-            give(leaf, value)
+        """Take the values that `lend` returned on a peer."""
+        for leaf, value in zip(self.carried(), carried, strict=True):
+            if isinstance(leaf, LiveState):
+                values, is_complete = value
+                leaf.load(values, source="a peer", is_complete=is_complete)
+            else:
+                give(leaf, value)
+
+    def carried(self) -> list[Any]:
+        """Return the worker's variables, arrays and live states that a new worker gets."""
+        return trees.flatten(getattr(self.worker, "carried", ()), is_state)[0]
 
     def train(self, number: int, weights: list[Any]) -> tuple[Any, Any]:
         """A round from these weights: what the worker tells, and how far it has moved, encoded."""
@@ -208,11 +227,6 @@ class DiLoCo:
         return int(self._round.numpy())
 
     @property
-    def state(self) -> dict[str, Variable]:
-        """The outer weights, the outer optimizer's state and the round, for ngd.checkpoint."""
-        return {v.name: v for v in (*self._weights, self._round)} | self._outer.state
-
-    @property
     def weights(self) -> list[Any]:
         """The outer weights, in the order of a worker's parameters: arrays, float32 at least."""
         return [v.numpy() for v in self._weights]
@@ -254,8 +268,13 @@ class DiLoCo:
 
     def _compile(self, beginning: list[Any]) -> None:
         """The outer weights, and the step that takes the means and moves them."""
-        self._weights = [variable(f"weights[{i}]", value) for i, value in enumerate(beginning)]
-        self._round = variable(f"{self._outer.name}.round", np.int64(0))
+        self.state = LiveState(f"{self._outer.name}.diloco", self._outer.state)
+        """The outer weights, the outer optimizer's state and the round, for ngd.checkpoint."""
+        self._weights = [
+            self.state.variable(f"weights[{i}]", partial(np.asarray, value))
+            for i, value in enumerate(beginning)
+        ]
+        self._round = self.state.variable(f"{self._outer.name}.round", lambda: np.int64(0))
         means = [placeholder(v.name, v.shape, v.dtype) for v in self._weights]
         updates = self._outer.updates(dict(zip(self._weights, means, strict=True)))
         self._update = compile(means, [], updates | {self._round: self._round + 1})

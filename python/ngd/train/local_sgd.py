@@ -14,13 +14,16 @@ Under `ngd run --min-ranks` ranks may be lost, and new ones come, at the next ou
 
 from __future__ import annotations
 
+import json
 import logging
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from .. import (
     Group,
+    LiveState,
     Node,
     Variable,
     all_gather,
@@ -39,7 +42,6 @@ from .. import (
     placeholder,
     shutdown,
     trees,
-    variable,
 )
 from ..errors import CollectiveError, CollectiveMismatchError
 
@@ -121,12 +123,19 @@ class DiLoCo:
         self.outer = outer or optim.SGD(0.7, momentum=0.9, nesterov=True, name="outer")
         self._leaves, names = self._checked("parameters", parameters)
         self._on_graph = isinstance(self._leaves[0], Variable)
-        self._carried, _ = self._checked("carried", carried)
+        self._checked("carried", carried)
+        self._carried = carried
+        self.state = LiveState(f"{self.outer.name}.diloco", self.outer.state)
+        """The outer weights, the outer optimizer's state and the round, for checkpoints.
+
+        They are equal on all ranks. After ngd.checkpoint.load call `restart`.
+        """
         self._start = [
-            variable(f"{self.outer.name}.{name}.start", wide(value_of(leaf)))
+            self.state.variable(f"{self.outer.name}.{name}.start", partial(wide_value, leaf))
             for name, leaf in zip(names, self._leaves, strict=True)
         ]
-        self._round = variable(f"{self.outer.name}.round", np.int64(NOT_BEGUN))
+        name = f"{self.outer.name}.round"
+        self._round = self.state.variable(name, lambda: np.int64(NOT_BEGUN))
         self._group = group
         self._world: Group | None = None
         self._executable: Any = None
@@ -138,14 +147,6 @@ class DiLoCo:
     def round(self) -> int:
         """How many outer steps were made, by all members together."""
         return int(self._round.numpy())
-
-    @property
-    def state(self) -> dict[str, Variable]:
-        """The outer weights, the outer optimizer's state and the round, for checkpoints.
-
-        They are equal on all ranks. After ngd.checkpoint.load call `restart`.
-        """
-        return {v.name: v for v in (*self._start, self._round)} | self.outer.state
 
     def restart(self) -> None:
         """Go back to the last outer step: give the parameters the outer weights."""
@@ -171,10 +172,10 @@ class DiLoCo:
 
     def _checked(self, argument: str, tree: Any) -> tuple[list[Any], list[str]]:
         """The leaves of a structure, and their names."""
-        leaves, structure = trees.flatten(tree)
         parameters = argument == "parameters"
+        leaves, structure = trees.flatten(tree, None if parameters else is_state)
         for leaf, path in zip(leaves, structure.paths(argument), strict=True):
-            good = isinstance(leaf, Variable) or (
+            good = isinstance(leaf, Variable | LiveState) or (
                 isinstance(leaf, np.ndarray) and leaf.flags.writeable
             )
             if not good or (parameters and leaf.dtype not in FLOATS):
@@ -234,13 +235,18 @@ class DiLoCo:
         rounds = all_gather(np.array([mine]), group=ranks)
         newest, root = int(rounds.max()), int(rounds.argmax())
         begun = newest != NOT_BEGUN
-        kept = [*self.state.values(), *(self._carried if begun else ())]
+        leaves, _ = self._checked("carried", self._carried if begun else ())
+        states = [leaf for leaf in leaves if isinstance(leaf, LiveState)]
+        kept = [*self.state.values(), *(v for v in leaves if not isinstance(v, LiveState))]
         values = broadcast([value_of(each) for each in kept], root, group=ranks)
+        of_states = [broadcast_state(state, root, ranks) for state in states]
         executable = self._compile(ranks)
         behind = mine < newest
         if behind or not begun:
             for each, value in zip(kept, values, strict=True):
                 give(each, value)
+            for state, (arrays, is_complete) in zip(states, of_states, strict=True):
+                state.load(arrays, source=f"rank {root}", is_complete=is_complete)
             self.restart()
         if behind:
             logger.info("%s: healed by rank %d, at round %d", self.where, root, newest)
@@ -320,6 +326,40 @@ def give(leaf: Any, value: Any) -> None:
         leaf.assign(value)
     else:
         leaf[...] = value
+
+
+def is_state(tree: Any) -> bool:
+    """Return whether a part of `carried` is a live state: its variables may come later."""
+    return isinstance(tree, LiveState)
+
+
+def state_values(state: LiveState) -> tuple[dict[str, Any], bool]:
+    """Return the values of a state by name, the pending ones too, and whether it is complete."""
+    values = {name: v.numpy() for name, v in state.variables.items()}
+    return values | state.pending, state.is_complete
+
+
+def broadcast_state(state: LiveState, root: int, ranks: Group) -> tuple[dict[str, Any], bool]:
+    """Return the values of one rank's state, and whether it is complete.
+
+    The variables need not exist on the other ranks.
+    """
+    values, is_complete = state_values(state)
+    types = [[name, value.dtype.name, list(value.shape)] for name, value in values.items()]
+    header = json.dumps({"types": types, "is_complete": is_complete})
+    text = np.frombuffer(header.encode(), np.uint8)
+    count = int(broadcast(np.int64(text.size), root, group=ranks))
+    text = broadcast(text if ranks.rank == root else np.empty(count, np.uint8), root, group=ranks)
+    told = json.loads(text.tobytes())
+    if ranks.rank != root:
+        values = {name: np.empty(shape, np.dtype(dtype)) for name, dtype, shape in told["types"]}
+    arrays = broadcast([*values.values()], root, group=ranks)
+    return dict(zip(values, arrays, strict=True)), bool(told["is_complete"])
+
+
+def wide_value(leaf: Any) -> Any:
+    """Return the value of a variable or array as an outer weight."""
+    return wide(value_of(leaf))
 
 
 def wide(value: Any) -> Any:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import all_reduce, checkpoint, metrics
+from .. import LiveState, Variable, all_reduce, checkpoint, metrics
 from ..errors import NotFiniteError
 
 LAST: Final = 50
@@ -121,7 +121,8 @@ class Trainer:
         A data.Loader, whose sampler says where the training stands. Each batch needs a sample for
         each rank (ValueError). Where parts are unlike, the step weighs them by their rows.
     variables
-        What a checkpoint holds, in any structure: the model's and the optimizer's.
+        The contents of a checkpoint, in any structure: the model's variables, and
+        `optimizer.state` and the like, which may get their variables in the first step.
     epochs
         How many the whole training has.
     evaluate
@@ -132,7 +133,9 @@ class Trainer:
     save
         The folder of checkpoints: one after each epoch, and each `every` steps.
     resume
-        Whether to go on from `save`, where it holds a checkpoint.
+        Whether to go on from `save`, where it holds a checkpoint. ValueError at the first step,
+        and at the first `save` after it, if a restored value of a state has no variable, or a
+        variable had no value.
     log
         A folder that gets a line of JSON for each step and each evaluation in log.jsonl, and the
         same for TensorBoard where tensorboardX is installed.
@@ -180,13 +183,15 @@ class Trainer:
         self.results: dict[str, float] = {}
         """The last evaluation's."""
         if resume and save is not None and checkpoint.exists(save):
-            position = checkpoint.load(save, variables, private=self._private())
+            position = checkpoint.load(save, **self._saved())
             loader.sampler.load_state(position)
         self.log_to = log if self.first else None
-        held: dict[str, Any] = {}
+        self._states: list[LiveState] = []
+        self._not_finite: set[str] = set()
         if save is not None:
-            held = checkpoint.named("save", variables=variables, private=self._private())
-        self._finite = [v for v in held.values() if is_finite(v)]
+            held, self._states = checkpoint.collected("save", **self._saved())
+            values = checkpoint.with_pending("save", held, self._states)
+            self._not_finite = {name for name, v in values.items() if not is_finite(v)}
 
     @property
     def done(self) -> int:
@@ -250,32 +255,38 @@ class Trainer:
     def save(self) -> None:
         """Replace the checkpoint; all ranks have to call it.
 
-        NotFiniteError, and the old one stays, where a variable that began finite is so no more.
+        The old one stays, and ValueError says so, if a value that was restored has no variable; and
+        NotFiniteError, where a variable that began finite is so no more.
         """
         if self.save_to is None:
             return
-        for variable in self._finite:
-            if not is_finite(variable):
+        for state in self._states if self.losses else []:
+            state.expect_complete()  # restored values that no step has taken
+        for name, variable in checkpoint.collected("save", **self._saved())[0].items():
+            if name not in self._not_finite and not is_finite(variable):
                 raise NotFiniteError(
-                    f"train.Trainer: variable {variable.name!r} is not finite after step "
+                    f"train.Trainer: variable {name!r} is not finite after step "
                     f"{self.done}, which is not saved; "
                     "NGD_CHECK_FINITE=1 names the op that began it"
                 )
-        position, private = self.loader.sampler.state(), self._private()
-        checkpoint.save(self.save_to, self.variables, private=private, position=position)
+        checkpoint.save(self.save_to, **self._saved(), position=self.loader.sampler.state())
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
         """With the mean of what each rank has of its own."""
         return contextlib.nullcontext() if self.model is None else self.model.averaged_buffers()
+
+    def _saved(self) -> dict[str, Any]:
+        """Return the arguments of checkpoint.save that say what is saved."""
+        return {"variables": self.variables, "private": self._private()}
 
     def _private(self) -> Any:
         """What each rank has of its own."""
         return {} if self.model is None else self.model.buffers()
 
 
-def is_finite(variable: Any) -> bool:
-    """Whether all elements of its value are."""
-    return bool(np.isfinite(variable.numpy()).all())
+def is_finite(value: Any) -> bool:
+    """Return whether all elements of a variable or array are finite."""
+    return bool(np.isfinite(value.numpy() if isinstance(value, Variable) else value).all())
 
 
 def bar_of(loader: Any, name: str, shown: bool) -> Any:

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of optimizers and averages: variables by name, which the first step makes.
+
+An optimizer makes the moments of a parameter when it first updates that parameter. With
+`@ngd.function` that is in the first call, after a checkpoint was loaded. So a LiveState keeps the
+values that were loaded for variables that do not exist yet. They are *pending*. A variable that is
+made takes its pending value. The first call of a step that updates a variable of the state checks
+that no value is left, and that no variable was without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from .arrays import view
+from .dtype import Type
+from .ir import Array
+from .variable import Variable, variable
+
+MOST_NAMES: Final = 20
+"""The number of names that a message lists."""
+
+
+class LiveState(Mapping[str, Variable]):
+    """A mapping from names to variables that follows what its owner makes.
+
+    `optimizer.state`, `average.state` and the like are one. Give the mapping itself to
+    `ngd.checkpoint` and `train.Trainer`, not a copy of its items: a copy does not follow.
+
+    Iterating over it is a RuntimeError while values are pending, since they would be left out.
+
+    Parameters
+    ----------
+    name
+        The key of the state in a checkpoint: two states of one checkpoint need two names.
+    *parts
+        Other states whose variables belong to this one too.
+    """
+
+    def __init__(self, name: str, *parts: LiveState) -> None:
+        self.name, self.parts = name, parts
+        self._made: dict[str, Variable] = {}
+        self._pending: dict[str, Array] = {}
+        self._source: str | None = None
+        self._missing: list[str] = []
+        self._has_run = False
+        self._is_complete = False
+
+    @property
+    def states(self) -> list[LiveState]:
+        """The state itself, and its parts."""
+        return [self, *(state for part in self.parts for state in part.states)]
+
+    @property
+    def variables(self) -> dict[str, Variable]:
+        """The variables that exist now, by name."""
+        return {name: v for state in self.states for name, v in state._made.items()}
+
+    @property
+    def pending(self) -> dict[str, Array]:
+        """The values that were loaded for variables that do not exist yet, by name."""
+        return {name: value for state in self.states for name, value in state._pending.items()}
+
+    @property
+    def own_variables(self) -> Mapping[str, Variable]:
+        """The variables without those of the parts."""
+        return self._made
+
+    @property
+    def own_pending(self) -> Mapping[str, Array]:
+        """The pending values without those of the parts."""
+        return self._pending
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each variable exists or is pending; false before the first step of a training."""
+        return self._is_complete
+
+    def __getitem__(self, name: str) -> Variable:
+        found = self.variables.get(name)
+        if found is None:
+            is_pending = " is pending: its variable is not made yet" if name in self.pending else ""
+            raise KeyError(f"{name}{is_pending}")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        if self.pending:
+            raise RuntimeError(
+                f"state {self.name!r}: expected a variable for each value; {listed(self.pending)} "
+                f"were loaded from {self._source} and are pending. Make the variables first, by a "
+                "step or by step.trace(...). ngd.checkpoint.save saves pending values, too."
+            )
+        return iter(self.variables)
+
+    def __len__(self) -> int:
+        return len(self.variables)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.variables
+
+    def __or__(self, other: Any) -> Any:
+        """Refuse a union: it would be a copy."""
+        raise TypeError(
+            f"state {self.name!r}: expected no union, which is a copy and does not follow the "
+            "state. Give a list: [model.variables(), optimizer.state]."
+        )
+
+    __ror__ = __or__
+
+    def __repr__(self) -> str:
+        waiting = f", {len(self.pending)} pending" if self.pending else ""
+        return f"<ngd.LiveState {self.name!r}, {len(self)} variables{waiting}>"
+
+    def __copy__(self) -> LiveState:
+        """Return the state itself: its owner and all users share one."""
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over the variables of a deep copy, which are variables of their own."""
+        self.__dict__.update(state)
+        for v in self._made.values():
+            v.owner = self
+
+    def variable(self, name: str, initial: Callable[[], Any]) -> Variable:
+        """Return the variable of this name; make it the first time, with its pending value.
+
+        `initial` returns the first value of a variable that has no pending one, and the type of
+        both.
+        """
+        found = self._made.get(name)
+        if found is not None:
+            return found
+        made = variable(name, initial())
+        value = self._pending.get(name)
+        if value is not None:
+            if (value.dtype, value.shape) != (made.dtype, made.shape):
+                raise ValueError(
+                    f"state {self.name!r}: expected {made.type} for variable {name!r}; got "
+                    f"{Type(value.dtype, value.shape)} from {self._source} (made at {made.site}). "
+                    "Load a checkpoint of the same model."
+                )
+            made.assign(value)
+            del self._pending[name]
+        elif self._source is not None:
+            self._missing.append(name)
+        made.owner = self
+        self._made[name] = made
+        return made
+
+    def load(
+        self, values: Mapping[str, Any], *, source: str = "a mapping", is_complete: bool = True
+    ) -> None:
+        """Assign values by name; those of variables that do not exist yet become pending.
+
+        Parameters
+        ----------
+        values
+            Arrays by the variables' names, each of its variable's shape and dtype.
+        source
+            The origin of the values, for messages.
+        is_complete
+            `is_complete` of the state that the values are from. If true, a variable that is made
+            later and has no value is an error at the first step.
+
+        Raises
+        ------
+        ValueError
+            A variable has no value, or one of another shape or dtype; or a step of this state has
+            run, and there are values that no variable has. Nothing has changed.
+        """
+        arrays = {name: view(value, f"state {self.name!r}: load") for name, value in values.items()}
+        mine = self.variables
+        check_values(f"state {self.name!r}: load", mine, arrays, source)
+        rest = {name: array for name, array in arrays.items() if name not in mine}
+        by_state = self.split(rest)
+        for state in self.states:
+            state.expect_not_run(by_state[state.name], source)
+        for name, v in mine.items():
+            v.assign(arrays[name])
+        for state in self.states:
+            state.restore(by_state[state.name], source, is_complete=is_complete)
+
+    def split(self, values: Mapping[str, Array]) -> dict[str, dict[str, Array]]:
+        """Return values by the name of the state that they belong to, which theirs begins with."""
+        found: dict[str, dict[str, Array]] = {state.name: {} for state in self.states}
+        for name, value in values.items():
+            owners = [each for each in found if name.startswith(f"{each}.")]
+            found[max(owners, key=len, default=self.name)][name] = value
+        return found
+
+    def expect_not_run(self, rest: Mapping[str, Any], source: str) -> None:
+        """Refuse values without a variable when a step has run, since no variable will come."""
+        if self._has_run and rest:
+            raise ValueError(
+                f"state {self.name!r}: expected values of its variables; got {listed(rest)} from "
+                f"{source}, of which it has no variables. Load before the first step, or load a "
+                "checkpoint of the same model."
+            )
+
+    def restore(self, pending: Mapping[str, Any], source: str, *, is_complete: bool = True) -> None:
+        """Replace the pending values by those of a load whose other values are assigned.
+
+        With `is_complete`, a variable that is made later and is not among them is an error.
+        """
+        self._pending = {name: np.array(value) for name, value in pending.items()}
+        self._missing = []
+        self._source = source if is_complete and not self._has_run else None
+        self._is_complete = is_complete or self._has_run
+
+    def expect_complete(self) -> None:
+        """Check, at the first step, that loaded values and variables have met one another."""
+        if self._pending or self._missing:
+            unused = f"no variable for {listed(self._pending)}" if self._pending else ""
+            missing = f"no value for {listed(self._missing)}" if self._missing else ""
+            raise ValueError(
+                f"state {self.name!r}: expected a value from {self._source} for each variable, and "
+                f"a variable for each value; got {' and '.join(filter(None, (unused, missing)))}. "
+                "Name the parameters as in the saved program, and if another step makes these "
+                "variables, call its trace(...) before. If the difference is meant, call "
+                "step.trace(...) and then state.drop_pending()."
+            )
+        self._has_run = self._is_complete = True
+        self._source = None
+
+    def drop_pending(self) -> None:
+        """Forget pending values, and accept that variables had none.
+
+        For a model that has changed on purpose. Call it after `step.trace(...)` has made the
+        variables: before, all of their values are pending.
+        """
+        for state in self.states:
+            state._pending, state._missing, state._source = {}, [], None
+
+
+def check_values(
+    where: str, variables: Mapping[str, Variable], arrays: Mapping[str, Any], source: str
+) -> None:
+    """Check that there is an array for each variable, of its shape and dtype."""
+    for name, v in variables.items():
+        array = arrays.get(name)
+        if array is None or array.shape != v.shape or array.dtype != v.dtype:
+            has = "nothing" if array is None else Type(array.dtype, array.shape)
+            raise ValueError(
+                f"{where}: expected {v.type} for variable {name!r}; {source} holds {has}"
+            )
+
+
+def listed(names: Mapping[str, Any] | list[str]) -> str:
+    """Return names for a message, the first ones if there are many."""
+    shown = ", ".join(repr(name) for name in [*names][:MOST_NAMES])
+    return f"{shown} and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else shown
+
+
+__all__ = ["LiveState"]

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State that is loaded before its variables exist: by functions and compiled steps, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ngd
+from ngd import checkpoint, nn, ops, optim
+
+BATCHES = [
+    (x.astype(np.float32), y)
+    for x, y in zip(
+        np.random.default_rng(1).normal(size=(12, 8, 5)),
+        np.random.default_rng(2).integers(0, 3, (12, 8)),
+        strict=True,
+    )
+]
+OPTIMIZERS: dict[str, Callable[[], optim.Optimizer]] = {
+    "sgd": lambda: optim.SGD(0.1, momentum=0.9),
+    "adamw": lambda: optim.AdamW(optim.warm_up(optim.cosine(0.05, 10), 3)),
+    "rmsprop": lambda: optim.RMSprop(0.01, centered=True, momentum=0.5),
+    "adam": lambda: optim.Adam(0.01, loss_scale=optim.LossScale(growth_interval=2)),
+}
+
+
+class Program:
+    """A model, its optimizer, an average and random draws, as a new process would make them."""
+
+    def __init__(
+        self, optimizer: optim.Optimizer, how: str = "function", *, model: Any = None
+    ) -> None:
+        self.model = model or nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.2), nn.Linear(4, 3))
+        self.optimizer, self.random = optimizer, nn.Random(seed=3)
+        self.average = optim.ExponentialMovingAverage(0.9)
+        self.step: Any = ngd.function(self.updates, updates=True)
+        if how == "compile":
+            x, y = ngd.placeholder("x", (8, 5)), ngd.placeholder("y", (8,), "int64")
+            loss, updates = self.updates(x, y)
+            step = ngd.compile([x, y], [loss], updates)
+            self.step = lambda x, y: step(x, y)[0]
+
+    def updates(self, x: Any, y: Any) -> Any:
+        with nn.training(self.random) as state:
+            loss = ops.mean(ops.softmax_cross_entropy(self.model(x), y))
+        parameters = self.model.parameters()
+        updates = self.optimizer.update(loss, parameters)
+        updates |= self.average.updates(updates, parameters)
+        return loss, [updates, state.updates]
+
+    @property
+    def saved(self) -> Any:
+        states = [self.optimizer.state, self.average.state, self.random.state]
+        return [self.model.variables(), {"states": states}]
+
+    def train(self, first: int, last: int) -> Any:
+        return [float(self.step(*BATCHES[i])) for i in range(first, last)]
+
+    def values(self) -> dict[str, Any]:
+        held, _ = checkpoint.collected("save", variables=self.saved)
+        return {name: v.numpy() for name, v in held.items()}
+
+
+def assert_equal(one: Program, other: Program) -> None:
+    mine, theirs = one.values(), other.values()
+    assert mine.keys() == theirs.keys()
+    for name, value in mine.items():
+        np.testing.assert_array_equal(value, theirs[name], name)
+
+
+@pytest.mark.parametrize("after", ["compile", "function"])
+@pytest.mark.parametrize("before", ["compile", "function"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_state_that_is_loaded_before_the_first_step(
+    name: str, before: str, after: str, tmp_path: Path
+) -> None:
+    straight = Program(OPTIMIZERS[name](), before)
+    losses = straight.train(0, 10)
+    first = Program(OPTIMIZERS[name](), before)
+    first.train(0, 6)
+    checkpoint.save(tmp_path, first.saved)
+    resumed = Program(OPTIMIZERS[name](), after)
+    checkpoint.load(tmp_path, resumed.saved)
+    assert resumed.train(6, 10) == losses[6:]
+    assert_equal(straight, resumed)
+    assert not resumed.optimizer.state.pending
+
+
+def test_a_restart_twice_before_the_first_step_loses_nothing(tmp_path: Path) -> None:
+    straight, first = Program(OPTIMIZERS["adamw"]()), Program(OPTIMIZERS["adamw"]())
+    straight.train(0, 8)
+    first.train(0, 4)
+    checkpoint.save(tmp_path, first.saved)
+    for _ in range(2):
+        again = Program(OPTIMIZERS["adamw"]())
+        checkpoint.load(tmp_path, again.saved)
+        checkpoint.load(tmp_path, again.saved)
+        assert len(again.optimizer.state.pending) == 8
+        checkpoint.save(tmp_path, again.saved)
+    again.train(4, 8)
+    assert_equal(straight, again)
+
+
+def test_a_checkpoint_of_a_training_that_has_not_begun(tmp_path: Path) -> None:
+    first = Program(OPTIMIZERS["adamw"]())
+    checkpoint.save(tmp_path, first.saved)
+    straight, again = Program(OPTIMIZERS["adamw"]()), Program(OPTIMIZERS["adamw"]())
+    checkpoint.load(tmp_path, again.saved)
+    assert again.train(0, 3) == straight.train(0, 3)
+
+
+def test_values_that_no_variable_takes_are_an_error_at_the_first_step(tmp_path: Path) -> None:
+    first = Program(OPTIMIZERS["adamw"]())
+    first.train(0, 2)
+    checkpoint.save(tmp_path, [first.optimizer.state, first.average.state])
+    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.2), nn.Linear(4, 3))
+    model.name = "renamed"
+    other = Program(OPTIMIZERS["adamw"](), model=model)
+    checkpoint.load(tmp_path, [other.optimizer.state, other.average.state])
+    before = other.model.state_dict()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a variable for each value") as caught:
+            other.train(0, 1)
+        text = str(caught.value)
+        for name in ("0.bias", "0.weight", "2.bias", "2.weight"):
+            assert f"'adamw.{name}.first_moment'" in text
+            assert f"'adamw.renamed.{name}.second_moment'" in text
+        assert f"checkpoint {tmp_path}" in text
+        assert "no value for 'adamw.renamed" in text
+    for name, value in other.model.state_dict().items():  # nothing has run
+        np.testing.assert_array_equal(value, before[name])
+    other.optimizer.state.drop_pending()
+    other.average.state.drop_pending()
+    other.train(0, 1)
+
+
+def test_the_same_of_a_compiled_step(tmp_path: Path) -> None:
+    w, b = ngd.variable("w", np.ones(2)), ngd.variable("b", np.ones(1))
+
+    def made(parameters: list[Any]) -> Any:
+        optimizer = optim.SGD(0.1, momentum=0.5)
+        updates = optimizer.updates({v: ops.ones(v.shape, v.dtype) for v in parameters})
+        return optimizer, ngd.compile([], [], updates)
+
+    optimizer, step = made([w, b])
+    step()
+    checkpoint.save(tmp_path, optimizer.state)
+    fewer, step = made([w])
+    checkpoint.load(tmp_path, fewer.state)
+    with pytest.raises(ValueError, match=r"no variable for 'sgd\.b\.momentum'\."):
+        step()
+    step_before = fewer.step.numpy()
+    assert step_before == 1
+    checkpoint.save(tmp_path, fewer.state)  # the value of b is still there
+    both, step = made([w, b])
+    checkpoint.load(tmp_path, both.state)
+    assert both.state["sgd.b.momentum"].numpy() == 1
+    step()
+    with pytest.raises(ValueError, match=r"holds nothing for <ngd.Node variable 'sgd.c.momentum'"):
+        checkpoint.load(tmp_path, made([w, b, ngd.variable("c", [1.0])])[0].state)
+    started, step = made([w])
+    step()
+    with pytest.raises(ValueError, match=r"got 'sgd\.b\.momentum' from checkpoint .* no variables"):
+        checkpoint.load(tmp_path, started.state)
+    assert started.step.numpy() == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"), [(np.zeros(3, np.float32), r"f32\[3\]"), (np.zeros((4, 5)), r"f64\[4,5\]")]
+)
+def test_a_pending_value_of_another_type(wrong: Any, shown: str) -> None:
+    program = Program(optim.SGD(0.1, momentum=0.9))
+    program.train(0, 1)
+    values = {name: v.numpy() for name, v in program.optimizer.state.items()}
+    resumed = Program(optim.SGD(0.1, momentum=0.9))
+    resumed.optimizer.state.load(values | {"sgd.0.weight.momentum": wrong}, source="a file")
+    with pytest.raises(ValueError, match=rf"f32\[4,5\] for .*0.weight.*; got {shown} from a file"):
+        resumed.train(1, 2)
+
+
+def test_a_state_is_loaded_from_a_dict() -> None:
+    name = "adam"  # with a loss scale, whose state is a part
+    straight, first = Program(OPTIMIZERS[name]()), Program(OPTIMIZERS[name]())
+    straight.train(0, 6)
+    first.train(0, 3)
+    values = {name: v.numpy() for name, v in first.optimizer.state.items()}
+    assert "loss_scale.scale" in values
+    resumed = Program(OPTIMIZERS[name]())
+    state = resumed.optimizer.state
+    held = resumed.values()
+    with pytest.raises(ValueError, match=r"for variable 'adam\.step'; a mapping holds nothing"):
+        state.load({name: v for name, v in values.items() if name != "adam.step"})
+    with pytest.raises(ValueError, match=r"i64\[\] for variable 'adam\.step'; a mapping holds f32"):
+        state.load(values | {"adam.step": np.float32(1)})
+    for key, value in resumed.values().items():
+        np.testing.assert_array_equal(value, held[key])
+    assert not state.pending
+    state.load(values)
+    checkpoint_of = {name: v.numpy() for name, v in first.average.state.items()}
+    resumed.average.state.load(checkpoint_of)
+    for key, v in first.model.variables().items():
+        resumed.model.variables()[key].assign(v.numpy())
+    resumed.random.step.assign(3)
+    resumed.train(3, 6)
+    assert_equal(straight, resumed)
+
+
+def test_pending_values_are_not_left_out(tmp_path: Path) -> None:
+    first = Program(OPTIMIZERS["adamw"]())
+    first.train(0, 2)
+    checkpoint.save(tmp_path, first.saved)
+    resumed = Program(OPTIMIZERS["adamw"]())
+    copied = dict(resumed.optimizer.state)
+    with pytest.raises(ValueError, match="expected the state 'adamw' itself; got a copy"):
+        checkpoint.load(tmp_path, copied)
+    checkpoint.load(tmp_path, resumed.saved)
+    state = resumed.optimizer.state
+    assert "8 pending" in repr(state)
+    assert len(state) == 1
+    with pytest.raises(KeyError, match="is pending"):
+        state["adamw.0.bias.first_moment"]
+    for use in (dict, list, lambda s: ngd.trees.flatten({"a": s}), lambda s: s.values().__iter__()):
+        with pytest.raises(RuntimeError, match=r"loaded from checkpoint .* and are pending"):
+            list(use(state))
+    with pytest.raises(RuntimeError, match=r"ema: applied: .* pending"), resumed.average.applied():
+        pass
+    with pytest.raises(TypeError, match="expected no union"):
+        resumed.model.variables() | state
+    with pytest.raises(TypeError, match="expected no union"):
+        state | resumed.model.variables()
+
+
+def test_the_model_alone_is_loaded_from_a_checkpoint_of_a_training(tmp_path: Path) -> None:
+    first = Program(OPTIMIZERS["adamw"]())
+    first.train(0, 2)
+    checkpoint.save(tmp_path, first.saved)
+    resumed, fresh = Program(OPTIMIZERS["adamw"]()), Program(OPTIMIZERS["adamw"]())
+    checkpoint.load(tmp_path, [resumed.model.variables()])
+    for key, v in first.model.variables().items():
+        fresh.model.variables()[key].assign(v.numpy())
+    assert resumed.train(0, 2) == fresh.train(0, 2)
+    checkpoint.load(tmp_path, [resumed.model.variables(), resumed.random.state])
+
+
+def test_two_optimizers_of_one_checkpoint(tmp_path: Path) -> None:
+    """One's name begins with the other's."""
+
+    def trained(first: int, last: int) -> Any:
+        model = nn.Linear(5, 3)
+        two = [optim.AdamW(0.1, name="a"), optim.AdamW(0.2, name="a.b")]
+
+        @ngd.function(updates=True)
+        def step(x: Any, y: Any) -> Any:
+            loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
+            return loss, [two[0].update(loss, model.weight), two[1].update(loss, model.bias)]
+
+        saved = [model.variables(), [each.state for each in two]]
+        if first:
+            checkpoint.load(tmp_path, saved)
+        for i in range(first, last):
+            step(*BATCHES[i])
+        return saved, [v.numpy() for v in ngd.trees.leaves_of(saved)]
+
+    _, straight = trained(0, 5)
+    saved, _ = trained(0, 3)
+    checkpoint.save(tmp_path, saved)
+    _, resumed = trained(3, 5)
+    for got, want in zip(resumed, straight, strict=True):
+        np.testing.assert_array_equal(got, want)
+    with pytest.raises(ValueError, match=r"two variables are called 'a\.step'"):
+        checkpoint.save(tmp_path, [saved, optim.AdamW(0.1, name="a").state])
+
+
+def test_copies_of_an_optimizer_have_a_state_of_their_own(tmp_path: Path) -> None:
+    first = Program(optim.SGD(0.1, momentum=0.9))
+    first.train(0, 2)
+    checkpoint.save(tmp_path, first.saved)
+    resumed = Program(optim.SGD(0.1, momentum=0.9))
+    checkpoint.load(tmp_path, resumed.saved)
+    state = resumed.optimizer.state
+    assert copy.copy(state) is state
+    for other in (copy.deepcopy(resumed.optimizer), pickle.loads(pickle.dumps(resumed.optimizer))):
+        assert other.state is not state
+        assert other.step is other.state["sgd.step"]
+        assert other.step.owner is other.state
+        assert other.state.pending.keys() == state.pending.keys()
+        for name, value in other.state.pending.items():
+            np.testing.assert_array_equal(value, state.pending[name])
+        other.state.drop_pending()
+    assert len(state.pending) == 4
+    resumed.train(2, 3)
+
+
+def test_a_state_that_is_in_no_step_is_an_error_of_the_trainer(tmp_path: Path) -> None:
+    from ngd import data, train
+
+    source = data.Arrays(np.concatenate([x for x, _ in BATCHES]), np.zeros(96, np.int64))
+
+    def trainer(program: Program, optimizer: optim.Optimizer, epochs: int) -> Any:
+        @ngd.function(updates=True)
+        def step(x: Any, y: Any) -> Any:
+            loss, updates = program.updates(x, y)
+            return [loss], updates
+
+        loader = data.Loader(source, data.Sampler(96, 8, seed=1))
+        saved = [program.model.variables(), optimizer.state]
+        return train.Trainer(
+            step, loader, saved, epochs=epochs, save=tmp_path, resume=True, progress=False
+        )
+
+    first = Program(OPTIMIZERS["sgd"]())
+    trainer(first, first.optimizer, 1).run()
+    second = Program(OPTIMIZERS["sgd"]())
+    again = trainer(second, second.optimizer, 2)
+    assert len(second.optimizer.state.pending) == 4
+    again.run()
+    third = Program(OPTIMIZERS["sgd"]())
+    with pytest.raises(ValueError, match=r"state 'sgd': .* no variable for 'sgd\.0\.weight\.mom"):
+        trainer(third, optim.SGD(0.1, momentum=0.9), 3).run()
+    assert checkpoint.load(tmp_path, first.model.variables())["epoch"] == 2

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kills trainings at random, resumes them, and compares them with trainings that were not killed.
+
+    python tests/stress/resume.py --runs 500 --seed 7
+
+A run is one training with a drawn optimizer, schedule, average, loss scale, sampler, number of
+loading processes, random state and sharding, by `ngd.compile`, `@ngd.function` or `train.Trainer`,
+on one or two ranks. It is killed up to three times: SIGKILL from outside at a random time, or at a
+random system call of a save. Each time a new process resumes it. At the end all variables, states
+and losses must have the bits of a training that was never killed.
+
+Prints one line of JSON: how many of what, and what was found. The exit code says whether that was
+nothing. Without --runs it stops after --seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+
+import harness
+import resumed_training as training
+
+CALLS = ("write", "fsync", "after fsync", "replace", "after replace", "unlink")
+"""Where in a save a process dies."""
+MOST_KILLS = 3
+DEADLINE = 120.0
+"""Seconds for a life."""
+
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(
+        [str(Path(__file__).parent), str(Path(__file__).parents[1] / "distributed")]
+    ),
+    "NGD_THREADS": "1",
+    "NGD_CHECK": "0",
+}
+
+
+class Suite:
+    """The runs, and what they have found."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.counts: Counter[str] = Counter()
+        self.found: list[str] = []
+        self.seconds = 1.0
+        """The time that a training takes, about."""
+
+    def run(self, number: int) -> None:
+        """Train, kill, resume and compare once."""
+        random_ = random.Random(f"{self.seed}.{number}")
+        scenario = training.drawn(random_, number)
+        kills = random_.randint(1, MOST_KILLS)
+        folder = tempfile.mkdtemp(prefix="ngd-resume-")
+        done: list[str] = []
+        try:
+            for _ in range(kills):
+                done.append(self.life(scenario, folder, random_))
+                if done[-1] == "finished":
+                    break
+            if done[-1] != "finished":
+                done.append(self.life(scenario, folder, None))
+        except BaseException as error:  # pytest.fail's, too
+            self.found.append(f"{self.seed}.{number}: {scenario}, {done}: {error}")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self.counts[scenario["how"]] += 1
+        self.counts[f"{scenario['ranks']} ranks"] += 1
+
+    def life(self, scenario: dict[str, Any], folder: str, random_: random.Random | None) -> str:
+        """Run the training once, and kill it if there are random numbers; returns what was done."""
+        where, victim, number = "", -1, 0
+        if random_ is not None and random_.random() < 0.5:
+            where, victim = random_.choice(CALLS), 0  # rank 0 writes
+            number = random_.randint(1, 24 if where in ("write", "fsync", "after fsync") else 8)
+        arguments = {"scenario": scenario, "folder": folder, "victim": victim, "number": number}
+        arguments["where"] = where
+        ranks = scenario["ranks"]
+        with harness.Job(training.live, ranks, arguments=arguments, env=ENVIRONMENT) as job:
+            for rank in range(ranks):
+                job.wait_for(rank, "begun", DEADLINE)
+            begin = time.monotonic()
+            if where:
+                return self.end_of(job, begin, f"killed at {where} {number}")
+            if random_ is None:
+                return self.end_of(job, begin, "")
+            end = begin + random_.uniform(0, 1.3 * self.seconds)
+            victims = random_.choice([[0], [ranks - 1], [*range(ranks)]])
+            while time.monotonic() < end and "finished" not in job.read(0, "out"):
+                time.sleep(0.001)
+            if "finished" in job.read(0, "out"):
+                return self.end_of(job, begin, "")
+            for rank in victims:
+                with suppress(ProcessLookupError):
+                    job.kill(rank)
+            return self.end_of(job, begin, "killed from outside")
+
+    def end_of(self, job: harness.Job, begin: float, killed: str) -> str:
+        """Wait for the end of a life; check that it is one that was meant."""
+        while "finished" not in job.read(0, "out") and not job.any_has_ended():
+            time.sleep(0.002)
+            if time.monotonic() > begin + DEADLINE:
+                raise AssertionError(f"it takes longer than {DEADLINE} s: {job.everything}")
+        if "finished" in job.read(0, "out") and not killed:
+            self.seconds = 0.7 * self.seconds + 0.3 * (time.monotonic() - begin)
+        outcomes = job.wait(DEADLINE)
+        codes = {outcome.code for outcome in outcomes}
+        if -signal.SIGKILL in codes and killed:
+            self.counts[killed.rstrip("0123456789 ")] += 1
+            self._expect_lost(outcomes)
+            return killed
+        for outcome in outcomes:
+            if outcome.code != 0 or outcome.value is None or outcome.err:
+                raise AssertionError(str(outcome))
+            if outcome.value:
+                raise AssertionError(f"rank {outcome.rank}: these differ: {outcome.value}")
+        self.counts["resumed to the end"] += 1
+        return "finished"
+
+    def _expect_lost(self, outcomes: list[Any]) -> None:
+        """The ranks beside a killed one raise that it is lost, or were about to end."""
+        for outcome in outcomes:
+            if outcome.code not in (-signal.SIGKILL, 0) and "RankLostError" not in outcome.err:
+                raise AssertionError(str(outcome))
+
+
+def main() -> int:
+    """See the module's text."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=0, help="trainings; 0: as --seconds says")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--first", type=int, default=0, help="the number of the first run")
+    wanted = parser.parse_args()
+    begin, number = time.monotonic(), wanted.first
+    suite = Suite(wanted.seed)
+
+    def is_over() -> bool:
+        if wanted.runs:
+            return number >= wanted.first + wanted.runs
+        return time.monotonic() - begin >= wanted.seconds
+
+    while not suite.found and not is_over():
+        suite.run(number)
+        number += 1
+    seconds = round(time.monotonic() - begin, 1)
+    report = {"seed": wanted.seed, "runs": number - wanted.first, "seconds": seconds}
+    print(json.dumps({**report, **dict(sorted(suite.counts.items())), "found": suite.found}))
+    return 1 if suite.found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
