@@ -117,8 +117,8 @@ class SoftmaxCrossEntropy(Op):
     """softmax_cross_entropy(logits, labels): -log_softmax(logits)[label], a loss a row.
 
     The last axis of the logits is the classes; the labels are integers of the shape of the others.
-    A label outside [0, classes) is an OutOfRangeError, an IndexError and a ValueError, when the step
-    runs. The attribute `caller` is set where another public call is made of this op.
+    A label outside [0, classes) is an OutOfRangeError, an IndexError and a ValueError, when the
+    step runs. Another public call that is made of this op sets `caller`, its name.
     """
 
     name = "softmax_cross_entropy"

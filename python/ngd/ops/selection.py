@@ -249,8 +249,8 @@ def getitem(x: Value, index: Any) -> Node:
     An index has ints, slices, None, `...`, arrays or lists of integers, nodes of integers, and
     masks that are known now; a mask that is a node is an error, since the result's shape would
     depend on it. A known index out of range is a ShapeError. One that a step computes is an
-    OutOfRangeError, an IndexError and a ValueError, when that step runs. Gradients flow to x; of what
-    is taken several times they are summed.
+    OutOfRangeError, which is an IndexError and a ValueError, when that step runs. Gradients flow to
+    x; of what is taken several times they are summed.
     """
     x = as_node(x, where="getitem")
     selection = taken_apart("getitem", x.type, index)

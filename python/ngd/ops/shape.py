@@ -536,8 +536,7 @@ class Gather(Op):
     """gather(x, indices, axis=0): numpy.take. Negative indices count from the end; attrs: axis.
 
     An index out of range is an OutOfRangeError, an IndexError and a ValueError, when the step runs.
-    The attributes `caller` and `negative` are set where another public call is made of this op:
-    its name, and False where no index may count from the end.
+    Another public call that is made of this op sets `caller`, its name, and `negative`.
     """
 
     name = "gather"
@@ -587,8 +586,7 @@ class ScatterAdd(Op):
     """scatter_add(updates, indices, axis, size): zeros, with the updates added where gather reads.
 
     Two-byte floats are accumulated in float32 and rounded once. Attrs: axis, size; caller and
-    negative as gather has them. An index out of range is an OutOfRangeError, an IndexError and a
-    ValueError, when the step runs.
+    negative. An index out of range is an OutOfRangeError when the step runs, as that of gather.
     """
 
     name = "scatter_add"
