@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from .ops.selection import At
 
     Axis: TypeAlias = int | Sequence[int] | None
+
+
+class NumPy:
+    """The ops that NumPy's functions mean on nodes; set by ops/numpy_functions.py."""
+
+    ufuncs: Mapping[str, str]
+    call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+
+
+NUMPY: Final = NumPy()
 
 
 class ArrayMethods:
@@ -262,3 +272,8 @@ class ArrayMethods:
     def clip(self, min: Any = None, max: Any = None) -> Node:
         """The values kept within bounds; see ngd.ops.clip."""
         return self._apply("clip", self, min, max)
+
+
+for _method in vars(ArrayMethods).values():
+    if hasattr(_method, "__qualname__"):  # as an error of a call's arguments shows it
+        _method.__qualname__ = f"Node.{_method.__name__}"

@@ -14,6 +14,7 @@ from . import _core, config, distributed, passes
 from .collectives import Group
 from .devices import DEVICES
 from .devices.executable import Executable, Lowered
+from .devices.members import Members
 from .devices.native import native_attrs, spec
 from .devices.ordering import Ordering
 from .devices.structured import StructuredStep, is_flat
@@ -58,6 +59,7 @@ def write(plan: Plan, ordering: Ordering) -> _core.ProgramBuilder:
     for constant in plan.constants:
         builder.add_constant(constant.tobytes())
     numbers: dict[Any, int] = {}
+    members = Members() if config.check_finite() else None
 
     def value(typed: tuple[Type, Any]) -> int:
         type_, storage = typed
@@ -72,7 +74,7 @@ def write(plan: Plan, ordering: Ordering) -> _core.ProgramBuilder:
             branch = ordering.add(step.op, step.attrs, step.outputs[0][0], ranks, step.site)
             if branch:
                 attrs["branch"] = branch
-        builder.add_instruction(
+        number = builder.add_instruction(
             step.action,
             step.op,
             [value(i) for i in step.inputs],
@@ -80,12 +82,14 @@ def write(plan: Plan, ordering: Ordering) -> _core.ProgramBuilder:
             attrs,
             step.start,
             ranks,
-            step.site,
+            str(step.site),
             [
                 write(body, ordering)
                 for body in ordering.inside(step.op, step.attrs, step.site, step.bodies)
             ],
         )
+        if members is not None:
+            builder.set_members(number, members.of_step(step))
     return builder
 
 

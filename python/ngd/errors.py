@@ -66,6 +66,13 @@ class NotFiniteError(Error, FloatingPointError):
     """A NaN, or an infinity, where there should be none; the message says where it began."""
 
 
+class OutOfRangeError(Error, IndexError, ValueError):
+    """An index that a step computes, or is given, lies outside of its axis.
+
+    The message names the public call, the index and its position in the array of indices.
+    """
+
+
 class NotMemberError(Error, ValueError):
     """A collective on a group that this rank is no member of; nothing has happened."""
 

@@ -18,12 +18,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .array_methods import ArrayMethods
+from .array_methods import NUMPY, ArrayMethods
+from .calls import Given, Made, explained, explained_method
 from .cost import Cost
 from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
@@ -135,6 +136,11 @@ class Op:
     """Whether ngd.ops offers it."""
     dtypes: ClassVar[tuple[DType, ...]] = NUMBERS
     """What the op takes where a sample's operand fixes no dtype."""
+
+    def __init_subclass__(cls) -> None:
+        """Let the errors of the call's signature name the public op and not the class."""
+        if "__call__" in vars(cls):
+            cls.__call__ = explained_method(cls.__call__)  # type: ignore[method-assign]
 
     def infer(self, *inputs: Any, **attrs: Any) -> Type | tuple[Type, ...]:
         """The type of the result, or of each in a tuple.
@@ -263,14 +269,13 @@ REGISTRY: Final[dict[str, Op]] = {}
 PUBLIC: Final[dict[str, Callable[..., Any]]] = {}
 """What ngd.ops offers, by name: ops, and functions made of them."""
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-def public(function: Function) -> Function:
+def public(function: Callable[Given, Made]) -> Callable[Given, Made]:
     """Offer a function that is made of ops in ngd.ops."""
-    if PUBLIC.setdefault(function.__name__, function) is not function:
+    offered = explained(f"ops.{function.__name__}", function)
+    if PUBLIC.setdefault(function.__name__, offered) is not offered:
         raise ValueError(f"two functions of ngd.ops are called {function.__name__}")
-    return function
+    return offered
 
 
 def op_named(name: str) -> Op:
@@ -288,15 +293,6 @@ def register(op: Op) -> Any:
     op.__doc__ = type(op).__doc__
     return op
 
-
-class NumPy:
-    """What NumPy's functions mean on nodes; set by ops/numpy_functions.py."""
-
-    ufuncs: Mapping[str, str]
-    call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
-
-
-NUMPY: Final = NumPy()
 
 _next_id = itertools.count()
 

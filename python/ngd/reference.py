@@ -12,7 +12,7 @@ import numpy as np
 
 from . import config
 from .dtype import FLOATS, Type
-from .errors import Error, NotFiniteError
+from .errors import Error, NotFiniteError, OutOfRangeError
 from .ir import CONSTANT, Array, Graph, Leaf, Node, topological
 from .ops.control import WALKS, Control
 from .passes.collectives import in_order
@@ -100,7 +100,10 @@ def _compute(node: Node, operands: Sequence[Array], group: Group | None) -> tupl
         return (node.op.settle(node.attrs.get("group") or group, **node.attrs),)
     if isinstance(node.op, Control):
         return node.op.run(partial(_outputs, group=group), *operands, **node.attrs)
-    made = node.op.reference(*operands, **node.attrs)
+    try:
+        made = node.op.reference(*operands, **node.attrs)
+    except OutOfRangeError as error:
+        raise OutOfRangeError(f"{error} (made at {node.site})") from None
     return made if isinstance(made, tuple) else (made,)
 
 

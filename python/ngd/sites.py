@@ -57,6 +57,20 @@ def owner(file: str) -> Owner:
     return Owner.USER
 
 
+class ExpansionSite(str):
+    """The call site of the nodes that one op was expanded into, with the name of that op."""
+
+    __slots__ = ("op",)
+
+    def __new__(cls, site: str, op: str) -> ExpansionSite:
+        """Make one per expansion: two are told apart by identity."""
+        made = super().__new__(cls, site)
+        made.op = op
+        return made
+
+    op: str
+
+
 def call_site() -> str:
     """`file:line` of the user's code that has called, with the layer if there is one.
 

@@ -229,3 +229,32 @@ def test_ranks_with_memory_limits_of_their_own(
     assert max(outcome["apart"] for outcome in outcomes) <= (0 if precision == "float32" else 0.1)
     assert [outcome["recomputed"] > 0 for outcome in outcomes] == [limit > 0 for limit in limits]
     assert len({outcome["sum"] for outcome in outcomes}) == 1
+
+
+def interrupted_in_a_step() -> dict[str, Any]:
+    """Rank 0 is interrupted between two products; rank 1 comes to its all-reduce."""
+    world = ngd.init()
+    a = np.ones((384, 384), np.float32)
+    x = ngd.placeholder("x", a.shape)
+    product = ops.scan(lambda c, _: (ops.matmul(c, c) * (1 / 384), None), x, length=1500)[0]
+    w = ngd.variable("w", np.zeros(a.shape, np.float32))
+    step = ngd.compile([x], [], {w: ops.all_reduce(product, op="sum")})
+    begin = time.monotonic()
+    if world.rank == 0:
+        signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            step(a)
+    seconds = time.monotonic() - begin
+    return {**caught(lambda: step(a)), "seconds": seconds, "sum": float(w.numpy().sum())}
+
+
+@harness.needs_ranks
+def test_ctrl_c_between_instructions_closes_the_group() -> None:
+    with Job(interrupted_in_a_step, 2) as job:
+        first, second = (outcome.value for outcome in job.wait(60))
+    assert first["error"] == "GroupClosedError", first
+    assert first["seconds"] < 1, first
+    assert second["error"] == "RemoteRankError", second
+    assert "interrupted between two instructions" in second["message"], second
+    assert first["sum"] == second["sum"] == 0

@@ -340,3 +340,84 @@ def test_with_pytorch_as_a_witness() -> None:
     )
     for ours, tensor in zip(found, tensors, strict=True):
         npt.assert_allclose(ours, tensor.grad.numpy(), rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("call", "index", "said"),
+    [
+        (
+            lambda x, i: x.at[i].set(0),
+            [5],
+            r"at\[\.\.\.\]\.set: .* \[-2, 2\) for axis 0; got 5 at \[0\]",
+        ),
+        (
+            lambda x, i: x.at[i].add(1),
+            [0, -9],
+            r"at\[\.\.\.\]\.add: .* \[-2, 2\) for axis 0; got -9 at \[1\]",
+        ),
+        (
+            lambda x, i: x.at[1:, i].min(0),
+            [7],
+            r"at\[\.\.\.\]\.min: .*\[-3, 3\) for axis 1; got 7 at",
+        ),
+        (
+            lambda x, i: x.at[[0, 1], i].max(0),
+            [0, 3],
+            r"at\[\.\.\.\]\.max: .*\[-3, 3\) for axis 1; got 3 at \[1\]",
+        ),
+        (
+            lambda x, i: x.at[..., i].multiply(2),
+            [4],
+            r"at\[\.\.\.\]\.multiply: .* for axis 2; got 4 at \[0\]",
+        ),
+        (lambda x, i: x[i], [2], r"getitem: expected an index in \[-2, 2\); got 2 at \[0\]"),
+        (lambda x, i: x[0, i, i], [1, 3], r"getitem: .*\[-3, 3\) for axis 1; got 3 at \[1\]"),
+        (lambda x, i: ops.gather(x, i, 1), [-4], r"gather: .*\[-3, 3\); got -4 at \[0\]"),
+        (lambda x, i: np.take(x, i, axis=1), [3], r"gather: .*\[-3, 3\); got 3 at \[0\]"),
+        (
+            lambda x, i: ops.take_along_axis(x[0, 0], i, 0),
+            [0, 4],
+            r"take_along_axis: .*\[-4, 4\); got 4 at \[1\]",
+        ),
+        (lambda x, i: ops.embedding(i, x[0]), [-1], r"embedding: .*\[0, 3\); got -1 at \[0\]"),
+        (lambda x, i: ops.embedding(i, x[0], 0), [3], r"embedding: .*\[0, 3\); got 3 at \[0\]"),
+        (
+            lambda x, i: ops.cross_entropy(x[:, 0], i),
+            [0, 4],
+            r"cross_entropy: .*\[0, 4\); got 4 at \[1\]",
+        ),
+    ],
+)
+def test_an_index_out_of_range_is_the_callers(
+    device: str, call: Callable[[Any, Any], Any], index: list[int], said: str
+) -> None:
+    """The message has the public call, the index as it was given, its position and the line."""
+    step = ngd.function(call, device=device)
+    with pytest.raises(IndexError, match=f"^{said}.*made at .*test_selection.py:") as raised:
+        step(X, np.array(index))
+    assert isinstance(raised.value, ngd.errors.OutOfRangeError)
+    assert isinstance(raised.value, ValueError)
+    assert "scatter" not in str(raised.value)
+
+
+def test_a_gradient_names_the_call_whose_index_it_uses(device: str) -> None:
+    """The gradient of a sum of rows reads no row, so that it is the first to see the index."""
+
+    def slopes(x: Any, i: Any) -> Any:
+        return ngd.grad(ops.sum(ops.embedding(i, x)), [x])[0]
+
+    step = ngd.function(slopes, device=device)
+    npt.assert_array_equal(step(X[0], np.array([0, 2, 0]))[:, 0], [2, 0, 1])
+    with pytest.raises(IndexError, match=r"^embedding: expected an index in \[0, 3\); got -1 at"):
+        step(X[0], np.array([0, -1]))
+
+
+def test_a_scalar_index_has_no_position(device: str) -> None:
+    step = ngd.function(lambda x, i: x.at[i].set(0), device=device)
+    with pytest.raises(IndexError, match=r"for axis 0; got 2 \(made at"):
+        step(X, np.array(2))
+
+
+def test_a_flattened_gather_keeps_numpys_negative_indices(device: str) -> None:
+    step = ngd.function(lambda x, i: ops.gather(x, i, 2), device=device)
+    npt.assert_array_equal(step(X, np.array([-1, 0])), np.take(X, [-1, 0], 2))

@@ -29,7 +29,7 @@ LAYERS = (
     {"errors", "kinds", "local"},
     {"dtype", "config", "environment", "binding", "members", "sites"},
     {"logs"},
-    {"array_methods", "cost", "narrowing", "trees"},
+    {"array_methods", "calls", "cost", "narrowing", "trees"},
     {"ir"},
     {"arrays"},
     {"ops"},

@@ -98,6 +98,12 @@ void set(const ngd::Error& error) {
     PyErr_SetObject(type.get(), raised.get());
 }
 
+// One of ngd.errors that speaks of no rank.
+void set_named(const char* name, const char* message) {
+  const Owned type(error_module ? PyObject_GetAttrString(error_module, name) : nullptr);
+  set_error(type ? type.get() : PyExc_IndexError, message);
+}
+
 }  // namespace
 
 void ngd_set_error_module(PyObject* errors) {
@@ -125,6 +131,8 @@ void ngd_raise_python_error() {
     throw;
   } catch (const ngd::Error& error) {
     set(error);
+  } catch (const std::out_of_range& error) {  // an index, which a kernel has found
+    set_named("OutOfRangeError", error.what());
   } catch (const std::invalid_argument& error) {
     set_error(PyExc_ValueError, error.what());
   } catch (const std::bad_alloc&) {

@@ -248,6 +248,10 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         size_t place
         size_t offset
     cppclass CppProgram "ngd::runtime::Program"
+    cppclass Member "ngd::runtime::Member":
+        string op
+        string site
+        int application
     cppclass CppInstruction "ngd::runtime::Instruction":
         Action action
         string op
@@ -258,6 +262,7 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         int group
         string site
         vector[CppProgram] bodies
+        vector[Member] members
     cppclass GroupSequence "ngd::runtime::GroupSequence":
         string text
         uint64_t hash
@@ -286,7 +291,8 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
     const DeviceRow& device_named(string_view name) except +ngd_raise_python_error
     cppclass Executor:
         Executor(CppProgram program, CppDevice& device, KernelTable table,
-                 vector[CppCommunicator*] communicators, vector[void*] variables) \
+                 vector[CppCommunicator*] communicators, vector[void*] variables,
+                 cbool (*interrupt)() noexcept nogil) \
             except +ngd_raise_python_error
         void run(const void* const* inputs, void* const* outputs) \
             except +ngd_raise_python_error

@@ -53,6 +53,13 @@ cdef class ProgramBuilder:
         self.program.instructions.push_back(instruction)
         return self.program.instructions.size() - 1
 
+    def set_members(self, size_t number, list members) -> None:
+        """Set the ops that an instruction computes: (op, call site, application) of each."""
+        cdef Member member
+        for op, site, application in members:
+            member.op, member.site, member.application = _bytes(op), _bytes(site), application
+            self.program.instructions.at(number).members.push_back(member)
+
     def set_sizes(self, size_t inputs, size_t outputs, size_t variables) -> None:
         """How many inputs, outputs and variables a call has."""
         self.program.inputs = inputs
@@ -133,7 +140,8 @@ cdef class Executable:
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
         self.find(pointers)
         self.executor.reset(new Executor(
-            builder.program, dereference(device.device), device.table, groups, pointers
+            builder.program, dereference(device.device), device.table, groups, pointers,
+            _signal_pending,
         ))
 
     cdef int follow(self) except -1:

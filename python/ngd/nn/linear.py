@@ -64,8 +64,8 @@ class Linear(Module):
 class Embedding(Module):
     """Rows of a table by their numbers: integers [...] to floats [..., embedding_dim].
 
-    The row padding_idx begins as zeros, and has no gradient. A number out of range is a ValueError
-    when the step runs.
+    The row padding_idx begins as zeros, and has no gradient. A number outside of
+    [0, num_embeddings) is an OutOfRangeError, an IndexError and a ValueError, when the step runs.
     """
 
     weight: Any

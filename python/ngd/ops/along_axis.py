@@ -17,12 +17,13 @@ from .operands import (
     as_axis,
     as_node,
     broadcast_shapes,
+    check_indices,
     expect_dtype,
     got,
     narrow,
     widen,
 )
-from .shape import as_indices, broadcast_to, check_indices, moved
+from .shape import as_indices, broadcast_to, moved
 
 
 def _beside(shape: Shape, axis: int, extent: int) -> Shape:
@@ -52,7 +53,8 @@ _CASES: Final[tuple[tuple[Shape, Shape, int], ...]] = (
 class TakeAlongAxis(Op):
     """take_along_axis(x, indices, axis): numpy.take_along_axis; attrs: axis.
 
-    Negative indices count from the end; one out of range is a ValueError when the step runs.
+    Negative indices count from the end. One out of range is an OutOfRangeError, an IndexError and a
+    ValueError, when the step runs.
     """
 
     name = "take_along_axis"
@@ -78,11 +80,11 @@ class TakeAlongAxis(Op):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         x, indices = node.inputs
         axis = node.attrs["axis"]
-        return add_along_axis(dy, indices, axis, x.shape[axis]), None
+        attrs = {"axis": axis, "size": x.shape[axis], "caller": self.name}
+        return add_along_axis.node((dy, indices), attrs), None
 
     def reference(self, x: Array, indices: Array, *, axis: int) -> Array:
-        size = x.shape[axis]
-        return np.take_along_axis(x, check_indices(self.name, indices, size, -size), axis)
+        return np.take_along_axis(x, check_indices(self.name, indices, x.shape[axis]), axis)
 
     def samples(self) -> Iterable[Sample]:
         for number, (x, indices, axis) in enumerate(_CASES):
@@ -98,7 +100,7 @@ class AddAlongAxis(Op):
     """add_along_axis(updates, indices, axis, size): the adjoint of take_along_axis.
 
     Zeros, with the updates added where take_along_axis reads. Two-byte floats are accumulated in
-    float32 and rounded once. Attrs: axis, size.
+    float32 and rounded once. Attrs: axis, size; caller as gather has it.
     """
 
     name = "add_along_axis"
@@ -109,7 +111,9 @@ class AddAlongAxis(Op):
     def __call__(self, updates: Node, indices: Node, axis: int, size: int) -> Node:
         return self.node((updates, indices), {"axis": axis, "size": size})
 
-    def infer(self, updates: Type, indices: Type, *, axis: int, size: int) -> Type:
+    def infer(
+        self, updates: Type, indices: Type, *, axis: int, size: int, caller: str | None = None
+    ) -> Type:
         expect_dtype(self.name, (updates,), self.dtypes)
         _expect(self.name, updates, indices, axis)
         if updates.shape != indices.shape:
@@ -125,8 +129,16 @@ class AddAlongAxis(Op):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return take_along_axis(dy, node.inputs[1], node.attrs["axis"]), None
 
-    def reference(self, updates: Array, indices: Array, *, axis: int, size: int) -> Array:
-        chosen = check_indices(self.name, indices, size, -size)
+    def reference(
+        self,
+        updates: Array,
+        indices: Array,
+        *,
+        axis: int,
+        size: int,
+        caller: str | None = None,
+    ) -> Array:
+        chosen = check_indices(caller or self.name, indices, size)
         total = np.zeros(_beside(updates.shape, axis, size), widen(updates).dtype)
         index: list[Array] = list(np.indices(updates.shape, sparse=True))
         index[axis] = chosen

@@ -116,6 +116,7 @@ class Collective(Op):
     """Its row in the table of kinds, which says its name and what it takes."""
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         cls.name = cls.kind.op
         cls.dtypes = NUMBERS if cls.kind.reduces else ALL
         if cls.kind.gives == "nothing":

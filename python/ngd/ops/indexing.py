@@ -19,19 +19,21 @@ from .shape import as_indices, expand_dims, gather, iota, stop_gradient
 def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> Node:
     """Look up rows of a table: [...] integers and [rows, E] give [..., E].
 
-    As torch.nn.functional.embedding: the row padding_idx gets no gradient. An index out of range is
-    a ValueError when the step runs.
+    As torch.nn.functional.embedding: the row padding_idx gets no gradient. An index outside of
+    [0, rows) is an OutOfRangeError, an IndexError and a ValueError, when the step runs. A negative
+    index does not count from the end; `ops.gather` and `weight[indices]` count so, as NumPy.
     """
     table, chosen = as_node(weight, where="embedding"), as_indices(indices, "embedding")
     if table.ndim != 2:
         raise ShapeError(f"embedding: expected a table [rows, E]; got {table.type}")
-    found = gather(table, chosen)
+    attrs = {"axis": 0, "caller": "embedding", "negative": False}
+    found: Node = gather.node((table, chosen), attrs)
     if padding_idx is None:
         return found
     rows = table.shape[0]
     if not -rows <= padding_idx < rows:
         raise ShapeError(f"embedding: expected padding_idx in [{-rows}, {rows}); got {padding_idx}")
-    of_padding = equal(where(chosen < 0, chosen + rows, chosen), padding_idx % rows)
+    of_padding = equal(chosen, padding_idx % rows)
     return where(expand_dims(of_padding, -1), stop_gradient(found), found)
 
 

@@ -22,6 +22,7 @@ from .operands import (
     Value,
     as_axis,
     as_node,
+    check_indices,
     expect_dtype,
     float_of,
     got,
@@ -29,7 +30,7 @@ from .operands import (
     widen,
 )
 from .reduce import max, mean, sum
-from .shape import as_indices, check_indices, expand_dims, one_hot, stop_gradient, transpose
+from .shape import as_indices, expand_dims, one_hot, stop_gradient, transpose
 from .transcendental import exp, log
 
 _REDUCTIONS: Final = ("mean", "sum", "none")
@@ -116,7 +117,8 @@ class SoftmaxCrossEntropy(Op):
     """softmax_cross_entropy(logits, labels): -log_softmax(logits)[label], a loss a row.
 
     The last axis of the logits is the classes; the labels are integers of the shape of the others.
-    A label outside [0, classes) is a ValueError when the step runs.
+    A label outside [0, classes) is an OutOfRangeError, an IndexError and a ValueError, when the
+    step runs. Another public call that is made of this op sets `caller`, its name.
     """
 
     name = "softmax_cross_entropy"
@@ -133,19 +135,19 @@ class SoftmaxCrossEntropy(Op):
         chosen = as_indices(labels, self.name)
         return self.node((cast(logits, float_of(logits.dtype)), chosen))
 
-    def infer(self, logits: Type, labels: Type) -> Type:
+    def infer(self, logits: Type, labels: Type, **checked: str) -> Type:
         return _infer_loss(self.name, logits, labels)
 
-    def expand(self, logits: Node, labels: Node) -> Node:
+    def expand(self, logits: Node, labels: Node, **checked: str) -> Node:
         at_label = one_hot(labels, logits.shape[-1], bool)
         return -sum(where(at_label, log_softmax(logits), 0), -1)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         logits, labels = node.inputs
-        return softmax_cross_entropy_grad(logits, labels, dy), None
+        return softmax_cross_entropy_grad.node((logits, labels, dy), node.attrs), None
 
-    def reference(self, logits: Array, labels: Array) -> Array:
-        check_indices(self.name, labels, logits.shape[-1], 0)
+    def reference(self, logits: Array, labels: Array, *, caller: str | None = None) -> Array:
+        check_indices(caller or self.name, labels, logits.shape[-1], negative=False)
         chosen = np.take_along_axis(_log_softmax(widen(logits), -1), labels[..., None], -1)
         return narrow(-chosen[..., 0], logits.dtype)
 
@@ -168,17 +170,19 @@ class SoftmaxCrossEntropyGrad(Op):
     def __call__(self, logits: Node, labels: Node, dy: Node) -> Node:
         return self.node((logits, labels, dy))
 
-    def infer(self, logits: Type, labels: Type, dy: Type) -> Type:
+    def infer(self, logits: Type, labels: Type, dy: Type, **checked: str) -> Type:
         if _infer_loss(self.name, logits, labels) != dy:
             raise ShapeError(f"{self.name}: expected dy as the loss; got {got(logits, labels, dy)}")
         return logits
 
-    def expand(self, logits: Node, labels: Node, dy: Node) -> Node:
+    def expand(self, logits: Node, labels: Node, dy: Node, **checked: str) -> Node:
         hot = one_hot(labels, logits.shape[-1], logits.dtype)
         return (softmax(logits) - hot) * expand_dims(dy, -1)
 
-    def reference(self, logits: Array, labels: Array, dy: Array) -> Array:
-        check_indices(self.name, labels, logits.shape[-1], 0)
+    def reference(
+        self, logits: Array, labels: Array, dy: Array, *, caller: str | None = None
+    ) -> Array:
+        check_indices(caller or self.name, labels, logits.shape[-1], negative=False)
         hot = labels[..., None] == np.arange(logits.shape[-1])
         odds = np.exp(_log_softmax(widen(logits), -1))
         return narrow((odds - hot.astype(odds.dtype)) * widen(dy)[..., None], logits.dtype)
@@ -222,7 +226,8 @@ def cross_entropy(
     x = cast(x, float_of(x.dtype))
     wide = cast(x, float32) if x.dtype in HALVES else x
     counts = not_equal(chosen, ignore_index)
-    loss = softmax_cross_entropy(wide, where(counts, chosen, 0))
+    attrs = {"caller": where_}
+    loss = softmax_cross_entropy.node((wide, where(counts, chosen, 0)), attrs)
     if label_smoothing:
         even = -mean(log_softmax(wide), -1)
         loss = (1 - label_smoothing) * loss + label_smoothing * even

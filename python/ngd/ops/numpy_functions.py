@@ -9,9 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..array_methods import NUMPY
 from ..dtype import float64, is_float
 from ..errors import ShapeError
-from ..ir import NUMPY, Node
+from ..ir import Node
 from . import (
     along_axis,
     arithmetic,

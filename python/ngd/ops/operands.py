@@ -29,7 +29,7 @@ from ..dtype import (
     is_float,
     uint64,
 )
-from ..errors import DTypeError, ShapeError
+from ..errors import DTypeError, OutOfRangeError, ShapeError
 from ..ir import CONSTANT, PLACEHOLDER, Array, Node, constant_node, public
 
 Axis: TypeAlias = int | Sequence[int] | None
@@ -67,6 +67,26 @@ def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]
     if any(t.dtype != types[0].dtype for t in types):
         raise DTypeError(f"{where}: expected operands of one dtype; got {got(*types)}")
     return types[0].dtype
+
+
+def check_indices(
+    where: str, indices: Array, size: int, *, negative: bool = True, axis: int | None = None
+) -> Array:
+    """Raise an OutOfRangeError that names the first index outside the axis.
+
+    The message is that of src/cpp/kernels/portable/indexing.cpp.
+    """
+    lowest = -size if negative else 0
+    bad = np.argwhere((indices < lowest) | (indices >= size))
+    if len(bad):
+        position = tuple(map(int, bad[0]))
+        found = f" at {list(position)} of the indices" if position else ""
+        of_axis = "" if axis is None else f" for axis {axis}"
+        raise OutOfRangeError(
+            f"{where}: expected an index in [{lowest}, {size}){of_axis}; "
+            f"got {indices[position]}{found}"
+        )
+    return indices
 
 
 def product_dtype(

@@ -21,9 +21,10 @@ from ..errors import DTypeError, ShapeError
 from ..ir import Array, Node, public
 from .arithmetic import add, maximum, minimum, multiply
 from .cast import cast
-from .compare import equal, logical_and, not_equal, where
+from .compare import equal, not_equal, where
 from .operands import Value, as_node, broadcast_shapes, is_weak
 from .ordering import argsort
+from .row_number import row_number
 from .shape import (
     basic_index,
     broadcast_to,
@@ -55,6 +56,8 @@ class Selection:
     """Of what `basic` gives: those that the arrays index, each its own."""
     arrays: tuple[Node | Array, ...]
     """Integers; what is no node lies in [0, n)."""
+    indexed: tuple[int, ...]
+    """The axes of the tensor itself that the arrays index."""
     shape: Shape
     """Of the arrays, broadcast together."""
     together: bool
@@ -88,6 +91,7 @@ def taken_apart(where_: str, x: Type, index: Any) -> Selection | None:
     basic: list[Any] = []
     chosen: dict[int, Any] = {}  # by the axis of what `basic` gives
     numbers: list[int] = []  # of the items that are arrays
+    indexed: list[int] = []
     axis = 0  # of x
     for number, item in enumerate(items):
         if item is Ellipsis:
@@ -99,6 +103,7 @@ def taken_apart(where_: str, x: Type, index: Any) -> Selection | None:
         else:
             chosen[len(basic)] = within(where_, item, x, axis)
             numbers.append(number)
+            indexed.append(axis)
             basic.append(WHOLE)
             axis += 1
     expect_no_nodes(where_, basic)
@@ -107,6 +112,7 @@ def taken_apart(where_: str, x: Type, index: Any) -> Selection | None:
         tuple(basic),
         tuple(chosen),
         arrays,
+        tuple(indexed),
         broadcast_shapes(where_, *(array.shape for array in arrays)),
         numbers == list(range(numbers[0], numbers[0] + len(numbers))),
     )
@@ -179,8 +185,8 @@ def within(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
 class Rows:
     """What the basic part of an index gives, with the axes that arrays index made one, in front."""
 
-    def __init__(self, x: Node, selection: Selection) -> None:
-        self.x, self.selection = x, selection
+    def __init__(self, where_: str, x: Node, selection: Selection) -> None:
+        self.where, self.x, self.selection = where_, x, selection
         self.rest = tuple(a for a in range(x.ndim) if a not in selection.axes)
         self.extents = tuple(x.shape[a] for a in selection.axes)
         self.count = math.prod(self.extents)
@@ -194,23 +200,17 @@ class Rows:
         return self.selection.axes[0] if self.selection.together else 0
 
     def places(self) -> Node | Array:
-        """Which row each element of the arrays means; one out of range means the row `count`."""
+        """Return the row of each element of the arrays; indices that are nodes are checked."""
         shape, arrays = self.selection.shape, self.selection.arrays
         if all(isinstance(a, np.ndarray) for a in arrays):
             known = np.zeros(shape, np.int64)
             for array, n in zip(arrays, self.extents, strict=True):
                 known = known * n + array
             return known
-        total: Any = 0
-        fits: Any = None
-        for array, n in zip(arrays, self.extents, strict=True):
-            place: Any = array
-            if isinstance(array, Node):
-                place = where(array < 0, array + n, array)
-                inside = logical_and(place >= 0, place < n)
-                fits = inside if fits is None else logical_and(fits, inside)
-            total = total * n + place
-        return broadcast_to(where(fits, total, self.count), shape)
+        return row_number.node(
+            [broadcast_to(as_node(array), shape) for array in arrays],
+            {"extents": self.extents, "axes": self.selection.indexed, "caller": self.where},
+        )
 
     def back(self, rows: Node) -> Node:
         """Rows as what the basic part gave."""
@@ -221,7 +221,9 @@ class Rows:
         """The rows that the arrays mean, in the shape of the result."""
         selection = self.selection
         if len(selection.axes) == 1:
-            return gather(self.x, selection.arrays[0], selection.axes[0])
+            attrs = {"axis": selection.axes[0], "caller": self.where}
+            taken: Node = gather.node((self.x, as_node(selection.arrays[0])), attrs)
+            return taken
         found = gather(self.rows, self.places(), 0)
         many, before = len(selection.shape), self.before
         order = [*range(many, many + before), *range(many), *range(many + before, found.ndim)]
@@ -246,14 +248,15 @@ def getitem(x: Value, index: Any) -> Node:
 
     An index has ints, slices, None, `...`, arrays or lists of integers, nodes of integers, and
     masks that are known now; a mask that is a node is an error, since the result's shape would
-    depend on it. A known index out of range is a ShapeError, one that a step computes a ValueError
-    when that runs. Gradients flow to x; of what is taken several times they are summed.
+    depend on it. A known index out of range is a ShapeError. One that a step computes is an
+    OutOfRangeError, which is an IndexError and a ValueError, when that step runs. Gradients flow to
+    x; of what is taken several times they are summed.
     """
     x = as_node(x, where="getitem")
     selection = taken_apart("getitem", x.type, index)
     if selection is None:
         return slice(x, index)
-    return Rows(slice(x, selection.basic), selection).taken()
+    return Rows("getitem", slice(x, selection.basic), selection).taken()
 
 
 def fitted(where_: str, values: Node, shape: Shape) -> Node:
@@ -316,7 +319,7 @@ class Part:
         if selection is None:
             return self._placed(where_, given, combine)
         part = slice(x, selection.basic)
-        rows = Rows(part, selection)
+        rows = Rows(where_, part, selection)
         changed = rows.back(changed_rows(rows, rows.given(where_, given), combine))
         return Part(x, selection.basic)._placed(where_, changed, None)
 

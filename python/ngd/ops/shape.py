@@ -36,6 +36,7 @@ from .operands import (
     as_axis,
     as_node,
     as_shape,
+    check_indices,
     expect_dtype,
     got,
     narrow,
@@ -531,21 +532,11 @@ def as_indices(indices: Value, where: str) -> Node:
     return node if node.dtype in INDICES else cast(node, int64)
 
 
-def check_indices(where: str, indices: Array, size: int, lowest: int) -> Array:
-    """Raise ValueError that names the first index outside [lowest, size)."""
-    bad = np.flatnonzero((indices < lowest) | (indices >= size))
-    if bad.size:
-        value = indices.reshape(-1)[bad[0]]
-        raise ValueError(
-            f"{where}: expected an index in [{lowest}, {size}); got {value} at place {bad[0]}"
-        )
-    return indices
-
-
 class Gather(Op):
     """gather(x, indices, axis=0): numpy.take. Negative indices count from the end; attrs: axis.
 
-    An index out of range is a ValueError when the step runs.
+    An index out of range is an OutOfRangeError, an IndexError and a ValueError, when the step runs.
+    Another public call that is made of this op sets `caller`, its name, and `negative`.
     """
 
     name = "gather"
@@ -557,18 +548,26 @@ class Gather(Op):
         along = as_axis(self.name, axis, x.ndim, x.type)
         return self.node((x, as_indices(indices, self.name)), {"axis": along})
 
-    def infer(self, x: Type, indices: Type, *, axis: int) -> Type:
+    def infer(self, x: Type, indices: Type, *, axis: int, **checked: Any) -> Type:
         expect_dtype(self.name, (indices,), INDICES)
         return Type(x.dtype, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         x, indices = node.inputs
-        axis = node.attrs["axis"]
-        return scatter_add(dy, indices, axis, x.shape[axis]), None
+        attrs = {"caller": self.name, **node.attrs, "size": x.shape[node.attrs["axis"]]}
+        return scatter_add.node((dy, indices), attrs), None
 
-    def reference(self, x: Array, indices: Array, *, axis: int) -> Array:
-        size = x.shape[axis]
-        return np.take(x, check_indices(self.name, indices, size, -size), axis=axis)
+    def reference(
+        self,
+        x: Array,
+        indices: Array,
+        *,
+        axis: int,
+        caller: str | None = None,
+        negative: bool = True,
+    ) -> Array:
+        check_indices(caller or self.name, indices, x.shape[axis], negative=negative)
+        return np.take(x, indices, axis=axis)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((Operand((5,)), Operand((3,), -5, 4, dtype=int64)), {"axis": 0})
@@ -576,6 +575,8 @@ class Gather(Op):
         yield Sample((Operand((4, 3)), Operand((2, 2), -3, 2, dtype=int64)), {"axis": 1})
         yield Sample((Operand((2, 3, 4)), Operand((5,), 0, 2, dtype=int32)), {"axis": 1})
         yield Sample((Operand((2, 3)), Operand((0,), 0, 1, dtype=int64)), {"axis": 0})
+        attrs = {"axis": 0, "caller": "embedding", "negative": False}
+        yield Sample((Operand((4, 3)), Operand((2,), 0, 3, dtype=int64)), attrs)
 
 
 gather: Final[Gather] = register(Gather())
@@ -584,8 +585,8 @@ gather: Final[Gather] = register(Gather())
 class ScatterAdd(Op):
     """scatter_add(updates, indices, axis, size): zeros, with the updates added where gather reads.
 
-    Two-byte floats are accumulated in float32 and rounded once. Attrs: axis, size. An index out of
-    range is a ValueError when the step runs.
+    Two-byte floats are accumulated in float32 and rounded once. Attrs: axis, size; caller and
+    negative. An index out of range is an OutOfRangeError when the step runs, as that of gather.
     """
 
     name = "scatter_add"
@@ -598,7 +599,7 @@ class ScatterAdd(Op):
         along = as_axis(self.name, axis, ndim, updates.type)
         return self.node((updates, chosen), {"axis": along, "size": int(size)})
 
-    def infer(self, updates: Type, indices: Type, *, axis: int, size: int) -> Type:
+    def infer(self, updates: Type, indices: Type, *, axis: int, size: int, **checked: Any) -> Type:
         expect_dtype(self.name, (updates,), self.dtypes)
         expect_dtype(self.name, (indices,), INDICES)
         end = axis + len(indices.shape)
@@ -610,12 +611,23 @@ class ScatterAdd(Op):
         return Type(updates.dtype, (*updates.shape[:axis], size, *updates.shape[end:]))
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return gather(dy, node.inputs[1], node.attrs["axis"]), None
+        attrs = {"caller": self.name, **node.attrs}
+        del attrs["size"]
+        return gather.node((dy, node.inputs[1]), attrs), None
 
-    def reference(self, updates: Array, indices: Array, *, axis: int, size: int) -> Array:
+    def reference(
+        self,
+        updates: Array,
+        indices: Array,
+        *,
+        axis: int,
+        size: int,
+        caller: str | None = None,
+        negative: bool = True,
+    ) -> Array:
         before, after = updates.shape[:axis], updates.shape[axis + indices.ndim :]
         total = np.zeros((*before, size, *after), widen(updates).dtype)
-        chosen = check_indices(self.name, indices, size, -size)
+        chosen = check_indices(caller or self.name, indices, size, negative=negative)
         index: Any = (*(builtins.slice(None),) * axis, chosen)
         np.add.at(total, index, widen(updates))
         return narrow(total, updates.dtype)

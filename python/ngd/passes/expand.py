@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from .. import config
 from ..errors import CompileError
 from ..ir import Graph, Leaf, Node, offset_of, topological
 from ..ops.precision import expansion
+from ..sites import ExpansionSite, at_site
 from .target import Target, query_node
 
 
@@ -15,6 +17,14 @@ def needs_kernel(node: Node) -> bool:
     fused = op.elementwise or op.broadcasts
     free = isinstance(op, Leaf) or fused or op.collective or op.nested
     return not free and offset_of(node) is None
+
+
+def expanded(node: Node) -> tuple[Node, ...]:
+    """Return the expansion; with NGD_CHECK_FINITE=1 its nodes say which op they came from."""
+    if not config.check_finite() or isinstance(node.site, ExpansionSite):
+        return expansion(node)
+    with at_site(ExpansionSite(node.site, node.op.name)):
+        return expansion(node)
 
 
 def expand(graph: Graph, target: Target) -> Graph:
@@ -31,7 +41,7 @@ def expand(graph: Graph, target: Target) -> Graph:
                 f"{node.op.name} (made at {node.site}): the device has no kernel for "
                 f"{', '.join(str(i.type) for i in node.inputs)}: {verdict.implementation}"
             )
-        roots = expansion(node)
+        roots = expanded(node)
         settled = Graph((), roots).rewrite(change, topological(roots, stop=node.inputs)).outputs
         return settled if node.several else settled[0]
 

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 #include <utility>
 
 #include "base/config.hpp"
 #include "base/error.hpp"
 #include "runtime/finite.hpp"
+#include "runtime/first_fault.hpp"
 #include "runtime/nested.hpp"
 
 namespace ngd::runtime {
@@ -35,6 +37,13 @@ Error blamed(const Error& error, const Instruction& instruction) {
   return {error.kind(),
           concat(error.what(), " (in ", instruction.op, ", made at ", instruction.site, ")")};
 }
+
+[[noreturn]] void not_finite(const Instruction& instruction, const Member* member,
+                             const std::string& what) {
+  fail(ErrorKind::NotFinite, "NGD_CHECK_FINITE: ", what, " ",
+       member == nullptr ? instruction.op : member->op, ", made at ",
+       member == nullptr ? instruction.site : member->site);
+}
 }  // namespace
 
 // An instruction made ready: its kernel or its collective, and where its operands are. Operands in
@@ -57,17 +66,26 @@ struct Executor::Step {
   bool writes_variable = false;
   std::int64_t begin_ns = 0;  // of the last run that was recorded
   Faults before;              // of the operands, where they are looked at
+  struct Kept {
+    std::size_t input;
+    device::Buffer bytes;
+  };
+  std::vector<Kept> kept;  // copies of operands that the kernel overwrites, where it may run again
 };
 
 Executor::Executor(Program program, device::Device& device, kernels::KernelTable table,
-                   std::vector<comm::Communicator*> communicators, std::vector<void*> variables)
+                   std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
+                   Interrupt interrupt)
     : program_(std::move(program)),
       device_(device),
       stages_arguments_(!device.addresses_host()),
       check_finite_(config::check_finite()),
+      table_(table),
       variables_(std::move(variables)),
       own_arena_(device, program_.private_bytes),
       arena_(own_arena_.data()),
+      own_interrupts_(interrupt),
+      interrupts_(own_interrupts_),
       own_queue_(device.make_queue()),
       queue_(own_queue_.get()),
       asynchronous_(queue_->asynchronous()) {
@@ -98,7 +116,7 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
       const std::size_t end = value.offset + value.type.bytes();
       if (staged[value.place].bytes() < end) staged[value.place] = device::Buffer(device_, end);
     }
-  bind(table);
+  bind();
 }
 
 Executor::Executor(Program program, const Surroundings& surroundings, void* arena, void* shared)
@@ -106,24 +124,24 @@ Executor::Executor(Program program, const Surroundings& surroundings, void* aren
       device_(surroundings.device),
       stages_arguments_(false),
       check_finite_(config::check_finite()),
+      table_(surroundings.table),
       arena_(arena),
       shared_(shared),
       flights_(&surroundings.flights),
+      own_interrupts_(nullptr),
+      interrupts_(surroundings.interrupts),
       queue_(&surroundings.queue),
       asynchronous_(queue_->asynchronous()) {
-  bind(surroundings.table);
+  bind();
 }
 
 Executor::~Executor() = default;
 
-void Executor::bind(kernels::KernelTable table) {
+void Executor::bind() {
   for (const auto& bytes : program_.constants)
     constants_.emplace_back(device_, bytes.size()).write(bytes.data());
-  if (check_finite_ && !device_.host_addressable())
-    for (const Value& value : program_.values)
-      looked_at_.resize(std::max(looked_at_.size(), value.type.bytes()));
   steps_.reserve(program_.instructions.size());  // Wait steps point at Start steps
-  for (const Instruction& instruction : program_.instructions) bind_step(instruction, table);
+  for (const Instruction& instruction : program_.instructions) bind_step(instruction);
 }
 
 void* Executor::static_pointer(const Value& value) const {
@@ -164,16 +182,22 @@ void Executor::move_variables(const std::vector<void*>& variables) {
   }
 }
 
-void Executor::bind_step(const Instruction& instruction, kernels::KernelTable table) {
+kernels::KernelQuery Executor::query_of(const Instruction& instruction) const {
+  kernels::KernelQuery query{instruction.op, {}, {}, instruction.attrs};
+  for (const int value : instruction.inputs) query.inputs.push_back(program_.values[value].type);
+  for (const int value : instruction.outputs) query.outputs.push_back(program_.values[value].type);
+  return query;
+}
+
+void Executor::bind_step(const Instruction& instruction) {
   Step& step = steps_.emplace_back();
   step.instruction = &instruction;
-  kernels::KernelQuery query{instruction.op, {}, {}, instruction.attrs};
+  const kernels::KernelQuery query = query_of(instruction);
   for (const bool output : {false, true}) {
     const auto& operands = output ? instruction.outputs : instruction.inputs;
     for (std::size_t i = 0; i < operands.size(); ++i) {
       const Value& value = program_.values[operands[i]];
       void* pointer = static_pointer(value);
-      (output ? query.outputs : query.inputs).push_back(value.type);
       output ? step.outputs.push_back(pointer) : step.inputs.push_back(pointer);
       const bool moves = value.lane == Lane::Input || value.lane == Lane::Output;
       if (moves && !stages_arguments_)
@@ -190,27 +214,26 @@ void Executor::bind_step(const Instruction& instruction, kernels::KernelTable ta
       step.flight = step.started->flight;
       return;
     case Action::Run:
-      return bind_kernel(step, query, table);
+      return bind_kernel(step, query);
     case Action::Scan:
     case Action::Cond:
-      step.nested = make_nested(instruction, query, {device_, *queue_, table, *flights_},
-                                step.outputs.data() + step.outputs.size() - 2);
+      step.nested =
+          make_nested(instruction, query, {device_, *queue_, table_, *flights_, interrupts_},
+                      step.outputs.data() + step.outputs.size() - 2);
   }
 }
 
-void Executor::bind_kernel(Step& step, const kernels::KernelQuery& query,
-                           kernels::KernelTable table) {
+void Executor::bind_kernel(Step& step, const kernels::KernelQuery& query) {
   const auto [kernel, is_new] = kernels_.try_emplace(query.key());
-  if (is_new) kernel->second = make_kernel(step, query, table);
+  if (is_new) kernel->second = make_kernel(step, query);
   step.kernel = kernel->second.get();
 }
 
 std::unique_ptr<kernels::Kernel> Executor::make_kernel(const Step& step,
-                                                       const kernels::KernelQuery& query,
-                                                       kernels::KernelTable table) {
+                                                       const kernels::KernelQuery& query) {
   kernels::Verdict verdict;
   std::string reasons;
-  const kernels::KernelRow* row = kernels::find(table, query, &verdict, &reasons);
+  const kernels::KernelRow* row = kernels::find(table_, query, &verdict, &reasons);
   if (row == nullptr)
     fail(ErrorKind::Unsupported, device_.name(), ": no kernel for ", query.op, " (made at ",
          step.instruction->site, "): ", reasons);
@@ -243,6 +266,7 @@ void Executor::run(const void* const* inputs, void* const* outputs) {
 
 void Executor::run_to_the_end(const void* const* inputs, void* const* outputs) try {
   queue_->set_origin(nullptr);
+  interrupts_.begin();
   if (stages_arguments_)
     for (std::size_t i = 0; i < staged_inputs_.size(); ++i)
       queue_->copy_from_host(staged_inputs_[i].data(), inputs[i], staged_inputs_[i].bytes());
@@ -275,6 +299,9 @@ void Executor::run_inside(const void* const* inputs, void* const* outputs) {
 }
 
 void Executor::perform(Step& step, const void* const* inputs, void* const* outputs) {
+  // The updates of variables come last: an interrupt meanwhile waits for the end of the step, so that
+  // it poisons no variable.
+  if (!variables_touched_) interrupts_.check();
   for (const Step::Patch& patch : step.patches) {
     const void* whole = patch.from_outputs ? outputs[patch.number] : inputs[patch.number];
     const std::byte* part = static_cast<const std::byte*>(whole) + patch.offset;
@@ -381,6 +408,8 @@ void Executor::execute(Step& step) {
   }
   try {
     step.kernel->run({step.inputs.data(), step.outputs.data(), scratch_.data(), queue_});
+  } catch (const std::out_of_range& error) {  // which begins with the public call
+    throw std::out_of_range(concat(error.what(), " (made at ", step.instruction->site, ")"));
   } catch (const Error& error) {
     throw blamed(error, *step.instruction);
   }
@@ -392,35 +421,79 @@ void Executor::execute(Step& step) {
 // compared with what its Wait gives.
 void Executor::execute_checked(Step& step) {
   const Step& whole = step.started == nullptr ? step : *step.started;
-  const Instruction& instruction = *whole.instruction;
-  const auto tell = [&](const auto&... parts) {
-    fail(ErrorKind::NotFinite, "NGD_CHECK_FINITE: ", parts..., " ", instruction.op, ", made at ",
-         instruction.site);
-  };
   step.before = faults_of(step.instruction->attrs);
   for (std::size_t i = 0; i < step.inputs.size(); ++i) {
-    const Value& value = program_.values[step.instruction->inputs[i]];
-    const Faults faults = look_at(value.type, step.inputs[i]);
-    if (faults.nan && value.lane == Lane::Input)
-      tell("argument ", value.place, " of the step holds a NaN; it is read by");
-    if (faults.nan && value.lane == Lane::Variable) tell("there is a NaN in a variable read by");
+    const Faults faults =
+        look_at(program_.values[step.instruction->inputs[i]].type, step.inputs[i]);
+    if (faults.nan) expect_no_nan(step, i);
     step.before.nan |= faults.nan;
     step.before.infinite |= faults.infinite;
   }
+  if (is_fused(*step.instruction)) keep_overwritten(step);
   execute(step);
   if (step.instruction->action == Action::Start) return;
   for (std::size_t i = 0; i < whole.outputs.size(); ++i) {
     if (whole.outputs[i] == nullptr) continue;
-    const Value& value = program_.values[instruction.outputs[i]];
-    const Faults faults = look_at(value.type, whole.outputs[i]);
-    if (faults.nan && !whole.before.nan) tell("a NaN begins in the result of");
-    if (faults.infinite && !whole.before.nan && !whole.before.infinite)
-      tell("an infinity begins in the result of");
+    const Faults faults =
+        look_at(program_.values[whole.instruction->outputs[i]].type, whole.outputs[i]);
+    const bool had_infinity = whole.before.nan || whole.before.infinite;
+    if ((faults.nan && !whole.before.nan) || (faults.infinite && !had_infinity))
+      refuse(whole, i, faults.nan && !whole.before.nan);
   }
+}
+
+// Throws where the NaN of an operand came into the step from outside.
+void Executor::expect_no_nan(const Step& step, std::size_t input) const {
+  const Instruction& instruction = *step.instruction;
+  const Value& value = program_.values[instruction.inputs[input]];
+  const Member* reader = reader_of(instruction, input);
+  if (value.lane == Lane::Input)
+    not_finite(instruction, reader,
+               concat("argument ", value.place, " of the step holds a NaN; it is read by"));
+  if (value.lane == Lane::Variable)
+    not_finite(instruction, reader, "there is a NaN in a variable read by");
+}
+
+// Copies the operands in whose memory the kernel puts results.
+void Executor::keep_overwritten(Step& step) {
+  step.kept.clear();
+  const auto type_of = [&](int value) { return program_.values[value].type; };
+  for (std::size_t i = 0; i < step.inputs.size(); ++i) {
+    const auto* begin = static_cast<const std::byte*>(step.inputs[i]);
+    const std::size_t bytes = type_of(step.instruction->inputs[i]).bytes();
+    for (std::size_t j = 0; j < step.outputs.size(); ++j) {
+      const auto* result = static_cast<const std::byte*>(step.outputs[j]);
+      const std::size_t result_bytes = type_of(step.instruction->outputs[j]).bytes();
+      if (result == nullptr || result >= begin + bytes || begin >= result + result_bytes) continue;
+      step.kept.push_back({i, device::Buffer(device_, bytes)});
+      queue_->copy(step.kept.back().bytes.data(), begin, bytes);
+      break;
+    }
+  }
+}
+
+// Names the op at which the NaN, or the infinity, of a result begins.
+void Executor::refuse(const Step& step, std::size_t output, bool nan) {
+  const Instruction& instruction = *step.instruction;
+  const Member* member = maker_of(instruction, output);
+  if (is_fused(instruction)) {
+    std::vector<const void*> inputs = step.inputs;
+    for (const Step::Kept& kept : step.kept) inputs[kept.input] = kept.bytes.data();
+    const auto found = first_fault(
+        instruction, query_of(instruction), inputs, device_, *queue_, table_,
+        [this](const TensorType& type, const void* data) { return look_at(type, data); });
+    if (found) {
+      member = found->member;
+      nan = found->nan;
+    }
+  }
+  not_finite(instruction, member,
+             concat(nan ? "a NaN" : "an infinity", " begins in the result of"));
 }
 
 Faults Executor::look_at(const TensorType& type, const void* data) {
   if (!device_.host_addressable()) {
+    looked_at_.resize(std::max(looked_at_.size(), type.bytes()));
     queue_->copy_to_host(looked_at_.data(), data, type.bytes());
     data = looked_at_.data();
   }

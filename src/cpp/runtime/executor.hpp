@@ -20,6 +20,7 @@
 #include "kernels/kernel.hpp"
 #include "runtime/finite.hpp"
 #include "runtime/flights.hpp"
+#include "runtime/interrupts.hpp"
 #include "runtime/program.hpp"
 #include "runtime/recording.hpp"
 
@@ -31,14 +32,18 @@ struct Surroundings {
   device::Queue& queue;
   kernels::KernelTable table;
   Flights& flights;
+  Interrupts& interrupts;
 };
 
 class Executor {
  public:
   // `variables` are device pointers, numbered as in the program, that outlive the executor.
   // The communicators are those of the program's groups, of one family, and outlive it too.
+  // `interrupt` is asked between two instructions, about ten times a second; where it returns true
+  // the run throws Interrupted.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
-           std::vector<comm::Communicator*> communicators, std::vector<void*> variables);
+           std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
+           Interrupt interrupt = nullptr);
   // Of a program that another one runs (nested.hpp): its two arenas lie in memory of that.
   Executor(Program program, const Surroundings& surroundings, void* arena, void* shared);
   ~Executor();
@@ -82,11 +87,11 @@ class Executor {
     comm::SharedBlock block;
   };
 
-  void bind(kernels::KernelTable table);
-  void bind_step(const Instruction& instruction, kernels::KernelTable table);
-  void bind_kernel(Step& step, const kernels::KernelQuery& query, kernels::KernelTable table);
-  std::unique_ptr<kernels::Kernel> make_kernel(const Step& step, const kernels::KernelQuery& query,
-                                               kernels::KernelTable table);
+  void bind();
+  void bind_step(const Instruction& instruction);
+  kernels::KernelQuery query_of(const Instruction& instruction) const;
+  void bind_kernel(Step& step, const kernels::KernelQuery& query);
+  std::unique_ptr<kernels::Kernel> make_kernel(const Step& step, const kernels::KernelQuery& query);
   void* static_pointer(const Value& value) const;
   void run_to_the_end(const void* const* inputs, void* const* outputs);
   void run_recorded(std::uint64_t recording, const void* const* inputs, void* const* outputs);
@@ -95,11 +100,15 @@ class Executor {
   void execute(Step& step);
   void execute_checked(Step& step);
   Faults look_at(const TensorType& type, const void* data);
+  void keep_overwritten(Step& step);
+  void expect_no_nan(const Step& step, std::size_t input) const;
+  [[noreturn]] void refuse(const Step& step, std::size_t output, bool nan);
 
   Program program_;
   device::Device& device_;
   const bool stages_arguments_;  // the caller's arrays are copied to the device and back
   const bool check_finite_;
+  const kernels::KernelTable table_;
   std::vector<void*> variables_;
   std::vector<device::Buffer> constants_;
   std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // on the device
@@ -118,6 +127,8 @@ class Executor {
   bool variables_touched_ = false;
   std::unique_ptr<Flights> own_flights_;
   Flights* flights_ = nullptr;
+  Interrupts own_interrupts_;
+  Interrupts& interrupts_;
   // Behind what it uses: it waits for what is enqueued before anything of that goes.
   std::unique_ptr<device::Queue> own_queue_;
   device::Queue* queue_;

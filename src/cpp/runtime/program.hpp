@@ -30,6 +30,12 @@ enum class Action : std::uint8_t { Run, Start, Wait, Scan, Cond };
 
 struct Program;
 
+// An op of the user's graph that an instruction computes, for NGD_CHECK_FINITE.
+struct Member {
+  std::string op, site;
+  int application = -1;  // equal for what one op was expanded into; -1: the op was not expanded
+};
+
 struct Instruction {
   Action action = Action::Run;
   std::string op;           // a kernel's op, or a collective's kind
@@ -40,6 +46,8 @@ struct Instruction {
   int group = 0;     // of a Start: which of the program's groups it talks in
   std::string site;  // the user's "file:line"
   std::vector<Program> bodies;
+  // Not part of the text form. Of a fused kernel: one per statement, then one per reduction.
+  std::vector<Member> members;
 };
 
 // What the ranks of a group compare of their programs.

@@ -179,12 +179,11 @@ class SoftmaxCrossEntropy final : public Kernel {
   explicit SoftmaxCrossEntropy(const KernelQuery& query)
       : rows_(query.inputs[0].shape, query.inputs[0].shape.size() - 1),
         dtype_(query.inputs[0].dtype),
-        label_dtype_(query.inputs[1].dtype),
+        labels_(query, 1, query.inputs[0].shape.back(), false),
         gradient_(query.inputs.size() == 3) {}
 
   void run(const KernelArgs& args) const override {
-    check_indices("softmax_cross_entropy", label_dtype_, args.inputs[1], rows_.count, 0,
-                  rows_.length);
+    labels_.check(args.inputs[1]);
     visit_computed(dtype_, [&]<class T>() { run_as<T>(args); });
   }
 
@@ -204,7 +203,7 @@ class SoftmaxCrossEntropy final : public Kernel {
   }
 
   std::int64_t label(const KernelArgs& args, std::int64_t row) const {
-    return index_at(label_dtype_, args.inputs[1], row);
+    return index_at(labels_.dtype, args.inputs[1], row);
   }
 
   // Calls body with the tensor of one value a row, as its own element type.
@@ -250,7 +249,8 @@ class SoftmaxCrossEntropy final : public Kernel {
   }
 
   Rows rows_;
-  DType dtype_, label_dtype_;
+  DType dtype_;
+  IndexCheck labels_;
   bool gradient_;
 };
 

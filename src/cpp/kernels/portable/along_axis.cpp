@@ -19,19 +19,20 @@ class AlongAxis final : public Kernel {
   explicit AlongAxis(const KernelQuery& query)
       : add_(query.op == "add_along_axis"),
         dtype_(query.outputs[0].dtype),
-        index_dtype_(query.inputs[1].dtype) {
+        index_dtype_(query.inputs[1].dtype),
+        length_((add_ ? query.outputs : query.inputs)[0]
+                    .shape[static_cast<std::size_t>(query.attrs.integer("axis"))]),
+        range_(query, 1, length_) {
     const Shape &whole = (add_ ? query.outputs : query.inputs)[0].shape,
                 &part = query.inputs[1].shape;
     const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
-    length_ = whole[axis];
     count_ = part[axis];
     for (std::size_t a = 0; a < axis; ++a) outer_ *= whole[a];
     for (std::size_t a = axis + 1; a < whole.size(); ++a) inner_ *= whole[a];
   }
 
   void run(const KernelArgs& args) const override {
-    check_indices(add_ ? "add_along_axis" : "take_along_axis", index_dtype_, args.inputs[1],
-                  outer_ * count_ * inner_, -length_, length_);
+    range_.check(args.inputs[1]);
     const std::int64_t work = std::max<std::int64_t>(1, add_ ? std::max(length_, count_) : count_);
     device::parallel_for(outer_ * inner_, std::max<std::int64_t>(1, kGrainWork / work),
                          [&](std::int64_t begin, std::int64_t end) {
@@ -95,7 +96,8 @@ class AlongAxis final : public Kernel {
 
   bool add_;
   DType dtype_, index_dtype_;
-  std::int64_t length_, count_, outer_ = 1, inner_ = 1;
+  std::int64_t length_, count_ = 0, outer_ = 1, inner_ = 1;
+  IndexCheck range_;
 };
 
 }  // namespace

@@ -1,12 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// gather, scatter_add, one_hot and iota.
+// gather, scatter_add, row_number, one_hot and iota.
 #include "kernels/portable/indexing.hpp"
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "device/threads.hpp"
 #include "kernels/rows.hpp"
+
+namespace ngd::kernels {
+
+void IndexCheck::refuse(std::int64_t index, std::int64_t element) const {
+  std::string position;
+  for (std::size_t axis = shape.size(); axis-- > 0; element /= shape[axis])
+    position = std::to_string(element % shape[axis]) + (position.empty() ? "" : ", ") + position;
+  if (!position.empty()) position = " at [" + position + "] of the indices";
+  throw std::out_of_range(concat(caller, ": expected an index in [", lowest, ", ", length, ")",
+                                 of_axis, "; got ", index, position));
+}
+
+}  // namespace ngd::kernels
 
 namespace ngd::kernels::portable {
 
@@ -21,9 +37,11 @@ std::int64_t grain_for(std::int64_t work) {
 // A tensor around one of its axes, and the indices into that axis.
 struct Axes {
   Axes(const KernelQuery& query, const Shape& whole)
-      : index_dtype(query.inputs[1].dtype), indices(query.inputs[1].count()) {
+      : index_dtype(query.inputs[1].dtype),
+        indices(query.inputs[1].count()),
+        length(whole[static_cast<std::size_t>(query.attrs.integer("axis"))]),
+        range(query, 1, length) {
     const auto axis = static_cast<std::size_t>(query.attrs.integer("axis"));
-    length = whole[axis];
     for (std::size_t a = 0; a < axis; ++a) outer *= whole[a];
     for (std::size_t a = axis + 1; a < whole.size(); ++a) inner *= whole[a];
   }
@@ -35,7 +53,8 @@ struct Axes {
   }
 
   DType index_dtype;
-  std::int64_t indices, length = 1, outer = 1, inner = 1;
+  std::int64_t indices, length, outer = 1, inner = 1;
+  IndexCheck range;
 };
 
 class Gather final : public Kernel {
@@ -46,7 +65,7 @@ class Gather final : public Kernel {
 
   void run(const KernelArgs& args) const override {
     const Axes& a = axes_;
-    check_indices("gather", a.index_dtype, args.inputs[1], a.indices, -a.length, a.length);
+    a.range.check(args.inputs[1]);
     device::parallel_for(
         a.outer * a.indices, grain_for(a.inner), [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t i = begin; i < end; ++i) {
@@ -74,7 +93,7 @@ class ScatterAdd final : public Kernel {
 
   void run(const KernelArgs& args) const override {
     const Axes& a = axes_;
-    check_indices("scatter_add", a.index_dtype, args.inputs[1], a.indices, -a.length, a.length);
+    a.range.check(args.inputs[1]);
     const std::int64_t work = std::max<std::int64_t>(a.length, a.indices);
     device::parallel_for(a.outer * a.inner, grain_for(work),
                          [&](std::int64_t begin, std::int64_t end) {
@@ -116,6 +135,36 @@ class ScatterAdd final : public Kernel {
 
   Axes axes_;
   DType dtype_;
+};
+
+// Where an element lies, by one index for each of several axes, of which the first is the outermost.
+class RowNumber final : public Kernel {
+ public:
+  explicit RowNumber(const KernelQuery& query) : count_(query.outputs[0].count()) {
+    const std::vector<std::int64_t>& extents = query.attrs.integers("extents");
+    for (std::size_t i = 0; i < query.inputs.size(); ++i)
+      ranges_.emplace_back(query, i, extents[i]);
+  }
+
+  void run(const KernelArgs& args) const override {
+    for (std::size_t i = 0; i < ranges_.size(); ++i) ranges_[i].check(args.inputs[i]);
+    auto* rows = static_cast<std::int64_t*>(args.outputs[0]);
+    device::parallel_for(count_, kGrainWork, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t element = begin; element < end; ++element) {
+        std::int64_t row = 0;
+        for (std::size_t i = 0; i < ranges_.size(); ++i) {
+          const std::int64_t length = ranges_[i].length;
+          const std::int64_t index = index_at(ranges_[i].dtype, args.inputs[i], element);
+          row = row * length + (index < 0 ? index + length : index);
+        }
+        rows[element] = row;
+      }
+    });
+  }
+
+ private:
+  std::int64_t count_;
+  std::vector<IndexCheck> ranges_;
 };
 
 class OneHot final : public Kernel {
@@ -211,6 +260,22 @@ Verdict accept_scatter_add(const KernelQuery& query) {
 
 std::unique_ptr<Kernel> construct_scatter_add(const KernelQuery& query) {
   return std::make_unique<ScatterAdd>(query);
+}
+
+Verdict accept_row_number(const KernelQuery& query) {
+  for (const char* name : {"extents", "axes"})
+    if (query.attrs.integers(name).size() != query.inputs.size())
+      return Verdict::reject(concat("there is not one of `", name, "` for each array of indices"));
+  for (const TensorType& input : query.inputs) {
+    if (!is_index(input.dtype)) return Verdict::reject("the indices are not i32 or i64");
+    if (input.shape != query.outputs[0].shape) return Verdict::reject("shapes differ");
+  }
+  if (query.outputs[0].dtype != DType::I64) return Verdict::reject("the output is not i64");
+  return Verdict::accept();
+}
+
+std::unique_ptr<Kernel> construct_row_number(const KernelQuery& query) {
+  return std::make_unique<RowNumber>(query);
 }
 
 Verdict accept_one_hot(const KernelQuery& query) {

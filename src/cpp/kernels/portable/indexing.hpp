@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
 
 #include "base/error.hpp"
 #include "base/shape.hpp"
+#include "kernels/kernel.hpp"
 
 namespace ngd::kernels {
 
@@ -17,16 +19,39 @@ inline std::int64_t index_at(DType dtype, const void* indices, std::int64_t i) {
                              : static_cast<const std::int64_t*>(indices)[i];
 }
 
-// Throws InvalidArgument that names the first index outside [lowest, length).
-inline void check_indices(const char* where, DType dtype, const void* indices, std::int64_t count,
-                          std::int64_t lowest, std::int64_t length) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t index = index_at(dtype, indices, i);
-    if (index < lowest || index >= length) [[unlikely]]
-      fail(ErrorKind::InvalidArgument, where, ": index ", index, " (element ", i,
-           " of the indices) is out of range for an axis of length ", length);
+// The indices of one public call into one axis, and what an error says of them.
+struct IndexCheck {
+  std::string caller;   // the public call
+  std::string of_axis;  // which axis of its tensor, where the call has several arrays of indices
+  DType dtype = DType::I64;
+  Shape shape;  // of the indices
+  std::int64_t lowest = 0, length = 1;
+
+  // The operand `input` of a kernel. The attribute `caller` names the public call where that is not
+  // the op; `negative` is 0 where no index may count from the end.
+  IndexCheck(const KernelQuery& query, std::size_t input, std::int64_t extent,
+             bool may_be_negative = true)
+      : caller(query.attrs.has("caller") ? query.attrs.text("caller") : std::string(query.op)),
+        of_axis(query.attrs.has("axes") ? concat(" for axis ", query.attrs.integers("axes")[input])
+                                        : std::string()),
+        dtype(query.inputs[input].dtype),
+        shape(query.inputs[input].shape),
+        lowest(may_be_negative && query.attrs.integer("negative", 1) != 0 ? -extent : 0),
+        length(extent) {}
+
+  // Throws std::out_of_range for the first index outside [lowest, length).
+  void check(const void* indices) const {
+    std::int64_t count = 1;
+    for (const std::int64_t extent : shape) count *= extent;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t index = index_at(dtype, indices, i);
+      if (index < lowest || index >= length) [[unlikely]]
+        refuse(index, i);
+    }
   }
-}
+
+  [[noreturn]] void refuse(std::int64_t index, std::int64_t element) const;
+};
 
 // Two-byte floats are summed in float32 scratch and rounded once.
 template <class T>

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/first_fault.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include "kernels/fused/elementwise_program.hpp"
+
+namespace ngd::runtime {
+
+namespace {
+
+using kernels::fused::Operand;
+using Statement = kernels::fused::Instruction;
+
+Faults operator|(Faults a, Faults b) { return {a.nan || b.nan, a.infinite || b.infinite}; }
+
+// The text of the first `count` statements.
+std::string prefix_of(std::string_view program, std::size_t count) {
+  std::size_t end = 0;
+  for (std::size_t i = 0; i < count && end != std::string_view::npos; ++i)
+    end = program.find(';', end == 0 ? 0 : end + 1);
+  return std::string(program.substr(0, end));
+}
+
+// A kernel that stores the result of one statement, and nothing else.
+kernels::KernelQuery only(const kernels::KernelQuery& whole, std::size_t statement, DType dtype) {
+  const Attrs& attrs = whole.attrs;
+  kernels::KernelQuery query{"elementwise", whole.inputs, {}, {}};
+  query.outputs.push_back(
+      {dtype, attrs.has("shape") ? attrs.integers("shape") : whole.outputs.at(0).shape});
+  query.attrs.set("program", prefix_of(attrs.text("program"), statement + 1));
+  query.attrs.set("results", std::vector<std::int64_t>{static_cast<std::int64_t>(statement)});
+  query.attrs.set("input_strides", attrs.integers("input_strides"));
+  return query;
+}
+
+Faults of_immediate(std::string_view text) {
+  return {text.find("nan") != std::string_view::npos, text.find("inf") != std::string_view::npos};
+}
+
+bool belong_together(const Member& a, const Member& b) {
+  return a.application >= 0 && a.application == b.application;
+}
+
+// What an op reads: the operands of its statements that none of them makes.
+Faults operands_of(std::size_t last, const std::vector<Member>& members,
+                   const std::vector<Statement>& program, const std::vector<Faults>& of_inputs,
+                   const std::vector<Faults>& of_results) {
+  Faults faults;
+  for (std::size_t i = 0; i <= last; ++i) {
+    if (i != last && !belong_together(members[i], members[last])) continue;
+    for (const Operand& operand : program[i].operands) {
+      const auto index = static_cast<std::size_t>(operand.index);
+      if (operand.kind == Operand::Kind::Immediate)
+        faults = faults | of_immediate(operand.text);
+      else if (operand.kind == Operand::Kind::Input)
+        faults = faults | of_inputs[index];
+      else if (!belong_together(members[index], members[last]))
+        faults = faults | of_results[index];
+    }
+  }
+  return faults;
+}
+
+}  // namespace
+
+bool is_fused(const Instruction& instruction) {
+  return instruction.action == Action::Run &&
+         (instruction.op == "elementwise" || instruction.op == "elementwise_reduce");
+}
+
+std::optional<FirstFault> first_fault(const Instruction& instruction,
+                                      const kernels::KernelQuery& query,
+                                      const std::vector<const void*>& inputs,
+                                      device::Device& device, device::Queue& queue,
+                                      kernels::KernelTable table, const Look& look) {
+  const std::vector<Member>& members = instruction.members;
+  const std::string& text = query.attrs.text("program");
+  const std::vector<Statement> program = kernels::fused::parse_program(text, query.inputs);
+  if (members.size() < program.size()) return std::nullopt;
+  std::vector<Faults> of_inputs, of_results;
+  for (std::size_t i = 0; i < inputs.size(); ++i)
+    of_inputs.push_back(look(query.inputs[i], inputs[i]));
+  for (std::size_t i = 0; i < program.size(); ++i) {
+    const kernels::KernelQuery one = only(query, i, program[i].result);
+    kernels::Verdict verdict;
+    std::string reasons;
+    const kernels::KernelRow* row = kernels::find(table, one, &verdict, &reasons);
+    if (row == nullptr) return std::nullopt;
+    const std::unique_ptr<kernels::Kernel> kernel = row->construct(one);
+    const device::Buffer scratch(device, verdict.scratch_bytes);
+    const device::Buffer result(device, one.outputs[0].bytes());
+    void* const outputs[] = {result.data()};
+    kernel->run({inputs.data(), outputs, scratch.data(), &queue});
+    of_results.push_back(look(one.outputs[0], result.data()));
+  }
+  for (std::size_t i = 0; i < program.size(); ++i) {
+    const auto goes_on = [&](const Member& later) { return belong_together(later, members[i]); };
+    const auto begin = members.begin() + static_cast<std::ptrdiff_t>(i) + 1;
+    const auto end = members.begin() + static_cast<std::ptrdiff_t>(program.size());
+    if (std::any_of(begin, end, goes_on)) continue;
+    const Faults before = operands_of(i, members, program, of_inputs, of_results);
+    if (of_results[i].nan && !before.nan) return FirstFault{&members[i], true};
+    if (of_results[i].infinite && !before.nan && !before.infinite)
+      return FirstFault{&members[i], false};
+  }
+  return std::nullopt;
+}
+
+const Member* reader_of(const Instruction& instruction, std::size_t input) {
+  if (instruction.members.empty()) return nullptr;
+  if (!is_fused(instruction)) return &instruction.members[0];
+  const std::string text = instruction.attrs.text("program") + ";";
+  const std::string operand = concat(" i", input);
+  std::size_t statement = 0, begin = 0;
+  for (std::size_t end = text.find(';'); end != std::string::npos; end = text.find(';', begin)) {
+    const std::string line = text.substr(begin, end - begin) + " ";
+    if (line.find(operand + " ") != std::string::npos)
+      return statement < instruction.members.size() ? &instruction.members[statement] : nullptr;
+    begin = end + 1;
+    ++statement;
+  }
+  return &instruction.members[0];
+}
+
+const Member* maker_of(const Instruction& instruction, std::size_t output) {
+  const std::vector<Member>& members = instruction.members;
+  if (members.empty()) return nullptr;
+  if (!is_fused(instruction)) return &members[0];
+  const std::vector<std::int64_t>& results = instruction.attrs.integers("results");
+  std::size_t number = members.size();
+  if (output < results.size())
+    number = static_cast<std::size_t>(results[output]);
+  else if (instruction.attrs.has("reduced"))  // reductions are the last members
+    number -= instruction.attrs.integers("reduced").size() - (output - results.size());
+  return number < members.size() ? &members[number] : &members.back();
+}
+
+}  // namespace ngd::runtime

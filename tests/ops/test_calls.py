@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call whose arguments do not fit is an error that names the public op."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ngd
+from ngd import ops
+from ngd.ir import PUBLIC
+
+X = np.ones((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: ops.sum(X, dim=1),
+            r"ops\.sum\(x, axis=None, keepdims=False\); .*'dim'\. `dim` is",
+        ),
+        (lambda: ops.max(X, 1, keepdim=True), r"ops\.max.*`keepdim` is called `keepdims`\.$"),
+        (lambda: ops.softmax(X, dim=0), r"ops\.softmax.*`dim` is called `axis`\.$"),
+        (lambda: ops.cross_entropy(X, [0, 1], reducton="sum"), r"`reducton` is called `reduction`"),
+        (lambda: ops.concat([X], dim=0), r"ops\.concat.*`dim` is called `axis`"),
+        (lambda: ops.exp(), r"ops\.exp: expected ops\.exp\(x\); missing a required argument: 'x'"),
+        (lambda: ops.add(X), r"ops\.add: expected ops\.add\(.*\); missing a required argument"),
+        (lambda: ops.relu(X, X, X), r"ops\.relu: expected ops\.relu\(x\); too many positional"),
+    ],
+)
+def test_a_keyword_that_an_op_does_not_have(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        call()
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_op_names_itself(name: str) -> None:
+    """An unknown keyword is an error that begins with the op as users call it."""
+    with pytest.raises(TypeError, match=rf"^ops\.{re.escape(name)}: expected ops\.{name}\("):
+        PUBLIC[name](nonsense=1)
+
+
+def test_an_error_of_the_op_itself_is_as_it_was() -> None:
+    with pytest.raises(ngd.errors.DTypeError, match=r"^bitwise_not: expected"):
+        ops.bitwise_not(X)
+    with pytest.raises(ngd.errors.DTypeError, match=r"^getitem: expected ints"):
+        ops.getitem(X, "a")
+
+
+def test_a_nodes_method_names_the_node() -> None:
+    x = ngd.placeholder("x", (2, 3))
+    with pytest.raises(TypeError, match=r"^Node\.sum\(\) got an unexpected keyword argument 'dim'"):
+        x.sum(dim=1)
