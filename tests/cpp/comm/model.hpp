@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every kind of collective but all_reduce, by plain loops: what every communicator is compared
-// with.
+// Collectives by plain loops: what every communicator is compared with.
 #pragma once
 
 #include <cstddef>
@@ -85,6 +84,8 @@ class Model {
       case Kind::AllToAll:
         for (int p = 0; p < size_; ++p) append(all, cut(p, rank));
         return all;
+      case Kind::AllReduce:
+        return reduced(sources_, case_.count);
       case Kind::Reduce:
         return rank == root ? reduced(sources_, case_.count) : Bytes{};
       case Kind::ReduceScatter: {

@@ -146,12 +146,22 @@ std::unique_ptr<mpi::Transfer> Hosts::make_transfer(int tag, const Collective& c
   }
 }
 
-Work Hosts::submit(const Collective& collective) {
-  return with_world_ranks(*roster_, [&] { return local_->submit(collective); });
+std::optional<Work> Hosts::try_submit(const Collective& collective) {
+  try {
+    return with_world_ranks(*roster_, [&] { return local_->submit(collective); });
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::Busy) throw;
+    return std::nullopt;
+  }
 }
 
 bool Hosts::done(Work work) {
-  return with_world_ranks(*roster_, [&] { return local_->done(work); });
+  try {
+    return with_world_ranks(*roster_, [&] { return local_->done(work); });
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::Busy) throw;
+    return false;
+  }
 }
 
 }  // namespace ngd::comm::hierarchical

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -76,9 +77,12 @@ class Hosts final : public mpi::Shortcut {
   bool serves(std::uint64_t ticket) const noexcept { return serving_ == ticket; }
   void next_ticket() noexcept { ++serving_; }
 
-  // On the local communicator, with ranks of the world in what goes wrong.
-  Work submit(const Collective& collective);
-  bool done(Work work);
+  // Submit to the local communicator. Returns nothing, and nothing has happened, while another thread
+  // uses it: try again later. Errors name ranks of the world.
+  [[nodiscard]] std::optional<Work> try_submit(const Collective& collective);
+  // Return true if the work is known to be done; false also while another thread uses the local
+  // communicator.
+  [[nodiscard]] bool done(Work work);
 
  private:
   mpi::Channel group_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <optional>
+#include <span>
 
 #include "base/reduce.hpp"
 
@@ -13,20 +14,6 @@ namespace {
 using mpi::LaneTransfer;
 using mpi::Stream;
 using mpi::Transfer;
-
-// Memory that the ranks of this host share, for as long as the transfer lives.
-class Scratch {
- public:
-  Scratch(Communicator& local, std::size_t bytes) : local_(local), block_(local.allocate(bytes)) {}
-  ~Scratch() { local_.release(block_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  std::byte* at(std::size_t offset) const { return static_cast<std::byte*>(block_.data) + offset; }
-
- private:
-  Communicator& local_;
-  SharedBlock block_;
-};
 
 // A mean of all ranks is that of the hosts' means where these are exact: their sums might overflow.
 bool averages_inside(const Hosts& hosts, const Collective& whole) {
@@ -46,8 +33,12 @@ Collective local_step(const Hosts& hosts, const Collective& whole, Kind kind) {
   return step;
 }
 
-// Lanes whose steps submit to the local communicator. All ranks of the host submit in the same
-// order: lane after lane, each as much as belongs to its turn.
+// Lanes whose steps may submit a collective among the ranks of this host. All ranks of the host
+// submit in the same order: lane after lane, each as much as belongs to its turn.
+//
+// The host's shared memory can refuse a submission because another thread uses it. A step therefore
+// has two parts: submission() only describes the collective, and complete_step(), which may send and
+// receive, runs once the submission was accepted.
 class HostLanes : public LaneTransfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -61,6 +52,7 @@ class HostLanes : public LaneTransfer {
         hosts_(hosts),
         ticket_(hosts.take_ticket()),
         windows_((cut.elements + cut.window - 1) / cut.window),
+        counts_(static_cast<std::size_t>(hosts.per_host())),
         works_(static_cast<std::size_t>(cut.lanes)) {}
 
   static Cut cut_of(std::size_t elements, std::size_t window, int lanes) {
@@ -68,20 +60,13 @@ class HostLanes : public LaneTransfer {
     return {elements, window, static_cast<int>(std::min<std::size_t>(windows, lanes))};
   }
 
-  // Whether the step to come submits to the local communicator.
+  // Return true if the step submits to the local communicator.
   virtual bool submits(int step) const = 0;
-
-  bool ready(Lane& lane) final {
-    std::vector<Work>& works = works_[static_cast<std::size_t>(lane.number)];
-    while (!works.empty() && hosts_.done(works.back())) works.pop_back();
-    if (!lane.requests.test() || !works.empty()) return false;
-    if (!submits(lane.active ? lane.step : 0)) return true;
-    return hosts_.serves(ticket_) && turn_ % lanes() == static_cast<std::size_t>(lane.number);
-  }
-
-  void submit(Lane& lane, const Collective& step) {
-    works_[static_cast<std::size_t>(lane.number)].push_back(hosts_.submit(step));
-  }
+  // Return the collective to submit at lane.step. `counts` has room for one number per rank of the
+  // host. May be called again for the same step, so it must not have an effect that shows.
+  virtual Collective submission(const Lane& lane, std::span<std::uint64_t> counts) const = 0;
+  // Carry out the rest of lane.step; false when the window was complete before it.
+  virtual bool complete_step(Lane& lane) = 0;
 
   void end_turn() { ++turn_; }
   // After the last submission of a window: the next transfer may submit when it was the last one.
@@ -95,10 +80,28 @@ class HostLanes : public LaneTransfer {
   Hosts& hosts_;
 
  private:
+  bool ready(Lane& lane) final {
+    std::optional<Work>& work = works_[static_cast<std::size_t>(lane.number)];
+    if (work && hosts_.done(*work)) work.reset();
+    if (!lane.requests.test() || work) return false;
+    if (!submits(lane.active ? lane.step : 0)) return true;
+    return hosts_.serves(ticket_) && turn_ % lanes() == static_cast<std::size_t>(lane.number);
+  }
+
+  Outcome step(Lane& lane) final {
+    if (submits(lane.step)) {
+      std::optional<Work>& work = works_[static_cast<std::size_t>(lane.number)];
+      work = hosts_.try_submit(submission(lane, counts_));
+      if (!work) return Outcome::Blocked;
+    }
+    return complete_step(lane) ? Outcome::Continues : Outcome::WindowComplete;
+  }
+
   const std::uint64_t ticket_;
   std::size_t windows_;  // whose last submission is to come
   std::size_t turn_ = 0;
-  std::vector<std::vector<Work>> works_;  // by lane: in flight
+  std::vector<std::uint64_t> counts_;
+  std::vector<std::optional<Work>> works_;  // by lane: in flight
 };
 
 // The turns: the first windows' reduce-scatters, one a lane; then, lane after lane, the all-gather
@@ -112,9 +115,8 @@ class AllReduce final : public HostLanes {
         partial_bytes_(size_of(partial_dtype_)),
         slice_bytes_(round_up((window_elements() / per_host() + 1) * partial_bytes_)),
         wide_bytes_(half_ ? round_up(window_elements() * partial_bytes_) : 0),
-        scratch_(hosts.local(), lanes() * (slice_bytes_ + wide_bytes_)),
-        sources_(static_cast<std::size_t>(size_)),
-        counts_(per_host()) {}
+        scratch_(add_buffer(hosts.local(), lanes() * (slice_bytes_ + wide_bytes_)).data()),
+        sources_(static_cast<std::size_t>(size_)) {}
 
  private:
   static constexpr std::size_t kLeastWindowBytes = std::size_t{256} << 10;
@@ -133,10 +135,17 @@ class AllReduce final : public HostLanes {
 
   bool submits(int step) const override { return step == 0 || step == 3; }
 
-  bool step(Lane& lane) override {
+  Collective submission(const Lane& lane, std::span<std::uint64_t> counts) const override {
+    for (std::size_t i = 0; i < counts.size(); ++i)
+      counts[i] = slice(lane, static_cast<int>(i)).count;
+    Collective inside = lane.step == 0 ? reduction_inside(lane) : gathering_inside(lane);
+    inside.counts = counts.data();
+    return inside;
+  }
+
+  bool complete_step(Lane& lane) override {
     switch (lane.step) {
       case 0:
-        reduce_inside(lane);
         end_turn();
         return true;
       case 1:
@@ -147,7 +156,6 @@ class AllReduce final : public HostLanes {
         exchange_results(lane);
         return true;
       case 3:
-        gather_inside(lane);
         end_window();
         return true;
       default:
@@ -161,24 +169,17 @@ class AllReduce final : public HostLanes {
   Slice mine(const Lane& lane) const { return slice(lane, hosts_.local().rank()); }
   Slice part(const Lane& lane, int h) const { return part_of(mine(lane), h, size_); }
 
-  const std::uint64_t* slice_counts(const Lane& lane) {
-    for (std::size_t i = 0; i < counts_.size(); ++i)
-      counts_[i] = slice(lane, static_cast<int>(i)).count;
-    return counts_.data();
-  }
-
   std::byte* sums(const Lane& lane) const {  // of my slice over my host
-    return scratch_.at(static_cast<std::size_t>(lane.number) * slice_bytes_);
+    return scratch_ + static_cast<std::size_t>(lane.number) * slice_bytes_;
   }
   std::byte* sum_at(const Lane& lane, const Slice& part) const {
     return sums(lane) + (part.begin - mine(lane).begin) * partial_bytes_;
   }
   std::byte* wide(const Lane& lane) const {
-    return scratch_.at(lanes() * slice_bytes_ +
-                       static_cast<std::size_t>(lane.number) * wide_bytes_);
+    return scratch_ + lanes() * slice_bytes_ + static_cast<std::size_t>(lane.number) * wide_bytes_;
   }
 
-  void reduce_inside(Lane& lane) {
+  Collective reduction_inside(const Lane& lane) const {
     Collective inside = local_step(hosts_, collective_, Kind::ReduceScatter);
     inside.dtype = partial_dtype_;
     inside.source = source(lane.window);
@@ -188,13 +189,12 @@ class AllReduce final : public HostLanes {
       inside.source = wide(lane);
     }
     inside.destination = sums(lane);
-    inside.counts = slice_counts(lane);
-    submit(lane, inside);
+    return inside;
   }
 
   void exchange_contributions(Lane& lane) {
     const Slice own = part(lane, rank_);
-    lane.scratch.resize(own.count * partial_bytes_ * static_cast<std::size_t>(size_));
+    lane.scratch.reserve(own.count * partial_bytes_ * static_cast<std::size_t>(size_));
     for (int distance = 1; distance < size_; ++distance) {
       const int from = (rank_ - distance + size_) % size_;
       lane.requests.receive(contribution(lane, own, from), own.count * partial_bytes_, from,
@@ -229,12 +229,11 @@ class AllReduce final : public HostLanes {
       lane.requests.send(destination(own), bytes(own), (rank_ + distance) % size_, lane.tag);
   }
 
-  void gather_inside(Lane& lane) {
+  Collective gathering_inside(const Lane& lane) const {
     Collective inside = local_step(hosts_, collective_, Kind::AllGather);
     inside.source = destination(mine(lane));
     inside.destination = destination(lane.window);
-    inside.counts = slice_counts(lane);
-    submit(lane, inside);
+    return inside;
   }
 
   std::byte* contribution(Lane& lane, const Slice& own, int from) const {
@@ -246,9 +245,8 @@ class AllReduce final : public HostLanes {
   const std::size_t partial_bytes_;
   const std::size_t slice_bytes_;
   const std::size_t wide_bytes_;
-  const Scratch scratch_;
+  std::byte* const scratch_;  // shared with the ranks of this host
   std::vector<const void*> sources_;
-  std::vector<std::uint64_t> counts_;
 };
 
 class Broadcast final : public HostLanes {
@@ -266,24 +264,31 @@ class Broadcast final : public HostLanes {
 
   bool submits(int step) const override { return step == 1; }
 
-  bool step(Lane& lane) override {
+  Collective submission(const Lane& lane, std::span<std::uint64_t>) const override {
+    Collective inside = local_step(hosts_, collective_, Kind::Broadcast);
+    inside.root = leader_;
+    inside.count = lane.window.count;
+    inside.source = leads_ ? held(lane) : nullptr;
+    inside.destination = destination(lane.window);
+    return inside;
+  }
+
+  bool complete_step(Lane& lane) override {
     if (lane.step == 0 && leads_ && hop_ > 0)
       lane.requests.receive(destination(lane.window), bytes(lane.window),
                             (rank_ - 1 + size_) % size_, lane.tag);
     if (lane.step == 1) {
-      const std::byte* held = hop_ == 0 ? source(lane.window) : destination(lane.window);
       if (leads_ && hop_ < size_ - 1)
-        lane.requests.send(held, bytes(lane.window), (rank_ + 1) % size_, lane.tag);
-      Collective inside = local_step(hosts_, collective_, Kind::Broadcast);
-      inside.root = leader_;
-      inside.count = lane.window.count;
-      inside.source = leads_ ? held : nullptr;
-      inside.destination = destination(lane.window);
-      submit(lane, inside);
+        lane.requests.send(held(lane), bytes(lane.window), (rank_ + 1) % size_, lane.tag);
       end_turn();
       end_window();
     }
     return lane.step < 2;
+  }
+
+  // The window's data on the leader of this host.
+  const std::byte* held(const Lane& lane) const {
+    return hop_ == 0 ? source(lane.window) : destination(lane.window);
   }
 
   const int leader_;  // the local rank through which the data come
@@ -291,8 +296,9 @@ class Broadcast final : public HostLanes {
   const int hop_;  // of my host, from the root's
 };
 
-// Collectives of blocks: streams between counterparts, and one local step a host, in the order that
-// begins `first` hosts after mine.
+// Collectives of blocks: streams between counterparts, and one local step per host. The base class
+// submits the local steps in order; a derived class describes them and can have no effect before the
+// host's shared memory has accepted one.
 class HostBlocks : public Transfer {
  public:
   std::vector<int> pending_peers() const override {
@@ -338,11 +344,22 @@ class HostBlocks : public Transfer {
     return step;
   }
 
-  bool may_submit() const { return hosts_.serves(ticket_) && submitted_ < count(); }
-  void submit(int h, const Collective& step) {
-    works_[static_cast<std::size_t>(h)] = hosts_.submit(step);
-    if (++submitted_ == count()) hosts_.next_ticket();
-    ++steps_;
+  // The host whose region is the operand of local step `number`.
+  virtual int host_of_step(int number) const = 0;
+  // Return true if the data that local step `number` reads have arrived.
+  virtual bool has_operand(int number) = 0;
+  // Return local step `number`. May be called again for the same step.
+  virtual Collective submission(int number) const = 0;
+
+  // Submit the local steps that can begin now.
+  void submit_steps() {
+    while (hosts_.serves(ticket_) && submitted_ < count() && has_operand(submitted_)) {
+      const std::optional<Work> work = hosts_.try_submit(submission(submitted_));
+      if (!work) return;
+      works_[static_cast<std::size_t>(host_of_step(submitted_))] = work;
+      if (++submitted_ == count()) hosts_.next_ticket();
+      ++steps_;
+    }
   }
   // Whether the local step of host h has ended.
   bool ended(int h) {
@@ -366,10 +383,10 @@ class HostBlocks : public Transfer {
   const Collective collective_;
   const std::size_t width_;
   const Blocks blocks_;
-  int submitted_ = 0;
 
  private:
   const std::uint64_t ticket_;
+  int submitted_ = 0;
   std::vector<std::optional<Work>> works_;
   std::vector<std::optional<Stream>> outgoing_;
   std::vector<std::optional<Stream>> incoming_;
@@ -381,20 +398,16 @@ class ReduceScatter final : public HostBlocks {
   ReduceScatter(Hosts& hosts, int tag, const Collective& collective)
       : HostBlocks(hosts, tag, collective),
         begins_(layout()),
-        scratch_(hosts.local(), begins_.back() + 64),
-        contributions_(block(hosts.mine()).count * width_ * static_cast<std::size_t>(count())) {
+        scratch_(add_buffer(hosts.local(), begins_.back() + 64).data()),
+        contributions_(add_buffer(block(hosts.mine()).count * width_ *
+                                  static_cast<std::size_t>(count()))
+                           .data()) {
     for (int distance = 1; distance < count(); ++distance)
       receive(after(distance), contribution(after(distance)), block(hosts.mine()).count);
   }
 
   bool advance() override {
-    while (may_submit()) {  // my own host's last: the others are waited for
-      const int h = after(submitted_ + 1);
-      Collective inside = region_step(Kind::ReduceScatter, h);
-      inside.source = at(collective_.source, region(h).begin);
-      inside.destination = sums(h);
-      submit(h, inside);
-    }
+    submit_steps();
     bool complete = ended(hosts_.mine());
     for (int distance = 1; distance < count(); ++distance) {
       const int h = after(distance);
@@ -407,16 +420,26 @@ class ReduceScatter final : public HostBlocks {
   }
 
  private:
+  // This host's own region is last, because the other hosts wait for the others.
+  int host_of_step(int number) const override { return after(number + 1); }
+  bool has_operand(int) override { return true; }
+  Collective submission(int number) const override {
+    const int h = host_of_step(number);
+    Collective inside = region_step(Kind::ReduceScatter, h);
+    inside.source = at(collective_.source, region(h).begin);
+    inside.destination = sums(h);
+    return inside;
+  }
+
   std::vector<std::size_t> layout() const {
     std::vector<std::size_t> begins{0};
     for (int h = 0; h < count(); ++h)
       begins.push_back(begins.back() + (block(h).count * width_ + 63) / 64 * 64);
     return begins;
   }
-  std::byte* sums(int h) const { return scratch_.at(begins_[static_cast<std::size_t>(h)]); }
-  std::byte* contribution(int h) {
-    return contributions_.data() +
-           block(hosts_.mine()).count * width_ * static_cast<std::size_t>(h);
+  std::byte* sums(int h) const { return scratch_ + begins_[static_cast<std::size_t>(h)]; }
+  std::byte* contribution(int h) const {
+    return contributions_ + block(hosts_.mine()).count * width_ * static_cast<std::size_t>(h);
   }
 
   void add_up() {
@@ -429,8 +452,8 @@ class ReduceScatter final : public HostBlocks {
   }
 
   const std::vector<std::size_t> begins_;
-  const Scratch scratch_;
-  std::vector<std::byte> contributions_;
+  std::byte* const scratch_;  // shared with the ranks of this host
+  std::byte* const contributions_;
 };
 
 class AllGather final : public HostBlocks {
@@ -452,16 +475,20 @@ class AllGather final : public HostBlocks {
       complete = sent(after(distance)) && complete;
       complete = received(after(distance)) && complete;
     }
-    while (may_submit() && (submitted_ == 0 || received(after(submitted_)))) {
-      const int h = after(submitted_);
-      Collective inside = region_step(Kind::AllGather, h);
-      inside.source =
-          submitted_ == 0 ? collective_.source : at(collective_.destination, block(h).begin);
-      inside.destination = at(collective_.destination, region(h).begin);
-      submit(h, inside);
-    }
+    submit_steps();
     for (int h = 0; h < count(); ++h) complete = ended(h) && complete;
     return complete;
+  }
+
+ private:
+  int host_of_step(int number) const override { return after(number); }
+  bool has_operand(int number) override { return number == 0 || received(after(number)); }
+  Collective submission(int number) const override {
+    const int h = host_of_step(number);
+    Collective inside = region_step(Kind::AllGather, h);
+    inside.source = number == 0 ? collective_.source : at(collective_.destination, block(h).begin);
+    inside.destination = at(collective_.destination, region(h).begin);
+    return inside;
   }
 };
 

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <set>
 
-#include "comm/mpi/process.hpp"
 #include "comm/mpi/transfer.hpp"
 
 namespace ngd::comm::mpi {
@@ -26,14 +25,14 @@ class ChainBroadcast final : public LaneTransfer {
   }
 
  private:
-  bool step(Lane& lane) override {
+  Outcome step(Lane& lane) override {
     if (lane.step == 0 && place_ > 0)
       lane.requests.receive(destination(lane.window), bytes(lane.window),
                             (rank_ - 1 + size_) % size_, lane.tag);
     if (lane.step == 1 && place_ < size_ - 1)
       lane.requests.send(destination(lane.window), bytes(lane.window), (rank_ + 1) % size_,
                          lane.tag);
-    return lane.step < 2;
+    return lane.step < 2 ? Outcome::Continues : Outcome::WindowComplete;
   }
 
   const int place_;  // in the chain that starts at the root
@@ -89,12 +88,6 @@ class BlockExchange final : public Transfer {
     return {peers.begin(), peers.end()};
   }
 
-  ~BlockExchange() override {
-    streams_.clear();
-    // Where MPI does not let go of a message, it keeps what it sends for good.
-    if (left_to_mpi()) static_cast<void>(new std::vector<std::byte>(std::move(saved_)));
-  }
-
  private:
   // A part that holds a block for each rank is entered at the block; one that is a block is not.
   template <class Byte, class Pointer>
@@ -106,9 +99,11 @@ class BlockExchange final : public Transfer {
   // In place, blocks come before those that stood there have gone.
   const std::byte* save_source(int size) {
     const auto* source = static_cast<const std::byte*>(collective_.source);
-    saved_.assign(source, source + collective_.count * static_cast<std::size_t>(size) *
-                                       size_of(collective_.dtype));
-    return saved_.data();
+    const std::size_t bytes =
+        collective_.count * static_cast<std::size_t>(size) * size_of(collective_.dtype);
+    std::byte* saved = add_buffer(bytes).data();
+    if (bytes != 0) std::memcpy(saved, source, bytes);
+    return saved;
   }
 
   void add(const Channel& channel, int peer, int tag, const void* source, void* destination,
@@ -118,7 +113,6 @@ class BlockExchange final : public Transfer {
   }
 
   const Collective collective_;
-  std::vector<std::byte> saved_;
   std::vector<Stream> streams_;
 };
 

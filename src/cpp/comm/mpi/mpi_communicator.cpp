@@ -333,8 +333,7 @@ bool MpiCommunicator::advance(Pending& work, int slot) {
     finished = work.transfer->advance();
   } catch (const Unreachable&) {
     throw;
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::Busy) return false;  // another thread waits in shared memory
+  } catch (const Error&) {
     prefer_last_words(work);
     throw;
   }

@@ -26,7 +26,7 @@ class FlatReduction final : public LaneTransfer {
     return {blocks.largest(channel.size()), window / owners, kReduceLanes};
   }
 
-  bool step(Lane& lane) override {
+  Outcome step(Lane& lane) override {
     const Slice mine = owned(lane, rank_);
     if (lane.step == 0) {
       exchange_contributions(lane, mine);
@@ -35,7 +35,7 @@ class FlatReduction final : public LaneTransfer {
       reduce_mine(lane, mine, result);
       if (!scatters_) exchange_results(lane, mine, result);
     }
-    return lane.step < 2;
+    return lane.step < 2 ? Outcome::Continues : Outcome::WindowComplete;
   }
 
   // In elements of the source.
@@ -47,7 +47,7 @@ class FlatReduction final : public LaneTransfer {
   }
 
   void exchange_contributions(Lane& lane, const Slice& mine) {
-    lane.scratch.resize(bytes(mine) * static_cast<std::size_t>(size_));
+    lane.scratch.reserve(bytes(mine) * static_cast<std::size_t>(size_));
     for (int distance = 1; distance < size_; ++distance) {
       const int from = (rank_ - distance + size_) % size_;
       lane.requests.receive(contribution(lane, mine, from), bytes(mine), from, lane.tag);
@@ -113,7 +113,7 @@ class RingAllReduce final : public LaneTransfer {
 
   // Step k of the reduce-scatter sends slice rank - 1 - k and receives slice rank - 2 - k; after
   // n - 1 of them rank r holds slice r. Step k of the all-gather sends slice rank - k.
-  bool step(Lane& lane) override {
+  Outcome step(Lane& lane) override {
     const int exchanges = size_ - 1;
     const int k = lane.step;
     if (k > 0 && k <= exchanges) add_mine(lane, k - 1);
@@ -126,13 +126,13 @@ class RingAllReduce final : public LaneTransfer {
       lane.requests.receive(destination(in), bytes(in), previous_, lane.tag);
       lane.requests.send(destination(out), bytes(out), next_, lane.tag);
     }
-    return k < 2 * exchanges;
+    return k < 2 * exchanges ? Outcome::Continues : Outcome::WindowComplete;
   }
 
   // Scratch holds two partials, sent and received by turns, and this rank's own part widened.
   std::byte* partial(Lane& lane, int which) const {
     const std::size_t largest = lane.window.count / static_cast<std::size_t>(size_) + 1;
-    lane.scratch.resize(3 * largest * size_of(partial_dtype_));
+    lane.scratch.reserve(3 * largest * size_of(partial_dtype_));
     return lane.scratch.data() +
            static_cast<std::size_t>(which) * largest * size_of(partial_dtype_);
   }

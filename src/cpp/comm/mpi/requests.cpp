@@ -16,27 +16,34 @@ Unreachable::Unreachable(const std::vector<int>& who, int code)
                    " cannot be reached any more: MPI says ", error_text(code)),
             who) {}
 
-void Requests::keep(Request request, int code, int peer) {
-  if (code != kSuccess) throw Unreachable({channel_->world(peer)}, code);
-  requests_.push_back(request);
+// MPI may use the memory as soon as the message is posted, so room for the request comes first.
+Request& Requests::prepare(std::size_t bytes, int peer) {
+  check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
+  owns_all_memory();
+  requests_.push_back(library().no_request);
   peers_.push_back(channel_->world(peer));
+  return requests_.back();
 }
 
 void Requests::send(const void* data, std::size_t bytes, int peer, int tag) {
   if (bytes == 0) return;
-  check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
-  Request request = library().no_request;
+  Request& request = prepare(bytes, peer);
   const int code = library().send(data, bytes, channel_->world(peer), tag, channel_->comm, request);
-  keep(request, code, peer);
+  check_posted(code);
 }
 
 void Requests::receive(void* data, std::size_t bytes, int peer, int tag) {
   if (bytes == 0) return;
-  check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
-  Request request = library().no_request;
+  Request& request = prepare(bytes, peer);
   const int code =
       library().receive(data, bytes, channel_->world(peer), tag, channel_->comm, request);
-  keep(request, code, peer);
+  check_posted(code);
+}
+
+void Requests::check_posted(int code) {
+  if (code == kSuccess) return;
+  requests_.back() = library().no_request;
+  throw Unreachable({peers_.back()}, code);
 }
 
 bool Requests::test() {
@@ -82,8 +89,8 @@ bool give_up(Request& request) noexcept {
 
 bool Requests::cancel() noexcept {
   bool clean = true;
-  for (Request& request : requests_) clean = give_up(request) && clean;
-  if (!clean) leave_to_mpi();
+  for (Request& request : requests_) clean = clean && give_up(request);
+  if (!clean) leave_to_mpi();  // from here on nothing calls MPI, so the others need no answer
   requests_.clear();
   peers_.clear();
   return clean;

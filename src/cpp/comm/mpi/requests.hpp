@@ -31,7 +31,8 @@ class Requests {
   bool cancel() noexcept;
 
  private:
-  void keep(Request request, int code, int peer);
+  Request& prepare(std::size_t bytes, int peer);
+  void check_posted(int code);
 
   const Channel* channel_;
   std::vector<Request> requests_;

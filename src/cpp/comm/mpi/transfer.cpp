@@ -40,7 +40,9 @@ bool LaneTransfer::advance() {
         lane.step = 0;
         lane.next += cut_.window * lanes_.size();
       }
-      lane.active = step(lane);
+      const Outcome outcome = step(lane);
+      if (outcome == Outcome::Blocked) break;
+      lane.active = outcome == Outcome::Continues;
       ++lane.step;
       ++steps_;
     }

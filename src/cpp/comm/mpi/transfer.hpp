@@ -12,6 +12,7 @@
 #include "comm/blocks.hpp"
 #include "comm/collective.hpp"
 #include "comm/mpi/channel.hpp"
+#include "comm/mpi/message_buffer.hpp"
 #include "comm/mpi/requests.hpp"
 
 namespace ngd::comm::mpi {
@@ -26,7 +27,17 @@ class Transfer {
   std::uint64_t steps() const { return steps_; }  // grows whenever something has moved
 
  protected:
+  // Add memory for messages. This class owns it and derived classes own the requests, so every
+  // request ends before its memory is freed.
+  MessageBuffer& add_buffer(std::size_t bytes) { return buffers_.emplace_back(bytes); }
+  MessageBuffer& add_buffer(Communicator& local, std::size_t bytes) {
+    return buffers_.emplace_back(local, bytes);
+  }
+
   std::uint64_t steps_ = 0;
+
+ private:
+  std::deque<MessageBuffer> buffers_;
 };
 
 // The range is cut into windows, and a few lanes work on one window each, so that one window's sum
@@ -43,18 +54,14 @@ class LaneTransfer : public Transfer {
   struct Lane {
     Lane(const Channel& channel, int index, int tag_)
         : number(index), tag(tag_), requests(channel) {}
-    ~Lane() {
-      // Where MPI does not let go of a message, it keeps the scratch for good.
-      if (!requests.cancel()) static_cast<void>(new std::vector<std::byte>(std::move(scratch)));
-    }
     const int number;
     const int tag;
     std::size_t next = 0;  // where this lane's next window begins: every rank cuts alike
     bool active = false;
     Slice window;
     int step = 0;
+    MessageBuffer scratch;  // declared before the requests that use it
     Requests requests;
-    std::vector<std::byte> scratch;
   };
   struct Cut {
     std::size_t elements;  // of the whole range
@@ -65,8 +72,10 @@ class LaneTransfer : public Transfer {
 
   // Whether lane.step may be carried out: whether what its predecessor began has ended.
   virtual bool ready(Lane& lane) { return lane.requests.test(); }
-  // Carries out lane.step; false when the window was complete before it.
-  virtual bool step(Lane& lane) = 0;
+  // The outcome of a step. A blocked step had no effect, and advance() repeats it later.
+  enum class Outcome { Continues, WindowComplete, Blocked };
+  // Carry out lane.step. WindowComplete: the window was complete before this step.
+  virtual Outcome step(Lane& lane) = 0;
 
   const std::byte* source(const Slice& s) const;
   std::byte* destination(const Slice& s) const;

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that MPI messages are sent from or received into.
+//
+// Rule: a buffer is declared before the requests that use it, so the requests end first. A request
+// that MPI did not give up leaves its memory to MPI (process.hpp); then no buffer is freed any more.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "comm/communicator.hpp"
+#include "comm/mpi/process.hpp"
+
+namespace ngd::comm::mpi {
+
+class MessageBuffer {
+ public:
+  MessageBuffer() = default;
+  explicit MessageBuffer(std::size_t bytes) { reserve(bytes); }
+  // Memory that the ranks of this host share; `local` outlives the buffer.
+  MessageBuffer(Communicator& local, std::size_t bytes)
+      : local_(&local), shared_(local.allocate(bytes)) {}
+  ~MessageBuffer() {
+    if (left_to_mpi())
+      static_cast<void>(own_.release());
+    else if (local_ != nullptr)
+      local_->release(shared_);
+  }
+  MessageBuffer(const MessageBuffer&) = delete;
+  MessageBuffer& operator=(const MessageBuffer&) = delete;
+
+  // Make room for `bytes` of private memory. The contents are lost if the buffer has to grow. No
+  // request may use the buffer.
+  void reserve(std::size_t bytes) {
+    if (bytes <= capacity_) return;
+    own_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    capacity_ = bytes;
+  }
+  std::byte* data() const noexcept {
+    return local_ != nullptr ? static_cast<std::byte*>(shared_.data) : own_.get();
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> own_;
+  std::size_t capacity_ = 0;
+  Communicator* local_ = nullptr;
+  SharedBlock shared_;
+};
+
+}  // namespace ngd::comm::mpi

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+// The transfers between hosts over an MPI that the test controls: the ranks are threads, those of a
+// host share memory, and the hosts talk by fake_mpi.hpp.
+//
+// Every submission to a host's shared memory is refused once, all of them or one at a time. The data
+// must be right, and the ranks must send exactly the messages that they send when nothing is refused.
+// MPI fails at every call in turn. Then no memory may be freed while MPI holds it.
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <random>
+#include <thread>
+
+#include "comm/hierarchical/hosts.hpp"
+#include "comm/mpi/mpi_communicator.hpp"
+#include "fake_mpi.hpp"
+#include "model.hpp"
+#include "ranks.hpp"
+
+namespace {
+
+ngd::comm::FakeMpi fake;
+std::atomic<bool> watching{false};  // watch what is freed
+std::atomic<int> freed_too_early{0};
+
+void watch_free(const void* data, std::size_t bytes) {
+  if (watching && fake.holds(data, bytes)) ++freed_too_early;
+}
+
+}  // namespace
+
+// Fails on what is freed while MPI may write there, also without AddressSanitizer.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+  if (void* data = std::malloc(bytes != 0 ? bytes : 1)) return data;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* data) noexcept {
+  if (watching && data != nullptr) {
+    // The fake allocates, too: it must not ask itself.
+    thread_local bool inside = false;
+    if (!inside) {
+      inside = true;
+      const std::size_t bytes = ::malloc_usable_size(data);
+      if (bytes >= 4096) watch_free(data, bytes);
+      inside = false;
+    }
+  }
+  std::free(data);
+}
+[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept { operator delete(data); }
+
+namespace ngd::comm {
+
+const mpi::Library& mpi::library() { return fake; }
+
+namespace {
+
+// The ranks of a host, whose submissions can be refused as if another thread were inside.
+class RefusingGroup final : public Communicator {
+ public:
+  enum class Refuses { Nothing, Everything, One };
+  explicit RefusingGroup(std::unique_ptr<Communicator> group) : group_(std::move(group)) {}
+
+  void refuse(Refuses what, int number = -1) {
+    refuses_ = what;
+    number_ = number;
+    submitted_ = 0;
+    refused_last_ = false;
+  }
+  int submitted() const { return submitted_; }
+
+  std::string_view name() const noexcept override { return group_->name(); }
+  int rank() const noexcept override { return group_->rank(); }
+  int size() const noexcept override { return group_->size(); }
+  int local_rank() const noexcept override { return group_->local_rank(); }
+  int local_size() const noexcept override { return group_->local_size(); }
+  Work submit(const Collective& collective) override {
+    const bool due = refuses_ == Refuses::Everything ||
+                     (refuses_ == Refuses::One && submitted_ == number_);
+    if (due && !refused_last_) {
+      refused_last_ = true;
+      fail(ErrorKind::Busy, "refused");
+    }
+    refused_last_ = false;
+    ++submitted_;
+    return group_->submit(collective);
+  }
+  void wait(Work work, double seconds) override { group_->wait(work, seconds); }
+  bool done(Work work) override {
+    // About every other look is refused, too, without a pattern that could always hit one work.
+    if (refuses_ != Refuses::Nothing && (random_() & 1) != 0) fail(ErrorKind::Busy, "refused");
+    return group_->done(work);
+  }
+  bool wait_for(Work work, double seconds) override { return group_->wait_for(work, seconds); }
+  std::unique_ptr<Communicator> split(int color, int key) override {
+    return group_->split(color, key);
+  }
+  SharedBlock allocate(std::size_t bytes) override { return group_->allocate(bytes); }
+  void release(SharedBlock block) noexcept override {
+    watch_free(block.data, block.bytes);
+    group_->release(block);
+  }
+  bool is_over() const noexcept override { return group_->is_over(); }
+  void abort(std::string_view why) noexcept override { group_->abort(why); }
+  void close() noexcept override { group_->close(); }
+
+ private:
+  const std::unique_ptr<Communicator> group_;
+  Refuses refuses_ = Refuses::Nothing;
+  int number_ = -1;
+  int submitted_ = 0;
+  std::minstd_rand random_;
+  bool refused_last_ = false;
+};
+
+// A job of `hosts` hosts of `per_host` ranks.
+class Job {
+ public:
+  Job(int hosts, int per_host) : per_host_(per_host) {
+    const int size = hosts * per_host;
+    const std::vector<mpi::Comm> comms = fake.start(size);
+    for (int host = 0; host < hosts; ++host) {
+      auto roster = std::make_shared<hierarchical::Roster>();
+      for (int r = 0; r < size; ++r) roster->host_of.push_back(r / per_host);
+      for (int r = 0; r < per_host; ++r) roster->here.push_back(host * per_host + r);
+      for (auto& local : shm::make_thread_ranks(per_host)) {
+        auto refusing = std::make_unique<RefusingGroup>(std::move(local));
+        refusing_.push_back(refusing.get());
+        const int rank = host * per_host + refusing->rank();
+        const mpi::Endpoint endpoint{comms[static_cast<std::size_t>(rank)], rank, size,
+                                     rank % per_host, per_host};
+        auto world =
+            std::make_unique<mpi::MpiCommunicator>(std::make_shared<mpi::Family>(endpoint));
+        world->use(
+            std::make_unique<hierarchical::Hosts>(world->channel(), roster, std::move(refusing)));
+        ranks_.push_back(std::move(world));
+      }
+    }
+  }
+  ~Job() {
+    run_ranks(ranks_, [](Communicator& world) { world.close(); });
+  }
+
+  std::vector<std::unique_ptr<Communicator>>& ranks() { return ranks_; }
+  RefusingGroup& local(int rank) { return *refusing_[static_cast<std::size_t>(rank)]; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+
+ private:
+  const int per_host_;
+  std::vector<RefusingGroup*> refusing_;
+  std::vector<std::unique_ptr<Communicator>> ranks_;
+};
+
+struct Shape {
+  int hosts, per_host;
+};
+constexpr Shape kShapes[] = {{2, 2}, {3, 2}, {2, 3}};
+constexpr int kAtOnce = mpi::kActive + 1;  // more than may move at once
+constexpr double kWait = 30;
+
+// Arrays that outlive every failure, so that only memory of the engine is freed.
+struct Arrays {
+  Arrays(Model& model, int rank)
+      : source(model.source(rank)),
+        destination(model.destination(rank).size(), std::byte{0xee}),
+        call(model.collective(rank)) {
+    call.source = source.data();
+    call.destination = destination.data();
+  }
+  Bytes source, destination;
+  Collective call;
+};
+
+std::vector<Case> cases(int ranks) {
+  const auto all = static_cast<std::size_t>(ranks);
+  std::vector<std::uint64_t> counts(all * all);
+  for (std::size_t p = 0; p < all; ++p)
+    for (std::size_t r = 0; r < all; ++r) counts[p * all + r] = r % 2 == 0 ? 60'000 : 30'001;
+  std::vector<Case> result{{Kind::AllReduce, ReduceOp::Mean, DType::BF16, 300'001},
+                           {Kind::AllReduce, ReduceOp::Sum, DType::F32, 200'000},
+                           {Kind::ReduceScatter, ReduceOp::Sum, DType::F32, 60'000},
+                           {Kind::ReduceScatter, ReduceOp::Max, DType::I32, 0, 0, counts},
+                           {Kind::AllGather, ReduceOp::None, DType::F32, 60'000},
+                           {Kind::AllGather, ReduceOp::None, DType::I16, 0, 0, counts}};
+  for (int root = 0; root < ranks; ++root)
+    result.push_back({Kind::Broadcast, ReduceOp::None, DType::I32, 300'000, root});
+  return result;
+}
+
+// Some collectives of one kind, and what they give each rank.
+struct Calls {
+  Calls(const Case& each, int ranks, int number) {
+    for (int i = 0; i < number; ++i) {
+      models.emplace_back(each, ranks, static_cast<unsigned>(i));
+      results.emplace_back();
+      for (int r = 0; r < ranks; ++r) results.back().push_back(models.back().destination(r));
+    }
+  }
+  std::vector<Model> models;
+  std::vector<std::vector<Bytes>> results;
+};
+
+// Runs the calls with what `prepare` lets happen; returns the messages that the ranks sent.
+template <class Prepare>
+std::map<FakeMpi::Route, int> sent_for(Job& job, Calls& calls, Prepare&& prepare) {
+  for (int r = 0; r < job.size(); ++r) job.local(r).refuse(RefusingGroup::Refuses::Nothing);
+  prepare();
+  fake.forget_sent();
+  std::vector<std::vector<std::unique_ptr<Arrays>>> arrays(static_cast<std::size_t>(job.size()));
+  for (int r = 0; r < job.size(); ++r)
+    for (Model& model : calls.models)
+      arrays[static_cast<std::size_t>(r)].push_back(std::make_unique<Arrays>(model, r));
+  const std::vector<Outcome> outcomes = run_ranks(job.ranks(), [&](Communicator& world) {
+    const auto& mine = arrays[static_cast<std::size_t>(world.rank())];
+    std::vector<Work> works;
+    for (const auto& each : mine) works.push_back(world.submit(each->call));
+    for (const Work work : works) world.wait(work, kWait);
+    for (std::size_t i = 0; i < mine.size(); ++i)
+      check(mine[i]->destination == calls.results[i][static_cast<std::size_t>(world.rank())],
+            "rank ", world.rank(), ": wrong data in number ", i);
+  });
+  for (const Outcome& outcome : outcomes) EXPECT_FALSE(outcome.kind) << outcome.message;
+  EXPECT_EQ(fake.unreceived(mpi::kFirstDataTag), 0);
+  return fake.sent();
+}
+
+void refuse_everything(Job& job, Calls& calls) {
+  const auto expected = sent_for(job, calls, [] {});
+  const auto sent = sent_for(job, calls, [&] {
+    for (int r = 0; r < job.size(); ++r) job.local(r).refuse(RefusingGroup::Refuses::Everything);
+  });
+  EXPECT_EQ(sent, expected) << "every submission refused once";
+}
+
+void refuse_one_at_a_time(Job& job, Calls& calls) {
+  const auto expected = sent_for(job, calls, [] {});
+  const int submissions = job.local(0).submitted();
+  ASSERT_GT(submissions, 0);
+  for (int number = 0; number < submissions && !::testing::Test::HasFailure(); ++number) {
+    const auto sent = sent_for(
+        job, calls, [&] { job.local(0).refuse(RefusingGroup::Refuses::One, number); });
+    EXPECT_EQ(sent, expected) << "submission " << number << " of rank 0 refused";
+  }
+}
+
+std::string title(Shape shape, const Case& each) {
+  return concat(shape.hosts, " x ", shape.per_host, ": ", name_of(each.kind), ", root ", each.root);
+}
+
+TEST(BetweenHosts, ARefusedSubmissionHasNoEffect) {
+  for (const Shape shape : kShapes) {
+    Job job(shape.hosts, shape.per_host);
+    for (const Case& each : cases(job.size())) {
+      // The model adds up in the order of one host, which hosts of three ranks do not keep.
+      const bool rounds = each.dtype == DType::F32 || each.dtype == DType::BF16;
+      if (shape.per_host == 3 && reduces(each.kind) && rounds) continue;
+      SCOPED_TRACE(title(shape, each));
+      Calls calls(each, job.size(), kAtOnce);
+      refuse_everything(job, calls);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(BetweenHosts, ARefusedSubmissionHasNoEffectAtAnyStep) {
+  constexpr Shape kPairs{2, 2};
+  Job job(kPairs.hosts, kPairs.per_host);
+  for (const Case& each : cases(job.size())) {
+    if (each.dtype == DType::F32 || each.root % 3 != 0) continue;  // one of each kind
+    SCOPED_TRACE(title(kPairs, each));
+    Calls calls(each, job.size(), 1);
+    refuse_one_at_a_time(job, calls);
+    if (HasFailure()) return;
+  }
+}
+
+// Several windows for each lane.
+TEST(BetweenHosts, ARefusedSubmissionHasNoEffectInALongCollective) {
+  Job job(2, 2);
+  for (const Case& each : {Case{Kind::AllReduce, ReduceOp::Sum, DType::I8, 9'000'000},
+                           Case{Kind::Broadcast, ReduceOp::None, DType::I8, 5'000'000, 1}}) {
+    SCOPED_TRACE(name_of(each.kind));
+    Calls calls(each, job.size(), 1);
+    refuse_everything(job, calls);
+    if (HasFailure()) return;
+  }
+}
+
+// Runs one collective in which the `number`-th look of a rank at its messages fails. Returns whether
+// it came so far.
+bool fail_at(const Case& each, int rank, long number) {
+  Job job(2, 2);
+  Calls calls(each, job.size(), 1);
+  std::vector<std::unique_ptr<Arrays>> arrays;
+  for (int r = 0; r < job.size(); ++r)
+    arrays.push_back(std::make_unique<Arrays>(calls.models.front(), r));
+  const long first = fake.tests(rank);
+  fake.fail_test(rank, first + number);
+  watching = true;
+  const std::vector<Outcome> outcomes = run_ranks(job.ranks(), [&](Communicator& world) {
+    const Collective& call = arrays[static_cast<std::size_t>(world.rank())]->call;
+    world.wait(world.submit(call), kWait);
+  });
+  const bool failed = outcomes[static_cast<std::size_t>(rank)].kind.has_value();
+  run_ranks(job.ranks(), [](Communicator& world) { world.close(); });
+  watching = false;
+  EXPECT_EQ(freed_too_early, 0) << "memory was freed while MPI could write there";
+  return failed;
+}
+
+constexpr long kMostLooks = 400;  // of a rank at its messages, in one collective
+
+TEST(BetweenHosts, NothingIsFreedBeforeItsMessagesEnd) {
+  fake.oblige(true);
+  for (const Kind kind : {Kind::ReduceScatter, Kind::AllReduce, Kind::AllGather, Kind::Broadcast,
+                          Kind::AllToAll, Kind::Reduce}) {
+    SCOPED_TRACE(name_of(kind));
+    const bool sums = reduces(kind);
+    const Case each{kind, sums ? ReduceOp::Sum : ReduceOp::None, DType::I32, 60'000};
+    for (long number = 0; number < kMostLooks; number += 1 + number / 4)
+      if (!fail_at(each, 3, number) || HasFailure()) break;
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace ngd::comm
