@@ -43,8 +43,8 @@ class Entry(NamedTuple):
     """A variable of this rank, to compare in a group."""
 
     name: str
-    words: tuple[int, int, int, int]
-    """Hashes of the name and of the computation, and the checksum of the value."""
+    words: tuple[int, int, int, int, int]
+    """A hash of the name, whether `others` holds groups, a hash of the computation, a checksum."""
     others: tuple[Group, ...]
     """Groups that a rank has to be in, too, for its value to be compared with this one."""
 
@@ -141,8 +141,10 @@ def comparisons_of(step: CompiledStep) -> list[Comparison]:
             checksum = checksums[value.variable]
             if checksum is not None:
                 name = str(value.variable.attrs["name"])
-                words = hash_of(name.encode(errors="backslashreplace")), hash_of(value.computation)
-                entries.append(Entry(name, (*words, *checksum), tuple(groups[1:])))
+                others = tuple(groups[1:])
+                head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
+                words = (*head, hash_of(value.computation), *checksum)
+                entries.append(Entry(name, words, others))
         found.append(Comparison(group, key, entries))
     return found
 
@@ -204,15 +206,16 @@ def exchange_entries(
     each: Comparison, head: Array, members: Mapping[Group, Sequence[int]], site: str
 ) -> list[Difference]:
     """Return what differs between the ranks of a group."""
-    mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 4)
+    mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 5)
     counts = [int(count) for count in head[:, 1]]
     rows = each.group.all_gather_v(mine, counts=counts, site=site).tolist()
     entries = {entry.words[0]: entry for entry in each.entries}
     held: dict[int, dict[int, tuple[int, ...]]] = {}
     """By the hash of a variable's name and by the rank: computation and value."""
     for number, count in zip(head[:, 0].tolist(), counts, strict=True):
-        for name, *words in rows[:count]:
-            held.setdefault(name, {})[number] = tuple(words)
+        for name, is_conditional, *words in rows[:count]:
+            if name in entries or not is_conditional:  # else for ranks of a group without this rank
+                held.setdefault(name, {})[number] = tuple(words)
         del rows[:count]
     found = []
     for name, by_rank in held.items():

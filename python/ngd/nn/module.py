@@ -306,6 +306,9 @@ class Module:
         ValueError where keys are missing or too many (but not with strict=False), ShapeError where
         shapes differ; it names all of them, and nothing has changed. A shared variable is there if
         one of its names is. Returns the keys that are missing, and those that are too many.
+
+        On several ranks, either all of them load the same state, or one rank loads it and
+        ngd.broadcast_variables gives its values to the others.
         """
         declared = {key: p for key, p in self.declared() if p.saved}
         given = {id(p) for key, p in declared.items() if key in state}
