@@ -766,7 +766,12 @@ def join(
 def broadcast_variables(
     variables: Iterable[Variable] | Sequence[Variable], root: int = 0, *, group: Group | None = None
 ) -> None:
-    """Give every rank the values of rank `root`, variable by variable, in the order of names."""
+    """Give every rank the values of rank `root`, variable by variable, in the order of names.
+
+    All ranks call this before the first step if they may hold different values: after weights were
+    loaded on one rank, or where first values are random. The optimizer's state is given likewise:
+    `ngd.broadcast_variables([*model.variables().values(), *optimizer.state.values()])`.
+    """
     site, ranks = call_site(), chosen(group)
     ordered = sorted(variables, key=lambda v: v.name)
     for variable in ordered:

@@ -280,6 +280,12 @@ class CpuExecutable(CompiledStep):
         if shares.variables:
             share(self.plan.shared, shares, storages, group, self.ordering.site)
         self.apart = {v for v in self.plan.shared if storages[v].part is not None}
+        self.storages = storages
+
+    def checksum(self, variable: Node) -> tuple[int, int] | None:
+        """See CompiledStep."""
+        storage = self.storages[variable]
+        return None if variable in self.plan.shared else storage.buffer.checksum()
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
         """Run once."""

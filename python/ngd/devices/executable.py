@@ -15,12 +15,14 @@ from ..arrays import destination
 from ..collectives import Group, compare_ranks
 from ..cost import Cost
 from ..errors import CompileError
-from ..ir import Array, Graph
+from ..ir import Array, Graph, Node
 from ..local import BoundToProcess
 from ..passes import Plan, Target, cost_of_graph
+from ..passes.uniform import next_values
 from ..profiling import Report
 from ..sites import call_site
 from ..variable import Variable
+from .first_call import FirstCall, warn_of_varying
 from .ordering import Ordering, opened
 
 
@@ -118,24 +120,6 @@ def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _
     return CountedHold(read, written, device, metrics.tally(call_site()))
 
 
-class FirstCall(_core.Hold):
-    """The variables of an executable until its first run: it checks the state that they belong to.
-
-    Then the executable gets its ordinary hold, and calls cost nothing more.
-    """
-
-    def __init__(self, executable: CompiledStep, hold: _core.Hold, states: list[Any]) -> None:
-        super().__init__([], [], executable.device)
-        self.executable, self.hold, self.states = executable, hold, states
-
-    def run(self, step: Any, inputs: list[Array], outputs: list[Array]) -> None:
-        """Check the states, and run step.run(inputs, outputs) with the variables held."""
-        for state in self.states:
-            state.expect_complete()
-        self.hold.run(step, inputs, outputs)
-        self.executable.hold = self.hold
-
-
 class CompiledStep(BoundToProcess):
     """A compiled step of whatever device; see Executable."""
 
@@ -155,9 +139,17 @@ class CompiledStep(BoundToProcess):
             [v.cell for v in self.written],
             self.device,
         )
+        self.next_values = next_values(graph, group)
+        """Those that the ranks compare after the first call."""
         states = {id(v.owner): v.owner for v in self.written if v.owner is not None}
-        if states:
+        if self.next_values:
+            warn_of_varying(self.next_values, group, call_site())
+        if self.next_values or states:
             self.hold = FirstCall(self, self.hold, [*states.values()])
+
+    def checksum(self, variable: Node) -> tuple[int, int] | None:
+        """Return a checksum of a variable that the step holds; None: the ranks share it."""
+        raise NotImplementedError(self.device)
 
     def prepare(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
         """The arguments as contiguous arrays of exactly the inputs' types."""

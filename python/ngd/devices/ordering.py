@@ -34,9 +34,10 @@ class Ordering:
         self.groups: list[Ranks] = [group]
         self.lines: list[list[tuple[str, str]]] = [[]]
         self.heads: list[tuple[str, str]] = []  # of the graphs that are noted now, inside others
-        self.branches = [0]
-        """After the 0 of the whole step, those of them that are branches: 0 = not counted yet."""
-        self.counted = 0
+        self.branches: list[dict[int, int]] = []
+        """For each open branch, its number in each group that has a collective in it."""
+        self.counted: dict[int, int] = {}
+        """For each group, the number of branches that have a collective of the group."""
 
     def number(self, group: Ranks | None) -> int:
         """The number of a group; None is the executable's."""
@@ -48,18 +49,21 @@ class Ordering:
         return self.groups.index(group)
 
     def add(self, kind: str, attrs: Mapping[str, Any], type: Type, number: int, site: str) -> int:
-        """Note one more collective of a group, and return the number of the branch it stands in.
+        """Add a collective of a group, and return the number of its branch; 0 = no branch.
 
-        0 = it is run in every call. Branches are counted in the order of their first collectives:
-        one without any may be there on some ranks only.
+        Each group counts the branches that have one of its collectives, in the order of the first
+        one. A branch without collectives may exist on some ranks only. A branch whose collectives
+        are those of another group has none on a rank that is the only member of that group.
         """
         if kind in MESSAGES:
             return 0
         self.lines[number].append((collective_line(kind, attrs, type), site))
-        if len(self.branches) > 1 and self.branches[-1] == 0:
-            self.counted += 1
-            self.branches[-1] = self.counted
-        return self.branches[-1]
+        if not self.branches:
+            return 0
+        numbers = self.branches[-1]
+        if number not in numbers:
+            self.counted[number] = numbers[number] = self.counted.get(number, 0) + 1
+        return numbers[number]
 
     def inside(
         self, op: str, attrs: Mapping[str, Any], site: str, bodies: Sequence[Item]
@@ -68,7 +72,7 @@ class Ordering:
         for number, body in enumerate(bodies):
             head = (f"{op}, graph {number}, {attrs.get('length', 1)} times:", site)
             self.heads.append(head)
-            self.branches += [0] if len(bodies) > 1 else []
+            self.branches += [{}] if len(bodies) > 1 else []
             for lines in self.lines:
                 lines.append(head)
             yield body
@@ -79,6 +83,10 @@ class Ordering:
                     lines.pop()
                 else:
                     lines.append(("end", site))
+
+    def hashes(self) -> list[int]:
+        """Return for each group the hash of the sequence of its collectives; 0 = it has none."""
+        return [hash for _, hash in map(digest, self.lines)]
 
     def sequences(self) -> list[tuple[str, int, int]]:
         """Of each group the text, its hash, and the number of what the step computes."""

@@ -48,6 +48,7 @@ class Parameter:
 
     trained = True
     saved = True
+    per_rank = False
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Parameter:
         assert self._place is not None
         module = self._place[0]
         with errors.in_layer(module._layer(type(module).__name__)):
-            return variable(name, value)
+            return variable(name, value, per_rank=self.per_rank)
 
     def draw(self, seed: int) -> Any:
         """A first value."""
@@ -121,7 +122,7 @@ class Parameter:
 class Buffer(Parameter):
     """The declaration of a variable that is not trained: it changes by Training.updates alone.
 
-    `saved` says whether state dicts have it.
+    `saved` says whether state dicts have it. `per_rank` is that of ngd.variable.
     """
 
     trained = False
@@ -132,9 +133,11 @@ class Buffer(Parameter):
         initializer: Initializer = zeros,
         dtype: Any = float32,
         saved: bool = True,
+        *,
+        per_rank: bool = False,
     ) -> None:
         super().__init__(shape, initializer, dtype)
-        self.saved = saved
+        self.saved, self.per_rank = saved, per_rank
 
 
 class Keys(NamedTuple):
@@ -440,6 +443,11 @@ class Module:
             A value is not an array of numbers.
         BusyError
             A step that runs now reads or writes one of the variables.
+
+        Notes
+        -----
+        On several ranks, either all of them load the same state, or one rank loads it and
+        ngd.broadcast_variables gives its values to the others.
         """
         declared = {key: p for key, p in self.declared() if p.saved}
         given = {id(p) for key, p in declared.items() if key in state}

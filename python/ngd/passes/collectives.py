@@ -59,14 +59,16 @@ def is_message(node: Node) -> bool:
 def order_collectives(graph: Graph, target: Target) -> Graph:
     """Number what communicates (`Op.order`), and settle what depends on the group alone.
 
-    In a group of one a collective is its input. Equal collectives of one operand are merged here,
-    and nowhere later: whether two operands turn out to be equal may hang on a rank's own constants,
-    and then the ranks would not agree.
+    In a group of one a collective is its input. Equal collectives of one operand are merged here
+    and in no later pass. Whether two other operands are equal may depend on a rank's own constants,
+    so a later merge could differ between ranks. The key of a merge is made of nodes of the given
+    graph, which all ranks build alike. A key of new nodes would differ: two operands may become one
+    node on a rank that is the only member of a group.
     """
     if not talks(graph):
         return graph
     number = {node: i for i, node in enumerate(in_order(graph))}
-    unique: dict[Any, Node] = {}
+    merged = Merged()
 
     def change(node: Node, inputs: tuple[Node, ...]) -> Node:
         group = node.attrs.get("group") or target
@@ -77,15 +79,29 @@ def order_collectives(graph: Graph, target: Target) -> Graph:
         if not isinstance(node.op, Collective):
             return node.with_inputs(inputs)
         check_root(node, group)
-        if group.size == 1:
-            return inputs[0]
-        ordered = Ordered(node.op, number[node]).node(inputs, node.attrs)
-        if is_message(node):  # two equal ones are two
-            return ordered
-        key = (node.op, tuple(i.id for i in inputs), tuple(sorted(node.attrs.items())))
-        return unique.setdefault(key, ordered)
+        alone = group.size == 1
+        new = inputs[0] if alone else Ordered(node.op, number[node]).node(inputs, node.attrs)
+        return new if is_message(node) else merged.first(node, new)
 
     return graph.rewrite(change)
+
+
+class Merged:
+    """Replaces equal collectives by the first one of them."""
+
+    def __init__(self) -> None:
+        self.like: dict[Node, Node] = {}
+        """For each collective of the given graph, the first one that is equal."""
+        self.new: dict[Any, Node] = {}
+        """The new node for each key."""
+        self.old: dict[Any, Node] = {}
+
+    def first(self, node: Node, new: Node) -> Node:
+        """Return the new node of the first collective that is equal to `node`, or `new`."""
+        operands = tuple(self.like.get(i, i).id for i in node.inputs)
+        key = (node.op, operands, tuple(sorted(node.attrs.items())))
+        self.like[node] = self.old.setdefault(key, node)
+        return self.new.setdefault(key, new)
 
 
 def check_root(node: Node, group: Ranks) -> None:

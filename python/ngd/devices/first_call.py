@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the variables of the ranks, once, when a step has run for the first time.
+
+Training on several ranks goes wrong silently where the ranks hold different values of a variable:
+weights that were loaded on one rank, gradients that were not averaged. So the first call of a step
+ends with a comparison of checksums of the variables that it has updated, over the groups in which
+it communicates. Later calls do nothing for it.
+
+"First" has to mean the same call on all ranks of a group. A rank may compile a step anew where the
+others do not, as for a batch of another length. So a comparison is remembered not for the compiled
+step, but for the sequence of the collectives, which all ranks of the group have in common, and for
+the variables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from .. import _core, distributed
+from ..collectives import Group
+from ..errors import VariableMismatchError, VaryingVariableWarning
+from ..ir import Array, Node
+from ..passes.uniform import NextValue, source_of_variation, varying
+
+if TYPE_CHECKING:
+    from .executable import CompiledStep
+
+FEW: Final = 3
+"""The number of variables that a message names."""
+
+_compared: Final[WeakKeyDictionary[Group, set[tuple[Any, ...]]]] = WeakKeyDictionary()
+"""For each group, the sequences of collectives, and the variables, that were compared in it."""
+
+
+class Entry(NamedTuple):
+    """A variable of this rank, to compare in a group."""
+
+    name: str
+    words: tuple[int, int, int, int, int]
+    """A hash of the name, whether `others` holds groups, a hash of the computation, a checksum."""
+    others: tuple[Group, ...]
+    """Groups that a rank has to be in, too, for its value to be compared with this one."""
+
+
+class Comparison(NamedTuple):
+    """What is compared in one group."""
+
+    group: Group
+    key: tuple[Any, ...]
+    entries: list[Entry]
+
+
+class Difference(NamedTuple):
+    """A variable that differs between the ranks of a group."""
+
+    entry: Entry | None
+    """That of this rank; None: it has no variable of this name."""
+    ranks: tuple[int, ...]
+    """The ranks that differ from most others."""
+    usual: int
+    """The first one of these others."""
+    what: str
+    """One of KINDS."""
+
+
+CURES: Final = {
+    "variables": "Let all ranks build the same model and optimizer, with the same names",
+    "update rules": (
+        "Give all ranks the same optimizer and the same constants, such as learning rates"
+    ),
+    "values": (
+        "Call ngd.broadcast_variables(variables) before the first step, and average the gradients "
+        "over the ranks (optimizer.update does)"
+    ),
+}
+"""For each kind of difference, what removes it; the first kind that is found is reported."""
+KINDS: Final = tuple(CURES)
+
+
+class FirstCall(_core.Hold):
+    """Holds the variables of a step until its first call has succeeded on equal variables.
+
+    Then the step gets its ordinary hold, and calls cost nothing more. `states` are the live states
+    (ngd.LiveState) of the variables that the step updates.
+    """
+
+    def __init__(self, step: CompiledStep, hold: _core.Hold, states: Sequence[Any]) -> None:
+        super().__init__([], [], step.device)
+        self.step, self.hold, self.states = step, hold, states
+
+    def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
+        """Check the states, run native.run(inputs, outputs), and compare the variables."""
+        for state in self.states:
+            state.expect_complete()
+        watched = Watched(native, self.step)
+        self.hold.run(watched, inputs, outputs)
+        compare(self.step, watched.comparisons)
+        self.step.hold = self.hold
+
+
+class Watched:
+    """What runs a step, and takes the checksums while the step still holds its variables."""
+
+    def __init__(self, native: Any, step: CompiledStep) -> None:
+        self.native, self.step = native, step
+        self.comparisons: list[Comparison] = []
+
+    @property
+    def variables_touched(self) -> bool:
+        """Whether the run failed after it had begun to write variables."""
+        return bool(self.native.variables_touched)
+
+    def run(self, inputs: list[Array], outputs: list[Array]) -> None:
+        """Run once."""
+        self.native.run(inputs, outputs)
+        self.comparisons = comparisons_of(self.step)
+
+
+def comparisons_of(step: CompiledStep) -> list[Comparison]:
+    """Return what is to compare now, in the order of the groups of the step."""
+    talking = [
+        (group, hash)
+        for group, hash in zip(step.ordering.groups, step.ordering.hashes(), strict=True)
+        if hash and group.size > 1 and isinstance(group, Group)
+    ]
+    found = []
+    checksums: dict[Node, tuple[int, int] | None] = {}
+    for group, hash in talking:
+        mine = [value for value in step.next_values if group in value.groups]
+        key = (step.device, hash, *(value.variable.id for value in mine))
+        if not mine or key in _compared.setdefault(group, set()):
+            continue
+        entries = []
+        for value in mine:
+            groups = [each for each, _ in talking if each in value.groups]
+            if groups[0] is not group or any(each.size == 1 for each in value.groups):
+                continue
+            if value.variable not in checksums:
+                checksums[value.variable] = step.checksum(value.variable)
+            checksum = checksums[value.variable]
+            if checksum is not None:
+                name = str(value.variable.attrs["name"])
+                others = tuple(groups[1:])
+                head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
+                words = (*head, hash_of(value.computation), *checksum)
+                entries.append(Entry(name, words, others))
+        found.append(Comparison(group, key, entries))
+    return found
+
+
+def hash_of(text: bytes) -> int:
+    """Return a hash of 64 bits that is equal in all processes."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def compare(step: CompiledStep, comparisons: Sequence[Comparison]) -> None:
+    """Compare variables with the other ranks; all ranks of the groups call this.
+
+    Raises
+    ------
+    VariableMismatchError
+        On all ranks of a group. Where a step communicates in several groups, they are closed, so
+        that ranks that are only in the others are notified.
+    """
+    if not comparisons:
+        return
+    site = f"the comparison of variables after the first call (compiled at {step.ordering.site})"
+    groups = [each.group for each in comparisons]
+    communicators = [group.communicator for group in groups]
+    with _core.UnderWay(communicators, [group.abort for group in groups], True):
+        heads = [exchange_heads(each, site) for each in comparisons]
+        members = {
+            each.group: [int(row[0]) for row in head]
+            for each, head in zip(comparisons, heads, strict=True)
+        }
+        different: list[Difference] = []
+        for each, head in zip(comparisons, heads, strict=True):
+            if head[:, 2].any() or (head[:, 1:] != head[0, 1:]).any():
+                different += exchange_entries(each, head, members, site)
+        if different and len(step.ordering.groups) > 1 and len(comparisons) > 1:
+            raise mismatch(different, step)
+    if different:
+        raise mismatch(different, step)
+    for each in comparisons:
+        _compared[each.group].add(each.key)
+
+
+def exchange_heads(each: Comparison, site: str) -> Array:
+    """Return one row per rank: its number, of how many entries, of how many conditional ones, ...
+
+    The last two columns are a hash of all entries.
+    """
+    world = distributed.living_world()
+    number = each.group.rank if world is None else world.rank
+    whole = hashlib.blake2b(digest_size=16)
+    whole.update(np.array([entry.words for entry in each.entries], np.uint64).tobytes())
+    low, high = np.frombuffer(whole.digest(), np.uint64)
+    conditional = sum(bool(entry.others) for entry in each.entries)
+    mine = np.array([[number, len(each.entries), conditional, low, high]], np.uint64)
+    rows: Array = each.group.all_gather(mine, site=site)
+    return rows
+
+
+def exchange_entries(
+    each: Comparison, head: Array, members: Mapping[Group, Sequence[int]], site: str
+) -> list[Difference]:
+    """Return what differs between the ranks of a group."""
+    mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 5)
+    counts = [int(count) for count in head[:, 1]]
+    rows = each.group.all_gather_v(mine, counts=counts, site=site).tolist()
+    entries = {entry.words[0]: entry for entry in each.entries}
+    held: dict[int, dict[int, tuple[int, ...]]] = {}
+    """By the hash of a variable's name and by the rank: computation and value."""
+    for number, count in zip(head[:, 0].tolist(), counts, strict=True):
+        for name, is_conditional, *words in rows[:count]:
+            if name in entries or not is_conditional:  # else for ranks of a group without this rank
+                held.setdefault(name, {})[number] = tuple(words)
+        del rows[:count]
+    found = []
+    for name, by_rank in held.items():
+        entry = entries.get(name)
+        others = entry.others if entry is not None else ()
+        words_of = {
+            rank: by_rank.get(rank)
+            for rank in head[:, 0].tolist()
+            if all(rank in members.get(other, ()) for other in others)
+        }
+        usual, _ = Counter(words_of.values()).most_common(1)[0]
+        odd = tuple(rank for rank, words in words_of.items() if words != usual)
+        if odd:
+            first = next(rank for rank, words in words_of.items() if words == usual)
+            found.append(Difference(entry, odd, first, what_differs([*words_of.values()])))
+    return found
+
+
+def what_differs(held: Sequence[tuple[int, ...] | None]) -> str:
+    """Return what ranks have another one of, of a variable."""
+    words = [each for each in held if each is not None]
+    if len(words) < len(held):
+        return "variables"
+    return "update rules" if len({each[0] for each in words}) > 1 else "values"
+
+
+def mismatch(different: Sequence[Difference], step: CompiledStep) -> VariableMismatchError:
+    """Return the error that names the ranks and the variables."""
+    ranks = sorted({rank for each in different for rank in each.ranks})
+    named = ", ".join(str(rank) for rank in ranks)
+    what = next(kind for kind in KINDS if any(each.what == kind for each in different))
+    which = names_of(
+        [
+            repr(each.entry.name) if each.entry is not None else "a variable that this rank lacks"
+            for each in different
+        ]
+    )
+    error = VariableMismatchError(
+        "compile: expected variables that are equal on all ranks after the first call of the step "
+        f"compiled at {step.ordering.site}; got other {what} on rank{'s' * (len(ranks) > 1)} "
+        f"{named} than on rank {different[0].usual}, for {which}. {CURES[what]}, or, where ranks "
+        "differ by design, make the variable with ngd.variable(name, value, per_rank=True)."
+    )
+    error.ranks = tuple(ranks)
+    return error
+
+
+def names_of(names: Sequence[str]) -> str:
+    """Return the first names and the number of the others, for a message."""
+    shown = ", ".join(names[:FEW])
+    more = len(names) - FEW
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def warn_of_varying(values: Sequence[NextValue], group: Any, site: str) -> None:
+    """Warn of next values that are not proved equal on all ranks."""
+    unproved = varying(values)
+    if not unproved:
+        return
+    first = unproved[0]
+    source = source_of_variation(first.value, group)
+    called = f" {source.attrs['name']!r}" if "name" in source.attrs else ""
+    text = (
+        "compile: expected next values of variables that are equal on all ranks; got, for "
+        f"{names_of([repr(v.variable.attrs['name']) for v in unproved])}, values that depend on "
+        f"{source.op.name}{called} of each rank (made at {source.site}) without a collective in "
+        "between. Average the gradients over the ranks (optimizer.update does), or, where ranks "
+        "differ by design, make the variable with ngd.variable(name, value, per_rank=True)."
+    )
+    file, _, line = site.rpartition(":")
+    warnings.warn_explicit(
+        text, VaryingVariableWarning, file or site, int(line) if line.isdigit() else 1
+    )
+
+
+__all__ = ["FirstCall", "compare", "warn_of_varying"]
