@@ -246,9 +246,12 @@ class Trainer:
                     )
                 self.losses = [*self.losses[1 - LAST :], loss]
                 log.write(self.done, number, {"training_loss": loss})
-                if self.every and self.done % self.every == 0:
+                # At the end of an epoch `run` saves, after the evaluation: else a training that is
+                # killed between both would resume without the evaluation.
+                is_inside = self.loader.sampler.step > 0
+                if is_inside and self.every and self.done % self.every == 0:
                     self.save()
-                if self.loader.sampler.step and (stopped := self.stop.asked()):
+                if is_inside and (stopped := self.stop.asked()):
                     self.stopped = stopped
                     return
 
