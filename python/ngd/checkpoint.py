@@ -243,7 +243,7 @@ def with_pending(
 
 
 def index_of(held: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[str, Any]:
-    """Return what the index says of live states: the names of their values.
+    """Return the part of the index about live states: the names of their values.
 
     `is_complete` is false before the first step of a training, which makes the other variables.
     """
@@ -259,7 +259,7 @@ def index_of(held: Mapping[str, Variable], states: Iterable[LiveState]) -> dict[
 
 
 def names_in(saved: Mapping[str, Any], state: str) -> list[str]:
-    """Return the names of a state's values, by what the index says."""
+    """Return the names of the values that the index lists for a state."""
     names: list[str] = saved.get(state, {}).get("names", [])
     return names
 

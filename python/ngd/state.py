@@ -76,7 +76,7 @@ class LiveState(Mapping[str, Variable]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether each variable exists or is pending; false before the first step of a training."""
+        """True if each variable exists or is pending; false before the first step of a training."""
         return self._is_complete
 
     def __getitem__(self, name: str) -> Variable:
@@ -214,7 +214,7 @@ class LiveState(Mapping[str, Variable]):
         self._is_complete = is_complete or self._has_run
 
     def expect_complete(self) -> None:
-        """Check, at the first step, that loaded values and variables have met one another."""
+        """Check at the first step that each loaded value has a variable, and the reverse."""
         if self._pending or self._missing:
             unused = f"no variable for {listed(self._pending)}" if self._pending else ""
             missing = f"no value for {listed(self._missing)}" if self._missing else ""

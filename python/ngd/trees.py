@@ -141,7 +141,7 @@ def shown(kind: type | None, found: Mapping[Any, Any], tree: Any) -> str:
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
-    """Take a tree apart: its leaves, in the order in which they stand there, and its structure.
+    """Return the leaves of a tree, from left to right, and its structure.
 
     A part for which `is_leaf` returns true is a leaf, whatever it is.
     """

@@ -135,7 +135,7 @@ def test_state_dicts_load() -> None:
 
 
 class Parameter:
-    """As PyTorch's: one that requires a gradient has no memory that others may read."""
+    """A parameter as PyTorch has them: NumPy cannot read one that requires a gradient."""
 
     def __init__(self, values: Any, requires_grad: bool = True) -> None:
         self.values, self.requires_grad = values, requires_grad

@@ -103,7 +103,7 @@ def test_an_options_check_is_for_the_class_that_has_the_option() -> None:
 
 
 def test_numpys_scalars_and_integers_are_numbers() -> None:
-    """As options they take the dtype of the weights, as Python's floats do."""
+    """Options take the dtype of the weights, as Python's floats do."""
     w = ngd.variable("w", np.ones(2, np.float32))
     optimizer = optim.SGD(np.float64(1), momentum=np.float32(0.5), weight_decay=1, clip_norm=np.inf)
     assert optimizer.options == {

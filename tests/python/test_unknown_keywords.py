@@ -40,7 +40,7 @@ UNKNOWN = "learning_ratee"
 
 
 def has_options(thing: Any) -> bool:
-    """Whether a callable takes any keyword."""
+    """Return whether a callable takes any keyword."""
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError):
@@ -111,7 +111,7 @@ ARGUMENTS: dict[str, Callable[..., Any]] = {
     **{f"ngd.nn.ConvTranspose{n}d": partial(getattr(nn, f"ConvTranspose{n}d"), 3, 3, 3)
        for n in (1, 2, 3)},
 }  # fmt: skip
-"""How to call what cannot be called with one number."""
+"""Calls of the callables that cannot be called with one number."""
 
 FORWARDING = (".forward", ".__call__")
 """Methods of modules hand their arguments to the `forward` of a subclass."""

@@ -9,8 +9,8 @@ on one or two ranks. It is killed up to three times: SIGKILL from outside at a r
 random system call of a save. Each time a new process resumes it. At the end all variables, states
 and losses must have the bits of a training that was never killed.
 
-Prints one line of JSON: how many of what, and what was found. The exit code says whether that was
-nothing. Without --runs it stops after --seconds.
+Prints one line of JSON: the seed, counts of runs and kills, and the findings. The exit code is 1 if
+there is a finding. Without --runs it stops after --seconds. `--first N` begins at run N of a seed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
 import harness
 import resumed_training as training
 
-CALLS = ("write", "fsync", "after fsync", "replace", "after replace", "unlink")
-"""Where in a save a process dies."""
+from ngd import checkpoint
+
+CALLS = {
+    "write": 150,
+    "fsync": 40,
+    "after fsync": 40,
+    "replace": 20,
+    "after replace": 20,
+    "unlink": 9,
+}
+"""The calls of a save at which a process dies -> the number of those in some ten saves, about."""
 MOST_KILLS = 3
 DEADLINE = 120.0
 """Seconds for a life."""
@@ -50,14 +59,14 @@ ENVIRONMENT = {
 
 
 class Suite:
-    """The runs, and what they have found."""
+    """The runs, their counts and their findings."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.counts: Counter[str] = Counter()
         self.found: list[str] = []
         self.seconds = 1.0
-        """The time that a training takes, about."""
+        """The time that a training takes: a moving average."""
 
     def run(self, number: int) -> None:
         """Train, kill, resume and compare once."""
@@ -81,11 +90,11 @@ class Suite:
         self.counts[f"{scenario['ranks']} ranks"] += 1
 
     def life(self, scenario: dict[str, Any], folder: str, random_: random.Random | None) -> str:
-        """Run the training once, and kill it if there are random numbers; returns what was done."""
+        """Run the training once, and kill it if `random_` is given; return how it ended."""
         where, victim, number = "", -1, 0
         if random_ is not None and random_.random() < 0.5:
-            where, victim = random_.choice(CALLS), 0  # rank 0 writes
-            number = random_.randint(1, 24 if where in ("write", "fsync", "after fsync") else 8)
+            where, victim = random_.choice([*CALLS]), 0  # rank 0 writes
+            number = random_.randint(1, CALLS[where])
         arguments = {"scenario": scenario, "folder": folder, "victim": victim, "number": number}
         arguments["where"] = where
         ranks = scenario["ranks"]
@@ -97,10 +106,12 @@ class Suite:
                 return self.end_of(job, begin, f"killed at {where} {number}")
             if random_ is None:
                 return self.end_of(job, begin, "")
-            end = begin + random_.uniform(0, 1.3 * self.seconds)
+            saves, delay = random_.choice([0, *range(1, 10)]), random_.uniform(0, 0.05)
             victims = random_.choice([[0], [ranks - 1], [*range(ranks)]])
-            while time.monotonic() < end and "finished" not in job.read(0, "out"):
+            before = number_of_saves(folder)
+            while number_of_saves(folder) < before + saves and not is_over(job):
                 time.sleep(0.001)
+            time.sleep(delay if saves else random_.uniform(0, self.seconds))
             if "finished" in job.read(0, "out"):
                 return self.end_of(job, begin, "")
             for rank in victims:
@@ -109,14 +120,15 @@ class Suite:
             return self.end_of(job, begin, "killed from outside")
 
     def end_of(self, job: harness.Job, begin: float, killed: str) -> str:
-        """Wait for the end of a life; check that it is one that was meant."""
-        while "finished" not in job.read(0, "out") and not job.any_has_ended():
+        """Wait for the end of a life, and check that it ended as planned."""
+        while not is_over(job):
             time.sleep(0.002)
             if time.monotonic() > begin + DEADLINE:
                 raise AssertionError(f"it takes longer than {DEADLINE} s: {job.everything}")
         if "finished" in job.read(0, "out") and not killed:
             self.seconds = 0.7 * self.seconds + 0.3 * (time.monotonic() - begin)
         outcomes = job.wait(DEADLINE)
+        self.counts["resumes"] += "resumes" in outcomes[0].out
         codes = {outcome.code for outcome in outcomes}
         if -signal.SIGKILL in codes and killed:
             self.counts[killed.rstrip("0123456789 ")] += 1
@@ -131,10 +143,24 @@ class Suite:
         return "finished"
 
     def _expect_lost(self, outcomes: list[Any]) -> None:
-        """The ranks beside a killed one raise that it is lost, or were about to end."""
+        """Check that the other ranks raise RankLostError, or had finished."""
         for outcome in outcomes:
             if outcome.code not in (-signal.SIGKILL, 0) and "RankLostError" not in outcome.err:
                 raise AssertionError(str(outcome))
+
+
+def number_of_saves(folder: str) -> int:
+    """Return how often a checkpoint was saved into the folder."""
+    try:
+        index: dict[str, Any] = json.loads((Path(folder) / checkpoint.INDEX).read_text())
+    except FileNotFoundError:
+        return 0
+    return int(index["number"])
+
+
+def is_over(job: harness.Job) -> bool:
+    """Return whether the training of a job has finished or a rank has ended."""
+    return "finished" in job.read(0, "out") or job.any_has_ended()
 
 
 def main() -> int:
@@ -148,12 +174,12 @@ def main() -> int:
     begin, number = time.monotonic(), wanted.first
     suite = Suite(wanted.seed)
 
-    def is_over() -> bool:
+    def is_enough() -> bool:
         if wanted.runs:
             return number >= wanted.first + wanted.runs
         return time.monotonic() - begin >= wanted.seconds
 
-    while not suite.found and not is_over():
+    while not suite.found and not is_enough():
         suite.run(number)
         number += 1
     seconds = round(time.monotonic() - begin, 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training that tests/stress/resume.py kills: what a rank runs, from a drawn scenario."""
+"""The training that tests/stress/resume.py kills, made from a drawn scenario."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SAMPLERS: dict[str, dict[str, bool]] = {
 
 
 def drawn(random_: random.Random, number: int) -> dict[str, Any]:
-    """Draw a scenario. Its way, optimizer and ranks go through all values, whatever is drawn."""
+    """Draw a scenario. Its API, optimizer and number of ranks depend on the number of the run."""
     optimizers = [*OPTIMIZERS]
     how, ranks = HOW[number % len(HOW)], 1 + number // len(HOW) % 2
     scenario = {
@@ -193,7 +193,7 @@ class Training:
         }
 
     def run(self) -> None:
-        """Train from where the checkpoint stands to the end."""
+        """Train from the checkpoint, if there is one, to the end."""
         if self.scenario["how"] == "trainer":
             self._run_trainer()
         else:
@@ -217,7 +217,7 @@ class Training:
         self.save()
 
     def save(self) -> None:
-        """Replace the checkpoint; where all ranks hold all, one saves."""
+        """Replace the checkpoint; if all ranks hold the same values, rank 0 saves."""
         position = {"sampler": self.sampler.state(), "losses": self.losses}
         is_collective = self.scenario["statistics"] or self.scenario["shard"] == "world"
         if is_collective or self.world.rank == 0:
@@ -309,7 +309,7 @@ def die_in_a_save(number: int, where: str) -> None:
 
 
 def live(scenario: dict[str, Any], folder: str, victim: int, number: int, where: str) -> list[str]:
-    """What a rank runs: the training from its checkpoint to the end, and once more without a kill.
+    """Run a rank: the training from its checkpoint to the end, and once more without a kill.
 
     Returns the names of the values that differ between both.
     """
@@ -318,6 +318,8 @@ def live(scenario: dict[str, Any], folder: str, victim: int, number: int, where:
     if where and ngd.init().rank == victim:
         die_in_a_save(number, where)
     resumed = Training(scenario, folder)
+    if checkpoint.exists(folder):
+        harness.say("resumes")
     resumed.run()
     harness.say("finished")
     with tempfile.TemporaryDirectory() as other:

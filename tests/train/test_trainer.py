@@ -87,6 +87,23 @@ def test_it_goes_on_from_the_middle_of_an_epoch(world: Any, tmp_path: Path) -> N
         np.testing.assert_array_equal(variable.numpy(), other.numpy())
 
 
+def test_an_evaluation_that_was_killed_is_made_again(world: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"save": tmp_path / "saved", "every": 1, "log": tmp_path / "log"}
+    first, _ = lines.trainer_of(world, 2, **options)
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    first.evaluate = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        first.run()
+    second, _ = lines.trainer_of(world, 2, resume=True, **options)
+    second.run()
+    said = [json.loads(line) for line in (tmp_path / "log" / train.LOG).read_text().splitlines()]
+    assert [line["step"] for line in said if "error" in line] == [5, 10]
+    assert [line["step"] for line in said if "training_loss" in line] == [*range(1, 11)]
+
+
 def test_resume_without_a_checkpoint_begins(world: Any, tmp_path: Path) -> None:
     trainer, _ = lines.trainer_of(world, 1, save=tmp_path / "new", resume=True)
     assert trainer.done == 0

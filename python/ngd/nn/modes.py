@@ -53,7 +53,7 @@ class Random:
         self.state = LiveState(name)
         """The counter by name, for checkpoints."""
         self.step = self.state.variable(f"{name}.step", lambda: np.int64(0))
-        """How many steps have drawn, int64."""
+        """The number of steps that have drawn, int64."""
 
 
 class Training:

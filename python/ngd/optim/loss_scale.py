@@ -80,7 +80,7 @@ class LossScale:
         """The scale, and the count of good steps, by name, for checkpoints."""
         self.scale = self.state.variable(f"{name}.scale", lambda: np.float32(initial))
         self.good_steps = self.state.variable(f"{name}.good_steps", lambda: np.int64(0))
-        """How many updates were made since the scale has changed, or one was skipped."""
+        """The number of updates since the scale changed or an update was skipped."""
 
     def scaled(self, loss: Node) -> Node:
         """The loss to differentiate."""

@@ -20,10 +20,10 @@ from .options import (
     check_call,
     checked,
     count,
+    describe,
     number,
     positive,
     public_name,
-    shown,
     unknown_option,
 )
 
@@ -335,10 +335,12 @@ def check_common(where: str, groups: Any, loss_scale: Any, name: Any) -> None:
         isinstance(group, ParameterGroup) for group in groups
     ):
         raise TypeError(
-            f"{where}: groups: expected a list of optim.ParameterGroup; got {shown(groups)}. Write "
-            "optim.ParameterGroup(optim.is_vector, weight_decay=0.0) for each."
+            f"{where}: groups: expected a list of optim.ParameterGroup; got {describe(groups)}. "
+            "Write optim.ParameterGroup(optim.is_vector, weight_decay=0.0) for each."
         )
     if loss_scale is not None and not isinstance(loss_scale, LossScale):
-        raise TypeError(f"{where}: loss_scale: expected optim.LossScale(); got {shown(loss_scale)}")
+        raise TypeError(
+            f"{where}: loss_scale: expected optim.LossScale(); got {describe(loss_scale)}"
+        )
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"{where}: name: expected a non-empty text; got {name!r}")

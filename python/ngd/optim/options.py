@@ -135,7 +135,7 @@ def check_call(where: str, kind: type, args: tuple[Any, ...], options: Mapping[s
     """Check the call of an optimizer's constructor: parameters and unknown keywords."""
     if args and is_parameters(args[0]):
         raise TypeError(
-            f"{where}: expected a learning rate first; got {shown(args[0])}. {PARAMETERS_GO}"
+            f"{where}: expected a learning rate first; got {describe(args[0])}. {PARAMETERS_GO}"
         )
     known = options_of(kind)
     for name in options:
@@ -150,7 +150,7 @@ def is_parameters(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Node, np.ndarray))
 
 
-def shown(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return a short text for a value in a message."""
     if isinstance(value, (Mapping, list, tuple, set)):
         return f"a {type(value).__name__} of {len(value)}"
@@ -162,7 +162,7 @@ def shown(value: Any) -> str:
 def number(where: str, name: str, value: Any, *, least: float = -math.inf) -> float:
     """Check an option that is a finite number."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (Real, np.number)):
-        raise TypeError(f"{where}: {name}: expected a number; got {shown(value)}")
+        raise TypeError(f"{where}: {name}: expected a number; got {describe(value)}")
     found = float(value)
     if not math.isfinite(found):
         raise ValueError(f"{where}: {name}: expected a finite number; got {value!r}")
@@ -196,7 +196,7 @@ def fraction(where: str, name: str, value: Any) -> float:
 def pair(where: str, name: str, value: Any) -> tuple[float, float]:
     """Check the two decays of moments."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"{where}: {name}: expected a pair of numbers; got {shown(value)}")
+        raise TypeError(f"{where}: {name}: expected a pair of numbers; got {describe(value)}")
     first, second = (fraction(where, f"{name}[{i}]", each) for i, each in enumerate(value))
     return first, second
 
@@ -204,14 +204,14 @@ def pair(where: str, name: str, value: Any) -> tuple[float, float]:
 def flag(where: str, name: str, value: Any) -> bool:
     """Check an option that is True or False."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{where}: {name}: expected True or False; got {shown(value)}")
+        raise TypeError(f"{where}: {name}: expected True or False; got {describe(value)}")
     return bool(value)
 
 
 def count(where: str, name: str, value: Any) -> int:
     """Check an option that counts something, at least 1."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{where}: {name}: expected a whole number; got {shown(value)}")
+        raise TypeError(f"{where}: {name}: expected a whole number; got {describe(value)}")
     if value < 1:
         raise ValueError(f"{where}: expected {words(name)} >= 1; got {value}")
     return int(value)
@@ -235,7 +235,7 @@ def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any])
 
 
 def public_function(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that a call with wrong arguments says how to call it."""
+    """Decorate a function so that the error of a wrong call contains its signature."""
     signature = inspect.signature(function)
     name = function.__name__
     parameters = [

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import Node, ops
 from .. import constant as constant_node
-from .options import number, positive, public_function, shown
+from .options import describe, number, positive, public_function
 
 Schedule: TypeAlias = Callable[[Node], Node]
 
@@ -46,7 +46,7 @@ def steps(rate: float, factors: Mapping[int, float]) -> Schedule:
     if not isinstance(factors, Mapping):
         raise TypeError(
             f"{where}: factors: expected a dict of factors by steps, as {{30: 0.1}}; "
-            f"got {shown(factors)}"
+            f"got {describe(factors)}"
         )
     pairs = sorted(
         (number(where, "a step", first), number(where, f"factors[{first!r}]", factor, least=0))

@@ -133,9 +133,9 @@ class Trainer:
     save
         The folder of checkpoints: one after each epoch, and each `every` steps.
     resume
-        Whether to go on from `save`, where it holds a checkpoint. ValueError at the first step,
-        and at the first `save` after it, if a restored value of a state has no variable, or a
-        variable had no value.
+        True: continue from the checkpoint in `save`, if there is one. ValueError at the first
+        step, and at the first `save` after it, if a restored value of a state has no variable, or
+        a variable had no value.
     log
         A folder that gets a line of JSON for each step and each evaluation in log.jsonl, and the
         same for TensorBoard where tensorboardX is installed.
@@ -246,16 +246,19 @@ class Trainer:
                     )
                 self.losses = [*self.losses[1 - LAST :], loss]
                 log.write(self.done, number, {"training_loss": loss})
-                if self.every and self.done % self.every == 0:
+                # At the end of an epoch `run` saves, after the evaluation: else a training that is
+                # killed between both would resume without the evaluation.
+                is_inside = self.loader.sampler.step > 0
+                if is_inside and self.every and self.done % self.every == 0:
                     self.save()
-                if self.loader.sampler.step and (stopped := self.stop.asked()):
+                if is_inside and (stopped := self.stop.asked()):
                     self.stopped = stopped
                     return
 
     def save(self) -> None:
         """Replace the checkpoint; all ranks have to call it.
 
-        The old one stays, and ValueError says so, if a value that was restored has no variable; and
+        The old one stays if this raises: ValueError, if a restored value has no variable, and
         NotFiniteError, where a variable that began finite is so no more.
         """
         if self.save_to is None:
@@ -276,7 +279,7 @@ class Trainer:
         return contextlib.nullcontext() if self.model is None else self.model.averaged_buffers()
 
     def _saved(self) -> dict[str, Any]:
-        """Return the arguments of checkpoint.save that say what is saved."""
+        """Return the arguments `variables` and `private` of checkpoint.save."""
         return {"variables": self.variables, "private": self._private()}
 
     def _private(self) -> Any:
