@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, Final, ParamSpec, TypeVar
+
+from .errors import DTypeError, Error, ShapeError
+from .sites import Owner, owner
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -64,15 +68,72 @@ def shown(signature: inspect.Signature) -> str:
     return str(inspect.Signature(parameters))
 
 
+def shown_arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> str:
+    """Return the arguments of a call as a message shows them: by name, arrays by their type."""
+    given = signature.bind(*args, **kwargs).arguments
+    return ", ".join(f"{name} = {shown_value(value)}" for name, value in given.items())
+
+
+def shown_value(value: Any) -> str:
+    """Return a value in few words."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        return f"{dtype}{list(shape)}"
+    words = repr(value)
+    return words if len(words) <= MOST_LETTERS else f"{words[:MOST_LETTERS]}..."
+
+
+MOST_LETTERS: Final = 60
+
+AS_VALUE: Final = (ValueError, ArithmeticError, IndexError)
+"""Errors of Python and NumPy that a value of the right type causes."""
+
+
+def comes_from_user(error: BaseException) -> bool:
+    """Return whether the user's code raised: a function that the call was given."""
+    trace = error.__traceback__
+    trace = trace and trace.tb_next  # the wrapper
+    while trace is not None:
+        if owner(trace.tb_frame.f_code.co_filename) is Owner.USER:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, error: Any) -> None:
+    """Raise an error that names the public call in the place of one that does not.
+
+    Returns for errors that name it already, for those of the user's functions, and where ngd itself
+    has made the call: then the call that the user has made is named.
+    """
+    if owner(sys._getframe(2).f_code.co_filename) is Owner.NGD or comes_from_user(error):
+        return
+    if isinstance(error, TypeError):
+        expect_fit(call, signature, args, kwargs)
+    if isinstance(error, OSError) or call.split(".")[-1] in str(error):
+        return
+    if isinstance(error, (ShapeError, DTypeError)):  # of an op that the call is made of
+        raise type(error)(f"{call}: {error}") from None
+    if isinstance(error, Error):
+        return
+    kind = ValueError if isinstance(error, AS_VALUE) else TypeError
+    given = shown_arguments(signature, args, kwargs)
+    raise kind(f"{call}: expected other arguments: {error}; got {given}.") from error
+
+
+CAUSED: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
+"""Errors that arguments cause which a call does not check itself."""
+
+
 def explained(call: str, function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Wrap a public function, so that the errors of its signature name it as users call it."""
+    """Wrap a public function, so that the errors of its arguments name it as users call it."""
 
     @functools.wraps(function)
     def checked(*args: Given.args, **kwargs: Given.kwargs) -> Made:
         try:
             return function(*args, **kwargs)
-        except TypeError:
-            expect_fit(call, inspect.signature(function), args, kwargs)
+        except CAUSED as error:
+            name_call(call, inspect.signature(function), args, kwargs, error)
             raise
 
     return checked
@@ -85,9 +146,9 @@ def explained_method(method: Callable[..., Any]) -> Callable[..., Any]:
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
-        except TypeError:
+        except CAUSED as error:
             bound = inspect.signature(method.__get__(self))
-            expect_fit(f"ops.{self.name}", bound, args, kwargs)
+            name_call(f"ops.{self.name}", bound, args, kwargs, error)
             raise
 
     return checked

@@ -48,8 +48,6 @@ def test_every_op_names_itself(name: str) -> None:
 def test_an_error_of_the_op_itself_is_as_it_was() -> None:
     with pytest.raises(ngd.errors.DTypeError, match=r"^bitwise_not: expected"):
         ops.bitwise_not(X)
-    with pytest.raises(ngd.errors.DTypeError, match=r"^getitem: expected ints"):
-        ops.getitem(X, "a")
 
 
 def test_a_nodes_method_names_the_node() -> None:

@@ -463,12 +463,12 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: value(ops.softmax_cross_entropy(np.ones((2, 3)), [0, 3])),
         ValueError,
-        "softmax_cross_entropy: expected an index in [0, 3); got 3 at place 1",
+        "softmax_cross_entropy: expected an index in [0, 3); got 3 at [1] of the indices (made",
     ),
     (
         lambda: value(ops.gather([1, 2], [0, -3])),
         ValueError,
-        "gather: expected an index in [-2, 2); got -3 at place 1",
+        "gather: expected an index in [-2, 2); got -3 at [1] of the indices (made",
     ),
     (lambda: ops.all_reduce([1], op="mean"), DTypeError, 'all_reduce(op="mean"): expected floats'),
     (

@@ -8,6 +8,7 @@ first value depends on a seed and on its name alone, and is the same on all rank
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -160,6 +161,19 @@ def shape_of(value: Any, where: str) -> Any:
         raise TypeError(f"{where}: expected an array of numbers; got {error}") from None
 
 
+def expect_fit(cls: type, args: Any, kwargs: Any) -> None:
+    """Raise a TypeError that names the class, where arguments do not fit its constructor."""
+    name = f"nn.{cls.__name__}" if cls.__module__.startswith(f"{__package__}.") else cls.__name__
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        parameters = [*signature.parameters.values()][1:]
+        bare = [p.replace(annotation=p.empty) for p in parameters]
+        shown = signature.replace(parameters=bare, return_annotation=signature.empty)
+        raise TypeError(f"{name}: expected {name}{shown}; {error}.") from None
+
+
 class Module:
     """The base of all modules: a subclass has `forward`, from nodes to nodes.
 
@@ -194,6 +208,8 @@ class Module:
                 f"{cls.__name__}: expected no arguments; got {given}. Give the class an __init__ "
                 "that takes them."
             )
+        if args or kwargs:  # pickle and copy pass none
+            expect_fit(cls, args, kwargs)
         made = super().__new__(cls)
         made.__dict__.update(_parameters={}, _modules={}, _parent=None)
         return made

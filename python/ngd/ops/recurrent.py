@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..errors import ShapeError
+from ..errors import DTypeError, ShapeError
 from ..ir import Node, public
 from .activation import sigmoid
 from .control import scan
@@ -28,6 +28,8 @@ def _operands(
     where: str, gates: int, sequence: bool, given: Sequence[Value | None]
 ) -> tuple[Node, States, Node, Node, Node | None, Node | None]:
     """Make nodes of x, states, two weights and two biases, and check their shapes."""
+    if given[0] is None or any(weight is None for weight in given[-4:-2]):
+        raise DTypeError(f"{where}: expected arrays for x and both weights; got None")
     present = iter(align(where, *(value for value in given if value is not None)))
     nodes = [None if value is None else next(present) for value in given]
     x, *states, of_input, of_state, input_bias, state_bias = nodes

@@ -24,6 +24,7 @@ from ..dtype import (
     float32,
     int32,
     int64,
+    lengths,
 )
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, constant_node, public, register
@@ -536,7 +537,6 @@ class Gather(Op):
     """gather(x, indices, axis=0): numpy.take. Negative indices count from the end; attrs: axis.
 
     An index out of range is an OutOfRangeError, an IndexError and a ValueError, when the step runs.
-    Another public call that is made of this op sets `caller`, its name, and `negative`.
     """
 
     name = "gather"
@@ -597,7 +597,7 @@ class ScatterAdd(Op):
         chosen = as_indices(indices, self.name)
         ndim = updates.ndim - chosen.ndim + 1
         along = as_axis(self.name, axis, ndim, updates.type)
-        return self.node((updates, chosen), {"axis": along, "size": int(size)})
+        return self.node((updates, chosen), {"axis": along, "size": lengths(size, self.name)[0]})
 
     def infer(self, updates: Type, indices: Type, *, axis: int, size: int, **checked: Any) -> Type:
         expect_dtype(self.name, (updates,), self.dtypes)

@@ -49,9 +49,9 @@ def per_axis(where: str, what: str, given: Any, axes: int, lowest: int) -> Shape
     many = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str)
     values = tuple(given) if many else (given,) * axes
     whole = all(isinstance(v, (int, np.integer)) for v in values)
-    if not whole or len(values) != axes or any(v < lowest for v in values):
+    if not whole or len(values) != axes or not all(lowest <= v < 2**31 for v in values):
         raise ShapeError(
-            f"{where}: expected {what} of one whole number or {axes}, each >= {lowest}; "
+            f"{where}: expected {what} of one whole number or {axes}, each in [{lowest}, 2**31); "
             f"got {given!r}"
         )
     return tuple(int(v) for v in values)

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls every public callable of ngd with arguments that do not fit, and looks what it raises.
+
+    python tests/stress/misuse.py --runs 0 --seed 7
+
+A case is a callable of ngd, ops, nn, optim, data, train, checkpoint or metrics, or a method of a
+group, and one way to spoil its arguments: an unknown keyword, a wrong type, the wrong order, NaN,
+an empty array, a size that is zero, negative or huge, a wrong rank or dtype (misused_calls.py). A
+call must either be right or raise an error of a proper class whose message names the public call.
+A result that is right is equal on both devices. No call leaves a file, a thread, a call site, or a
+group that does not work.
+
+Cases run in child processes, so that a crash or a hang is one finding. A case takes milliseconds;
+`--seconds N` runs as many as fit, in random order, and `--runs N` so many (0: all). The last line
+is a JSON object; the exit code says whether there are findings that KNOWN does not list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+BATCH: Final = 400
+"""The number of cases of one child process."""
+
+CASE_SECONDS: Final = 20.0
+"""After which a case hangs, on a machine under load."""
+
+SPACE_BYTES: Final = 6 << 30
+"""The address space of a child: a huge size is a MemoryError, and harms no other process."""
+
+LARGE_BYTES: Final = 1 << 22
+"""A result with more bytes is not computed."""
+
+KNOWN: Final[tuple[tuple[str, str, str], ...]] = ()
+"""Findings that stay: a pattern of the case, one of what was found, and the reason."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run cases; print what was found; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=0, help="the number of cases; 0: all")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no batch after so long")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
+    parser.add_argument("--only", default="", help="a pattern: cases that it matches")
+    parser.add_argument("--verbose", action="store_true", help="print every finding")
+    options = parser.parse_args(arguments)
+    import misused_calls
+
+    chosen = [
+        str(i) for i, c in enumerate(misused_calls.cases()) if re.search(options.only, str(c))
+    ]
+    names = [str(c) for c in misused_calls.cases()]
+    random.Random(options.seed).shuffle(chosen)
+    chosen = chosen[: options.runs or len(chosen)]
+    begin, counts, found = time.monotonic(), Counter[str](), dict[str, list[str]]()
+    while chosen and time.monotonic() - begin < options.seconds:
+        batch, chosen = chosen[:BATCH], chosen[BATCH:]
+        for number, said in run_batch(batch, options.seconds - (time.monotonic() - begin)).items():
+            counts["cases"] += 1
+            kind, _, text = said.partition(": ")
+            known = any(re.search(c, names[number]) and re.search(t, said) for c, t, _ in KNOWN)
+            counts["known" if known and text else kind] += 1
+            if text and not known:
+                found.setdefault(f"{kind}: {text}", []).append(names[number])
+    for said, where in sorted(found.items(), key=lambda item: -len(item[1])):
+        print(f"{len(where)} x {said}\n    {'; '.join(where[: None if options.verbose else 4])}")
+    print(json.dumps({"seed": options.seed, **counts, "findings": len(found)}))
+    return bool(found)
+
+
+def run_batch(batch: list[str], seconds: float) -> dict[int, str]:
+    """Run cases in child processes; return what became of each, by number."""
+    said: dict[int, str] = {}
+    begin = time.monotonic()
+    while batch and time.monotonic() - begin < seconds:
+        with tempfile.TemporaryDirectory() as folder:
+            env = {"NGD_TIMEOUT": "3", "NGD_THREADS": "1", "NGD_DEVICE": "CPU"}
+            child = subprocess.Popen(
+                [sys.executable, __file__, "--child", *batch],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=folder,
+                env={**os.environ, **env},
+            )
+            allowed = min(CASE_SECONDS * 3 + len(batch) * 0.5, max(seconds, CASE_SECONDS) + 30)
+            try:
+                out, err = child.communicate(timeout=allowed)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                out, err = child.communicate()
+        for line in out.splitlines():
+            number, text = json.loads(line)
+            said[number] = text
+        left = [number for number in batch if int(number) not in said]
+        if left and child.returncode != 0:
+            said[int(left[0])] = f"crash: exit code {child.returncode}: {err.strip()[-300:]}"
+            left = left[1:]
+        batch = left
+    return said
+
+
+def run_child(numbers: Sequence[str]) -> None:
+    """Run cases in this process; print a line for each, (number, what became of it)."""
+    import misused_calls
+    import numpy as np
+
+    import ngd
+
+    resource.setrlimit(resource.RLIMIT_AS, (SPACE_BYTES, SPACE_BYTES))
+    faulthandler.enable()
+    warnings.simplefilter("ignore")
+    np.seterr(all="ignore")
+    world = ngd.init()
+    known = {target.name: target for target in misused_calls.targets()}
+    cases = [*misused_calls.cases()]
+    threads = threading.active_count()
+    for number in numbers:
+        case = cases[int(number)]
+        faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+        with contextlib.redirect_stdout(io.StringIO()):
+            said = outcome(case, known[case.target])
+        faulthandler.cancel_dump_traceback_later()
+        left = state_after(world, threads)
+        if left is not None:
+            said = said if said.startswith("class") else left
+            ngd.shutdown()
+            world = ngd.init()
+            known = {target.name: target for target in misused_calls.targets()}
+        print(json.dumps([int(number), said]), flush=True)
+
+
+def outcome(case: Any, target: Any) -> str:
+    """Return "right", "raised" or "finding: ..." for one case."""
+    import misused_calls
+
+    try:
+        result = misused_calls.made(case, target)
+    except BaseException as error:
+        return judged(target.name, error)
+    try:
+        return compared(result)
+    except BaseException as error:
+        return judged(target.name, error, "when it runs, ")
+
+
+PROPER: Final = ("TypeError", "ValueError", "NotImplementedError", "MemoryError", "OSError")
+
+
+def judged(target: str, error: BaseException, when: str = "") -> str:
+    """Return whether an error is of a proper class, and names the public call."""
+    import ngd
+
+    words = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+    proper = isinstance(error, ngd.errors.Error)
+    proper |= any(base.__name__ in PROPER for base in type(error).__mro__)
+    proper &= not isinstance(error, UnicodeError)
+    if not proper:
+        return f"class: {when}{words}"
+    short = target.split(".")[-1]
+    inner = re.search(r"\b(\w+)\.__\w+__\(\)", str(error))
+    if inner and inner[1] != short:
+        return f"internal name: {when}{words}"
+    if isinstance(error, (MemoryError, OSError)) or short.lower() in str(error).lower():
+        return "raised"
+    return f"no name: {when}{words}"
+
+
+def compared(result: Any) -> str:
+    """Run what was built on both devices, where it is a graph; return "right" if they agree."""
+    import numpy as np
+
+    import ngd
+    from ngd.ir import PLACEHOLDER, topological
+
+    leaves, _ = ngd.trees.flatten(result)
+    nodes = [leaf for leaf in leaves if isinstance(leaf, ngd.Node)]
+    nodes = [n for n in nodes if n.type.bytes <= LARGE_BYTES]
+    everything = topological(nodes)
+    if not nodes or any(n.type.bytes > LARGE_BYTES for n in everything):
+        return "right"
+    inputs = [n for n in everything if n.op is PLACEHOLDER]
+    given = [np.ones(n.shape, n.dtype) for n in inputs]
+    both = [ngd.compile(inputs, nodes, device=d)(*given) for d in ("CPU", "INTERPRETER")]
+    for ours, reference in zip(*both, strict=True):
+        same = np.allclose(
+            np.asarray(ours, np.float64),
+            np.asarray(reference, np.float64),
+            rtol=2e-2 if ours.dtype.itemsize == 2 else 1e-4,
+            atol=1e-4,
+            equal_nan=True,
+        )
+        if not same:
+            return f"devices: {str(ours)[:80]} on CPU, {str(reference)[:80]} on the INTERPRETER"
+    return "right"
+
+
+def state_after(world: Any, threads: int) -> str | None:
+    """Return what a call has left behind, or nothing."""
+    import numpy as np
+
+    from ngd import sites
+
+    if sites._shown.sites:
+        sites._shown.sites.clear()
+        return "state: a call site is left"
+    left = os.listdir(".")
+    if left:
+        for name in left:
+            subprocess.run(["rm", "-rf", name], check=True)
+        return f"state: files are left: {left}"
+    if threading.active_count() > threads:
+        return "state: a thread is left"
+    try:
+        world.all_reduce(np.ones(2), op="sum")
+    except Exception as error:
+        return f"state: the world does not work: {type(error).__name__}: {error}"[:200]
+    return None
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        run_child(sys.argv[2:])
+    else:
+        sys.exit(main(sys.argv[1:]))

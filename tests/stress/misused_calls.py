@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls that misuse.py makes: every public callable of ngd, with arguments that do not fit."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import ngd
+from ngd import checkpoint, data, metrics, nn, optim, train, trees
+from ngd.ir import PUBLIC, Op
+from ngd.nn import initializers
+
+MODULES: Final = {
+    "ngd": ngd,
+    "nn": nn,
+    "initializers": initializers,
+    "optim": optim,
+    "data": data,
+    "train": train,
+    "checkpoint": checkpoint,
+    "metrics": metrics,
+    "trees": trees,
+}
+
+NOT_CALLED: Final = {
+    # They end the group that all cases use, or are for the end of a program.
+    *("ngd.shutdown", "ngd.init", "Group.close", "Group.abort"),
+    # They listen on a port, or handle signals, for the rest of the process.
+    *("metrics.begin", "train.StopSignals"),
+}
+"""Public callables that no case calls."""
+
+NOT_MADE: Final = {
+    *("CallStats", "CommStats", "Executable", "Function", "Graph", "Group", "Mesh", "Node"),
+    *("Peaks", "Recording", "Report", "Row", "Variable", "Work", "Structure", "Training", "Keys"),
+    *("Batch", "Part", "Tally", "tally", "count"),
+}
+"""Classes that only ngd makes, and functions for ngd's own use."""
+
+GROUP: Final = (
+    *("all_gather", "all_gather_v", "all_reduce", "all_to_all", "all_to_all_v", "barrier"),
+    *("broadcast", "gather", "reduce", "reduce_scatter", "scatter", "split"),
+)
+"""The methods of a group that a rank may call alone. `send` and `recv` would wait for a peer."""
+
+WAITS: Final = {"ngd.send", "ngd.recv", "ops.send", "ops.recv", "ngd.newcomers", "ngd.join"}
+"""They wait for another rank."""
+
+
+class Target(NamedTuple):
+    """A public callable, as users name it."""
+
+    name: str
+    call: Callable[..., Any]
+
+
+def targets() -> list[Target]:
+    """Return every public callable that a case may call, in one order."""
+    found = [Target(f"ops.{name}", call) for name, call in sorted(PUBLIC.items())]
+    for module, home in MODULES.items():
+        names = getattr(home, "__all__", None) or [n for n in dir(home) if n[0] != "_"]
+        for name in sorted(names):
+            value = getattr(home, name)
+            own = getattr(value, "__module__", "").startswith("ngd")
+            if callable(value) and own and name not in NOT_MADE:
+                found.append(Target(f"{module}.{name}", value))
+    found += [Target(f"Group.{name}", getattr(ngd.init(), name)) for name in GROUP]
+    return [t for t in found if t.name not in NOT_CALLED | WAITS]
+
+
+def one_weight() -> Any:
+    """Return a variable."""
+    return ngd.variable("misused", np.ones((2, 3), np.float32))
+
+
+WRONG: Final[dict[str, Callable[[], Any]]] = {
+    "None": lambda: None,
+    "text": lambda: "nonsense",
+    "bytes": lambda: b"nonsense",
+    "object": object,
+    "a class": lambda: dict,
+    "a function": lambda: lambda *x: x,
+    "-1": lambda: -1,
+    "0": lambda: 0,
+    "True": lambda: True,
+    "0.5": lambda: 0.5,
+    "nan": lambda: float("nan"),
+    "inf": lambda: float("inf"),
+    "10**12": lambda: 10**12,
+    "10**30": lambda: 10**30,
+    "[]": list,
+    "{}": dict,
+    "a set": lambda: {1, 2},
+    "[-1, -2]": lambda: [-1, -2],
+    "[10**9, 10**9]": lambda: [10**9, 10**9],
+    "unlike lists": lambda: [[1], [1, 2]],
+    "an empty array": lambda: np.empty((0,), np.float32),
+    "an array [0, 3]": lambda: np.empty((0, 3), np.float32),
+    "five axes": lambda: np.ones((1, 2, 1, 2, 1), np.float32),
+    "NaNs": lambda: np.full((2, 3), np.nan, np.float32),
+    "integers": lambda: np.arange(6).reshape(2, 3) - 3,
+    "bools": lambda: np.ones((2, 3), bool),
+    "complex": lambda: np.ones((2, 3), np.complex64),
+    "texts": lambda: np.array(["a", "b"]),
+    "objects": lambda: np.array([object()]),
+    "float16": lambda: np.ones((2, 3), np.float16),
+    "a placeholder": lambda: ngd.placeholder("p", (2, 3)),
+    "a variable": one_weight,
+}
+"""Values, by what a report calls them."""
+
+VALID: Final[dict[str, Callable[[], Any]]] = {
+    "axis": lambda: 0,
+    "axes": lambda: (0, 1),
+    "shape": lambda: (2, 3),
+    "dtype": lambda: "float32",
+    "indices": lambda: np.array([0, 1]),
+    "labels": lambda: np.array([0, 1]),
+    "op": lambda: "sum",
+    "name": lambda: "misused",
+    "function": lambda: lambda x: x,
+    "learning_rate": lambda: 0.1,
+    "lr": lambda: 0.1,
+    "steps": lambda: 10,
+    "folder": lambda: "folder",
+    "path": lambda: "path",
+    "batch_size": lambda: 2,
+    "kernel_size": lambda: 2,
+    "equation": lambda: "ij->ji",
+    "parameters": one_weight,
+}
+"""Arguments that fit, by the name of the parameter; others are an array, or an integer of `nn`."""
+
+
+class Case(NamedTuple):
+    """One call: a target, and how its arguments are spoiled."""
+
+    target: str
+    how: str
+    parameter: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.target}: {self.parameter + ' = ' if self.parameter else ''}{self.how}"
+
+
+def parameters_of(target: Target) -> list[inspect.Parameter]:
+    """Return the parameters that have a name; none where there is no signature."""
+    try:
+        signature = inspect.signature(target.call)
+    except ValueError:
+        return []
+    named = [p for p in signature.parameters.values() if p.kind != p.VAR_KEYWORD]
+    return [p for p in named if p.name != "site"]  # of a call, which bridges give
+
+
+def cases() -> Iterator[Case]:
+    """Yield every case of every target."""
+    for target in targets():
+        for how in ("fitting", "an unknown keyword", "too many", "none", "reversed"):
+            yield Case(target.name, how)
+        for parameter in parameters_of(target):
+            for how in WRONG:
+                yield Case(target.name, how, parameter.name)
+
+
+def fitting(target: Target) -> tuple[list[Any], dict[str, Any]]:
+    """Return arguments that fit, or are likely to: positional ones, and those by keyword."""
+    drawn = np.random.default_rng(0)
+    samples = iter(()) if not isinstance(target.call, Op) else iter(target.call.samples())
+    sample = next(samples, None)
+    operands = [] if sample is None else [*sample.operands]
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for p in parameters_of(target):
+        if p.kind is p.VAR_POSITIONAL:
+            continue
+        value: Any
+        if operands and p.default is p.empty:
+            operand = operands.pop(0)
+            value = drawn.uniform(max(operand.low, 0), operand.high, operand.shape)
+            value = value.astype(operand.dtype or np.float32)
+        elif sample is not None and p.name in sample.attrs:
+            value = sample.attrs[p.name]
+        elif p.default is not p.empty:
+            continue
+        elif p.name in VALID:
+            value = VALID[p.name]()
+        else:
+            value = 2 if target.name.startswith("nn.") else np.ones((2, 3), np.float32)
+        if p.kind is p.KEYWORD_ONLY:
+            kwargs[p.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def made(case: Case, target: Target) -> Any:
+    """Make the call of a case; return its result."""
+    args, kwargs = fitting(target)
+    if case.how == "none":
+        args, kwargs = [], {}
+    elif case.how == "an unknown keyword":
+        kwargs["nonsense"] = 1
+    elif case.how == "too many":
+        args += [1] * 20
+    elif case.how == "reversed":
+        args.reverse()
+    elif case.parameter:
+        names = [p.name for p in parameters_of(target) if p.kind is not p.VAR_POSITIONAL]
+        place = names.index(case.parameter) if case.parameter in names else len(args)
+        spoiled = WRONG[case.how]()
+        if place < len(args):
+            args[place] = spoiled
+        elif case.parameter in names:
+            kwargs[case.parameter] = spoiled
+        else:
+            args.append(spoiled)
+    return target.call(*args, **kwargs)
