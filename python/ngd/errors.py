@@ -102,6 +102,14 @@ class WorkerError(Error, RuntimeError):
     """Processes that load data, or workers, died or did not answer; the message names them."""
 
 
+class UpdatesWarning(UserWarning):
+    """A step draws random numbers or has statistics whose updates it was not given."""
+
+
+class PromotionWarning(UserWarning):
+    """A step computes in float64 because an operand of another dtype met float32."""
+
+
 class RetraceWarning(UserWarning):
     """A function of ngd.function is traced again and again; the message says what changes."""
 
