@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from . import _core, config, distributed, passes
 from .collectives import Group
+from .compile_warnings import warn_of_graph
 from .devices import DEVICES
 from .devices.executable import Executable, Lowered
 from .devices.members import Members
@@ -154,6 +155,13 @@ def compile(
         an op that the device cannot compute, or a collective in a branch of `ops.cond` that not
         all ranks are proved to take; the message has the node's file and line. Or `memory_limit`
         cannot be kept: the message says how many bytes can.
+
+    Warns
+    -----
+    UpdatesWarning
+        The graph was built in nn.training, and draws or has statistics that are not updated.
+    PromotionWarning
+        A float32 operand became float64 by promotion; the message has the line of the first.
     """
     name = config.device(device, "compile")
     placeholders, given = nodes_in("inputs", list(inputs) if type(inputs) is tuple else inputs)
@@ -168,6 +176,7 @@ def compile(
     key = (signature(graph), name, group, graph.precision, limit, graph.shard)
     executable: Executable | None = _cache.get(key)
     if executable is None:
+        warn_of_graph(graph)
         executable = _cache[key] = build(name, graph, group, limit)
     if is_flat(given) and is_flat(results):
         return executable

@@ -117,6 +117,14 @@ class VaryingVariableWarning(UserWarning):
     """A next value of a variable is not proved equal on all ranks; the message says which."""
 
 
+class UpdatesWarning(UserWarning):
+    """A step draws random numbers or has statistics whose updates it was not given."""
+
+
+class PromotionWarning(UserWarning):
+    """A step computes in float64 because an operand of another dtype met float32."""
+
+
 class RetraceWarning(UserWarning):
     """A function of ngd.function is traced again and again; the message says what changes."""
 

@@ -560,6 +560,8 @@ def function(
     RetraceWarning
         The function was traced for the eighth time; once, with what has changed. Or it is made
         anew, and traced, again and again.
+    UpdatesWarning, PromotionWarning
+        As from `ngd.compile`.
     """
     how: Any = {"device": device, "group": group, "precision": precision, "shard": shard}
     if python is None:

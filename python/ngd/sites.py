@@ -13,6 +13,7 @@ import functools
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -92,6 +93,14 @@ def call_site() -> str:
     assert shown is not None
     layer = LAYER.get()
     return f"{shown.f_code.co_filename}:{shown.f_lineno}{layer and f' in {layer}'}"
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Issue a warning at the line of the nearest caller whose code is the user's."""
+    frame, depth = sys._getframe(1), 2
+    while frame.f_back is not None and owner(frame.f_code.co_filename) is not Owner.USER:
+        frame, depth = frame.f_back, depth + 1
+    warnings.warn(message, category, stacklevel=depth)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import _core, config
+from . import _core, config, notes
 from .arrays import view
 from .dtype import DType, Shape, Type, as_dtype, lengths
 from .errors import ShapeError
@@ -124,6 +124,18 @@ class Variable(Node):
         if refusal is not None:
             raise ValueError(f"{where} {refusal}")
         self._initial = None if self._storages else array.copy()
+
+    def expect_update(self, node: Node, layer: str) -> None:
+        """Have ngd.compile warn of a step that computes `node` and does not update this variable.
+
+        Parameters
+        ----------
+        node
+            A value that belongs to a training step, such as the result of a normalization.
+        layer
+            The layer that the warning names.
+        """
+        notes.add(node, notes.ExpectedUpdate(self, layer))
 
     def storage(self, device: str, make: Callable[[Variable, Array], Storage]) -> Storage:
         """Return the value on `device`, made from the newest value where there is none yet."""

@@ -10,14 +10,14 @@ docs/adr/0018-training-and-evaluation.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
 import numpy as np
 
-from .. import Function, LiveState, Node, Variable, ops
+from .. import Function, LiveState, Node, Variable, errors, ops
 
 SEEDS: Final = 2**32
 DRAWS: Final = 2**40
@@ -56,12 +56,42 @@ class Random:
         """The number of steps that have drawn, int64."""
 
 
+class Updates(dict[Variable, Node]):
+    """The next values of buffers and counters, for ngd.compile.
+
+    It remembers which variables were set, and in which layer, until a module has noted on its
+    results that a step which computes them should update these variables.
+    """
+
+    def __init__(self, changes: bool) -> None:
+        super().__init__()
+        self.changes = changes
+        """False: nothing is to be updated, and what is set is dropped."""
+        self.pending: list[tuple[Variable, str]] = []
+
+    def __setitem__(self, variable: Variable, value: Node) -> None:
+        if self.changes:
+            super().__setitem__(variable, value)
+            self.pending.append((variable, errors.LAYER.get()))
+
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
+
+    def expect(self, since: int, results: Iterable[Any]) -> None:
+        """Note on results, those that are nodes, which variables were set for them."""
+        nodes = [node for node in results if isinstance(node, Node)]
+        for changed, layer in self.pending[since:]:
+            for node in nodes:
+                changed.expect_update(node, layer)
+        del self.pending[since:]
+
+
 class Training:
     """What a graph of training has beside its nodes; `with training() as state:` makes one."""
 
-    def __init__(self, random: Random | None = None) -> None:
+    def __init__(self, random: Random | None = None, updates: bool = True) -> None:
         self.random = random
-        self.updates: dict[Variable, Node] = {}
+        self.updates = Updates(updates)
         """Buffer, or counter, -> its next value: a part of the updates for ngd.compile."""
         self._draws = 0
 
@@ -85,13 +115,16 @@ class Training:
         if random.per_rank:
             seed = random.seed + SEEDS * ops.own_rank(group=random.group)
         self.updates[random.step] = random.step + 1
-        number, self._draws = self._draws, self._draws + max(1, ops.iterations())
+        offset = random.step + DRAWS * self._draws
+        if self.updates.changes:
+            random.step.expect_update(offset, errors.LAYER.get() or who)
+        self._draws += max(1, ops.iterations())
         if self._draws > MAX_DRAWS:
             raise ValueError(
                 f"{who}: expected at most {MAX_DRAWS} random draws per step; got {self._draws}. "
                 "Each iteration of ops.scan counts as one."
             )
-        return {"seed": seed, "offset": random.step + DRAWS * number}
+        return {"seed": seed, "offset": offset}
 
 
 _current: ContextVar[Training | None] = ContextVar("training", default=None)
@@ -104,7 +137,7 @@ def current() -> Training | None:
 
 
 @contextmanager
-def training(random: Random | None = None) -> Iterator[Training]:
+def training(random: Random | None = None, *, updates: bool = True) -> Iterator[Training]:
     """Build graphs for training within this block.
 
         with nn.training(nn.Random(seed=1)) as state:
@@ -115,8 +148,12 @@ def training(random: Random | None = None) -> Iterator[Training]:
 
     `random` is needed where something draws. Several programs may share one; each of their steps
     counts. What one program draws is built within one block: another one begins to count anew.
+
+    A step that does not update what state.updates names draws the same numbers in each call, and
+    its statistics do not change; ngd.compile warns of it (errors.UpdatesWarning). With
+    updates=False this is wanted, as to compare losses with one mask: state.updates stays empty.
     """
-    state = Training(random)
+    state = Training(random, updates)
     token = _current.set(state)
     try:
         yield state

@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .. import Variable, all_reduce, bfloat16, errors, float32, variable
+from .. import Variable, all_reduce, bfloat16, errors, float32, trees, variable
 from .initializers import Initializer, zeros
+from .modes import current
 from .plain import CONTAINERS, Held, find_in, refusal
 
 INSTEAD: Final = {
@@ -221,8 +222,13 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's value."""
         self._refuse_hidden()
+        state = current()
+        before = len(state.updates.pending) if state is not None else 0
         with errors.in_layer(self._layer(self.title)):
-            return self.forward(*args, **kwargs)
+            returned = self.forward(*args, **kwargs)
+        if state is not None and len(state.updates.pending) > before:
+            state.updates.expect(before, trees.flatten(returned)[0])
+        return returned
 
     def __setattr__(self, key: str, value: Any) -> None:
         if isinstance(value, Variable):

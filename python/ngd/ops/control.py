@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .. import trees
+from .. import notes, trees
 from ..cost import Cost
 from ..dtype import Type, bool_, float32, float64, is_float
 from ..errors import CompileError, DTypeError, ShapeError
@@ -286,7 +286,9 @@ class Loop:
             "length": self.length,
             "reverse": self.reverse,
         }
-        return SCAN.node([x for x, _ in pairs], attrs)
+        node = SCAN.node([x for x, _ in pairs], attrs)
+        notes.take_over(node, topological(outputs))
+        return node
 
 
 class Backward:
@@ -523,7 +525,9 @@ def choose(
         "on_false": Body(Graph(inputs, both[half:])),
         "on_true": Body(Graph(inputs, both[:half])),
     }
-    return COND.node([predicate, *(x for x, _ in pairs)], attrs).results
+    node = COND.node([predicate, *(x for x, _ in pairs)], attrs)
+    notes.take_over(node, topological([*branches[0], *branches[1]]))
+    return node.results
 
 
 def inside(type: Type, uniform: bool = True) -> Node:

@@ -17,24 +17,29 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..dtype import FLOATS, DType, Type, is_float, promote
+from .. import notes
+from ..dtype import FLOATS, DType, Type, float64, is_float, promote
 from ..errors import DTypeError
-from ..ir import Array, Node, Op, Operand, Sample, constant_node
-from .cast import cast
+from ..ir import CONSTANT, Array, Node, Op, Operand, Sample, constant_node
+from .cast import Cast, cast
 from .operands import (
     Value,
     as_node,
     broadcast_shapes,
     expect_dtype,
     float_of,
+    got,
     is_weak,
     is_weak_node,
     narrow,
     scalar,
+    scalar_value,
     weak_value,
     widen,
 )
 
+MANY: Final = 1000
+"""The number of nodes among which a cast to float64 is looked for."""
 UNARY_SHAPES: Final = ((), (5,), (2, 3, 4), (0, 3), (1, 37))
 BINARY_SHAPES: Final = (
     ((), ()),
@@ -125,7 +130,57 @@ def align(where: str, *values: Value) -> list[Node]:
         dtype = promote(*(kind_of(v) if isinstance(v, Node) else v for v in given))
     except DTypeError as error:
         raise DTypeError(f"{where}: {error}") from None
-    return [cast(v, dtype) if isinstance(v, Node) else scalar(v, dtype, where) for v in given]
+    nodes = [cast(v, dtype) if isinstance(v, Node) else scalar(v, dtype, where) for v in given]
+    if dtype == float64:
+        note_promotion(where, given, nodes)
+    return nodes
+
+
+def note_promotion(where: str, given: Sequence[Any], nodes: Sequence[Node]) -> None:
+    """Note that narrower floats became float64 because of the other operands.
+
+    A narrower constant is left out, since it makes nothing wider, and so is float64 that the user
+    asked for.
+    """
+    strong = [v for v in given if isinstance(v, Node) and not isinstance(kind_of(v), float)]
+    for before, after in zip(given, nodes, strict=True):
+        if before is after or not any(before is v for v in strong) or not is_float(before.dtype):
+            continue
+        if scalar_value(before) is not None or before.op is CONSTANT:
+            continue
+        wider = next((v for v in strong if v.dtype == float64 or not is_float(v.dtype)), before)
+        if not is_asked_for(wider):
+            types = got(*(v.type for v in given if isinstance(v, Node)))
+            notes.add(after, notes.Promotion(where, types, advice(wider), after.site))
+        return
+
+
+def is_asked_for(wide: Node) -> bool:
+    """Return whether a float64 value is made of a narrower float that the user has cast."""
+    seen, waiting = set[Node](), [wide]
+    while waiting and len(seen) < MANY:
+        node = waiting.pop()
+        if node in seen or node.dtype != float64:
+            continue
+        seen.add(node)
+        if isinstance(node.op, Cast) and is_float(node.inputs[0].dtype):
+            if not notes.find([node]):
+                return True
+        else:
+            waiting += node.inputs
+    return False
+
+
+def advice(other: Node) -> str:
+    """Say how the operand that made float64 is made float32."""
+    if not is_float(other.dtype):
+        return f'Cast the operand {other.type}: x.astype("float32").'
+    if other.op is CONSTANT and not other.shape:
+        return (
+            "Make the NumPy scalar a Python float, which takes the dtype of the other operand: "
+            "float(np.sqrt(d))."
+        )
+    return f'Cast the operand {other.type} (made at {other.site}): x.astype("float32").'
 
 
 def kind_of(node: Node) -> Any:

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notes on nodes: facts about how a graph was built that ngd.compile reports as warnings.
+
+A note belongs to a node of the graph that the user built, by the node's id, and is dropped with the
+node. Passes make other nodes and know nothing of notes. A loop or a choice, whose body is a copy of
+what was traced, takes over the notes of the traced nodes (`take_over`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+
+@dataclass(frozen=True)
+class ExpectedUpdate:
+    """A step that computes the node should update a variable."""
+
+    variable: Any
+    layer: str
+    """The layer that draws or has statistics."""
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """The node casts a narrower float to float64, because its other operand asked for it."""
+
+    op: str
+    operands: str
+    advice: str
+    site: str
+
+
+_notes: Final[dict[int, tuple[weakref.ref[Any], list[Any]]]] = {}
+"""By the id of a node: its reference, whose callback removes the entry, and its notes."""
+
+
+def _drop(id: int, reference: Any) -> None:
+    _notes.pop(id, None)
+
+
+def add(node: Any, note: Any) -> None:
+    """Add a note to a node; of several results, to the first."""
+    node = node.results[0]
+    if node.id not in _notes:
+        _notes[node.id] = weakref.ref(node, partial(_drop, node.id)), []
+    _notes[node.id][1].append(note)
+
+
+def take_over(node: Any, traced: Iterable[Any]) -> None:
+    """Add the notes of traced nodes to the node whose body was made of them."""
+    if _notes:
+        for _, note in find(traced):
+            add(node, note)
+
+
+def find(nodes: Iterable[Any]) -> list[tuple[int, Any]]:
+    """Return the notes of some nodes, each with the id of its node."""
+    if not _notes:
+        return []
+    entries = [(node.id, _notes[node.id][1]) for node in nodes if node.id in _notes]
+    return [(id, note) for id, found in entries for note in found]
