@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import pytest
 
@@ -342,3 +343,43 @@ def test_a_state_that_is_in_no_step_is_an_error_of_the_trainer(tmp_path: Path) -
     with pytest.raises(ValueError, match=r"state 'sgd': .* no variable for 'sgd\.0\.weight\.mom"):
         trainer(third, optim.SGD(0.1, momentum=0.9), 3).run()
     assert checkpoint.load(tmp_path, first.model.variables())["epoch"] == 2
+
+
+def resume_shards(folder: str, shard: str) -> list[str]:
+    """Train on all ranks, in one go and with a restart; return the names of what differs."""
+    rank = ngd.init().rank
+
+    def trained(first: int, last: int) -> dict[str, Any]:
+        model, optimizer = nn.Linear(5, 300), optim.AdamW(0.1)
+
+        @ngd.function(updates=True, shard=shard)
+        def step(x: Any) -> Any:
+            loss = ops.mean(ops.square(model(x)))
+            return loss, optimizer.update(loss, model.parameters())
+
+        saved = [model.variables(), optimizer.state]
+        if first:
+            checkpoint.load(folder, saved)
+            assert len(optimizer.state.pending) == 4
+            ngd.barrier()  # all have read it
+            checkpoint.save(Path(folder) / str(rank), saved)  # another restart, before a step
+            checkpoint.load(Path(folder) / str(rank), saved)
+        for i in range(first, last):
+            step(BATCHES[2 * i + rank][0])
+        if last == 3 and rank == 0:  # on one host each rank can read all
+            checkpoint.save(folder, saved)
+        ngd.barrier()
+        return {v.name: v.numpy() for v in ngd.trees.leaves_of(saved)}
+
+    straight = trained(0, 5)
+    trained(0, 3)
+    resumed = trained(3, 5)
+    return [name for name, value in straight.items() if not np.array_equal(value, resumed[name])]
+
+
+@harness.needs_ranks
+@pytest.mark.parametrize("shard", ["host", "world"])
+def test_a_sharded_state_is_resumed(shard: str, tmp_path: Path) -> None:
+    arguments = {"folder": str(tmp_path), "shard": shard}
+    for outcome in harness.run(resume_shards, 2, arguments=arguments):
+        assert outcome.value == []
