@@ -170,6 +170,18 @@ def test_state_is_made_once() -> None:
     assert set(optimizer.state) == {f"generator.{name}" for name in names}
 
 
+def test_two_variables_of_one_name_do_not_share_their_state() -> None:
+    one, other = ngd.variable("w", np.ones(2)), ngd.variable("w", np.zeros(3))
+    optimizer, average = optim.SGD(0.1, momentum=0.9), optim.ExponentialMovingAverage(0.9)
+    for w in (one, one):
+        average.updates(optimizer.updates({w: ops.ones(w.shape, w.dtype)}), w)
+    says = r"expected variables of different names; got two that are called 'w', made at .*py:\d+ "
+    with pytest.raises(ValueError, match=f"sgd: updates: {says}"):
+        optimizer.updates({other: ops.ones((3,), "float64")})
+    with pytest.raises(ValueError, match=f"ema: updates: {says}"):
+        average.updates({other: other * 2.0})
+
+
 def test_what_is_no_parameter_is_refused() -> None:
     w, x = ngd.variable("w", [1.0]), ngd.placeholder("x", (1,))
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import LiveState, Node, Variable, float64, ops, trees
-from .options import flag, fraction
+from .options import expect_one_of_a_name, flag, fraction
 
 
 class ExponentialMovingAverage:
@@ -27,6 +27,7 @@ class ExponentialMovingAverage:
         self.name = name
         self.averages: dict[Variable, Variable] = {}
         """Variable -> its average."""
+        self._met: dict[str, Variable] = {}
         self.state = LiveState(name)
         """The averages, and the step counter, by name, for checkpoints. Averages are made by
         `updates`; values that are loaded before are pending until then."""
@@ -47,6 +48,7 @@ class ExponentialMovingAverage:
         for v in wanted:
             if v not in next:
                 raise ValueError(f"{self.name}: updates: {v!r} has no next value")
+            expect_one_of_a_name(f"{self.name}: updates", v, self._met)
             a = self.averages[v] = self.state.variable(f"{self.name}.{v.name}", v.numpy)
             kept = ops.cast(decay, v.dtype)
             made[a] = kept * a + (1.0 - kept) * next[v]

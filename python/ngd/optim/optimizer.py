@@ -21,6 +21,7 @@ from .options import (
     checked,
     count,
     describe,
+    expect_one_of_a_name,
     number,
     positive,
     public_name,
@@ -161,6 +162,7 @@ class Optimizer:
         """The optimizer's own variables by name, for checkpoints. They are made by `update` or
         `updates`; values that are loaded before are pending until then."""
         self._accumulators: dict[Variable, Variable] = {}
+        self._met: dict[str, Variable] = {}
         self._weighted: bool | None = None  # the micro-batches; None: not known yet
         self.step = self.state_variable("step", (), np.dtype(np.int64))
         """How many updates were made."""
@@ -187,7 +189,8 @@ class Optimizer:
         """
         other = copy.copy(self)
         other.name, other.clip_norm, other.loss_scale = name, None, None
-        other.state, other._accumulators, other._weighted = LiveState(name), {}, None
+        other.state, other._accumulators, other._met = LiveState(name), {}, {}
+        other._weighted = None
         other.step = other.state_variable("step", (), np.dtype(np.int64))
         return other
 
@@ -303,6 +306,7 @@ class Optimizer:
         rate = ops.cast(rate if isinstance(rate, Node) else rate(done), float64)
         made: dict[Variable, Node] = {self.step: updated(self.step, self.step + 1, where)}
         for v, g in gradients.items():
+            expect_one_of_a_name(f"{self.name}: updates", v, self._met)
             options = next((o.options for o in self.groups if o.holds(v)), {})
             state = State(self, v, rate, done + 1.0, {**self.options, **options}, where)
             new = self.rule(ops.cast(v, state.dtype), ops.cast(g, state.dtype), state)

@@ -234,6 +234,17 @@ def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any])
     }
 
 
+def expect_one_of_a_name(where: str, new: Variable, met: dict[str, Variable]) -> None:
+    """Refuse a variable whose name one met before has: both would share their state."""
+    other = met.setdefault(new.name, new)
+    if other is not new:
+        raise ValueError(
+            f"{where}: expected variables of different names; got two that are called "
+            f"{new.name!r}, made at {other.site} and at {new.site}. Give each model a name, "
+            'model.name = "generator", or make an optimizer for each.'
+        )
+
+
 def public_function(function: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function so that the error of a wrong call contains its signature."""
     signature = inspect.signature(function)
