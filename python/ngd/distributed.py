@@ -768,7 +768,10 @@ def broadcast_variables(
 ) -> None:
     """Give every rank the values of rank `root`, variable by variable, in the order of names."""
     site, ranks = call_site(), chosen(group)
-    ordered = sorted(variables, key=lambda v: v.name)
+    listed = list(variables) if isinstance(variables, Iterable) else [variables]
+    if any(not isinstance(variable, Variable) for variable in listed):
+        raise TypeError(f"broadcast_variables: expected variables; got {variables!r}")
+    ordered = sorted(listed, key=lambda v: v.name)
     for variable in ordered:
         variable.cell.check_readable()
     with ranks.under_way():

@@ -51,6 +51,9 @@ SPACE_BYTES: Final = 6 << 30
 LARGE_BYTES: Final = 1 << 22
 """A result with more bytes is not computed."""
 
+SAVES: Final = {"checkpoint.save"}
+"""What leaves files where it succeeds."""
+
 KNOWN: Final[tuple[tuple[str, str, str], ...]] = ()
 """Findings that stay: a pattern of the case, one of what was found, and the reason."""
 
@@ -141,7 +144,7 @@ def run_child(numbers: Sequence[str]) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             said = outcome(case, known[case.target])
         faulthandler.cancel_dump_traceback_later()
-        left = state_after(world, threads)
+        left = state_after(world, threads, case.target in SAVES and said == "right")
         if left is not None:
             said = said if said.startswith("class") else left
             ngd.shutdown()
@@ -215,7 +218,7 @@ def compared(result: Any) -> str:
     return "right"
 
 
-def state_after(world: Any, threads: int) -> str | None:
+def state_after(world: Any, threads: int, may_save: bool) -> str | None:
     """Return what a call has left behind, or nothing."""
     import numpy as np
 
@@ -228,7 +231,8 @@ def state_after(world: Any, threads: int) -> str | None:
     if left:
         for name in left:
             subprocess.run(["rm", "-rf", name], check=True)
-        return f"state: files are left: {left}"
+        if not may_save:
+            return f"state: files are left: {left}"
     if threading.active_count() > threads:
         return "state: a thread is left"
     try:
