@@ -8,7 +8,9 @@ first value depends on a seed and on its name alone, and is the same on all rank
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -139,6 +141,31 @@ def expect_fit(cls: type, args: Any, kwargs: Any) -> None:
         raise TypeError(f"{name}: expected {name}{shown}; {error}.") from None
 
 
+def naming_errors(init: Any) -> Any:
+    """Wrap a constructor of this package: Python's errors of its arguments name the class."""
+
+    @functools.wraps(init)
+    def checked(self: Module, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+            name = type(self).__name__
+            if isinstance(error, errors.Error) or name in str(error):
+                raise
+            kind = ValueError if isinstance(error, (ValueError, ArithmeticError)) else TypeError
+            given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+            shown = ", ".join(given)[:MOST_LETTERS]
+            words = re.sub(r"\b\w+\.__init__\(\)", f"nn.{name}", str(error))
+            message = f"nn.{name}: expected other arguments: {words}; got nn.{name}({shown})."
+            raise kind(message) from error
+
+    return checked
+
+
+MOST_LETTERS: Final = 200
+"""Of the arguments that a message shows."""
+
+
 class Module:
     """The base of all modules: a subclass has `forward`, from nodes to nodes.
 
@@ -160,6 +187,10 @@ class Module:
     _parameters: dict[str, Parameter]
     _modules: dict[str, Module]
     _parent: tuple[Module, str] | None
+
+    def __init_subclass__(cls) -> None:
+        if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
+            cls.__init__ = naming_errors(cls.__init__)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make the registers, so that no subclass has to call the base's __init__."""
