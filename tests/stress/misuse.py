@@ -56,7 +56,8 @@ SAVES: Final = {"checkpoint.save"}
 
 KNOWN: Final[tuple[tuple[str, str, str], ...]] = (
     (
-        r"^ngd\.\w+: group = |^Group\.|^ngd\.(all_|barrier|broadcast|gather|reduce|scatter|make_mesh)",
+        r"^ngd\.\w+: group = |^Group\."
+        r"|^ngd\.(all_|barrier|broadcast|gather|reduce|scatter|make_mesh)",
         "^no name",
         "the collectives' calls are not wrapped, since call sites are counted by frames; messages "
         "name the argument (`group: expected an ngd.Group`) or are NumPy's",

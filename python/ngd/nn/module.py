@@ -128,10 +128,9 @@ class Keys(NamedTuple):
     unexpected: list[str]
 
 
-def expect_fit(cls: type, args: Any, kwargs: Any) -> None:
+def expect_fit(name: str, init: Any, args: Any, kwargs: Any) -> None:
     """Raise a TypeError that names the class, where arguments do not fit its constructor."""
-    name = f"nn.{cls.__name__}" if cls.__module__.startswith(f"{__package__}.") else cls.__name__
-    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    signature = inspect.signature(init)
     try:
         signature.bind(None, *args, **kwargs)
     except TypeError as error:
@@ -150,6 +149,7 @@ def naming_errors(init: Any) -> Any:
             init(self, *args, **kwargs)
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
             name = type(self).__name__
+            expect_fit(f"nn.{name}", init, args, kwargs)
             if isinstance(error, errors.Error) or name in str(error):
                 raise
             kind = ValueError if isinstance(error, (ValueError, ArithmeticError)) else TypeError
@@ -194,7 +194,6 @@ class Module:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make the registers, so that no subclass has to call the base's __init__."""
-        expect_fit(cls, args, kwargs)
         made = super().__new__(cls)
         made.__dict__.update(_parameters={}, _modules={}, _parent=None)
         return made
