@@ -54,6 +54,19 @@ def _from_dlpack(array: Any, where: str) -> Array:
         ) from None
 
 
+def expect_rows(out: Any, async_op: Any, dtype: DType, row: Shape, where: str) -> None:
+    """Raise what `destination` raises of an `out` that fits no number of rows.
+
+    A call that exchanges the numbers of rows first checks its other arguments before that, so that
+    a wrong one leaves the group as it was.
+    """
+    if not isinstance(async_op, (bool, np.bool_)):
+        raise TypeError(f"{where}: async_op: expected a bool; got {type(async_op).__name__}")
+    if out is not None:
+        count = tuple(getattr(out, "shape", ()))[:1] or (0,)
+        destination(out, dtype, (*count, *row), where)
+
+
 def destination(out: Any, dtype: DType, shape: Shape, where: str, name: str = "out") -> Array:
     """What `out` is to NumPy, where it fits; a fresh array where it is None."""
     if type(out) is np.ndarray and out.shape == shape and out.dtype == dtype and out.flags.carray:

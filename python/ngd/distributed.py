@@ -773,7 +773,10 @@ def broadcast_variables(
     `ngd.broadcast_variables([*model.variables().values(), *optimizer.state.values()])`.
     """
     site, ranks = call_site(), chosen(group)
-    ordered = sorted(variables, key=lambda v: v.name)
+    listed = list(variables) if isinstance(variables, Iterable) else [variables]
+    if any(not isinstance(variable, Variable) for variable in listed):
+        raise TypeError(f"broadcast_variables: expected variables; got {variables!r}")
+    ordered = sorted(listed, key=lambda v: v.name)
     for variable in ordered:
         variable.cell.check_readable()
     with ranks.under_way():

@@ -28,7 +28,7 @@ MODULES: Final = {
 
 NOT_CALLED: Final = {
     # They end the group that all cases use, or are for the end of a program.
-    *("ngd.shutdown", "ngd.init", "Group.close", "Group.abort"),
+    *("ngd.shutdown", "ngd.init"),
     # They listen on a port, or handle signals, for the rest of the process.
     *("metrics.begin", "train.StopSignals"),
 }
@@ -37,7 +37,7 @@ NOT_CALLED: Final = {
 NOT_MADE: Final = {
     *("CallStats", "CommStats", "Executable", "Function", "Graph", "Group", "Mesh", "Node"),
     *("Peaks", "Recording", "Report", "Row", "Variable", "Work", "Structure", "Training", "Keys"),
-    *("Batch", "Part", "Tally", "tally", "count"),
+    *("Batch", "Part", "Tally", "tally", "count", "State", "is_vector"),
 }
 """Classes that only ngd makes, and functions for ngd's own use."""
 

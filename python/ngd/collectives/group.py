@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import _core
-from ..arrays import destination
+from ..arrays import destination, expect_rows
 from ..dtype import DType, Shape, as_dtype, lengths, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
 from ..ir import Array
@@ -219,6 +219,7 @@ class Group(BoundToProcess):
         if counts is not None:
             rows = self._counts(counts, "all_gather_v", "counts")
             return self._gather_uneven(source, rows, out, async_op, site)
+        expect_rows(out, async_op, source.dtype, source.shape[1:], "all_gather_v")
         with self.under_way():
             rows = self.all_gather(np.array([len(source)]), site=site)
             return self._gather_uneven(source, rows, out, async_op, site)
@@ -383,6 +384,7 @@ class Group(BoundToProcess):
         if receive_counts is not None:
             received = self._counts(receive_counts, where, "receive_counts")
             return self._exchange_uneven(source, sent, received, out, async_op, site)
+        expect_rows(out, async_op, source.dtype, source.shape[1:], where)
         with self.under_way():
             received = self.all_to_all(sent, site=site)
             return self._exchange_uneven(source, sent, received, out, async_op, site)

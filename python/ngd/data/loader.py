@@ -99,6 +99,11 @@ class Loader:
         ahead: int = 2,
         timeout: float | None = 300.0,
     ) -> None:
+        if not isinstance(sampler, Sampler) or not hasattr(source, "__len__"):
+            raise TypeError(
+                "data.Loader: expected a source with a length, and a data.Sampler; got "
+                f"{type(source).__name__} and {type(sampler).__name__}"
+            )
         if workers < 0 or not 1 <= ahead <= MOST_AHEAD:
             raise ValueError(
                 f"data.Loader: expected workers >= 0 and ahead in [1, {MOST_AHEAD}]; got "

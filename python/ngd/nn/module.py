@@ -8,7 +8,9 @@ first value depends on a seed and on its name alone, and is the same on all rank
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -162,10 +164,9 @@ def shape_of(value: Any, where: str) -> Any:
         raise TypeError(f"{where}: expected an array of numbers; got {error}") from None
 
 
-def expect_fit(cls: type, args: Any, kwargs: Any) -> None:
+def expect_fit(name: str, init: Any, args: Any, kwargs: Any) -> None:
     """Raise a TypeError that names the class, where arguments do not fit its constructor."""
-    name = f"nn.{cls.__name__}" if cls.__module__.startswith(f"{__package__}.") else cls.__name__
-    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    signature = inspect.signature(init)
     try:
         signature.bind(None, *args, **kwargs)
     except TypeError as error:
@@ -173,6 +174,32 @@ def expect_fit(cls: type, args: Any, kwargs: Any) -> None:
         bare = [p.replace(annotation=p.empty) for p in parameters]
         shown = signature.replace(parameters=bare, return_annotation=signature.empty)
         raise TypeError(f"{name}: expected {name}{shown}; {error}.") from None
+
+
+def naming_errors(init: Any) -> Any:
+    """Wrap a constructor of this package: Python's errors of its arguments name the class."""
+
+    @functools.wraps(init)
+    def checked(self: Module, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+            name = type(self).__name__
+            expect_fit(f"nn.{name}", init, args, kwargs)
+            if isinstance(error, errors.Error) or name in str(error):
+                raise
+            kind = ValueError if isinstance(error, (ValueError, ArithmeticError)) else TypeError
+            given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+            shown = ", ".join(given)[:MOST_LETTERS]
+            words = re.sub(r"\b\w+\.__init__\(\)", f"nn.{name}", str(error))
+            message = f"nn.{name}: expected other arguments: {words}; got nn.{name}({shown})."
+            raise kind(message) from error
+
+    return checked
+
+
+MOST_LETTERS: Final = 200
+"""Of the arguments that a message shows."""
 
 
 class Module:
@@ -201,6 +228,10 @@ class Module:
     _modules: dict[str, Module]
     _parent: tuple[Module, str] | None
 
+    def __init_subclass__(cls) -> None:
+        if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
+            cls.__init__ = naming_errors(cls.__init__)  # type: ignore[method-assign]
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make the registers, so that no subclass has to call the base's __init__."""
         if (args or kwargs) and cls.__init__ is object.__init__:  # which would ignore them
@@ -209,8 +240,6 @@ class Module:
                 f"{cls.__name__}: expected no arguments; got {given}. Give the class an __init__ "
                 "that takes them."
             )
-        if args or kwargs:  # pickle and copy pass none
-            expect_fit(cls, args, kwargs)
         made = super().__new__(cls)
         made.__dict__.update(_parameters={}, _modules={}, _parent=None)
         return made

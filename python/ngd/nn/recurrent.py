@@ -34,8 +34,11 @@ class Recurrent(Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
     ) -> None:
-        if num_layers < 1:
-            raise ValueError(f"nn.{type(self).__name__}: expected layers; got {num_layers}")
+        if num_layers < 1 or hidden_size < 1:
+            raise ValueError(
+                f"nn.{type(self).__name__}: expected at least one layer and a hidden size of at "
+                f"least 1; got num_layers={num_layers}, hidden_size={hidden_size}"
+            )
         self.input_size, self.hidden_size, self.num_layers = input_size, hidden_size, num_layers
         self.batch_first, self.dropout = batch_first, Dropout(dropout)
         self.directions = ("", "_reverse") if bidirectional else ("",)

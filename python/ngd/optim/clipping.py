@@ -18,7 +18,10 @@ def norm(x: Node) -> Node:
 
 def global_norm(gradients: Any) -> Node:
     """The Euclidean norm of all elements of a structure of nodes: float64 if one of them is."""
-    squares = [ops.square(norm(g)) for g in trees.leaves_of(gradients)]
+    leaves = trees.leaves_of(gradients)
+    if not leaves or not all(isinstance(leaf, Node) for leaf in leaves):
+        raise TypeError(f"optim.global_norm: expected a structure of nodes; got {gradients!r}")
+    squares = [ops.square(norm(g)) for g in leaves]
     dtype = float64 if any(s.dtype == float64 for s in squares) else float32
     root: Node = ops.sqrt(ops.sum(ops.stack([ops.cast(s, dtype) for s in squares])))
     return root

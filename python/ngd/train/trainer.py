@@ -43,6 +43,11 @@ def evaluate(judge: Callable[..., Any], loader: Any, *, group: Any = None) -> li
     count as much as they have samples. Collective: every rank of the group, by default the world's,
     has to call it, also one that gets samples of no weight.
     """
+    if not callable(judge) or not hasattr(loader, "sampler"):
+        raise TypeError(
+            "train.evaluate: expected a function and a data.Loader; got "
+            f"{type(judge).__name__} and {type(loader).__name__}"
+        )
     # From the beginning, also if an earlier one broke off.
     loader.sampler.done -= loader.sampler.step
     sums: Any = 0.0
