@@ -249,6 +249,7 @@ def drop_without_memory() -> list[bool]:
     if world.rank == 1:
         time.sleep(1)
         ngd.all_reduce(x, op="sum")
+        ngd.barrier()
         return []
     pending = _core.Pending.one(world.communicator, "all_reduce", "sum", x, out, MIB, shape=(MIB,))
     _core.start([pending])
@@ -257,7 +258,9 @@ def drop_without_memory() -> list[bool]:
     memory.set_nomemory(0, 0)
     del pending
     memory.remove_mem_hooks()
-    return [each() is not None for each in arrays]
+    kept = [each() is not None for each in arrays]
+    ngd.barrier()
+    return kept
 
 
 @harness.needs_ranks

@@ -131,7 +131,7 @@ def test_python_goes_on_while_kernels_are_made(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cpu, "_core", Timed())
     x = ngd.placeholder("x", (2, 8, 20, 20), np.float32)
     weights = [np.ones((4 + n, 8, 1 + n % 5, 1 + n // 5), np.float32) for n in range(25)]
-    outputs = [ops.conv2d(x, ngd.constant(w)) for w in weights]
+    outputs = [ops.conv(x, ngd.constant(w)) for w in weights]
     ended = threading.Event()
 
     def look() -> None:

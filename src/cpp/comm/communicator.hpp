@@ -93,10 +93,10 @@ class Communicator {
     static_cast<void>(work);
     return {};
   }
-  // A rank that waits for a rank outside of this group tells the others, several times per second;
-  // -1: it waits no more. Both numbers are the caller's.
+  // Publishes the rank that this rank waits for outside of this group, in the caller's numbers; -1
+  // ends it. A caller that still waits repeats it several times per second.
   virtual void note_awaited(int awaited) noexcept { static_cast<void>(awaited); }
-  // What a rank has told so within the last second; -1 = nothing.
+  // The rank that a rank of this group has published within the last second; -1 = none.
   virtual int awaited_by(int rank) const noexcept {
     static_cast<void>(rank);
     return -1;

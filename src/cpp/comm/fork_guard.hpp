@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A forked child of a rank is not a rank: it has copies of the engine's objects, and neither the
-// threads nor the connections behind them. It must not call MPI, and must not destroy what another
-// thread of its parent may have been using at the fork (docs/adr/0046).
+// A forked child of a rank is not a rank. It has copies of the engine's objects, but none of the
+// threads that use them. It must not call MPI, and must not destroy an object that another thread of
+// its parent may have used at the fork (docs/adr/0046).
 #pragma once
 
 #include <sys/types.h>
 
 namespace ngd::comm {
 
-// Tells the process that made the object from a forked child of it. Costs a load: the kernel
-// zeroes the page behind it in a child (MADV_WIPEONFORK).
+// Detects a forked child of the process that made the object. Costs one load: the kernel zeroes a
+// page of the object in the child (MADV_WIPEONFORK).
 class ForkGuard {
  public:
   ForkGuard();

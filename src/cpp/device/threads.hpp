@@ -21,7 +21,7 @@ void set_thread_share(int threads);
 class OffKernelCores {
  public:
   // Moves the calling thread to cores on which no kernels run; to any core if kernels run on all.
-  // Call it as often as you like: it does something only after the kernels were bound.
+  // Repeated calls cost a load until the kernels are bound anew.
   void follow() noexcept;
 
  private:

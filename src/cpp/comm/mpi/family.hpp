@@ -87,8 +87,8 @@ class Family {
   std::mutex mutex_;
   std::vector<Member*> members_;
   std::vector<Member*> busy_;  // those with works in flight, when they were last asked
-  // Both stay undestroyed in a forked child: the thread is not there, and what it waited on at the
-  // fork would wait for it in turn.
+  // A forked child destroys neither: the thread does not exist there, and the destructor of a
+  // condition variable would wait for it.
   std::unique_ptr<ProgressGate> gate_ = std::make_unique<ProgressGate>(mutex_);
   std::unique_ptr<std::thread> thread_;
 };

@@ -33,7 +33,7 @@ bool left_to_mpi() noexcept;
 void owns_all_memory();
 
 // Whether this process is a forked child of the one that opened the first endpoint. A child has
-// copies of all objects here; it must not call MPI, which would read what is meant for its parent.
+// copies of all objects here. It must not call MPI, which would receive messages for its parent.
 bool in_forked_child() noexcept;
 
 std::string error_text(int code);

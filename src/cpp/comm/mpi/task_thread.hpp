@@ -2,8 +2,8 @@
 // One thread that runs tasks, in turn, for as long as the process lives.
 //
 // MPI has to be finalized by the thread that initialised it (MPI 4.0, 11.6). MPI_Init_thread may
-// block until every rank of the job has come, so it runs on a thread that a deadline can leave
-// behind. This thread runs MPI_Finalize as well.
+// block until every rank of the job has come, so it runs on a thread that the caller can abandon at
+// its deadline. This thread runs MPI_Finalize as well.
 #pragma once
 
 #include <condition_variable>

@@ -123,8 +123,8 @@ class Rendezvous {
   [[noreturn]] void no_room() const {
     fail(ErrorKind::Init, "ngd.init(): rank ", rank_, ": ", error_text(EMFILE));
   }
-  // Of all processes of this user together, the kernel holds only as many descriptors that are sent
-  // and not yet received as one of them may have open.
+  // The limit of open descriptors of one process is also that of the descriptors that all processes
+  // of the user have sent and not yet received.
   [[noreturn]] void no_room_between() const {
     rlimit limit{};
     ::getrlimit(RLIMIT_NOFILE, &limit);

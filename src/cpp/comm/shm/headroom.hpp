@@ -16,8 +16,8 @@ struct Headroom {
 // with all that they lie in). Caches of files count as free. A bound that cannot be read is none.
 Headroom headroom();
 
-// Why this process cannot map so many bytes more, if RLIMIT_AS is the reason: the limit, what is left
-// of it, and what to do. Empty if it is not.
+// If RLIMIT_AS does not allow this process to map `bytes` more: a text with the limit, the rest of
+// it, and the remedy. Otherwise empty.
 std::string address_space_limit(std::uint64_t bytes);
 
 }  // namespace ngd::comm::shm

@@ -178,7 +178,7 @@ class ShmCommunicator final : public Communicator {
   std::list<Family::Retired> retired_ =
       std::list<Family::Retired>(1);  // what close() fills in: it must not ask for memory
   std::unordered_map<std::uint64_t, ProgramText> programs_;  // by hash
-  std::vector<std::uint64_t> texts_;  // room for their blocks, which close() must not ask for
+  std::vector<std::uint64_t> texts_;  // memory for their offsets, reserved for close()
 };
 
 // The group of all ranks of a family.

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kSleepNs = 50'000'000;   // between two looks at the peers
 constexpr std::uint64_t kLongNs = 100'000'000;   // of a wait that is told to who misses me
-constexpr std::uint64_t kOldNs = 1'000'000'000;  // of what a rank has said that it waits for
+constexpr std::uint64_t kOldNs = 1'000'000'000;  // age of a published wait that is ignored
 
 std::uint64_t ns_of(double seconds) {
   return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
