@@ -17,7 +17,9 @@ from harness import caught, run
 from standing import fail_in_world, run_in_world
 
 import ngd
+from ngd import _core
 
+MIB = 1 << 20
 over = pytest.mark.parametrize("communicator", harness.communicators())
 everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())
 
@@ -237,3 +239,30 @@ def left_alone() -> bool:
 def test_transfers_over_mpi_go_on_by_themselves(progress: str) -> None:
     how = harness.over("mpi", 2, env={"NGD_PROGRESS": progress})
     assert [o.value for o in run(left_alone, 2, **how)] == [progress == "on"] * 2
+
+
+def drop_without_memory() -> list[bool]:
+    """Python has no memory at the moment at which a collective under way is dropped."""
+    memory = pytest.importorskip("_testcapi", reason="needs CPython's own tests")
+    world = ngd.init()
+    x, out = np.full(MIB, world.rank + 1.0), np.zeros(MIB)
+    if world.rank == 1:
+        time.sleep(1)
+        ngd.all_reduce(x, op="sum")
+        ngd.barrier()
+        return []
+    pending = _core.Pending.one(world.communicator, "all_reduce", "sum", x, out, MIB, shape=(MIB,))
+    _core.start([pending])
+    arrays = [weakref.ref(x), weakref.ref(out)]
+    del x, out
+    memory.set_nomemory(0, 0)
+    del pending
+    memory.remove_mem_hooks()
+    kept = [each() is not None for each in arrays]
+    ngd.barrier()
+    return kept
+
+
+@harness.needs_ranks
+def test_arrays_of_a_dropped_collective_are_kept_without_memory() -> None:
+    assert run(drop_without_memory, 2)[0].value == [True, True]

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ import harness
 import numpy as np
 import pytest
 from attackers import NOBODY, names_of, needs_root
-from harness import Job, caught, say
+from harness import Job, caught, run, say
 
 import ngd
 from ngd import distributed, ops
@@ -177,7 +179,7 @@ def init_with_limit(rank: int, limit: int, bytes_left: int) -> dict[str, str]:
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
     ("limit", "left"),
-    [("RLIMIT_AS", 100 * MIB), ("RLIMIT_FSIZE", 10 * MIB)],
+    [("RLIMIT_AS", 100 * MIB), ("RLIMIT_AS", 3000 * MIB), ("RLIMIT_FSIZE", 10 * MIB)],
 )
 def test_no_memory_for_a_segment(victim: int, limit: str, left: int) -> None:
     others = [rank for rank in range(3) if rank != victim]
@@ -282,6 +284,49 @@ def test_descriptors_run_out_while_ranks_meet(victim: int, room: int) -> None:
             assert "RLIMIT_NOFILE" in each["message"], outcomes
     else:
         assert [each["sum"] for each in outcomes] == [11, 11]
+
+
+CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 21, 24
+CAPABILITY_VERSION = 0x20080522
+
+
+def drop_capabilities() -> None:
+    """Drop the capabilities that exempt root from the limit of sent descriptors."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    data = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, of bits 0 to 31 first
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.capget(header, data) == 0, os.strerror(ctypes.get_errno())
+    data[0] &= ~(1 << CAP_SYS_ADMIN | 1 << CAP_SYS_RESOURCE)
+    assert libc.capset(header, data) == 0, os.strerror(ctypes.get_errno())
+
+
+def join_beside_others(seconds: float) -> dict[str, Any]:
+    """Join while rank 0 has sent more descriptors than RLIMIT_NOFILE, for some seconds."""
+    drop_capabilities()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+    if os.environ["RANK"] == "0":
+        near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for _ in range(2):
+            socket.send_fds(near, [b"x"], [near.fileno()] * 50)
+        timer = threading.Timer(seconds, lambda: (near.close(), far.close()))
+        timer.daemon = True
+        timer.start()
+    begin = time.monotonic()
+    return {**join_and_sum(), "seconds": time.monotonic() - begin}
+
+
+def test_init_waits_while_too_many_descriptors_are_under_way() -> None:
+    outcomes = run(join_beside_others, 3, arguments={"seconds": 1.5})
+    assert [o.value.get("sum") for o in outcomes] == [111] * 3, "\n".join(map(str, outcomes))
+    assert outcomes[0].value["seconds"] > 1
+
+
+def test_too_many_descriptors_under_way_are_an_error() -> None:
+    for outcome in run(join_beside_others, 3, arguments={"seconds": 60}):
+        assert outcome.value.get("error") == "InitError", outcome
+        assert "RLIMIT_NOFILE allows (80)" in outcome.value["message"]
+        assert "ulimit -n 160" in outcome.value["message"]
+        assert outcome.value["seconds"] < 20
 
 
 # Jobs that meet.

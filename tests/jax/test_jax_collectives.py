@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -351,6 +352,51 @@ def test_a_rank_that_leaves_is_named(asynchronous: bool) -> None:
     first, second = run(lost, 2, asynchronous=asynchronous)
     assert "rank 1" in first
     assert second == "left"
+
+
+def bad_call(attribute: str, asynchronous: bool) -> list[str]:
+    """Rank 0's first call cannot be made; both go on to another one."""
+    world = ngd.init()
+    group = nj.number_of(world)
+    nj.register()
+    attributes = {
+        "kind": "all_reduce",
+        "op": "sum",
+        "site": "here",
+        "group": np.int64(group),
+        "root": np.int64(0),
+        "asynchronous": np.int64(asynchronous),
+    }
+    bad = {"kind": "nonsense", "root": np.int32(0)}[attribute]
+    first = {**attributes, attribute: bad} if world.rank == 0 else attributes
+    call = jax.ffi.ffi_call(
+        nj.TARGET,
+        [jax.ShapeDtypeStruct((3,), np.float32), jax.ShapeDtypeStruct((), np.int32)],
+        has_side_effect=True,
+    )
+    found = []
+    for given in (first, attributes):
+        step = jax.jit(functools.partial(call, **given))
+        try:
+            result, _ = jax.block_until_ready(step(jnp.ones(3), np.int32(0)))
+            found.append(str(np.asarray(result)))
+        except Exception as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("attribute", ["kind", "root"])
+def test_a_call_that_fails_on_one_rank_meets_no_later_one(
+    attribute: str, asynchronous: bool
+) -> None:
+    first, second = run(bad_call, 2, attribute=attribute, asynchronous=asynchronous)
+    said = {"kind": "nonsense", "root": "expected an int64"}[attribute]
+    assert said in first[0]
+    assert said in first[1], "the group is closed"
+    for each in second:
+        assert "rank 0" in each
+        assert said in each
 
 
 def page() -> list[float]:

@@ -4,8 +4,14 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from ngd._core import _core
 
 PROGRAM = """
 import json, sys
@@ -23,3 +29,25 @@ def test_import_takes_only_what_is_needed() -> None:
     packages = {name.partition(".")[0] for name in json.loads(done.stdout)}
     own = {name for name in packages if not name.startswith(("_cython_", "cython_runtime"))}
     assert own - set(sys.stdlib_module_names) == {"ngd", "numpy", "ml_dtypes"}
+
+
+PT_TLS = 7
+"""The type of a program header of ELF files: thread-local variables."""
+
+
+def program_headers(file: Path) -> list[int]:
+    """Return the types of the program headers of a 64-bit ELF file."""
+    data = file.read_bytes()
+    (offset,) = struct.unpack_from("<Q", data, 32)
+    size, count = struct.unpack_from("<HH", data, 54)
+    return [struct.unpack_from("<I", data, offset + i * size)[0] for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    "file", sorted(Path(_core.__file__).parent.glob("*.so")), ids=lambda f: f.name
+)
+def test_the_compiled_parts_have_no_thread_local_variables(file: Path) -> None:
+    """The C library ends a process that has no memory for them when a thread first uses one."""
+    headers = program_headers(file)
+    assert headers
+    assert PT_TLS not in headers

@@ -8,10 +8,17 @@ import os
 import resource
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import ngd
+from ngd import _core, ops
+from ngd.devices import cpu
 
 PRODUCT = """
 import numpy as np, ngd
@@ -213,3 +220,42 @@ def test_the_quota_of_an_enclosing_cgroup_is_respected() -> None:
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "1"]
+
+
+def test_python_goes_on_while_kernels_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making an executable compiles oneDNN's kernels, and is one call."""
+    spans: list[tuple[float, float]] = []
+    looks: list[float] = []
+
+    def timed(*arguments: object) -> _core.Executable:
+        begin = time.monotonic()
+        made = _core.Executable(*arguments)
+        spans.append((begin, time.monotonic()))
+        return made
+
+    class Timed:
+        Executable = staticmethod(timed)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(_core, name)
+
+    monkeypatch.setattr(cpu, "_core", Timed())
+    x = ngd.placeholder("x", (2, 8, 20, 20), np.float32)
+    weights = [np.ones((4 + n, 8, 1 + n % 5, 1 + n // 5), np.float32) for n in range(25)]
+    outputs = [ops.conv(x, ngd.constant(w)) for w in weights]
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.0005):
+            looks.append(time.monotonic())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        ngd.compile([x], outputs)
+    finally:
+        ended.set()
+        thread.join()
+    begin, end = max(spans, key=lambda span: span[1] - span[0])
+    inside = [each for each in looks if begin < each < end]
+    assert len(inside) >= 2, f"{len(inside)} looks in {end - begin:.3f} s"

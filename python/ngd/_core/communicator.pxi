@@ -101,6 +101,8 @@ cdef class Communicator:
         self.dropped = []
 
     def __dealloc__(self):
+        if self.communicator and self.communicator.get().in_child():
+            self.communicator.release()  # only the parent may destroy it: docs/adr/0046
         with nogil:  # over MPI to leave takes a while
             self.communicator.reset()
 
@@ -176,7 +178,10 @@ cdef class Communicator:
     @property
     def is_over(self) -> bool:
         """Of a group of several ranks: whether it is closed, or has failed."""
-        return self.communicator.get().is_over()
+        cdef cbool over
+        with nogil:  # a thread that is in the group may hold its lock for a moment
+            over = self.communicator.get().is_over()
+        return over
 
     def enlist(self) -> int:
         """Make the group known to XLA's programs, by a number; it must live as long as they do."""
@@ -184,12 +189,16 @@ cdef class Communicator:
 
     def make_common(self, size_t nbytes) -> int:
         """Make memory for all ranks of the group, and return its number for open_common."""
-        return self.communicator.get().make_common(nbytes)
+        cdef uint64_t number
+        with nogil:  # a system call per MiB
+            number = self.communicator.get().make_common(nbytes)
+        return number
 
     def open_common(self, int maker, uint64_t number) -> CommonMemory:
         """What a rank of the group has made; every rank opens it, that one too."""
         cdef CommonMemory result = CommonMemory.__new__(CommonMemory)
-        result.memory = self.communicator.get().open_common(maker, number)
+        with nogil:
+            result.memory = self.communicator.get().open_common(maker, number)
         return result
 
     def submit(

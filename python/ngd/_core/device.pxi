@@ -120,10 +120,13 @@ cdef class Buffer:
         """Copy a contiguous array in; as many bytes as the buffer has."""
         if <size_t> array.nbytes != self.nbytes:
             raise ValueError(f"Buffer.write: {array.nbytes} bytes into {self.nbytes}")
-        if self.common is not None:
-            memcpy(self.data, PyArray_DATA(array), self.nbytes)
-        else:
-            self.buffer.write(PyArray_DATA(array))
+        cdef const void* source = PyArray_DATA(array)
+        cdef cbool common = self.common is not None
+        with nogil:  # the caller holds the variable: no step uses it, and it does not move
+            if common:
+                memcpy(self.data, source, self.nbytes)
+            else:
+                self.buffer.write(source)
 
     def write_part(self, ndarray array, size_t begin, size_t end) -> None:
         """Copy some bytes of a contiguous array, which it has, to their place."""

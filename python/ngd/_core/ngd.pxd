@@ -200,6 +200,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         const shared_ptr[Computations]& computations()
         cbool has_common_memory()
         cbool is_over()
+        cbool in_child()
         uint64_t make_common(size_t nbytes) except +ngd_raise_python_error
         shared_ptr[void] open_common(int maker, uint64_t number) except +ngd_raise_python_error
         void abort(const string& traceback)

@@ -12,6 +12,7 @@ cdef class Pending:
 
     cdef Communicator communicator
     cdef object kept
+    cdef Pending heir  # an empty one, made before the collective starts: see __dealloc__
     cdef Collective collective
     cdef vector[uint64_t] counts, receive_counts, room
     cdef vector[Layout] layout  # one at the most, of the numbers in room
@@ -105,6 +106,7 @@ cdef class Pending:
         cdef double timeout = self.communicator.timeout
         cdef UnderWay call = self.communicator.call
         follows = follows or (call is not None and call.engaged)
+        self.heir = Pending.__new__(Pending)
         with nogil:
             if self.many:
                 self.grouped.reset(
@@ -122,6 +124,7 @@ cdef class Pending:
     cdef void _end(self) noexcept:
         self.over = True
         self.kept = None
+        self.heir = None
 
     cdef int _has_ended(self, Communicator communicator, double seconds) except -1:
         """As wait_for; of a pending that may have been dropped, by its communicator."""
@@ -165,7 +168,7 @@ cdef class Pending:
         cdef Pending heir
         if not self.started or self.over or self.communicator is None:
             return
-        heir = Pending.__new__(Pending)
+        heir = self.heir
         heir.kept = self.kept
         heir.counts.swap(self.counts)
         heir.receive_counts.swap(self.receive_counts)
@@ -176,7 +179,10 @@ cdef class Pending:
         heir.work = self.work
         heir.many = self.many
         heir.started = True
-        self.communicator.dropped.append(heir)
+        try:
+            self.communicator.dropped.append(heir)
+        except MemoryError:
+            Py_INCREF(heir)  # nothing can free it any more, and nothing may
 
 
 def start(list pending) -> None:

@@ -139,10 +139,13 @@ cdef class Executable:
             groups.push_back((<Communicator?> communicator).communicator.get())
         self.n_inputs, self.n_outputs = builder.program.inputs, builder.program.outputs
         self.find(pointers)
-        self.executor.reset(new Executor(
-            builder.program, dereference(device.device), device.table, groups, pointers,
-            _signal_pending,
-        ))
+        # Minutes for a large program: oneDNN compiles its kernels, and the arenas are committed. No
+        # other thread has this object yet, and the first run asks where the variables are now.
+        with nogil:
+            self.executor.reset(new Executor(
+                builder.program, dereference(device.device), device.table, groups, pointers,
+                _signal_pending,
+            ))
 
     cdef int follow(self) except -1:
         """Find the variables where they are now, if they may be there."""

@@ -10,13 +10,14 @@
 #include <csignal>
 #include <cstddef>
 #include <cstring>
-#include <deque>
 #include <exception>
+#include <list>
 #include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/config.hpp"
@@ -106,6 +107,7 @@ struct Scalar {
   const void* value;
 };
 constexpr int kScalarAttribute = 3, kStringAttribute = 4;
+constexpr int kInt64 = 5;  // XLA_FFI_DataType_S64
 struct Attributes {
   std::size_t struct_size;
   Extension* extension_start;
@@ -126,19 +128,27 @@ struct Call {
   void* future;  // ours to set: the results are there when it is complete
 };
 
-std::mutex guard;
-std::vector<comm::Communicator*> groups;
-std::set<std::string, std::less<>> sites;
+// What calls refer to. It is never destroyed: XLA's threads, and ours, may make a call while the
+// process ends.
+struct Known {
+  std::mutex guard;
+  std::vector<comm::Communicator*> groups;
+  std::set<std::string, std::less<>> sites;
+};
+Known& known() {
+  static Known& all = *new Known;
+  return all;
+}
 
 // A call site, for as long as the process lives.
 const char* interned(std::string_view site) {
-  const std::scoped_lock lock(guard);
-  return sites.emplace(site).first->c_str();
+  const std::scoped_lock lock(known().guard);
+  return known().sites.emplace(site).first->c_str();
 }
 
 comm::Communicator& group_of(std::int64_t number) {
-  const std::scoped_lock lock(guard);
-  return *groups.at(static_cast<std::size_t>(number));
+  const std::scoped_lock lock(known().guard);
+  return *known().groups.at(static_cast<std::size_t>(number));
 }
 
 DType dtype_of(int theirs) {
@@ -188,6 +198,13 @@ struct Request {
   bool asynchronous = false;
 };
 
+std::int64_t integer_of(std::string_view name, const Scalar& scalar) {
+  if (scalar.dtype != kInt64)
+    fail(ErrorKind::Internal, "ngd.jax: attribute '", name, "': expected an int64; got XLA's type ",
+         scalar.dtype);
+  return *static_cast<const std::int64_t*>(scalar.value);
+}
+
 void read_attributes(const Attributes& attributes, Request& request) {
   for (std::int64_t i = 0; i < attributes.size; ++i) {
     const std::string_view name(attributes.names[i]->data, attributes.names[i]->size);
@@ -199,7 +216,7 @@ void read_attributes(const Attributes& attributes, Request& request) {
       if (name == "op") request.collective.op = comm::reduce_op_named(text);
       if (name == "site") request.collective.site = interned(text);
     } else if (attributes.types[i] == kScalarAttribute) {
-      const auto n = *static_cast<const std::int64_t*>(static_cast<const Scalar*>(value)->value);
+      const std::int64_t n = integer_of(name, *static_cast<const Scalar*>(value));
       if (name == "group") request.group = &group_of(n);
       if (name == "root") request.collective.root = static_cast<int>(n);
       if (name == "tag") request.collective.tag = static_cast<int>(n);
@@ -208,11 +225,11 @@ void read_attributes(const Attributes& attributes, Request& request) {
   }
 }
 
-Request read(const Call& call) {
+// Reads the group first, so that its ranks can be notified if the rest is wrong.
+void read(const Call& call, Request& request) {
+  read_attributes(call.attributes, request);
   if (call.operands.size != 2 || call.results.size != 2)
     fail(ErrorKind::Internal, "ngd.jax: a call with other operands than it was registered for");
-  Request request;
-  read_attributes(call.attributes, request);
   if (request.group == nullptr) fail(ErrorKind::Internal, "ngd.jax: a call without a group");
   const Buffer& operand = *call.operands.buffers[0];
   request.result = *call.results.buffers[0];
@@ -228,7 +245,6 @@ Request read(const Call& call) {
   if (gives != comm::Part::Nothing) collective.source = operand.data;
   if (collective.kind != comm::Kind::Send) collective.destination = request.result.data;
   comm::validate(collective, request.group->rank(), size);
-  return request;
 }
 
 void run(const Request& request) {
@@ -239,6 +255,14 @@ void run(const Request& request) {
     std::memset(request.result.data, 0, size_of(request.collective.dtype));
   if (request.after.data != request.token.data)
     std::memcpy(request.after.data, request.token.data, sizeof(std::int32_t));
+}
+
+// A rank that fails before its collective has begun has left the ranks' common sequence: its next
+// call would meet this one of theirs. A group that has failed already stays as it is.
+void tell_group(const Request& request, const char* message) noexcept {
+  if (request.group != nullptr) return request.group->abort(message);
+  const std::scoped_lock lock(known().guard);
+  for (comm::Communicator* each : known().groups) each->abort(message);
 }
 
 void* error_of(const Api& api, const char* message) {
@@ -255,37 +279,41 @@ class Background {
     return *background;
   }
 
-  void add(const Request& request, const Api& api, void* future) {
-    {
-      const std::scoped_lock lock(guard_);
-      calls_.push_back({request, &api, future});
-    }
-    arrived_.notify_one();
-  }
-
- private:
   struct Pending {
     Request request;
     const Api* api;
     void* future;
   };
 
+  // Takes the one call of the list. Asks for no memory: its future must be completed.
+  void add(std::list<Pending>&& call) noexcept {
+    {
+      const std::scoped_lock lock(guard_);
+      calls_.splice(calls_.end(), call);
+    }
+    arrived_.notify_one();
+  }
+
+ private:
   Background() {
     sigset_t all, before;  // signals are for the threads of Python
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    struct Restore {
+      const sigset_t& mask;
+      ~Restore() { pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
+    } restore{before};
     std::thread([this] { serve(); }).detach();
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   [[noreturn]] void serve() {
     for (;;) {
       std::unique_lock lock(guard_);
       arrived_.wait(lock, [this] { return !calls_.empty(); });
-      const Pending next = calls_.front();
-      calls_.pop_front();
+      std::list<Pending> next;
+      next.splice(next.end(), calls_, calls_.begin());
       lock.unlock();
-      complete(next);
+      complete(next.front());
     }
   }
 
@@ -293,6 +321,7 @@ class Background {
     try {
       run(call.request);
     } catch (const std::exception& error) {
+      tell_group(call.request, error.what());
       FailedFutureArguments arguments{sizeof(FailedFutureArguments), nullptr, call.future,
                                       error_of(*call.api, error.what())};
       call.api->complete_with_error(&arguments);
@@ -304,18 +333,21 @@ class Background {
 
   std::mutex guard_;
   std::condition_variable arrived_;
-  std::deque<Pending> calls_;
+  std::list<Pending> calls_;
 };
 
-// Sets the call's future; false where this XLA has none.
+// Sets the call's future; false if this XLA has none, or a forked child has no thread for it. All
+// that may fail comes before the future: XLA waits for a future even if the call is an error.
 bool run_in_background(const Request& request, Call& call) {
   const Api& api = *call.api;
-  if (api.struct_size < sizeof(Api)) return false;
+  if (api.struct_size < sizeof(Api) || request.group->in_child()) return false;
+  Background& background = Background::get();
+  std::list<Background::Pending> pending{{request, &api, nullptr}};
   FutureArguments arguments{sizeof(FutureArguments), nullptr, nullptr};
   if (api.create_future(&arguments) != nullptr)
     fail(ErrorKind::Internal, "ngd.jax: XLA has made no future");
-  call.future = arguments.future;
-  Background::get().add(request, api, arguments.future);
+  pending.front().future = call.future = arguments.future;
+  background.add(std::move(pending));
   return true;
 }
 
@@ -328,11 +360,13 @@ extern "C" void* handle(Call* call) {
       metadata.traits = 0;
       return nullptr;
     }
+  Request request;
   try {
-    const Request request = read(*call);
+    read(*call, request);
     if (!request.asynchronous || !run_in_background(request, *call)) run(request);
     return nullptr;
   } catch (const std::exception& error) {
+    tell_group(request, error.what());
     return error_of(*call->api, error.what());
   }
 }
@@ -340,9 +374,9 @@ extern "C" void* handle(Call* call) {
 }  // namespace
 
 std::int64_t enlist(comm::Communicator& group) {
-  const std::scoped_lock lock(guard);
-  groups.push_back(&group);
-  return static_cast<std::int64_t>(groups.size()) - 1;
+  const std::scoped_lock lock(known().guard);
+  known().groups.push_back(&group);
+  return static_cast<std::int64_t>(known().groups.size()) - 1;
 }
 
 std::uintptr_t xla_handler() noexcept { return reinterpret_cast<std::uintptr_t>(&handle); }

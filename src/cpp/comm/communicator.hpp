@@ -83,6 +83,24 @@ class Communicator {
   virtual Work submit(const Collective& collective) = 0;
   // Returns when destination holds the result. timeout_seconds: 0 = no deadline.
   virtual void wait(Work work, double timeout_seconds) = 0;
+  // As wait, for a caller that has waited for `waited_seconds` of the timeout in another way.
+  virtual void wait_on(Work work, double timeout_seconds, double waited_seconds) {
+    static_cast<void>(waited_seconds);
+    wait(work, timeout_seconds);
+  }
+  // The ranks that hold a work up.
+  virtual std::vector<int> missing(Work work) const {
+    static_cast<void>(work);
+    return {};
+  }
+  // Publishes the rank that this rank waits for outside of this group, in the caller's numbers; -1
+  // ends it. A caller that still waits repeats it several times per second.
+  virtual void note_awaited(int awaited) noexcept { static_cast<void>(awaited); }
+  // The rank that a rank of this group has published within the last second; -1 = none.
+  virtual int awaited_by(int rank) const noexcept {
+    static_cast<void>(rank);
+    return -1;
+  }
   // Makes a call that belongs to a work under way, and retries it while another thread uses the
   // group. Where that takes longer than timeout_seconds (0 = no deadline), or the interrupt says
   // so, closes the group as abort() does and throws CollectiveTimeout or Interrupted.
@@ -147,6 +165,10 @@ class Communicator {
 
   // Tells the peers that this rank has failed, with its traceback (cut to what fits), and closes.
   virtual void abort(std::string_view traceback) noexcept = 0;
+  // Whether this process is a forked child of the one that made the group. Then every call above
+  // that takes part in a collective throws GroupClosed, the others do nothing, and the owner of the
+  // object must not destroy it.
+  virtual bool in_child() const noexcept { return false; }
   // Leaves in good order: peers that still wait for this rank are told that it left. Idempotent.
   virtual void close() noexcept = 0;
 

@@ -178,11 +178,10 @@ void set_thread_share(int threads) {
   find_elsewhere();
 }
 
-void keep_off_kernel_cores() noexcept {
-  thread_local int followed = 0;
-  if (elsewhere.version == followed) return;
+void OffKernelCores::follow() noexcept {
+  if (elsewhere.version == followed_) return;
   const std::lock_guard lock(elsewhere.mutex);
-  followed = elsewhere.version;
+  followed_ = elsewhere.version;
   sched_setaffinity(0, sizeof elsewhere.cores, &elsewhere.cores);
 }
 

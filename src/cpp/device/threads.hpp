@@ -17,10 +17,18 @@ int available_cores() noexcept;  // by the affinity mask and the quotas of enclo
 // What is left of them beside the ranks that share them. Called by a thread that runs kernels.
 // Throws as thread_count() does.
 void set_thread_share(int threads);
-// For a thread that runs none, as often as it likes: where OpenMP has bound the kernels' threads to
-// places (OMP_PROC_BIND), it runs from now on where none of them does or, if they are everywhere,
-// on any of their cores. Where they are not bound, it stays where the system puts it.
-void keep_off_kernel_cores() noexcept;
+// Keeps a thread that runs no kernels off the cores of the kernels' threads, if OpenMP binds those to
+// places (OMP_PROC_BIND). The thread owns it: a thread-local variable would be made when it is first
+// used, and the C library ends the process if there is no memory for it.
+class OffKernelCores {
+ public:
+  // Moves the calling thread to cores on which no kernels run; to any core if kernels run on all.
+  // Repeated calls cost a load until the kernels are bound anew.
+  void follow() noexcept;
+
+ private:
+  int followed_ = 0;
+};
 
 // Calls body(begin, end) over [0, count) in pieces of at least `grain`, on up to thread_count()
 // threads. The pieces depend on count, grain and thread_count() only.

@@ -2,6 +2,7 @@
 // Every rank of an mpirun runs all of these tests in the same order; without mpirun there is one
 // rank.
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +16,8 @@
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "comm/mpi/process.hpp"
+#include "comm/mpi/requests.hpp"
 #include "tally.hpp"
 
 namespace ngd::comm {
@@ -415,6 +418,72 @@ TEST_F(Mpi, RefusesInForkedChild) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   barrier();
+}
+
+// As when the interpreter of the child ends: nothing is called in MPI, and nothing waits.
+TEST_F(Mpi, AForkedChildMayEndInOrder) {
+  std::vector<float> data(1 << 20, 1.0f);
+  const Work work = comm_->submit(all_reduce(data));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    comm_->close();
+    comm_.reset();
+    finalize_mpi();
+    ::_exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  comm_->wait(work, kTimeout);
+  EXPECT_EQ(data.front(), static_cast<float>(size()));
+}
+
+// More than one call of MPI_Testsome looks at.
+TEST_F(Mpi, ManyMessagesAreLookedAtTogether) {
+  constexpr int kMessages = 700;
+  const mpi::Endpoint endpoint = mpi::open_endpoint(-1, kTimeout);
+  mpi::Channel channel{endpoint.comm, {}, endpoint.rank, 0};
+  for (int r = 0; r < endpoint.size; ++r) channel.members.push_back(r);
+  const int to = (rank() + 1) % size(), from = (rank() + size() - 1) % size();
+  std::vector<int> sent(kMessages), received(kMessages, -1);
+  {
+    mpi::Requests requests(channel);
+    for (int i = 0; i < kMessages; ++i)
+      requests.receive(&received[static_cast<std::size_t>(i)], sizeof(int), from, i % 7);
+    for (int i = 0; i < kMessages; ++i) {
+      sent[static_cast<std::size_t>(i)] = 1000 * rank() + i;
+      requests.send(&sent[static_cast<std::size_t>(i)], sizeof(int), to, i % 7);
+    }
+    while (!requests.test()) std::this_thread::yield();
+  }
+  for (int i = 0; i < kMessages; ++i)
+    EXPECT_EQ(received[static_cast<std::size_t>(i)], 1000 * from + i);
+  barrier();
+  mpi::library().free(endpoint.comm);
+}
+
+// Rank 0 closes groups before the others do. MPI cancels its receives, so their buffers are freed:
+// 64 KiB per peer and group.
+TEST_F(Mpi, AClosedGroupGivesItsMemoryBack) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  constexpr int kGroups = 20;
+  const auto used = [] {
+    const struct mallinfo2 info = ::mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  std::vector<std::unique_ptr<Communicator>> groups;
+  groups.push_back(comm_->split(0, rank()));
+  groups.clear();
+  barrier();
+  const std::size_t before = used();
+  for (int i = 0; i < kGroups; ++i) groups.push_back(comm_->split(0, rank()));
+  if (rank() == 0) groups.clear();
+  barrier();
+  if (rank() == 0) {
+    EXPECT_LT(used(), before + kGroups * (std::size_t{32} << 10));
+  }
+  groups.clear();
 }
 
 TEST_F(Mpi, ClosesAndOpensAgain) {

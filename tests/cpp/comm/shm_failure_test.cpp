@@ -74,6 +74,16 @@ TEST_P(MismatchTest, IsRaisedByAllRanksWithBothSites) {
 INSTANTIATE_TEST_SUITE_P(Fields, MismatchTest, testing::ValuesIn(kDifferences),
                          [](const auto& info) { return std::string(info.param.name); });
 
+// A rank that has overwritten its own record takes no other rank with it.
+TEST(Records, ALengthThatCannotBeIsCut) {
+  const auto record = std::make_unique<shm::RankRecord>();
+  std::memset(record->error_text, 'x', sizeof record->error_text);
+  record->error_length = 0xffffffff;
+  EXPECT_EQ(shm::error_text_of(*record).size(), sizeof record->error_text);
+  record->error_length = 3;
+  EXPECT_EQ(shm::error_text_of(*record), "xxx");
+}
+
 TEST(Threads, ASecondOneIsRefusedAndDisturbsNothing) {
   std::atomic<bool> refused{false};
   const auto outcomes = run_ranks(2, [&](Communicator& group) {

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <random>
 
+#include "comm/computations.hpp"
 #include "comm/shm/stream.hpp"
 #include "ranks.hpp"
 
@@ -228,6 +229,42 @@ TEST_P(GroupsTest, ManySplitsLeaveNothing) {
     world.split(0, 0)->close();
     world.wait(world.submit(barrier()), kSeconds);
     require(most() + 10 >= before, "a group's memory is left");
+  }));
+}
+
+// Programs that come and go, each with a long text for the message of a mismatch: all of them
+// together are larger than a segment (256 MiB).
+void run_programs(Communicator& group, int programs) {
+  const std::string text(std::size_t{8} << 20, 'x');
+  for (int number = 1; number <= programs; ++number) {
+    const auto computation = static_cast<std::uint64_t>(number);
+    const HeldComputation held(group.computations(), computation);
+    ProgramIdentity program;
+    program.hash = computation;
+    program.text = text.c_str();
+    program.computation = computation;
+    std::int64_t value = 1;
+    for (int call = 0; call < 100; ++call) {
+      Collective sum = all_reduce(ReduceOp::Sum, DType::I64, &value, &value, 1);
+      if (call == 0) sum.program = &program;
+      group.wait(group.submit(sum), kSeconds);
+    }
+  }
+}
+
+TEST(Groups, TextsOfProgramsThatAreGoneTakeNoMemory) {
+  expect_success(run_ranks(2, [](Communicator& world) {
+    run_programs(world, 60);
+    world.release(world.allocate(std::size_t{128} << 20));
+  }));
+}
+
+TEST(Groups, TextsOfProgramsAreReleasedWithTheirGroup) {
+  expect_success(run_ranks(2, [](Communicator& world) {
+    for (int round = 0; round < 40; ++round) run_programs(*world.split(0, world.rank()), 1);
+    Collective barrier;
+    world.wait(world.submit(barrier), kSeconds);
+    world.release(world.allocate(std::size_t{128} << 20));
   }));
 }
 

@@ -34,8 +34,9 @@ Cores cores_of_a_helper() {
   Cores cores{};
   std::thread([&] {
     cores.before = my_cores();
-    keep_off_kernel_cores();
-    keep_off_kernel_cores();
+    OffKernelCores off_kernel_cores;
+    off_kernel_cores.follow();
+    off_kernel_cores.follow();
     cores.after = my_cores();
   }).join();
   return cores;

@@ -164,4 +164,24 @@ bool Hosts::done(Work work) {
   }
 }
 
+std::vector<int> Hosts::missing(Work work) const {
+  std::vector<int> ranks = local_->missing(work);
+  for (int& rank : ranks) rank = roster_->here.at(static_cast<std::size_t>(rank));
+  return ranks;
+}
+
+int Hosts::number_here(int world_rank) const noexcept {
+  for (int r = 0, number = 0; r < group_.size(); ++r) {
+    if (host(r) != host(group_.rank)) continue;
+    if (group_.world(r) == world_rank) return number;
+    ++number;
+  }
+  return -1;
+}
+
+int Hosts::awaited_by(int world_rank) const noexcept {
+  const int number = number_here(world_rank);
+  return number < 0 ? -1 : local_->awaited_by(number);
+}
+
 }  // namespace ngd::comm::hierarchical

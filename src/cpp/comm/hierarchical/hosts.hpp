@@ -59,6 +59,8 @@ class Hosts final : public mpi::Shortcut {
                                       const Meeting& meeting) const override;
   bool is_local(const mpi::Channel& group) const override;
   std::unique_ptr<Communicator> take_local(std::shared_ptr<mpi::Family> family) override;
+  bool is_here(int world_rank) const noexcept override { return number_here(world_rank) >= 0; }
+  int awaited_by(int world_rank) const noexcept override;
 
   // What follows is for these transfers.
   const mpi::Channel& counterparts() const noexcept { return counterparts_; }
@@ -83,8 +85,11 @@ class Hosts final : public mpi::Shortcut {
   // Return true if the work is known to be done; false also while another thread uses the local
   // communicator.
   [[nodiscard]] bool done(Work work);
+  std::vector<int> missing(Work work) const;  // world ranks
 
  private:
+  int number_here(int world_rank) const noexcept;  // in shared memory; -1 = on another host
+
   mpi::Channel group_;
   std::shared_ptr<const Roster> roster_;
   std::unique_ptr<Communicator> local_;

@@ -18,7 +18,6 @@ namespace {
 
 constexpr double kForEver = std::numeric_limits<double>::infinity();
 constexpr auto kBetweenLooks = std::chrono::milliseconds(100);  // at the other groups
-constexpr double kShort = 1e-3;  // for a last look, by which shared memory says who is late
 
 }  // namespace
 
@@ -30,11 +29,9 @@ LocalGroup::LocalGroup(std::shared_ptr<mpi::Family> family, std::shared_ptr<cons
   family_->add(*this);
 }
 
-// In a forked child nobody holds the lock; the inner group says what is wrong there.
 template <class Call>
 auto LocalGroup::locked(Call&& call) {
-  std::unique_lock lock(family_->mutex(), std::defer_lock);
-  if (!family_->in_child()) lock.lock();
+  std::unique_lock lock(family_->mutex());
   held_ = &lock;
   return with_world_ranks(*roster_, [&] {
     throw_failure();
@@ -63,7 +60,10 @@ bool LocalGroup::ask() {
   return false;
 }
 
+// In a forked child another thread of the parent may hold the lock, and never gives it back: the
+// calls below take no lock there, and the inner group raises the error.
 Work LocalGroup::submit(const Collective& collective) {
+  if (in_child()) return inner_->submit(collective);
   const Entry entry(*this);
   return locked([&] {
     in_flight_.push_back({{}, mpi::header_of(collective, size(), 0)});  // it may ask for memory
@@ -96,7 +96,6 @@ bool LocalGroup::progress() noexcept {
 // True when the work is done. Returns early once nothing else in the family needs to be moved: then
 // shared memory's own way of waiting is the better one.
 bool LocalGroup::await(Work work, double seconds) {
-  if (family_->in_child()) return false;
   waited_ = work;
   const mpi::Family::Waiting waiting(*family_);
   mpi::Backoff backoff(local_size());
@@ -135,14 +134,17 @@ auto LocalGroup::wait_inside(Call&& call) {
 }
 
 void LocalGroup::wait(Work work, double timeout_seconds) {
+  if (in_child()) return inner_->wait(work, timeout_seconds);
   const Entry entry(*this);
   const auto start = Clock::now();
   if (await(work, timeout_seconds == 0 ? kForEver : timeout_seconds)) return;
-  const bool late = timeout_seconds > 0 && Seconds(Clock::now() - start).count() >= timeout_seconds;
-  wait_inside([&] { inner_->wait(work, late ? kShort : timeout_seconds); });
+  // The inner group reports the late rank, with the time that this one has waited in all.
+  const double waited = Seconds(Clock::now() - start).count();
+  wait_inside([&] { inner_->wait_on(work, timeout_seconds, waited); });
 }
 
 bool LocalGroup::wait_for(Work work, double seconds) {
+  if (in_child()) return inner_->wait_for(work, seconds);
   const Entry entry(*this);
   const auto start = Clock::now();
   if (await(work, seconds)) return true;
@@ -151,6 +153,7 @@ bool LocalGroup::wait_for(Work work, double seconds) {
 }
 
 std::unique_ptr<Communicator> LocalGroup::split(int color, int key) {
+  if (in_child()) return inner_->split(color, key);
   const Entry entry(*this);
   std::unique_ptr<Communicator> child = wait_inside([&] { return inner_->split(color, key); });
   if (!child) return nullptr;
@@ -211,7 +214,7 @@ void LocalGroup::look_at_others() {
 
 // A thread that waits inside holds the lock until its wait ends.
 void LocalGroup::close() noexcept {
-  if (family_->in_child()) return;
+  if (in_child()) return;
   inner_->close();
   const std::lock_guard lock(family_->mutex());
   family_->remove(*this);

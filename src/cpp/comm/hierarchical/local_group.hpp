@@ -45,6 +45,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
   void release(SharedBlock block) noexcept override;
   bool has_common_memory() const noexcept override { return inner_->has_common_memory(); }
   bool is_over() const noexcept override { return inner_->is_over(); }
+  bool in_child() const noexcept override { return mpi::in_forked_child(); }
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
   void watch(bool on) noexcept override;

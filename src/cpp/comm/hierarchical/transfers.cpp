@@ -33,6 +33,12 @@ Collective local_step(const Hosts& hosts, const Collective& whole, Kind kind) {
   return step;
 }
 
+// Adds the ranks that hold up a local step, each once.
+void add_missing(const Hosts& hosts, Work work, std::vector<int>& peers) {
+  for (const int rank : hosts.missing(work))
+    if (std::find(peers.begin(), peers.end(), rank) == peers.end()) peers.push_back(rank);
+}
+
 // Lanes whose steps may submit a collective among the ranks of this host. All ranks of the host
 // submit in the same order: lane after lane, each as much as belongs to its turn.
 //
@@ -43,6 +49,8 @@ class HostLanes : public LaneTransfer {
  public:
   std::vector<int> pending_peers() const override {
     std::vector<int> peers = LaneTransfer::pending_peers();
+    for (const std::optional<Work>& work : works_)
+      if (work) add_missing(hosts_, *work, peers);
     return peers.empty() ? hosts_.neighbours() : peers;
   }
 
@@ -302,10 +310,13 @@ class Broadcast final : public HostLanes {
 class HostBlocks : public Transfer {
  public:
   std::vector<int> pending_peers() const override {
+    std::vector<int> peers;
     for (const auto* streams : {&outgoing_, &incoming_})
       for (const std::optional<Stream>& stream : *streams)
-        if (stream && !stream->pending_peers().empty()) return stream->pending_peers();
-    return hosts_.neighbours();
+        if (stream && peers.empty()) peers = stream->pending_peers();
+    for (const std::optional<Work>& work : works_)
+      if (work) add_missing(hosts_, *work, peers);
+    return peers.empty() ? hosts_.neighbours() : peers;
   }
 
  protected:

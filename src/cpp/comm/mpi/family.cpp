@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <exception>
 #include <string>
 
 #include "base/config.hpp"
@@ -23,6 +24,7 @@ namespace {
 // 64 KB arrive in the short one, which the sockets hold.
 constexpr auto kShortestNap = std::chrono::microseconds(50);
 constexpr auto kLongestNap = std::chrono::microseconds(400);
+constexpr auto kLongestRest = std::chrono::milliseconds(100);
 // Open MPI looks at its sockets in every eighth call that finds nothing (opal_progress).
 constexpr int kCallsForSockets = 8;
 
@@ -55,7 +57,7 @@ bool progress_thread_wanted(const Endpoint& endpoint) {
 
 }  // namespace
 
-Family::Family(const Endpoint& endpoint) : endpoint_(endpoint), owner_(::getpid()) {
+Family::Family(const Endpoint& endpoint) : endpoint_(endpoint) {
   tag_limit_ = library().largest_tag(endpoint.comm, tag_limit_);
   if (!progress_thread_wanted(endpoint)) return;
   // Signals are for the threads that were there before.
@@ -68,28 +70,26 @@ Family::Family(const Endpoint& endpoint) : endpoint_(endpoint), owner_(::getpid(
 }
 
 Family::~Family() {
-  if (in_child()) {
-    static_cast<void>(thread_.release());  // the thread is not there to be joined
+  if (in_forked_child()) {
+    static_cast<void>(thread_.release());
+    static_cast<void>(gate_.release());
     return;
   }
   if (thread_) {
     {
       const std::lock_guard lock(mutex_);
-      stop_ = true;
+      gate_->stop();
     }
-    wake_.notify_all();
     thread_->join();
   }
   if (clean_ && !library().finalized()) library().free(endpoint_.comm);
 }
 
-bool Family::in_child() const noexcept { return ::getpid() != owner_; }
-
 void Family::progress() noexcept {
   busy_.clear();
   for (Member* member : members_)
     if (member->progress()) busy_.push_back(member);
-  in_flight_ = !busy_.empty();
+  gate_->set_in_flight(!busy_.empty());
 }
 
 bool Family::in_flight_beside(const Member& member) const noexcept {
@@ -99,10 +99,6 @@ bool Family::in_flight_beside(const Member& member) const noexcept {
 void Family::expect_no_failure_beside(const Member& member, const Header& mine) {
   for (Member* other : members_)
     if (other != &member) other->expect_no_failure(mine);
-}
-
-void Family::wake_progress_thread() noexcept {
-  if (resting_.load(std::memory_order_relaxed)) wake_.notify_one();
 }
 
 void Family::pump() const noexcept {
@@ -115,25 +111,32 @@ std::uint64_t Family::moves() const noexcept {
   return sum;
 }
 
+// The C library ends the process where it has no memory for the thread-local variables of a shared
+// library, which it makes when a thread first uses one of them: those of the C++ runtime (for
+// exceptions) and of MPI are made here, before a program runs out of memory.
+void Family::touch_thread_locals() const noexcept {
+  static_cast<void>(std::uncaught_exceptions());
+  pump();
+}
+
 void Family::run() {
   ask_for_short_slices();
+  device::OffKernelCores off_kernel_cores;
   std::unique_lock lock(mutex_);
+  touch_thread_locals();
   auto nap = kShortestNap;
-  while (!stop_) {
-    if (waiting_ > 0 || !in_flight_) {
-      resting_ = true;
-      wake_.wait_for(lock, std::chrono::milliseconds(100),
-                     [&] { return stop_ || (waiting_ == 0 && in_flight_); });
-      resting_ = false;
+  while (!gate_->is_stopped()) {
+    if (!gate_->is_needed()) {
+      gate_->sleep_until_needed(lock, kLongestRest);
       nap = kShortestNap;
-      if (waiting_ > 0 || !in_flight_) continue;
-      device::keep_off_kernel_cores();
+      if (!gate_->is_needed()) continue;
+      off_kernel_cores.follow();
     }
     const std::uint64_t before = moves();
     pump();
     progress();
     nap = moves() != before ? kShortestNap : std::min(nap * 2, kLongestNap);
-    wake_.wait_for(lock, nap, [&] { return stop_; });
+    gate_->nap(lock, nap);
   }
 }
 

@@ -7,10 +7,6 @@
 // these are known (docs/adr/0015).
 #pragma once
 
-#include <sys/types.h>
-
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -18,6 +14,7 @@
 #include <vector>
 
 #include "comm/mpi/process.hpp"
+#include "comm/mpi/progress_gate.hpp"
 #include "comm/mpi/wire.hpp"
 
 namespace ngd::comm::mpi {
@@ -43,8 +40,6 @@ class Family {
   Family& operator=(const Family&) = delete;
 
   const Endpoint& endpoint() const noexcept { return endpoint_; }
-  // Whether this process is a fork of the one that made the family: then nothing here may be used.
-  bool in_child() const noexcept;
   // Guards all groups of the family, and every call of MPI on its communicator.
   std::mutex& mutex() noexcept { return mutex_; }
 
@@ -59,8 +54,8 @@ class Family {
   void expect_no_failure_beside(const Member& member, const Header& mine);
   // A work has begun that must be moved again and again.
   void submitted() noexcept {
-    in_flight_ = true;
-    wake_progress_thread();
+    gate_->set_in_flight(true);
+    gate_->wake_thread();
   }
   void abandon() noexcept { clean_ = false; }  // MPI holds messages: the communicator stays
   int next_group = 1;                          // the first number that no group of mine has
@@ -69,36 +64,32 @@ class Family {
   // Without the lock, around a wait: the progress thread rests.
   class Waiting {
    public:
-    explicit Waiting(Family& family) : family_(family) { ++family.waiting_; }
+    explicit Waiting(Family& family) : gate_(*family.gate_) { gate_.begin_wait(); }
     ~Waiting() {
-      --family_.waiting_;
-      if (family_.in_flight_) family_.wake_progress_thread();
+      if (!in_forked_child()) gate_.end_wait();
     }
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
 
    private:
-    Family& family_;
+    ProgressGate& gate_;
   };
 
  private:
   void run();
+  void touch_thread_locals() const noexcept;
   void pump() const noexcept;
   std::uint64_t moves() const noexcept;
-  void wake_progress_thread() noexcept;
 
   const Endpoint endpoint_;
-  const pid_t owner_;
   int tag_limit_ = 32767;
   bool clean_ = true;
   std::mutex mutex_;
   std::vector<Member*> members_;
   std::vector<Member*> busy_;  // those with works in flight, when they were last asked
-  std::atomic<int> waiting_{0};
-  std::atomic<bool> in_flight_{false};
-  std::atomic<bool> resting_{false};  // the thread sleeps until it is woken
-  bool stop_ = false;
-  std::condition_variable wake_;
+  // A forked child destroys neither: the thread does not exist there, and the destructor of a
+  // condition variable would wait for it.
+  std::unique_ptr<ProgressGate> gate_ = std::make_unique<ProgressGate>(mutex_);
   std::unique_ptr<std::thread> thread_;
 };
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
-#include <vector>
 
 #include "comm/mpi/library.hpp"
 
@@ -45,12 +44,9 @@ void copy_text(const char* from, int length, char* text, std::size_t size) noexc
   text[kept] = '\0';
 }
 
-// What MPI_Testsome works in, by thread.
-struct Scratch {
-  std::vector<MPI_Request> requests;
-  std::vector<MPI_Status> statuses;
-  std::vector<int> indices;
-};
+// Requests that one call of MPI_Testsome looks at. Their memory is the stack's: a call that must not
+// throw cannot ask for any, and a thread-local variable would be made when a thread first uses it.
+constexpr std::size_t kAtOnce = 256;
 
 class Implementation final : public Library {
  public:
@@ -143,25 +139,11 @@ class Implementation final : public Library {
   }
   int test_some(Request* requests, std::size_t n, Completed* completed,
                 std::size_t& count) const noexcept override {
-    thread_local Scratch scratch;
-    scratch.requests.resize(n);
-    scratch.statuses.resize(n);
-    scratch.indices.resize(n);
-    for (std::size_t i = 0; i < n; ++i) scratch.requests[i] = handle_of<MPI_Request>(requests[i]);
-    int done = 0;
-    const int code = MPI_Testsome(static_cast<int>(n), scratch.requests.data(), &done,
-                                  scratch.indices.data(), scratch.statuses.data());
-    for (std::size_t i = 0; i < n; ++i) requests[i] = word_of<Request>(scratch.requests[i]);
     count = 0;
-    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return code;
-    if (done == MPI_UNDEFINED) return kSuccess;
-    for (int i = 0; i < done; ++i) {
-      const MPI_Status& status = scratch.statuses[static_cast<std::size_t>(i)];
-      Completed& one = completed[count++];
-      one = {scratch.indices[static_cast<std::size_t>(i)], kSuccess, 0};
-      MPI_Get_count(&status, MPI_BYTE, &one.bytes);
-      const bool failed = code == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_ERR_PENDING;
-      if (failed) one.error = status.MPI_ERROR;
+    for (std::size_t begin = 0; begin < n; begin += kAtOnce) {
+      const std::size_t end = std::min(n, begin + kAtOnce);
+      if (const int code = test_part(requests, begin, end, completed, count); code != kSuccess)
+        return code;
     }
     return kSuccess;
   }
@@ -189,6 +171,30 @@ class Implementation final : public Library {
     int length = 0;
     MPI_Get_library_version(own, &length);
     copy_text(own, length, text, size);
+  }
+
+ private:
+  static int test_part(Request* requests, std::size_t begin, std::size_t end, Completed* completed,
+                       std::size_t& count) noexcept {
+    MPI_Request handles[kAtOnce];
+    MPI_Status statuses[kAtOnce];
+    int indices[kAtOnce];
+    for (std::size_t i = begin; i < end; ++i)
+      handles[i - begin] = handle_of<MPI_Request>(requests[i]);
+    int done = 0;
+    const int code = MPI_Testsome(static_cast<int>(end - begin), handles, &done, indices, statuses);
+    for (std::size_t i = begin; i < end; ++i) requests[i] = word_of<Request>(handles[i - begin]);
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return code;
+    if (done == MPI_UNDEFINED) return kSuccess;
+    for (int i = 0; i < done; ++i) {
+      const MPI_Status& status = statuses[i];
+      Completed& one = completed[count++];
+      one = {static_cast<int>(begin) + indices[i], kSuccess, 0};
+      MPI_Get_count(&status, MPI_BYTE, &one.bytes);
+      const bool failed = code == MPI_ERR_IN_STATUS && status.MPI_ERROR != MPI_ERR_PENDING;
+      if (failed) one.error = status.MPI_ERROR;
+    }
+    return kSuccess;
   }
 };
 

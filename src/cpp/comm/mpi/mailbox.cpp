@@ -26,10 +26,10 @@ Mailbox::Mailbox(const Channel& channel)
 Mailbox::~Mailbox() { close(); }
 
 void Mailbox::listen(int peer) {
-  std::vector<std::byte>& buffer = peers_[index(peer)].buffer;
-  buffer.resize(kMailBytes);
+  Buffer& buffer = peers_[index(peer)].buffer;
+  if (!buffer) buffer = std::make_unique_for_overwrite<std::byte[]>(kMailBytes);
   const int code =
-      library().receive(buffer.data(), kMailBytes, channel_.world(peer),
+      library().receive(buffer.get(), kMailBytes, channel_.world(peer),
                         channel_.first_tag + kMailTag, channel_.comm, receives_[index(peer)]);
   if (code != kSuccess) throw Unreachable({channel_.world(peer)}, code);
 }
@@ -38,10 +38,11 @@ Mailbox::Outgoing& Mailbox::compose(Header header, const void* payload, std::siz
   owns_all_memory();
   reap();
   header.payload_bytes = static_cast<std::uint32_t>(payload_bytes);
-  Outgoing& mail = outgoing_.emplace_back(
-      Outgoing{std::vector<std::byte>(sizeof(Header) + payload_bytes), Requests(channel_)});
-  std::memcpy(mail.buffer.data(), &header, sizeof(Header));
-  if (payload_bytes != 0) std::memcpy(mail.buffer.data() + sizeof(Header), payload, payload_bytes);
+  const std::size_t bytes = sizeof(Header) + payload_bytes;
+  Outgoing& mail = outgoing_->emplace_back(
+      Outgoing{std::make_unique_for_overwrite<std::byte[]>(bytes), bytes, Requests(channel_)});
+  std::memcpy(mail.buffer.get(), &header, sizeof(Header));
+  if (payload_bytes != 0) std::memcpy(mail.buffer.get() + sizeof(Header), payload, payload_bytes);
   return mail;
 }
 
@@ -49,14 +50,13 @@ void Mailbox::post(const Header& header, const void* payload, std::size_t payloa
   Outgoing& mail = compose(header, payload, payload_bytes);
   for (int peer = 0; peer < channel_.size(); ++peer)
     if (peer != channel_.rank)
-      mail.requests.send(mail.buffer.data(), mail.buffer.size(), peer,
-                         channel_.first_tag + kMailTag);
+      mail.requests.send(mail.buffer.get(), mail.bytes, peer, channel_.first_tag + kMailTag);
 }
 
 void Mailbox::post_to(int peer, const Header& header, const void* payload,
                       std::size_t payload_bytes) {
   Outgoing& mail = compose(header, payload, payload_bytes);
-  mail.requests.send(mail.buffer.data(), mail.buffer.size(), peer, channel_.first_tag + kMailTag);
+  mail.requests.send(mail.buffer.get(), mail.bytes, peer, channel_.first_tag + kMailTag);
 }
 
 void Mailbox::progress() {
@@ -78,8 +78,8 @@ void Mailbox::progress() {
 void Mailbox::sort_in(int rank, std::size_t bytes) {
   Peer& peer = peers_[index(rank)];
   Message message;
-  const std::byte* text = peer.buffer.data() + sizeof(Header);
-  if (bytes >= sizeof(Header)) std::memcpy(&message.header, peer.buffer.data(), sizeof(Header));
+  const std::byte* text = peer.buffer.get() + sizeof(Header);
+  if (bytes >= sizeof(Header)) std::memcpy(&message.header, peer.buffer.get(), sizeof(Header));
   if (bytes < sizeof(Header) || message.header.magic != Header::kMagic ||
       static_cast<std::size_t>(message.header.kind) >= kKinds.size() ||
       bytes != sizeof(Header) + message.header.payload_bytes)
@@ -111,25 +111,21 @@ Message Mailbox::take(int peer) {
 }
 
 bool Mailbox::reap() {
-  while (!outgoing_.empty() && outgoing_.front().requests.test()) outgoing_.pop_front();
-  return outgoing_.empty();
+  while (!outgoing_->empty() && outgoing_->front().requests.test()) outgoing_->pop_front();
+  return outgoing_->empty();
 }
 
 bool Mailbox::close() noexcept {
-  bool clean = outgoing_.empty();
-  for (Request& request : receives_) {
-    clean = clean && request == library().no_request;
-    give_up(request);
+  if (!outgoing_) return false;  // closed before
+  bool all_left = outgoing_->empty();
+  for (std::size_t peer = 0; peer < receives_.size(); ++peer) {
+    all_left = all_left && receives_[peer] == library().no_request;
+    if (!give_up(receives_[peer])) static_cast<void>(peers_[peer].buffer.release());
+    receives_[peer] = library().no_request;
   }
-  if (!clean) {
-    // MPI may still read or write these: they live as long as the process.
-    static_cast<void>(new std::deque<Outgoing>(std::move(outgoing_)));
-    static_cast<void>(new std::vector<Peer>(std::move(peers_)));
-    outgoing_.clear();
-    receives_.clear();
-    peers_.clear();
-  }
-  return clean;
+  // MPI cannot cancel a message that it has begun to send: those stay for good.
+  if (!outgoing_->empty()) static_cast<void>(outgoing_.release());
+  return all_left;
 }
 
 }  // namespace ngd::comm::mpi

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,12 +42,14 @@ class Mailbox {
   bool has_left(int peer) const { return peers_[index(peer)].left; }
   bool everything_sent() { return reap(); }
 
-  // Stops receiving. False when messages are left that MPI still owns: their memory is abandoned.
+  // Stops receiving. False if a peer has not said Left, or a message has not been sent. Memory that
+  // MPI does not let go stays for as long as the process lives; asks for none itself.
   bool close() noexcept;
 
  private:
+  using Buffer = std::unique_ptr<std::byte[]>;
   struct Peer {
-    std::vector<std::byte> buffer;
+    Buffer buffer;
     std::deque<Message> arrived;
     std::deque<Message> sent;
     std::optional<Message> ended;
@@ -55,7 +58,8 @@ class Mailbox {
     bool left = false;
   };
   struct Outgoing {
-    std::vector<std::byte> buffer;
+    Buffer buffer;
+    std::size_t bytes;
     Requests requests;
   };
   static std::size_t index(int peer) { return static_cast<std::size_t>(peer); }
@@ -69,7 +73,7 @@ class Mailbox {
   std::vector<Peer> peers_;
   std::vector<Request> receives_;  // by rank; null where nothing more will come
   std::vector<Completed> completed_;
-  std::deque<Outgoing> outgoing_;
+  std::unique_ptr<std::deque<Outgoing>> outgoing_ = std::make_unique<std::deque<Outgoing>>();
 };
 
 }  // namespace ngd::comm::mpi

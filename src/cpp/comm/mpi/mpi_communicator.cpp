@@ -107,7 +107,7 @@ int MpiCommunicator::local_size() const noexcept {
 // ---- whether it is usable
 
 void MpiCommunicator::refuse_child(const char* call) const {
-  if (family_->in_child())
+  if (in_child())
     fail(ErrorKind::GroupClosed, call,
          ": this is a forked child of a rank; only the rank itself takes part in collectives");
 }
@@ -219,7 +219,7 @@ std::optional<Statistics::Entry> MpiCommunicator::stats_of(Work work) const {
 }
 
 std::vector<CallStats> MpiCommunicator::stats() const {
-  if (family_->in_child()) return {};  // where somebody may hold the lock for ever
+  if (in_child()) return {};  // where somebody may hold the lock for ever
   const std::lock_guard lock(family_->mutex());
   return statistics_.report();
 }
@@ -236,6 +236,7 @@ bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
   refuse_child(call);
   const Entry entry(*this);
   const Family::Waiting waiting(*family_);
+  Awaited awaited(*this);
   const std::chrono::duration<double> limit(limits.timeout_seconds);
   const auto start = Clock::now();
   Backoff backoff(local_size());
@@ -263,6 +264,7 @@ bool MpiCommunicator::await(Work work, Limits limits, const char* call) {
       if (limits.timeout_seconds > 0 && now - last_move > limit)
         fail_timeout(work, limits.timeout_seconds);
       if (now >= next_look && watched()) fail_with_others(work);
+      if (now >= next_look) awaited.note(work);
     }
     if (std::chrono::duration<double>(now - start).count() >= limits.patience) return false;
     backoff.pause();
@@ -284,14 +286,22 @@ bool MpiCommunicator::progress() noexcept {
       check_pair(peer, mine, matched, start);
     });
   } catch (const Unreachable& lost) {
-    const std::string where = works_.empty() ? "" : " in " + describe(works_.front().header);
-    close_failed(lost.kind(), lost.what() + where, lost.ranks());
+    close_unreachable(lost);
   } catch (const Error& error) {
     close_failed(error.kind(), error.what(), error.ranks());
   } catch (const std::exception&) {
     close_failed(ErrorKind::OutOfMemory, "out of memory");
   }
   return !works_.empty() || !pairs_.idle();
+}
+
+void MpiCommunicator::close_unreachable(const Unreachable& lost) noexcept {
+  std::string message;
+  try {
+    if (!works_.empty()) message = concat(lost.what(), " in ", describe(works_.front().header));
+  } catch (const std::bad_alloc&) {  // the message does without the collective
+  }
+  close_failed(lost.kind(), message.empty() ? lost.what() : message, lost.ranks());
 }
 
 void MpiCommunicator::advance_works() {
@@ -487,26 +497,6 @@ std::string MpiCommunicator::heard_of(const std::vector<int>& missing) {
   return text;
 }
 
-void MpiCommunicator::fail_timeout(Work work, double timeout_seconds) {
-  std::vector<int> missing;
-  const char* what = " did not come";
-  if (work.sequence >= Pairs::kFirst) {
-    missing.push_back(pairs_.peer_of(work.sequence));
-  } else if (const Pending& oldest = works_.front(); oldest.transfer) {
-    missing = oldest.transfer->pending_peers();
-    what = " stopped half-way";
-  } else {
-    for (int peer = 0; peer < size(); ++peer)
-      if (peer != rank() && mailbox_.from(peer).empty()) missing.push_back(channel_.world(peer));
-  }
-  const std::string message =
-      concat(describe_awaited(work), ": ", list_ranks(missing), what, " within ", timeout_seconds,
-             " s (NGD_TIMEOUT)", heard_of(missing));
-  close_failed(ErrorKind::CollectiveTimeout, message, missing);
-  failure_told_ = true;
-  throw Error(ErrorKind::CollectiveTimeout, message, missing);
-}
-
 void MpiCommunicator::fail_interrupted(Work work) {
   const std::lock_guard lock(family_->mutex());
   require_open("wait");
@@ -550,14 +540,14 @@ void MpiCommunicator::abort(std::string_view traceback) noexcept {
 
 void MpiCommunicator::give_up(ErrorKind kind, std::string_view why,
                               const std::vector<int>& ranks) noexcept {
-  if (family_->in_child()) return;
+  if (in_child()) return;
   const std::lock_guard lock(family_->mutex());
   close_failed(is_between_ranks(kind) ? kind : ErrorKind::RemoteRank, why, ranks);
   failure_told_ = true;
 }
 
 void MpiCommunicator::close() noexcept {
-  if (family_->in_child()) return;
+  if (in_child()) return;
   const std::lock_guard lock(family_->mutex());
   if (state_ == State::Closed) return;
   const bool failed = state_ == State::Failed;
@@ -634,7 +624,8 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   return child;
 }
 
-int MpiCommunicator::next_group() const noexcept {
+int MpiCommunicator::next_group() const {
+  refuse_child("a new group");
   const std::lock_guard lock(family_->mutex());
   return family_->next_group;
 }
@@ -721,6 +712,7 @@ Channel MpiCommunicator::child_channel(int color, const std::vector<std::int64_t
 // ---- memory
 
 SharedBlock MpiCommunicator::allocate(std::size_t bytes) {
+  refuse_child("memory of a group");
   if (shortcut_) {
     const std::lock_guard lock(family_->mutex());
     return shortcut_->local().allocate(bytes);
@@ -732,7 +724,7 @@ SharedBlock MpiCommunicator::allocate(std::size_t bytes) {
 
 void MpiCommunicator::release(SharedBlock block) noexcept {
   if (shortcut_) {
-    if (family_->in_child()) return;
+    if (in_child()) return;
     const std::lock_guard lock(family_->mutex());
     shortcut_->local().release(block);
     return;

@@ -38,7 +38,7 @@ class MpiCommunicator final : public Communicator, private Member {
   ~MpiCommunicator() override { close(); }
 
   // The first number that no group of this rank has.
-  int next_group() const noexcept;
+  int next_group() const;
   // A group of my family, made by its members alone: see make_group_of.
   std::unique_ptr<Communicator> group_of(const std::vector<int>& members, int number,
                                          const std::string& key, double timeout_seconds,
@@ -63,7 +63,8 @@ class MpiCommunicator final : public Communicator, private Member {
   std::vector<CallStats> stats() const override;
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
-  bool is_over() const noexcept override { return family_->in_child() || state_ != State::Open; }
+  bool is_over() const noexcept override { return in_child() || state_ != State::Open; }
+  bool in_child() const noexcept override { return in_forked_child(); }
   void abort(std::string_view traceback) noexcept override;
   // The same of an error, which the others raise alike where it is between ranks.
   void give_up(ErrorKind kind, std::string_view why, const std::vector<int>& ranks) noexcept;
@@ -93,6 +94,20 @@ class MpiCommunicator final : public Communicator, private Member {
     double patience;         // of the caller, who then comes again; < 0 = none
   };
 
+  // Tells the ranks of my host which rank a wait is for, while it lasts.
+  class Awaited {
+   public:
+    explicit Awaited(MpiCommunicator& group) noexcept : group_(group) {}
+    ~Awaited();
+    Awaited(const Awaited&) = delete;
+    Awaited& operator=(const Awaited&) = delete;
+    void note(Work work);  // with the lock held
+
+   private:
+    MpiCommunicator& group_;
+    bool noted_ = false;
+  };
+
   void refuse_child(const char* call) const;
   void require_open(const char* call);
   Algorithm resolve(const Collective& collective) const;
@@ -102,6 +117,7 @@ class MpiCommunicator final : public Communicator, private Member {
 
   bool progress() noexcept override;
   void advance_works();
+  void close_unreachable(const Unreachable& lost) noexcept;
   void count(const Pending& work);
   std::optional<Statistics::Entry> stats_of(Work work) const;
   bool advance(Pending& work, int slot);
@@ -124,6 +140,9 @@ class MpiCommunicator final : public Communicator, private Member {
   std::string differing_details(const Pending& mine, int peer, const Header& theirs);
   std::string describe_awaited(Work work) const;
   std::string heard_of(const std::vector<int>& missing);
+  std::vector<int> awaited_ranks(Work work) const;
+  std::string find_culprits(std::vector<int>& missing, bool& is_certain) const;
+  void hear_last_words(Work work);
   [[noreturn]] void fail_timeout(Work work, double timeout_seconds);
   void fail_interrupted(Work work);  // unless it is complete
   // Of no ranks means of this one.

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi/process.hpp"
 
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
 #include <string>
-#include <thread>
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "comm/fork_guard.hpp"
+#include "comm/mpi/task_thread.hpp"
 
 namespace ngd::comm {
 namespace mpi {
@@ -19,12 +18,22 @@ namespace {
 
 // MPI exists once a process, whatever number of communicators: so do these.
 struct Process {
-  std::atomic<pid_t> initialised_by{0};  // the process in which ngd called MPI_Init_thread
+  std::atomic<bool> is_initialised{false};  // by ngd, on the MPI thread
   std::atomic<int> failures{0};
   std::atomic<bool> left_to_mpi{false};
   std::atomic<bool> stuck{false};  // a thread of ours was left inside MPI
 };
 Process process;
+
+// Both are made with the first endpoint, and never destroyed.
+const ForkGuard& fork_guard() {
+  static const ForkGuard& guard = *new ForkGuard;
+  return guard;
+}
+TaskThread& mpi_thread() {
+  static TaskThread& thread = *new TaskThread;
+  return thread;
+}
 
 void check_mpi(int code, const char* call) {
   if (code != kSuccess) fail(ErrorKind::Init, "ngd.init: ", call, " failed: ", error_text(code));
@@ -36,7 +45,7 @@ Endpoint duplicate(int fortran_handle) {
     fail(ErrorKind::Init, "ngd.init: MPI has already been finalized in this process");
   if (!mpi.initialised()) {
     check_mpi(mpi.initialise(), "MPI_Init_thread");
-    process.initialised_by = ::getpid();
+    process.is_initialised = true;
     check_mpi(mpi.return_errors(mpi.world), "MPI_Comm_set_errhandler");
   }
   const Comm parent = fortran_handle == -1 ? mpi.world : mpi.from_fortran(fortran_handle);
@@ -67,19 +76,23 @@ bool other_threads_may_call() {
 }  // namespace
 
 // Making a communicator blocks inside MPI until every rank has come, and MPI has no form of it that
-// does not. It runs on a thread of its own, which is abandoned at the deadline.
+// does not. It runs on a thread of its own, which is abandoned at the deadline. MPI is initialised
+// on that thread in any case: see finalize_mpi.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
+  if (fork_guard().in_child())
+    fail(ErrorKind::Init,
+         "ngd.init: expected a process of its own for each rank; this is a forked ",
+         "child of a rank, which cannot use MPI. Start it as a new program (spawn) instead");
   if (process.stuck)
     fail(ErrorKind::Init, "ngd.init: an earlier ngd.init is still blocked inside MPI");
   Endpoint endpoint;
-  if (timeout_seconds == 0 || !other_threads_may_call()) {
+  if (!other_threads_may_call()) {
     endpoint = duplicate(fortran_handle);
   } else {
-    std::packaged_task<Endpoint()> task([fortran_handle] { return duplicate(fortran_handle); });
-    std::future<Endpoint> result = task.get_future();
-    std::thread(std::move(task)).detach();
+    std::future<Endpoint> result =
+        mpi_thread().run([fortran_handle] { return duplicate(fortran_handle); });
     const auto limit = std::chrono::duration<double>(timeout_seconds);
-    if (result.wait_for(limit) != std::future_status::ready) {
+    if (timeout_seconds > 0 && result.wait_for(limit) != std::future_status::ready) {
       process.stuck = true;
       fail(ErrorKind::CollectiveTimeout, "ngd.init: not every rank of the MPI job came within ",
            timeout_seconds, " s (NGD_TIMEOUT); MPI cannot say which");
@@ -107,6 +120,8 @@ void owns_all_memory() {
          "MPI still holds memory of a collective that failed: this process ", "can only exit");
 }
 
+bool in_forked_child() noexcept { return fork_guard().in_child(); }
+
 std::string error_text(int code) {
   std::array<char, 1024> text = {};
   library().error_text(code, text.data(), text.size());
@@ -116,13 +131,17 @@ std::string error_text(int code) {
 }  // namespace mpi
 
 void finalize_mpi() noexcept {
-  if (mpi::process.initialised_by != ::getpid() || mpi::process.stuck) return;
+  if (!mpi::process.is_initialised || mpi::in_forked_child() || mpi::process.stuck) return;
   const mpi::Library& library = mpi::library();
   if (library.finalized()) return;
   if (mpi::process.failures > 0) {
     library.abort();
-  } else {
-    library.finalize();
+    return;
+  }
+  try {
+    mpi::mpi_thread().run([&library] { library.finalize(); }).wait();
+  } catch (const std::exception&) {  // no memory for the task
+    library.finalize();              // every MPI that we know takes it from any thread
   }
 }
 

@@ -32,6 +32,10 @@ void leave_to_mpi() noexcept;
 bool left_to_mpi() noexcept;
 void owns_all_memory();
 
+// Whether this process is a forked child of the one that opened the first endpoint. A child has
+// copies of all objects here. It must not call MPI, which would receive messages for its parent.
+bool in_forked_child() noexcept;
+
 std::string error_text(int code);
 
 }  // namespace ngd::comm::mpi

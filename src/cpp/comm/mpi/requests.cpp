@@ -77,7 +77,7 @@ std::vector<int> Requests::pending_peers() const {
 bool give_up(Request& request) noexcept {
   const Library& mpi = library();
   if (request == mpi.no_request) return true;
-  if (mpi.finalized() || left_to_mpi()) return false;
+  if (in_forked_child() || mpi.finalized() || left_to_mpi()) return false;
   const auto limit = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
   bool complete = false;
   mpi.cancel(request);

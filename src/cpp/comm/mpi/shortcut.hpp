@@ -42,6 +42,10 @@ class Shortcut {
   // Whether all ranks of such a group are on my host.
   virtual bool is_local(const Channel& group) const = 0;
 
+  // Whether a rank is on my host, and which rank it has said that it waits for; -1 = none.
+  virtual bool is_here(int world_rank) const noexcept = 0;
+  virtual int awaited_by(int world_rank) const noexcept = 0;
+
   // local() as a group of the family, where it is all ranks; takes it from here, which ends this.
   virtual std::unique_ptr<Communicator> take_local(std::shared_ptr<Family> family) = 0;
 };

@@ -3,6 +3,7 @@
 // program needs.
 #include <algorithm>
 #include <chrono>
+#include <new>
 
 #include "base/error.hpp"
 #include "comm/messages.hpp"
@@ -84,6 +85,85 @@ void MpiCommunicator::fail_with_others(Work work) {
     failure_told_ = true;
     throw;
   }
+}
+
+// ---- the deadline
+
+// World ranks.
+std::vector<int> MpiCommunicator::awaited_ranks(Work work) const {
+  if (work.sequence >= Pairs::kFirst) return {pairs_.peer_of(work.sequence)};
+  if (works_.front().transfer) return works_.front().transfer->pending_peers();
+  std::vector<int> missing;
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank() && mailbox_.from(peer).empty()) missing.push_back(channel_.world(peer));
+  return missing;
+}
+
+void MpiCommunicator::Awaited::note(Work work) {
+  if (!group_.shortcut_ || group_.is_complete(work)) return;
+  try {
+    const std::vector<int> ranks = group_.awaited_ranks(work);
+    group_.shortcut_->local().note_awaited(ranks.empty() ? -1 : ranks.front());
+    noted_ = true;
+  } catch (const std::bad_alloc&) {  // the others are told less; this wait goes on
+  }
+}
+
+MpiCommunicator::Awaited::~Awaited() {
+  if (noted_) group_.shortcut_->local().note_awaited(-1);
+}
+
+// A missing rank may wait for another one itself, which ranks of my host publish. Replaces it by that
+// one, and returns the text of it. A missing rank of my host that waits for no other has stopped for
+// certain.
+std::string MpiCommunicator::find_culprits(std::vector<int>& missing, bool& is_certain) const {
+  std::string said;
+  std::vector<int> stopped, others;
+  const int me = channel_.world(rank());
+  for (int missed : missing) {
+    for (int hops = 0; shortcut_ && hops < size(); ++hops) {
+      const int awaited = shortcut_->awaited_by(missed);
+      if (awaited < 0 || awaited == me) break;
+      said += concat("; rank ", missed, " waits for rank ", awaited);
+      missed = awaited;
+    }
+    const bool is_stopped =
+        shortcut_ && shortcut_->is_here(missed) && shortcut_->awaited_by(missed) < 0;
+    std::vector<int>& found = is_stopped ? stopped : others;
+    if (std::find(found.begin(), found.end(), missed) == found.end()) found.push_back(missed);
+  }
+  is_certain = !stopped.empty();
+  missing = is_certain ? stopped : others;
+  std::sort(missing.begin(), missing.end());
+  return said;
+}
+
+// Another rank that is certain which one has stopped sends its failure at the same deadline.
+void MpiCommunicator::hear_last_words(Work work) {
+  if (work.sequence >= Pairs::kFirst || works_.empty()) return;
+  try {
+    prefer_last_words(works_.front());
+  } catch (const Error& error) {
+    close_failed(error.kind(), error.what(), error.ranks());
+    failure_told_ = true;
+    throw;
+  }
+}
+
+void MpiCommunicator::fail_timeout(Work work, double timeout_seconds) {
+  const bool pair = work.sequence >= Pairs::kFirst;
+  const bool has_begun = !pair && works_.front().transfer;
+  std::vector<int> missing = awaited_ranks(work);
+  const std::string heard = heard_of(missing);
+  bool is_certain = false;
+  const std::string said = has_begun ? find_culprits(missing, is_certain) : "";
+  if (has_begun && !is_certain) hear_last_words(work);
+  const std::string message = concat(describe_awaited(work), ": ", list_ranks(missing),
+                                     has_begun ? " stopped half-way" : " did not come", " within ",
+                                     timeout_seconds, " s (NGD_TIMEOUT)", said, heard);
+  close_failed(ErrorKind::CollectiveTimeout, message, missing);
+  failure_told_ = true;
+  throw Error(ErrorKind::CollectiveTimeout, message, missing);
 }
 
 }  // namespace ngd::comm::mpi

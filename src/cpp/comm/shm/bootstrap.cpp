@@ -123,6 +123,19 @@ class Rendezvous {
   [[noreturn]] void no_room() const {
     fail(ErrorKind::Init, "ngd.init(): rank ", rank_, ": ", error_text(EMFILE));
   }
+  // The limit of open descriptors of one process is also that of the descriptors that all processes
+  // of the user have sent and not yet received.
+  [[noreturn]] void no_room_between() const {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    const auto messages = static_cast<rlim_t>(size_ - 1) * static_cast<rlim_t>(size_ - 1);
+    fail(ErrorKind::Init, "ngd.init(): expected room for the file descriptors that the ranks send ",
+         "to one another; got none on rank ", rank_,
+         " for 5 s, because this user's processes have ",
+         "more descriptors under way than RLIMIT_NOFILE allows (", limit.rlim_cur,
+         "). Raise the limit before the ranks start (ulimit -n ",
+         std::max(2 * messages, 2 * limit.rlim_cur), "), or start fewer jobs at the same time");
+  }
   [[noreturn]] static void lost(int rank) {
     fail_of({rank}, ErrorKind::RankLost, "rank ", rank, " was lost in ngd.init()");
   }
@@ -260,7 +273,10 @@ class Host final : public Rendezvous {
         if (r == to) continue;
         Parcel& each = parcel(r);
         each.message.topic = Topic::Peer;
-        if (!channel(to).send(each.message, each.segment.get(), each.pidfd.get())) lost(to);
+        const Channel::Sent sent =
+            channel(to).send(each.message, each.segment.get(), each.pidfd.get(), clock_);
+        if (sent == Channel::Sent::TooManyDescriptors) no_room_between();
+        if (sent == Channel::Sent::Gone) lost(to);
       }
   }
 
@@ -436,8 +452,10 @@ class Guest final : public Rendezvous {
 
   // Where rank 0 hears nothing any more, its last words say why: they are here already.
   void say(const Message& message, int segment_fd = -1, int pidfd = -1) {
-    if (host_.send(message, segment_fd, pidfd)) return;
+    const Channel::Sent sent = host_.send(message, segment_fd, pidfd, clock_);
+    if (sent == Channel::Sent::Yes) return;
     const int error = errno;
+    if (sent == Channel::Sent::TooManyDescriptors) no_room_between();
     for (;;) {
       Parcel got;
       if (!hear(got))

@@ -14,6 +14,21 @@
 
 namespace ngd::comm::shm {
 
+namespace {
+
+constexpr std::uint64_t kPatienceNs = 5'000'000'000;
+constexpr int kLookForRoomMs = 10;
+
+// A socket that is full becomes writable when the other end reads. One that may not take more
+// descriptors is writable all the time: the kernel does not say when others have been received.
+void wait_for_room(int fd, bool full, int limit_ms) noexcept {
+  pollfd writable{fd, POLLOUT, 0};
+  ::poll(full ? &writable : nullptr, full ? 1 : 0,
+         full ? limit_ms : std::min(limit_ms, kLookForRoomMs));
+}
+
+}  // namespace
+
 void Message::set_text(std::string_view value) noexcept {
   const std::string_view kept = head_of(value, sizeof text - 1);
   *std::copy(kept.begin(), kept.end(), text) = '\0';
@@ -46,8 +61,7 @@ int Clock::next_poll_ms() const {
   return static_cast<int>(std::min<std::uint64_t>(left_ms, 100));
 }
 
-bool Channel::send(const Message& message, int segment_fd, int pidfd) noexcept {
-  protocol_step();
+Channel::Try Channel::try_to_send(const Message& message, int segment_fd, int pidfd) noexcept {
   iovec data{const_cast<Message*>(&message), sizeof message};
   alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))] = {};
   msghdr header{};
@@ -64,20 +78,42 @@ bool Channel::send(const Message& message, int segment_fd, int pidfd) noexcept {
     rights->cmsg_len = CMSG_LEN(bytes);
     std::memcpy(CMSG_DATA(rights), fds, bytes);
   }
-  for (int attempt = 0; attempt < 50;) {  // five seconds for a peer that does not read
-    if (::sendmsg(fd(), &header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof message)) {
-      protocol_step();
-      return true;
-    }
-    if (errno == EINTR) continue;
-    // Too many descriptors under way, or a full socket: the other end is reading.
-    if (errno != EAGAIN && errno != EWOULDBLOCK && errno != ETOOMANYREFS && errno != ENOBUFS)
-      return false;
-    pollfd writable{fd(), POLLOUT, 0};
-    ::poll(&writable, 1, 100);
-    ++attempt;
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(fd(), &header, MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  if (sent == static_cast<ssize_t>(sizeof message)) return Try::Sent;
+  if (errno == EAGAIN || errno == EWOULDBLOCK) return Try::Full;
+  if (errno == ETOOMANYREFS || errno == ENOBUFS) return Try::TooManyDescriptors;
+  return Try::Gone;
+}
+
+bool Channel::send(const Message& message) noexcept {
+  protocol_step();
+  const std::uint64_t end = now_ns() + kPatienceNs;
+  for (;;) {
+    const Try result = try_to_send(message, -1, -1);
+    if (result == Try::Sent) break;
+    if (result == Try::Gone || now_ns() >= end) return false;
+    wait_for_room(fd(), result == Try::Full, 100);
   }
-  return false;
+  protocol_step();
+  return true;
+}
+
+Channel::Sent Channel::send(const Message& message, int segment_fd, int pidfd, const Clock& clock) {
+  protocol_step();
+  const std::uint64_t end = now_ns() + kPatienceNs;
+  for (;;) {
+    const Try result = try_to_send(message, segment_fd, pidfd);
+    if (result == Try::Sent) break;
+    if (result == Try::Gone) return Sent::Gone;
+    if (now_ns() >= end || clock.expired())
+      return result == Try::Full ? Sent::Gone : Sent::TooManyDescriptors;
+    wait_for_room(fd(), result == Try::Full, clock.next_poll_ms());
+  }
+  protocol_step();
+  return Sent::Yes;
 }
 
 Channel::Got Channel::receive(Parcel& parcel) noexcept {

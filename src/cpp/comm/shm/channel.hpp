@@ -66,12 +66,19 @@ class Channel {
   bool open() const noexcept { return socket_.valid(); }
   void close() { socket_ = Descriptor(); }
 
-  // False where the other end is gone.
-  bool send(const Message& message, int segment_fd = -1, int pidfd = -1) noexcept;
+  // Waits for at most five seconds if the other end does not read. False if it is gone, too.
+  bool send(const Message& message) noexcept;
+  // The same with descriptors. The kernel refuses them if processes of this user have sent more than
+  // RLIMIT_NOFILE that are not received yet: retries for at most five seconds. Throws Interrupted.
+  enum class Sent { Yes, Gone, TooManyDescriptors };
+  Sent send(const Message& message, int segment_fd, int pidfd, const Clock& clock);
   enum class Got { Parcel, Nothing, End };
   Got receive(Parcel& parcel) noexcept;
 
  private:
+  enum class Try { Sent, Full, TooManyDescriptors, Gone };
+  Try try_to_send(const Message& message, int segment_fd, int pidfd) noexcept;
+
   Descriptor socket_;
 };
 

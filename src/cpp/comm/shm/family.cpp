@@ -44,7 +44,7 @@ void Family::check_rank(int rank) const {
   const RankRecord& peer = segment(rank).record();
   if (rank == place_.rank || peer.state.load() != State::Failed) return;
   const auto kind = static_cast<ErrorKind>(peer.error_kind);
-  const std::string text(peer.error_text, peer.error_length);
+  const std::string text(error_text_of(peer));
   const std::vector<int> blamed = ranks_of(peer.error_ranks);
   if (is_between_ranks(kind) || kind == ErrorKind::RemoteRank) fail_of(blamed, kind, text);
   fail_of(blamed, ErrorKind::RemoteRank, "rank ", rank, " failed: ", text);
@@ -89,7 +89,8 @@ void Family::sweep() noexcept {
   retired_.remove_if([&](const Retired& each) {
     if (each.departed->load() < static_cast<std::uint32_t>(each.ranks)) return false;
     heap_.release(each.block);
-    for (const std::uint64_t other : each.others) heap_.release(other);
+    for (const auto* blocks : {&each.others, &each.texts})
+      for (const std::uint64_t block : *blocks) heap_.release(block);
     return true;
   });
 }

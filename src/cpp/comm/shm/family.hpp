@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "comm/fork_guard.hpp"
 #include "comm/shm/heap.hpp"
 #include "comm/shm/liveness.hpp"
 #include "comm/shm/monitor.hpp"
@@ -62,7 +63,7 @@ class Family {
   // The group of all ranks is closed, and with it the family.
   void close() noexcept { closed_ = true; }
   bool closed() const noexcept { return closed_; }
-  std::string_view why() const noexcept { return {record().error_text, record().error_length}; }
+  std::string_view why() const noexcept { return error_text_of(record()); }
   std::vector<int> blamed() const { return ranks_of(record().error_ranks); }
   // Throws what has become of a rank of the world that says that it has failed.
   void check_rank(int rank) const;
@@ -79,6 +80,7 @@ class Family {
     std::uint64_t block = 0;
     std::vector<std::uint64_t> others;
     int ranks = 0;
+    std::vector<std::uint64_t> texts{};  // of programs
   };
   void retire(std::list<Retired> blocks) noexcept;  // one, or none
 

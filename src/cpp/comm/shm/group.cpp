@@ -12,8 +12,9 @@ namespace ngd::comm::shm {
 namespace {
 
 std::string_view program_text(const Segment& segment, const Slot& slot) {
-  if (slot.program_offset == kPrivate) return {};
-  return {reinterpret_cast<const char*>(segment.at(slot.program_offset)), slot.program_length};
+  const std::uint64_t offset = slot.program_offset, bytes = slot.program_length;
+  if (offset > segment.bytes() || bytes > segment.bytes() - offset) return {};  // kPrivate, too
+  return {reinterpret_cast<const char*>(segment.at(offset)), bytes};
 }
 
 // What tells two collectives apart that describe() describes alike.

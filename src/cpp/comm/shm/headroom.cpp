@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/shm/headroom.hpp"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <fstream>
 #include <initializer_list>
@@ -81,6 +84,18 @@ Headroom headroom() {
   visit_enclosing_cgroups("memory",
                           [&](const Cgroup& cgroup) { apply_limit(cgroup, free_swap, least); });
   return least;
+}
+
+std::string address_space_limit(std::uint64_t bytes) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "";
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const std::uint64_t used = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t left = limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, used);
+  if (bytes <= left) return "";
+  return concat("RLIMIT_AS allows this process ", limit.rlim_cur >> 20, " MiB, of which ",
+                left >> 20, " MiB are left. Raise it (ulimit -v), equally on all ranks");
 }
 
 }  // namespace ngd::comm::shm

@@ -16,4 +16,8 @@ struct Headroom {
 // with all that they lie in). Caches of files count as free. A bound that cannot be read is none.
 Headroom headroom();
 
+// If RLIMIT_AS does not allow this process to map `bytes` more: a text with the limit, the rest of
+// it, and the remedy. Otherwise empty.
+std::string address_space_limit(std::uint64_t bytes);
+
 }  // namespace ngd::comm::shm

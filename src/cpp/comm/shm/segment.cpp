@@ -37,14 +37,19 @@ bool address_space_holds(std::size_t bytes) {
   return true;
 }
 
+[[noreturn]] void fail_to_map(std::size_t bytes, int error) {
+  const std::string limit = address_space_limit(bytes);
+  fail(ErrorKind::OutOfMemory, "ngd.init(): expected address space for ", bytes >> 20,
+       " MiB of shared memory; got: ", error_text(error), ". ",
+       limit.empty() ? "Start fewer ranks on this host" : limit);
+}
+
 std::size_t fitting_bytes(int size) {
   const auto pages = static_cast<std::size_t>(std::max(0l, ::sysconf(_SC_PHYS_PAGES)));
   const std::size_t physical = pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   std::size_t bytes = std::max(4 * kGiB, round_up(physical, kGiB));
   while (!address_space_holds(bytes * static_cast<std::size_t>(size))) {
-    if (bytes / 2 < kSmallest)
-      fail(ErrorKind::OutOfMemory, "no address space for the shared memory of ", size, " ranks (",
-           bytes >> 20, " MiB each): raise RLIMIT_AS (ulimit -v)");
+    if (bytes / 2 < kSmallest) fail_to_map(bytes * static_cast<std::size_t>(size), ENOMEM);
     bytes = round_up(bytes / 2, 64 << 10);
   }
   return bytes;
@@ -163,9 +168,7 @@ Mapping map_segment(const Descriptor& fd) {
   const auto bytes = static_cast<std::size_t>(status.st_size);
   void* base =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
-  if (base == MAP_FAILED)
-    fail(ErrorKind::OutOfMemory, "a segment of ", bytes >> 20,
-         " MiB cannot be mapped: ", error_text(errno));
+  if (base == MAP_FAILED) fail_to_map(bytes, errno);
   ::madvise(base, bytes, MADV_DONTDUMP);
   return Mapping(base, bytes);
 }

@@ -21,6 +21,7 @@
 // sequentially consistent, because a sleeping peer is told of them (wait.hpp).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <bitset>
 #include <cstddef>
@@ -38,7 +39,7 @@
 namespace ngd::comm::shm {
 
 inline constexpr std::uint64_t kMagic = 0x31'6d'68'73'2d'64'67'6eull;  // "ngd-shm1"
-inline constexpr std::uint32_t kLayoutVersion = 6;
+inline constexpr std::uint32_t kLayoutVersion = 7;
 inline constexpr int kMaxRanks = 256;        // of a host
 inline constexpr std::uint64_t kSlots = 64;  // collectives in flight
 inline constexpr std::size_t kLine = 64;
@@ -80,6 +81,10 @@ struct RankRecord {
   alignas(kLine) std::atomic<std::uint32_t> sleeping;
   std::atomic<std::uint32_t> doorbell;
   std::atomic<std::uint64_t> rung_ns;  // when a peer last woke me, CLOCK_MONOTONIC
+
+  // The rank that I wait for outside of shared memory, and when I said so: it is old after a second.
+  std::atomic<std::int32_t> awaited;
+  std::atomic<std::uint64_t> awaited_ns;
 
   // What I have waited in for long, for a rank that misses me; odd while it is being written.
   alignas(kLine) std::atomic<std::uint64_t> wait_version;
@@ -217,6 +222,11 @@ void note_failure(RankRecord& mine, ErrorKind kind, std::string_view message,
 void note_wait(RankRecord& mine, std::string_view what) noexcept;
 // What another one says; "" also where it is just changing it.
 std::string noted_wait(const RankRecord& record);
+// Why a rank has failed, in its words. A rank that has overwritten its record must not make the
+// others read beyond it.
+inline std::string_view error_text_of(const RankRecord& record) noexcept {
+  return {record.error_text, std::min<std::size_t>(record.error_length, kErrorBytes)};
+}
 
 // The memory of ranks that are processes: mappings by rank, and the memfd of my own.
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,

@@ -97,8 +97,11 @@ void ShmCommunicator::close() noexcept {
     group_.control(r).departed.fetch_add(1);
     protocol_step();
   }
+  texts_.clear();
+  for (const auto& [name, text] : programs_)
+    if (text.offset != kPrivate) texts_.push_back(text.offset);
   retired_.front() = {&group_.control(group_.rank()).departed, group_.mine().control_offset(),
-                      streams_.take_blocks(), group_.size()};
+                      streams_.take_blocks(), group_.size(), std::move(texts_)};
   family_->retire(std::move(retired_));
 }
 
@@ -300,6 +303,7 @@ ShmCommunicator::ProgramText ShmCommunicator::text_of(const ProgramIdentity* pro
   const std::uint64_t name = mix(program->hash, program->computation);
   auto known = programs_.find(name);
   if (known == programs_.end()) {
+    release_unused_texts();
     const auto length = static_cast<std::uint32_t>(std::strlen(program->text));
     std::uint64_t offset = kPrivate;
     try {
@@ -310,8 +314,21 @@ ShmCommunicator::ProgramText ShmCommunicator::text_of(const ProgramIdentity* pro
     known =
         programs_.emplace(name, ProgramText{program->hash, program->computation, offset, length})
             .first;
+    texts_.reserve(programs_.size());
   }
+  known->second.used = submitted_ + backlog_.size() + 1;
   return known->second;
+}
+
+// Those of programs that this rank does not hold any more, when no peer can read a slot that points
+// there: all have finished the sequence, for its slot is free.
+void ShmCommunicator::release_unused_texts() noexcept {
+  std::erase_if(programs_, [&](const auto& entry) {
+    const ProgramText& text = entry.second;
+    if (text.used + kSlots > slots_free_to_ || computations()->hold(text.computation)) return false;
+    if (text.offset != kPrivate) family_->heap().release(text.offset);
+    return true;
+  });
 }
 
 // ---- advancing

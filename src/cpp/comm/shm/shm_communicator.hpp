@@ -36,6 +36,10 @@ class ShmCommunicator final : public Communicator {
 
   Work submit(const Collective& collective) override;
   void wait(Work work, double timeout_seconds) override;
+  void wait_on(Work work, double timeout_seconds, double waited_seconds) override;
+  std::vector<int> missing(Work work) const override;
+  void note_awaited(int awaited) noexcept override;
+  int awaited_by(int rank) const noexcept override;
   bool done(Work work) override;
   bool wait_for(Work work, double seconds) override;
   std::unique_ptr<Communicator> split(int color, int key) override;
@@ -44,6 +48,7 @@ class ShmCommunicator final : public Communicator {
   void release(SharedBlock block) noexcept override;
   bool has_common_memory() const noexcept override { return true; }
   bool is_over() const noexcept override;
+  bool in_child() const noexcept override { return family_->in_child(); }
   void check_peers() const override;
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
@@ -77,6 +82,7 @@ class ShmCommunicator final : public Communicator {
     std::uint64_t computation = 0;
     std::uint64_t offset = kPrivate;
     std::uint32_t length = 0;
+    std::uint64_t used = 0;  // the last sequence whose slot may point to it
   };
   // A collective that was submitted and has no slot yet, with copies of what its caller may free.
   struct Waiting {
@@ -117,6 +123,7 @@ class ShmCommunicator final : public Communicator {
   void publish_layout(Slot& slot, std::uint64_t sequence, const Layout& layout);
   void publish_source(Task& task, Slot& slot, const Collective& collective);
   ProgramText text_of(const ProgramIdentity* program);
+  void release_unused_texts() noexcept;
 
   Task& task(std::uint64_t sequence) noexcept { return tasks_[sequence % kSlots]; }
   const Task& task(std::uint64_t sequence) const noexcept { return tasks_[sequence % kSlots]; }
@@ -171,6 +178,7 @@ class ShmCommunicator final : public Communicator {
   std::list<Family::Retired> retired_ =
       std::list<Family::Retired>(1);  // what close() fills in: it must not ask for memory
   std::unordered_map<std::uint64_t, ProgramText> programs_;  // by hash
+  std::vector<std::uint64_t> texts_;  // memory for their offsets, reserved for close()
 };
 
 // The group of all ranks of a family.

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <new>
 #include <system_error>
 
 namespace ngd::comm::shm {
@@ -49,19 +48,6 @@ std::uint64_t now_ns() noexcept {
 std::string error_text(int error) {
   const std::string said = std::system_category().message(error);
   return error == EMFILE ? said + ": raise RLIMIT_NOFILE (ulimit -n)" : said;
-}
-
-ForkGuard::ForkGuard() {
-  const auto bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  void* page = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) throw std::bad_alloc();
-  page_ = Mapping(page, bytes);
-  *page_.base() = std::byte{1};
-  if (::madvise(page, bytes, MADV_WIPEONFORK) != 0) pid_ = ::getpid();
-}
-
-bool ForkGuard::in_child() const noexcept {
-  return *page_.base() == std::byte{0} || (pid_ != 0 && pid_ != ::getpid());
 }
 
 }  // namespace ngd::comm::shm

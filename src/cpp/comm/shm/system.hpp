@@ -70,16 +70,4 @@ class Mapping {
 std::uint64_t now_ns() noexcept;    // CLOCK_MONOTONIC
 std::string error_text(int error);  // strerror, for messages, and what helps
 
-// Tells whether this process is the one that made the object, or a forked child of it. Costs a
-// load: the kernel zeroes the page behind it in a child (MADV_WIPEONFORK).
-class ForkGuard {
- public:
-  ForkGuard();
-  bool in_child() const noexcept;
-
- private:
-  Mapping page_;
-  std::int64_t pid_ = 0;  // compared where the kernel cannot wipe (before Linux 4.14)
-};
-
 }  // namespace ngd::comm::shm

@@ -13,8 +13,9 @@ namespace ngd::comm::shm {
 
 namespace {
 
-constexpr std::uint64_t kSleepNs = 50'000'000;  // between two looks at the peers
-constexpr std::uint64_t kLongNs = 100'000'000;  // of a wait that is told to who misses me
+constexpr std::uint64_t kSleepNs = 50'000'000;   // between two looks at the peers
+constexpr std::uint64_t kLongNs = 100'000'000;   // of a wait that is told to who misses me
+constexpr std::uint64_t kOldNs = 1'000'000'000;  // age of a published wait that is ignored
 
 std::uint64_t ns_of(double seconds) {
   return static_cast<std::uint64_t>(std::clamp(seconds, 0.0, 1e9) * 1e9);
@@ -34,6 +35,37 @@ void ShmCommunicator::wait(Work work, double timeout_seconds) {
   const Inside inside(family_->monitor());
   check_usable();
   wait_inside(work, {timeout_seconds});
+}
+
+void ShmCommunicator::wait_on(Work work, double timeout_seconds, double waited_seconds) {
+  check_not_child();
+  const Inside inside(family_->monitor());
+  check_usable();
+  Deadline deadline{timeout_seconds};
+  if (timeout_seconds > 0) deadline.at_ns = now_ns() + ns_of(timeout_seconds - waited_seconds);
+  wait_inside(work, deadline);
+}
+
+std::vector<int> ShmCommunicator::missing(Work work) const {
+  if (family_->in_child()) return {};
+  const Locked locked(family_->monitor(), family_->record());
+  if (closed_ || family_->failed() || complete(work.sequence)) return {};
+  check_known(work);
+  return group_.missing(need_of(work));
+}
+
+void ShmCommunicator::note_awaited(int awaited) noexcept {
+  if (family_->in_child()) return;
+  RankRecord& mine = family_->record();
+  mine.awaited.store(awaited, std::memory_order_relaxed);
+  mine.awaited_ns.store(awaited < 0 ? 0 : now_ns(), std::memory_order_release);
+}
+
+int ShmCommunicator::awaited_by(int rank) const noexcept {
+  const RankRecord& theirs = group_.record(rank);
+  const std::uint64_t noted_ns = theirs.awaited_ns.load(std::memory_order_acquire);
+  const bool is_new = noted_ns != 0 && now_ns() - std::min(noted_ns, now_ns()) < kOldNs;
+  return is_new ? theirs.awaited.load(std::memory_order_relaxed) : -1;
 }
 
 bool ShmCommunicator::wait_for(Work work, double seconds) {

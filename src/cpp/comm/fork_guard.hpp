@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// A forked child of a rank is not a rank. It has copies of the engine's objects, but none of the
+// threads that use them. It must not call MPI, and must not destroy an object that another thread of
+// its parent may have used at the fork (docs/adr/0046).
+#pragma once
+
+#include <sys/types.h>
+
+namespace ngd::comm {
+
+// Detects a forked child of the process that made the object. Costs one load: the kernel zeroes a
+// page of the object in the child (MADV_WIPEONFORK).
+class ForkGuard {
+ public:
+  ForkGuard();
+  ~ForkGuard();
+  ForkGuard(const ForkGuard&) = delete;
+  ForkGuard& operator=(const ForkGuard&) = delete;
+  bool in_child() const noexcept;
+
+ private:
+  unsigned char* page_;
+  pid_t pid_ = 0;  // compared if the kernel cannot zero the page (before Linux 4.14)
+};
+
+}  // namespace ngd::comm

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decides when the progress thread runs: while works are in flight and no caller waits.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+namespace ngd::comm::mpi {
+
+class ProgressGate {
+ public:
+  explicit ProgressGate(std::mutex& mutex) noexcept : mutex_(mutex) {}
+  ProgressGate(const ProgressGate&) = delete;
+  ProgressGate& operator=(const ProgressGate&) = delete;
+
+  // With the mutex held.
+  void set_in_flight(bool in_flight) noexcept { in_flight_ = in_flight; }
+  void wake_thread() noexcept {
+    if (resting_.load(std::memory_order_relaxed)) wake_.notify_one();
+  }
+  void stop() noexcept {
+    stopped_ = true;
+    wake_.notify_all();
+  }
+  bool is_stopped() const noexcept { return stopped_; }
+  bool is_needed() const noexcept { return waiting_ == 0 && in_flight_; }
+
+  // Without the mutex, around a wait of a caller.
+  void begin_wait() noexcept { ++waiting_; }
+  void end_wait() noexcept {
+    if (--waiting_ > 0 || !in_flight_) return;
+    // The thread may have looked at `waiting_` and not sleep yet: it holds the mutex in between.
+    {
+      const std::lock_guard lock(mutex_);
+    }
+    wake_thread();
+  }
+
+  // The thread calls these with the mutex held, which they give back while it sleeps.
+  void sleep_until_needed(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds limit) {
+    resting_ = true;
+    wake_.wait_for(lock, limit, [this] { return stopped_ || is_needed(); });
+    resting_ = false;
+  }
+  void nap(std::unique_lock<std::mutex>& lock, std::chrono::microseconds limit) {
+    wake_.wait_for(lock, limit, [this] { return stopped_; });
+  }
+
+ private:
+  std::mutex& mutex_;
+  std::atomic<int> waiting_{0};
+  std::atomic<bool> in_flight_{false};
+  std::atomic<bool> resting_{false};  // the thread sleeps until it is woken
+  bool stopped_ = false;
+  std::condition_variable wake_;
+};
+
+}  // namespace ngd::comm::mpi
