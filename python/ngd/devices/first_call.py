@@ -17,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -32,11 +33,17 @@ from ..passes.uniform import NextValue, source_of_variation, varying
 if TYPE_CHECKING:
     from .executable import CompiledStep
 
+MANY_BYTES: Final = 1 << 24
+"""Of variables whose checksums are worth several threads."""
 FEW: Final = 3
 """The number of variables that a message names."""
 
 _compared: Final[WeakKeyDictionary[Group, set[tuple[Any, ...]]]] = WeakKeyDictionary()
 """For each group, the sequences of collectives, and the variables, that were compared in it."""
+
+
+_members: Final[WeakKeyDictionary[Group, list[int]]] = WeakKeyDictionary()
+"""For each group that has compared something, the numbers of its ranks in the world."""
 
 
 class Entry(NamedTuple):
@@ -124,29 +131,34 @@ def comparisons_of(step: CompiledStep) -> list[Comparison]:
         for group, hash in zip(step.ordering.groups, step.ordering.hashes(), strict=True)
         if hash and group.size > 1 and isinstance(group, Group)
     ]
-    found = []
-    checksums: dict[Node, tuple[int, int] | None] = {}
+    found: dict[Group, Comparison] = {}
     for group, hash in talking:
         mine = [value for value in step.next_values if group in value.groups]
         key = (step.device, hash, *(value.variable.id for value in mine))
-        if not mine or key in _compared.setdefault(group, set()):
-            continue
-        entries = []
-        for value in mine:
-            groups = [each for each, _ in talking if each in value.groups]
-            if groups[0] is not group or any(each.size == 1 for each in value.groups):
-                continue
-            if value.variable not in checksums:
-                checksums[value.variable] = step.checksum(value.variable)
-            checksum = checksums[value.variable]
-            if checksum is not None:
-                name = str(value.variable.attrs["name"])
-                others = tuple(groups[1:])
-                head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
-                words = (*head, hash_of(value.computation), *checksum)
-                entries.append(Entry(name, words, others))
-        found.append(Comparison(group, key, entries))
-    return found
+        if mine and key not in _compared.setdefault(group, set()):
+            found[group] = Comparison(group, key, [])
+    places: list[tuple[NextValue, list[Group]]] = []
+    for value in step.next_values:
+        groups = [group for group, _ in talking if group in value.groups]
+        if groups and groups[0] in found and all(each.size > 1 for each in value.groups):
+            places.append((value, groups))
+    checksums = checksums_of(step, [value.variable for value, _ in places])
+    for (value, (first, *others)), checksum in zip(places, checksums, strict=True):
+        if checksum is not None:
+            name = str(value.variable.attrs["name"])
+            head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
+            words = (*head, hash_of(value.computation), *checksum)
+            found[first].entries.append(Entry(name, words, tuple(others)))
+    return [*found.values()]
+
+
+def checksums_of(step: CompiledStep, variables: Sequence[Node]) -> Iterable[tuple[int, int] | None]:
+    """Return the checksums of variables, which as many threads compute as kernels have."""
+    threads = min(_core.thread_count(), len(variables))
+    if threads < 2 or sum(v.type.bytes for v in variables) < MANY_BYTES:
+        return [step.checksum(v) for v in variables]
+    with ThreadPoolExecutor(threads) as pool:
+        return [*pool.map(step.checksum, variables)]
 
 
 def hash_of(text: bytes) -> int:
@@ -170,14 +182,12 @@ def compare(step: CompiledStep, comparisons: Sequence[Comparison]) -> None:
     communicators = [group.communicator for group in groups]
     with _core.UnderWay(communicators, [group.abort for group in groups], True):
         heads = [exchange_heads(each, site) for each in comparisons]
-        members = {
-            each.group: [int(row[0]) for row in head]
-            for each, head in zip(comparisons, heads, strict=True)
-        }
+        for each, head in zip(comparisons, heads, strict=True):
+            _members[each.group] = head[:, 0].tolist()
         different: list[Difference] = []
         for each, head in zip(comparisons, heads, strict=True):
             if head[:, 2].any() or (head[:, 1:] != head[0, 1:]).any():
-                different += exchange_entries(each, head, members, site)
+                different += exchange_entries(each, head, site)
         if different and len(step.ordering.groups) > 1 and len(comparisons) > 1:
             raise mismatch(different, step)
     if different:
@@ -202,9 +212,7 @@ def exchange_heads(each: Comparison, site: str) -> Array:
     return rows
 
 
-def exchange_entries(
-    each: Comparison, head: Array, members: Mapping[Group, Sequence[int]], site: str
-) -> list[Difference]:
+def exchange_entries(each: Comparison, head: Array, site: str) -> list[Difference]:
     """Return what differs between the ranks of a group."""
     mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 5)
     counts = [int(count) for count in head[:, 1]]
@@ -224,7 +232,7 @@ def exchange_entries(
         words_of = {
             rank: by_rank.get(rank)
             for rank in head[:, 0].tolist()
-            if all(rank in members.get(other, ()) for other in others)
+            if all(rank in _members[other] for other in others)
         }
         usual, _ = Counter(words_of.values()).most_common(1)[0]
         odd = tuple(rank for rank, words in words_of.items() if words != usual)
