@@ -86,7 +86,7 @@ def other_weights(how: str, device: str) -> dict[str, Any]:
 
 
 def one_step(model: dict[str, np.ndarray], ranks: int) -> dict[str, np.ndarray]:
-    """What NumPy makes of a model in one step, from the batches of all ranks."""
+    """Return the model after one step on the batches of all ranks, computed by NumPy."""
     x = np.concatenate([X + np.float32(rank) for rank in range(ranks)])
     slope = 2 * (x @ model["weight"] + model["bias"]) / (len(x) * 3)
     return {
@@ -137,7 +137,7 @@ def test_a_trainer_names_them_too(communicator: str) -> None:
 
 
 def wrong_update(what: str, device: str) -> dict[str, Any]:
-    """A step that makes equal variables different, or will; and what was warned of."""
+    """Run a step that makes equal variables different; return its error and the warnings."""
     world = ngd.init()
     odd = world.rank == 1
     model = model_of(False)
@@ -217,7 +217,7 @@ def by_design(device: str) -> int:
 
 
 def gathers() -> int:
-    """How many all_gathers this process has made in groups that are open."""
+    """Return the number of all_gathers of this process in groups that are open."""
     return sum(row.calls for row in ngd.comm_stats() if row.op == "all_gather")
 
 

@@ -6,10 +6,10 @@ weights that were loaded on one rank, gradients that were not averaged. So the f
 ends with a comparison of checksums of the variables that it has updated, over the groups in which
 it communicates. Later calls do nothing for it.
 
-"First" has to mean the same call on all ranks of a group. A rank may compile a step anew where the
-others do not, as for a batch of another length. So a comparison is remembered not for the compiled
-step, but for the sequence of the collectives, which all ranks of the group have in common, and for
-the variables.
+"First" has to mean the same call on all ranks of a group. A rank may compile a step again
+when the others do not, for example for a batch of another length. So a comparison is not remembered
+for the compiled step. It is remembered for the sequence of the collectives, which is equal on all
+ranks of the group, and for the variables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .executable import CompiledStep
 
 MANY_BYTES: Final = 1 << 24
-"""Of variables whose checksums are worth several threads."""
+"""The size of variables from which several threads compute the checksums."""
 FEW: Final = 3
 """The number of variables that a message names."""
 
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What is compared in one group."""
+    """The variables to compare in one group."""
 
     group: Group
     key: tuple[Any, ...]
@@ -68,7 +68,7 @@ class Difference(NamedTuple):
     """A variable that differs between the ranks of a group."""
 
     entry: Entry | None
-    """That of this rank; None: it has no variable of this name."""
+    """The entry of this rank; None: it has no variable of this name."""
     ranks: tuple[int, ...]
     """The ranks that differ from most others."""
     usual: int
@@ -107,7 +107,7 @@ class FirstCall(_core.Hold):
 
 
 class Watched:
-    """What runs a step, and takes the checksums while the step still holds its variables."""
+    """Runs a step, and takes the checksums while the step still holds its variables."""
 
     def __init__(self, native: Any, step: CompiledStep) -> None:
         self.native, self.step = native, step
@@ -115,7 +115,7 @@ class Watched:
 
     @property
     def variables_touched(self) -> bool:
-        """Whether the run failed after it had begun to write variables."""
+        """True if the run failed after it had begun to write variables."""
         return bool(self.native.variables_touched)
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
@@ -153,7 +153,7 @@ def comparisons_of(step: CompiledStep) -> list[Comparison]:
 
 
 def checksums_of(step: CompiledStep, variables: Sequence[Node]) -> Iterable[tuple[int, int] | None]:
-    """Return the checksums of variables, which as many threads compute as kernels have."""
+    """Return the checksums of variables, computed by the number of threads that kernels use."""
     threads = min(_core.thread_count(), len(variables))
     if threads < 2 or sum(v.type.bytes for v in variables) < MANY_BYTES:
         return [step.checksum(v) for v in variables]
@@ -219,7 +219,7 @@ def exchange_entries(each: Comparison, head: Array, site: str) -> list[Differenc
     rows = each.group.all_gather_v(mine, counts=counts, site=site).tolist()
     entries = {entry.words[0]: entry for entry in each.entries}
     held: dict[int, dict[int, tuple[int, ...]]] = {}
-    """By the hash of a variable's name and by the rank: computation and value."""
+    """The computation and the checksum, by the hash of a variable's name and by the rank."""
     for number, count in zip(head[:, 0].tolist(), counts, strict=True):
         for name, is_conditional, *words in rows[:count]:
             if name in entries or not is_conditional:  # else for ranks of a group without this rank
