@@ -19,6 +19,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -100,18 +101,27 @@ class FirstCall(_core.Hold):
 
     def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
         """Run native.run(inputs, outputs), and compare the variables."""
-        watched = Watched(native, self.step)
-        self.hold.run(watched, inputs, outputs)
-        compare(self.step, watched.comparisons)
+        with ExitStack() as until_compared:
+            watched = Watched(native, self.step, until_compared)
+            self.hold.run(watched, inputs, outputs)
+            different = compare(watched.comparisons, self.step.ordering.site)
+            if different and len(watched.comparisons) > 1:  # closes the groups
+                raise mismatch(different, self.step)
+        if different:
+            raise mismatch(different, self.step)
         self.step.hold = self.hold
 
 
 class Watched:
-    """Runs a step, and takes the checksums while the step still holds its variables."""
+    """Runs a step, and takes the checksums while the step still holds its variables.
 
-    def __init__(self, native: Any, step: CompiledStep) -> None:
-        self.native, self.step = native, step
-        self.comparisons: list[Comparison] = []
+    An exception between the run and the end of the comparison closes the groups, for which it
+    enters a context in `until_compared`: the other ranks would wait for this one.
+    """
+
+    def __init__(self, native: Any, step: CompiledStep, until_compared: ExitStack) -> None:
+        self.native, self.step, self.until_compared = native, step, until_compared
+        self.comparisons = comparisons_of(step)
 
     @property
     def variables_touched(self) -> bool:
@@ -120,26 +130,39 @@ class Watched:
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Run once."""
+        groups = [each.group for each in self.comparisons]
+        call = _core.UnderWay([g.communicator for g in groups], [g.abort for g in groups], True)
+        self.until_compared.enter_context(call)
         self.native.run(inputs, outputs)
-        self.comparisons = comparisons_of(self.step)
+        add_entries(self.comparisons, self.step)
+
+
+def talking_groups(step: CompiledStep) -> dict[Group, int]:
+    """Return the groups in which a step has collectives, with the hash of their sequence."""
+    pairs = zip(step.ordering.groups, step.ordering.hashes(), strict=True)
+    return {
+        group: hash for group, hash in pairs if hash and group.size > 1 and isinstance(group, Group)
+    }
 
 
 def comparisons_of(step: CompiledStep) -> list[Comparison]:
     """Return what is to compare now, in the order of the groups of the step."""
-    talking = [
-        (group, hash)
-        for group, hash in zip(step.ordering.groups, step.ordering.hashes(), strict=True)
-        if hash and group.size > 1 and isinstance(group, Group)
-    ]
     found: dict[Group, Comparison] = {}
-    for group, hash in talking:
+    for group, hash in talking_groups(step).items():
         mine = [value for value in step.next_values if group in value.groups]
         key = (step.device, hash, *(value.variable.id for value in mine))
         if mine and key not in _compared.setdefault(group, set()):
             found[group] = Comparison(group, key, [])
+    return [*found.values()]
+
+
+def add_entries(comparisons: Sequence[Comparison], step: CompiledStep) -> None:
+    """Add the checksums of the variables, which the step holds, to what is compared."""
+    found = {each.group: each for each in comparisons}
     places: list[tuple[NextValue, list[Group]]] = []
+    talking = talking_groups(step)
     for value in step.next_values:
-        groups = [group for group, _ in talking if group in value.groups]
+        groups = [group for group in talking if group in value.groups]
         if groups and groups[0] in found and all(each.size > 1 for each in value.groups):
             places.append((value, groups))
     checksums = checksums_of(step, [value.variable for value, _ in places])
@@ -149,7 +172,6 @@ def comparisons_of(step: CompiledStep) -> list[Comparison]:
             head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
             words = (*head, hash_of(value.computation), *checksum)
             found[first].entries.append(Entry(name, words, tuple(others)))
-    return [*found.values()]
 
 
 def checksums_of(step: CompiledStep, variables: Sequence[Node]) -> Iterable[tuple[int, int] | None]:
@@ -166,34 +188,24 @@ def hash_of(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def compare(step: CompiledStep, comparisons: Sequence[Comparison]) -> None:
-    """Compare variables with the other ranks; all ranks of the groups call this.
+def compare(comparisons: Sequence[Comparison], compiled_at: str) -> list[Difference]:
+    """Compare variables with the other ranks, and return what differs.
 
-    Raises
-    ------
-    VariableMismatchError
-        On all ranks of a group. Where a step communicates in several groups, they are closed, so
-        that ranks that are only in the others are notified.
+    All ranks of the groups call this, and get the same, except that a rank gets nothing of a group
+    that it is not in.
     """
-    if not comparisons:
-        return
-    site = f"the comparison of variables after the first call (compiled at {step.ordering.site})"
-    groups = [each.group for each in comparisons]
-    communicators = [group.communicator for group in groups]
-    with _core.UnderWay(communicators, [group.abort for group in groups], True):
-        heads = [exchange_heads(each, site) for each in comparisons]
-        for each, head in zip(comparisons, heads, strict=True):
-            _members[each.group] = head[:, 0].tolist()
-        different: list[Difference] = []
-        for each, head in zip(comparisons, heads, strict=True):
-            if head[:, 2].any() or (head[:, 1:] != head[0, 1:]).any():
-                different += exchange_entries(each, head, site)
-        if different and len(step.ordering.groups) > 1 and len(comparisons) > 1:
-            raise mismatch(different, step)
-    if different:
-        raise mismatch(different, step)
-    for each in comparisons:
-        _compared[each.group].add(each.key)
+    site = f"the comparison of variables after the first call (compiled at {compiled_at})"
+    heads = [exchange_heads(each, site) for each in comparisons]
+    for each, head in zip(comparisons, heads, strict=True):
+        _members[each.group] = head[:, 0].tolist()
+    different: list[Difference] = []
+    for each, head in zip(comparisons, heads, strict=True):
+        if head[:, 2].any() or (head[:, 1:] != head[0, 1:]).any():
+            different += exchange_entries(each, head, site)
+    if not different:
+        for each in comparisons:
+            _compared[each.group].add(each.key)
+    return different
 
 
 def exchange_heads(each: Comparison, site: str) -> Array:
