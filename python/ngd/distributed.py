@@ -768,7 +768,7 @@ def broadcast_variables(
 ) -> None:
     """Give every rank the values of rank `root`, variable by variable, in the order of names.
 
-    Call it on all ranks before the first step if one rank loads weights, or first values are random.
+    Call it on all ranks before the first step if one rank loads weights, or values are random.
     """
     site, ranks = call_site(), chosen(group)
     ordered = sorted(variables, key=lambda v: v.name)
