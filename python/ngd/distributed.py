@@ -768,9 +768,7 @@ def broadcast_variables(
 ) -> None:
     """Give every rank the values of rank `root`, variable by variable, in the order of names.
 
-    All ranks call this before the first step if they may hold different values: after weights were
-    loaded on one rank, or where first values are random. The optimizer's state is given likewise:
-    `ngd.broadcast_variables([*model.variables().values(), *optimizer.state.values()])`.
+    Call it on all ranks before the first step if one rank loads weights, or values are random.
     """
     site, ranks = call_site(), chosen(group)
     listed = list(variables) if isinstance(variables, Iterable) else [variables]

@@ -114,7 +114,7 @@ class WorkerError(Error, RuntimeError):
 
 
 class VaryingVariableWarning(UserWarning):
-    """A next value of a variable is not proved equal on all ranks; the message says which."""
+    """A next value of a variable is not proved equal on all ranks; the message names it."""
 
 
 class UpdatesWarning(UserWarning):

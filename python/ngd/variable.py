@@ -58,7 +58,7 @@ class Variable(Node):
         super().__init__(VARIABLE, (), {"name": name}, Type(initial.dtype, initial.shape))
         self.uniform = not per_rank
         self.per_rank = per_rank
-        """Whether each rank has a value of its own."""
+        """True if each rank has a value of its own by design."""
         self._initial: Array | None = initial
         self._storages: dict[str, Storage] = {}
         self.cell = _core.Cell(name)

@@ -15,6 +15,7 @@ from standing import fail_in_world, run_in_world
 
 import ngd
 from ngd import data, nn, ops, optim, train
+from ngd.collectives.statistics import stats_of
 from ngd.errors import CollectiveError, VariableMismatchError, VaryingVariableWarning
 from ngd.ops.collective import Alone
 from ngd.passes.uniform import next_values
@@ -86,7 +87,7 @@ def other_weights(how: str, device: str) -> dict[str, Any]:
 
 
 def one_step(model: dict[str, np.ndarray], ranks: int) -> dict[str, np.ndarray]:
-    """What NumPy makes of a model in one step, from the batches of all ranks."""
+    """Return the model after one step on the batches of all ranks, computed by NumPy."""
     x = np.concatenate([X + np.float32(rank) for rank in range(ranks)])
     slope = 2 * (x @ model["weight"] + model["bias"]) / (len(x) * 3)
     return {
@@ -137,7 +138,7 @@ def test_a_trainer_names_them_too(communicator: str) -> None:
 
 
 def wrong_update(what: str, device: str) -> dict[str, Any]:
-    """A step that makes equal variables different, or will; and what was warned of."""
+    """Run a step that makes equal variables different; return its error and the warnings."""
     world = ngd.init()
     odd = world.rank == 1
     model = model_of(False)
@@ -205,7 +206,7 @@ def by_design(device: str) -> int:
     copy, total = ngd.variable("copy", np.float32(0)), ops.all_reduce(loss, op="sum")
     with pytest.warns(VaryingVariableWarning, match="'copy'.*depend on variable 'own'"):
         ngd.compile([x], [total], {copy: own * 2}, device=device)
-    before = gathers()
+    before = gathers(world)
     for _ in range(2):
         step(inputs())
     assert own.numpy() == world.rank + 2 * inputs().sum()
@@ -213,12 +214,12 @@ def by_design(device: str) -> int:
     assert (everywhere == everywhere[0]).all()
     alone = ngd.variable("alone", np.float32(world.rank))  # a step without collectives
     ngd.compile([x], [], {alone: alone + ops.sum(x)}, device=device)(inputs())
-    return gathers() - before
+    return gathers(world) - before
 
 
-def gathers() -> int:
-    """How many all_gathers this process has made in groups that are open."""
-    return sum(row.calls for row in ngd.comm_stats() if row.op == "all_gather")
+def gathers(group: ngd.Group) -> int:
+    """Return the number of all_gathers of this rank in a group."""
+    return sum(row.calls for row in stats_of(group) if row.op == "all_gather")
 
 
 @over

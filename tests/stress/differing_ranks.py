@@ -7,8 +7,8 @@ A run goes through all ways, in random order, with 2 to 4 ranks and a random odd
 device; and it gives one rank another value of each environment switch. Each way must be named on
 all ranks, or give the right numbers; no rank may hang. Real processes, each with a deadline.
 
-Prints one line of JSON: how many of what, and what was found. The exit code says whether that was
-nothing. `--seconds N` stops after about N seconds, which may be in the middle of the list.
+Prints one line of JSON with the seed and the counts. The exit code is 1 if there is a finding.
+`--seconds N` stops after about N seconds, which may be in the middle of the list.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from differing_ways import EITHER, NAMED, RIGHT, WAYS, Run, Way
 import ngd
 
 HERE = {"PYTHONPATH": str(Path(__file__).parent)}
-"""Where a rank finds this file."""
+"""The environment in which a rank finds this file."""
 
 TIMEOUT = 8
 """NGD_TIMEOUT of the jobs, in seconds."""
@@ -73,7 +73,7 @@ def outcome_of(way: Way, run: Run) -> dict[str, Any]:
 
 
 def go_ways(names: Sequence[str], seed: str, odd: int, device: str) -> list[dict[str, Any]]:
-    """What a rank runs: one way after the other, each in a new world."""
+    """Go the ways one after the other on a rank, each in a new world."""
     outcomes = []
     for name in names:
         run = Run(ngd.init(), odd, device, random.Random(f"{seed}/{name}"))
@@ -89,7 +89,7 @@ def go_ways(names: Sequence[str], seed: str, odd: int, device: str) -> list[dict
 
 
 def go_switch(seed: str) -> dict[str, Any]:
-    """What a rank runs under another environment: some training, and what it gives."""
+    """Train on a rank, and return the result; ranks differ in their environment."""
     try:
         run = Run(ngd.init(), 1, ngd.config.device(None, "test"), random.Random(seed))
         v = ngd.variable("v", np.ones((16, 16), np.float32))
@@ -110,7 +110,7 @@ def go_switch(seed: str) -> dict[str, Any]:
 
 
 def findings(way: Way, outcomes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is wrong with how a way ended on the ranks."""
+    """Return the findings of a way, from its end on each rank."""
     errors = [each["error"] for each in outcomes]
     verdict = way.verdict
     if verdict == EITHER:

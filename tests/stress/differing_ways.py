@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways in which one rank can differ from the others, and what each must lead to.
+"""The ways in which one rank can differ from the others, each with its expected outcome.
 
-Each way is a function that all ranks call with a `Run`, which says whether this rank is the odd
-one. What must follow:
+Each way is a function that all ranks call with a `Run`, whose `is_odd` is true on one rank.
+The expected outcome is one of:
 
 - NAMED: every rank gets an error of ngd whose text names a rank and the words of the way.
 - RIGHT: the ranks differ by design. The way checks the results with NumPy.
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def is_odd(self) -> bool:
-        """Whether this rank is the odd one."""
+        """True on the odd rank."""
         return bool(self.world.rank == self.odd)
 
     def choose(self, odd: Any, others: Any) -> Any:
@@ -63,7 +63,7 @@ class Way:
     words: tuple[str, ...] = ()
     """They are in the error of some rank."""
     is_late: bool = False
-    """Whether ranks wait for one that does not come: it ends at the deadline."""
+    """True if ranks wait for one that does not come, until the deadline."""
 
 
 WAYS: dict[str, Way] = {}

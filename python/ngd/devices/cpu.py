@@ -215,7 +215,7 @@ class CpuStorage:
     def refusal(self, value: Array) -> str | None:
         """Not all ranks that share it assign the same; all of them call this."""
         sharing = self.sharing
-        if sharing is None or all(agree(sharing.group, [digest_of(value)], call_site())):
+        if sharing is None or agree(sharing.group, [digest_of(value)], call_site()):
             return None
         return (
             "expected one value on all ranks, which share the variable, or what is computed of it, "

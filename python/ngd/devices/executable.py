@@ -140,7 +140,7 @@ class CompiledStep(BoundToProcess):
             self.device,
         )
         self.next_values = next_values(graph, group)
-        """Those that the ranks compare after the first call."""
+        """The next values that the ranks compare after the first call."""
         states = {id(v.owner): v.owner for v in self.written if v.owner is not None}
         if self.next_values:
             warn_of_varying(self.next_values, group, call_site())

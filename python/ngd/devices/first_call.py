@@ -6,10 +6,10 @@ weights that were loaded on one rank, gradients that were not averaged. So the f
 ends with a comparison of checksums of the variables that it has updated, over the groups in which
 it communicates. Later calls do nothing for it.
 
-"First" has to mean the same call on all ranks of a group. A rank may compile a step anew where the
-others do not, as for a batch of another length. So a comparison is remembered not for the compiled
-step, but for the sequence of the collectives, which all ranks of the group have in common, and for
-the variables.
+"First" has to mean the same call on all ranks of a group. A rank may compile a step again
+when the others do not, for example for a batch of another length. So a comparison is not remembered
+for the compiled step. It is remembered for the sequence of the collectives, which is equal on all
+ranks of the group, and for the variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -32,11 +34,17 @@ from ..passes.uniform import NextValue, source_of_variation, varying
 if TYPE_CHECKING:
     from .executable import CompiledStep
 
+MANY_BYTES: Final = 1 << 24
+"""The size of variables from which several threads compute the checksums."""
 FEW: Final = 3
 """The number of variables that a message names."""
 
 _compared: Final[WeakKeyDictionary[Group, set[tuple[Any, ...]]]] = WeakKeyDictionary()
 """For each group, the sequences of collectives, and the variables, that were compared in it."""
+
+
+_members: Final[WeakKeyDictionary[Group, list[int]]] = WeakKeyDictionary()
+"""For each group that has compared something, the numbers of its ranks in the world."""
 
 
 class Entry(NamedTuple):
@@ -50,7 +58,7 @@ class Entry(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What is compared in one group."""
+    """The variables to compare in one group."""
 
     group: Group
     key: tuple[Any, ...]
@@ -61,7 +69,7 @@ class Difference(NamedTuple):
     """A variable that differs between the ranks of a group."""
 
     entry: Entry | None
-    """That of this rank; None: it has no variable of this name."""
+    """The entry of this rank; None: it has no variable of this name."""
     ranks: tuple[int, ...]
     """The ranks that differ from most others."""
     usual: int
@@ -99,60 +107,86 @@ class FirstCall(_core.Hold):
         """Check the states, run native.run(inputs, outputs), and compare the variables."""
         for state in self.states:
             state.expect_complete()
-        watched = Watched(native, self.step)
-        self.hold.run(watched, inputs, outputs)
-        compare(self.step, watched.comparisons)
+        with ExitStack() as until_compared:
+            watched = Watched(native, self.step, until_compared)
+            self.hold.run(watched, inputs, outputs)
+            different = compare(watched.comparisons, self.step.ordering.site)
+            if different and len(watched.comparisons) > 1:  # closes the groups
+                raise mismatch(different, self.step)
+        if different:
+            raise mismatch(different, self.step)
         self.step.hold = self.hold
 
 
 class Watched:
-    """What runs a step, and takes the checksums while the step still holds its variables."""
+    """Runs a step, and takes the checksums while the step still holds its variables.
 
-    def __init__(self, native: Any, step: CompiledStep) -> None:
-        self.native, self.step = native, step
-        self.comparisons: list[Comparison] = []
+    An exception between the run and the end of the comparison closes the groups, for which it
+    enters a context in `until_compared`: the other ranks would wait for this one.
+    """
+
+    def __init__(self, native: Any, step: CompiledStep, until_compared: ExitStack) -> None:
+        self.native, self.step, self.until_compared = native, step, until_compared
+        self.comparisons = comparisons_of(step)
 
     @property
     def variables_touched(self) -> bool:
-        """Whether the run failed after it had begun to write variables."""
+        """True if the run failed after it had begun to write variables."""
         return bool(self.native.variables_touched)
 
     def run(self, inputs: list[Array], outputs: list[Array]) -> None:
         """Run once."""
+        groups = [each.group for each in self.comparisons]
+        call = _core.UnderWay([g.communicator for g in groups], [g.abort for g in groups], True)
+        self.until_compared.enter_context(call)
         self.native.run(inputs, outputs)
-        self.comparisons = comparisons_of(self.step)
+        add_entries(self.comparisons, self.step)
+
+
+def talking_groups(step: CompiledStep) -> dict[Group, int]:
+    """Return the groups in which a step has collectives, with the hash of their sequence."""
+    pairs = zip(step.ordering.groups, step.ordering.hashes(), strict=True)
+    return {
+        group: hash for group, hash in pairs if hash and group.size > 1 and isinstance(group, Group)
+    }
 
 
 def comparisons_of(step: CompiledStep) -> list[Comparison]:
     """Return what is to compare now, in the order of the groups of the step."""
-    talking = [
-        (group, hash)
-        for group, hash in zip(step.ordering.groups, step.ordering.hashes(), strict=True)
-        if hash and group.size > 1 and isinstance(group, Group)
-    ]
-    found = []
-    checksums: dict[Node, tuple[int, int] | None] = {}
-    for group, hash in talking:
+    found: dict[Group, Comparison] = {}
+    for group, hash in talking_groups(step).items():
         mine = [value for value in step.next_values if group in value.groups]
         key = (step.device, hash, *(value.variable.id for value in mine))
-        if not mine or key in _compared.setdefault(group, set()):
-            continue
-        entries = []
-        for value in mine:
-            groups = [each for each, _ in talking if each in value.groups]
-            if groups[0] is not group or any(each.size == 1 for each in value.groups):
-                continue
-            if value.variable not in checksums:
-                checksums[value.variable] = step.checksum(value.variable)
-            checksum = checksums[value.variable]
-            if checksum is not None:
-                name = str(value.variable.attrs["name"])
-                others = tuple(groups[1:])
-                head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
-                words = (*head, hash_of(value.computation), *checksum)
-                entries.append(Entry(name, words, others))
-        found.append(Comparison(group, key, entries))
-    return found
+        if mine and key not in _compared.setdefault(group, set()):
+            found[group] = Comparison(group, key, [])
+    return [*found.values()]
+
+
+def add_entries(comparisons: Sequence[Comparison], step: CompiledStep) -> None:
+    """Add the checksums of the variables, which the step holds, to what is compared."""
+    found = {each.group: each for each in comparisons}
+    places: list[tuple[NextValue, list[Group]]] = []
+    talking = talking_groups(step)
+    for value in step.next_values:
+        groups = [group for group in talking if group in value.groups]
+        if groups and groups[0] in found and all(each.size > 1 for each in value.groups):
+            places.append((value, groups))
+    checksums = checksums_of(step, [value.variable for value, _ in places])
+    for (value, (first, *others)), checksum in zip(places, checksums, strict=True):
+        if checksum is not None:
+            name = str(value.variable.attrs["name"])
+            head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
+            words = (*head, hash_of(value.computation), *checksum)
+            found[first].entries.append(Entry(name, words, tuple(others)))
+
+
+def checksums_of(step: CompiledStep, variables: Sequence[Node]) -> Iterable[tuple[int, int] | None]:
+    """Return the checksums of variables, computed by the number of threads that kernels use."""
+    threads = min(_core.thread_count(), len(variables))
+    if threads < 2 or sum(v.type.bytes for v in variables) < MANY_BYTES:
+        return [step.checksum(v) for v in variables]
+    with ThreadPoolExecutor(threads) as pool:
+        return [*pool.map(step.checksum, variables)]
 
 
 def hash_of(text: bytes) -> int:
@@ -160,36 +194,24 @@ def hash_of(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def compare(step: CompiledStep, comparisons: Sequence[Comparison]) -> None:
-    """Compare variables with the other ranks; all ranks of the groups call this.
+def compare(comparisons: Sequence[Comparison], compiled_at: str) -> list[Difference]:
+    """Compare variables with the other ranks, and return what differs.
 
-    Raises
-    ------
-    VariableMismatchError
-        On all ranks of a group. Where a step communicates in several groups, they are closed, so
-        that ranks that are only in the others are notified.
+    All ranks of the groups call this, and get the same, except that a rank gets nothing of a group
+    that it is not in.
     """
-    if not comparisons:
-        return
-    site = f"the comparison of variables after the first call (compiled at {step.ordering.site})"
-    groups = [each.group for each in comparisons]
-    communicators = [group.communicator for group in groups]
-    with _core.UnderWay(communicators, [group.abort for group in groups], True):
-        heads = [exchange_heads(each, site) for each in comparisons]
-        members = {
-            each.group: [int(row[0]) for row in head]
-            for each, head in zip(comparisons, heads, strict=True)
-        }
-        different: list[Difference] = []
-        for each, head in zip(comparisons, heads, strict=True):
-            if head[:, 2].any() or (head[:, 1:] != head[0, 1:]).any():
-                different += exchange_entries(each, head, members, site)
-        if different and len(step.ordering.groups) > 1 and len(comparisons) > 1:
-            raise mismatch(different, step)
-    if different:
-        raise mismatch(different, step)
-    for each in comparisons:
-        _compared[each.group].add(each.key)
+    site = f"the comparison of variables after the first call (compiled at {compiled_at})"
+    heads = [exchange_heads(each, site) for each in comparisons]
+    for each, head in zip(comparisons, heads, strict=True):
+        _members[each.group] = head[:, 0].tolist()
+    different: list[Difference] = []
+    for each, head in zip(comparisons, heads, strict=True):
+        if head[:, 2].any() or (head[:, 1:] != head[0, 1:]).any():
+            different += exchange_entries(each, head, site)
+    if not different:
+        for each in comparisons:
+            _compared[each.group].add(each.key)
+    return different
 
 
 def exchange_heads(each: Comparison, site: str) -> Array:
@@ -208,16 +230,14 @@ def exchange_heads(each: Comparison, site: str) -> Array:
     return rows
 
 
-def exchange_entries(
-    each: Comparison, head: Array, members: Mapping[Group, Sequence[int]], site: str
-) -> list[Difference]:
+def exchange_entries(each: Comparison, head: Array, site: str) -> list[Difference]:
     """Return what differs between the ranks of a group."""
     mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 5)
     counts = [int(count) for count in head[:, 1]]
     rows = each.group.all_gather_v(mine, counts=counts, site=site).tolist()
     entries = {entry.words[0]: entry for entry in each.entries}
     held: dict[int, dict[int, tuple[int, ...]]] = {}
-    """By the hash of a variable's name and by the rank: computation and value."""
+    """The computation and the checksum, by the hash of a variable's name and by the rank."""
     for number, count in zip(head[:, 0].tolist(), counts, strict=True):
         for name, is_conditional, *words in rows[:count]:
             if name in entries or not is_conditional:  # else for ranks of a group without this rank
@@ -230,7 +250,7 @@ def exchange_entries(
         words_of = {
             rank: by_rank.get(rank)
             for rank in head[:, 0].tolist()
-            if all(rank in members.get(other, ()) for other in others)
+            if all(rank in _members[other] for other in others)
         }
         usual, _ = Counter(words_of.values()).most_common(1)[0]
         odd = tuple(rank for rank, words in words_of.items() if words != usual)

@@ -126,7 +126,7 @@ class Parameter:
 class Buffer(Parameter):
     """The declaration of a variable that is not trained: it changes by Training.updates alone.
 
-    `saved` says whether state dicts have it. `per_rank` is that of ngd.variable.
+    With `saved`, state dicts contain it. `per_rank` is passed to ngd.variable.
     """
 
     trained = False

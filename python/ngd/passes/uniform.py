@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which next values of variables are equal on all ranks, and over which ranks.
+"""Analysis of the next values of variables: which are equal, and on which ranks.
 
 A next value is computed from collectives, variables, constants and arguments. Only the nearest
 collectives count: a collective that gives all ranks of its group the same hides what its operand is
@@ -22,14 +22,14 @@ NO_GROUPS: frozenset[Any] = frozenset()
 
 
 class Origin(NamedTuple):
-    """What a value is computed from, down to the nearest collectives."""
+    """The sources of a value, down to the nearest collectives."""
 
     groups: frozenset[Any] = NO_GROUPS
     """The groups of these collectives."""
     varies: bool = False
-    """Whether something below is a value of this rank's own."""
+    """True if a source differs between ranks."""
     is_shard: bool = False
-    """Whether a collective below gives each rank another block, or is between two ranks."""
+    """True if a source is a collective that gives each rank another block, or a receive."""
 
 
 CONSTANT_ORIGIN = Origin()
@@ -44,7 +44,7 @@ class NextValue:
     groups: frozenset[Any]
     """The ranks are those that are in all of these groups."""
     varies: bool
-    """Whether it is computed from a value of this rank's own."""
+    """True if a source differs between ranks."""
     computation: bytes
     """A digest of how it is computed from collectives, variables, constants and arguments.
 
@@ -102,7 +102,7 @@ def origin_of(node: Node, inputs: Sequence[Origin], group: Any) -> Origin:
 
 
 def merged(inputs: Sequence[Origin]) -> Origin:
-    """Return the origin of what is computed from values of these origins."""
+    """Return the origin of a value that is computed from values of these origins."""
     if not inputs:
         return CONSTANT_ORIGIN
     first, *others = inputs
@@ -123,7 +123,7 @@ def is_per_rank(variable: Node) -> bool:
 def next_values(graph: Graph, group: Any) -> list[NextValue]:
     """Return the next values that should be equal on several ranks.
 
-    Those are all but the values of per-rank variables, and those that are computed from a rank's
+    The next values of per-rank variables are left out, and those that are computed from a rank's
     own block of a collective. A step without collectives has none. A next value that is computed
     from no collective should be equal on the ranks that are in all groups of the step.
     """

@@ -51,7 +51,9 @@ class FakeMpi final : public mpi::Library {
   }
 
   // Let the number-th call of test_some on a rank fail.
-  void fail_test(int rank, long number) { ranks_[static_cast<std::size_t>(rank)]->failing = number; }
+  void fail_test(int rank, long number) {
+    ranks_[static_cast<std::size_t>(rank)]->failing = number;
+  }
   long tests(int rank) const { return ranks_[static_cast<std::size_t>(rank)]->tests; }
   // Whether long messages that have begun can be cancelled, which no MPI promises.
   void oblige(bool on) { obliging_ = on; }

@@ -410,9 +410,9 @@ class ReduceScatter final : public HostBlocks {
       : HostBlocks(hosts, tag, collective),
         begins_(layout()),
         scratch_(add_buffer(hosts.local(), begins_.back() + 64).data()),
-        contributions_(add_buffer(block(hosts.mine()).count * width_ *
-                                  static_cast<std::size_t>(count()))
-                           .data()) {
+        contributions_(
+            add_buffer(block(hosts.mine()).count * width_ * static_cast<std::size_t>(count()))
+                .data()) {
     for (int distance = 1; distance < count(); ++distance)
       receive(after(distance), contribution(after(distance)), block(hosts.mine()).count);
   }
