@@ -85,7 +85,8 @@ def save(
 
     Where all ranks hold the same values one of them saves, and all may load. Two processes must not
     save into one folder at a time. With `private`, or where ranks have a part each of a variable
-    (`shard="world"` of ngd.compile), the call is collective, and rank 0 writes.
+    (`shard="world"` of ngd.compile), the call is collective, and rank 0 writes. A program that
+    calls it on all ranks gives `private`, even `private={}`: on one host no rank has only a part.
 
     Parameters
     ----------
