@@ -185,7 +185,7 @@ def load(
 def own_values(
     found: Mapping[str, Any], index: Mapping[str, Any], private: Any, ranks: Group
 ) -> dict[str, Any]:
-    """Return this rank's private values, if as many ranks saved the checkpoint."""
+    """Return this rank's private values; none if another number of ranks saved them."""
     if ranks.size != index["ranks"]:
         return {}
     held, states = collected("load", private=private)
