@@ -85,7 +85,8 @@ def save(
 
     Where all ranks hold the same values one of them saves, and all may load. Two processes must not
     save into one folder at a time. With `private`, or where ranks have a part each of a variable
-    (`shard="world"` of ngd.compile), the call is collective, and rank 0 writes.
+    (`shard="world"` of ngd.compile), the call is collective, and rank 0 writes. A program that
+    calls it on all ranks gives `private`, even `private={}`: on one host no rank has only a part.
 
     Parameters
     ----------
@@ -110,12 +111,7 @@ def save(
     if private is not None:
         world = init() if group is None else group
         ranks, first = world.size, world.rank == 0
-        mine = with_pending("save", *collected("save", private=private)) if ranks > 1 else {}
-        for name, v in mine.items():
-            value = v.numpy() if isinstance(v, Variable) else v
-            own = gather(value[None], group=world)
-            if own is not None:
-                values |= of_ranks(name, own)
+        values |= gathered(private, world) if ranks > 1 else {}
     if not first:
         for v in apart:
             v.numpy()  # which has a part of it here
@@ -162,12 +158,7 @@ def load(
     found = read_safetensors(place / index["tensors"])
     saved = index.get("states", {})
     if private is not None and index.get("ranks", 1) > 1:
-        world = init() if group is None else group
-        if world.size == index["ranks"]:
-            names, own_states = collected("load", private=private)
-            all_names = [*names, *(n for s in own_states for n in names_in(saved, s.name))]
-            own = {name: found.get(of_rank(name, world.rank)) for name in all_names}
-            found |= {name: array for name, array in own.items() if array is not None}
+        found |= own_values(found, index, private, init() if group is None else group)
     for name, v in by_name.items():
         array = found.get(name)
         if array is None or array.shape != v.shape or array.dtype != v.dtype:
@@ -190,6 +181,19 @@ def load(
     for name, generator in (generators or {}).items():
         generator.bit_generator.state = index["generators"][name]
     return index["position"]
+
+
+def own_values(
+    found: Mapping[str, Any], index: Mapping[str, Any], private: Any, ranks: Group
+) -> dict[str, Any]:
+    """Return this rank's private values; none if another number of ranks saved them."""
+    if ranks.size != index["ranks"]:
+        return {}
+    held, states = collected("load", private=private)
+    saved = index.get("states", {})
+    names = [*held, *(name for state in states for name in names_in(saved, state.name))]
+    own = {name: found.get(of_rank(name, ranks.rank)) for name in names}
+    return {name: array for name, array in own.items() if array is not None}
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:
@@ -284,6 +288,16 @@ def expect_states(
 def of_rank(name: str, rank: int) -> str:
     """What one rank's value of a private variable is called."""
     return f"{name}@{rank}"
+
+
+def gathered(private: Any, ranks: Group) -> dict[str, Any]:
+    """Return the entries of the file for private values: on rank 0 of the group, else none."""
+    values: dict[str, Any] = {}
+    for name, v in with_pending("save", *collected("save", private=private)).items():
+        own = gather((v.numpy() if isinstance(v, Variable) else v)[None], group=ranks)
+        if own is not None:
+            values |= of_ranks(name, own)
+    return values
 
 
 def of_ranks(name: str, values: Any) -> dict[str, Any]:

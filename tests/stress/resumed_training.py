@@ -184,11 +184,16 @@ class Training:
         return [self.random.state, *average, *(each.state for each in self.optimizers)]
 
     @property
+    def is_collective(self) -> bool:
+        """Return whether all ranks save together, and rank 0 writes."""
+        return self.scenario["statistics"] or self.scenario["shard"] == "world"
+
+    @property
     def saved(self) -> dict[str, Any]:
         """The arguments of checkpoint.save."""
         return {
             "variables": [self.model.parameters(), self.states],
-            "private": self.model.buffers() if self.scenario["statistics"] else None,
+            "private": self.model.buffers() if self.is_collective else None,
             "generators": {"noise": self.noise},
         }
 
@@ -219,10 +224,9 @@ class Training:
     def save(self) -> None:
         """Replace the checkpoint; if all ranks hold the same values, rank 0 saves."""
         position = {"sampler": self.sampler.state(), "losses": self.losses}
-        is_collective = self.scenario["statistics"] or self.scenario["shard"] == "world"
-        if is_collective or self.world.rank == 0:
+        if self.is_collective or self.world.rank == 0:
             checkpoint.save(self.folder, **self.saved, position=position)
-        if not is_collective:
+        if not self.is_collective:
             ngd.barrier()  # a rank that is ahead must not save into the folder too
 
     def _run_trainer(self) -> None:
