@@ -308,8 +308,7 @@ void Executor::run_inside(const void* const* inputs, void* const* outputs) {
 }
 
 void Executor::perform(Step& step, const void* const* inputs, void* const* outputs) {
-  // The updates of variables come last: an interrupt meanwhile waits for the end of the step, so that
-  // it poisons no variable.
+  // The updates of variables come last. They are not interrupted, so that Ctrl-C poisons no variable.
   if (!step.is_short && !variables_touched_) interrupts_.check();
   for (const Step::Patch& patch : step.patches) {
     const void* whole = patch.from_outputs ? outputs[patch.number] : inputs[patch.number];
