@@ -43,7 +43,7 @@ def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) 
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        message = f"{call}: expected {call}{shown(signature)}; {error}"
+        message = f"{call}: expected {call}{format_signature(signature)}; {error}"
         taken = {p.name for p in signature.parameters.values() if p.kind not in NAMELESS}
         hints = [
             f"`{name}` is called `{found}`"
@@ -61,20 +61,20 @@ NAMELESS: Final = (
 )
 
 
-def shown(signature: inspect.Signature) -> str:
+def format_signature(signature: inspect.Signature) -> str:
     """Return the signature as a message shows it: without annotations."""
     empty = inspect.Parameter.empty
     parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
     return str(inspect.Signature(parameters))
 
 
-def shown_arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> str:
+def format_arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> str:
     """Return the arguments of a call as a message shows them: by name, arrays by their type."""
     given = signature.bind(*args, **kwargs).arguments
-    return ", ".join(f"{name} = {shown_value(value)}" for name, value in given.items())
+    return ", ".join(f"{name} = {format_value(value)}" for name, value in given.items())
 
 
-def shown_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value in few words."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, tuple) and dtype is not None:
@@ -101,7 +101,7 @@ def comes_from_user(error: BaseException) -> bool:
 
 
 def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, error: Any) -> None:
-    """Raise an error that names the public call in the place of one that does not.
+    """Raise an error that names the public call instead of one that does not.
 
     Returns for errors that name it already, for those of the user's functions, and where ngd itself
     has made the call: then the call that the user has made is named.
@@ -117,7 +117,7 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
     if isinstance(error, Error):
         return
     kind = ValueError if isinstance(error, AS_VALUE) else TypeError
-    given = shown_arguments(signature, args, kwargs)
+    given = format_arguments(signature, args, kwargs)
     raise kind(f"{call}: expected other arguments: {error}; got {given}.") from error
 
 
@@ -125,7 +125,7 @@ CAUSED: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticE
 """Errors that arguments cause which a call does not check itself."""
 
 
-def explained(call: str, function: Callable[Given, Made]) -> Callable[Given, Made]:
+def name_errors(call: str, function: Callable[Given, Made]) -> Callable[Given, Made]:
     """Wrap a public function, so that the errors of its arguments name it as users call it."""
 
     @functools.wraps(function)
@@ -139,7 +139,7 @@ def explained(call: str, function: Callable[Given, Made]) -> Callable[Given, Mad
     return checked
 
 
-def explained_method(method: Callable[..., Any]) -> Callable[..., Any]:
+def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap the call of an op, whose instance has the name."""
 
     @functools.wraps(method)

@@ -71,7 +71,7 @@ class NotFiniteError(Error, FloatingPointError):
 
 
 class OutOfRangeError(Error, IndexError, ValueError):
-    """An index that a step computes, or is given, lies outside of its axis.
+    """An index that a step computes, or is given, is outside its axis.
 
     The message names the public call, the index and its position in the array of indices.
     """

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .array_methods import NUMPY, ArrayMethods
-from .calls import Given, Made, explained, explained_method
+from .calls import Given, Made, name_errors, name_method_errors
 from .cost import Cost
 from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
@@ -140,7 +140,7 @@ class Op:
     def __init_subclass__(cls) -> None:
         """Let the errors of the call's signature name the public op and not the class."""
         if "__call__" in vars(cls):
-            cls.__call__ = explained_method(cls.__call__)  # type: ignore[method-assign]
+            cls.__call__ = name_method_errors(cls.__call__)  # type: ignore[method-assign]
 
     def infer(self, *inputs: Any, **attrs: Any) -> Type | tuple[Type, ...]:
         """The type of the result, or of each in a tuple.
@@ -272,7 +272,7 @@ PUBLIC: Final[dict[str, Callable[..., Any]]] = {}
 
 def public(function: Callable[Given, Made]) -> Callable[Given, Made]:
     """Offer a function that is made of ops in ngd.ops."""
-    offered = explained(f"ops.{function.__name__}", function)
+    offered = name_errors(f"ops.{function.__name__}", function)
     if PUBLIC.setdefault(function.__name__, offered) is not offered:
         raise ValueError(f"two functions of ngd.ops are called {function.__name__}")
     return offered

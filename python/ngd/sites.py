@@ -64,7 +64,7 @@ class ExpansionSite(str):
     __slots__ = ("op",)
 
     def __new__(cls, site: str, op: str) -> ExpansionSite:
-        """Make one per expansion: two are told apart by identity."""
+        """Make one per expansion: two expansions are distinguished by identity."""
         made = super().__new__(cls, site)
         made.op = op
         return made

@@ -258,3 +258,22 @@ def test_ctrl_c_between_instructions_closes_the_group() -> None:
     assert second["error"] == "RemoteRankError", second
     assert "interrupted between two instructions" in second["message"], second
     assert first["sum"] == second["sum"] == 0
+
+
+def wrong_arguments_of_uneven_calls() -> float:
+    """What can be checked before the ranks exchange the numbers of rows is checked there."""
+    world, rows = ngd.init(), np.ones((2, 3), np.float32)
+    for wrong in ([1, 2], np.ones((4, 3)), np.ones((4, 2), np.float32)):
+        with pytest.raises((TypeError, ValueError), match="all_gather_v: out: expected"):
+            world.all_gather_v(rows, out=wrong)
+    with pytest.raises(TypeError, match="all_to_all_v: async_op: expected a bool; got list"):
+        world.all_to_all_v(rows, [1] * world.size, async_op=[])
+    with pytest.raises(TypeError, match="broadcast_variables: expected variables"):
+        ngd.broadcast_variables([1])
+    return float(world.all_reduce(rows, op="sum").sum())
+
+
+@harness.needs_ranks
+def test_wrong_arguments_of_uneven_calls_leave_the_group_open() -> None:
+    outcomes = harness.run(wrong_arguments_of_uneven_calls, 2)
+    assert [outcome.value for outcome in outcomes] == [12.0, 12.0]

@@ -20,7 +20,7 @@ AFTER_SECONDS = 0.5
 """When the signal comes."""
 
 SEEN_SECONDS = 0.6
-"""The latest that it may be seen: 0.1 s, an instruction, and what a machine under load adds."""
+"""The latest that it may be seen: 0.1 s, an instruction, and the delay of a machine under load."""
 
 N = 384
 

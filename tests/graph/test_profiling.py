@@ -166,7 +166,7 @@ def test_a_block_that_fails_ends() -> None:
 def test_a_run_that_fails_is_in_the_report() -> None:
     table, rows = ngd.placeholder("table", (4, 2)), ngd.placeholder("rows", (1,), np.int64)
     step = ngd.compile([table, rows], [ops.exp(np.take(table, rows, 0))])
-    with ngd.profile(), pytest.raises(ValueError, match="out of range"):
+    with ngd.profile(), pytest.raises(ValueError, match="expected an index in"):
         step(np.ones((4, 2), np.float32), np.array([7]))
     calls = [row.calls for row in step.report().rows]
     assert step.report().runs == 1

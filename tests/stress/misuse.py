@@ -11,8 +11,8 @@ A result that is right is equal on both devices. No call leaves a file, a thread
 group that does not work.
 
 Cases run in child processes, so that a crash or a hang is one finding. A case takes milliseconds;
-`--seconds N` runs as many as fit, in random order, and `--runs N` so many (0: all). The last line
-is a JSON object; the exit code says whether there are findings that KNOWN does not list.
+`--seconds N` limits the time, and `--runs N` the number of cases (0: all). The last line is a JSON
+object; the exit code is 1 if there are findings that KNOWN does not list.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LARGE_BYTES: Final = 1 << 22
 """A result with more bytes is not computed."""
 
 SAVES: Final = {"checkpoint.save"}
-"""What leaves files where it succeeds."""
+"""The calls that write files when they succeed."""
 
 KNOWN: Final[tuple[tuple[str, str, str], ...]] = (
     (
@@ -90,7 +90,7 @@ KNOWN: Final[tuple[tuple[str, str, str], ...]] = (
     (r"^train\.Trainer", "^class: AttributeError: .*sampler", "the loader is used as it is given"),
     (r"^nn\.(LSTM|GRU): num_layers", "^crash", "10**12 layers are declared one by one"),
 )
-"""Findings that stay: a pattern of the case, one of what was found, and the reason."""
+"""Accepted findings: a pattern of the case, a pattern of the finding, and the reason."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -254,7 +254,7 @@ def compared(result: Any) -> str:
 
 
 def state_after(world: Any, threads: int, may_save: bool) -> str | None:
-    """Return what a call has left behind, or nothing."""
+    """Return a description of leftovers of a call, or None."""
     import numpy as np
 
     from ngd import sites

@@ -111,7 +111,7 @@ WRONG: Final[dict[str, Callable[[], Any]]] = {
     "a placeholder": lambda: ngd.placeholder("p", (2, 3)),
     "a variable": one_weight,
 }
-"""Values, by what a report calls them."""
+"""Values, by their names in a report."""
 
 VALID: Final[dict[str, Callable[[], Any]]] = {
     "axis": lambda: 0,

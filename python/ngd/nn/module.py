@@ -199,7 +199,7 @@ def naming_errors(init: Any) -> Any:
 
 
 MOST_LETTERS: Final = 200
-"""Of the arguments that a message shows."""
+"""The length of the arguments in a message."""
 
 
 class Module:

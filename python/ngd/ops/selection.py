@@ -250,7 +250,7 @@ def getitem(x: Value, index: Any) -> Node:
     masks that are known now; a mask that is a node is an error, since the result's shape would
     depend on it. A known index out of range is a ShapeError. One that a step computes is an
     OutOfRangeError, which is an IndexError and a ValueError, when that step runs. Gradients flow to
-    x; of what is taken several times they are summed.
+    x; those of an element that is taken several times are summed.
     """
     x = as_node(x, where="getitem")
     selection = taken_apart("getitem", x.type, index)

@@ -50,7 +50,7 @@ FIRST: Final = PIPELINE.index(share_sums)
 
 
 HIDING: Final = (fuse_composites, fuse_post_operations, fuse_products)
-"""What puts the results of several ops into one kernel that cannot be run op by op."""
+"""The passes that put several ops into one kernel that cannot be run op by op."""
 
 
 def run(graph: Graph, target: Target, memory_limit: int | None = None) -> Plan:

@@ -20,7 +20,7 @@ def needs_kernel(node: Node) -> bool:
 
 
 def expanded(node: Node) -> tuple[Node, ...]:
-    """Return the expansion; with NGD_CHECK_FINITE=1 its nodes say which op they came from."""
+    """Return the expansion; with NGD_CHECK_FINITE=1 its nodes keep the name of the op."""
     if not config.check_finite() or isinstance(node.site, ExpansionSite):
         return expansion(node)
     with at_site(ExpansionSite(node.site, node.op.name)):

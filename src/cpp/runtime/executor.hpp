@@ -39,7 +39,7 @@ class Executor {
  public:
   // `variables` are device pointers, numbered as in the program, that outlive the executor.
   // The communicators are those of the program's groups, of one family, and outlive it too.
-  // `interrupt` is asked between two instructions, about ten times a second; where it returns true
+  // `interrupt` is asked between two instructions, at most every 100 ms; where it returns true
   // the run throws Interrupted.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whether a run shall end because a signal handler of the program has raised (Ctrl-C).
 //
-// A run asks between two instructions. It reads a coarse clock there, and calls back at most ten
-// times a second: to know of a signal, Python needs its lock, which another thread may hold.
+// A run asks between two instructions. It reads a coarse clock there, and calls back at most every
+// 100 ms: to see a signal, Python needs its lock, which another thread may hold.
 #pragma once
 
 #include <cstdint>

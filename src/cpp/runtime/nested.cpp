@@ -42,6 +42,7 @@ class Scan : public Nested {
   Scan(const Instruction& instruction, const kernels::KernelQuery& query,
        const Surroundings& surroundings, Spare spare, void* shared)
       : queue_(surroundings.queue),
+        interrupts_(surroundings.interrupts),
         length_(static_cast<std::size_t>(instruction.attrs.integer("length"))),
         reverse_(instruction.attrs.integer("reverse") != 0),
         body_(instruction.bodies.at(0), surroundings,
@@ -72,6 +73,7 @@ class Scan : public Nested {
     std::copy(inputs + fixed, inputs + inputs_.size(), inputs_.begin() + fixed);
     for (std::size_t i = 0; i < carries; ++i) begin(i, inputs[i], outputs[i], histories[i]);
     for (std::size_t round = 0; round < length_; ++round) {
+      if (round % kRoundsPerCheck == 0) interrupts_.check();  // the body's may all be short
       const std::size_t now = slice_of(round);
       for (std::size_t i = 0; i < slices_.size(); ++i)
         inputs_[carries + i] = at(inputs[carries + i], now * slices_[i]);
@@ -117,7 +119,10 @@ class Scan : public Nested {
     return carry.turns[round % 2];
   }
 
+  static constexpr std::size_t kRoundsPerCheck = 64;
+
   device::Queue& queue_;
+  Interrupts& interrupts_;
   std::size_t length_;
   bool reverse_;
   Executor body_;

@@ -137,7 +137,7 @@ class ScatterAdd final : public Kernel {
   DType dtype_;
 };
 
-// Where an element lies, by one index for each of several axes, of which the first is the outermost.
+// The number of a row by one index for each of several axes, the outermost axis first.
 class RowNumber final : public Kernel {
  public:
   explicit RowNumber(const KernelQuery& query) : count_(query.outputs[0].count()) {

@@ -19,7 +19,7 @@ inline std::int64_t index_at(DType dtype, const void* indices, std::int64_t i) {
                              : static_cast<const std::int64_t*>(indices)[i];
 }
 
-// The indices of one public call into one axis, and what an error says of them.
+// The range of the indices of one public call into one axis, for errors.
 struct IndexCheck {
   std::string caller;   // the public call
   std::string of_axis;  // which axis of its tensor, where the call has several arrays of indices
