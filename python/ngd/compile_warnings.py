@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ngd.compile warns of: graphs that are legal, and mostly not what their author meant."""
+"""Warnings of ngd.compile: graphs that are legal, and mostly not what their author meant."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Promotion:
 
 
 _notes: Final[dict[int, tuple[weakref.ref[Any], list[Any]]]] = {}
-"""By the id of a node: its reference, whose callback removes the entry, and its notes."""
+"""The notes by the id of their node, with a reference whose callback removes the entry."""
 
 
 def _drop(id: int, reference: Any) -> None:

@@ -51,7 +51,7 @@ def test_call_sites_name_the_layer_and_end_with_it() -> None:
     assert y.site.endswith(" in 0.1: ReLU()")
     assert y.inputs[0].site.endswith(" in 0.0: Linear(8, 4, bias=True)")
     assert " in " not in (y + 1).site.removeprefix(__file__)
-    slope = ngd.grad(ops.sum(y), x)  # a gradient belongs to the layer of what it is made for
+    slope = ngd.grad(ops.sum(y), x)  # a gradient has the layer of its op
     assert " in 0.0: Linear" in slope.site
     with errors.in_layer("outer"), errors.in_layer("mine: Filter(3)"):
         assert ops.exp(x).site.endswith(" in mine: Filter(3)")

@@ -77,7 +77,7 @@ def test_every_module(name: str, copied: Callable[[Any], Any]) -> None:
 
 
 def test_a_pickle_is_a_model_of_its_own() -> None:
-    """It may get another name, be initialized anew, and share variables as the model does."""
+    """It may get another name, and it shares variables as the model does."""
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5, bias=False))
     model[1].weight = model[0].parameter("weight")
     model.initialize(seed=1)

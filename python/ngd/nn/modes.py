@@ -66,7 +66,7 @@ class Updates(dict[Variable, Node]):
     def __init__(self, changes: bool) -> None:
         super().__init__()
         self.changes = changes
-        """False: nothing is to be updated, and what is set is dropped."""
+        """If False, no variable is to be updated, and next values are dropped."""
         self.pending: list[tuple[Variable, str]] = []
 
     def __setitem__(self, variable: Variable, value: Node) -> None:
