@@ -23,7 +23,7 @@ void set_thread_share(int threads);
 class OffKernelCores {
  public:
   // Moves the calling thread to cores on which no kernels run; to any core if kernels run on all.
-  // Repeated calls cost a load until the kernels are bound anew.
+  // A repeated call costs one load.
   void follow() noexcept;
 
  private:

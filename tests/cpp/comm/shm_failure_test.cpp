@@ -84,6 +84,36 @@ TEST(Records, ALengthThatCannotBeIsCut) {
   EXPECT_EQ(shm::error_text_of(*record), "xxx");
 }
 
+// By this a transfer between hosts knows which rank has stopped.
+TEST(Waits, SayWhichRankHoldsThemUp) {
+  auto ranks = shm::make_thread_ranks(3);
+  std::vector<float> data(100'000);
+  const auto sum =
+      all_reduce(ReduceOp::Sum, DType::F32, data.data(), data.data(), data.size(), "a.py:1");
+  const Work mine = ranks[0]->submit(sum);
+  std::vector<float> others(data.size());
+  ranks[2]->submit(
+      all_reduce(ReduceOp::Sum, DType::F32, others.data(), others.data(), others.size(), "a.py:1"));
+  EXPECT_EQ(ranks[0]->missing(mine), std::vector<int>{1});
+  EXPECT_EQ(ranks[0]->awaited_by(1), -1);
+  ranks[1]->note_awaited(7);
+  EXPECT_EQ(ranks[0]->awaited_by(1), 7);
+  ranks[1]->note_awaited(-1);
+  EXPECT_EQ(ranks[0]->awaited_by(1), -1);
+}
+
+// The deadline that the message states is the caller's, whatever is left of it.
+TEST(Waits, StateTheWholeDeadline) {
+  auto ranks = shm::make_thread_ranks(2);
+  const Work barrier = ranks[0]->submit(Collective{});
+  const auto start = Clock::now();
+  const Outcome outcome = outcome_of([&] { ranks[0]->wait_on(barrier, 30, 29.9); });
+  EXPECT_LT(seconds_since(start), 10);
+  EXPECT_EQ(outcome.kind, ErrorKind::CollectiveTimeout);
+  EXPECT_NE(outcome.message.find("rank 1 did not come"), std::string::npos) << outcome.message;
+  EXPECT_NE(outcome.message.find("within 30 s"), std::string::npos) << outcome.message;
+}
+
 TEST(Threads, ASecondOneIsRefusedAndDisturbsNothing) {
   std::atomic<bool> refused{false};
   const auto outcomes = run_ranks(2, [&](Communicator& group) {

@@ -219,7 +219,7 @@ std::optional<Statistics::Entry> MpiCommunicator::stats_of(Work work) const {
 }
 
 std::vector<CallStats> MpiCommunicator::stats() const {
-  if (in_child()) return {};  // where somebody may hold the lock for ever
+  if (in_child()) return {};  // the lock may never be released here
   const std::lock_guard lock(family_->mutex());
   return statistics_.report();
 }

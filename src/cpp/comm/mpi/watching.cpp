@@ -105,7 +105,7 @@ void MpiCommunicator::Awaited::note(Work work) {
     const std::vector<int> ranks = group_.awaited_ranks(work);
     group_.shortcut_->local().note_awaited(ranks.empty() ? -1 : ranks.front());
     noted_ = true;
-  } catch (const std::bad_alloc&) {  // the others are told less; this wait goes on
+  } catch (const std::bad_alloc&) {  // the ranks of my host get no note
   }
 }
 

@@ -14,7 +14,7 @@ namespace ngd::comm::shm {
 namespace {
 
 constexpr std::uint64_t kSleepNs = 50'000'000;   // between two looks at the peers
-constexpr std::uint64_t kLongNs = 100'000'000;   // of a wait that is told to who misses me
+constexpr std::uint64_t kLongNs = 100'000'000;   // a wait of this length is published
 constexpr std::uint64_t kOldNs = 1'000'000'000;  // age of a published wait that is ignored
 
 std::uint64_t ns_of(double seconds) {
