@@ -134,12 +134,7 @@ def run_job(names: Sequence[str], seed: str, draw: random.Random) -> dict[str, l
     env = {"NGD_TIMEOUT": str(TIMEOUT), "NGD_COMM": "shm", **HERE}
     arguments = {"names": [*names], "seed": seed, **how}
     with harness.Job(go_ways, ranks, arguments=arguments, env=env) as job:
-        try:
-            outcomes = job.wait(START + PER_WAY * len(names))
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            return {names[0]: [f"did not end: {names}, {how}: {error}"]}
+        outcomes = job.wait(START + PER_WAY * len(names))
         if any(each.value is None for each in outcomes):
             return {names[0]: [f"{names}, {how}: {' '.join(map(str, outcomes))}"]}
     return {
@@ -156,12 +151,7 @@ def run_switch(name: str, seed: str) -> list[str]:
         for rank, value in enumerate((usual, odd)):
             own = {name: value} if value else {}
             job.start(rank, {**harness.plain_environment(rank, 2), **own})
-        try:
-            outcomes = [each.value for each in job.wait(START + 3 * TIMEOUT)]
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            return [f"did not end: {error}"]
+        outcomes = [each.value for each in job.wait(START + 3 * TIMEOUT)]
     if any(each is None for each in outcomes):
         return [f"a rank died: {outcomes}"]
     if not any(each["error"] for each in outcomes):
@@ -196,12 +186,17 @@ def main() -> int:
         for task in tasks:
             if time.monotonic() - begin > args.seconds:
                 break
-            if isinstance(task, str):
-                counts["switches"] += 1
-                result = {task: run_switch(task, str(args.seed))}
-            else:
-                counts["ways"] += len(task)
-                result = run_job(task, f"{args.seed}/{number}", draw)
+            names = [task] if isinstance(task, str) else task
+            counts["switches" if isinstance(task, str) else "ways"] += len(names)
+            try:
+                if isinstance(task, str):
+                    result = {task: run_switch(task, str(args.seed))}
+                else:
+                    result = run_job(task, f"{args.seed}/{number}", draw)
+            except BaseException as error:  # pytest.fail() of the harness, at the deadline
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                result = {names[0]: [f"{names} did not end: {type(error).__name__}: {error}"]}
             for name, texts in result.items():
                 found += [f"{name}: {text}" for text in texts]
                 for text in texts:

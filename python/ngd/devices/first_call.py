@@ -163,7 +163,7 @@ def comparisons_of(step: CompiledStep) -> list[Comparison]:
 
 
 def add_entries(comparisons: Sequence[Comparison], step: CompiledStep) -> None:
-    """Add the checksums of the variables, which the step holds, to what is compared."""
+    """Add the checksums of the variables, which the step holds, to the comparisons."""
     found = {each.group: each for each in comparisons}
     places: list[tuple[NextValue, list[Group]]] = []
     talking = talking_groups(step)
