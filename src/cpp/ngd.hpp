@@ -2,6 +2,7 @@
 // The only header that Cython includes.
 #pragma once
 
+#include "base/checksum.hpp"
 #include "base/config.hpp"
 #include "base/dtype.hpp"
 #include "base/error.hpp"

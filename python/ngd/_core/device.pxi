@@ -152,3 +152,19 @@ cdef class Buffer:
             memcpy(PyArray_DATA(array), self.data, self.nbytes)
         else:
             self.buffer.read(PyArray_DATA(array))
+
+    def checksum(self) -> tuple[int, int]:
+        """Return a checksum of 128 bits of the bytes, whose variable the caller holds."""
+        return _checksum(self.data + self.begin, self.end - self.begin)
+
+
+cdef tuple _checksum(const char* data, size_t nbytes):
+    cdef CppChecksum found
+    with nogil:
+        found = cpp_checksum(data, nbytes)
+    return found.low, found.high
+
+
+def checksum(ndarray array) -> tuple[int, int]:
+    """Return a checksum of 128 bits of the bytes of a contiguous array."""
+    return _checksum(<const char*> PyArray_DATA(array), array.nbytes)

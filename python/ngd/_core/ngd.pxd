@@ -24,6 +24,11 @@ cdef extern from "values.hpp":
     vector[string] _texts "ngd_texts_of"(object texts) except +ngd_raise_python_error
 
 cdef extern from "ngd.hpp" namespace "ngd" nogil:
+    cppclass CppChecksum "ngd::Checksum":
+        uint64_t low
+        uint64_t high
+    CppChecksum cpp_checksum "ngd::checksum"(const void* data, size_t bytes)
+
     cdef enum class DType:
         Bool
         I8

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The loop is that of XXH3 (Y. Collet, https://github.com/Cyan4973/xxHash): a product of the halves
+// of each word, and a scrambling per block. A word is added to its own accumulator with its halves
+// exchanged; in XXH3 the neighbour gets it. The compiler vectorizes the loop. Already with SSE2 it
+// waits for memory, so this file is compiled for the baseline only.
+#include "base/checksum.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace ngd {
+
+namespace {
+
+constexpr std::size_t kLanes = 8;     // words of a stripe, each with an accumulator
+constexpr std::size_t kStripes = 16;  // of a block
+constexpr std::size_t kBlock = kStripes * kLanes * sizeof(std::uint64_t);
+
+using Lanes = std::array<std::uint64_t, kLanes>;
+
+// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): each bit of the result depends on each
+// bit of x.
+constexpr std::uint64_t avalanche(std::uint64_t x) {
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+// Each stripe of a block has its own keys, so that stripes in another order have another checksum.
+constexpr auto kKeys = [] {
+  std::array<std::uint64_t, kStripes + kLanes> keys{};
+  std::uint64_t state = 0;
+  for (std::uint64_t& key : keys) key = avalanche(state += 0x9e3779b97f4a7c15);
+  return keys;
+}();
+
+void add_blocks(Lanes& lanes, const unsigned char* data, std::size_t blocks) {
+  Lanes sums = lanes;
+  for (std::size_t block = 0; block < blocks; ++block) {
+    for (std::size_t stripe = 0; stripe < kStripes; ++stripe, data += sizeof(Lanes)) {
+      Lanes words;
+      std::memcpy(words.data(), data, sizeof words);
+      for (std::size_t i = 0; i < kLanes; ++i) {
+        const std::uint64_t mixed = words[i] ^ kKeys[stripe + i];
+        sums[i] += (mixed & 0xffffffff) * (mixed >> 32) + (words[i] << 32 | words[i] >> 32);
+      }
+    }
+    for (std::size_t i = 0; i < kLanes; ++i)
+      sums[i] = (sums[i] ^ sums[i] >> 47 ^ kKeys[kStripes + i]) * 0x9e3779b1;
+  }
+  lanes = sums;
+}
+
+}  // namespace
+
+Checksum checksum(const void* data, std::size_t bytes) {
+  Lanes lanes;
+  std::copy_n(kKeys.begin(), lanes.size(), lanes.begin());
+  const auto* begin = static_cast<const unsigned char*>(data);
+  const std::size_t blocks = bytes / kBlock, rest = bytes % kBlock;
+  add_blocks(lanes, begin, blocks);
+  if (rest != 0) {  // a last block that ends with zeros; the number of bytes is added below
+    unsigned char last[kBlock] = {};
+    std::memcpy(last, begin + blocks * kBlock, rest);
+    add_blocks(lanes, last, 1);
+  }
+  Checksum result{avalanche(bytes), avalanche(~std::uint64_t{bytes})};
+  for (const std::uint64_t lane : lanes) {
+    result.low = avalanche(result.low ^ lane);
+    result.high = avalanche(result.high + lane);
+  }
+  return result;
+}
+
+}  // namespace ngd
