@@ -139,7 +139,8 @@ def load(
     Each must be there, with its shape and dtype, else ValueError names it and nothing has changed.
     What was saved beside them is left alone. FileNotFoundError where there is no checkpoint. A
     private variable gets what this rank has saved where the group has as many ranks as then, else
-    what `save` made of all ranks'.
+    what `save` made of all ranks'. If only one rank can read the folder, that rank loads, and
+    ngd.broadcast_variables gives the values to the others.
     """
     place = Path(folder)
     index = read_index(place)

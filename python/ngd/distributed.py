@@ -766,7 +766,10 @@ def join(
 def broadcast_variables(
     variables: Iterable[Variable] | Sequence[Variable], root: int = 0, *, group: Group | None = None
 ) -> None:
-    """Give every rank the values of rank `root`, variable by variable, in the order of names."""
+    """Give every rank the values of rank `root`, variable by variable, in the order of names.
+
+    Call it on all ranks before the first step if one rank loads weights, or values are random.
+    """
     site, ranks = call_site(), chosen(group)
     ordered = sorted(variables, key=lambda v: v.name)
     for variable in ordered:

@@ -46,6 +46,10 @@ class PoisonedVariableError(Error, RuntimeError):
     """A variable whose update failed half-way; assign to it before it is read again."""
 
 
+class VariableMismatchError(Error, ValueError):
+    """Ranks, `ranks`, hold other values of a variable than the other ranks after a first step."""
+
+
 class BusyError(Error, RuntimeError):
     """A second call of an executable while one runs in another thread."""
 
@@ -88,6 +92,10 @@ class GroupClosedError(CollectiveError):
 
 class WorkerError(Error, RuntimeError):
     """Processes that load data, or workers, died or did not answer; the message names them."""
+
+
+class VaryingVariableWarning(UserWarning):
+    """A next value of a variable is not proved equal on all ranks; the message names it."""
 
 
 class RetraceWarning(UserWarning):

@@ -52,11 +52,13 @@ class Variable(Node):
     nobody may write it: what another thread, or a signal handler, asks for then is a BusyError.
     """
 
-    __slots__ = ("_initial", "_storages", "cell")
+    __slots__ = ("_initial", "_storages", "cell", "per_rank")
 
-    def __init__(self, name: str, initial: Array) -> None:
+    def __init__(self, name: str, initial: Array, per_rank: bool = False) -> None:
         super().__init__(VARIABLE, (), {"name": name}, Type(initial.dtype, initial.shape))
-        self.uniform = True
+        self.uniform = not per_rank
+        self.per_rank = per_rank
+        """True if each rank has a value of its own by design."""
         self._initial: Array | None = initial
         self._storages: dict[str, Storage] = {}
         self.cell = _core.Cell(name)
@@ -68,7 +70,7 @@ class Variable(Node):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy is a variable of its own, of the same name, with the value of now."""
-        return remade_variable, (self.name, self.numpy(), self.site)
+        return remade_variable, (self.name, self.numpy(), self.site, self.per_rank)
 
     @property
     def version(self) -> int:
@@ -131,17 +133,30 @@ class Variable(Node):
         return self._storages[device]
 
 
-def remade_variable(name: str, value: Array, site: str) -> Variable:
+def remade_variable(name: str, value: Array, site: str, per_rank: bool = False) -> Variable:
     """Make the copy of a variable, of what Variable.__reduce__ gives."""
     with at_site(site):
-        return Variable(name, value)
+        return Variable(name, value, per_rank)
 
 
-def variable(name: str, initial: Any) -> Variable:
+def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
     """Make a variable from an array-like initial value, which is copied.
 
     Python floats make float32, so that a literal does not turn a model into float64; arrays keep
-    their dtype. Ranks that give the same value start equal; ngd.broadcast_variables makes them so.
+    their dtype. Ranks that give the same value start equal; `ngd.broadcast_variables` gives all
+    ranks the values of one rank.
+
+    Parameters
+    ----------
+    name : str
+        The key of the variable in a checkpoint, unique in a graph.
+    initial : array_like
+        The first value.
+    per_rank : bool
+        True: each rank has a value of its own by design, such as the statistics of its own
+        batches, or an error feedback. By default, the first call of a step with collectives
+        compares the variables that it has updated, and raises VariableMismatchError on all ranks
+        if they differ (docs/errors.md).
     """
     where = f"variable {name!r}"
     if not isinstance(name, str) or not name:
@@ -151,7 +166,7 @@ def variable(name: str, initial: Any) -> Variable:
     if not typed and array.dtype == np.float64:
         array = array.astype(np.float32)
     as_dtype(array.dtype, where)
-    return Variable(name, np.array(array, order="C", copy=True))
+    return Variable(name, np.array(array, order="C", copy=True), bool(per_rank))
 
 
 def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bool = False) -> Node:

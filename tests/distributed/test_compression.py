@@ -106,7 +106,7 @@ def compressed_in_the_graph(device: str) -> None:
     world = ngd.init()
     random = np.random.default_rng(5 + world.rank)
     x = ngd.placeholder("x", (3, 19), "float32")
-    left = ngd.variable("left", np.zeros((3, 19), "f"))
+    left = ngd.variable("left", np.zeros((3, 19), "f"), per_rank=True)
     total, rest = ops.sparse_all_reduce(x, left, ratio=0.1, op="sum")
     mean, _ = ops.sparse_all_reduce(x, np.zeros((3, 19), "f"), ratio=1, op="mean")
     rounded = ops.all_reduce(x, op="mean", compression="bf16")

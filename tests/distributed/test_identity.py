@@ -219,7 +219,7 @@ def differ_by_right() -> None:
         for operand in own.values():
             ngd.compile([x], [ops.all_reduce(operand, op="sum")], device=device)(ones)
         ngd.compile([x], [y, y + 1] if r == 0 else [y], device=device)(ones)
-        mine = ngd.variable(f"shard{r}", ones)
+        mine = ngd.variable(f"shard{r}", ones, per_rank=True)
         ngd.compile([x], [ops.all_reduce(mine * x, op="sum")], {mine: mine + x}, device=device)(
             ones
         )

@@ -37,7 +37,7 @@ def members(partition: Partition, rank: int) -> list[int]:
 
 
 def expected(line: Line, values: list[Value], partition: Partition, taken: bool) -> Value:
-    """What NumPy gives for a node, for each rank."""
+    """Return the value of a node on each rank, computed by NumPy."""
     kind, _, a, b = line
     made = []
     for rank in range(len(partition)):

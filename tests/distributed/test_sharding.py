@@ -217,7 +217,8 @@ def what_is_not_shared() -> None:
     mean = ops.all_reduce(x, op="mean")
     step = ngd.compile([x], [], {small: small + 1, own: own + x, both: both + mean}, shard="host")
     assert step.memory()["sharded"] == 5000 * 8
-    step(np.full(5000, world.rank))
+    with pytest.raises(ngd.errors.VariableMismatchError, match="for 'own'"):
+        step(np.full(5000, world.rank))
     np.testing.assert_array_equal(small.numpy(), 1)
     np.testing.assert_array_equal(own.numpy(), world.rank)
     np.testing.assert_array_equal(both.numpy(), (world.size - 1) / 2)
@@ -256,7 +257,7 @@ def refusals() -> None:
     np.testing.assert_array_equal(w.numpy(), 2 * world.size)
     mean = ops.all_reduce(x, op="mean")
     different = ngd.variable("different", np.full(5000, world.rank, np.float32))
-    with pytest.raises(ValueError, match="they hold different ones"):
+    with pytest.raises(ValueError, match="other values on rank"):
         ngd.compile([x], [], {different: different * mean}, shard="host")
     ngd.broadcast_variables([different], root=1)
     ngd.compile([x], [], {different: different * mean}, shard="host")(np.full(5000, 2, np.float32))
@@ -282,17 +283,22 @@ def what_is_not_equal() -> None:
     ones = np.ones(n, np.float32)
     mean = ops.all_reduce(x, op="mean")
 
-    def check(update: Any, want: float, *, shared: bool = False) -> None:
+    def check(update: Any, want: float, *, shared: bool = False, differs: str = "") -> None:
         w = ngd.variable("w", np.zeros(n, np.float32))
         step = ngd.compile([x], [], update(w), shard="host")
         assert (step.memory()["sharded"] > 0) == shared
-        step(ones)
+        if differs:
+            with pytest.raises(ngd.errors.VariableMismatchError, match=f"for '{differs}'"):
+                step(ones)
+        else:
+            step(ones)
         np.testing.assert_array_equal(w.numpy(), np.float32(want))
 
     own = ngd.variable("own", np.zeros(3, np.float32))
-    check(lambda w: {w: w + mean + own[0], own: own + x[:3] * (1.0 + rank)}, 1)
-    check(lambda w: {w: w + mean + own[0]}, 2 + rank)  # by what another step has written
-    check(lambda w: {w: w + mean + ops.cast(ops.own_rank(), "float32")}, 1 + rank)
+    check(lambda w: {w: w + mean + own[0], own: own + x[:3] * (1.0 + rank)}, 1, differs="own")
+    # By what another step has written.
+    check(lambda w: {w: w + mean + own[0]}, 2 + rank, differs="w")
+    check(lambda w: {w: w + mean + ops.cast(ops.own_rank(), "float32")}, 1 + rank, differs="w")
     half = world.split(rank % 2)
     c = ngd.variable("c", ones)
     check(lambda w: {w: w + mean + ops.all_reduce(c, op="sum", group=half)}, 1 + half.size)

@@ -31,7 +31,9 @@ def run(command: list[str]) -> Run:
 def start(example: str, ranks: int, *options: str | Path) -> Run:
     """Run an example on so many ranks."""
     launcher = [sys.executable, "-m", "ngd.launch", "-n", str(ranks), "--no-prefix", "--"]
-    return run([*launcher, str(EXAMPLES / example), *map(str, options)])
+    done = run([*launcher, str(EXAMPLES / example), *map(str, options)])
+    assert "VaryingVariableWarning" not in done.stderr, done.stderr
+    return done
 
 
 def alone(example: str, *options: str | Path) -> Run:

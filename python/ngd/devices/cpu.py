@@ -215,7 +215,7 @@ class CpuStorage:
     def refusal(self, value: Array) -> str | None:
         """Not all ranks that share it assign the same; all of them call this."""
         sharing = self.sharing
-        if sharing is None or all(agree(sharing.group, [digest_of(value)], call_site())):
+        if sharing is None or agree(sharing.group, [digest_of(value)], call_site()):
             return None
         return (
             "expected one value on all ranks, which share the variable, or what is computed of it, "
@@ -280,6 +280,12 @@ class CpuExecutable(CompiledStep):
         if shares.variables:
             share(self.plan.shared, shares, storages, group, self.ordering.site)
         self.apart = {v for v in self.plan.shared if storages[v].part is not None}
+        self.storages = storages
+
+    def checksum(self, variable: Node) -> tuple[int, int] | None:
+        """See CompiledStep."""
+        storage = self.storages[variable]
+        return None if variable in self.plan.shared else storage.buffer.checksum()
 
     def __call__(self, *arrays: Any, out: Sequence[Any] | None = None, **named: Any) -> list[Any]:
         """Run once."""

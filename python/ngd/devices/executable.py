@@ -15,12 +15,14 @@ from ..arrays import destination
 from ..collectives import Group, compare_ranks
 from ..cost import Cost
 from ..errors import CompileError
-from ..ir import Array, Graph
+from ..ir import Array, Graph, Node
 from ..local import BoundToProcess
 from ..passes import Plan, Target, cost_of_graph
+from ..passes.uniform import next_values
 from ..profiling import Report
 from ..sites import call_site
 from ..variable import Variable
+from .first_call import FirstCall, warn_of_varying
 from .ordering import Ordering, opened
 
 
@@ -137,6 +139,15 @@ class CompiledStep(BoundToProcess):
             [v.cell for v in self.written],
             self.device,
         )
+        self.next_values = next_values(graph, group)
+        """The next values that the ranks compare after the first call."""
+        if self.next_values:
+            warn_of_varying(self.next_values, group, call_site())
+            self.hold = FirstCall(self, self.hold)
+
+    def checksum(self, variable: Node) -> tuple[int, int] | None:
+        """Return a checksum of a variable that the step holds; None: the ranks share it."""
+        raise NotImplementedError(self.device)
 
     def prepare(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
         """The arguments as contiguous arrays of exactly the inputs' types."""

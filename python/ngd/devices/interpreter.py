@@ -163,5 +163,10 @@ class InterpreterExecutable(CompiledStep):
             for variable, value in zip(self.written, updates, strict=True):
                 self.storages[variable].write(value)
 
+    def checksum(self, variable: Node) -> tuple[int, int] | None:
+        """See CompiledStep."""
+        assert isinstance(variable, Variable)
+        return _core.checksum(self.storages[variable].value)
+
     def __str__(self) -> str:
         return str(self.graph)

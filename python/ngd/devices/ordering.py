@@ -84,6 +84,10 @@ class Ordering:
                 else:
                     lines.append(("end", site))
 
+    def hashes(self) -> list[int]:
+        """Return for each group the hash of the sequence of its collectives; 0 = it has none."""
+        return [hash for _, hash in map(digest, self.lines)]
+
     def sequences(self) -> list[tuple[str, int, int]]:
         """Of each group the text, its hash, and the number of what the step computes."""
         computes = passes.computation(self.graph) if any(self.lines) else 0

@@ -26,10 +26,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -37,7 +38,7 @@ import numpy as np
 from .. import _core
 from ..collectives import Group
 from ..dtype import Type
-from ..errors import CompileError, GroupClosedError
+from ..errors import CompileError, GroupClosedError, VariableMismatchError
 from ..ir import Array, Graph, Node, aligned
 from ..passes.equal import Equal
 from ..passes.slices import Places, cuts, lengths, to_share
@@ -253,13 +254,13 @@ def share(
     staying = [storages[v] for v in read if storages[v].sharing is None]
     if not moving and not staying:
         return
-    found: list[bool] = []
+    found: list[Agreement] = []
     steps = equal.digest(values)
     with group.under_way():
         cells = [storage.cell for storage in (*moving, *staying)]
         sharing = Sharing(group, shares.places, site)
-        _core.while_held(cells, lambda: found.extend(shared_now(moving, staying, sharing, steps)))
-    expect_agreement(found, [*moving, *staying])
+        _core.while_held(cells, lambda: found.append(shared_now(moving, staying, sharing, steps)))
+    expect_agreement(found[0], [*moving, *staying])
 
 
 def shared_now(
@@ -267,16 +268,13 @@ def shared_now(
     staying: list[CpuStorage],
     sharing: Sharing,
     steps: bytes,
-) -> list[bool]:
-    """Share variables that are held; else say what the ranks do not agree in, or have not.
-
-    That is: which step they compile, their memory, and each variable.
-    """
+) -> Agreement:
+    """Share variables that are held if the ranks agree, and return the ranks that do not."""
     group, site = sharing.group, sharing.site
     values = [storage.held() for storage in (*moving, *staying)]
-    same = agree(group, [steps, *map(digest_of, values)], site)
-    if not all(same):
-        return [same[0], True, *same[1:]]
+    odd_steps, *odd_values = differing_ranks(group, [steps, *map(digest_of, values)], site)
+    if odd_steps or any(odd_values):
+        return Agreement(odd_steps, odd_values)
     held = dict(zip(moving, values, strict=False))
     apart = {s: span for s, span in moving.items() if span != sharing.span(s.type)}
     once = {s: value for s, value in held.items() if s not in apart}
@@ -288,7 +286,7 @@ def shared_now(
         memory = common_memory(sharing.places.here, size, site)
     made = len(parts) == len(apart) and (memory is not None or not once)
     if not group.all_gather(np.array([made]), site=site).all():
-        return [same[0], False, *same[1:]]
+        return Agreement(has_memory=False)
     offset, offsets = 0, []
     for storage, value in once.items():
         assert memory is not None
@@ -302,24 +300,36 @@ def shared_now(
         storage.keep(sharing, span, part)
     for storage in staying:
         storage.join(sharing, None, 0)
-    return [same[0], True, *same[1:]]
+    return Agreement()
 
 
-def expect_agreement(found: list[bool], storages: list[CpuStorage]) -> None:
-    """Raise what the ranks have found, the same on all of them."""
-    steps, memory, *values = found
-    if not steps:
+class Agreement(NamedTuple):
+    """The outcome of the ranks' comparison before they share variables, equal on all of them."""
+
+    steps: tuple[int, ...] = ()
+    """The ranks of the group that compute the variables in another way than the others."""
+    values: Sequence[tuple[int, ...]] = ()
+    """For each variable the ranks that hold another value than the others."""
+    has_memory: bool = True
+    """True if all ranks have memory for the variables."""
+
+
+def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
+    """Raise the same error on all ranks if they do not agree."""
+    if found.steps:
         raise CompileError(
-            "compile: shard: expected one step on all ranks; they compute the variables "
-            f"{names(storages)} in different ways, or from different constants"
+            "compile: shard: expected one step on all ranks; got other ways to compute the "
+            f"variables {names(storages)}, or other constants, on {ranks_text(found.steps)} than "
+            "on the other ranks. Let all ranks build the same model and optimizer."
         )
-    for storage, same in zip(storages, values, strict=True):
-        if not same:
-            raise ValueError(
+    for storage, odd in zip(storages, found.values, strict=False):
+        if odd:
+            raise VariableMismatchError(
                 f"compile: shard: expected one value of variable {storage.name!r} on all ranks; "
-                "they hold different ones: ngd.broadcast_variables makes them equal"
+                f"got other values on {ranks_text(odd)} than on the other ranks. Call "
+                "ngd.broadcast_variables(variables) before."
             )
-    if not memory:
+    if not found.has_memory:
         raise MemoryError(f"compile: shard: a rank has no memory for {names(storages)}")
 
 
@@ -339,11 +349,25 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
     return None if told == NO_MEMORY else group.communicator.open_common(0, int(told))
 
 
-def agree(group: Group, digests: list[bytes], site: str) -> list[bool]:
-    """Of each digest, whether all ranks give the same."""
+def agree(group: Group, digests: list[bytes], site: str) -> bool:
+    """Return whether all ranks of a group give the same digests; all of them call this."""
+    return not any(differing_ranks(group, digests, site))
+
+
+def differing_ranks(group: Group, digests: list[bytes], site: str) -> list[tuple[int, ...]]:
+    """Return for each digest the ranks of the group that give another one than most ranks."""
     mine = np.frombuffer(b"".join(digests), np.uint64)
     everywhere = group.all_gather(mine[None], site=site)
-    return [bool(same) for same in (everywhere == everywhere[0]).all(axis=0)]
+    found = []
+    for column in everywhere.T.tolist():
+        usual, _ = Counter(column).most_common(1)[0]
+        found.append(tuple(rank for rank, digest in enumerate(column) if digest != usual))
+    return found
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return the numbers of ranks for a message."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def are_alike(graph: Graph, group: Group) -> bool:
@@ -353,7 +377,7 @@ def are_alike(graph: Graph, group: Group) -> bool:
     known, same = _alike.get(group, (b"", False))
     if known != digest:
         with group.under_way():
-            same = all(agree(group, [digest], call_site()))
+            same = agree(group, [digest], call_site())
         _alike[group] = digest, same
     return same
 

@@ -43,6 +43,7 @@ class Parameter:
 
     trained = True
     saved = True
+    per_rank = False
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Parameter:
     def variable(self) -> Variable:
         """The variable, which is made the first time."""
         if self._variable is None:
-            self._variable = variable(self.name, self.draw(0))
+            self._variable = variable(self.name, self.draw(0), per_rank=self.per_rank)
         return self._variable
 
     def draw(self, seed: int) -> Any:
@@ -83,7 +84,8 @@ class Parameter:
     def assign(self, value: Any) -> None:
         """Give the variable a value, of whatever dtype."""
         if self._variable is None:
-            self._variable = variable(self.name, np.zeros(self.shape, self.dtype))
+            empty = np.zeros(self.shape, self.dtype)
+            self._variable = variable(self.name, empty, per_rank=self.per_rank)
         self._variable.assign(value)
 
     def place(self, module: Module, key: str) -> None:
@@ -102,7 +104,7 @@ class Parameter:
 class Buffer(Parameter):
     """The declaration of a variable that is not trained: it changes by Training.updates alone.
 
-    `saved` says whether state dicts have it.
+    With `saved`, state dicts contain it. `per_rank` is passed to ngd.variable.
     """
 
     trained = False
@@ -113,9 +115,11 @@ class Buffer(Parameter):
         initializer: Initializer = zeros,
         dtype: Any = float32,
         saved: bool = True,
+        *,
+        per_rank: bool = False,
     ) -> None:
         super().__init__(shape, initializer, dtype)
-        self.saved = saved
+        self.saved, self.per_rank = saved, per_rank
 
 
 class Keys(NamedTuple):
@@ -302,6 +306,9 @@ class Module:
         ValueError where keys are missing or too many (but not with strict=False), ShapeError where
         shapes differ; it names all of them, and nothing has changed. A shared variable is there if
         one of its names is. Returns the keys that are missing, and those that are too many.
+
+        On several ranks, either all of them load the same state, or one rank loads it and
+        ngd.broadcast_variables gives its values to the others.
         """
         declared = {key: p for key, p in self.declared() if p.saved}
         given = {id(p) for key, p in declared.items() if key in state}

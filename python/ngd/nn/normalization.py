@@ -148,8 +148,9 @@ class BatchNorm(Module):
         self.weight = Parameter(num_features, ones) if affine else None
         self.bias = Parameter(num_features, zeros) if affine else None
         if track_running_stats:
-            self.running_mean = Buffer(num_features, zeros)
-            self.running_var = Buffer(num_features, ones)
+            own = not synchronized
+            self.running_mean = Buffer(num_features, zeros, per_rank=own)
+            self.running_var = Buffer(num_features, ones, per_rank=own)
             self.num_batches_tracked = Buffer((), zeros, int64)
 
     def forward(self, x: Node) -> Node:

@@ -28,7 +28,7 @@ def sparse_all_reduce(
     many steps nothing is lost: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory" (NeurIPS
     2018), Algorithm 1. ngd.TopK is the same for arrays. A variable keeps the residual of each rank:
 
-        left = ngd.variable("left", np.zeros(w.shape, "float32"))
+        left = ngd.variable("left", np.zeros(w.shape, "float32"), per_rank=True)
         mean, rest = ops.sparse_all_reduce(gradient, left, ratio=0.01, op="mean")
         step = ngd.compile(inputs, [loss], updates={w: w - 0.1 * mean, left: rest})
 

@@ -296,7 +296,8 @@ class Optimizer:
         if of not in self._accumulators:
             dtype = of.dtype if of.dtype == float64 else float32
             name = f"{self.name}.{of.name}.accumulated"
-            self._accumulators[of] = variable(name, np.zeros(of.shape, dtype))
+            zeros = np.zeros(of.shape, dtype)
+            self._accumulators[of] = variable(name, zeros, per_rank=True)
         return self._accumulators[of]
 
     def _variables(self, where: str, parameters: Any) -> list[Any]:

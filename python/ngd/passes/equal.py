@@ -15,6 +15,7 @@ import numpy as np
 
 from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Body, Graph, Node, communicates
 from ..ops.collective import WORLD, Collective
+from .uniform import is_per_rank
 
 
 class Equal:
@@ -46,7 +47,7 @@ class Equal:
     def is_equal(self, node: Node, equal: set[Node]) -> bool:
         """Whether a node is, where those that it reads are known."""
         if node.op is VARIABLE:
-            return node not in self.own and not self.varies(node)
+            return not (node in self.own or is_per_rank(node) or self.varies(node))
         if node.op is PLACEHOLDER:
             return bool(node.attrs.get("uniform"))
         if isinstance(node.op, Collective):

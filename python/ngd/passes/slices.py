@@ -51,6 +51,7 @@ from .factors import factors_of, slice_of_sum
 from .owners import Ends, chains, owned
 from .patterns import uses
 from .target import Target
+from .uniform import is_per_rank
 
 SMALL: Final = 2048
 """Bytes of a variable that are not cut: a sum of so many goes beside the flag (shm/flat.cpp)."""
@@ -163,7 +164,9 @@ def to_share(graph: Graph, equal: Equal, ranks: int, shared: set[Node]) -> set[N
     variable that is shared: so not what it only sets back.
     """
     able = {
-        v: value for v, value in graph.updates if value in equal.nodes and is_cut(v.type, ranks)
+        v: value
+        for v, value in graph.updates
+        if value in equal.nodes and is_cut(v.type, ranks) and not is_per_rank(v)
     }
     found: set[Node] = set()
     while True:

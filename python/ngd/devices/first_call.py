@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the variables of the ranks, once, when a step has run for the first time.
+
+Training on several ranks goes wrong silently where the ranks hold different values of a variable:
+weights that were loaded on one rank, gradients that were not averaged. So the first call of a step
+ends with a comparison of checksums of the variables that it has updated, over the groups in which
+it communicates. Later calls do nothing for it.
+
+"First" has to mean the same call on all ranks of a group. A rank may compile a step again
+when the others do not, for example for a batch of another length. So a comparison is not remembered
+for the compiled step. It is remembered for the sequence of the collectives, which is equal on all
+ranks of the group, and for the variables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from .. import _core, distributed
+from ..collectives import Group
+from ..errors import VariableMismatchError, VaryingVariableWarning
+from ..ir import Array, Node
+from ..passes.uniform import NextValue, source_of_variation, varying
+
+if TYPE_CHECKING:
+    from .executable import CompiledStep
+
+MANY_BYTES: Final = 1 << 24
+"""The size of variables from which several threads compute the checksums."""
+FEW: Final = 3
+"""The number of variables that a message names."""
+
+_compared: Final[WeakKeyDictionary[Group, set[tuple[Any, ...]]]] = WeakKeyDictionary()
+"""For each group, the sequences of collectives, and the variables, that were compared in it."""
+
+
+_members: Final[WeakKeyDictionary[Group, list[int]]] = WeakKeyDictionary()
+"""For each group that has compared something, the numbers of its ranks in the world."""
+
+
+class Entry(NamedTuple):
+    """A variable of this rank, to compare in a group."""
+
+    name: str
+    words: tuple[int, int, int, int, int]
+    """A hash of the name, whether `others` holds groups, a hash of the computation, a checksum."""
+    others: tuple[Group, ...]
+    """Groups that a rank has to be in, too, for its value to be compared with this one."""
+
+
+class Comparison(NamedTuple):
+    """The variables to compare in one group."""
+
+    group: Group
+    key: tuple[Any, ...]
+    entries: list[Entry]
+
+
+class Difference(NamedTuple):
+    """A variable that differs between the ranks of a group."""
+
+    entry: Entry | None
+    """The entry of this rank; None: it has no variable of this name."""
+    ranks: tuple[int, ...]
+    """The ranks that differ from most others."""
+    usual: int
+    """The first one of these others."""
+    what: str
+    """One of KINDS."""
+
+
+CURES: Final = {
+    "variables": "Let all ranks build the same model and optimizer, with the same names",
+    "update rules": (
+        "Give all ranks the same optimizer and the same constants, such as learning rates"
+    ),
+    "values": (
+        "Call ngd.broadcast_variables(variables) before the first step, and average the gradients "
+        "over the ranks (optimizer.update does)"
+    ),
+}
+"""For each kind of difference, what removes it; the first kind that is found is reported."""
+KINDS: Final = tuple(CURES)
+
+
+class FirstCall(_core.Hold):
+    """Holds the variables of a step until its first call has succeeded on equal variables."""
+
+    def __init__(self, step: CompiledStep, hold: _core.Hold) -> None:
+        super().__init__([], [], step.device)
+        self.step, self.hold = step, hold
+
+    def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
+        """Run native.run(inputs, outputs), and compare the variables."""
+        with ExitStack() as until_compared:
+            watched = Watched(native, self.step, until_compared)
+            self.hold.run(watched, inputs, outputs)
+            different = compare(watched.comparisons, self.step.ordering.site)
+            if different and len(watched.comparisons) > 1:  # closes the groups
+                raise mismatch(different, self.step)
+        if different:
+            raise mismatch(different, self.step)
+        self.step.hold = self.hold
+
+
+class Watched:
+    """Runs a step, and takes the checksums while the step still holds its variables.
+
+    An exception between the run and the end of the comparison closes the groups, for which it
+    enters a context in `until_compared`: the other ranks would wait for this one.
+    """
+
+    def __init__(self, native: Any, step: CompiledStep, until_compared: ExitStack) -> None:
+        self.native, self.step, self.until_compared = native, step, until_compared
+        self.comparisons = comparisons_of(step)
+
+    @property
+    def variables_touched(self) -> bool:
+        """True if the run failed after it had begun to write variables."""
+        return bool(self.native.variables_touched)
+
+    def run(self, inputs: list[Array], outputs: list[Array]) -> None:
+        """Run once."""
+        groups = [each.group for each in self.comparisons]
+        call = _core.UnderWay([g.communicator for g in groups], [g.abort for g in groups], True)
+        self.until_compared.enter_context(call)
+        self.native.run(inputs, outputs)
+        add_entries(self.comparisons, self.step)
+
+
+def talking_groups(step: CompiledStep) -> dict[Group, int]:
+    """Return the groups in which a step has collectives, with the hash of their sequence."""
+    pairs = zip(step.ordering.groups, step.ordering.hashes(), strict=True)
+    return {
+        group: hash for group, hash in pairs if hash and group.size > 1 and isinstance(group, Group)
+    }
+
+
+def comparisons_of(step: CompiledStep) -> list[Comparison]:
+    """Return what is to compare now, in the order of the groups of the step."""
+    found: dict[Group, Comparison] = {}
+    for group, hash in talking_groups(step).items():
+        mine = [value for value in step.next_values if group in value.groups]
+        key = (step.device, hash, *(value.variable.id for value in mine))
+        if mine and key not in _compared.setdefault(group, set()):
+            found[group] = Comparison(group, key, [])
+    return [*found.values()]
+
+
+def add_entries(comparisons: Sequence[Comparison], step: CompiledStep) -> None:
+    """Add the checksums of the variables, which the step holds, to the comparisons."""
+    found = {each.group: each for each in comparisons}
+    places: list[tuple[NextValue, list[Group]]] = []
+    talking = talking_groups(step)
+    for value in step.next_values:
+        groups = [group for group in talking if group in value.groups]
+        if groups and groups[0] in found and all(each.size > 1 for each in value.groups):
+            places.append((value, groups))
+    checksums = checksums_of(step, [value.variable for value, _ in places])
+    for (value, (first, *others)), checksum in zip(places, checksums, strict=True):
+        if checksum is not None:
+            name = str(value.variable.attrs["name"])
+            head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
+            words = (*head, hash_of(value.computation), *checksum)
+            found[first].entries.append(Entry(name, words, tuple(others)))
+
+
+def checksums_of(step: CompiledStep, variables: Sequence[Node]) -> Iterable[tuple[int, int] | None]:
+    """Return the checksums of variables, computed by the number of threads that kernels use."""
+    threads = min(_core.thread_count(), len(variables))
+    if threads < 2 or sum(v.type.bytes for v in variables) < MANY_BYTES:
+        return [step.checksum(v) for v in variables]
+    with ThreadPoolExecutor(threads) as pool:
+        return [*pool.map(step.checksum, variables)]
+
+
+def hash_of(text: bytes) -> int:
+    """Return a hash of 64 bits that is equal in all processes."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def compare(comparisons: Sequence[Comparison], compiled_at: str) -> list[Difference]:
+    """Compare variables with the other ranks, and return what differs.
+
+    All ranks of the groups call this, and get the same, except that a rank gets nothing of a group
+    that it is not in.
+    """
+    site = f"the comparison of variables after the first call (compiled at {compiled_at})"
+    heads = [exchange_heads(each, site) for each in comparisons]
+    for each, head in zip(comparisons, heads, strict=True):
+        _members[each.group] = head[:, 0].tolist()
+    different: list[Difference] = []
+    for each, head in zip(comparisons, heads, strict=True):
+        if head[:, 2].any() or (head[:, 1:] != head[0, 1:]).any():
+            different += exchange_entries(each, head, site)
+    if not different:
+        for each in comparisons:
+            _compared[each.group].add(each.key)
+    return different
+
+
+def exchange_heads(each: Comparison, site: str) -> Array:
+    """Return one row per rank: its number, of how many entries, of how many conditional ones, ...
+
+    The last two columns are a hash of all entries.
+    """
+    world = distributed.living_world()
+    number = each.group.rank if world is None else world.rank
+    whole = hashlib.blake2b(digest_size=16)
+    whole.update(np.array([entry.words for entry in each.entries], np.uint64).tobytes())
+    low, high = np.frombuffer(whole.digest(), np.uint64)
+    conditional = sum(bool(entry.others) for entry in each.entries)
+    mine = np.array([[number, len(each.entries), conditional, low, high]], np.uint64)
+    rows: Array = each.group.all_gather(mine, site=site)
+    return rows
+
+
+def exchange_entries(each: Comparison, head: Array, site: str) -> list[Difference]:
+    """Return what differs between the ranks of a group."""
+    mine = np.array([entry.words for entry in each.entries], np.uint64).reshape(-1, 5)
+    counts = [int(count) for count in head[:, 1]]
+    rows = each.group.all_gather_v(mine, counts=counts, site=site).tolist()
+    entries = {entry.words[0]: entry for entry in each.entries}
+    held: dict[int, dict[int, tuple[int, ...]]] = {}
+    """The computation and the checksum, by the hash of a variable's name and by the rank."""
+    for number, count in zip(head[:, 0].tolist(), counts, strict=True):
+        for name, is_conditional, *words in rows[:count]:
+            if name in entries or not is_conditional:  # else for ranks of a group without this rank
+                held.setdefault(name, {})[number] = tuple(words)
+        del rows[:count]
+    found = []
+    for name, by_rank in held.items():
+        entry = entries.get(name)
+        others = entry.others if entry is not None else ()
+        words_of = {
+            rank: by_rank.get(rank)
+            for rank in head[:, 0].tolist()
+            if all(rank in _members[other] for other in others)
+        }
+        usual, _ = Counter(words_of.values()).most_common(1)[0]
+        odd = tuple(rank for rank, words in words_of.items() if words != usual)
+        if odd:
+            first = next(rank for rank, words in words_of.items() if words == usual)
+            found.append(Difference(entry, odd, first, what_differs([*words_of.values()])))
+    return found
+
+
+def what_differs(held: Sequence[tuple[int, ...] | None]) -> str:
+    """Return what ranks have another one of, of a variable."""
+    words = [each for each in held if each is not None]
+    if len(words) < len(held):
+        return "variables"
+    return "update rules" if len({each[0] for each in words}) > 1 else "values"
+
+
+def mismatch(different: Sequence[Difference], step: CompiledStep) -> VariableMismatchError:
+    """Return the error that names the ranks and the variables."""
+    ranks = sorted({rank for each in different for rank in each.ranks})
+    named = ", ".join(str(rank) for rank in ranks)
+    what = next(kind for kind in KINDS if any(each.what == kind for each in different))
+    which = names_of(
+        [
+            repr(each.entry.name) if each.entry is not None else "a variable that this rank lacks"
+            for each in different
+        ]
+    )
+    error = VariableMismatchError(
+        "compile: expected variables that are equal on all ranks after the first call of the step "
+        f"compiled at {step.ordering.site}; got other {what} on rank{'s' * (len(ranks) > 1)} "
+        f"{named} than on rank {different[0].usual}, for {which}. {CURES[what]}, or, where ranks "
+        "differ by design, make the variable with ngd.variable(name, value, per_rank=True)."
+    )
+    error.ranks = tuple(ranks)
+    return error
+
+
+def names_of(names: Sequence[str]) -> str:
+    """Return the first names and the number of the others, for a message."""
+    shown = ", ".join(names[:FEW])
+    more = len(names) - FEW
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def warn_of_varying(values: Sequence[NextValue], group: Any, site: str) -> None:
+    """Warn of next values that are not proved equal on all ranks."""
+    unproved = varying(values)
+    if not unproved:
+        return
+    first = unproved[0]
+    source = source_of_variation(first.value, group)
+    called = f" {source.attrs['name']!r}" if "name" in source.attrs else ""
+    text = (
+        "compile: expected next values of variables that are equal on all ranks; got, for "
+        f"{names_of([repr(v.variable.attrs['name']) for v in unproved])}, values that depend on "
+        f"{source.op.name}{called} of each rank (made at {source.site}) without a collective in "
+        "between. Average the gradients over the ranks (optimizer.update does), or, where ranks "
+        "differ by design, make the variable with ngd.variable(name, value, per_rank=True)."
+    )
+    file, _, line = site.rpartition(":")
+    warnings.warn_explicit(
+        text, VaryingVariableWarning, file or site, int(line) if line.isdigit() else 1
+    )
+
+
+__all__ = ["FirstCall", "compare", "warn_of_varying"]

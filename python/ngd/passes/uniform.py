@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Analysis of the next values of variables: which are equal, and on which ranks.
+
+A next value is computed from collectives, variables, constants and arguments. Only the nearest
+collectives count: a collective that gives all ranks of its group the same hides what its operand is
+made of. So the ranks that should hold equal values of a variable are those that are together in the
+groups of all nearest collectives of its next value (docs/adr/0047-variables-that-differ.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..ir import PLACEHOLDER, VARIABLE, Graph, Node, bodies_of, communicates
+from ..kinds import Kind
+from ..ops.collective import Collective
+from .identity import digest
+
+NO_GROUPS: frozenset[Any] = frozenset()
+
+
+class Origin(NamedTuple):
+    """The sources of a value, down to the nearest collectives."""
+
+    groups: frozenset[Any] = NO_GROUPS
+    """The groups of these collectives."""
+    varies: bool = False
+    """True if a source differs between ranks."""
+    is_shard: bool = False
+    """True if a source is a collective that gives each rank another block, or a receive."""
+
+
+CONSTANT_ORIGIN = Origin()
+
+
+@dataclass(frozen=True)
+class NextValue:
+    """The next value of a variable that should be equal on some ranks."""
+
+    variable: Node
+    value: Node
+    groups: frozenset[Any]
+    """The ranks are those that are in all of these groups."""
+    varies: bool
+    """True if a source differs between ranks."""
+    computation: bytes
+    """A digest of how it is computed from collectives, variables, constants and arguments.
+
+    It depends on the values of small constants, such as a learning rate, and on no shape.
+    """
+
+
+def gives_shards(kind: Kind) -> bool:
+    """Return whether each rank gets values of its own from a collective, by its kind."""
+    return kind.gets == "block" or kind.gives == "blocks" or kind.between_two
+
+
+def groups_of(graph: Graph, group: Any) -> frozenset[Any]:
+    """Return the groups of all collectives of a graph, without sends and receives.
+
+    `group` is the group of collectives that name none.
+    """
+    found: set[Any] = set()
+    for node in graph.nodes:
+        if isinstance(node.op, Collective) and not node.op.kind.between_two:
+            found.add(node.attrs.get("group") or group)
+        for body in bodies_of(node):
+            found |= groups_of(body, group)
+    return frozenset(found)
+
+
+def origins(graph: Graph, group: Any) -> dict[Node, Origin]:
+    """Return the origin of each node of a graph."""
+    found: dict[Node, Origin] = {}
+    for node in graph.nodes:
+        origin = origin_of(node, [found[i] for i in node.inputs], group)
+        for result in node.results:
+            found[result] = origin
+    return found
+
+
+def origin_of(node: Node, inputs: Sequence[Origin], group: Any) -> Origin:
+    """Return the origin of a node, from those of its inputs."""
+    if node.op is VARIABLE:
+        return Origin(varies=is_per_rank(node))
+    if node.op is PLACEHOLDER:
+        return Origin(varies=bool(node.shape) and not node.attrs.get("uniform"))
+    if node.op.settled_by:
+        return Origin(varies=True)
+    if isinstance(node.op, Collective):
+        kind = node.op.kind
+        if gives_shards(kind):
+            return Origin(is_shard=True)
+        return Origin(frozenset([node.attrs.get("group") or group]), not kind.equal_results)
+    origin = merged(inputs)
+    if node.op.nested and communicates(node):
+        inside = [groups_of(body, group) for body in bodies_of(node)]
+        return origin._replace(groups=origin.groups.union(*inside))
+    return origin
+
+
+def merged(inputs: Sequence[Origin]) -> Origin:
+    """Return the origin of a value that is computed from values of these origins."""
+    if not inputs:
+        return CONSTANT_ORIGIN
+    first, *others = inputs
+    for other in others:
+        if other is not first and other != first:
+            groups = first.groups
+            if other.groups != groups:
+                groups = groups | other.groups
+            first = Origin(groups, first.varies or other.varies, first.is_shard or other.is_shard)
+    return first
+
+
+def is_per_rank(variable: Node) -> bool:
+    """Return whether a variable was made with `per_rank=True`."""
+    return bool(getattr(variable, "per_rank", False))
+
+
+def next_values(graph: Graph, group: Any) -> list[NextValue]:
+    """Return the next values that should be equal on several ranks.
+
+    The next values of per-rank variables are left out, and those that are computed from a rank's
+    own block of a collective. A step without collectives has none. A next value that is computed
+    from no collective should be equal on the ranks that are in all groups of the step.
+    """
+    if not graph.updates:
+        return []
+    groups = groups_of(graph, group)
+    if all(each.size == 1 for each in groups):
+        return []
+    found, computations = origins(graph, group), computations_of(graph)
+    values = []
+    for variable, value in graph.updates:
+        origin = found[value]
+        if not is_per_rank(variable) and not origin.is_shard and value is not variable:
+            over, computation = origin.groups or groups, computations[value]
+            values.append(NextValue(variable, value, over, origin.varies, computation))
+    return values
+
+
+def computations_of(graph: Graph) -> dict[Node, bytes]:
+    """Return a digest of how each node is computed from the nearest collectives and from leaves."""
+    found: dict[Node, bytes] = {}
+    for node in graph.nodes:
+        below = [] if isinstance(node.op, Collective) else [found[i] for i in node.inputs]
+        whole = digest(node, below)
+        for result in node.results:
+            found[result] = whole + bytes([result.number])
+    return found
+
+
+def source_of_variation(value: Node, group: Any) -> Node:
+    """Return a leaf from which a varying value is computed, without a collective in between."""
+    left, seen = [value], {value}
+    while left:
+        node = left.pop()
+        if not node.inputs or isinstance(node.op, Collective):
+            if origin_of(node, [], group).varies:
+                return node
+            continue
+        unseen = [i for i in reversed(node.inputs) if i not in seen]
+        seen.update(unseen)
+        left.extend(unseen)
+    return value
+
+
+def varying(values: Iterable[NextValue]) -> list[NextValue]:
+    """Return the next values that are not proved equal, where several ranks compute them."""
+    return [v for v in values if v.varies and all(each.size > 1 for each in v.groups)]
+
+
+__all__ = ["NextValue", "is_per_rank", "next_values", "source_of_variation", "varying"]
