@@ -5,7 +5,7 @@
 """The crossing into C++: thin, no op by name, no shape logic, no defaults."""
 
 cimport cython
-from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
 from cython.operator cimport dereference, preincrement
 from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
@@ -161,6 +161,11 @@ def finalize_mpi() -> None:
     """End MPI where ngd began it; after a failure this ends the process."""
     with nogil:
         cpp_finalize_mpi()
+
+
+def keep_for_mpi(memory) -> None:
+    """Keep an object for good if a collective has failed and MPI still uses its memory."""
+    _keep_for_mpi(memory)
 
 
 def thread_count() -> int:

@@ -79,8 +79,8 @@ class RefusingGroup final : public Communicator {
   int local_rank() const noexcept override { return group_->local_rank(); }
   int local_size() const noexcept override { return group_->local_size(); }
   Work submit(const Collective& collective) override {
-    const bool due = refuses_ == Refuses::Everything ||
-                     (refuses_ == Refuses::One && submitted_ == number_);
+    const bool due =
+        refuses_ == Refuses::Everything || (refuses_ == Refuses::One && submitted_ == number_);
     if (due && !refused_last_) {
       refused_last_ = true;
       fail(ErrorKind::Busy, "refused");
@@ -191,7 +191,7 @@ std::vector<Case> cases(int ranks) {
   return result;
 }
 
-// Some collectives of one kind, and what they give each rank.
+// Collectives of one kind, and the expected result of each rank.
 struct Calls {
   Calls(const Case& each, int ranks, int number) {
     for (int i = 0; i < number; ++i) {
@@ -241,8 +241,8 @@ void refuse_one_at_a_time(Job& job, Calls& calls) {
   const int submissions = job.local(0).submitted();
   ASSERT_GT(submissions, 0);
   for (int number = 0; number < submissions && !::testing::Test::HasFailure(); ++number) {
-    const auto sent = sent_for(
-        job, calls, [&] { job.local(0).refuse(RefusingGroup::Refuses::One, number); });
+    const auto sent =
+        sent_for(job, calls, [&] { job.local(0).refuse(RefusingGroup::Refuses::One, number); });
     EXPECT_EQ(sent, expected) << "submission " << number << " of rank 0 refused";
   }
 }

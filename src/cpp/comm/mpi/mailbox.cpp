@@ -26,6 +26,7 @@ Mailbox::Mailbox(const Channel& channel)
 Mailbox::~Mailbox() { close(); }
 
 void Mailbox::listen(int peer) {
+  owns_all_memory();
   std::vector<std::byte>& buffer = peers_[index(peer)].buffer;
   buffer.resize(kMailBytes);
   const int code =

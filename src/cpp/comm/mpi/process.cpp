@@ -69,6 +69,9 @@ bool other_threads_may_call() {
 // Making a communicator blocks inside MPI until every rank has come, and MPI has no form of it that
 // does not. It runs on a thread of its own, which is abandoned at the deadline.
 Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
+  if (left_to_mpi())
+    fail(ErrorKind::Init, "ngd.init: expected a process whose messages have all ended; MPI still ",
+         "holds memory of a collective that failed. Start a new process: this one can only exit");
   if (process.stuck)
     fail(ErrorKind::Init, "ngd.init: an earlier ngd.init is still blocked inside MPI");
   Endpoint endpoint;
@@ -115,11 +118,13 @@ std::string error_text(int code) {
 
 }  // namespace mpi
 
+bool mpi_holds_memory() noexcept { return mpi::left_to_mpi(); }
+
 void finalize_mpi() noexcept {
   if (mpi::process.initialised_by != ::getpid() || mpi::process.stuck) return;
   const mpi::Library& library = mpi::library();
   if (library.finalized()) return;
-  if (mpi::process.failures > 0) {
+  if (mpi::process.failures > 0 || mpi::left_to_mpi()) {
     library.abort();
   } else {
     library.finalize();
