@@ -169,6 +169,15 @@ def fail_in(failing: str, stopped: int) -> list[dict[str, Any]]:
         signal.setitimer(signal.ITIMER_REAL, 0)
     else:
         time.sleep(1)
+        with_it = {
+            "world": True,
+            "host": rank // 2 == stopped // 2,
+            "across": rank % 2 == stopped % 2,
+        }
+        if with_it[failing]:
+            # The rank was interrupted after it had come to the barrier, which may be complete.
+            with contextlib.suppress(ngd.errors.Error):
+                groups[failing].barrier()
     results = []
     for _ in range(2):
         for name in ("world", "host", "across"):
@@ -187,7 +196,8 @@ def test_a_failure_closes_every_group_on_every_rank(failing: str, stopped: int) 
         if rank == stopped:
             assert kinds == ["GroupClosedError"] * 6, results
         else:
-            assert kinds == ["RemoteRankError"] + ["GroupClosedError"] * 5, results
+            assert kinds[0] in ("RemoteRankError", "GroupClosedError"), results
+            assert kinds[1:] == ["GroupClosedError"] * 5, results
         for each in results:
             assert f"rank {stopped}" in each["message"] or rank == stopped, results
             assert "interrupted" in each["message"], results
