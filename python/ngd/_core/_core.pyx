@@ -163,6 +163,11 @@ def finalize_mpi() -> None:
         cpp_finalize_mpi()
 
 
+def keep_for_mpi(memory) -> None:
+    """Keep an object for good if a collective has failed and MPI still uses its memory."""
+    _keep_for_mpi(memory)
+
+
 def thread_count() -> int:
     """How many threads a kernel may use in this process."""
     return cpp_thread_count()

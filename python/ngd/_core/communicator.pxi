@@ -34,6 +34,12 @@ cdef dict _reductions = {
 }
 
 
+cdef void _keep_for_mpi(object memory) noexcept:
+    """Keep an object for good if MPI still uses memory of a collective that failed."""
+    if cpp_mpi_holds_memory():
+        Py_INCREF(memory)
+
+
 cdef int _dtype_of(ndarray array) noexcept:
     """Ngd's dtype + 1; 0 where it has none."""
     cdef int number = PyArray_TYPE(array)
@@ -105,6 +111,7 @@ cdef class Communicator:
             self.communicator.release()  # only the parent may destroy it: docs/adr/0046
         with nogil:  # over MPI to leave takes a while
             self.communicator.reset()
+        _keep_for_mpi(self.dropped)
 
     @staticmethod
     def make_self() -> Communicator:
@@ -299,9 +306,13 @@ cdef class Communicator:
             layout = _layout_of(source, extents, room)
             if layout.hash != 0:
                 collective.layout = &layout
-        with nogil:
-            work = self.communicator.get().submit(collective)
-            self.communicator.get().finish(work, self.timeout)
+        try:
+            with nogil:
+                work = self.communicator.get().submit(collective)
+                self.communicator.get().finish(work, self.timeout)
+        except BaseException:
+            _keep_for_mpi((source, destination))
+            raise
         return destination
 
     cdef list _quick_list(self, str kind, list arrays, out, Collective& pattern):
@@ -341,9 +352,13 @@ cdef class Communicator:
         pattern.site = _caller_site()
         if pattern.site == NULL:
             return None
-        with nogil:
-            grouped.reset(new CppGrouped(dereference(self.communicator), pattern, tensors))
-            grouped.get().finish(self.timeout)
+        try:
+            with nogil:
+                grouped.reset(new CppGrouped(dereference(self.communicator), pattern, tensors))
+                grouped.get().finish(self.timeout)
+        except BaseException:
+            _keep_for_mpi((arrays, results))
+            raise
         return results
 
     cdef ndarray _quick_destination(self, Kind kind, cbool blocks, ndarray source, out):
@@ -497,4 +512,5 @@ cdef class Communicator:
         """Leave in good order; idempotent."""
         with nogil:
             self.communicator.get().close()
-        self.dropped.clear()
+        _keep_for_mpi(self.dropped)
+        self.dropped = []

@@ -239,6 +239,7 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         CppCommunicator& world
     ) except +ngd_raise_python_error
     void cpp_finalize_mpi "ngd::comm::finalize_mpi"() noexcept nogil
+    cbool cpp_mpi_holds_memory "ngd::comm::mpi_holds_memory"() noexcept nogil
     void cpp_load_mpi "ngd::comm::load_mpi"(const string& name) except +ngd_raise_python_error
     string cpp_mpi_version "ngd::comm::mpi_version"() except +ngd_raise_python_error
     string cpp_mpis "ngd::comm::mpis"() except +ngd_raise_python_error

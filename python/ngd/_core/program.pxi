@@ -194,8 +194,12 @@ cdef class Executable:
             sources.push_back(PyArray_DATA(<ndarray?> array))
         for array in outputs:
             destinations.push_back(PyArray_DATA(<ndarray?> array))
-        with nogil:
-            dereference(self.executor).run(sources.data(), destinations.data())
+        try:
+            with nogil:
+                dereference(self.executor).run(sources.data(), destinations.data())
+        except BaseException:
+            _keep_for_mpi((self, inputs, outputs))
+            raise
 
     @property
     def variables_touched(self) -> bool:

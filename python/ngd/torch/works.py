@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
+from .. import _core
 from .._core import Turns
 from ..errors import BusyError, CollectiveTimeoutError, Error
 from .untraced import untraced
@@ -265,6 +266,8 @@ class Work(torch.distributed.Work):
 
     def _end(self) -> None:
         """Let the tensors go: the engine is done with them."""
+        if self._error is not None:
+            _core.keep_for_mpi((self._held, self._outputs, self._copies))
         outstanding.pop(self, None)
         self._submissions.clear()
         self._held = ()

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -165,6 +166,13 @@ class Communicator {
 
   // Tells the peers that this rank has failed, with its traceback (cut to what fits), and closes.
   virtual void abort(std::string_view traceback) noexcept = 0;
+  // The same for an error: the peers raise its kind where that is between ranks. `ranks` are those
+  // that it names, by the numbers of this group's world.
+  virtual void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept {
+    static_cast<void>(kind);
+    static_cast<void>(ranks);
+    abort(why);
+  }
   // Whether this process is a forked child of the one that made the group. Then every call above
   // that takes part in a collective throws GroupClosed, the others do nothing, and the owner of the
   // object must not destroy it.
@@ -261,5 +269,8 @@ std::string mpis();         // those that were built for, with spaces between; "
 // initialised MPI and nobody has finalized it: MPI_Finalize, or after a failure MPI_Abort, which
 // does not return.
 void finalize_mpi() noexcept;
+// True once a collective has failed and MPI did not give up a message of it. From then on nothing
+// here calls MPI, and the memory of that collective must never be freed.
+bool mpi_holds_memory() noexcept;
 
 }  // namespace ngd::comm

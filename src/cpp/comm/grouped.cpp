@@ -81,6 +81,11 @@ Grouped::Grouped(Communicator& communicator, const Collective& pattern,
   for (Pack& pack : packs_) start(pack);
 }
 
+Grouped::~Grouped() {
+  if (!mpi_holds_memory()) return;
+  for (Pack& pack : packs_) static_cast<void>(pack.block.release());
+}
+
 // A list of one is as its array.
 void Grouped::describe_list(const std::vector<Tensor>& tensors) {
   std::vector<std::uint64_t> layouts;

@@ -31,6 +31,7 @@ class Grouped {
   // InvalidArgument before anything is started.
   Grouped(Communicator& communicator, const Collective& pattern,
           const std::vector<Tensor>& tensors);
+  ~Grouped();
 
   void wait(double timeout_seconds);
   void finish(double timeout_seconds);  // the same for who has just started it: never Busy

@@ -26,6 +26,8 @@ int next_group_number(Communicator&) { return 0; }
 
 void finalize_mpi() noexcept {}
 
+bool mpi_holds_memory() noexcept { return false; }
+
 void load_mpi(const std::string&) { make_mpi_communicator(-1, 0); }
 
 std::string mpi_version() { return ""; }

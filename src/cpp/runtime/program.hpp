@@ -47,7 +47,7 @@ struct Instruction {
   std::string site;  // the user's "file:line"
   std::vector<Program> bodies;
   // Not part of the text form. Of a fused kernel: one per statement, then one per reduction.
-  std::vector<Member> members;
+  std::vector<Member> members = {};
 };
 
 // What the ranks of a group compare of their programs.

@@ -4,7 +4,7 @@
 //
 // It does what an MPI may do and Open MPI does: a short message completes for its sender at once; a
 // long one moves while its receiver is inside a call; a send is never cancelled. It counts messages,
-// and it can fail a call, so a test can say which one.
+// and it can fail a call that the test chooses.
 #pragma once
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class FakeMpi final : public mpi::Library {
   // From, to, and the tag without the slot of its collective, which depends on those before it.
   using Route = std::tuple<int, int, int>;
 
-  // Begin a job of so many ranks; returns the communicator of each.
+  // Begin a job; returns the communicator of each rank.
   std::vector<mpi::Comm> start(int ranks) {
     const std::lock_guard lock(mutex_);
     operations_.clear();
@@ -234,7 +234,7 @@ class FakeMpi final : public mpi::Library {
     operations_.remove_if([](const Operation& each) { return each.ended && each.delivered; });
   }
 
-  mutable std::recursive_mutex mutex_;  // what it frees may be looked up meanwhile
+  mutable std::recursive_mutex mutex_;  // operator delete may call holds()
   mutable std::list<Operation> operations_;
   mutable std::map<Route, int> sent_;
   mutable std::atomic<long> calls_{0};

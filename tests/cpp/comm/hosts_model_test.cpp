@@ -191,7 +191,7 @@ std::vector<Case> cases(int ranks) {
   return result;
 }
 
-// Some collectives of one kind, and what they give each rank.
+// Collectives of one kind, and the expected result of each rank.
 struct Calls {
   Calls(const Case& each, int ranks, int number) {
     for (int i = 0; i < number; ++i) {

@@ -7,10 +7,12 @@
 #include <cctype>
 #include <fstream>
 #include <map>
+#include <new>
 
 #include "base/config.hpp"
 #include "comm/hierarchical/local_group.hpp"
 #include "comm/hierarchical/transfers.hpp"
+#include "comm/mpi/process.hpp"
 
 namespace ngd::comm::hierarchical {
 
@@ -59,6 +61,32 @@ std::string numbered_here(std::string_view text, const Roster& roster) {
   });
 }
 
+int world_rank(int number, const Roster& roster) noexcept {
+  const auto here = static_cast<int>(roster.here.size());
+  return number < here ? roster.here[static_cast<std::size_t>(number)] : number - here;
+}
+
+int number_here(int world_rank, const Roster& roster) noexcept {
+  const auto at = std::find(roster.here.begin(), roster.here.end(), world_rank);
+  return static_cast<int>(at - roster.here.begin()) + (at == roster.here.end() ? world_rank : 0);
+}
+
+void fail_on_host(Communicator& local, const mpi::Failure& failure, const Roster& roster) noexcept {
+  try {
+    std::vector<int> ranks = failure.words.ranks;
+    for (int& rank : ranks) rank = number_here(rank, roster);
+    local.give_up(failure.kind, numbered_here(failure.text(), roster), ranks);
+  } catch (const std::bad_alloc&) {
+    local.abort(failure.text());
+  }
+}
+
+void release_or_keep(std::unique_ptr<Communicator>& local) noexcept {
+  if (!local || !mpi::left_to_mpi()) return;
+  local->close();
+  static_cast<void>(local.release());
+}
+
 std::string host_name() {
   const std::string given = config::text("NGD_HOST", "");
   if (!given.empty()) return given;
@@ -100,6 +128,10 @@ Hosts::Hosts(const mpi::Channel& group, std::shared_ptr<const Roster> roster,
   for (const std::vector<int>& ranks : ranks_on)
     counterparts_.members.push_back(group.world(ranks[my_place]));
 }
+
+Hosts::~Hosts() { release_or_keep(local_); }
+
+void Hosts::fail(const mpi::Failure& failure) noexcept { fail_on_host(*local_, failure, *roster_); }
 
 std::unique_ptr<Communicator> Hosts::split_local(int color, int key) {
   return with_world_ranks(*roster_, [&] { return local_->split(color, key); });

@@ -42,6 +42,13 @@ std::string renumbered(std::string_view text, const Roster& roster);
 // The opposite, for a text that shared memory passes on. A rank of another host keeps its number,
 // with a mark before it.
 std::string numbered_here(std::string_view text, const Roster& roster);
+// The same two for a number. In shared memory a rank of another host comes after those of this host.
+int world_rank(int number, const Roster& roster) noexcept;
+int number_here(int world_rank, const Roster& roster) noexcept;
+// Fail a group of this host with a failure that names ranks of the world.
+void fail_on_host(Communicator& local, const mpi::Failure& failure, const Roster& roster) noexcept;
+// After a failure, keep shared memory mapped for good if MPI still uses it.
+void release_or_keep(std::unique_ptr<Communicator>& local) noexcept;
 
 class Hosts final : public mpi::Shortcut {
  public:
@@ -51,6 +58,8 @@ class Hosts final : public mpi::Shortcut {
 
   std::string_view name() const noexcept override { return regular_ ? "hierarchical" : "mpi"; }
   Communicator& local() noexcept override { return *local_; }
+  ~Hosts() override;
+  void fail(const mpi::Failure& failure) noexcept override;
   std::unique_ptr<mpi::Transfer> make_transfer(int tag, const Collective& collective) override;
   std::unique_ptr<Communicator> split_local(int color, int key) override;
   std::unique_ptr<mpi::Shortcut> among(const mpi::Channel& group,
@@ -114,7 +123,7 @@ auto with_world_ranks(const Roster& roster, Call&& call) {
     return call();
   } catch (const Error& error) {
     std::vector<int> ranks = error.ranks();
-    for (int& rank : ranks) rank = roster.here.at(static_cast<std::size_t>(rank));
+    for (int& rank : ranks) rank = world_rank(rank, roster);
     throw Error(error.kind(), renumbered(error.what(), roster), std::move(ranks));
   }
 }

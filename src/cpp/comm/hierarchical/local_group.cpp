@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "comm/mpi/backoff.hpp"
+#include "comm/mpi/process.hpp"
 
 namespace ngd::comm::hierarchical {
 
@@ -29,18 +30,40 @@ LocalGroup::LocalGroup(std::shared_ptr<mpi::Family> family, std::shared_ptr<cons
   family_->add(*this);
 }
 
-template <class Call>
-auto LocalGroup::locked(Call&& call) {
-  std::unique_lock lock(family_->mutex());
-  held_ = &lock;
-  return with_world_ranks(*roster_, [&] {
-    throw_failure();
-    return call();
-  });
+LocalGroup::~LocalGroup() {
+  close();
+  release_or_keep(inner_);
 }
 
-void LocalGroup::throw_failure() {
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+template <class Call>
+auto LocalGroup::locked(const char* name, Call&& call) {
+  std::unique_lock lock(family_->mutex());
+  held_ = &lock;
+  try {
+    if (family_->failed()) family_->throw_failure(name);
+    return with_world_ranks(*roster_, call);
+  } catch (const Error& error) {
+    report(error.kind(), error.what(), error.ranks(), name);
+    throw;
+  } catch (const std::bad_alloc&) {
+    report(ErrorKind::OutOfMemory, "out of memory", {}, name);
+    throw;
+  }
+}
+
+// With the lock held, while an error is thrown: one that has closed the group on this host closes
+// the family, and with it the ranks of other hosts learn of it.
+void LocalGroup::report(ErrorKind kind, std::string_view text, const std::vector<int>& ranks,
+                        const char* call) {
+  if (in_child()) return;
+  if (kind == ErrorKind::GroupClosed && family_->failed()) family_->throw_failure(call);
+  if (kind == ErrorKind::GroupClosed || family_->failed() || !inner_->is_over()) return;
+  family_->fail(kind, text, ranks);
+  family_->mark_thrown();
+}
+
+void LocalGroup::send_failure(const mpi::Failure& failure) noexcept {
+  fail_on_host(*inner_, failure, *roster_);
 }
 
 // Shared memory asks, in a wait of its own, whether to go on.
@@ -65,7 +88,7 @@ bool LocalGroup::ask() {
 Work LocalGroup::submit(const Collective& collective) {
   if (in_child()) return inner_->submit(collective);
   const Entry entry(*this);
-  return locked([&] {
+  return locked(name_of(collective.kind).data(), [&] {
     in_flight_.push_back({{}, mpi::header_of(collective, size(), 0)});  // it may ask for memory
     try {
       in_flight_.back().work = inner_->submit(collective);
@@ -79,18 +102,30 @@ Work LocalGroup::submit(const Collective& collective) {
 }
 
 bool LocalGroup::progress() noexcept {
+  if (family_->failed()) return false;
   try {
-    done_ += std::erase_if(in_flight_,
-                           [this](const Submitted& each) { return inner_->done(each.work); });
+    move_works();
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::Busy) return true;  // a thread waits in there, and moves them
-    failure_ = std::current_exception();
-    in_flight_.clear();
-  } catch (...) {
-    failure_ = std::current_exception();
-    in_flight_.clear();
+    if (error.kind() == ErrorKind::GroupClosed)
+      in_flight_.clear();  // another thread has closed the group
+    else
+      family_->fail(error.kind(), error.what(), error.ranks());
+  } catch (const std::exception&) {
+    family_->fail(ErrorKind::OutOfMemory, "out of memory", {});
   }
   return !in_flight_.empty();
+}
+
+void LocalGroup::move_works() {
+  for (std::size_t i = 0; i < in_flight_.size();) {
+    if (!with_world_ranks(*roster_, [&] { return inner_->done(in_flight_[i].work); })) {
+      ++i;
+      continue;
+    }
+    in_flight_.erase(in_flight_.begin() + static_cast<std::ptrdiff_t>(i));
+    ++done_;
+  }
 }
 
 // True when the work is done. Returns early once nothing else in the family needs to be moved: then
@@ -103,9 +138,9 @@ bool LocalGroup::await(Work work, double seconds) {
   auto next_look = start + kBetweenLooks;
   bool alone = false;
   while (!alone) {
-    const bool done = locked([&] {
+    const bool done = locked("wait", [&] {
       family_->progress();
-      throw_failure();  // which that may have found: from now on the inner group is just closed
+      if (family_->failed()) family_->throw_failure("wait");
       alone = !family_->in_flight_beside(*this);
       return inner_->done(work);
     });
@@ -123,10 +158,10 @@ bool LocalGroup::await(Work work, double seconds) {
 
 // A wait of shared memory's own, which ask() may end.
 template <class Call>
-auto LocalGroup::wait_inside(Call&& call) {
+auto LocalGroup::wait_inside(const char* name, Call&& call) {
   failure_elsewhere_ = nullptr;
   try {
-    return locked(call);
+    return locked(name, call);
   } catch (const Error&) {
     if (failure_elsewhere_) std::rethrow_exception(std::exchange(failure_elsewhere_, nullptr));
     throw;
@@ -140,7 +175,7 @@ void LocalGroup::wait(Work work, double timeout_seconds) {
   if (await(work, timeout_seconds == 0 ? kForEver : timeout_seconds)) return;
   // The inner group reports the late rank, with the time that this one has waited in all.
   const double waited = Seconds(Clock::now() - start).count();
-  wait_inside([&] { inner_->wait_on(work, timeout_seconds, waited); });
+  wait_inside("wait", [&] { inner_->wait_on(work, timeout_seconds, waited); });
 }
 
 bool LocalGroup::wait_for(Work work, double seconds) {
@@ -149,13 +184,14 @@ bool LocalGroup::wait_for(Work work, double seconds) {
   const auto start = Clock::now();
   if (await(work, seconds)) return true;
   const double left = std::max(0.0, seconds - Seconds(Clock::now() - start).count());
-  return wait_inside([&] { return inner_->wait_for(work, left); });
+  return wait_inside("wait_for", [&] { return inner_->wait_for(work, left); });
 }
 
 std::unique_ptr<Communicator> LocalGroup::split(int color, int key) {
   if (in_child()) return inner_->split(color, key);
   const Entry entry(*this);
-  std::unique_ptr<Communicator> child = wait_inside([&] { return inner_->split(color, key); });
+  std::unique_ptr<Communicator> child =
+      wait_inside("split", [&] { return inner_->split(color, key); });
   if (!child) return nullptr;
   return std::make_unique<LocalGroup>(family_, roster_, std::move(child));
 }
@@ -174,14 +210,22 @@ std::shared_ptr<void> LocalGroup::open_common(int maker, std::uint64_t number) {
   return with_world_ranks(*roster_, [&] { return inner_->open_common(maker, number); });
 }
 
-void LocalGroup::release(SharedBlock block) noexcept { inner_->release(block); }
+// What MPI may still use is not given back.
+void LocalGroup::release(SharedBlock block) noexcept {
+  if (!mpi::left_to_mpi()) inner_->release(block);
+}
 
+// First on this host, which ends the wait of a thread that holds the lock.
 void LocalGroup::abort(std::string_view traceback) noexcept {
   try {
     inner_->abort(numbered_here(traceback, *roster_));
   } catch (const std::bad_alloc&) {
     inner_->abort(traceback);
   }
+  if (in_child()) return;
+  const std::lock_guard lock(family_->mutex());
+  family_->fail(ErrorKind::RemoteRank, traceback, {});
+  family_->mark_thrown();
 }
 
 void LocalGroup::watch(bool on) noexcept {
@@ -191,10 +235,7 @@ void LocalGroup::watch(bool on) noexcept {
 
 void LocalGroup::expect_no_failure(const mpi::Header&) {
   if (!watched()) return;
-  with_world_ranks(*roster_, [&] {
-    if (failure_) std::rethrow_exception(failure_);
-    inner_->check_peers();
-  });
+  with_world_ranks(*roster_, [&] { inner_->check_peers(); });
 }
 
 // With the lock held. What a rank has said in another group, which the program needs, too.
@@ -207,7 +248,8 @@ void LocalGroup::look_at_others() {
   try {
     family_->expect_no_failure_beside(*this, waited->header);
   } catch (const Error& error) {
-    abort(error.what());
+    family_->fail(error.kind(), error.what(), error.ranks());
+    family_->mark_thrown();
     throw;
   }
 }

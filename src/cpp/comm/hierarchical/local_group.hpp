@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/communicator.hpp"
@@ -24,7 +25,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
  public:
   LocalGroup(std::shared_ptr<mpi::Family> family, std::shared_ptr<const Roster> roster,
              std::unique_ptr<Communicator> inner);
-  ~LocalGroup() override { close(); }
+  ~LocalGroup() override;
 
   std::string_view name() const noexcept override { return inner_->name(); }
   int rank() const noexcept override { return inner_->rank(); }
@@ -44,7 +45,7 @@ class LocalGroup final : public Communicator, private mpi::Member {
   SharedBlock allocate(std::size_t bytes) override;
   void release(SharedBlock block) noexcept override;
   bool has_common_memory() const noexcept override { return inner_->has_common_memory(); }
-  bool is_over() const noexcept override { return inner_->is_over(); }
+  bool is_over() const noexcept override { return inner_->is_over() || family_->failed(); }
   bool in_child() const noexcept override { return mpi::in_forked_child(); }
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
@@ -59,24 +60,27 @@ class LocalGroup final : public Communicator, private mpi::Member {
   };
 
   bool progress() noexcept override;
+  void move_works();
+  void send_failure(const mpi::Failure& failure) noexcept override;
+  void drop_works() noexcept override { in_flight_.clear(); }
   void expect_no_failure(const mpi::Header& mine) override;
   void look_at_others();
   std::uint64_t moves() const noexcept override { return done_; }
   bool await(Work work, double seconds);
   template <class Call>
-  auto locked(Call&& call);
+  auto locked(const char* name, Call&& call);
   template <class Call>
-  auto wait_inside(Call&& call);
+  auto wait_inside(const char* name, Call&& call);
   bool ask();
-  void throw_failure();
+  void report(ErrorKind kind, std::string_view text, const std::vector<int>& ranks,
+              const char* call);
 
   const std::shared_ptr<mpi::Family> family_;
   const std::shared_ptr<const Roster> roster_;
-  const std::unique_ptr<Communicator> inner_;
+  std::unique_ptr<Communicator> inner_;
   std::vector<Submitted> in_flight_;
   Work waited_;
   std::uint64_t done_ = 0;
-  std::exception_ptr failure_;                    // found by progress(), thrown by the next call
   std::exception_ptr failure_elsewhere_;          // found by ask(), in another group
   std::unique_lock<std::mutex>* held_ = nullptr;  // by the call that is inside
 };

@@ -70,8 +70,8 @@ class HostLanes : public LaneTransfer {
 
   // Return true if the step submits to the local communicator.
   virtual bool submits(int step) const = 0;
-  // Return the collective to submit at lane.step. `counts` has room for one number per rank of the
-  // host. May be called again for the same step, so it must not have an effect that shows.
+  // Return the collective to submit at lane.step. `counts` holds one number per rank of the host; the
+  // result may refer to it. May be called again for the same step, so it must not have an effect that shows.
   virtual Collective submission(const Lane& lane, std::span<std::uint64_t> counts) const = 0;
   // Carry out the rest of lane.step; false when the window was complete before it.
   virtual bool complete_step(Lane& lane) = 0;

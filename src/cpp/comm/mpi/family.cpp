@@ -11,6 +11,7 @@
 #include <chrono>
 #include <csignal>
 #include <exception>
+#include <new>
 #include <string>
 
 #include "base/config.hpp"
@@ -27,6 +28,7 @@ constexpr auto kLongestNap = std::chrono::microseconds(400);
 constexpr auto kLongestRest = std::chrono::milliseconds(100);
 // Open MPI looks at its sockets in every eighth call that finds nothing (opal_progress).
 constexpr int kCallsForSockets = 8;
+constexpr std::size_t kAtOnceBytes = 2048;  // that MPI sends without an answer of the receiver
 
 // A thread that mostly sleeps and shall run at once when it wakes, also where kernels keep every
 // core busy: short slices, which Linux 6.12 and later grant to anyone (sched_setattr(2)).
@@ -82,7 +84,7 @@ Family::~Family() {
     }
     thread_->join();
   }
-  if (clean_ && !library().finalized()) library().free(endpoint_.comm);
+  if (clean_ && !left_to_mpi() && !library().finalized()) library().free(endpoint_.comm);
 }
 
 void Family::progress() noexcept {
@@ -96,12 +98,58 @@ bool Family::in_flight_beside(const Member& member) const noexcept {
   return std::any_of(busy_.begin(), busy_.end(), [&](Member* busy) { return busy != &member; });
 }
 
+void Family::fail(ErrorKind kind, std::string_view text, std::span<const int> ranks) noexcept {
+  if (failed_) return;
+  failed_ = true;
+  failure_.kind = kind;
+  try {
+    failure_.words.text = text;  // first: memory may be short
+    failure_.words.ranks.assign(ranks.begin(), ranks.end());
+    if (ranks.empty()) failure_.words.ranks.push_back(endpoint_.rank);
+  } catch (const std::bad_alloc&) {
+    // The text and the ranks may be incomplete.
+  }
+  for (Member* member : members_) member->send_failure(failure_);
+  const bool is_long = failure_.words.text.size() > kAtOnceBytes ||
+                       std::any_of(members_.begin(), members_.end(),
+                                   [](Member* each) { return each->moves_data(); });
+  const std::chrono::duration<double> most(is_long ? kFarewellSeconds : kQuickFarewellSeconds);
+  const auto limit = std::chrono::steady_clock::now() + most;
+  const auto has_sent_failure = [](Member* member) { return member->has_sent_failure(); };
+  try {
+    while (!std::all_of(members_.begin(), members_.end(), has_sent_failure) &&
+           std::chrono::steady_clock::now() < limit)
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+  } catch (const std::exception&) {
+    // A peer that cannot be notified raises at its own deadline.
+  }
+  for (Member* member : members_) member->drop_works();
+}
+
+void Family::throw_failure(std::string_view call) {
+  if (!thrown_) {
+    thrown_ = true;
+    throw Error(failure_.kind, failure_.words.text, failure_.words.ranks);
+  }
+  fail_of(failure_.words.ranks, ErrorKind::GroupClosed, call,
+          ": an earlier failure closed the group: ", failure_.text());
+}
+
+double Family::farewell_seconds() noexcept {
+  const auto now = std::chrono::steady_clock::now();
+  if (farewell_end_ == std::chrono::steady_clock::time_point{})
+    farewell_end_ = now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+                              std::chrono::duration<double>(kFarewellSeconds));
+  return std::max(0.0, std::chrono::duration<double>(farewell_end_ - now).count());
+}
+
 void Family::expect_no_failure_beside(const Member& member, const Header& mine) {
   for (Member* other : members_)
     if (other != &member) other->expect_no_failure(mine);
 }
 
 void Family::pump() const noexcept {
+  if (left_to_mpi()) return;  // MPI would move messages into memory that is no longer ours
   for (int i = 0; i < kCallsForSockets; ++i) library().look_for(tag_limit_, endpoint_.comm);
 }
 

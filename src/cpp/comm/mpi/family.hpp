@@ -7,17 +7,29 @@
 // these are known (docs/adr/0015).
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "base/error.hpp"
 #include "comm/mpi/process.hpp"
 #include "comm/mpi/progress_gate.hpp"
 #include "comm/mpi/wire.hpp"
 
 namespace ngd::comm::mpi {
+
+// The first failure in a family.
+struct Failure {
+  ErrorKind kind = ErrorKind::Internal;
+  LastWords words;
+  std::string_view text() const noexcept { return words.text; }
+};
 
 class Member {
  public:
@@ -27,10 +39,22 @@ class Member {
   virtual bool progress() noexcept = 0;
   // Grows whenever something has moved.
   virtual std::uint64_t moves() const noexcept = 0;
+  // The family has failed: send the failure to the peers of this group. Does not wait.
+  virtual void send_failure(const Failure& failure) noexcept = 0;
+  // Progress the messages of send_failure(); true when all are sent.
+  virtual bool has_sent_failure() { return true; }
+  // Return true if long messages are in flight, which send_failure() has to wait behind.
+  virtual bool moves_data() const noexcept { return false; }
+  // After a failure: end all works. If MPI does not give up one of their messages, left_to_mpi() is
+  // true afterwards.
+  virtual void drop_works() noexcept = 0;
   // Of a group that is watched: throws what a rank has said of its failure; `mine` is the collective
   // in which this rank waits elsewhere.
   virtual void expect_no_failure(const Header& mine) { static_cast<void>(mine); }
 };
+
+inline constexpr double kFarewellSeconds = 1.0;        // for last words, before MPI_Abort
+inline constexpr double kQuickFarewellSeconds = 0.05;  // where more time gains nothing
 
 class Family {
  public:
@@ -51,6 +75,15 @@ class Family {
   void remove(Member& member) noexcept { std::erase(members_, &member); }
   void progress() noexcept;
   bool in_flight_beside(const Member& member) const noexcept;
+  // Fail all groups of the family, notify their peers, and end all works. The first failure is kept.
+  // `ranks` are the ranks of the world that the failure names.
+  void fail(ErrorKind kind, std::string_view text, std::span<const int> ranks) noexcept;
+  // The caller throws the failure itself; later calls throw GroupClosed.
+  void mark_thrown() noexcept { thrown_ = true; }
+  // Throw the failure, once, and then GroupClosed with its text.
+  [[noreturn]] void throw_failure(std::string_view call);
+  // The seconds that a group may still spend to leave after a failure; all groups share them.
+  double farewell_seconds() noexcept;
   void expect_no_failure_beside(const Member& member, const Header& mine);
   // A work has begun that must be moved again and again.
   void submitted() noexcept {
@@ -60,6 +93,8 @@ class Family {
   void abandon() noexcept { clean_ = false; }  // MPI holds messages: the communicator stays
   int next_group = 1;                          // the first number that no group of mine has
   int tag_limit() const noexcept { return tag_limit_; }
+
+  bool failed() const noexcept { return failed_; }  // also without the lock
 
   // Without the lock, around a wait: the progress thread rests.
   class Waiting {
@@ -84,6 +119,10 @@ class Family {
   const Endpoint endpoint_;
   int tag_limit_ = 32767;
   bool clean_ = true;
+  std::atomic<bool> failed_{false};
+  bool thrown_ = false;
+  Failure failure_;
+  std::chrono::steady_clock::time_point farewell_end_{};
   std::mutex mutex_;
   std::vector<Member*> members_;
   std::vector<Member*> busy_;  // those with works in flight, when they were last asked

@@ -26,6 +26,7 @@ Mailbox::Mailbox(const Channel& channel)
 Mailbox::~Mailbox() { close(); }
 
 void Mailbox::listen(int peer) {
+  owns_all_memory();
   Buffer& buffer = peers_[index(peer)].buffer;
   if (!buffer) buffer = std::make_unique_for_overwrite<std::byte[]>(kMailBytes);
   const int code =

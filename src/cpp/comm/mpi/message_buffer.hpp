@@ -29,7 +29,7 @@ class MessageBuffer {
   MessageBuffer(const MessageBuffer&) = delete;
   MessageBuffer& operator=(const MessageBuffer&) = delete;
 
-  // Make room for `bytes` of private memory. The contents are lost if the buffer has to grow. No
+  // Hold at least `bytes` of private memory. The contents are lost if the buffer has to grow. No
   // request may use the buffer.
   void reserve(std::size_t bytes) {
     if (bytes <= capacity_) return;

@@ -18,10 +18,7 @@ namespace ngd::comm {
 namespace mpi {
 namespace {
 
-constexpr double kFarewellSeconds = 1.0;        // for last words, before MPI_Abort
-constexpr double kQuickFarewellSeconds = 0.05;  // where more time gains nothing
-constexpr std::size_t kAtOnceBytes = 2048;      // that MPI sends without an answer of the receiver
-constexpr double kLastWordsSeconds = 0.2;       // that a peer's take to come
+constexpr double kLastWordsSeconds = 0.2;  // that a peer's take to come
 constexpr int kLooksBeforeData = 4;
 constexpr std::size_t kAlignment = 64;
 constexpr double kForEver = std::numeric_limits<double>::infinity();
@@ -114,13 +111,7 @@ void MpiCommunicator::refuse_child(const char* call) const {
 
 // A failure that was found meanwhile is thrown as what it is, once.
 void MpiCommunicator::require_open(const char* call) {
-  if (state_ == State::Failed && !failure_told_) {
-    failure_told_ = true;
-    throw Error(failure_kind_, failure_.text, failure_.ranks);
-  }
-  if (state_ == State::Failed)
-    fail_of(failure_.ranks, ErrorKind::GroupClosed, call,
-            ": an earlier failure closed the group: ", failure_.text);
+  if (state_ != State::Closed && family_->failed()) family_->throw_failure(call);
   if (state_ == State::Closed) fail(ErrorKind::GroupClosed, call, ": the group was closed");
 }
 
@@ -192,7 +183,7 @@ Work MpiCommunicator::submit(const Collective& collective) {
     require_open(call.c_str());
   } catch (const std::exception&) {
     close_failed(ErrorKind::OutOfMemory, "out of memory");
-    failure_told_ = true;
+    family_->mark_thrown();
     throw;
   }
   // What travels with its header is under way, and is found by whoever waits for it.
@@ -504,32 +495,51 @@ void MpiCommunicator::fail_interrupted(Work work) {
   if (is_complete(work)) throw Error(ErrorKind::Interrupted, "interrupted");
   const std::string what = concat("interrupted in ", describe_awaited(work));
   close_failed(ErrorKind::Interrupted, what);
-  failure_told_ = true;
+  family_->mark_thrown();
   throw Error(ErrorKind::Interrupted, what);
 }
 
 void MpiCommunicator::close_failed(ErrorKind kind, std::string_view message,
                                    const std::vector<int>& ranks) noexcept {
+  family_->fail(kind, message, ranks);
+}
+
+void MpiCommunicator::send_failure(const Failure& failure) noexcept {
   if (state_ != State::Open) return;
   state_ = State::Failed;
-  failure_kind_ = kind;
   mark_failed();
   marked_failed_ = true;
-  double farewell = kQuickFarewellSeconds;
   try {
-    failure_.text = message;  // first: memory may be short
-    failure_.ranks = ranks.empty() ? worlds_of({rank()}) : ranks;
     Header header;
     header.topic = Topic::Failed;
-    header.error = kind;
+    header.error = failure.kind;
     header.sequence = completed_ + 1;
-    const std::string packed = failure_.packed(header);
+    const std::string packed = failure.words.packed(header);
     mailbox_.post(header, packed.data(), packed.size());
-    if (packed.size() > kAtOnceBytes) farewell = kFarewellSeconds;
   } catch (const std::exception&) {
     // A peer that cannot be told will see its own deadline.
   }
-  drain(farewell, false);
+  if (shortcut_) shortcut_->fail(failure);
+}
+
+bool MpiCommunicator::has_sent_failure() {
+  if (state_ != State::Failed) return true;
+  mailbox_.progress();
+  if (!mailbox_.everything_sent()) return false;
+  if (!moves_data()) return true;
+  // MPI calls a short message sent while it waits behind long ones. A peer that got it answers.
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank() && !mailbox_.ended(peer)) return false;
+  return true;
+}
+
+bool MpiCommunicator::moves_data() const noexcept {
+  return !pairs_.idle() || std::any_of(works_.begin(), works_.end(), [](const Pending& work) {
+    return work.transfer != nullptr;
+  });
+}
+
+void MpiCommunicator::drop_works() noexcept {
   works_.clear();
   pairs_.abandon();
 }
@@ -539,11 +549,12 @@ void MpiCommunicator::abort(std::string_view traceback) noexcept {
 }
 
 void MpiCommunicator::give_up(ErrorKind kind, std::string_view why,
-                              const std::vector<int>& ranks) noexcept {
+                              std::span<const int> ranks) noexcept {
   if (in_child()) return;
   const std::lock_guard lock(family_->mutex());
-  close_failed(is_between_ranks(kind) ? kind : ErrorKind::RemoteRank, why, ranks);
-  failure_told_ = true;
+  if (state_ == State::Closed) return;
+  family_->fail(is_between_ranks(kind) ? kind : ErrorKind::RemoteRank, why, ranks);
+  family_->mark_thrown();
 }
 
 void MpiCommunicator::close() noexcept {
@@ -564,9 +575,8 @@ void MpiCommunicator::close() noexcept {
     marked_failed_ = true;
   }
   // After a failure this process ends in MPI_Abort, unless all ranks are found to leave in order.
-  drain(failed ? kFarewellSeconds : kQuickFarewellSeconds, true);
-  works_.clear();
-  pairs_.abandon();
+  wait_for_peers_to_leave(failed ? family_->farewell_seconds() : kQuickFarewellSeconds);
+  drop_works();
   if (shortcut_) shortcut_->local().close();
   if (!mailbox_.close()) {
     family_->abandon();
@@ -575,13 +585,13 @@ void MpiCommunicator::close() noexcept {
   }
 }
 
-void MpiCommunicator::drain(double seconds, bool until_peers_left) noexcept {
+void MpiCommunicator::wait_for_peers_to_leave(double seconds) noexcept {
   const auto limit = Clock::now() + std::chrono::duration<double>(seconds);
   try {
     while (Clock::now() < limit) {
       mailbox_.progress();
       bool finished = mailbox_.everything_sent();
-      for (int peer = 0; until_peers_left && peer < size(); ++peer)
+      for (int peer = 0; peer < size(); ++peer)
         finished = finished && (peer == rank() || mailbox_.has_left(peer));
       if (finished) return;
       std::this_thread::sleep_for(std::chrono::microseconds(100));
@@ -654,6 +664,7 @@ std::unique_ptr<Communicator> MpiCommunicator::group_of(const std::vector<int>& 
   refuse_child("a new group");
   {
     const std::lock_guard lock(family_->mutex());
+    require_open("a new group");
     check(number >= family_->next_group, "a group's number ", number, ", which this rank has used");
     family_->next_group = number + 1;
   }
@@ -690,8 +701,19 @@ std::unique_ptr<Communicator> MpiCommunicator::split_host(int color, int key, Wo
   Collective barrier;
   barrier.site = "split";
   finish(in_turn(timeout, [&] { return submit(barrier); }), timeout);
-  const std::lock_guard lock(family_->mutex());  // against the progress thread
-  return shortcut_->split_local(color, key);
+  // Shared memory may be in use by another thread, which must not shift the ranks' sequence.
+  return in_turn(timeout, [&] {
+    const std::lock_guard lock(family_->mutex());  // against the progress thread
+    require_open("split");
+    try {
+      return shortcut_->split_local(color, key);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::Busy || !shortcut_->local().is_over()) throw;
+      close_failed(error.kind(), error.what(), error.ranks());
+      family_->mark_thrown();
+      throw;
+    }
+  });
 }
 
 Channel MpiCommunicator::child_channel(int color, const std::vector<std::int64_t>& choices) const {
@@ -722,7 +744,9 @@ SharedBlock MpiCommunicator::allocate(std::size_t bytes) {
   return {data, bytes};
 }
 
+// What MPI may still use is not given back.
 void MpiCommunicator::release(SharedBlock block) noexcept {
+  if (left_to_mpi()) return;
   if (shortcut_) {
     if (in_child()) return;
     const std::lock_guard lock(family_->mutex());

@@ -15,6 +15,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -66,8 +67,7 @@ class MpiCommunicator final : public Communicator, private Member {
   bool is_over() const noexcept override { return in_child() || state_ != State::Open; }
   bool in_child() const noexcept override { return in_forked_child(); }
   void abort(std::string_view traceback) noexcept override;
-  // The same of an error, which the others raise alike where it is between ranks.
-  void give_up(ErrorKind kind, std::string_view why, const std::vector<int>& ranks) noexcept;
+  void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept override;
   void close() noexcept override;
 
  private:
@@ -116,6 +116,10 @@ class MpiCommunicator final : public Communicator, private Member {
   bool await(Work work, Limits limits, const char* call);
 
   bool progress() noexcept override;
+  void send_failure(const Failure& failure) noexcept override;
+  bool has_sent_failure() override;
+  bool moves_data() const noexcept override;
+  void drop_works() noexcept override;
   void advance_works();
   void close_unreachable(const Unreachable& lost) noexcept;
   void count(const Pending& work);
@@ -145,10 +149,10 @@ class MpiCommunicator final : public Communicator, private Member {
   void hear_last_words(Work work);
   [[noreturn]] void fail_timeout(Work work, double timeout_seconds);
   void fail_interrupted(Work work);  // unless it is complete
-  // Of no ranks means of this one.
+  // Fail the family; each of its groups notifies its peers. No ranks means this one.
   void close_failed(ErrorKind kind, std::string_view message,
                     const std::vector<int>& ranks = {}) noexcept;
-  void drain(double seconds, bool until_peers_left) noexcept;
+  void wait_for_peers_to_leave(double seconds) noexcept;
   std::unique_ptr<Communicator> split_host(int color, int key, Work last);
   Channel child_channel(int color, const std::vector<std::int64_t>& choices) const;
   int take_group_number(const std::vector<std::int64_t>& choices, std::size_t numbers);
@@ -161,9 +165,6 @@ class MpiCommunicator final : public Communicator, private Member {
   const Algorithm preferred_;
   std::unique_ptr<Shortcut> shortcut_;
   std::atomic<State> state_ = State::Open;
-  ErrorKind failure_kind_ = ErrorKind::Internal;
-  LastWords failure_;
-  bool failure_told_ = false;  // later calls throw GroupClosed
   Mailbox mailbox_;
   Statistics statistics_;
   Pairs pairs_;

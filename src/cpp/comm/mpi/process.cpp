@@ -83,6 +83,9 @@ Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
     fail(ErrorKind::Init,
          "ngd.init: expected a process of its own for each rank; this is a forked ",
          "child of a rank, which cannot use MPI. Start it as a new program (spawn) instead");
+  if (left_to_mpi())
+    fail(ErrorKind::Init, "ngd.init: expected a process whose messages have all ended; MPI still ",
+         "holds memory of a collective that failed. Start a new process: this one can only exit");
   if (process.stuck)
     fail(ErrorKind::Init, "ngd.init: an earlier ngd.init is still blocked inside MPI");
   Endpoint endpoint;
@@ -130,11 +133,13 @@ std::string error_text(int code) {
 
 }  // namespace mpi
 
+bool mpi_holds_memory() noexcept { return mpi::left_to_mpi(); }
+
 void finalize_mpi() noexcept {
   if (!mpi::process.is_initialised || mpi::in_forked_child() || mpi::process.stuck) return;
   const mpi::Library& library = mpi::library();
   if (library.finalized()) return;
-  if (mpi::process.failures > 0) {
+  if (mpi::process.failures > 0 || mpi::left_to_mpi()) {
     library.abort();
     return;
   }

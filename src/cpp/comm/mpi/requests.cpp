@@ -16,7 +16,7 @@ Unreachable::Unreachable(const std::vector<int>& who, int code)
                    " cannot be reached any more: MPI says ", error_text(code)),
             who) {}
 
-// MPI may use the memory as soon as the message is posted, so room for the request comes first.
+// MPI may use the memory as soon as the message is posted, so the request is recorded first.
 Request& Requests::prepare(std::size_t bytes, int peer) {
   check(bytes <= kMaxMessageBytes, "an MPI message of ", bytes, " bytes");
   owns_all_memory();

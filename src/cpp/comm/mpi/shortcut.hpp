@@ -26,6 +26,9 @@ class Shortcut {
   // A transfer by this way; null where this collective has none.
   virtual std::unique_ptr<Transfer> make_transfer(int tag, const Collective& collective) = 0;
 
+  // Fail the group of my host, so collectives that a failed transfer has submitted there end.
+  virtual void fail(const Failure& failure) noexcept = 0;
+
   // Splits the ranks of my host.
   virtual std::unique_ptr<Communicator> split_local(int color, int key) = 0;
   // That of a group which was split from this one; `local` are its ranks on my host.

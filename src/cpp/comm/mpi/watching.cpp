@@ -66,10 +66,7 @@ void MpiCommunicator::check_pair(int peer, const Header& mine, bool matched,
 
 void MpiCommunicator::expect_no_failure(const Header& mine) {
   if (!watched()) return;
-  if (state_ == State::Failed && failure_told_)
-    fail_of(failure_.ranks, ErrorKind::GroupClosed, describe(mine),
-            ": an earlier failure closed a group of the same step: ", failure_.text);
-  if (state_ == State::Failed) throw Error(failure_kind_, failure_.text, failure_.ranks);
+  if (family_->failed()) family_->throw_failure(describe(mine));
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank() && !has_left(peer)) check_not_ended(peer, mine, true);
 }
@@ -82,7 +79,7 @@ void MpiCommunicator::fail_with_others(Work work) {
                                       pair ? pairs_.header(work.sequence) : works_.front().header);
   } catch (const Error& error) {
     close_failed(error.kind(), error.what(), error.ranks());
-    failure_told_ = true;
+    family_->mark_thrown();
     throw;
   }
 }
@@ -145,7 +142,7 @@ void MpiCommunicator::hear_last_words(Work work) {
     prefer_last_words(works_.front());
   } catch (const Error& error) {
     close_failed(error.kind(), error.what(), error.ranks());
-    failure_told_ = true;
+    family_->mark_thrown();
     throw;
   }
 }
@@ -162,7 +159,7 @@ void MpiCommunicator::fail_timeout(Work work, double timeout_seconds) {
                                      has_begun ? " stopped half-way" : " did not come", " within ",
                                      timeout_seconds, " s (NGD_TIMEOUT)", said, heard);
   close_failed(ErrorKind::CollectiveTimeout, message, missing);
-  failure_told_ = true;
+  family_->mark_thrown();
   throw Error(ErrorKind::CollectiveTimeout, message, missing);
 }
 

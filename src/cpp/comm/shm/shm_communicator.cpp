@@ -75,7 +75,9 @@ void ShmCommunicator::abort(std::string_view traceback) noexcept {
 
 void ShmCommunicator::give_up(ErrorKind kind, std::string_view why,
                               std::span<const int> ranks) noexcept {
-  if (!is_between_ranks(kind)) return abort(why);
+  // The text of another rank's failure names that rank already.
+  const bool is_remote = kind == ErrorKind::RemoteRank && !ranks.empty();
+  if (!is_between_ranks(kind) && !is_remote) return abort(why);
   if (family_->in_child()) return;
   const Locked locked(family_->monitor(), family_->record());
   if (!closed_) family_->fail_with(kind, why, ranks);

@@ -53,8 +53,7 @@ class ShmCommunicator final : public Communicator {
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
   void abort(std::string_view traceback) noexcept override;
-  // The same of an error, which the others raise alike where it is between ranks.
-  void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept;
+  void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept override;
   void close() noexcept override;
 
   // For the family: what is in flight in this group.

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Injects faults into large collectives between hosts, and checks the memory of the user.
+
+    python tests/stress/hosts.py --seconds 60     # as many runs as fit
+    python tests/stress/hosts.py --runs 500       # the long form
+    python tests/stress/hosts.py --seed 7 --first 12 --runs 1
+
+Every run makes hosts of network namespaces on a slow link, and starts ranks on them. The ranks
+fill arrays with a pattern and check a small collective. Then one rank is interrupted, comes too
+late, forks, or leaves, in the middle of a large transfer. Every rank drops its arrays, makes new
+ones, and calls the groups that it has and `ngd.init()`. The new arrays must keep their pattern, a
+result that was returned must be right, an error must be one of ngd's, and no rank may take longer
+than its deadlines.
+
+Under AddressSanitizer (LD_PRELOAD is passed to the ranks) a write into freed memory ends the rank
+with a report, which is a finding.
+
+Prints the seed first; the last line is JSON. Exit code 0 if nothing was found. Needs root and mode
+OMPI.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "benchmarks"))
+
+TIMEOUT_SECONDS = 4.0
+"""NGD_TIMEOUT of the ranks."""
+
+RUN_SECONDS = 60.0
+"""A run that takes longer has hung."""
+
+SHAPES = ((2, 2), (1, 1), (1, 2), (2, 1, 2))
+KINDS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "all_to_all",
+    "gather",
+    "scatter",
+    "reduce",
+    "sendrecv",
+)
+MODES = ("plain", "async", "in place")
+FAULTS = ("interrupt", "interrupt", "late", "fork", "leave", "none")
+PATTERN = 7.0
+SANITIZER_EXIT = 66
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run."""
+
+    per_host: tuple[int, ...]
+    kind: str
+    mode: str
+    fault: str
+    rank: int
+    """Where the fault is injected."""
+
+    elements: int
+    """Of float64, of each rank."""
+
+    seconds: float
+    """From the start of the collective to the fault."""
+
+    rate: str
+    folder: str
+
+
+def draw(random_: random.Random) -> Scenario:
+    """Draw a scenario."""
+    per_host = random_.choice(SHAPES)
+    ranks = sum(per_host)
+    return Scenario(
+        per_host,
+        random_.choice(KINDS),
+        random_.choice(MODES),
+        random_.choice(FAULTS),
+        random_.randrange(ranks),
+        random_.choice((1, 3, 6)) * (1 << 17) // ranks * ranks,
+        random_.uniform(0.02, 0.5),
+        random_.choice(("200mbit", "400mbit", "1gbit")),
+        "",
+    )
+
+
+# ---- one rank
+
+
+class StoppedError(Exception):
+    """The handler of a signal raises it."""
+
+
+class Call:
+    """One collective with its arrays, and what it must give."""
+
+    def __init__(self, kind: str, mode: str, elements: int, rank: int, size: int) -> None:
+        self.kind, self.mode, self.rank, self.size = kind, mode, rank, size
+        block = elements // size
+        self.source = np.arange(elements, dtype=np.float64) + rank
+        total = sum(np.arange(elements, dtype=np.float64) + r for r in range(size))
+        mine = slice(rank * block, (rank + 1) * block)
+        first = np.arange(block, dtype=np.float64)
+        self.small = self.source[:block].copy()
+        expected: Any = {
+            "all_reduce": total,
+            "reduce_scatter": total[mine],
+            "all_gather": np.concatenate([first + r for r in range(size)]),
+            "broadcast": np.arange(elements, dtype=np.float64),
+            "all_to_all": np.concatenate([first + rank * block + r for r in range(size)]),
+            "gather": np.concatenate([first + r for r in range(size)]) if rank == 0 else None,
+            "scatter": first + rank * block,
+            "reduce": total if rank == 0 else None,
+            "sendrecv": np.arange(elements, dtype=np.float64) + (rank - 1) % size,
+        }[kind]
+        self.expected = expected
+        in_place = mode == "in place" and kind in ("all_reduce", "broadcast", "all_to_all")
+        self.out = None
+        if expected is not None:
+            self.out = self.source if in_place else np.full(expected.shape, -5.0)
+
+    def run(self, ngd: Any) -> None:
+        """Make the call and check the result."""
+        flags = {"async_op": True} if self.mode == "async" else {}
+        works: list[Any] = []
+        if self.kind == "sendrecv":
+            to, source = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+            works.append(ngd.send(self.source, to=to, async_op=True))
+            works.append(
+                ngd.recv(
+                    source, shape=self.source.shape, dtype=np.float64, out=self.out, async_op=True
+                )
+            )
+        else:
+            works.append(self._collective(ngd, flags))
+        for work in works:
+            if hasattr(work, "wait"):
+                work.wait()
+        if self.expected is not None:
+            np.testing.assert_array_equal(self.out, self.expected)
+
+    def _collective(self, ngd: Any, flags: dict[str, Any]) -> Any:
+        out, source = self.out, self.source
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: ngd.all_reduce(source, op="sum", out=out, **flags),
+            "reduce_scatter": lambda: ngd.reduce_scatter(source, op="sum", out=out, **flags),
+            "all_gather": lambda: ngd.all_gather(self.small, out=out, **flags),
+            "broadcast": lambda: ngd.broadcast(source, 0, out=out, **flags),
+            "all_to_all": lambda: ngd.all_to_all(source, out=out, **flags),
+            "gather": lambda: ngd.gather(self.small, 0, out=out, **flags),
+            "scatter": lambda: ngd.scatter(source if self.rank == 0 else None, 0, out=out, **flags),
+            "reduce": lambda: ngd.reduce(source, 0, op="sum", out=out, **flags),
+        }
+        return calls[self.kind]()
+
+
+def inject(scenario: Scenario, ngd: Any) -> None:
+    """Start the fault of this rank."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        if scenario.fault == "fork":
+            child = os.fork()
+            if child == 0:
+                os._exit(0)
+            os.waitpid(child, 0)
+            return
+        raise StoppedError
+
+    if scenario.fault in ("interrupt", "fork"):
+        signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, scenario.seconds)
+    if scenario.fault == "late":
+        time.sleep(TIMEOUT_SECONDS + 1.5)
+    if scenario.fault == "leave":
+        ngd.shutdown()
+
+
+def rank_report(scenario: Scenario) -> dict[str, Any]:
+    """Go through a scenario as one rank; return what was seen."""
+    import ngd
+
+    world = ngd.init()
+    rank, size = world.rank, world.size
+    ends = np.cumsum(scenario.per_host)
+    host = world.split(int(np.searchsorted(ends, rank, side="right")), rank)
+    report: dict[str, Any] = {"rank": rank, "wrong": [], "errors": []}
+
+    def attempt(name: str, call: Callable[[], Any]) -> None:
+        start = time.monotonic()
+        try:
+            call()
+        except StoppedError:
+            report["errors"].append([name, "StoppedError", "", []])
+        except AssertionError as error:
+            report["wrong"].append(f"{name}: {str(error)[:300]}")
+        except (ngd.errors.Error, KeyboardInterrupt) as error:
+            ranks = list(getattr(error, "ranks", ()))
+            report["errors"].append([name, type(error).__name__, str(error)[:300], ranks])
+        if time.monotonic() - start > 3 * TIMEOUT_SECONDS + 10:
+            report["wrong"].append(f"{name} took {time.monotonic() - start:.1f} s")
+
+    call: Call | None = Call(scenario.kind, scenario.mode, 1 << 12, rank, size)
+    assert call is not None
+    attempt("small", lambda: call.run(ngd))
+    call = Call(scenario.kind, scenario.mode, scenario.elements, rank, size)
+    attempt("barrier", ngd.barrier)
+    if rank == scenario.rank:
+        inject(scenario, ngd)
+    if not (rank == scenario.rank and scenario.fault == "leave"):
+        attempt("large", lambda: call.run(ngd))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    nbytes = call.source.nbytes
+    call = None
+    gc.collect()
+    fresh = [np.full(nbytes // 8, PATTERN) for _ in range(6)]
+    failed = bool(report["errors"])
+    attempt("world", ngd.barrier) if scenario.fault != "leave" else None
+    attempt("host", lambda: host.all_reduce(np.ones(50_000), op="sum"))
+    if failed and scenario.fault != "leave":
+        closed = {name for name, *_ in report["errors"]}
+        report["wrong"] += [f"{name} works after a failure" for name in {"world", "host"} - closed]
+    ngd.shutdown()
+    if failed and size > 1:
+        attempt("init", ngd.init)
+    time.sleep(0.3)
+    for number, array in enumerate(fresh):
+        changed = np.flatnonzero(array != PATTERN)
+        if changed.size:
+            values = sorted(set(array[changed].tolist()))[:3]
+            report["wrong"].append(
+                f"{changed.size} elements of new array {number} overwritten by {values}"
+            )
+    return report
+
+
+def rank_main(scenario: Scenario) -> None:
+    """Run as a rank; write the report, and leave when all ranks have written theirs."""
+    report = rank_report(scenario)
+    folder = Path(scenario.folder)
+    (folder / f"{report['rank']}.part").write_text(json.dumps(report))
+    (folder / f"{report['rank']}.part").rename(folder / f"{report['rank']}.json")
+    limit = time.monotonic() + RUN_SECONDS / 2
+    while len(list(folder.glob("*.json"))) < sum(scenario.per_host) and time.monotonic() < limit:
+        time.sleep(0.05)
+    os._exit(0)
+
+
+# ---- the runs
+
+
+def run(scenario: Scenario) -> list[str]:
+    """Start the ranks of a scenario; return what was found."""
+    from namespaces import OPEN_MPI, Hosts
+
+    folder = Path(scenario.folder)
+    preload = os.environ.get("LD_PRELOAD", "")
+    settings = f"detect_leaks=0:exitcode={SANITIZER_EXIT}:log_path={folder / 'sanitizer'}"
+    inherited = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
+    words = ["env", f"NGD_TIMEOUT={TIMEOUT_SECONDS}", "OMP_NUM_THREADS=1"]
+    if preload:
+        words += [f"LD_PRELOAD={preload}", f"ASAN_OPTIONS={settings}"]
+    words += [sys.executable, str(Path(__file__).resolve()), "--rank", json.dumps(asdict(scenario))]
+    # mpirun's agent passes the line to a shell of the other hosts, which must not split it.
+    script = folder / "rank.sh"
+    script.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + "\n")
+    script.chmod(0o700)
+    with Hosts(len(scenario.per_host)) as hosts, (folder / "output").open("wb") as output:
+        hosts.slow_down(scenario.rate)
+        names = ["PYTHONPATH"] if "PYTHONPATH" in os.environ else []
+        job = subprocess.Popen(
+            [*hosts.mpirun(scenario.per_host, names), str(script)],
+            env={**inherited, **OPEN_MPI},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        ranks = sum(scenario.per_host)
+        limit = time.monotonic() + RUN_SECONDS * (3 if preload else 1)
+        while job.poll() is None and len(list(folder.glob("*.json"))) < ranks:
+            if time.monotonic() > limit or list(folder.glob("sanitizer.*")):
+                break
+            time.sleep(0.1)
+        # A report is written before the rank ends.
+        time.sleep(1.0 if preload else 0.2)
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+    return findings_of(folder, ranks)
+
+
+def findings_of(folder: Path, ranks: int) -> list[str]:
+    """Read what the ranks and the sanitizer have written."""
+    found = []
+    for path in sorted(folder.glob("sanitizer.*")):
+        found.append(path.read_text(errors="replace")[:3000])
+    reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    if len(reports) < ranks and not found:
+        output = (folder / "output").read_text(errors="replace")
+        found.append(f"only {len(reports)} of {ranks} ranks came to the end: {output[-1500:]}")
+    found += [f"rank {each['rank']}: {wrong}" for each in reports for wrong in each["wrong"]]
+    return found
+
+
+def main() -> int:
+    """Run scenarios and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--runs", type=int, help="instead of --seconds")
+    parser.add_argument("--first", type=int, default=0, help="skip the runs before this one")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
+    parser.add_argument("--rank", help="for the ranks")
+    args = parser.parse_args()
+    if args.rank:
+        given = json.loads(args.rank)
+        rank_main(Scenario(**{**given, "per_host": tuple(given["per_host"])}))
+    from namespaces import why_not
+
+    if reason := why_not():
+        print(f"hosts.py: {reason}")
+        return 2
+    print(f"seed {args.seed}", flush=True)
+    end = time.monotonic() + args.seconds
+    number, failed = args.first, 0
+    while number < args.first + args.runs if args.runs else time.monotonic() < end:
+        folder = tempfile.mkdtemp(prefix="ngd-stress-hosts-")
+        drawn = draw(random.Random(f"{args.seed} {number}"))
+        scenario = Scenario(**{**asdict(drawn), "folder": folder})
+        found = run(scenario)
+        shutil.rmtree(folder, ignore_errors=True)
+        if found:
+            failed += 1
+            print(f"run {number}: {scenario}", *found, sep="\n  ", flush=True)
+        number += 1
+    print(json.dumps({"seed": args.seed, "runs": number - args.first, "failed": failed}))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
