@@ -36,7 +36,6 @@ _hooked_in: int | None = None
 _place: _core.Mark | None = None
 """Shows to children of this process that its place in the job is taken."""
 
-
 Batch = TypeVar("Batch")
 
 
@@ -774,11 +773,10 @@ def broadcast_variables(
     listed = list(variables) if isinstance(variables, Iterable) else [variables]
     if any(not isinstance(variable, Variable) for variable in listed):
         raise TypeError(f"broadcast_variables: expected variables; got {variables!r}")
-    ordered = sorted(listed, key=lambda v: v.name)
-    for variable in ordered:
+    for variable in listed:
         variable.cell.check_readable()
     with ranks.under_way():
-        for variable in ordered:
+        for variable in sorted(listed, key=lambda v: v.name):
             variable.assign(ranks.broadcast(variable.numpy(), root=root, site=site))
 
 
@@ -793,7 +791,7 @@ def timeout_seconds() -> float:
 
 
 def available_cores() -> int:
-    """How many cores this process may keep busy: its affinity mask, and its cgroup's quota."""
+    """Return how many cores the affinity mask and the quotas of enclosing cgroups allow."""
     return _core.available_cores()
 
 
