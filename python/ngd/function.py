@@ -526,10 +526,9 @@ def function(
             loss = loss_of(model(x), y)
             return loss, optimizer.update(loss, model.parameters())
 
-    The function is called with nodes, once for each kind of arguments, and its result is compiled
-    and kept (`Function.traces` counts). So it must be pure: what else it does, as printing, happens
-    in the first call alone, and what it reads from outside, but for variables, keeps the value that
-    it had then. Blocks around a call, as `nn.training`, are not seen: they belong inside.
+    The function is called with nodes, once for each kind of arguments (`Function.traces` counts).
+    It must be pure: it prints only in that call, and values that it reads from outside, except
+    variables, do not change later. A block such as `nn.training` belongs inside the function.
 
     Parameters
     ----------
@@ -558,8 +557,7 @@ def function(
     Warns
     -----
     RetraceWarning
-        The function was traced for the eighth time; once, with what has changed. Or it is made
-        anew, and traced, again and again.
+        The function was traced for the eighth time, or is made and traced again and again.
     UpdatesWarning, PromotionWarning
         As from `ngd.compile`.
     """
