@@ -261,7 +261,7 @@ def test_ctrl_c_between_instructions_closes_the_group() -> None:
 
 
 def wrong_arguments_of_uneven_calls() -> float:
-    """What can be checked before the ranks exchange the numbers of rows is checked there."""
+    """Arguments are checked before the ranks exchange their numbers of rows."""
     world, rows = ngd.init(), np.ones((2, 3), np.float32)
     for wrong in ([1, 2], np.ones((4, 3)), np.ones((4, 2), np.float32)):
         with pytest.raises((TypeError, ValueError), match="all_gather_v: out: expected"):

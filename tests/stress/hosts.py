@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Injects faults into large collectives between hosts, and checks the memory of the user.
 
-    python tests/stress/hosts.py --seconds 60     # as many runs as fit
+    python tests/stress/hosts.py --seconds 60     # runs until then
     python tests/stress/hosts.py --runs 500       # the long form
     python tests/stress/hosts.py --seed 7 --first 12 --runs 1
 
@@ -75,10 +75,10 @@ class Scenario:
     mode: str
     fault: str
     rank: int
-    """Where the fault is injected."""
+    """The rank at which the fault is injected."""
 
     elements: int
-    """Of float64, of each rank."""
+    """The number of float64 elements per rank."""
 
     seconds: float
     """From the start of the collective to the fault."""
@@ -112,7 +112,7 @@ class StoppedError(Exception):
 
 
 class Call:
-    """One collective with its arrays, and what it must give."""
+    """One collective with its arrays and its expected result."""
 
     def __init__(self, kind: str, mode: str, elements: int, rank: int, size: int) -> None:
         self.kind, self.mode, self.rank, self.size = kind, mode, rank, size

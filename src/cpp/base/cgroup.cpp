@@ -21,7 +21,8 @@ bool has_controller(std::string_view list, std::string_view controller) {
   }
 }
 
-// v2: "max 100000" or "150000 100000" in one file; v1: a file each, the quota -1 if there is none.
+// v2 has "max 100000" or "150000 100000" in one file. v1 has two files; without a quota its number
+// is -1.
 double quota_of(const Cgroup& cgroup) {
   const auto divide = [](std::string_view quota, std::string_view period) {
     const auto used = parse_number<double>(quota), length = parse_number<double>(period);

@@ -15,7 +15,7 @@ namespace ngd::comm::mpi {
 namespace {
 
 // The progress thread holds the mutex from its look at the waits until it sleeps. A wait that ends in
-// between wakes nobody: so its end waits for the mutex. The test holds it in place of that thread.
+// between would wake no thread, so its end waits for the mutex. The test holds it in place of that thread.
 TEST(ProgressGate, AWaitEndsBeforeTheThreadLooksOrWhenItSleeps) {
   std::mutex mutex;
   ProgressGate gate(mutex);

@@ -43,7 +43,7 @@ class Member {
   virtual void send_failure(const Failure& failure) noexcept = 0;
   // Progress the messages of send_failure(); true when all are sent.
   virtual bool has_sent_failure() { return true; }
-  // Return true if long messages are in flight, which send_failure() has to wait behind.
+  // Return true if long messages are in flight, after which the message of send_failure() leaves.
   virtual bool moves_data() const noexcept { return false; }
   // After a failure: end all works. If MPI does not give up one of their messages, left_to_mpi() is
   // true afterwards.

@@ -527,7 +527,7 @@ bool MpiCommunicator::has_sent_failure() {
   mailbox_.progress();
   if (!mailbox_.everything_sent()) return false;
   if (!moves_data()) return true;
-  // MPI calls a short message sent while it waits behind long ones. A peer that got it answers.
+  // MPI calls a short message sent while it still waits for long ones. A peer that got it answers.
   for (int peer = 0; peer < size(); ++peer)
     if (peer != rank() && !mailbox_.ended(peer)) return false;
   return true;
