@@ -1,11 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Smooth layers of every kind that tests stack into networks."""
+"""Smooth layers of every kind that tests stack into networks, and which precisions the CPU has."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
+import pytest
+
+import ngd
 from ngd import ops
+
+
+def multiplies(dtype: str) -> bool:
+    """Return whether the CPU device has kernels that multiply in a 16-bit float dtype."""
+    x = ngd.placeholder("x", (64, 64), "float32")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return "cast:f32>" in str(ngd.compile([x], [x @ x], device="CPU", precision=dtype))
+
+
+needs_bfloat16 = pytest.mark.skipif(
+    not multiplies("bfloat16"), reason="this CPU's kernels multiply no bfloat16"
+)
 
 
 def block(x: Any, w: Any, kind: int) -> Any:

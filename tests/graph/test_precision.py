@@ -14,13 +14,13 @@ import numpy.testing as npt
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from layers import block
+from layers import block, multiplies, needs_bfloat16
 
 import ngd
 from ngd import nn, ops, optim
 from ngd.errors import CompileError, DTypeError
 
-DEVICES = ("CPU", "INTERPRETER")
+DEVICES = (pytest.param("CPU", marks=needs_bfloat16), "INTERPRETER")
 BF16 = np.dtype(ml_dtypes.bfloat16)
 random = np.random.default_rng(7)
 
@@ -28,19 +28,6 @@ random = np.random.default_rng(7)
 def rounded(x: Any) -> Any:
     """Float32 as bfloat16 has it: ml_dtypes' rounding, in NumPy."""
     return np.asarray(x, np.float32).astype(BF16).astype(np.float32)
-
-
-def fast(dtype: str) -> bool:
-    """Whether the CPU device multiplies in these two bytes."""
-    x = ngd.placeholder("x", (64, 64), "float32")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return "cast:f32>" in str(ngd.compile([x], [x @ x], device="CPU", precision=dtype))
-
-
-needs_bfloat16 = pytest.mark.skipif(
-    not fast("bfloat16"), reason="this CPU's kernels multiply no bfloat16"
-)
 
 
 def normal(*shape: int) -> Any:
@@ -229,6 +216,7 @@ def test_a_block_around_a_function_is_refused() -> None:
         doubled(np.ones(2))
 
 
+@needs_bfloat16
 def test_a_function_has_a_precision() -> None:
     w = ngd.variable("w", normal(8, 8))
     product = ngd.function(lambda x: x @ w, precision="bfloat16")
@@ -251,6 +239,7 @@ def agree(given_: list[Any], wanted: list[Any], arrays: list[Any], atol: float =
         npt.assert_allclose(one, other, rtol=0, atol=atol * (np.abs(other).max() + 1e-3))
 
 
+@needs_bfloat16
 def test_what_is_given_and_multiplied_is_stored_as_often_as_it_is_read() -> None:
     x = ngd.placeholder("x", (64, 32), "float32")
     a, b, c = weights("a", "b", "c")
@@ -259,6 +248,7 @@ def test_what_is_given_and_multiplied_is_stored_as_often_as_it_is_read() -> None
     agree([x], [(ops.exp(h) * ops.cumsum(h, 0)) @ c], [normal(64, 32)])
 
 
+@needs_bfloat16
 @pytest.mark.parametrize(
     "inside", [lambda h: ops.exp(h) * 2, lambda h: ops.layer_norm(h, 32), ops.tanh]
 )
@@ -270,6 +260,7 @@ def test_what_a_block_makes_is_multiplied_outside(inside: Any) -> None:
     agree([x], [made @ b], [normal(64, 32)])
 
 
+@needs_bfloat16
 def test_blocks_are_no_circles_of_kernels() -> None:
     x = ngd.placeholder("x", (64, 32), "float32")
     h = ops.tanh(x @ weights("a")[0])
@@ -313,6 +304,7 @@ def test_weights_between_two_updates_of_a_step_are_float32(device: str) -> None:
     npt.assert_allclose(w.numpy(), 1 - 20 * 8e-5, rtol=1e-6)
 
 
+@needs_bfloat16
 @pytest.mark.parametrize("largest", [ops.max, ops.min])
 @pytest.mark.parametrize("limited", [False, True])
 def test_the_largest_is_found_again_by_its_gradient(largest: Any, limited: bool) -> None:
@@ -369,6 +361,7 @@ def test_other_precisions_are_refused() -> None:
             ngd.compile([x], [x], precision=wrong)
 
 
+@needs_bfloat16
 def test_a_precision_makes_a_step_of_its_own() -> None:
     x, w = ngd.placeholder("x", (4, 8), "float32"), ngd.variable("w", normal(8, 8))
     y = x @ w
@@ -379,7 +372,7 @@ def test_a_precision_makes_a_step_of_its_own() -> None:
 
 
 def test_what_the_cpu_cannot_multiply_stays_float32_and_says_so() -> None:
-    if fast("float16"):
+    if multiplies("float16"):
         pytest.skip("this CPU's kernels multiply float16")
     x, w = ngd.placeholder("x", (4, 8), "float32"), ngd.variable("w", normal(8, 8))
     with pytest.warns(UserWarning, match=r"precision: the device multiplies no f16 as"):
@@ -396,6 +389,7 @@ def test_float16_by_the_references() -> None:
     npt.assert_allclose(found, exact, rtol=1e-5, atol=1e-5)
 
 
+@needs_bfloat16
 def test_casts_of_the_user_stay() -> None:
     x, w = ngd.placeholder("x", (4, 8), "float32"), ngd.variable("w", normal(8, 8))
     y = ops.tanh(ops.cast(x, "bfloat16") * 2)
