@@ -41,6 +41,11 @@ class LiveState(Mapping[str, Variable]):
     """
 
     def __init__(self, name: str, *parts: LiveState) -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"LiveState: name: expected a non-empty text; got {name!r}")
+        for part in parts:
+            if not isinstance(part, LiveState):
+                raise TypeError(f"LiveState: parts: expected other states; got {part!r}")
         self.name, self.parts = name, parts
         self._made: dict[str, Variable] = {}
         self._pending: dict[str, Array] = {}
