@@ -44,14 +44,21 @@ def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) 
         signature.bind(*args, **kwargs)
     except TypeError as error:
         message = f"{call}: expected {call}{format_signature(signature)}; {error}"
-        taken = {p.name for p in signature.parameters.values() if p.kind not in NAMELESS}
-        hints = [
-            f"`{name}` is called `{found}`"
-            for name in kwargs
-            if name not in taken and (found := nearest(name, taken))
-        ]
-        ending = f". {' and '.join(hints)}." if hints else "."
-        raise TypeError(message + ending) from None
+        unknown = [name for name in kwargs if name not in names_of(signature)]
+        for name in [] if takes_any_name(signature) else unknown:
+            found = nearest(name, names_of(signature))
+            message += f". `{name}` is called `{found}`" if found else f". It takes no `{name}`"
+        raise TypeError(f"{message}.") from None
+
+
+def names_of(signature: inspect.Signature) -> set[str]:
+    """Return the names of the parameters that a call can give by name."""
+    return {p.name for p in signature.parameters.values() if p.kind not in NAMELESS}
+
+
+def takes_any_name(signature: inspect.Signature) -> bool:
+    """Return whether a call accepts keywords that are not names of parameters."""
+    return any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
 NAMELESS: Final = (

@@ -173,7 +173,10 @@ def expect_fit(name: str, init: Any, args: Any, kwargs: Any) -> None:
         parameters = [*signature.parameters.values()][1:]
         bare = [p.replace(annotation=p.empty) for p in parameters]
         shown = signature.replace(parameters=bare, return_annotation=signature.empty)
-        raise TypeError(f"{name}: expected {name}{shown}; {error}.") from None
+        any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        taken = kwargs if any_name else {p.name for p in parameters}
+        unknown = [f" It takes no `{key}`." for key in kwargs if key not in taken]
+        raise TypeError(f"{name}: expected {name}{shown}; {error}.{''.join(unknown)}") from None
 
 
 def naming_errors(init: Any) -> Any:

@@ -24,7 +24,7 @@ from .cast import cast
 from .compare import equal, not_equal, where
 from .operands import Value, as_node, broadcast_shapes, is_weak
 from .ordering import argsort
-from .row_number import row_number
+from .rows import row_number
 from .shape import (
     basic_index,
     broadcast_to,
