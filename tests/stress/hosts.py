@@ -28,7 +28,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,9 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+from started_ranks import last_words, start
 
 TIMEOUT_SECONDS = 4.0
 """NGD_TIMEOUT of the ranks."""
@@ -270,31 +267,18 @@ def rank_main(scenario: Scenario) -> None:
 
 def run(scenario: Scenario) -> list[str]:
     """Start the ranks of a scenario; return what was found."""
-    from namespaces import OPEN_MPI, Hosts
+    from namespaces import Hosts
 
     folder = Path(scenario.folder)
     preload = os.environ.get("LD_PRELOAD", "")
     settings = f"detect_leaks=0:exitcode={SANITIZER_EXIT}:log_path={folder / 'sanitizer'}"
-    inherited = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
     words = ["env", f"NGD_TIMEOUT={TIMEOUT_SECONDS}", "OMP_NUM_THREADS=1"]
     if preload:
         words += [f"LD_PRELOAD={preload}", f"ASAN_OPTIONS={settings}"]
     words += [sys.executable, str(Path(__file__).resolve()), "--rank", json.dumps(asdict(scenario))]
-    # mpirun's agent passes the line to a shell of the other hosts, which must not split it.
-    script = folder / "rank.sh"
-    script.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + "\n")
-    script.chmod(0o700)
-    with Hosts(len(scenario.per_host)) as hosts, (folder / "output").open("wb") as output:
+    with Hosts(len(scenario.per_host)) as hosts:
         hosts.slow_down(scenario.rate)
-        names = ["PYTHONPATH"] if "PYTHONPATH" in os.environ else []
-        job = subprocess.Popen(
-            [*hosts.mpirun(scenario.per_host, names), str(script)],
-            env={**inherited, **OPEN_MPI},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+        job = start(hosts, scenario.per_host, words, folder)
         ranks = sum(scenario.per_host)
         limit = time.monotonic() + RUN_SECONDS * (3 if preload else 1)
         while job.poll() is None and len(list(folder.glob("*.json"))) < ranks:
@@ -316,8 +300,8 @@ def findings_of(folder: Path, ranks: int) -> list[str]:
         found.append(path.read_text(errors="replace")[:3000])
     reports = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     if len(reports) < ranks and not found:
-        output = (folder / "output").read_text(errors="replace")
-        found.append(f"only {len(reports)} of {ranks} ranks came to the end: {output[-1500:]}")
+        told = last_words(folder)
+        found.append(f"only {len(reports)} of {ranks} ranks came to the end: {told}")
     found += [f"rank {each['rank']}: {wrong}" for each in reports for wrong in each["wrong"]]
     return found
 

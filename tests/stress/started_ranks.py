@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts a program as ranks on several hosts, for the stress suites between hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+if TYPE_CHECKING:
+    from namespaces import Hosts
+
+
+def start(
+    hosts: Hosts,
+    per_host: Sequence[int],
+    words: Sequence[str],
+    folder: Path,
+    options: Iterable[str] = (),
+) -> subprocess.Popen[bytes]:
+    """Run a command line as ranks; what they print goes to folder/output.
+
+    LD_PRELOAD of this process is not given to mpirun; `words` can set it for the ranks.
+    """
+    from namespaces import OPEN_MPI
+
+    # mpirun's agent passes the line to a shell of the other hosts, which must not split it.
+    script = folder / "rank.sh"
+    script.write_text("#!/bin/sh\nexec " + " ".join(f"'{word}'" for word in words) + "\n")
+    script.chmod(0o700)
+    inherited = {name: text for name, text in os.environ.items() if name != "LD_PRELOAD"}
+    names = ["PYTHONPATH"] if "PYTHONPATH" in os.environ else []
+    with (folder / "output").open("wb") as output:
+        return subprocess.Popen(
+            [*hosts.mpirun(per_host, names, options), str(script)],
+            env={**inherited, **OPEN_MPI},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def last_words(folder: Path) -> str:
+    """Return the end of what the ranks and mpirun have printed."""
+    return (folder / "output").read_text(errors="replace")[-1500:]
