@@ -5,10 +5,10 @@
 
 A case is a callable of ngd, ops, nn, optim, data, train, checkpoint or metrics, or a method of a
 group, and one way to spoil its arguments: an unknown keyword, a wrong type, the wrong order, NaN,
-an empty array, a size that is zero, negative or huge, a wrong rank or dtype (misused_calls.py). A
-call must either be right or raise an error of a proper class whose message names the public call.
-A result that is right is equal on both devices. No call leaves a file, a thread, a call site, or a
-group that does not work.
+an empty array, a size that is zero, negative or huge, a wrong rank or dtype, or two objects of one
+name (misused_calls.py). A call must either be right or raise an error of a proper class whose
+message names the public call. A result that is right is equal on both devices. No call leaves a
+file, a thread, a call site, or a group that does not work.
 
 Cases run in child processes, so that a crash or a hang is one finding. A case takes milliseconds;
 `--seconds N` limits the time, and `--runs N` the number of cases (0: all). The last line is a JSON

@@ -77,6 +77,34 @@ def one_weight() -> Any:
     return ngd.variable("misused", np.ones((2, 3), np.float32))
 
 
+def two_variables() -> list[Any]:
+    """Return two variables of one name."""
+    return [ngd.variable("misused", np.full(2, i, np.float32)) for i in range(2)]
+
+
+def two_arrays(call: Callable[[list[Any]], Any]) -> None:
+    """Make a call with two variables of one name, which keep their values if it is allowed."""
+    both = two_variables()
+    call(both)
+    assert [v.numpy().tolist() for v in both] == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def two_placeholders() -> None:
+    """Compile the difference of two placeholders of one name."""
+    x, y = ngd.placeholder("misused", (2,)), ngd.placeholder("misused", (2,))
+    (result,) = ngd.compile([x, y], [x - y])(np.ones(2, np.float32), np.zeros(2, np.float32))
+    assert result.tolist() == [1.0, 1.0]
+
+
+TWINS: Final[dict[str, Callable[[], Any]]] = {
+    "ngd.variable": lambda: two_arrays(len),
+    "ngd.placeholder": two_placeholders,
+    "ngd.compile": lambda: two_arrays(lambda both: ngd.compile([], both)()),
+    "ngd.broadcast_variables": lambda: two_arrays(ngd.broadcast_variables),
+    "checkpoint.save": lambda: two_arrays(lambda both: checkpoint.save("folder", both)),
+}
+"""Calls with two objects of one name."""
+
 WRONG: Final[dict[str, Callable[[], Any]]] = {
     "None": lambda: None,
     "text": lambda: "nonsense",
@@ -162,6 +190,8 @@ def cases() -> Iterator[Case]:
     for target in targets():
         for how in ("fitting", "an unknown keyword", "too many", "none", "reversed"):
             yield Case(target.name, how)
+        if target.name in TWINS:
+            yield Case(target.name, "two of one name")
         for parameter in parameters_of(target):
             for how in WRONG:
                 yield Case(target.name, how, parameter.name)
@@ -200,6 +230,8 @@ def fitting(target: Target) -> tuple[list[Any], dict[str, Any]]:
 
 def made(case: Case, target: Target) -> Any:
     """Make the call of a case; return its result."""
+    if case.how == "two of one name":
+        return TWINS[target.name]()
     args, kwargs = fitting(target)
     if case.how == "none":
         args, kwargs = [], {}
