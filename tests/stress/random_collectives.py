@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from random_calls import Counts, make_calls
-from started_ranks import last_words, start
+from started_ranks import START_SECONDS, last_words, meet, start
 
 TIMEOUT_SECONDS = 8.0
 """NGD_TIMEOUT of the ranks."""
@@ -44,10 +44,10 @@ TIMEOUT_SECONDS = 8.0
 SLACK_SECONDS = 4.0
 """How much later than their deadline ranks may end: two cores run all of them."""
 
-START_SECONDS = 60.0
-"""The ranks of a job must have started by then."""
-
 CALLS_PER_JOB = 1000
+JOB_SECONDS = 300.0
+"""A job in which nothing fails must have ended by then."""
+
 STOPPED_SECONDS = (0.5, 2.0, TIMEOUT_SECONDS + 3)
 
 
@@ -75,16 +75,17 @@ def draw(
     random_: random.Random, per_host: tuple[int, ...], fault: str, calls: int, folder: str
 ) -> Job:
     """Draw a job with a fault."""
+    rate = random_.choice(("", "", "1gbit", "400mbit"))
     return Job(
         per_host,
         random_.randrange(1 << 30),
         calls,
-        random_.choice((1 << 12, 1 << 17, 4 << 20)),
+        random_.choice((1 << 12, 1 << 17, 1 << 17 if rate else 4 << 20)),
         fault,
         random_.randrange(len(per_host) if fault == "cut" else sum(per_host)),
         random_.uniform(0.0, 3.0),
         random_.choice(STOPPED_SECONDS),
-        random_.choice(("", "", "1gbit", "400mbit")),
+        rate,
         folder,
     )
 
@@ -97,6 +98,7 @@ def rank_main(job: Job) -> None:
     import ngd
 
     folder = Path(job.folder)
+    meet(folder, sum(job.per_host))
     world = ngd.init()
     counts = Counts(folder / f"{world.rank}.wrong")
 
@@ -167,7 +169,7 @@ def strike_and_wait(job: Job, pids: list[int]) -> list[int]:
         number = signal.SIGKILL if job.fault == "kill" else signal.SIGSTOP
         send(pids[job.victim], number)
     if job.fault == "none" or (job.fault == "stop" and job.stopped < TIMEOUT_SECONDS):
-        allowed += job.stopped + 0.05 * job.calls  # nothing fails: they make all calls
+        allowed = JOB_SECONDS  # nothing fails: they make all calls
     resumed = job.fault != "stop"
     while True:
         waiting = [
@@ -180,7 +182,7 @@ def strike_and_wait(job: Job, pids: list[int]) -> list[int]:
             resumed = True
         if resumed and not waiting:
             return []
-        late_by = max(job.stopped if job.fault == "stop" else 0, 0) + allowed
+        late_by = (job.stopped if job.fault == "stop" else 0) + allowed
         if elapsed > late_by:
             return waiting
         time.sleep(0.02)

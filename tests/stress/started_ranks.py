@@ -6,11 +6,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+START_SECONDS = 60.0
+"""The ranks of a job must have started by then."""
 
 if TYPE_CHECKING:
     from namespaces import Hosts
@@ -44,6 +48,14 @@ def start(
             stderr=output,
             start_new_session=True,
         )
+
+
+def meet(folder: Path, ranks: int) -> None:
+    """Wait, as a rank, until all ranks are here: their interpreters start at different speeds."""
+    (folder / f"{os.getpid()}.here").touch()
+    limit = time.monotonic() + START_SECONDS
+    while len(list(folder.glob("*.here"))) < ranks and time.monotonic() < limit:
+        time.sleep(0.02)
 
 
 def last_words(folder: Path) -> str:
