@@ -217,7 +217,7 @@ def rank_report(scenario: Scenario) -> dict[str, Any]:
         if time.monotonic() - start > 3 * TIMEOUT_SECONDS + 10:
             report["wrong"].append(f"{name} took {time.monotonic() - start:.1f} s")
 
-    call: Call | None = Call(scenario.kind, scenario.mode, 1 << 12, rank, size)
+    call: Call | None = Call(scenario.kind, scenario.mode, 4096 // size * size, rank, size)
     assert call is not None
     attempt("small", lambda: call.run(ngd))
     call = Call(scenario.kind, scenario.mode, scenario.elements, rank, size)
@@ -308,12 +308,14 @@ def findings_of(scenario: Scenario) -> list[str]:
         found.append(f"only {len(reports)} of {ranks} ranks came to the end: {told}")
     found += [f"rank {each['rank']}: {wrong}" for each in reports for wrong in each["wrong"]]
     errors = [error for each in reports for error in each["errors"]]
-    failed = any(kind != "StoppedError" for name, kind, *_ in errors if name != "init")
+    failed = [e for e in errors if e[0] in ("small", "barrier", "large") and e[1] != "StoppedError"]
     if scenario.fault != "leave" and failed:
+        found_before = len(found)
         # Where only the handler's exception is there, it came after the collective's end.
         for each in reports:
             works = {"world", "host"} - {name for name, *_ in each["errors"]}
             found += [f"rank {each['rank']}: {name} works after a failure" for name in works]
+        found += [f"the failure: {failed[0]}"] if len(found) > found_before else []
     return found
 
 
