@@ -274,7 +274,7 @@ def run(scenario: Scenario) -> list[str]:
     settings = f"detect_leaks=0:exitcode={SANITIZER_EXIT}:log_path={folder / 'sanitizer'}"
     words = ["env", f"NGD_TIMEOUT={TIMEOUT_SECONDS}", "OMP_NUM_THREADS=1"]
     if preload:
-        # The sanitizer opens libraries in the place of ngd, and does not know ngd's search path.
+        # The sanitizer intercepts dlopen, so that the RUNPATH of ngd's extension does not count.
         libraries = Path(ngd.__file__).parent / "_core"
         words += [f"LD_PRELOAD={preload}", f"ASAN_OPTIONS={settings}"]
         words += [f"LD_LIBRARY_PATH={libraries}"]
@@ -311,7 +311,7 @@ def findings_of(scenario: Scenario) -> list[str]:
     failed = [e for e in errors if e[0] in ("small", "barrier", "large") and e[1] != "StoppedError"]
     if scenario.fault != "leave" and failed:
         found_before = len(found)
-        # Where only the handler's exception is there, it came after the collective's end.
+        # If only the handler's exception was raised, the collective had already ended.
         for each in reports:
             works = {"world", "host"} - {name for name, *_ in each["errors"]}
             found += [f"rank {each['rank']}: {name} works after a failure" for name in works]

@@ -50,10 +50,10 @@ MOST_PENDING = 8
 
 @dataclass
 class Counts:
-    """What a rank has done."""
+    """Number of calls, and the file of wrong results."""
 
     path: Path
-    """Where wrong results are written at once, a line for each."""
+    """File to which each wrong result is written at once, as a line."""
 
     calls: int = 0
 
@@ -64,7 +64,7 @@ class Counts:
 
 
 class Calls(Protocol):
-    """What a rank is told of its job."""
+    """The fields of a job on which its calls depend."""
 
     @property
     def per_host(self) -> tuple[int, ...]: ...
@@ -112,7 +112,7 @@ def make_groups(world: Any, per_host: tuple[int, ...]) -> list[Members]:
 
 
 class Draw(NamedTuple):
-    """What all ranks draw for one call."""
+    """One call, drawn alike on all ranks."""
 
     number: int
     seed: int

@@ -42,7 +42,7 @@ TIMEOUT_SECONDS = 8.0
 """NGD_TIMEOUT of the ranks."""
 
 SLACK_SECONDS = 4.0
-"""How much later than their deadline ranks may end: two cores run all of them."""
+"""Time after their deadline in which ranks must end: two cores run all of them."""
 
 CALLS_PER_JOB = 1000
 JOB_SECONDS = 300.0
@@ -195,7 +195,7 @@ def send(pid: int, number: signal.Signals) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process is there and no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):

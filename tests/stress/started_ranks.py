@@ -59,5 +59,5 @@ def meet(folder: Path, ranks: int) -> None:
 
 
 def last_words(folder: Path) -> str:
-    """Return the end of what the ranks and mpirun have printed."""
+    """Return the end of the output of the ranks and mpirun."""
     return (folder / "output").read_text(errors="replace")[-1500:]
