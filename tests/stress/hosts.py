@@ -277,7 +277,7 @@ def run(scenario: Scenario) -> list[str]:
         # The sanitizer intercepts dlopen, so that the RUNPATH of ngd's extension does not count.
         libraries = Path(ngd.__file__).parent / "_core"
         words += [f"LD_PRELOAD={preload}", f"ASAN_OPTIONS={settings}"]
-        words += [f"LD_LIBRARY_PATH={libraries}"]
+        words += [f"LD_LIBRARY_PATH={libraries}", "UBSAN_OPTIONS=halt_on_error=1"]
     words += [sys.executable, str(Path(__file__).resolve()), "--rank", json.dumps(asdict(scenario))]
     with Hosts(len(scenario.per_host)) as hosts:
         hosts.slow_down(scenario.rate)

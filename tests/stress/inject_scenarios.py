@@ -425,6 +425,25 @@ def interpreter(rank: int) -> list[Step]:
 # ---- errors between ranks: what words them fails, too
 
 
+def not_finite(rank: int) -> list[Step]:
+    """A fused kernel makes an infinity or a NaN, and a variable holds a NaN."""
+    steps: dict[str, Any] = {}
+    x = ngd.placeholder("x", (8,))
+
+    def built() -> None:
+        w = ngd.variable("w", np.full(8, np.nan, np.float32))
+        steps["chain"] = ngd.compile([x], [ops.tanh(ops.log(x) * 2.0) + ops.sqrt(x)])
+        steps["variable"] = ngd.compile([x], [ops.exp(x) * w])
+
+    def run(name: str, value: float) -> Step:
+        def called() -> None:
+            steps[name](np.full(8, value, np.float32))
+
+        return Step(f"{name} of {value}", called, (errors.NotFiniteError,))
+
+    return [Step("compile", built), run("chain", 0.0), run("chain", -1.0), run("variable", 1.0)]
+
+
 def mismatch(rank: int) -> list[Step]:
     """The ranks call different things."""
 
@@ -611,6 +630,7 @@ SCENARIOS = {
         Scenario("sharing", sharing),
         Scenario("many", many),
         Scenario("interpreter", interpreter),
+        Scenario("not finite", not_finite, ranks=1, joins=False, env={"NGD_CHECK_FINITE": "1"}),
         Scenario("mismatch", mismatch),
         *[
             Scenario(f"mismatch of {name}", lambda rank, given=given: mismatch_of(rank, given))
