@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -425,23 +426,35 @@ def interpreter(rank: int) -> list[Step]:
 # ---- errors between ranks: what words them fails, too
 
 
-def not_finite(rank: int) -> list[Step]:
-    """A fused kernel makes an infinity or a NaN, and a variable holds a NaN."""
-    steps: dict[str, Any] = {}
+def wrong_values(rank: int) -> list[Step]:
+    """A kernel makes an infinity or a NaN or reads one, or an index is out of range."""
     x = ngd.placeholder("x", (8,))
+    rows = ngd.placeholder("rows", (2,), np.int64)
 
-    def built() -> None:
-        w = ngd.variable("w", np.full(8, np.nan, np.float32))
-        steps["chain"] = ngd.compile([x], [ops.tanh(ops.log(x) * 2.0) + ops.sqrt(x)])
-        steps["variable"] = ngd.compile([x], [ops.exp(x) * w])
-
-    def run(name: str, value: float) -> Step:
+    def run(make: Callable[[Any], Any], given: Any, weight: float = 1.0) -> Callable[[], None]:
         def called() -> None:
-            steps[name](np.full(8, value, np.float32))
+            w = ngd.variable("w", np.full(8, weight, np.float32))
+            made = make(w)
+            result, updates = (x * 2.0, {w: made}) if weight < 0 else (made, {})
+            ngd.compile([rows if given.dtype == np.int64 else x], [result], updates)(given)
 
-        return Step(f"{name} of {value}", called, (errors.NotFiniteError,))
+        return called
 
-    return [Step("compile", built), run("chain", 0.0), run("chain", -1.0), run("variable", 1.0)]
+    def chain(w: Any) -> Any:
+        return ops.log(x) * 2.0 + ops.sqrt(x)
+
+    ones = np.ones(8, np.float32)
+    calls = {
+        "infinity": run(chain, 0 * ones),
+        "NaN": run(chain, -ones),
+        "argument": run(chain, np.nan * ones),
+        "variable": run(lambda w: ops.exp(x) * w, ones, weight=np.nan),
+        "overwritten": run(lambda w: w + ops.sqrt(w * x), ones, weight=-1.0),
+        "index": run(lambda w: ops.embedding(rows, ops.reshape(w, (4, 2))), np.array([1, 8])),
+        "indices": run(lambda w: ops.reshape(w, (2, 4))[rows, rows], np.array([1, 4])),
+    }
+    expected = (errors.NotFiniteError, errors.OutOfRangeError)
+    return [Step(name, call, expected) for name, call in calls.items()]
 
 
 def mismatch(rank: int) -> list[Step]:
@@ -630,7 +643,14 @@ SCENARIOS = {
         Scenario("sharing", sharing),
         Scenario("many", many),
         Scenario("interpreter", interpreter),
-        Scenario("not finite", not_finite, ranks=1, joins=False, env={"NGD_CHECK_FINITE": "1"}),
+        Scenario(
+            "wrong values",
+            wrong_values,
+            ranks=1,
+            env={"NGD_CHECK_FINITE": "1"},
+            joins=False,
+            independent=True,
+        ),
         Scenario("mismatch", mismatch),
         *[
             Scenario(f"mismatch of {name}", lambda rank, given=given: mismatch_of(rank, given))
