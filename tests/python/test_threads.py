@@ -32,12 +32,15 @@ print("right")
 """
 
 
+SWITCHES = ("OMP_", "NGD_THREADS")
+
+
 def multiply(
     environ: Mapping[str, str], before: Callable[[], None] | None = None
 ) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-c", PRODUCT],
-        env={**{k: v for k, v in os.environ.items() if not k.startswith("OMP_")}, **environ},
+        env={**{k: v for k, v in os.environ.items() if not k.startswith(SWITCHES)}, **environ},
         capture_output=True,
         text=True,
         timeout=120,
