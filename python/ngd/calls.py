@@ -44,21 +44,15 @@ def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) 
         signature.bind(*args, **kwargs)
     except TypeError as error:
         message = f"{call}: expected {call}{format_signature(signature)}; {error}"
-        unknown = [name for name in kwargs if name not in names_of(signature)]
-        for name in [] if takes_any_name(signature) else unknown:
-            found = nearest(name, names_of(signature))
+        parameters = signature.parameters.values()
+        named = {p.name for p in parameters if p.kind not in NAMELESS}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        for name in kwargs:
+            if name in named or takes_any:
+                continue
+            found = nearest(name, named)
             message += f". `{name}` is called `{found}`" if found else f". It takes no `{name}`"
         raise TypeError(f"{message}.") from None
-
-
-def names_of(signature: inspect.Signature) -> set[str]:
-    """Return the names of the parameters that a call can give by name."""
-    return {p.name for p in signature.parameters.values() if p.kind not in NAMELESS}
-
-
-def takes_any_name(signature: inspect.Signature) -> bool:
-    """Return whether a call accepts keywords that are not names of parameters."""
-    return any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 
 
 NAMELESS: Final = (

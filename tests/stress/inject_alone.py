@@ -220,3 +220,36 @@ def kernels(rank: int) -> list[Step]:
         Step("product of float64", lambda: multiplied(np.float64)),
         Step("control", control),
     ]
+
+
+def wrong_values(rank: int) -> list[Step]:
+    """A kernel makes an infinity or a NaN or reads one, or an index is out of range."""
+    x = ngd.placeholder("x", (8,))
+    rows = ngd.placeholder("rows", (2,), np.int64)
+
+    def run(
+        make: Callable[[Any], Any], given: Any, weight: float = 1.0, updates: bool = False
+    ) -> Callable[[], None]:
+        def called() -> None:
+            w = ngd.variable("w", np.full(8, weight, np.float32))
+            made = make(w)
+            outputs, written = ([x * 2.0], {w: made}) if updates else ([made], {})
+            ngd.compile([rows if given.dtype == np.int64 else x], outputs, written)(given)
+
+        return called
+
+    def chain(w: Any) -> Any:
+        return ops.log(x) * 2.0 + ops.sqrt(x)
+
+    ones = np.ones(8, np.float32)
+    calls = {
+        "infinity": run(chain, 0 * ones),
+        "NaN": run(chain, -ones),
+        "argument": run(chain, np.nan * ones),
+        "variable": run(lambda w: ops.exp(x) * w, ones, weight=np.nan),
+        "overwritten": run(lambda w: w + ops.sqrt(w * x), ones, weight=-1.0, updates=True),
+        "index": run(lambda w: ops.embedding(rows, ops.reshape(w, (4, 2))), np.array([1, 8])),
+        "indices": run(lambda w: ops.reshape(w, (2, 4))[rows, rows], np.array([1, 4])),
+    }
+    expected = (errors.NotFiniteError, errors.OutOfRangeError)
+    return [Step(name, call, expected) for name, call in calls.items()]

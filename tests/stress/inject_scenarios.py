@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from inject_alone import kernels, refusals
+from inject_alone import kernels, refusals, wrong_values
 from inject_meetings import MEETINGS
 from inject_steps import (
     LARGE,
@@ -424,37 +423,6 @@ def interpreter(rank: int) -> list[Step]:
 
 
 # ---- errors between ranks: what words them fails, too
-
-
-def wrong_values(rank: int) -> list[Step]:
-    """A kernel makes an infinity or a NaN or reads one, or an index is out of range."""
-    x = ngd.placeholder("x", (8,))
-    rows = ngd.placeholder("rows", (2,), np.int64)
-
-    def run(make: Callable[[Any], Any], given: Any, weight: float = 1.0) -> Callable[[], None]:
-        def called() -> None:
-            w = ngd.variable("w", np.full(8, weight, np.float32))
-            made = make(w)
-            result, updates = (x * 2.0, {w: made}) if weight < 0 else (made, {})
-            ngd.compile([rows if given.dtype == np.int64 else x], [result], updates)(given)
-
-        return called
-
-    def chain(w: Any) -> Any:
-        return ops.log(x) * 2.0 + ops.sqrt(x)
-
-    ones = np.ones(8, np.float32)
-    calls = {
-        "infinity": run(chain, 0 * ones),
-        "NaN": run(chain, -ones),
-        "argument": run(chain, np.nan * ones),
-        "variable": run(lambda w: ops.exp(x) * w, ones, weight=np.nan),
-        "overwritten": run(lambda w: w + ops.sqrt(w * x), ones, weight=-1.0),
-        "index": run(lambda w: ops.embedding(rows, ops.reshape(w, (4, 2))), np.array([1, 8])),
-        "indices": run(lambda w: ops.reshape(w, (2, 4))[rows, rows], np.array([1, 4])),
-    }
-    expected = (errors.NotFiniteError, errors.OutOfRangeError)
-    return [Step(name, call, expected) for name, call in calls.items()]
 
 
 def mismatch(rank: int) -> list[Step]:

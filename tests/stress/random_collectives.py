@@ -70,6 +70,13 @@ class Job:
     rate: str
     folder: str
 
+    @property
+    def fails(self) -> bool:
+        """Whether calls of the other ranks must fail."""
+        return self.fault in ("kill", "cut") or (
+            self.fault == "stop" and self.stopped > TIMEOUT_SECONDS
+        )
+
 
 def draw(
     random_: random.Random, per_host: tuple[int, ...], fault: str, calls: int, folder: str
@@ -112,6 +119,8 @@ def rank_main(job: Job) -> None:
         make_calls(job, world, counts, lambda: write("pid", str(os.getpid())))
     except ngd.errors.Error as error:
         report = {"error": type(error).__name__, "message": str(error)[:500]}
+    except Exception as error:  # no error of ngd: a finding, whatever struck the job
+        counts.note(f"{type(error).__name__}: {error}".replace("\n", " ")[:500])
     write("json", json.dumps(report | {"calls": counts.calls}))
     limit = time.monotonic() + START_SECONDS
     while not (folder / "end").exists() and time.monotonic() < limit:
@@ -168,8 +177,8 @@ def strike_and_wait(job: Job, pids: list[int]) -> list[int]:
     if job.fault in ("kill", "stop"):
         number = signal.SIGKILL if job.fault == "kill" else signal.SIGSTOP
         send(pids[job.victim], number)
-    if job.fault == "none" or (job.fault == "stop" and job.stopped < TIMEOUT_SECONDS):
-        allowed = JOB_SECONDS  # nothing fails: they make all calls
+    if not job.fails:
+        allowed = JOB_SECONDS  # they make all calls
     resumed = job.fault != "stop"
     while True:
         waiting = [
@@ -212,9 +221,6 @@ def findings_of(job: Job, late: list[int]) -> tuple[list[str], int]:
     }
     for path in sorted(folder.glob("*.wrong")):
         found += [f"rank {path.stem}: {line}" for line in path.read_text().splitlines()]
-    fails = job.fault in ("kill", "cut") or (
-        job.fault == "stop" and job.stopped > TIMEOUT_SECONDS / 2
-    )
     for rank in range(ranks):
         report = reports.get(rank)
         if report is None:
@@ -222,7 +228,7 @@ def findings_of(job: Job, late: list[int]) -> tuple[list[str], int]:
             if rank not in late and job.fault not in ("kill", "cut"):
                 found.append(f"rank {rank} ended without a report: {last_words(folder)}")
             continue
-        if report["error"] and not fails:
+        if report["error"] and not job.fails:
             found.append(f"rank {rank}: {report['error']}: {report['message']}")
     return found, min((report["calls"] for report in reports.values()), default=0)
 
