@@ -55,15 +55,15 @@ function(ngd_add_simd_sources target)
   endforeach()
 endfunction()
 
-# ngd_add_test(NAME sources... LINK libraries...): a GoogleTest program, run by ctest. Those with
-# ranks and deadlines (LINK ngd_comm) have the machine to themselves.
+# ngd_add_test(NAME sources... LINK libraries...): a GoogleTest program, run by ctest. Programs with
+# ranks and deadlines (LINK ngd_comm) run alone. The others may run beside other work, at low priority.
 function(ngd_add_test name)
   cmake_parse_arguments(arg "" "" "LINK" ${ARGN})
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE ${arg_LINK} GTest::gtest_main)
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 300)
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1500)
   if("ngd_comm" IN_LIST arg_LINK)
-    set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
+    set_tests_properties(${name} PROPERTIES TIMEOUT 300 RUN_SERIAL TRUE)
   endif()
 endfunction()
