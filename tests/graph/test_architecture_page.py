@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/architecture.md: its program runs, and the compiler prints the lines that it shows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ngd
+from ngd import passes
+from ngd.devices import sharing
+from ngd.ir import Graph
+from ngd.passes.slices import Places
+
+PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+LINE = re.compile(r"^  (?:%|\d+: )")
+"""The beginning of a line of a printed graph or program."""
+
+
+class Ranks:
+    """Two ranks, as far as compilation asks about them."""
+
+    rank, size = 0, 2
+
+
+def fenced(language: str) -> list[str]:
+    """Return the fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def printed(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[str]:
+    """Compile the page's step for two ranks; return the graph after each pass, and the program."""
+    texts: list[str] = []
+
+    def recorded(change: Callable[..., Graph]) -> Callable[..., Graph]:
+        def run(graph: Graph, target: Any) -> Graph:
+            graph = change(graph, target)
+            texts.append(str(graph))
+            return graph
+
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "PIPELINE", tuple(map(recorded, passes.PIPELINE)))
+        patch.setattr(sharing, "places_of", lambda ranks, apart: Places(ranks))
+        group: Any = Ranks()
+        arguments = [given["x"], given["y"]], [given["loss"]], given["updates"]
+        step = ngd.compile(*arguments, device="NULL", group=group, **options)
+    return [str(step.graph), *texts, str(step)]
+
+
+def test_the_compiler_prints_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = fenced("python")
+    given: dict[str, Any] = {}
+    exec(compile(program, "architecture.md", "exec"), given)
+    lines = {each for text in printed(given, monkeypatch) for each in text.splitlines()}
+    sharded = {e for t in printed(given, monkeypatch, shard="host") for e in t.splitlines()}
+    for block in fenced("text"):
+        shown = [line for line in block.splitlines() if LINE.match(line)]
+        assert set(shown) <= (sharded if "barrier" in block else lines), block
