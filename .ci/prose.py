@@ -126,8 +126,7 @@ def check_commits(base: str) -> int:
 
 def check_files(paths: list[str], *, rewrite: bool) -> int:
     """Compare the hits per file with the allow list, and return the exit status."""
-    present = [path for path in paths if (ROOT / path).is_file()]
-    found = {path: hits(path, (ROOT / path).read_text()) for path in present}
+    found = {path: hits(path, (ROOT / path).read_text("utf-8")) for path in paths}
     if rewrite:
         rows = [f"{path} {len(messages)}\n" for path, messages in found.items() if messages]
         ALLOW_LIST.write_text("".join(rows))
@@ -155,8 +154,9 @@ def main() -> int:
     if args.commits:
         return check_commits(args.commits)
     listed = git("ls-files", "--cached", "--others", "--exclude-standard", *SOURCES)
-    paths = listed if args.rewrite else args.files or listed
-    return check_files([p for p in paths if p not in QUOTING], rewrite=args.rewrite)
+    every = [path for path in listed if (ROOT / path).is_file()]  # not those that were deleted
+    paths = every if args.rewrite else args.files or every
+    return check_files([path for path in paths if path not in QUOTING], rewrite=args.rewrite)
 
 
 if __name__ == "__main__":
