@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The errors that are ngd's own, one class a kind; TypeError and ValueError are Python's.
 
-docs/errors.md says what state each leaves.
+docs/errors.md explains each class; docs/failure-model.md lists each fault and its tests.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong while ranks find one another, and what every rank then says (docs/errors.md)."""
+"""Faults in the rendezvous, and the error of each rank (docs/failure-model.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An error says as numbers which ranks it speaks of (docs/errors.md)."""
+"""An error says as numbers which ranks it speaks of (docs/failure-model.md)."""
 
 from __future__ import annotations
 

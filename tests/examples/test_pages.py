@@ -23,6 +23,7 @@ PAGES = [
     "tutorial",
     "functions",
     "data",
+    "errors",
     "diloco",
     "profiling",
     "metrics",

@@ -6,7 +6,7 @@
 In a run all ranks of a world make the same call, and one of them (in mode signal: at times all) is
 interrupted in it: in mode tracer by a KeyboardInterrupt before a random bytecode of ngd's own
 Python, in mode signal by one or more signals at random microseconds, while the ranks wait for one
-another in native code. Then every rank looks, and docs/errors.md must hold:
+another in native code. Then every rank looks, and docs/failure-model.md must hold:
 
 - all later collectives give exactly what they must on all ranks, or every rank is told that the
   group is closed, and by which. A rank that has not taken part in a call, and goes on to the next
