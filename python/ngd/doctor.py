@@ -76,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-self-test", action="store_true", help="do not start 2 ranks to test communication"
     )
-    parser.set_defaults(action=run)
 
 
 def run(args: argparse.Namespace) -> int:

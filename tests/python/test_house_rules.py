@@ -46,7 +46,9 @@ LAYERS = (
     {"optim"},
     {"nn", "data", "checkpoint"},
     {"train"},
-    {"cli", "doctor", "horovod", "jax", "kvstore", "paddle", "profiler", "ray", "torch"},
+    {"doctor", "examples", "horovod", "jax", "kvstore", "paddle", "profiler", "ray", "torch"},
+    {"cli"},
+    {"__main__"},
 )
 USERS_OF_THE_CORE = {
     "collectives",
