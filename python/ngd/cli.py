@@ -1,28 +1,70 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `ngd` command: `ngd run` starts a job, `ngd profile` times one, `ngd doctor` looks around."""
+"""The `ngd` command: its parser and its subcommands."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Final
 
-from . import doctor, launch, profiler
+from . import doctor, examples, launch, profiler
+from .distributed import build_info
+from .links import page_url
+
+DESCRIPTION: Final = "Start, check and profile training jobs that run on CPU processes."
+EPILOG: Final = f"""\
+examples:
+  ngd run -n 2 train.py             start 2 ranks of a script on this host
+  ngd doctor                        check this installation and this machine
+  ngd profile train.py              show the time of each instruction of a step
+  ngd examples                      list the example programs
+  ngd run --help                    show the options of one command
+
+documentation: {page_url("cli")}
+"""
+COMMANDS: Final = {"run": launch, "doctor": doctor, "profile": profiler, "examples": examples}
+"""The module of each subcommand: its texts, `add_arguments` and `run`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
-    parser = argparse.ArgumentParser(prog="ngd", description=__doc__)
-    commands = parser.add_subparsers(required=True)
-    run = commands.add_parser("run", help="start N ranks of a program on this host")
-    launch.add_arguments(run)
-    run.set_defaults(action=launch.run)
-    examine = commands.add_parser("doctor", help="say what is wrong here, and what would mend it")
-    doctor.add_arguments(examine)
-    timed = commands.add_parser("profile", help="run a program, and say what its steps take")
-    profiler.add_arguments(timed)
-    timed.set_defaults(action=profiler.run)
-    args = parser.parse_args(argv)
+    """Run the command line and return the exit status."""
+    args = make_parser().parse_args(argv)
     return int(args.action(args))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of `ngd` with all subcommands."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="ngd", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=version_line(),
+        help="print the versions of ngd and oneDNN and the build mode, and exit",
+    )
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name,
+            help=module.SUMMARY,
+            description=module.DESCRIPTION,
+            epilog=module.EPILOG,
+            formatter_class=raw,
+        )
+        module.add_arguments(command)
+        command.set_defaults(action=module.run)
+    return parser
+
+
+def version_line() -> str:
+    """Return the version, the build mode and oneDNN's version in one line."""
+    info = build_info()
+    onednn = f"oneDNN {info['onednn']}" if info["onednn"] else "without oneDNN"
+    return f"ngd {info['version']}, mode {info['mode']}, {onednn}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd doctor`: what ngd finds on this host, what is wrong with it, and what would mend it.
+"""`ngd doctor`: check the installation and the machine, and suggest fixes.
 
-Under a launcher every rank tells where it may run, and rank 0 prints; alone, two processes of its
-own show that ranks meet here, and how fast they are.
+Under a launcher every rank reports its cores, and rank 0 prints. Without a launcher, two ranks of a
+self-test check that ranks can communicate here, and measure how fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,24 @@ from . import binding, config, environment, launch
 from .collectives import Group
 from .distributed import available_cores, build_info, init, load_mpi, mpis, thread_count
 from .errors import Error, InitError
+from .links import page_url
 
+SUMMARY: Final = "check this installation and this machine, and suggest fixes"
+DESCRIPTION: Final = "Check this installation and this machine, and suggest a fix per problem."
+EPILOG: Final = f"""\
+examples:
+  ngd doctor                        check this host, with a test of 2 ranks
+  ngd doctor --json                 the same, for a program to read
+  mpirun -np 4 ngd doctor           check where the ranks of a launcher run
+
+exit status:
+  0    everything works; there may be warnings
+  1    something does not work
+
+documentation: {page_url("cli")}
+"""
+
+FIX_OF_VARIABLES: Final = f"{page_url('environment')} lists the values"
 SELF_TEST_SECONDS: Final = 60.0
 LEAST_SEGMENT: Final = 256 << 20
 """Of address space, for each rank of a host: src/cpp/comm/shm/segment.cpp."""
@@ -54,14 +71,15 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `doctor` reads."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--no-self-test", action="store_true", help="start no ranks")
-    parser.set_defaults(action=run)
+    """Declare the arguments of `ngd doctor`."""
+    parser.add_argument("--json", action="store_true", help="print the findings as a JSON object")
+    parser.add_argument(
+        "--no-self-test", action="store_true", help="do not start 2 ranks to test communication"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look, print, and return 1 where there is trouble, else 0."""
+    """Check, print the findings, and return 1 if something does not work, else 0."""
     findings = [*_build(), *_mpi(), *_switches(), *_memory()]
     os.environ.setdefault("NGD_TIMEOUT", "30")
     me: environment.Launch | None = None
@@ -95,6 +113,17 @@ def _print(findings: list[Finding], as_json: bool) -> None:
         print(f"{finding.topic:{width}}  {mark}{finding.text}")
         if finding.fix:
             print(f"{'':{width}}  -> {finding.fix}")
+    print(verdict(findings))
+
+
+def verdict(findings: list[Finding]) -> str:
+    """Return the last line of the report: how many problems and warnings there are."""
+    counts = {
+        word: sum(f.level == level for f in findings)
+        for level, word in (("trouble", "problem"), ("warning", "warning"))
+    }
+    parts = [f"{n} {word}{'s' if n > 1 else ''}" for word, n in counts.items() if n]
+    return f"Found {' and '.join(parts)}." if parts else "No problems found."
 
 
 def _build() -> Iterator[Finding]:
@@ -139,8 +168,10 @@ def _mpi() -> Iterator[Finding]:
     text = f"{' '.join(found)} at {path}; the library that ngd finds is {found[0]} {version}"
     if found[1].split(".")[0] != version.split(".")[0]:
         yield Finding("mpirun", "trouble", f"{text}: their ranks would not meet", fix)
+    elif found[1] != version:
+        yield Finding("mpirun", "warning", text, fix)
     else:
-        yield Finding("mpirun", "ok" if found[1] == version else "warning", text, fix)
+        yield Finding("mpirun", "ok", text)
 
 
 def version_of_mpirun(path: str) -> tuple[str, str] | None:
@@ -163,13 +194,13 @@ def version_of_mpirun(path: str) -> tuple[str, str] | None:
 def _switches() -> Iterator[Finding]:
     """The environment variables of ngd, each read as it will be."""
     names = sorted(name for name in os.environ if name.startswith("NGD_") and name != "NGD_JOB")
-    text = ", ".join(f"{name}={os.environ[name]}" for name in names) or "none is set"
+    text = ", ".join(f"{name}={os.environ[name]}" for name in names) or "no NGD_ variable is set"
     yield Finding("switches", "ok", text)
     for read in (lambda: config.device(None, "NGD_DEVICE"), config.communicator, thread_count):
         try:
             read()
         except Error as error:
-            yield Finding("switches", "trouble", str(error), "docs/environment.md has the values")
+            yield Finding("switches", "trouble", str(error), FIX_OF_VARIABLES)
 
 
 def _memory() -> Iterator[Finding]:
@@ -268,7 +299,7 @@ def _job(me: environment.Launch) -> Iterator[Finding]:
         reports = _gather(world, _report(world))
         measured = measure(world)
     except Error as error:
-        fix = "docs/errors.md and docs/launchers.md say what this means"
+        fix = f"read {page_url('errors')} and {page_url('launchers')}"
         yield Finding("ranks", "trouble", str(error), fix)
         return
     for report in reports:
@@ -357,7 +388,7 @@ def _self_test() -> Finding:
     job = secrets.token_hex(16)
     command = [sys.executable, "-m", "ngd.doctor"]
     ranks: list[subprocess.Popen[str]] = []
-    fix = "docs/errors.md says what this means"
+    fix = f"read {page_url('errors')}"
     try:
         for rank in range(2):
             env = launch.rank_environment(rank, 2, job, 0, 0, os.environ) | {"NGD_COMM": "shm"}

@@ -40,7 +40,30 @@ from . import binding, config, logs
 from .distributed import available_cores, build_info, timeout_seconds
 from .environment import address_of_launcher, label_of, surroundings
 from .errors import InitError
+from .links import page_url
 from .members import WAITS, Board, World
+
+SUMMARY: Final = "start N ranks of a program on this host"
+DESCRIPTION: Final = "Start N ranks of a Python script on this host, and wait for them."
+EPILOG: Final = f"""\
+examples:
+  ngd run -n 4 train.py --epochs 3            4 ranks of a script and its options
+  ngd run -n 4 --bind numa train.py           one NUMA node per rank
+  ngd run -n 4 -m package.train               a module
+  ngd run -n 4 --max-restarts 3 train.py      up to 3 restarts after failures
+  ngd run --hosts a:2,b:2 train.py            print the mpirun command for 2 hosts
+
+exit status:
+  0        all ranks returned 0
+  N        the rank that failed first returned N
+  128+N    the rank that failed first was killed by signal N, or ngd run was
+  2        the command line is wrong
+  126      the program cannot be executed
+  127      the script or program does not exist
+
+documentation: {page_url("cli")}
+elastic scripts: {page_url("diloco")}
+"""
 
 PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 ENDING_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -68,72 +91,93 @@ for group in groups:
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m ngd.launch") -> int:
-    """Run the command line and return the job's exit code."""
-    parser = argparse.ArgumentParser(prog=prog, description="Start N ranks on this host.")
+    """Run the command line and return the job's exit status."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_arguments(parser)
     return run(parser.parse_args(argv))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `run` reads."""
+    """Declare the arguments of `ngd run`."""
+    add_options(parser)
+    add_script(parser)
     parser.add_argument(
-        "-n", "--ranks", type=int, metavar="N", help="(default: PET_NPROC_PER_NODE, as torchrun)"
+        "-m", dest="module", action="store_true", help="SCRIPT is the name of a Python module"
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the launcher itself."""
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="the number of ranks (default: the variable PET_NPROC_PER_NODE, as for torchrun)",
     )
     parser.add_argument(
         "--bind",
         choices=binding.CHOICES,
         default="none",
-        help="confine each rank to cores of its own, or to a memory node (default: none)",
+        help="the cores of a rank: all (none), cores of its own (core), or those of one NUMA node "
+        "(numa); default: none",
     )
     parser.add_argument(
         "--max-restarts",
         type=int,
         default=0,
         metavar="N",
-        help="start the job again up to N times when a rank has failed (default: 0); with "
-        "--min-ranks, up to N new ranks in the place of lost ones",
+        help="restart the job up to N times after a failure (default: 0); with --min-ranks, start "
+        "up to N new ranks to replace lost ones",
     )
     parser.add_argument(
         "--min-ranks",
         type=int,
         metavar="N",
-        help="when a rank has failed go on with the others, as long as there are N "
-        "(for scripts that make new worlds: docs/diloco.md)",
+        help="after a failure, continue while at least N ranks are left; for elastic scripts",
     )
     parser.add_argument(
         "--grace",
         type=float,
         default=5.0,
         metavar="SECONDS",
-        help="between SIGTERM and SIGKILL when the job has failed or is interrupted (default: 5)",
+        help="the time between SIGTERM and SIGKILL when a job fails or is interrupted (default: 5)",
     )
     parser.add_argument(
-        "--no-prefix", action="store_true", help="do not begin lines with the rank's number"
+        "--no-prefix", action="store_true", help="do not print the rank before each line"
     )
     parser.add_argument(
         "--hosts",
         metavar="HOST:RANKS,...",
-        help="start nothing; print the mpirun command that runs the job on these hosts; or a file "
-        "with a line for each rank, as $PBS_NODEFILE",
+        help="start nothing; print the mpirun command that runs the job on these hosts. A value "
+        "with a slash is the path of a file with one line per rank, such as $PBS_NODEFILE",
     )
+
+
+def add_script(parser: argparse.ArgumentParser) -> None:
+    """Declare the script and its own arguments."""
+    parser.usage = "%(prog)s [options] SCRIPT [ARGS ...]"
     parser.add_argument(
-        "-m", dest="module", action="store_true", help="the script is the name of a Python module"
+        "script", metavar="SCRIPT", help="a Python script, if the name ends in .py; else a program"
     )
-    parser.add_argument("script", help="a Python script, if it ends in .py, or any program")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="what the script is given")
+    rest = parser.add_argument(
+        "args", metavar="ARGS", nargs=argparse.REMAINDER, help="the arguments of the script"
+    )
+    rest.required = False  # argparse names it as missing otherwise
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start the ranks and stay until the last one has gone; the exit code is the job's.
+    """Start the ranks, wait for the last one, and return the exit status of the job.
 
-    It is 0 if all ranks return 0; else that of the rank that failed first, where death by a signal
-    counts as 128 plus its number; 2 for a command line that makes no sense.
+    It is 0 if all ranks return 0, else that of the rank that failed first (128 + N for signal N);
+    2 for a wrong command line; 126 or 127 if the program cannot be started.
     """
-    command = [args.script, *args.args]
-    if args.module:
-        command = [sys.executable, "-m", *command]
-    elif args.script.endswith(".py"):
-        command.insert(0, sys.executable)
+    command = command_of(args)
     if args.hosts is not None:
         return _explain_mpirun(args.hosts, args.ranks, command)
     try:
@@ -142,23 +186,51 @@ def run(args: argparse.Namespace) -> int:
         print(f"ngd run: {error}", file=sys.stderr)
         return 2
     try:
-        default = ranks_of_torchrun(os.environ, args.ranks)
+        args.ranks = ranks_of_torchrun(os.environ, args.ranks)
+        check_numbers(args)
     except ValueError as error:
         _say(str(error))
         return 2
-    args.ranks = default
-    if args.ranks is None or args.ranks < 1:
-        _say(
-            f"-n {'is missing' if args.ranks is None else args.ranks}: at least one rank is needed"
-        )
-        return 2
-    if args.max_restarts < 0 or args.grace < 0:
-        _say("--max-restarts and --grace: at least 0 is needed")
-        return 2
-    if args.min_ranks is not None and not 1 <= args.min_ranks <= args.ranks:
-        _say(f"--min-ranks {args.min_ranks}: a number from 1 to {args.ranks}, the ranks, is needed")
-        return 2
+    if args.script.endswith(".py") and not args.module:
+        try:
+            check_script(args.script)
+        except FileNotFoundError as error:
+            _say(str(error))
+            return 127
     return _Job(args).run(command)
+
+
+def command_of(args: argparse.Namespace) -> list[str]:
+    """Return the command of a rank."""
+    command = [args.script, *args.args]
+    if args.module:
+        return [sys.executable, "-m", *command]
+    return [sys.executable, *command] if args.script.endswith(".py") else command
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Raise ValueError if a number on the command line is out of its range."""
+    if args.ranks is None or args.ranks < 1:
+        which = "is missing" if args.ranks is None else args.ranks
+        raise ValueError(f"-n {which}: at least one rank is needed")
+    if args.max_restarts < 0 or args.grace < 0:
+        raise ValueError("--max-restarts and --grace: at least 0 is needed")
+    if args.min_ranks is not None and not 1 <= args.min_ranks <= args.ranks:
+        raise ValueError(
+            f"--min-ranks {args.min_ranks}: expected a number from 1 to {args.ranks}, the number "
+            "of ranks"
+        )
+
+
+def check_script(script: str) -> None:
+    """Raise FileNotFoundError if there is no such file."""
+    try:
+        os.stat(script)
+    except (FileNotFoundError, NotADirectoryError):
+        where = "" if os.path.isabs(script) else f" in {os.getcwd()}"
+        raise FileNotFoundError(f"cannot start {script}: there is no such file{where}") from None
+    except OSError:  # the interpreter reports it
+        pass
 
 
 def rank_environment(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ngd profile train.py`: run a Python program, and say what its steps take."""
+"""`ngd profile train.py`: run a Python script and report the time of its steps."""
 
 from __future__ import annotations
 
@@ -9,34 +9,63 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from . import environment
 from .errors import Error, InitError
+from .launch import check_script
+from .links import page_url
 from .profiling import Recording, Report, profile, trace
+
+SUMMARY: Final = "run a script and report the time of its steps"
+DESCRIPTION: Final = "Run a Python script, then report the time of each instruction of its steps."
+EPILOG: Final = f"""\
+examples:
+  ngd profile train.py --epochs 1             a table per step, longest first
+  ngd profile --html report.html train.py     a page to open in a browser
+  ngd run -n 2 ngd profile --trace t.json train.py
+                                              a timeline of 2 ranks for Perfetto
+
+exit status:
+  that of the script, or 127 if the script does not exist
+
+documentation: {page_url("profiling")}
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what `run` reads."""
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the reports, as JSON")
+    """Declare the arguments of `ngd profile`."""
+    parser.usage = "%(prog)s [options] SCRIPT [ARGS ...]"
     parser.add_argument(
-        "--html", metavar="FILE", type=Path, help="write the report of the longest step, as a page"
+        "--json", metavar="FILE", type=Path, help="write the reports of all steps as JSON"
     )
     parser.add_argument(
-        "--trace", metavar="FILE", type=Path, help="write when each instruction ran (ngd.trace)"
+        "--html", metavar="FILE", type=Path, help="write the report of the longest step as HTML"
     )
     parser.add_argument(
-        "-m", dest="module", action="store_true", help="the script is the name of a Python module"
+        "--trace", metavar="FILE", type=Path, help="write a timeline of all ranks for Perfetto"
     )
-    parser.add_argument("script", help="a Python script")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="what the script is given")
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="SCRIPT is the name of a Python module"
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="a Python script")
+    rest = parser.add_argument(
+        "args", metavar="ARGS", nargs=argparse.REMAINDER, help="the arguments of the script"
+    )
+    rest.required = False  # argparse names it as missing otherwise
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the script, then print what its steps took; the exit code is the script's.
+    """Run the script, then report the time of its steps; the exit status is the script's.
 
-    In a job each rank runs this; rank 0 prints, and writes.
+    In a job each rank runs this. Rank 0 prints and writes.
     """
+    if not args.module:
+        try:
+            check_script(args.script)
+        except FileNotFoundError as error:
+            print(f"ngd profile: {error}", file=sys.stderr)
+            return 127
     sys.argv = [args.script, *args.args]
     sys.path[0] = os.getcwd() if args.module else os.path.dirname(os.path.realpath(args.script))
     recording: Recording | None = None

@@ -310,7 +310,7 @@ def test_a_least_number_that_makes_no_sense(ranks: str) -> None:
     command = [sys.executable, "-m", "ngd.launch", "-n", "2", "--min-ranks", ranks, "true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert f"--min-ranks {ranks}: a number from 1 to 2" in done.stderr
+    assert f"--min-ranks {ranks}: expected a number from 1 to 2" in done.stderr
 
 
 # The launcher's side alone.

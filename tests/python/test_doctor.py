@@ -88,7 +88,21 @@ def test_it_speaks_plainly_too() -> None:
     )
     assert done.returncode == 1
     assert "TROUBLE: NGD_COMM: expected one of auto" in done.stdout
-    assert "-> docs/environment.md" in done.stdout
+    assert "-> https://" in done.stdout
+    assert "environment/ lists the values" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("Found 1 problem")
+
+
+@pytest.mark.parametrize(
+    ("levels", "line"),
+    [
+        (["ok", "ok"], "No problems found."),
+        (["ok", "warning", "warning"], "Found 2 warnings."),
+        (["trouble", "warning"], "Found 1 problem and 1 warning."),
+    ],
+)
+def test_verdict(levels: list[str], line: str) -> None:
+    assert doctor.verdict([doctor.Finding("a", level, "b") for level in levels]) == line
 
 
 @pytest.mark.parametrize(
@@ -175,6 +189,37 @@ def test_another_mpi_than_the_builds(tmp_path: Path, says: str, level: str) -> N
     assert str(tmp_path) in found["text"]
     assert "Open MPI" in found["text"] + found["fix"]
     assert "on the PATH" in found["fix"]
+
+
+@pytest.mark.parametrize(
+    ("library", "level"),
+    [
+        ("Open MPI v5.0.11, package: Open MPI user@host, ident: 5.0.11", "ok"),
+        ("Open MPI v5.0.9, package: Open MPI user@host, ident: 5.0.9", "warning"),
+        ("Open MPI v4.1.4, package: Open MPI user@host, ident: 4.1.4", "trouble"),
+    ],
+)
+def test_the_mpirun_of_the_library_needs_no_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str, level: str
+) -> None:
+    """The build is one of mode OMPI, with the `mpirun` of its Open MPI first on the PATH."""
+    fake_mpirun(tmp_path, "mpirun (Open MPI) 5.0.11")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(doctor, "build_info", lambda: {"mode": "OMPI"})
+    monkeypatch.setattr(doctor, "mpis", lambda: ["openmpi"])
+    monkeypatch.setattr(doctor, "load_mpi", lambda name: library)
+    (found,) = doctor._mpi()
+    assert found.level == level
+    assert (found.fix == "") == (level == "ok")
+
+
+@pytest.mark.skipif(doctor.mpis() != ["openmpi"], reason="needs mode OMPI, for Open MPI alone")
+@needs_mpirun
+def test_the_mpirun_of_this_build_needs_no_fix() -> None:
+    _, findings = examine("--no-self-test")
+    for finding in findings:
+        if finding["level"] == "ok":
+            assert finding["fix"] == "", finding
 
 
 def under_mpirun(ranks: int, *options: str, **environ: str) -> list[dict[str, Any]]:

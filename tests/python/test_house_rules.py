@@ -26,7 +26,7 @@ LONG_FOR_A_REASON = "long because"
 
 # Each row may import the rows above it, and within itself.
 LAYERS = (
-    {"errors", "kinds", "local"},
+    {"errors", "kinds", "links", "local"},
     {"dtype", "config", "environment", "binding", "members", "sites"},
     {"logs"},
     {"array_methods", "calls", "cost", "narrowing", "notes", "trees"},
@@ -46,7 +46,9 @@ LAYERS = (
     {"optim"},
     {"nn", "data", "checkpoint"},
     {"train"},
-    {"cli", "doctor", "horovod", "jax", "kvstore", "paddle", "profiler", "ray", "torch"},
+    {"doctor", "examples", "horovod", "jax", "kvstore", "paddle", "profiler", "ray", "torch"},
+    {"cli"},
+    {"__main__"},
 )
 USERS_OF_THE_CORE = {
     "collectives",

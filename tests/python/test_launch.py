@@ -504,3 +504,40 @@ def test_what_cannot_be_started(arguments: list[str], code: int, words: str) -> 
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--max-restarts", "2"], ["--min-ranks", "1"]])
+def test_a_script_that_does_not_exist(tmp_path: Path, options: list[str]) -> None:
+    """One line for all ranks, before any of them starts."""
+    command = launcher("-n", "3", *options, "train.py", "--epochs", "3")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=tmp_path)
+    assert done.returncode == 127
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"ngd run: cannot start train.py: there is no such file in {tmp_path.resolve()}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [("print('ran')", 0, ""), ("this is no Python", 1, "SyntaxError")],
+)
+def test_a_script_that_is_not_executable_runs(
+    tmp_path: Path, content: str, code: int, words: str
+) -> None:
+    (tmp_path / "train.py").write_text(content)
+    (tmp_path / "train.py").chmod(0o644)
+    command = launcher("-n", "2", "train.py")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=tmp_path)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert done.stdout.count("ran") == (2 if code == 0 else 0)
+
+
+def test_a_folder_is_a_script_too(tmp_path: Path) -> None:
+    """Python runs the file __main__.py of a folder."""
+    (tmp_path / "train.py").mkdir()
+    (tmp_path / "train.py" / "__main__.py").write_text("print('ran')")
+    command = launcher("-n", "2", str(tmp_path / "train.py"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.returncode, done.stdout.count("ran")) == (0, 2), done.stderr

@@ -88,8 +88,9 @@ def test_a_script_without_steps(tmp_path: Path) -> None:
 
 def test_a_script_that_is_not_there(tmp_path: Path) -> None:
     said = profile(tmp_path, what="other.py")
-    assert "FileNotFoundError" in said or "No such file" in said
-    assert said.endswith("exit 1")
+    assert f"ngd profile: cannot start other.py: there is no such file in {tmp_path}" in said
+    assert "Traceback" not in said
+    assert said.endswith("exit 127")
 
 
 @pytest.mark.skipif(ngd.build_info()["mode"] == "OFF", reason="built without collectives")

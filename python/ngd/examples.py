@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ngd examples`: list the example programs, and copy one into the current folder."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+from .links import page_url
+
+SUMMARY: Final = "list the example programs, or copy one"
+DESCRIPTION: Final = "List the example programs, or copy one of them into the current folder."
+EPILOG: Final = f"""\
+examples:
+  ngd examples                      list the names, with one line each
+  ngd examples dist_mnist_mlp       copy dist_mnist_mlp.py into the current folder
+
+A file that exists is never overwritten. An example that imports another file of
+the examples is copied together with that file.
+
+exit status:
+  0    the examples were listed, or one was copied
+  1    a file exists already, or a file cannot be written
+  2    there is no example of this name
+
+documentation: {page_url("cli")}
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `ngd examples`."""
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="the example to copy (default: list all examples)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the examples or copy one, and return the exit status."""
+    folder = find_folder()
+    if folder is None:
+        return _fail("this installation contains no examples; install ngd with pip", 1)
+    scripts = find_scripts(folder)
+    if args.name is None:
+        width = max(map(len, scripts), default=0)
+        for name, path in scripts.items():
+            print(f"{name:{width}}  {summary_of(path)}")
+        return 0
+    name = args.name.removesuffix(".py")
+    if name not in scripts:
+        return _fail(f"expected one of {', '.join(scripts)}; got {args.name!r}", 2)
+    return copy_example(scripts[name], Path())
+
+
+def find_folder() -> Path | None:
+    """Return the folder of the examples: that of the installation, or that of a source tree."""
+    installed = Path(__file__).with_name("examples_data")
+    if installed.is_dir():
+        return installed
+    root = Path(__file__).resolve().parents[2]  # in a source tree, python/ngd/examples.py
+    is_tree = (root / "pyproject.toml").exists() and (root / "examples").is_dir()
+    return root / "examples" if is_tree else None
+
+
+def find_scripts(folder: Path) -> dict[str, Path]:
+    """Return the programs in the folder by name, without the modules that programs import."""
+    paths = sorted(folder.glob("*.py"))
+    return {path.stem: path for path in paths if '__name__ == "__main__"' in _text_of(path)}
+
+
+def summary_of(path: Path) -> str:
+    """Return the first line of a file's docstring."""
+    return _docstring_of(path).partition("\n")[0]
+
+
+def command_of(path: Path) -> str:
+    """Return the first command in a file's docstring, for the folder that holds the file."""
+    commands = re.findall(r"^ {4,}(\S.*)$", _docstring_of(path), re.MULTILINE)
+    command = next((each for each in commands if path.name in each), None)
+    if command is None:
+        return f"ngd run -n 2 {path.name}"
+    return re.sub(rf"\S*{re.escape(path.name)}", path.name, command.partition(" #")[0]).strip()
+
+
+def required_files(path: Path) -> list[Path]:
+    """Return the file, and the files of its folder that it imports, directly or through others."""
+    found = [path]
+    for file in found:  # the list grows
+        for node in ast.walk(ast.parse(_text_of(file))):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            files = [path.with_name(f"{name}.py") for name in names]
+            found += [each for each in files if each.exists() and each not in found]
+    return found
+
+
+def copy_example(path: Path, target: Path) -> int:
+    """Copy an example and the files that it imports, and return the exit status."""
+    # Another example may have brought an imported file already.
+    new = [file for file in required_files(path) if file == path or not _has_copy(target, file)]
+    for file in new:
+        if os.path.lexists(target / file.name):
+            return _fail(
+                f"{file.name} exists already; nothing was copied. Remove or rename it, or change "
+                "to another folder",
+                1,
+            )
+    for file in new:
+        try:
+            with open(target / file.name, "xb") as copy:
+                copy.write(file.read_bytes())
+        except OSError as error:
+            return _fail(f"cannot write {file.name}: {error.strerror}", 1)
+        print(f"wrote {file.name}")
+    print(f"run it with: {command_of(path)}")
+    print(f"its options: python {path.name} --help")
+    return 0
+
+
+def _has_copy(folder: Path, file: Path) -> bool:
+    copy = folder / file.name
+    return copy.is_file() and copy.read_bytes() == file.read_bytes()
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _docstring_of(path: Path) -> str:
+    return ast.get_docstring(ast.parse(_text_of(path)), clean=False) or ""
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"ngd examples: {message}", file=sys.stderr)
+    return status
