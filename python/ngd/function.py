@@ -524,7 +524,7 @@ def function(
         @ngd.function(updates=True)
         def step(x, y):
             loss = loss_of(model(x), y)
-            return loss, optimizer.update(loss, model.parameters())
+            return loss, optimizer.minimize(loss, model.parameters())
 
     The function is called with nodes, once for each kind of arguments (`Function.traces` counts).
     It must be pure: it prints only in that call, and values that it reads from outside, except

@@ -411,7 +411,7 @@ def test_traces_share_variables_and_the_optimizers_state() -> None:
 
         def step(x: Any) -> Any:
             loss = ops.mean((x @ w - 1) ** 2)
-            return loss, optimizer.update(loss, w)
+            return loss, optimizer.minimize(loss, w)
 
         function, losses = ngd.function(step, updates=True), []
         for size in sizes:

@@ -136,7 +136,7 @@ def test_gradients_that_are_sums_read_two_bytes() -> None:
         y = ops.relu(ops.batch_norm(ops.conv(y, layer[0], padding=1), *layer[1:])[0])
         variables += layer
     loss = ops.mean(ops.conv(y, variables[0]) ** 2)
-    updates = optim.SGD(0.1, momentum=0.9).update(loss, variables)
+    updates = optim.SGD(0.1, momentum=0.9).minimize(loss, variables)
     step = ngd.compile([x], [loss], [updates], device="CPU", precision="bfloat16")
     large = re.findall(r"%\d+ : (\w+)\[(4,8,8,16|4,16,8,8)\]", str(step))
     assert [dtype for dtype, _ in large].count("f32") == 1  # x
@@ -456,7 +456,7 @@ def test_training_ends_where_float32_does() -> None:
             variable.assign(drawn.astype(np.float32))
         x, t = ngd.placeholder("x", (64, 32), "float32"), ngd.placeholder("t", (64,), "int64")
         loss = ops.mean(ops.softmax_cross_entropy(model(x), t))
-        updates = optim.AdamW(1e-3).update(loss, model.parameters())
+        updates = optim.AdamW(1e-3).minimize(loss, model.parameters())
         step = ngd.compile([x, t], [loss], updates, device="CPU", precision=precision)
         ends.append(float([step(batch, labels) for _ in range(60)][-1][0]))
     assert ends[1] == pytest.approx(ends[0], rel=0.01)

@@ -151,7 +151,7 @@ VALID: Final[dict[str, Callable[[], Any]]] = {
     "op": lambda: "sum",
     "name": lambda: "misused",
     "function": lambda: lambda x: x,
-    "learning_rate": lambda: 0.1,
+    "lr": lambda: 0.1,
     "lr": lambda: 0.1,
     "steps": lambda: 10,
     "folder": lambda: "folder",
