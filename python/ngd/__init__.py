@@ -45,14 +45,14 @@ from .dtype import (
     uint32,
     uint64,
 )
-from .function import Function, function
+from .functions import Function, function
 from .ir import Graph, Node
 from .members import newcomers
-from .narrowing import precision
-from .profiling import Peaks, Recording, Report, Row, profile, trace
+from .narrowing import full_precision
+from .profiling import Peaks, Recording, Report, Row, profile, timeline
 from .state import LiveState
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, value_and_grad, vjp
-from .variable import Variable, constant, placeholder, variable
+from .variables import Variable, constant, placeholder, variable
 
 if TYPE_CHECKING:
     from . import checkpoint, data, nn, optim, train
@@ -98,15 +98,16 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "full_precision",
     "function",
     "gather",
     "grad",
     "hessian",
     "init",
-    "int8",
     "int16",
     "int32",
     "int64",
+    "int8",
     "jacobian",
     "join",
     "jvp",
@@ -118,7 +119,6 @@ __all__ = [
     "ops",
     "optim",
     "placeholder",
-    "precision",
     "profile",
     "recv",
     "reduce",
@@ -127,13 +127,13 @@ __all__ = [
     "scatter",
     "send",
     "shutdown",
-    "trace",
+    "timeline",
     "train",
     "trees",
-    "uint8",
     "uint16",
     "uint32",
     "uint64",
+    "uint8",
     "value_and_grad",
     "variable",
     "vjp",

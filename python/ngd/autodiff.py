@@ -13,7 +13,7 @@ from .errors import Error, GradientError
 from .ir import Node, Op, constant_node, topological
 from .narrowing import WIDE, wide
 from .ops.arithmetic import add
-from .ops.cast import cast
+from .ops.casting import cast
 from .ops.control import WALKS
 from .ops.operands import HALVES
 from .ops.precision import expansion, is_narrow, widened

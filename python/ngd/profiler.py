@@ -13,7 +13,7 @@ from typing import Any
 
 from . import environment
 from .errors import Error, InitError
-from .profiling import Recording, Report, profile, trace
+from .profiling import Recording, Report, profile, timeline
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", metavar="FILE", type=Path, help="write the report of the longest step, as a page"
     )
     parser.add_argument(
-        "--trace", metavar="FILE", type=Path, help="write when each instruction ran (ngd.trace)"
+        "--trace", metavar="FILE", type=Path, help="write when each instruction ran (ngd.timeline)"
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="the script is the name of a Python module"
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     recording: Recording | None = None
     left: SystemExit | None = None
     try:
-        with trace(args.trace) if args.trace else profile() as recording:
+        with timeline(args.trace) if args.trace else profile() as recording:
             try:
                 if args.module:
                     runpy.run_module(args.script, run_name="__main__", alter_sys=True)

@@ -21,17 +21,17 @@ import numpy as np
 from .autodiff import UNUSED, walk_back
 from .dtype import is_float
 from .errors import GradientError
-from .function import Function, building, is_array, signature_of
+from .functions import Function, building, is_array, signature_of
 from .ir import CONSTANT, Graph, Leaf, Node, constant_node, newest, topological
 from .ops.arithmetic import add
-from .ops.cast import cast
+from .ops.casting import cast
 from .ops.control import scan
 from .ops.custom import after, with_gradient
 from .ops.loops import loops, tracing
 from .ops.operands import as_node
 from .ops.shape import iota, one_hot, reshape, stop_gradient, zeros
 from .trees import LEAF, Structure, flatten
-from .variable import constant
+from .variables import constant
 
 KEPT: Final = 512
 """So many functions made of functions are remembered, with what they have compiled."""

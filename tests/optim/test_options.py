@@ -17,7 +17,11 @@ MODEL = nn.Linear(3, 2)
 PARAMETERS_GO = r"The parameters are an argument of minimize: optimizer\.minimize\(loss, "
 
 REFUSED: list[tuple[str, type[Exception], str]] = [
-    ("optim.AdamW(learning_rate=0.5)", TypeError, "optim.AdamW: .*'learning_rate'. Did you mean lr"),
+    (
+        "optim.AdamW(learning_rate=0.5)",
+        TypeError,
+        "optim.AdamW: .*'learning_rate'. Did you mean lr",
+    ),
     ("optim.SGD(rate=0.5)", TypeError, "got 'rate'. Did you mean lr"),
     ("optim.Adam(1e-3, epsilon=1e-2)", TypeError, "got 'epsilon'. Did you mean eps"),
     ("optim.AdamW(weight_dekay=1.0)", TypeError, "got 'weight_dekay'. Did you mean weight_de"),
@@ -42,16 +46,28 @@ REFUSED: list[tuple[str, type[Exception], str]] = [
     ('optim.SGD(0.1, momentum="0.9")', TypeError, "momentum: expected a number; got '0.9'"),
     ("optim.SGD(0.1, momentum=-0.9)", ValueError, "momentum: expected a number >= 0; got -0.9"),
     ("optim.SGD(0.1, nesterov=1)", TypeError, "nesterov: expected True or False; got 1"),
-    ("optim.AdamW(weight_decay=-0.1)", ValueError, "weight_decay: expected a number >= 0; got -0.1"),
+    (
+        "optim.AdamW(weight_decay=-0.1)",
+        ValueError,
+        "weight_decay: expected a number >= 0; got -0.1",
+    ),
     ("optim.AdamW(weight_decay=None)", TypeError, "weight_decay: expected a number; got None"),
     ("optim.Adam(eps=-1e-8)", ValueError, "eps: expected a number >= 0; got"),
     ("optim.Adam(betas=0.9)", TypeError, "betas: expected a pair of numbers; got 0.9"),
-    ("optim.Adam(betas=(0.9, 1.0))", ValueError, r"betas\[1\]: expected a number in \[0, 1\); got 1.0"),
+    (
+        "optim.Adam(betas=(0.9, 1.0))",
+        ValueError,
+        r"betas\[1\]: expected a number in \[0, 1\); got 1.0",
+    ),
     ('optim.Adam(amsgrad="yes")', TypeError, "amsgrad: expected True or False; got 'yes'"),
     ("optim.RMSprop(alpha=1.5)", ValueError, r"alpha: expected a number in \[0, 1\); got 1.5"),
     ("optim.Muon(ns_steps=0)", ValueError, "ns_steps: expected a whole number >= 1; got 0"),
     ("optim.Muon(ns_steps=2.5)", TypeError, "ns_steps: expected a whole number; got 2.5"),
-    ('optim.LARS(0.1, trust_coefficient=float("inf"))', ValueError, "coefficient: expected a finite"),
+    (
+        'optim.LARS(0.1, trust_coefficient=float("inf"))',
+        ValueError,
+        "coefficient: expected a finite",
+    ),
     ('optim.Adam(groups=[{"params": []}])', TypeError, "groups: expected a list of optim.Par"),
     ('optim.Adam(groups=[GROUP("*", wd=0.0)])', TypeError, "Did you mean weight_decay"),
     ('optim.Adam(groups=[GROUP("*", weight_decay="0")])', TypeError, "weight_decay: expected"),

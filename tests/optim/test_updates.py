@@ -191,14 +191,20 @@ def test_what_is_no_parameter_is_refused() -> None:
         optimizer.minimize(ops.sum(w), w, weight=3, micro_batches=2)
 
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: optim.SGD(0.1).minimize(ops.sum(w), {"a": [w, x]}), r"parameters\['a'\]\[1\]: exp"),
+        (
+            lambda: optim.SGD(0.1).minimize(ops.sum(w), {"a": [w, x]}),
+            r"parameters\['a'\]\[1\]: exp",
+        ),
         (lambda: optim.SGD(0.1).minimize(ops.sum(w), [w, w]), "2 parameters are called 'w'"),
         (lambda: optim.SGD(-0.1), "lr: expected a number >= 0; got -0.1"),
         (lambda: optim.SGD(0.1, nesterov=True), "nesterov needs a momentum"),
         (lambda: optim.SGD(0.1).minimize(ops.sum(w), w, weight=[1.0]), "expected a scalar weight"),
         (with_and_without_weights, "expected weights for all micro-batches, or for none"),
         (lambda: optim.Muon().apply({w: w}), "expected parameters of two axes or more"),
-        (lambda: optim.Muon(adjust_lr_fn="none"), 'adjust_lr_fn: expected "original" or "match_rms_adamw"'),
+        (
+            lambda: optim.Muon(adjust_lr_fn="none"),
+            'adjust_lr_fn: expected "original" or "match_rms_adamw"',
+        ),
         (lambda: optim.ExponentialMovingAverage(1.0), "decay: expected a number in"),
     ]
     for call, says in cases:

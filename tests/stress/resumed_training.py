@@ -33,7 +33,9 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "Adam": lambda rate, **how: optim.Adam(rate, amsgrad=True, **how),
     "AdamW": lambda rate, **how: optim.AdamW(rate, weight_decay=0.1, **how),
     "RMSprop": lambda rate, **how: optim.RMSprop(rate, centered=True, momentum=0.5, **how),
-    "Adagrad": lambda rate, **how: optim.Adagrad(rate, lr_decay=0.1, initial_accumulator_value=0.1, **how),
+    "Adagrad": lambda rate, **how: optim.Adagrad(
+        rate, lr_decay=0.1, initial_accumulator_value=0.1, **how
+    ),
     "Lion": lambda rate, **how: optim.Lion(rate, weight_decay=0.1, **how),
     "LAMB": lambda rate, **how: optim.LAMB(rate, weight_decay=0.1, **how),
     "LARS": lambda rate, **how: optim.LARS(rate, weight_decay=0.1, **how),

@@ -21,7 +21,7 @@ from ..passes import Plan, Target, cost_of_graph
 from ..passes.uniform import next_values
 from ..profiling import Report
 from ..sites import call_site
-from ..variable import Variable
+from ..variables import Variable
 from .first_call import FirstCall, warn_of_varying
 from .ordering import Ordering, opened
 
@@ -61,7 +61,7 @@ class Executable(Protocol):
     def report(self) -> Report:
         """What each instruction takes: its time, FLOP, bytes, layout, the ops that it is made of.
 
-        Times are those of runs inside `with ngd.profile():` or `ngd.trace()`, the last block that
+        Times are those of runs inside `with ngd.profile():` or `ngd.timeline()`, the last block that
         had any; outside of one nothing is measured. With times, the first report of a process
         measures what the machine can do, for about a second. print() shows a table; to_json() and
         to_html() give all of it.

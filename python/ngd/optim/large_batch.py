@@ -78,7 +78,9 @@ class LARS(Optimizer):
         lr = state.scalar(state.lr)
         if state["adapt"]:
             weights, gradient = norm(w), norm(g)
-            local = state["trust_coefficient"] * weights / (gradient + state["weight_decay"] * weights)
+            local = (
+                state["trust_coefficient"] * weights / (gradient + state["weight_decay"] * weights)
+            )
             lr = lr * ops.where((weights > 0) & (gradient > 0), local, 1.0)
         step = lr * (g + state["weight_decay"] * w)
         return w - state.keep("momentum", state["momentum"] * state.now("momentum") + step)

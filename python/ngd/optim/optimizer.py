@@ -183,9 +183,7 @@ class Optimizer:
         self.lr: Node | Callable[[Node], Node]
         """The learning rate: a variable if it was given as a number."""
         if isinstance(lr, Node) and lr.shape != ():
-            raise ValueError(
-                f"{where}: lr: expected a scalar; got {lr!r} (made at {lr.site})"
-            )
+            raise ValueError(f"{where}: lr: expected a scalar; got {lr!r} (made at {lr.site})")
         if isinstance(lr, Node) or callable(lr):
             self.lr = lr
         else:

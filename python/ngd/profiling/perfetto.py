@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that shows when each rank ran which instruction: `ngd.trace("trace.json")`.
+"""A file that shows when each rank ran which instruction: `ngd.timeline("trace.json")`.
 
 The format is the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 """
@@ -38,7 +38,9 @@ Label: TypeAlias = tuple[str, str, str, int]
 
 
 @contextmanager
-def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> Iterator[Recording]:
+def timeline(
+    path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS
+) -> Iterator[Recording]:
     """Write when each instruction of the steps in the block ran, on all ranks, as a JSON file.
 
     Open it with Perfetto: a process is a rank; a slice is an instruction of a step, or the whole
@@ -75,7 +77,7 @@ def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> It
     shortest of 30 round trips to rank 0 (F. Cristian 1989, Probabilistic clock synchronization).
     """
     if most_events < 1:
-        raise ValueError(f"trace: most_events: expected at least 1; got {most_events}")
+        raise ValueError(f"timeline: most_events: expected at least 1; got {most_events}")
     path = Path(path).absolute()
     entered = False
     try:
@@ -134,7 +136,7 @@ def write_beside_an_error(path: Path) -> None:
     try:
         write_alone(path)
     except OSError as error:
-        warnings.warn(f"ngd.trace: the file was not written: {error}", stacklevel=5)
+        warnings.warn(f"ngd.timeline: the file was not written: {error}", stacklevel=5)
 
 
 def first(events: Iterable[Event]) -> int:
