@@ -526,9 +526,10 @@ def function(
             loss = loss_of(model(x), y)
             return loss, optimizer.minimize(loss, model.parameters())
 
-    The function is called with nodes, once for each kind of arguments (`Function.num_traces` counts).
-    It must be pure: it prints only in that call, and values that it reads from outside, except
-    variables, do not change later. A block such as `nn.training` belongs inside the function.
+    The function is called with nodes, once for each kind of arguments. `Function.num_traces` counts
+    these calls. The function must be pure: it prints only in such a call, and a step does not see
+    later changes of what it reads from outside, except of variables. A block such as `nn.training`
+    belongs inside the function.
 
     Parameters
     ----------

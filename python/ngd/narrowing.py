@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-
 WIDE: Final[ContextVar[bool]] = ContextVar("wide", default=False)
 """True if nodes that are made now stay float32 in every step."""
 

@@ -277,7 +277,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
 
 
 def test_a_trace_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
-    said = r"ngd\.trace: the file was not written: .*trace\.json"
+    said = r"ngd\.timeline: the file was not written: .*trace\.json"
     file = tmp_path / "nowhere" / "trace.json"
     with pytest.warns(UserWarning, match=said), pytest.raises(TypeError), ngd.timeline(file):
         raise TypeError

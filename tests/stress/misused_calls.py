@@ -152,7 +152,6 @@ VALID: Final[dict[str, Callable[[], Any]]] = {
     "name": lambda: "misused",
     "function": lambda: lambda x: x,
     "lr": lambda: 0.1,
-    "lr": lambda: 0.1,
     "steps": lambda: 10,
     "folder": lambda: "folder",
     "path": lambda: "path",

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .activation import *
     from .along_axis import *
     from .arithmetic import *
-    from .scaled_dot_product import *
     from .casting import *
     from .collective import *
     from .compare import *
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from .rearrange import *
     from .recurrent import *
     from .reduce import *
+    from .scaled_dot_product import *
     from .selection import *
     from .shape import *
     from .transcendental import *

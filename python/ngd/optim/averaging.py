@@ -44,8 +44,8 @@ class ExponentialMovingAverage:
         """The average of each variable."""
         self._met: dict[str, Variable] = {}
         self.state = LiveState(name)
-        """The averages and the step counter, by name, for checkpoints. `updates` makes the averages;
-        values that are loaded before are pending until then."""
+        """The averages and the step counter, by name, for checkpoints. `updates` makes the
+        averages; values that are loaded before are pending until then."""
         self._step = self.state.variable(f"{name}.step", lambda: 0)
 
     def updates(self, next: Mapping[Variable, Node], of: Any = None) -> dict[Variable, Node]:

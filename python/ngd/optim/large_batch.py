@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers for large batches, which scale the step of each variable by the norm of its weights."""
+"""Optimizers for large batches: they scale each variable's step by the norm of its weights."""
 
 from __future__ import annotations
 
