@@ -94,7 +94,7 @@ class LossScale:
         return node
 
     def unscaled(self, gradients: Any) -> tuple[Any, Node]:
-        """Divide gradients of the scaled loss; return them and a bool node: are all finite?"""
+        """Divide gradients of the scaled loss; return them and a node, true if all are finite."""
         return trees.map(self._unscaled, gradients), all_finite(gradients, self.group)
 
     def updates(self, finite: Node) -> dict[Variable, Node]:
