@@ -5,10 +5,10 @@ from importlib import import_module as _import
 from typing import TYPE_CHECKING, Any
 
 from . import errors, logs, metrics, ops, trees
-from .autodiff import grad
 from .collectives import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
 from .compiler import compile
 from .devices.executable import Executable
+from .differentiation import grad, value_and_grad
 from .distributed import (
     all_gather,
     all_gather_v,
@@ -51,7 +51,7 @@ from .members import newcomers
 from .narrowing import full_precision
 from .profiling import Peaks, Recording, Report, Row, profile, timeline
 from .state import LiveState
-from .transforms import custom_gradient, hessian, jacobian, jvp, remat, value_and_grad, vjp
+from .transforms import custom_gradient, hessian, jacobian, jvp, remat, vjp
 from .variables import Variable, constant, placeholder, variable
 
 if TYPE_CHECKING:

@@ -516,7 +516,7 @@ def function(
     group: Group | None = None,
     precision: Any = float32,
     shard: str = "none",
-) -> Function | Callable[[Callable[..., Any]], Function]:
+) -> Function | Callable[[Callable[..., Any]], Function]:  # long because of its docstring
     """Make a compiled step of a Python function; a decorator, with or without arguments.
 
     ::

@@ -41,6 +41,7 @@ LAYERS = (
     {"devices"},
     {"compiler"},
     {"functions"},
+    {"differentiation"},
     {"transforms"},
     {"__init__", "launch"},
     {"optim"},
