@@ -53,6 +53,7 @@ from .profiling import Peaks, Recording, Report, Row, profile, timeline
 from .state import LiveState
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, vjp
 from .variables import Variable, constant, placeholder, variable
+from .world import is_initialized, raise_together, rank, world_size
 
 if TYPE_CHECKING:
     from . import checkpoint, data, nn, optim, train
@@ -108,6 +109,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "is_initialized",
     "jacobian",
     "join",
     "jvp",
@@ -120,6 +122,8 @@ __all__ = [
     "optim",
     "placeholder",
     "profile",
+    "raise_together",
+    "rank",
     "recv",
     "reduce",
     "reduce_scatter",
@@ -137,6 +141,7 @@ __all__ = [
     "value_and_grad",
     "variable",
     "vjp",
+    "world_size",
 ]
 
 

@@ -37,6 +37,7 @@ LAYERS = (
     {"collectives"},
     {"metrics"},
     {"arguments", "distributed"},
+    {"world"},
     {"profiling"},
     {"devices"},
     {"compiler"},
