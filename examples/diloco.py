@@ -39,7 +39,7 @@ def make_step(model: Any, args: argparse.Namespace) -> tuple[Any, Any, Any]:
     given = ngd.placeholder("tokens", (args.batch, args.context + 1), "int64")
     loss = language.loss_of(model, given)
     gradients = ngd.grad(loss, parameters)
-    updates = inner.updates(dict(zip(parameters, gradients, strict=True)))
+    updates = inner.apply(dict(zip(parameters, gradients, strict=True)))
     return ngd.compile([given], [loss], updates), ngd.compile([given], [loss]), inner
 
 

@@ -79,7 +79,7 @@ class Training:
         random = nn.Random(args.seed)
         with nn.training(random) as state:
             loss = loss_of(model, given)
-        updates = [self.optimizer.update(loss, model.parameters()), state.updates]
+        updates = [self.optimizer.minimize(loss, model.parameters()), state.updates]
         trained = ops.all_reduce(loss, op="mean")
         how = {"device": args.device, "precision": args.precision, "shard": args.shard}
         self.step = ngd.compile([given], [trained], updates, **how)

@@ -75,7 +75,7 @@ def make_trainer(args: argparse.Namespace, world: Any) -> train.Trainer:
     labels = ngd.placeholder("labels", images.shape[:1], "int64")
     with nn.training(random) as state:
         loss = ops.mean(ops.softmax_cross_entropy(model(images), labels))
-    updates = [optimizer.update(loss, model.parameters()), state.updates]
+    updates = [optimizer.minimize(loss, model.parameters()), state.updates]
     mean = ops.all_reduce(loss, op="mean")
     step = ngd.compile([images, labels], [mean], updates, device=args.device)
 

@@ -126,7 +126,7 @@ def make_optimizer(steps: int, args: argparse.Namespace) -> optim.Optimizer:
         still = optim.ParameterGroup(optim.is_vector, weight_decay=0.0, adapt=False)
         schedule = optim.warm_up(falling, warming)
         return optim.LARS(
-            schedule, weight_decay=5e-4, trust=0.001, groups=[still], loss_scale=scale
+            schedule, weight_decay=5e-4, trust_coefficient=0.001, groups=[still], loss_scale=scale
         )
     rate = optim.linear_scaling(args.lr or 0.1, args.batch)
     falling = optim.steps(rate, {int(rest * part): 0.1 for part in (1 / 3, 2 / 3, 8 / 9)})
@@ -157,7 +157,7 @@ class Training:
         with nn.training() as state:
             scores = self.model(images)
             loss = ops.mean(ops.softmax_cross_entropy(scores, labels))
-        updates = self.optimizer.update(loss, self.model.parameters(), weight=weight)
+        updates = self.optimizer.minimize(loss, self.model.parameters(), weight=weight)
         mean = ops.all_reduce(loss, op="mean", weight=weight)
         updates = [updates, state.updates]
         how = {"device": args.device, "precision": args.precision, "shard": args.shard}

@@ -46,7 +46,7 @@ def turn(megabytes: int, shard: str) -> None:
         initial = np.full((width, width), 1e-3, np.float32)
         weights.append(ngd.variable(f"w{layer}", initial))
         hidden = ops.tanh(hidden @ weights[-1])
-    updates = optim.Adam(1e-3).update(ops.mean(hidden), weights)
+    updates = optim.Adam(1e-3).minimize(ops.mean(hidden), weights)
     del initial
     step = ngd.compile([x], [ops.mean(hidden)], updates, shard=shard)
     for _ in range(STEPS):

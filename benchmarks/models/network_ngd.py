@@ -29,7 +29,7 @@ with nn.training() as state:
     loss = ops.mean(ops.softmax_cross_entropy(scores, ops.reshape(t, (-1,))))
 optimizer = optim.SGD(0.01, momentum=0.9) if of.optimizer == "sgd" else optim.AdamW(3e-4)
 start = time.perf_counter()
-updates = [optimizer.update(loss, model.parameters()), state.updates]
+updates = [optimizer.minimize(loss, model.parameters()), state.updates]
 how = {"precision": case.precision, "shard": "host" if case.shard else "none"}
 step = ngd.compile([x, t], [loss], updates, **how)
 compiling = time.perf_counter() - start

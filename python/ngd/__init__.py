@@ -5,10 +5,10 @@ from importlib import import_module as _import
 from typing import TYPE_CHECKING, Any
 
 from . import errors, logs, metrics, ops, trees
-from .autodiff import grad
 from .collectives import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
 from .compiler import compile
 from .devices.executable import Executable
+from .differentiation import grad, value_and_grad
 from .distributed import (
     all_gather,
     all_gather_v,
@@ -45,14 +45,15 @@ from .dtype import (
     uint32,
     uint64,
 )
-from .function import Function, function
+from .functions import Function, function
 from .ir import Graph, Node
 from .members import newcomers
-from .narrowing import precision
-from .profiling import Peaks, Recording, Report, Row, profile, trace
+from .narrowing import full_precision
+from .profiling import Peaks, Recording, Report, Row, profile, timeline
 from .state import LiveState
-from .transforms import custom_gradient, hessian, jacobian, jvp, remat, value_and_grad, vjp
-from .variable import Variable, constant, placeholder, variable
+from .transforms import custom_gradient, hessian, jacobian, jvp, remat, vjp
+from .variables import Variable, constant, placeholder, variable
+from .world import is_initialized, raise_together, rank, world_size
 
 if TYPE_CHECKING:
     from . import checkpoint, data, nn, optim, train
@@ -98,6 +99,7 @@ __all__ = [
     "float16",
     "float32",
     "float64",
+    "full_precision",
     "function",
     "gather",
     "grad",
@@ -107,6 +109,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "is_initialized",
     "jacobian",
     "join",
     "jvp",
@@ -118,8 +121,9 @@ __all__ = [
     "ops",
     "optim",
     "placeholder",
-    "precision",
     "profile",
+    "raise_together",
+    "rank",
     "recv",
     "reduce",
     "reduce_scatter",
@@ -127,7 +131,7 @@ __all__ = [
     "scatter",
     "send",
     "shutdown",
-    "trace",
+    "timeline",
     "train",
     "trees",
     "uint8",
@@ -137,6 +141,7 @@ __all__ = [
     "value_and_grad",
     "variable",
     "vjp",
+    "world_size",
 ]
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from .errors import Error, GradientError
 from .ir import Node, Op, constant_node, topological
 from .narrowing import WIDE, wide
 from .ops.arithmetic import add
-from .ops.cast import cast
+from .ops.casting import cast
 from .ops.control import WALKS
 from .ops.operands import HALVES
 from .ops.precision import expansion, is_narrow, widened
@@ -22,36 +22,14 @@ from .ops.shape import broadcast_to, reshape, zeros
 from .sites import at_site
 from .trees import flatten
 
-Key = TypeVar("Key")
-
 UNUSED: Final = ("error", "zero")
 
 
-@overload
-def grad(loss: Node, wrt: Node, *, unused: str = "error") -> Node: ...
-@overload
-def grad(loss: Node, wrt: list[Node], *, unused: str = "error") -> list[Node]: ...
-@overload
-def grad(loss: Node, wrt: Mapping[Key, Node], *, unused: str = "error") -> dict[Key, Node]: ...
-@overload
-def grad(loss: Node, wrt: Any, *, unused: str = "error") -> Any: ...
-def grad(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
-    """Differentiate the sum of all ranks' losses with respect to one node, or each of several.
-
-    `loss` is a floating scalar; `wrt` is a node, or any structure of nodes (ngd.trees), and the
-    gradients come in the same structure: {"w": w} gives {"w": its gradient}. Each rank gets the
-    derivative with respect to its own value of `wrt`. Where the loss reaches no collective that is
-    the derivative of the rank's own loss, for the user to all_reduce; the adjoint of all_reduce
-    "sum" is all_reduce "sum", that of "mean" is "mean".
-
-    Every op on a path from `wrt` to the loss must have a gradient, else GradientError names it and
-    its file and line. Integers, bools and stop_gradient end a path. A node that the loss does not
-    depend on is a GradientError; with unused="zero" its gradient is zeros.
-    """
+def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
+    """Differentiate a node. See ngd.grad in transforms.py."""
     targets, structure = flatten(wrt)
     if not isinstance(loss, Node):
-        instead = ": of a function, ngd.value_and_grad makes one" if callable(loss) else ""
-        raise TypeError(f"grad: loss: expected a node; got {loss!r}{instead}")
+        raise TypeError(f"grad: loss: expected a node or a function; got {loss!r}")
     for node, path in zip(targets, structure.paths("wrt"), strict=True):
         if not isinstance(node, Node):
             raise TypeError(f"grad: {path}: expected a node or a structure of nodes; got {node!r}")

@@ -29,7 +29,7 @@ from .passes import Plan, Target
 from .passes.collectives import talks
 from .profiling.recording import made
 from .trees import LEAF, Structure, flatten
-from .variable import Variable
+from .variables import Variable
 
 WORLD.join = distributed.init
 
@@ -108,63 +108,73 @@ def compile(
     memory_limit: int | None = None,
     shard: str = "none",
 ) -> Executable:  # long because each argument is described
-    """Compile a step.
+    """Compile a graph to a step, which is called with arrays.
+
+    `ngd.function` compiles a Python function and needs no placeholders. Use `compile` where you
+    build the graph yourself.
 
     Parameters
     ----------
-    inputs
-        Placeholders: a list, in the order in which the step is called with arrays, or by name. A
-        dict of them names the arguments itself. An argument may be a structure (ngd.trees),
-        `[{"image": x, "label": y}, rate]`, and is given as one of arrays.
-    outputs
-        Nodes whose values a call returns, in any structure: fresh arrays, or those of `out=`.
-    updates
-        Variable -> the node of its next value; or several such dicts in a list, where a pair
-        (variables, nodes) of two like structures may stand for one. All reads of a step see the
-        values before it.
-    device
-        "CPU" (C++ kernels), "INTERPRETER" (NumPy references) or "NULL" (compiles only); by default
-        NGD_DEVICE, or CPU.
-    group
-        What collectives without a group of their own run over; by default the world, which a graph
-        with a collective initializes.
-    precision
-        "bfloat16" or "float16": what float32 products multiply, and activations are stored as;
-        variables, outputs and collectives stay float32 (docs/numerics.md).
-    memory_limit
-        So many bytes at most for what a call computes, beside variables, arguments and results:
-        `memory()["private"] + memory()["shared"]`. Cheap values are computed again rather than
-        kept; `memory()["recomputed"]` says how many bytes more that reads and writes. CPU and NULL.
-    shard
-        "host": the ranks of a host keep one copy of each variable that the step updates, and each
-        rank updates a slice of it (docs/sharding.md). "world": so they do, and what updates alone
-        read, such as moments, is kept once over all hosts. All ranks compile the step then. A
-        variable that is small, or whose next value is not proved equal on all ranks, stays as it
-        is.
+    inputs : Node, or list, tuple or dict of structures of Node
+        The placeholders. One node is one argument. A list or tuple holds the arguments in their
+        order. A dict names the arguments. Each argument may be a structure (ngd.trees), for example
+        `[{"image": x, "label": y}, rate]`; the step takes it with arrays as leaves.
+    outputs : structure of Node
+        The nodes whose values a call returns. The values have the structure of `outputs`: one node
+        gives one array, `[y]` gives a list of one array.
+    updates : dict of Variable to Node, or a list of such dicts, optional
+        The next value of each variable. In a list, a pair (variables, nodes) of two structures may
+        stand for a dict. All reads in a step see the values before the step.
+    device : str, optional
+        "CPU" (C++ kernels), "INTERPRETER" (NumPy references) or "NULL" (compiles only). The default
+        is NGD_DEVICE, or CPU.
+    group : Group, optional
+        The ranks of collectives that have no group of their own. The default is the world. A graph
+        with such a collective joins the world.
+    precision : dtype, default float32
+        "bfloat16" or "float16": the dtype in which float32 matrices are multiplied and activations
+        are stored. Variables, outputs and collectives stay float32. See docs/numerics.md.
+    memory_limit : int, optional
+        The largest number of bytes for the values of a call, without variables, arguments and
+        results: `memory()["private"] + memory()["shared"]`. The step computes cheap values twice
+        to keep the limit. `memory()["recomputed"]` is the number of bytes that this reads and
+        writes. Only on CPU and NULL.
+    shard : {"none", "host", "world"}, default "none"
+        Sharded weight update. "host": the ranks of a host keep one copy of each variable that the
+        step updates, and each rank updates its shard. "world": as "host", and optimizer state is
+        also kept once over all hosts. All ranks must compile the step. A variable that is small, or
+        whose next value is not proved equal on all ranks, is not sharded. See docs/sharding.md.
 
     Returns
     -------
     Executable
-        Shapes are static: compile again for other ones. The same nodes and arguments give the same
-        executable as long as it is alive.
+        The step. Its shapes are static: compile again for other shapes. The same nodes and
+        arguments give the same executable as long as it is alive.
 
     Raises
     ------
     CompileError
-        The graph needs a placeholder that is not among the inputs, names two variables alike, holds
-        an op that the device cannot compute, or a collective in a branch of `ops.cond` that not
-        all ranks are proved to take; the message has the node's file and line. Or `memory_limit`
-        cannot be kept: the message says how many bytes can.
+        The graph needs a placeholder that is not among the inputs, has two variables of one name,
+        has an op that the device cannot compute, or has a collective in a branch of `ops.cond` that
+        is not proved to be taken by all ranks. The message has the node's file and line. Or
+        `memory_limit` cannot be kept; the message has the smallest limit that can.
 
     Warns
     -----
     UpdatesWarning
-        The graph was built in nn.training, and draws or has statistics that are not updated.
+        The graph was built in nn.training and has random numbers or statistics without updates.
     PromotionWarning
-        A float32 operand became float64 by promotion; the message has the line of the first.
+        A float32 operand became float64 by promotion. The message has the line of the first one.
+
+    Examples
+    --------
+    >>> x = ngd.placeholder("x", (2, 3), "float32")
+    >>> step = ngd.compile(x, ops.sum(x * x, axis=1))
+    >>> step(np.ones((2, 3), np.float32))
+    array([3., 3.], dtype=float32)
     """
     name = config.device(device, "compile")
-    placeholders, given = nodes_in("inputs", list(inputs) if type(inputs) is tuple else inputs)
+    placeholders, given = nodes_in("inputs", as_arguments(inputs))
     nodes, results = nodes_in("outputs", outputs)
     if isinstance(group, Group):
         expect_member("compile", group)
@@ -237,13 +247,22 @@ def build(device: str, graph: Graph, group: Group, limit: int | None) -> Executa
     return step
 
 
+def as_arguments(inputs: Any) -> Any:
+    """Return the arguments of a step as a list or as a dict or dataclass by name."""
+    if isinstance(inputs, Node):
+        return [inputs]
+    return list(inputs) if type(inputs) is tuple else inputs
+
+
 def nodes_in(argument: str, tree: Any) -> tuple[list[Any], Structure]:
-    """The leaves of a structure of nodes, and the structure."""
+    """Return the leaves of a structure of nodes, and the structure."""
     leaves, structure = flatten(tree)
     if structure is LEAF and isinstance(tree, Sequence) and not isinstance(tree, (str, bytes)):
         leaves, structure = flatten(list(tree))
-    if structure is LEAF:
-        raise TypeError(f"compile: {argument}: expected a list of nodes; got {tree!r}")
+    if structure is LEAF and not isinstance(tree, Node):
+        raise TypeError(
+            f"compile: {argument}: expected a node, or a list, tuple or dict of nodes; got {tree!r}"
+        )
     return leaves, structure
 
 

@@ -24,7 +24,7 @@ from .dtype import Shape
 from .environment import Launch
 from .errors import InitError
 from .sites import call_site
-from .variable import Variable
+from .variables import Variable
 
 logger = logging.getLogger("ngd")
 logs.begin()

@@ -15,7 +15,7 @@ from . import environment
 from .errors import Error, InitError
 from .launch import check_script
 from .links import page_url
-from .profiling import Recording, Report, profile, trace
+from .profiling import Recording, Report, profile, timeline
 
 SUMMARY: Final = "run a script and report the time of its steps"
 DESCRIPTION: Final = "Run a Python script, then report the time of each instruction of its steps."
@@ -23,7 +23,7 @@ EPILOG: Final = f"""\
 examples:
   ngd profile train.py --epochs 1             a table per step, longest first
   ngd profile --html report.html train.py     a page to open in a browser
-  ngd run -n 2 ngd profile --trace t.json train.py
+  ngd run -n 2 ngd profile --timeline t.json train.py
                                               a timeline of 2 ranks for Perfetto
 
 exit status:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--html", metavar="FILE", type=Path, help="write the report of the longest step as HTML"
     )
     parser.add_argument(
-        "--trace", metavar="FILE", type=Path, help="write a timeline of all ranks for Perfetto"
+        "--timeline", metavar="FILE", type=Path, help="write a timeline of all ranks for Perfetto"
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is the name of a Python module"
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     recording: Recording | None = None
     left: SystemExit | None = None
     try:
-        with trace(args.trace) if args.trace else profile() as recording:
+        with timeline(args.timeline) if args.timeline else profile() as recording:
             try:
                 if args.module:
                     runpy.run_module(args.script, run_name="__main__", alter_sys=True)

@@ -18,7 +18,7 @@ import numpy as np
 from .arrays import view
 from .dtype import Type
 from .ir import Array
-from .variable import Variable, variable
+from .variables import Variable, variable
 
 MOST_NAMES: Final = 20
 """The number of names that a message lists."""

@@ -1,219 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From functions to functions: gradients, products with Jacobians, gradients of one's own.
-
-Each takes a Python function that makes nodes of nodes. Where a graph is being built, what they give
-adds to it; called with arrays, it is compiled as by `ngd.function`, and kept as long as the
-function is the same one.
-
-The arguments that are differentiated by become nodes of their own (`after`), so that f(x, x) has
-two partial derivatives, and what a function reads beside its arguments is constant to it.
-"""
+"""Functions of functions: products with Jacobians, and gradients that the user defines."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, Final, TypeVar
+from typing import Any
 
-import numpy as np
-
-from .autodiff import UNUSED, walk_back
+from .differentiation import (
+    Primals,
+    as_nodes,
+    like,
+    pulled,
+    remembered,
+    step_of,
+    value_and_grad,
+    with_aux,
+)
 from .dtype import is_float
 from .errors import GradientError
-from .function import Function, building, is_array, signature_of
-from .ir import CONSTANT, Graph, Leaf, Node, constant_node, newest, topological
-from .ops.arithmetic import add
-from .ops.cast import cast
+from .functions import Function, building, is_array
+from .ir import CONSTANT, Graph, Leaf, Node, newest, topological
+from .ops.casting import cast
 from .ops.control import scan
 from .ops.custom import after, with_gradient
 from .ops.loops import loops, tracing
 from .ops.operands import as_node
 from .ops.shape import iota, one_hot, reshape, stop_gradient, zeros
 from .trees import LEAF, Structure, flatten
-from .variable import constant
-
-KEPT: Final = 512
-"""So many functions made of functions are remembered, with what they have compiled."""
-
-Maker = TypeVar("Maker", bound=Callable[..., Any])
-
-
-def remembered(make: Maker) -> Maker:
-    """Make the same function of the same one, with the same options: its traces are kept."""
-    kept = functools.lru_cache(KEPT)(make)
-
-    @functools.wraps(make)
-    def asked(f: Any, *args: Any, **kwargs: Any) -> Any:
-        if not callable(f):
-            raise TypeError(f"{make.__name__}: expected a function; got {f!r}")
-        hashable = all(isinstance(x, Hashable) for x in (f, *args, *kwargs.values()))
-        return (kept if hashable else make)(f, *args, **kwargs)
-
-    return asked  # type: ignore[return-value]
-
-
-class Primals:
-    """What a function is differentiated by: the leaves of some arguments, each its own node."""
-
-    def __init__(self, where: str, args: Sequence[Any], argnums: int | Sequence[int]) -> None:
-        numbers = [argnums] if isinstance(argnums, int) else list(argnums)
-        if any(not -len(args) <= n < len(args) for n in numbers):
-            raise TypeError(
-                f"{where}: expected argnums among the {len(args)} positional arguments; "
-                f"got {argnums}"
-            )
-        tree = args[numbers[0]] if isinstance(argnums, int) else tuple(args[n] for n in numbers)
-        leaves, self.structure = flatten(tree)
-        self.paths = self.structure.paths("the argument" if len(numbers) == 1 else "arguments")
-        self.nodes = [
-            after(expect_float(where, path, leaf))
-            for path, leaf in zip(self.paths, leaves, strict=True)
-        ]
-        self.args = list(args)
-        rebuilt = self.structure.rebuild(self.nodes)
-        for place, n in enumerate(numbers):
-            self.args[n] = rebuilt if isinstance(argnums, int) else rebuilt[place]
-
-    def pull(self, results: Sequence[Node], dy: Sequence[Node | None]) -> list[Node | None]:
-        """The adjoints of the leaves from those of some results."""
-        return pulled(results, dy, self.nodes)
-
-    def filled(self, parts: Iterable[Node | None]) -> Any:
-        """Adjoints in the arguments' structure, with zeros for what nothing depends on."""
-        pairs = zip(self.nodes, parts, strict=True)
-        return self.structure.rebuild(
-            zeros(x.shape, x.dtype) if part is None else part for x, part in pairs
-        )
-
-
-def pulled(
-    results: Sequence[Node], dy: Sequence[Node | None], targets: Sequence[Node]
-) -> list[Node | None]:
-    """The adjoints of targets from those of results, of which one node may be several."""
-    seeds: dict[Node, Node] = {}
-    for result, part in zip(results, dy, strict=True):
-        if part is not None and is_float(result.dtype):
-            seeds[result] = add(seeds[result], part) if result in seeds else part
-    found = walk_back(seeds, targets, beyond=False)
-    return [found.get(node) for node in targets]
-
-
-def expect_float(where: str, path: str, leaf: Any) -> Node:
-    """A floating node to differentiate by."""
-    node = leaf if isinstance(leaf, Node) else None
-    if node is None and not isinstance(leaf, (bool, int, str, bytes, type(None))):
-        node = constant(leaf)
-    if node is None or not is_float(node.dtype):
-        got = repr(leaf) if node is None else str(node.type)
-        raise GradientError(
-            f"{where}: {path}: expected floats to differentiate by, in arrays or as Python "
-            f"floats; got {got}"
-        )
-    return node
-
-
-def as_nodes(where: str, tree: Any) -> tuple[list[Node], Structure]:
-    """What a function returned, all of it nodes."""
-    leaves, structure = flatten(tree)
-    return [as_node(leaf, where=f"{where}: the result") for leaf in leaves], structure
-
-
-def with_aux(where: str, returned: Any, has_aux: bool) -> tuple[Any, Any]:
-    """A function's result, and what it returns beside."""
-    if not has_aux:
-        return returned, None
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise TypeError(
-            f"{where}: expected a function that returns (result, aux), as has_aux says; "
-            f"got {returned!r}"
-        )
-    return returned
-
-
-@remembered
-def value_and_grad(
-    f: Callable[..., Any],
-    argnums: int | tuple[int, ...] = 0,
-    has_aux: bool = False,
-    *,
-    unused: str = "error",
-) -> Function:
-    """Make a function that gives the value of `f` and its gradient.
-
-    ::
-
-        @ngd.function(updates=True)
-        def step(x, y):
-            loss, gradients = ngd.value_and_grad(loss_of)(parameters, x, y)
-            return loss, {v: v - 0.1 * gradients[k] for k, v in parameters.items()}
-
-    Parameters
-    ----------
-    f
-        Returns a floating scalar; with has_aux a pair of that and any structure.
-    argnums
-        Which positional argument to differentiate by, or which ones: any structure of floats.
-    has_aux
-        Whether `f` returns something beside the scalar, which is handed on: ((value, aux), grad).
-    unused
-        "error": an argument that the value does not depend on is a GradientError; "zero": its
-        gradient is zeros.
-
-    Returns
-    -------
-    Function
-        Takes what `f` takes and gives (value, gradient), the gradient in the structure of the
-        argument, or in a tuple of several. On several ranks: as `ngd.grad`.
-
-    Raises
-    ------
-    GradientError
-        The value is no floating scalar, an argument is no float, or an op has no gradient.
-    """
-    where = "value_and_grad"
-    if unused not in UNUSED:
-        raise ValueError(f'{where}: expected unused "error" or "zero"; got {unused!r}')
-
-    def both(*args: Any, **kwargs: Any) -> Any:
-        primals = Primals(where, args, argnums)
-        returned, aux = with_aux(where, f(*primals.args, **kwargs), has_aux)
-        value = as_node(returned, where=f"{where}: the value") if returned is not None else None
-        if value is None or value.shape or not is_float(value.dtype):
-            got = value.type if value is not None else None
-            raise GradientError(f"{where}: expected a floating scalar to differentiate; got {got}")
-        parts = primals.pull([value], [constant_node(np.ones((), value.dtype))])
-        lacking = [p for p, part in zip(primals.paths, parts, strict=True) if part is None]
-        if lacking and unused == "error":
-            raise GradientError(
-                f"{where}: the value (made at {value.site}) does not depend on {lacking[0]} "
-                'through anything differentiable; unused="zero" would give zeros'
-            )
-        return ((value, aux) if has_aux else value), primals.filled(parts)
-
-    return like(f, both, where)
-
-
-def like(f: Callable[..., Any], made: Callable[..., Any], where: str) -> Function:
-    """A function of the arguments of `f`; what `f` takes by position comes by position."""
-    signature = signature_of(f)
-
-    def python(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return made(*bound.args, **bound.kwargs)
-
-    functools.update_wrapper(python, f, ("__doc__",), ())
-    python.__qualname__ = f"{where}({getattr(f, '__qualname__', repr(f))})"
-    python.__signature__ = signature  # type: ignore[attr-defined]
-    return step_of(f, python)
-
-
-def step_of(f: Callable[..., Any], python: Callable[..., Any]) -> Function:
-    """A function that is made of `f`: where that is compiled itself, as that is."""
-    if isinstance(f, Function):
-        return Function(python, False, f.device, f.group, f.precision, f.shard, of=f)
-    return Function(python, of=f)
+from .variables import constant
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
@@ -669,6 +485,5 @@ __all__ = [
     "jacobian",
     "jvp",
     "remat",
-    "value_and_grad",
     "vjp",
 ]

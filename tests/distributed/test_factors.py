@@ -47,7 +47,7 @@ def trained(
         parameters.append(ngd.variable(f"b{i}", np.zeros(n, dtype)))
         y = ops.tanh(y @ parameters[-2] + parameters[-1])
     loss = ops.mean((y - t) ** 2)
-    updates = OPTIMIZERS[rule](clip).update(loss, parameters)
+    updates = OPTIMIZERS[rule](clip).minimize(loss, parameters)
     step = ngd.compile([x, t], [loss], updates, shard=shard)
     own = np.random.default_rng(ngd.init().rank)
     for _ in range(6):
@@ -110,7 +110,7 @@ def samples_of_constants() -> None:
     results = []
     for shard in ("none", "host"):
         w = ngd.variable("w", np.ones((96, 384)))
-        updates = optim.SGD(0.1).update(ops.mean((x @ w) ** 2), [w])
+        updates = optim.SGD(0.1).minimize(ops.mean((x @ w) ** 2), [w])
         step = ngd.compile([], [], updates, shard=shard)
         step()
         results.append(w.numpy())
@@ -127,7 +127,7 @@ def a_step_that_fails() -> None:
     rank = ngd.init().rank
     for samples, limit in ((4, 16), (4 + rank, None)):
         w, x = ngd.variable("w", np.ones((96, 384))), ngd.placeholder("x", (samples, 96), "float64")
-        updates = optim.SGD(0.1).update(ops.mean((x @ w) ** 2), [w])
+        updates = optim.SGD(0.1).minimize(ops.mean((x @ w) ** 2), [w])
         try:
             step = ngd.compile([x], [], updates, shard="host", memory_limit=limit)
         except ngd.errors.CompileError:
@@ -147,7 +147,7 @@ def where_it_pays() -> None:
             ngd.variable("w", np.ones((512, 512), np.float32)),
             ngd.placeholder("x", (samples, 512)),
         )
-        updates = optim.SGD(0.1).update(ops.mean((x @ w) ** 2), [w])
+        updates = optim.SGD(0.1).minimize(ops.mean((x @ w) ** 2), [w])
         program = str(ngd.compile([x], [], updates, shard="host"))
         assert program.count("= start all_to_all(") == exchanged
         assert program.count("elementwise_product(") == exchanged
@@ -170,7 +170,7 @@ def two_bytes() -> None:
     """Products of two-byte floats have no such kernel."""
     x = ngd.placeholder("x", (4, 96))
     w = ngd.variable("w", np.ones((96, 384), np.float32))
-    updates = optim.SGD(0.1).update(ops.mean((x @ w) ** 2), [w])
+    updates = optim.SGD(0.1).minimize(ops.mean((x @ w) ** 2), [w])
     step = ngd.compile([x], [], updates, shard="host", precision="bfloat16")
     assert "all_to_all" not in str(step)
 

@@ -44,7 +44,7 @@ def trained(remat: bool = False) -> dict[str, Any]:
         cuts = [1 + number % 3] if world.size == 2 else []
         mine = np.array_split(np.arange(6), cuts)[world.rank]
         losses.append(float(step(x[mine], y[mine], 0.1 / (1 + number))))
-    assert step.traces == (3 if world.size == 2 else 1)
+    assert step.num_traces == (3 if world.size == 2 else 1)
     return {"losses": losses, **{k: v.numpy().tolist() for k, v in parameters.items()}}
 
 
@@ -118,7 +118,7 @@ def after_shutdown() -> list[float]:
         found.append(-1)
     ngd.init()
     found.append(float(f(np.float64(ngd.init().rank + 1))))
-    assert f.traces == 1
+    assert f.num_traces == 1
     return found
 
 

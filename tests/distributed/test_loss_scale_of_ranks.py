@@ -30,7 +30,7 @@ def trained(
     scale = optim.LossScale(2.0**10, growth_interval=2)
     how: dict[str, Any] = {"clip_norm": clip_norm, "loss_scale": scale if scaled else None}
     optimizer = optim.AdamW(0.01, **how)
-    step = ngd.compile([x, factor], [loss], optimizer.update(loss, [w, b]), shard=shard)
+    step = ngd.compile([x, factor], [loss], optimizer.minimize(loss, [w, b]), shard=shard)
     scales, batches = [], np.random.default_rng(world.rank)
     for number in range(STEPS):
         before = w.numpy()
@@ -94,7 +94,7 @@ def totals_go_together() -> None:
     loss = ops.mean(ops.square(x @ w))
     for clip_norm in (None, 1.0):
         optimizer = optim.SGD(0.1, clip_norm=clip_norm, loss_scale=optim.LossScale())
-        program = str(ngd.compile([x], [], optimizer.update(loss, w), shard="host"))
+        program = str(ngd.compile([x], [], optimizer.minimize(loss, w), shard="host"))
         starts = [
             line.split("= start ")[1].split("(")[0]
             for line in program.splitlines()
@@ -116,7 +116,7 @@ def parts_of_a_model() -> list[float]:
     x = ngd.placeholder("x", (2,))
     scale = optim.LossScale(4, group=world)
     gradient, finite = scale.unscaled(ngd.grad(scale.scaled(ops.sum(x * part)), part))
-    updates = [optim.SGD(0.5).updates({part: gradient}, where=finite), scale.updates(finite)]
+    updates = [optim.SGD(0.5).apply({part: gradient}, where=finite), scale.updates(finite)]
     step = ngd.compile([x], [], updates)
     step(np.float32([1, np.nan if world.rank == 1 else 1]))
     assert part.numpy().tolist() == [1, 1]

@@ -42,7 +42,7 @@ def train(name: str, steps: int) -> list[float]:
     with nn.training() as state:
         scores = model(x)
         loss = ops.mean(ops.cross_entropy(ops.reshape(scores, (-1, scores.shape[-1])), y.ravel()))
-    updates = [optim.SGD(0.01, momentum=0.9).update(loss, model.parameters()), state.updates]
+    updates = [optim.SGD(0.01, momentum=0.9).minimize(loss, model.parameters()), state.updates]
     step = ngd.compile([x, y], [ops.all_reduce(loss, op="mean")], updates)
     random = np.random.default_rng(5)
     inputs = random.normal(size=(BATCH, *shape))

@@ -32,7 +32,7 @@ def trained(dtype: str) -> dict[str, Any]:
     optimizer = optim.AdamW(0.03)
     with nn.training() as state:
         loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
-    updates = [optimizer.update(loss, model.parameters(), weight=len(mine)), state.updates]
+    updates = [optimizer.minimize(loss, model.parameters(), weight=len(mine)), state.updates]
     step, evaluate = ngd.compile([x, y], [loss], updates), ngd.compile([x], [model(x)])
     random = np.random.default_rng(3)
     for _ in range(10):

@@ -19,7 +19,7 @@ OPTIMIZERS: dict[str, Callable[[], optim.Optimizer]] = {
     "adamw": lambda: optim.AdamW(optim.warm_up(optim.cosine(0.03, 10), 3), clip_norm=0.5),
     "rmsprop": lambda: optim.RMSprop(0.03, momentum=0.9, centered=True),
     "adagrad": lambda: optim.Adagrad(0.1),
-    "lars": lambda: optim.LARS(1.0, trust=0.02),
+    "lars": lambda: optim.LARS(1.0, trust_coefficient=0.02),
     "lamb": lambda: optim.LAMB(0.03, weight_decay=0.1),
     "lion": lambda: optim.Lion(0.01),
     "muon": lambda: optim.Muon(0.02),
@@ -40,7 +40,7 @@ def trained_on_parts(micro_batches: int) -> dict[str, list[float]]:
         loss = ops.mean(ops.square(ops.tanh(x @ w) - 0.5))
         weight = ngd.constant(np.float64(len(mine)))
         add = ngd.compile([x], [], updates=optimizer.accumulate(loss, w, weight=weight))
-        updates = optimizer.update(loss, w, weight=weight, micro_batches=micro_batches)
+        updates = optimizer.minimize(loss, w, weight=weight, micro_batches=micro_batches)
         step = ngd.compile([x], [], updates=updates)
         for batch in batches:
             *first, last = np.split(batch[mine], micro_batches)
@@ -68,7 +68,7 @@ def trained_where_one_has_nothing() -> list[float]:
     samples = 6 if world.rank == 0 else 0
     x = ngd.placeholder("x", (samples, 4), "float64")
     loss = ops.mean(ops.square(ops.tanh(x @ w) - 0.5))
-    updates = optim.SGD(0.1).update(loss, w, weight=samples)
+    updates = optim.SGD(0.1).minimize(loss, w, weight=samples)
     step = ngd.compile([x], [loss], updates=updates)
     for batch in np.random.default_rng(7).normal(size=(3, 6, 4)):
         (value,) = step(batch[:samples])

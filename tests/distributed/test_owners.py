@@ -38,7 +38,7 @@ def trained(
         weights = random.normal(size=(m, n)) / m**0.5
         parameters.append(ngd.variable(f"w{i}", weights.astype(dtype)))
         y = ops.tanh(y @ parameters[-1])
-    updates = rule(0.1).update(ops.mean((y - t) ** 2), parameters)
+    updates = rule(0.1).minimize(ops.mean((y - t) ** 2), parameters)
     step = ngd.compile([x, t], [], updates, **how)
     own = np.random.default_rng(ngd.init().rank)
     for _ in range(4):

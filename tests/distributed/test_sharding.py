@@ -57,7 +57,7 @@ def trained(
 ) -> tuple[list[Any], dict[str, Any], dict[str, int]]:
     """Losses, all variables, and the memory of a step."""
     net = Net(dtype)
-    updates = OPTIMIZERS[rule](clip).update(net.loss, list(net.parameters.values()))
+    updates = OPTIMIZERS[rule](clip).minimize(net.loss, list(net.parameters.values()))
     step = ngd.compile([net.x, net.t], [net.loss], updates, shard=shard)
     random = np.random.default_rng(ngd.init().rank)
     losses = [step(*net.batch(random))[0] for _ in range(steps)]
@@ -111,7 +111,7 @@ def gradients_are_reduced_once() -> None:
     """What only updates read is not all-reduced, and the norm of all goes with one collective."""
     net = Net()
     for rule, clip, totals in (("adamw", None, 0), ("adamw", 1.0, 1), ("lamb", 1.0, 2)):
-        updates = OPTIMIZERS[rule](clip).update(net.loss, list(net.parameters.values()))
+        updates = OPTIMIZERS[rule](clip).minimize(net.loss, list(net.parameters.values()))
         program = str(ngd.compile([net.x, net.t], [net.loss], updates, shard="host"))
         starts = [
             line.split("= start ")[1].split("(")[0]
@@ -132,7 +132,7 @@ def other_programs_see_it() -> None:
     world = ngd.init()
     net = Net()
     before = ngd.compile([net.x], [net.y])
-    updates = optim.SGD(0.1).update(net.loss, list(net.parameters.values()))
+    updates = optim.SGD(0.1).minimize(net.loss, list(net.parameters.values()))
     given = np.random.default_rng(3).normal(size=net.x.shape).astype(np.float32)
     (old,) = before(given)
     step = ngd.compile([net.x, net.t], [net.loss], updates, shard="host")
@@ -344,7 +344,7 @@ def micro_batches() -> None:
             rule = optim.SGD(0.1, momentum=0.9)
             updates = {
                 "accumulate": rule.accumulate(net.loss, parameters),
-                "update": rule.update(net.loss, parameters, micro_batches=2),
+                "update": rule.minimize(net.loss, parameters, micro_batches=2),
             }
             order = sorted(updates, key=lambda name: name != first)
             steps = {
@@ -492,7 +492,7 @@ def with_other_options() -> None:
         results = []
         for shard in ("none", "host"):
             net = Net()
-            updates = optim.AdamW(1e-2).update(net.loss, list(net.parameters.values()))
+            updates = optim.AdamW(1e-2).minimize(net.loss, list(net.parameters.values()))
             step = ngd.compile([net.x, net.t], [net.loss], updates, shard=shard, **how)
             random = np.random.default_rng(world.rank)
             for _ in range(5):
@@ -526,7 +526,7 @@ def on_the_interpreter() -> None:
     net, results = Net(np.float64), []
     for device in ("CPU", "INTERPRETER"):
         net = Net(np.float64)
-        updates = optim.AdamW(1e-2).update(net.loss, list(net.parameters.values()))
+        updates = optim.AdamW(1e-2).minimize(net.loss, list(net.parameters.values()))
         how: dict[str, Any] = {"shard": "host", "device": device}
         step = ngd.compile([net.x, net.t], [net.loss], updates, **how)
         random = np.random.default_rng(ngd.init().rank)

@@ -98,7 +98,7 @@ def what_goes_between_hosts(per_host: int, shard: str) -> None:
     """A gradient is reduced to a slice in a host, then among counterparts."""
     on_hosts(per_host)
     net = Net()
-    updates = optim.AdamW(1e-2, clip_norm=1.0).update(net.loss, list(net.parameters.values()))
+    updates = optim.AdamW(1e-2, clip_norm=1.0).minimize(net.loss, list(net.parameters.values()))
     kinds = collectives_of(ngd.compile([net.x, net.t], [net.loss], updates, shard=shard))
     between = 2 if shard == "world" else 0
     assert kinds.count("reduce_scatter") == 2 + between
@@ -222,7 +222,7 @@ def saves(per_host: int, folder: str, shard: str) -> list[float]:
     world = on_hosts(per_host)
     net = Net()
     optimizer = optim.AdamW(1e-2)
-    updates = optimizer.update(net.loss, list(net.parameters.values()))
+    updates = optimizer.minimize(net.loss, list(net.parameters.values()))
     state = [net.parameters, optimizer.state]
     step = ngd.compile([net.x, net.t], [net.loss], updates, shard=shard)
     random = np.random.default_rng(world.rank)

@@ -27,7 +27,7 @@ def late(folder: str) -> dict[str, Any]:
     x = ngd.placeholder("x", (1000,))
     step = ngd.compile([x], [ops.all_reduce(ops.exp(x), op="sum")])
     step(np.zeros(1000, np.float32))
-    with ngd.trace(Path(folder) / "trace.json"):
+    with ngd.timeline(Path(folder) / "trace.json"):
         for _ in range(3):
             world.barrier()
             if world.rank == world.size - 1:
@@ -100,7 +100,7 @@ def failing(folder: str) -> str:
     x = ngd.placeholder("x", (3,))
     step = ngd.compile([x], [ops.exp(x)])
     try:
-        with ngd.trace(Path(folder) / "trace.json"):
+        with ngd.timeline(Path(folder) / "trace.json"):
             step(np.zeros(3, np.float32))
             raise KeyError(world.rank)
     except KeyError:

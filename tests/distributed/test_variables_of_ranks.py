@@ -49,7 +49,7 @@ def loss_of(model: dict[str, Any], x: Any) -> Any:
 def compiled(model: dict[str, Any], device: str) -> Callable[[Any], Any]:
     """A step of SGD by ngd.compile."""
     x = ngd.placeholder("x", (4, 2))
-    updates = optim.SGD(0.1).update(loss_of(model, x), model)
+    updates = optim.SGD(0.1).minimize(loss_of(model, x), model)
     return ngd.compile([x], [], updates, device=device)
 
 
@@ -60,7 +60,7 @@ def traced(model: dict[str, Any], device: str) -> Callable[[Any], Any]:
     @ngd.function(updates=True, device=device)
     def step(x: Any) -> Any:
         loss = loss_of(model, x)
-        return loss, optimizer.update(loss, model)
+        return loss, optimizer.minimize(loss, model)
 
     return step
 
@@ -122,7 +122,7 @@ def other_weights_in_a_trainer() -> dict[str, Any]:
     @ngd.function(updates=True)
     def step(x: Any) -> Any:
         loss = ops.mean(ops.square(layer(x)))
-        return loss, optimizer.update(loss, layer.parameters())
+        return loss, optimizer.minimize(loss, layer.parameters())
 
     source = data.Arrays(inputs())
     loader = data.Loader(source, data.Sampler(len(source), 2))
@@ -155,13 +155,13 @@ def wrong_update(what: str, device: str) -> dict[str, Any]:
             pairs = zip(variables, gradients, strict=True)
             updates = {v: v - 0.1 * g for v, g in pairs}
         elif what == "momentum":  # that makes no difference in the first step
-            updates = optim.SGD(0.1, momentum=0.5 if odd else 0.9).update(loss, variables)
+            updates = optim.SGD(0.1, momentum=0.5 if odd else 0.9).minimize(loss, variables)
         elif what == "extra":
-            updates = optim.SGD(0.1).update(loss, variables)
+            updates = optim.SGD(0.1).minimize(loss, variables)
             if odd:
                 updates[ngd.variable("seen", np.float32(0))] = total
         else:
-            updates = optim.SGD(0.2 if odd and what == "rate" else 0.1).update(loss, variables)
+            updates = optim.SGD(0.2 if odd and what == "rate" else 0.1).minimize(loss, variables)
         step = ngd.compile([x], [total], updates, device=device)
     kinds = [str(w.message) for w in seen if w.category is VaryingVariableWarning]
     return {**caught(lambda: step(inputs())), "warnings": kinds}
@@ -201,7 +201,7 @@ def by_design(device: str) -> int:
     own = ngd.variable("own", np.float32(world.rank), per_rank=True)
     x = ngd.placeholder("x", (4, 2))
     loss = loss_of(model, x)
-    updates = optim.SGD(0.1).update(loss, model) | {own: own + ops.sum(x)}
+    updates = optim.SGD(0.1).minimize(loss, model) | {own: own + ops.sum(x)}
     step = ngd.compile([x], [], updates, device=device)
     copy, total = ngd.variable("copy", np.float32(0)), ops.all_reduce(loss, op="sum")
     with pytest.warns(VaryingVariableWarning, match="'copy'.*depend on variable 'own'"):
@@ -240,7 +240,7 @@ def batches_of_other_lengths(device: str) -> bool:
     @ngd.function(updates=True, device=device)
     def step(x: Any) -> Any:
         loss = ops.sum(x @ model["weight"] + model["bias"])
-        return loss, optimizer.update(loss, model)
+        return loss, optimizer.minimize(loss, model)
 
     lengths = [4, 3, 4, 2, 4] if world.rank == 0 else [4, 4, 1, 4, 3]
     for length in lengths:

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from ngd import ops
-from ngd.autodiff import grad
+from ngd import grad, ops
 from ngd.dtype import Type, float32, float64, int64
 from ngd.errors import Error, GradientError
 from ngd.ir import PLACEHOLDER, REGISTRY, VARIABLE, Array, Graph, Node, Op, topological

@@ -16,7 +16,7 @@ from ngd import ops
 from ngd.dtype import Type
 from ngd.errors import BusyError, CompileError, PoisonedVariableError, ShapeError
 from ngd.passes import elementwise
-from ngd.passes.plan_memory import Plan, Step, Storage
+from ngd.passes.memory_planning import Plan, Step, Storage
 
 DEVICES = ("CPU", "INTERPRETER")
 

@@ -17,7 +17,7 @@ from ngd import ops
 from ngd.ir import Graph, Node
 from ngd.passes import elementwise
 from ngd.passes.elementwise import MAX_INPUTS, MAX_INSTRUCTIONS, FusedElementwise, fuse_elementwise
-from ngd.passes.simplify import simplify
+from ngd.passes.simplification import simplify
 
 NO_TARGET: Any = None
 

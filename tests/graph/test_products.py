@@ -49,7 +49,7 @@ def trained(shape: tuple[int, int, int], dtype: str, rule: str, device: str = "C
     w = ngd.variable("w", np.random.default_rng(1).normal(size=(rows, columns)).astype(dtype))
     x, t = (ngd.placeholder(n, (samples, m), dtype) for n, m in (("x", rows), ("t", columns)))
     loss = ops.mean((x @ w - t) ** 2)
-    step = ngd.compile([x, t], [loss], RULES[rule]().update(loss, [w]), device=device)
+    step = ngd.compile([x, t], [loss], RULES[rule]().minimize(loss, [w]), device=device)
     return w, step
 
 

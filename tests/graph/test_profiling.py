@@ -148,8 +148,8 @@ def test_a_new_block_forgets() -> None:
 
 def test_one_block_at_a_time() -> None:
     with ngd.profile():
-        for again in (ngd.profile, lambda: ngd.trace("never.json")):
-            with pytest.raises(BusyError, match=r"ngd\.profile, ngd\.trace"), again():
+        for again in (ngd.profile, lambda: ngd.timeline("never.json")):
+            with pytest.raises(BusyError, match=r"ngd\.profile, ngd\.timeline"), again():
                 pass
     with ngd.profile():
         pass
@@ -225,7 +225,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 def test_a_trace_has_each_instruction_of_each_run(tmp_path: Path) -> None:
     step, line = a_step()
-    with ngd.trace(tmp_path / "trace.json"):
+    with ngd.timeline(tmp_path / "trace.json"):
         for _ in range(3):
             step(given())
     found = events(tmp_path / "trace.json")
@@ -247,20 +247,20 @@ def test_a_trace_has_each_instruction_of_each_run(tmp_path: Path) -> None:
 
 def test_a_trace_keeps_so_many_events(tmp_path: Path) -> None:
     step, _ = a_step()
-    with ngd.trace(tmp_path / "trace.json", most_events=7):
+    with ngd.timeline(tmp_path / "trace.json", most_events=7):
         for _ in range(10):
             step(given())
     found = events(tmp_path / "trace.json")
     assert sum(event["ph"] == "X" for event in found) == 7
     dropped = 10 * (len(step.report().rows) + 1) - 7
     assert f"{dropped} events dropped" in found[0]["args"]["name"]
-    with pytest.raises(ValueError, match=r"trace: most_events: expected at least 1; got 0"):
-        ngd.trace(tmp_path / "other.json", most_events=0).__enter__()
+    with pytest.raises(ValueError, match=r"timeline: most_events: expected at least 1; got 0"):
+        ngd.timeline(tmp_path / "other.json", most_events=0).__enter__()
 
 
 def test_a_trace_of_a_block_that_fails_is_written(tmp_path: Path) -> None:
     step, _ = a_step()
-    with pytest.raises(TypeError), ngd.trace(tmp_path / "trace.json"):
+    with pytest.raises(TypeError), ngd.timeline(tmp_path / "trace.json"):
         step(given()) and step()
     assert len([e for e in events(tmp_path / "trace.json") if e.get("cat") == "step"]) == 1
 
@@ -268,7 +268,7 @@ def test_a_trace_of_a_block_that_fails_is_written(tmp_path: Path) -> None:
 def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
     world = ngd.init()
     (tmp_path / "trace.json").mkdir()
-    with pytest.raises(OSError, match=r"trace\.json"), ngd.trace(tmp_path / "trace.json"):
+    with pytest.raises(OSError, match=r"trace\.json"), ngd.timeline(tmp_path / "trace.json"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
     world.check_open()
@@ -277,9 +277,9 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
 
 
 def test_a_trace_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
-    said = r"ngd\.trace: the file was not written: .*trace\.json"
+    said = r"ngd\.timeline: the file was not written: .*trace\.json"
     file = tmp_path / "nowhere" / "trace.json"
-    with pytest.warns(UserWarning, match=said), pytest.raises(TypeError), ngd.trace(file):
+    with pytest.warns(UserWarning, match=said), pytest.raises(TypeError), ngd.timeline(file):
         raise TypeError
 
 
@@ -289,7 +289,7 @@ def test_a_trace_goes_where_its_block_began(
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link.json").symlink_to("trace.json")
-    with ngd.trace("link.json"):
+    with ngd.timeline("link.json"):
         monkeypatch.chdir("there")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert (tmp_path / "link.json").is_symlink()
@@ -299,7 +299,7 @@ def test_a_trace_may_go_into_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    with ngd.trace(pipe):
+    with ngd.timeline(pipe):
         pass
     assert json.loads(os.read(reader, 100_000))["traceEvents"]
     os.close(reader)
@@ -307,7 +307,7 @@ def test_a_trace_may_go_into_a_pipe(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_nothing_is_a_trace(tmp_path: Path) -> None:
-    with ngd.trace(tmp_path / "trace.json"):
+    with ngd.timeline(tmp_path / "trace.json"):
         pass
     assert {event["ph"] for event in events(tmp_path / "trace.json")} == {"M"}
 

@@ -109,7 +109,7 @@ def test_programs_of_one_dtype_are_silent(dtype: str) -> None:
     @ngd.function(updates=True)
     def step(x: Node, rate: float, mask: Node) -> Any:
         value = loss(x @ weights) * rate + ops.mean(x * ops.cast(mask, x.dtype))
-        return value, optimizer.update(value, [weights])
+        return value, optimizer.minimize(value, [weights])
 
     assert step(X.astype(dtype), 0.5, MASK).dtype == dtype
 

@@ -102,7 +102,7 @@ def test_a_block_of_float32_is_kept_in_copies() -> None:
     x = y = ngd.placeholder("x", (256, 64), "float32")
     for w in weights:
         h = y @ w
-        with ngd.precision("float32"):
+        with ngd.full_precision():
             p = (ops.layer_norm(h, 64) + 100) @ ngd.constant(np.eye(64, dtype="f"))
             s = (p - 100) * 2
             t = ops.tanh(s)

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.testing as npt
 import pytest
 
-from ngd import ops
-from ngd.autodiff import grad
+from ngd import grad, ops
 from ngd.dtype import Type, bfloat16, float32, float64, int32
 from ngd.errors import Error
 from ngd.ir import PLACEHOLDER, VARIABLE, Array, Graph, Node, Op

@@ -20,7 +20,7 @@ from ngd.errors import CompileError, Error
 from ngd.ir import Array, Graph, Node, Op, Result, topological
 from ngd.ops.precision import expansion
 from ngd.passes import computation
-from ngd.passes.simplify import simplify
+from ngd.passes.simplification import simplify
 from ngd.reference import evaluate
 
 DEVICES = ("CPU", "INTERPRETER")

@@ -23,7 +23,7 @@ from ngd.ops.collective import Alone
 from ngd.passes import owners
 from ngd.passes.collectives import order_collectives
 from ngd.passes.equal import Equal
-from ngd.passes.simplify import simplify
+from ngd.passes.simplification import simplify
 from ngd.passes.slices import Places, to_share, update_in_slices
 
 N = 32

@@ -106,7 +106,7 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         (lambda: step({"a": zero}), r"expected 2 arrays \(\[0\], y\); got 1"),
         (lambda: step({"a": zero}, zero, x=zero), r"no input is called 'x'"),
         (lambda: step({"a": zero}, zero, out=[zero]), r"out: expected a dict of s; got a list of"),
-        (lambda: ngd.compile(x, [x]), "inputs: expected a list of nodes"),
+        (lambda: ngd.compile(3, [x]), "inputs: expected a node, or a list, tuple or dict of nodes"),
         (lambda: ngd.compile([{"a": x + 1}], [x]), r"expected placeholders.*inputs\[0\]\['a'\]"),
         (lambda: ngd.compile([x], {"r": [x, 3]}), r"expected nodes; got 3 at outputs\['r'\]\[1\]"),
         (lambda: ngd.compile([x], [x], updates=([y], [x])), r"updates: expected \{variable: node"),

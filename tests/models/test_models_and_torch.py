@@ -155,7 +155,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda p: torch.optim.AdamW(p, 2e-4, weight_decay=0.1),
     ),
     "lars": (
-        lambda: optim.LARS(0.5, momentum=0.9, weight_decay=0.01, trust=0.02),
+        lambda: optim.LARS(0.5, momentum=0.9, weight_decay=0.01, trust_coefficient=0.02),
         lambda p: Papers(p, lambda w, g: formulas.lars(w, g, rate=0.5, m=0.9, beta=0.01, eta=0.02)),
     ),
     "lamb": (
@@ -195,7 +195,7 @@ def compare(case: Case, optimizer: str, dtype: str, steps: int, losses: float, l
     ours, theirs = OPTIMIZERS[optimizer]
     with nn.training() as state:
         loss = our_loss(model(x), y)
-    updates = [ours().update(loss, model.parameters()), state.updates]
+    updates = [ours().minimize(loss, model.parameters()), state.updates]
     step, judge = ngd.compile([x, y], [loss], updates), ngd.compile([x], [model(x)])
     trainer = theirs(reference.parameters())
     found, wanted = [], []

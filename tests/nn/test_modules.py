@@ -218,7 +218,7 @@ def test_two_programs_over_the_same_variables() -> None:
             frozen = model(x)
         assert nn.current() is state
     assert nn.current() is None
-    updates = [optimizer.update(loss, model.parameters()), state.updates]
+    updates = [optimizer.minimize(loss, model.parameters()), state.updates]
     step = ngd.compile([x, y], {"loss": loss, "frozen": frozen}, updates)
     evaluate = ngd.compile([x], [model(x)])
     data, labels = np.random.default_rng(0).normal(size=(6, 3)).astype("f"), np.arange(6) % 2
@@ -329,7 +329,7 @@ def test_a_linear_step_transposes_nothing() -> None:
     layer = nn.Linear(5, 3)
     x = ngd.placeholder("x", (2, 4, 5))
     loss = ops.sum(ops.tanh(layer(x)))
-    step = ngd.compile([x], [loss], optim.SGD(0.1).update(loss, layer.parameters()))
+    step = ngd.compile([x], [loss], optim.SGD(0.1).minimize(loss, layer.parameters()))
     assert "transpose(" not in str(step)
     assert str(step).count("= matmul(") == 2
     assert str(step).split("= matmul(")[1].split(")")[0].count("%") == 3

@@ -333,7 +333,7 @@ def test_ten_steps_are_pytorchs(make: Any, shape: Any, optimizer: Any, theirs: A
     with nn.training() as state:
         logits = model(x)
         loss = ops.mean(ops.softmax_cross_entropy(logits, y))
-    updates = [optimizer().update(loss, model.parameters()), state.updates]
+    updates = [optimizer().minimize(loss, model.parameters()), state.updates]
     step, evaluate = ngd.compile([x, y], [loss], updates), ngd.compile([x], [model(x)])
     trainer, random = theirs(reference.parameters()), RANDOM(2)
     for _ in range(10):

@@ -16,8 +16,7 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees, drawn
 
 import ngd
-from ngd import ops
-from ngd.autodiff import grad
+from ngd import grad, ops
 from ngd.dtype import DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, ShapeError
 from ngd.ir import Array, Node, op_named

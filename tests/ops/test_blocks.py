@@ -21,7 +21,7 @@ from tests.ops.cases import (
 )
 from tests.ops.conftest import Coverage, Runner
 
-from ngd.autodiff import grad
+from ngd import grad
 from ngd.dtype import FLOATS, Type, bool_, float64, is_float
 from ngd.errors import DTypeError, GradientError
 from ngd.ir import Array, Graph, Node, Op

@@ -13,8 +13,7 @@ from tests.ops.cases import placeholders
 from tests.ops.conftest import Runner
 from tests.ops.witness import agrees, drawn
 
-from ngd import ops
-from ngd.autodiff import grad
+from ngd import grad, ops
 from ngd.dtype import DType, Type, float16, float32, float64
 from ngd.errors import ShapeError
 from ngd.ir import Array, Node

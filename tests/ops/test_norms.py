@@ -13,8 +13,7 @@ from tests.ops.cases import placeholders, run_reference
 from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees, drawn, torch_or_skip
 
-from ngd import ops
-from ngd.autodiff import grad
+from ngd import grad, ops
 from ngd.dtype import DType, Type, float16, float32, float64
 from ngd.errors import ShapeError
 

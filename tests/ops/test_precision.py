@@ -17,8 +17,7 @@ import pytest
 from tests.ops.cases import Case, all_cases, placeholders, run_reference
 from tests.ops.conftest import Runner
 
-from ngd import ops
-from ngd.autodiff import grad
+from ngd import grad, ops
 from ngd.dtype import SHORT_NAMES, DType, Type, bfloat16, float16, float32, float64, is_float
 from ngd.ir import Array, Node
 

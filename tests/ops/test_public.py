@@ -14,8 +14,7 @@ import numpy.testing as npt
 import pytest
 from tests.ops.cases import placeholders, run_reference
 
-from ngd import ops
-from ngd.autodiff import grad
+from ngd import grad, ops
 from ngd.dtype import (
     FLOATS,
     INTEGERS,

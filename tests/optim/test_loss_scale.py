@@ -43,7 +43,7 @@ def test_by_hand(micro_batches: int, device: str) -> None:
     optimizer = optim.SGD(0.5, loss_scale=scale)
     loss = ops.sum(x * w)
     add = ngd.compile([x], [], updates=optimizer.accumulate(loss, w), device=device)
-    updates = optimizer.update(loss, w, micro_batches=micro_batches)
+    updates = optimizer.minimize(loss, w, micro_batches=micro_batches)
     step = ngd.compile([x], [loss], updates=updates, device=device)
     for gradient, weight, wanted, good_steps, done in BY_HAND:
         if micro_batches == 2:
@@ -81,7 +81,7 @@ def test_the_bits_without_it(name: str, clip_norm: float | None, device: str) ->
         x = ngd.placeholder("x", (6, 5))
         loss = ops.mean(ops.square(ops.tanh(x @ weights["a"]) @ weights["b"] - 0.5))
         optimizer = OPTIMIZERS[name](clip_norm=clip_norm, loss_scale=scale)
-        updates = optimizer.update(loss, weights)
+        updates = optimizer.minimize(loss, weights)
         step = ngd.compile([x], [loss], updates=updates, device=device)
         losses = [step(batch)[0].tobytes() for batch in batches]
         return losses, {v.name: v.numpy().tobytes() for v in weights.values()}
@@ -99,7 +99,7 @@ def test_a_skipped_step_keeps_the_state(device: str) -> None:
     optimizer = optim.AdamW(0.1, weight_decay=0.1, loss_scale=optim.LossScale())
     with nn.training() as state:
         loss = ops.sum(norm(x) * x) * factor
-    updates = [optimizer.update(loss, norm.parameters()), state.updates]
+    updates = [optimizer.minimize(loss, norm.parameters()), state.updates]
     step = ngd.compile([x, factor], [loss], updates, device=device)
     batch = np.random.default_rng(4).normal(size=(4, 3)).astype(np.float32) + 5
     step(batch, 1.0)
@@ -125,7 +125,7 @@ def test_float16_learns_from_gradients_that_it_cannot_hold() -> None:
         x = ngd.placeholder("x", (16, 8))
         a, b = (ngd.variable(n, random.normal(size=(8, 8)).astype("float32")) for n in "ab")
         loss = ops.mean(ops.square(ops.tanh(x @ a) @ b)) * 1e-6
-        updates = optim.SGD(1e5, **how).update(loss, [a, b])
+        updates = optim.SGD(1e5, **how).minimize(loss, [a, b])
         step = ngd.compile([x], [loss], updates, device="INTERPRETER", precision=precision)
         before = a.numpy()
         for _ in range(20):
@@ -149,7 +149,7 @@ def test_float16_finds_a_scale_that_does_not_overflow() -> None:
     x, w = ngd.placeholder("x", (16, 8)), ngd.variable("w", np.ones((8, 4), np.float32))
     loss = ops.mean(ops.square(x @ w))
     scale = optim.LossScale(2.0**30)
-    updates = optim.SGD(0.1, loss_scale=scale).update(loss, w)
+    updates = optim.SGD(0.1, loss_scale=scale).minimize(loss, w)
     step = ngd.compile([x], [loss], updates, device="INTERPRETER", precision="float16")
     losses = [float(step(random.normal(size=(16, 8)).astype(np.float32))[0]) for _ in range(60)]
     assert np.isfinite(losses).all()
@@ -166,8 +166,8 @@ def test_two_optimizers_skip_together(device: str) -> None:
     gradients = ngd.grad(scale.scaled(loss), {"muon": matrix, "sgd": bias})
     gradients, finite = scale.unscaled(gradients)
     updates = [
-        optim.Muon(0.1).updates({matrix: gradients["muon"]}, where=finite),
-        optim.SGD(0.5).updates({bias: gradients["sgd"]}, where=finite),
+        optim.Muon(0.1).apply({matrix: gradients["muon"]}, where=finite),
+        optim.SGD(0.5).apply({bias: gradients["sgd"]}, where=finite),
         scale.updates(finite),
     ]
     step = ngd.compile([given], [], updates, device=device)
@@ -184,7 +184,7 @@ def test_the_scale_is_a_part_of_a_checkpoint(tmp_path: Path) -> None:
     def made(initial: float) -> tuple[optim.Optimizer, Any]:
         w = ngd.variable("w", np.ones(3, np.float32))
         optimizer = optim.SGD(0.1, loss_scale=optim.LossScale(initial, growth_interval=2))
-        updates = optimizer.update(ops.sum(ops.square(w)), w)
+        updates = optimizer.minimize(ops.sum(ops.square(w)), w)
         return optimizer, ngd.compile([], [], updates)
 
     first, step = made(16)
@@ -192,7 +192,7 @@ def test_the_scale_is_a_part_of_a_checkpoint(tmp_path: Path) -> None:
         step()
     assert set(first.state) == {
         "sgd.step",
-        "sgd.learning_rate",
+        "sgd.lr",
         "loss_scale.scale",
         "loss_scale.good_steps",
     }
@@ -212,7 +212,7 @@ def test_what_is_refused() -> None:
         ValueError, match=r"optim.LossScale: expected an initial scale .*; got 0\.5"
     ):
         optim.LossScale(0.5)
-    with pytest.raises(ValueError, match="initial: expected a finite number; got nan"):
+    with pytest.raises(ValueError, match="init_scale: expected a finite number; got nan"):
         optim.LossScale(NAN)
-    with pytest.raises(ValueError, match="expected a growth interval >= 1; got 0"):
+    with pytest.raises(ValueError, match="growth_interval: expected a whole number >= 1; got 0"):
         optim.LossScale(growth_interval=0, name="x")

@@ -43,7 +43,7 @@ TORCH: dict[str, tuple[Callable[[], optim.Optimizer], str, dict[str, Any]]] = {
         {"lr": 0.03, "betas": (0.8, 0.95), "weight_decay": 0.1, "amsgrad": True},
     ),
     "adamw": (
-        lambda: optim.AdamW(0.03, weight_decay=0.1, epsilon=1e-6),
+        lambda: optim.AdamW(0.03, weight_decay=0.1, eps=1e-6),
         "AdamW",
         {"lr": 0.03, "weight_decay": 0.1, "eps": 1e-6},
     ),
@@ -58,7 +58,7 @@ TORCH: dict[str, tuple[Callable[[], optim.Optimizer], str, dict[str, Any]]] = {
         {"lr": 0.03, "momentum": 0.9, "centered": True, "alpha": 0.9},
     ),
     "adagrad": (
-        lambda: optim.Adagrad(0.1, rate_decay=0.1, initial=0.2, weight_decay=0.1),
+        lambda: optim.Adagrad(0.1, lr_decay=0.1, initial_accumulator_value=0.2, weight_decay=0.1),
         "Adagrad",
         {"lr": 0.1, "lr_decay": 0.1, "initial_accumulator_value": 0.2, "weight_decay": 0.1},
     ),
@@ -67,7 +67,7 @@ TORCH: dict[str, tuple[Callable[[], optim.Optimizer], str, dict[str, Any]]] = {
 BETAS = (0.9, 0.98)
 PAPERS: dict[str, tuple[Callable[[], optim.Optimizer], Any]] = {
     "lars": (
-        lambda: optim.LARS(2.0, momentum=0.9, weight_decay=0.01, trust=0.02),
+        lambda: optim.LARS(2.0, momentum=0.9, weight_decay=0.01, trust_coefficient=0.02),
         lambda w, g: formulas.lars(w, g, rate=2.0, m=0.9, beta=0.01, eta=0.02),
     ),
     "lamb": (
@@ -123,7 +123,7 @@ def trained(optimizer: optim.Optimizer, dtype: str, device: str, axes: int = 0) 
     """The weights after ten steps."""
     weights, targets = initial(dtype, axes)
     variables = {name: ngd.variable(name, w) for name, w in weights.items()}
-    updates = optimizer.update(loss_of(variables, targets), variables)
+    updates = optimizer.minimize(loss_of(variables, targets), variables)
     step = ngd.compile([], [], updates=updates, device=device)
     for _ in range(STEPS):
         step()
@@ -179,18 +179,18 @@ def test_adam_as_its_paper(device: str) -> None:
 @pytest.mark.parametrize("make", [lambda: optim.LARS(0.1), lambda: optim.LAMB(0.1)])
 def test_weights_of_norm_zero_learn(make: Callable[[], optim.Optimizer], device: str) -> None:
     w = ngd.variable("w", np.zeros(3))
-    ngd.compile([], [], updates=make().updates({w: ngd.constant(np.ones(3))}), device=device)()
+    ngd.compile([], [], updates=make().apply({w: ngd.constant(np.ones(3))}), device=device)()
     assert np.isfinite(w.numpy()).all()
     assert (w.numpy() < 0).all()
     still = ngd.variable("w", np.zeros(3))
-    ngd.compile([], [], updates=make().updates({still: ops.zeros((3,), "float64")}))()
+    ngd.compile([], [], updates=make().apply({still: ops.zeros((3,), "float64")}))()
     np.testing.assert_array_equal(still.numpy(), 0)
 
 
 def test_two_byte_parameters_have_float32_state(device: str) -> None:
     w = ngd.variable("w", np.ones(3, np.float16))
     optimizer = optim.Adam(0.01)
-    updates = optimizer.update(ops.sum(ops.square(w)), w)
+    updates = optimizer.minimize(ops.sum(ops.square(w)), w)
     ngd.compile([], [], updates=updates, device=device)()
     assert optimizer.state["adam.w.first_moment"].dtype == np.float32
     np.testing.assert_allclose(w.numpy(), 0.99, rtol=1e-3)

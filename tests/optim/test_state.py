@@ -52,7 +52,7 @@ class Program:
         with nn.training(self.random) as state:
             loss = ops.mean(ops.softmax_cross_entropy(self.model(x), y))
         parameters = self.model.parameters()
-        updates = self.optimizer.update(loss, parameters)
+        updates = self.optimizer.minimize(loss, parameters)
         updates |= self.average.updates(updates, parameters)
         return loss, [updates, state.updates]
 
@@ -146,7 +146,7 @@ def test_the_same_of_a_compiled_step(tmp_path: Path) -> None:
 
     def made(parameters: list[Any]) -> Any:
         optimizer = optim.SGD(0.1, momentum=0.5)
-        updates = optimizer.updates({v: ops.ones(v.shape, v.dtype) for v in parameters})
+        updates = optimizer.apply({v: ops.ones(v.shape, v.dtype) for v in parameters})
         return optimizer, ngd.compile([], [], updates)
 
     optimizer, step = made([w, b])
@@ -260,7 +260,7 @@ def test_two_optimizers_of_one_checkpoint(tmp_path: Path) -> None:
         @ngd.function(updates=True)
         def step(x: Any, y: Any) -> Any:
             loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
-            return loss, [two[0].update(loss, model.weight), two[1].update(loss, model.bias)]
+            return loss, [two[0].minimize(loss, model.weight), two[1].minimize(loss, model.bias)]
 
         saved = [model.variables(), [each.state for each in two]]
         if first:
@@ -355,7 +355,7 @@ def resume_shards(folder: str, shard: str) -> list[str]:
         @ngd.function(updates=True, shard=shard)
         def step(x: Any) -> Any:
             loss = ops.mean(ops.square(model(x)))
-            return loss, optimizer.update(loss, model.parameters())
+            return loss, optimizer.minimize(loss, model.parameters())
 
         saved = [model.variables(), optimizer.state]
         if first:

@@ -25,22 +25,22 @@ def test_a_rate_is_a_variable_a_node_or_a_schedule(device: str) -> None:
     gradient = ngd.constant(np.ones(2))
     w = ngd.variable("w", np.zeros(2))
     optimizer = optim.SGD(0.5)
-    step = ngd.compile([], [], updates=optimizer.updates({w: gradient}), device=device)
+    step = ngd.compile([], [], updates=optimizer.apply({w: gradient}), device=device)
     step()
-    optimizer.state["sgd.learning_rate"].assign(0.25)
+    optimizer.state["sgd.lr"].assign(0.25)
     step()
     np.testing.assert_array_equal(w.numpy(), -0.75)
     assert optimizer.step.numpy() == 2
-    assert set(optimizer.state) == {"sgd.step", "sgd.learning_rate"}
+    assert set(optimizer.state) == {"sgd.step", "sgd.lr"}
 
     rate = ngd.placeholder("rate", (), uniform=True)
     given = ngd.variable("given", np.zeros(2))
-    updates = optim.SGD(rate).updates({given: gradient})
+    updates = optim.SGD(rate).apply({given: gradient})
     ngd.compile([rate], [], updates=updates, device=device)(2)
     np.testing.assert_array_equal(given.numpy(), -2)
 
     scheduled = ngd.variable("scheduled", np.zeros(2))
-    updates = optim.SGD(lambda done: done + 1.0).updates({scheduled: gradient})
+    updates = optim.SGD(lambda done: done + 1.0).apply({scheduled: gradient})
     step = ngd.compile([], [], updates=updates, device=device)
     step()
     step()
@@ -59,7 +59,7 @@ SCHEDULES: dict[str, tuple[Any, Callable[[int], float]]] = {
     ),
     "cosine": (optim.cosine(0.1, 4, 0.01), half_cosine),
     "polynomial": (
-        optim.polynomial(0.1, 4, power=2, final=0.01),
+        optim.polynomial(0.1, 4, power=2, final_lr=0.01),
         lambda t: 0.01 + 0.09 * (1 - min(t / 4, 1)) ** 2,
     ),
     "warm_up": (
@@ -89,11 +89,11 @@ def test_groups_have_their_options(device: str) -> None:
     w, b, k = (ngd.variable(n, np.ones(s)) for n, s in (("w", (1, 1)), ("a.bias", 1), ("k", 1)))
     groups = [
         optim.ParameterGroup("*.bias", weight_decay=0.0),
-        optim.ParameterGroup({"of": [k]}, learning_rate_factor=10.0),
+        optim.ParameterGroup({"of": [k]}, lr_factor=10.0),
         optim.ParameterGroup(optim.is_vector, weight_decay=100.0),
     ]
     optimizer = optim.SGD(0.1, weight_decay=0.5, groups=groups)
-    updates = optimizer.updates({v: ops.ones(v.shape, v.dtype) for v in (w, b, k)})
+    updates = optimizer.apply({v: ops.ones(v.shape, v.dtype) for v in (w, b, k)})
     ngd.compile([], [], updates=updates, device=device)()
     assert [float(v.numpy().sum()) for v in (w, b, k)] == pytest.approx([0.85, 0.9, -0.5])
     with pytest.raises(TypeError, match=r"groups: expected options .*momentum.*; got 'betas'"):
@@ -113,7 +113,7 @@ def test_clipping_by_the_norm_of_all(device: str) -> None:
     same, _ = optim.clip_by_global_norm(tree, 100.0)
     np.testing.assert_array_equal(ngd.compile([], same, device=device)()["a"], a)
     w = ngd.variable("w", np.zeros(1))
-    updates = optim.SGD(1.0, clip_norm=0.5).updates({w: ngd.constant(np.array([8.0]))})
+    updates = optim.SGD(1.0, clip_norm=0.5).apply({w: ngd.constant(np.array([8.0]))})
     ngd.compile([], [], updates=updates, device=device)()
     np.testing.assert_allclose(w.numpy(), -0.5, rtol=1e-6)
 
@@ -126,7 +126,7 @@ def test_micro_batches_are_one_batch(device: str) -> None:
         x = ngd.placeholder("x", (6 // micro_batches, 3), "float64")
         loss, optimizer = ops.mean(ops.square(x @ w - 1.0)), optim.AdamW(0.1)
         add = ngd.compile([x], [], updates=optimizer.accumulate(loss, [w]), device=device)
-        updates = optimizer.update(loss, [w], micro_batches=micro_batches)
+        updates = optimizer.minimize(loss, [w], micro_batches=micro_batches)
         last = ngd.compile([x], [], updates=updates, device=device)
         for batch in data:
             *first, rest = np.split(batch, micro_batches)
@@ -165,8 +165,8 @@ def test_state_is_made_once() -> None:
     w = ngd.variable("w", np.zeros(2, np.float32))
     optimizer = optim.Adam(name="generator")
     for _ in range(2):
-        optimizer.update(ops.sum(ops.square(w)), w)
-    names = ("step", "learning_rate", "w.first_moment", "w.second_moment")
+        optimizer.minimize(ops.sum(ops.square(w)), w)
+    names = ("step", "lr", "w.first_moment", "w.second_moment")
     assert set(optimizer.state) == {f"generator.{name}" for name in names}
 
 
@@ -174,10 +174,10 @@ def test_two_variables_of_one_name_do_not_share_their_state() -> None:
     one, other = ngd.variable("w", np.ones(2)), ngd.variable("w", np.zeros(3))
     optimizer, average = optim.SGD(0.1, momentum=0.9), optim.ExponentialMovingAverage(0.9)
     for w in (one, one):
-        average.updates(optimizer.updates({w: ops.ones(w.shape, w.dtype)}), w)
+        average.updates(optimizer.apply({w: ops.ones(w.shape, w.dtype)}), w)
     says = r"expected variables of different names; got two that are called 'w', made at .*py:\d+ "
-    with pytest.raises(ValueError, match=f"sgd: updates: {says}"):
-        optimizer.updates({other: ops.ones((3,), "float64")})
+    with pytest.raises(ValueError, match=f"sgd: apply: {says}"):
+        optimizer.apply({other: ops.ones((3,), "float64")})
     with pytest.raises(ValueError, match=f"ema: updates: {says}"):
         average.updates({other: other * 2.0})
 
@@ -188,18 +188,24 @@ def test_what_is_no_parameter_is_refused() -> None:
     def with_and_without_weights() -> None:
         optimizer = optim.SGD(0.1)
         optimizer.accumulate(ops.sum(w), w)
-        optimizer.update(ops.sum(w), w, weight=3, micro_batches=2)
+        optimizer.minimize(ops.sum(w), w, weight=3, micro_batches=2)
 
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: optim.SGD(0.1).update(ops.sum(w), {"a": [w, x]}), r"parameters\['a'\]\[1\]: exp"),
-        (lambda: optim.SGD(0.1).update(ops.sum(w), [w, w]), "2 parameters are called 'w'"),
-        (lambda: optim.SGD(-0.1), "expected a learning rate >= 0; got -0.1"),
+        (
+            lambda: optim.SGD(0.1).minimize(ops.sum(w), {"a": [w, x]}),
+            r"parameters\['a'\]\[1\]: exp",
+        ),
+        (lambda: optim.SGD(0.1).minimize(ops.sum(w), [w, w]), "2 parameters are called 'w'"),
+        (lambda: optim.SGD(-0.1), "lr: expected a number >= 0; got -0.1"),
         (lambda: optim.SGD(0.1, nesterov=True), "nesterov needs a momentum"),
-        (lambda: optim.SGD(0.1).update(ops.sum(w), w, weight=[1.0]), "expected a scalar weight"),
+        (lambda: optim.SGD(0.1).minimize(ops.sum(w), w, weight=[1.0]), "expected a scalar weight"),
         (with_and_without_weights, "expected weights for all micro-batches, or for none"),
-        (lambda: optim.Muon().updates({w: w}), "expected parameters of two axes or more"),
-        (lambda: optim.Muon(scale="none"), 'scale: expected "shape" or "rms"'),
-        (lambda: optim.ExponentialMovingAverage(1.0), "expected a decay in"),
+        (lambda: optim.Muon().apply({w: w}), "expected parameters of two axes or more"),
+        (
+            lambda: optim.Muon(adjust_lr_fn="none"),
+            'adjust_lr_fn: expected "original" or "match_rms_adamw"',
+        ),
+        (lambda: optim.ExponentialMovingAverage(1.0), "decay: expected a number in"),
     ]
     for call, says in cases:
         with pytest.raises((TypeError, ValueError), match=says):

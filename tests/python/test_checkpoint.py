@@ -116,7 +116,7 @@ def training(seed: int) -> tuple[Any, Any, Any, np.random.Generator]:
     x = ngd.placeholder("x", (4, 3))
     optimizer = optim.AdamW(optim.warm_up(0.1, 4), weight_decay=0.1)
     loss = ops.mean(ops.square(ops.tanh(x @ w) - 0.5))
-    step = ngd.compile([x], [loss], updates=optimizer.update(loss, w))
+    step = ngd.compile([x], [loss], updates=optimizer.minimize(loss, w))
     return step, w, optimizer, np.random.default_rng(seed)
 
 

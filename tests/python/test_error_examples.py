@@ -157,7 +157,7 @@ model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
 x = ngd.placeholder("x", (8, 4))
 with nn.training(nn.Random(seed=1)) as state:
     loss = ops.mean(model(x) ** 2)
-updates = optim.SGD(0.1).update(loss, model.parameters())
+updates = optim.SGD(0.1).minimize(loss, model.parameters())
 step = ngd.compile([x], [loss], updates)
 """,
     "PromotionWarning": """
@@ -200,7 +200,7 @@ from ngd import ops, optim
 rank = ngd.init().rank
 w = ngd.variable("w", np.full(3, rank, "float32"))
 loss = ops.mean(w**2)
-step = ngd.compile([], [loss], optim.SGD(0.1).update(loss, [w]))
+step = ngd.compile([], [loss], optim.SGD(0.1).minimize(loss, [w]))
 step()
 """,
     "CollectiveMismatchError": """

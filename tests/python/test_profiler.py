@@ -96,7 +96,7 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.skipif(ngd.build_info()["mode"] == "OFF", reason="built without collectives")
 @pytest.mark.parametrize("end", ["", "ngd.shutdown()"])
 def test_ranks_are_profiled_together(tmp_path: Path, end: str) -> None:
-    said = profile(tmp_path, "--trace", "trace.json", ranks=2, end=end)
+    said = profile(tmp_path, "--timeline", "trace.json", ranks=2, end=end)
     assert said.count("step compiled at train.py") == 2  # of rank 0
     assert said.endswith("exit 0")
     names = sorted(path.name for path in tmp_path.glob("*.json"))

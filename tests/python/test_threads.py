@@ -153,7 +153,7 @@ optimizer = optim.AdamW(1e-3, clip_norm=1.0)
 def step(x, y):
     with nn.training(nn.Random(seed=1)) as state:
         loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
-    return loss, [optimizer.update(loss, model.parameters()), state.updates]
+    return loss, [optimizer.minimize(loss, model.parameters()), state.updates]
 
 step(x, y)
 first = set(os.listdir("/proc/self/task"))

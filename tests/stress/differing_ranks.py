@@ -95,7 +95,7 @@ def go_switch(seed: str) -> dict[str, Any]:
         v = ngd.variable("v", np.ones((16, 16), np.float32))
         x = ngd.placeholder("x", (16, 16))
         loss = ngd.ops.sum(ngd.ops.square(x @ v))
-        step = ngd.compile([x], [loss], ngd.optim.SGD(1e-4).update(loss, [v]))
+        step = ngd.compile([x], [loss], ngd.optim.SGD(1e-4).minimize(loss, [v]))
         for _ in range(3):
             step(np.full((16, 16), run.world.rank + 1, np.float32))
         everywhere = run.world.all_gather(v.numpy()[None])

@@ -106,7 +106,7 @@ def trained(run: Run, optimizer: Any, model: Any = None, more: Any = None, steps
     model = model or model_of()
     x = ngd.placeholder("x", (4, 3))
     loss = ops.sum(ops.square(x @ model["weight"] + model["bias"]))
-    updates = optimizer.update(loss, model)
+    updates = optimizer.minimize(loss, model)
     if more is not None:
         updates |= more(loss, updates)
     step = ngd.compile([x], [loss], updates, device=run.device)
@@ -226,7 +226,7 @@ def another_seed_of_dropout(run: Run) -> None:
     dropout = nn.Dropout(0.5)
     with nn.training(source) as state:
         loss = ops.sum(dropout(x @ model["weight"] + model["bias"]))
-        updates = optim.SGD(0.1).update(loss, model) | state.updates
+        updates = optim.SGD(0.1).minimize(loss, model) | state.updates
     step = ngd.compile([x], [loss], updates, device=run.device)
     for _ in range(2):
         step(batch(run))
@@ -248,7 +248,7 @@ def statistics_of_a_norm(run: Run) -> None:
     x = ngd.placeholder("x", (4, 3))
     with nn.training() as state:
         loss = ops.sum(ops.square(norm(x) + 1.0))
-        updates = optim.SGD(0.1).update(loss, norm.parameters()) | state.updates
+        updates = optim.SGD(0.1).minimize(loss, norm.parameters()) | state.updates
     ngd.compile([x], [loss], updates, device=run.device)(batch(run))
     expect_equal(run, *norm.parameters().values())
     want = 0.1 * batch(run).mean(0)
@@ -328,7 +328,7 @@ def another_mask(run: Run) -> None:
     model = model_of()
     x, mask = ngd.placeholder("x", (4, 3)), ngd.placeholder("mask", (4, 1))
     loss = ops.sum((x @ model["weight"]) * mask)
-    step = ngd.compile([x, mask], [loss], optim.SGD(0.5).update(loss, [model["weight"]]))
+    step = ngd.compile([x, mask], [loss], optim.SGD(0.5).minimize(loss, [model["weight"]]))
     masks = [(np.arange(4) % (3 if r == run.odd else 2) > 0) for r in range(run.world.size)]
     rows = [np.random.default_rng(r).uniform(size=(4, 3)) for r in range(run.world.size)]
     step(batch(run), masks[run.world.rank].astype(np.float32)[:, None])
@@ -367,7 +367,7 @@ def another_device(run: Run) -> None:
 def another_precision(run: Run) -> None:
     v = ngd.variable("v", np.ones((8, 8), np.float32))
     x = ngd.placeholder("x", (8, 8))
-    updates = optim.SGD(0.1).update(ops.sum(x @ v), [v])
+    updates = optim.SGD(0.1).minimize(ops.sum(x @ v), [v])
     precision = run.choose("bfloat16", "float32")
     ngd.compile([x], [], updates, precision=precision)(np.ones((8, 8), np.float32))
     expect_equal(run, v)
@@ -377,7 +377,7 @@ def another_precision(run: Run) -> None:
 def another_shard(run: Run) -> None:
     v = ngd.variable("v", np.ones(4096, np.float32))
     x = ngd.placeholder("x", (4096,))
-    updates = optim.SGD(0.1).update(ops.sum(x * v), [v])
+    updates = optim.SGD(0.1).minimize(ops.sum(x * v), [v])
     step = ngd.compile([x], [], updates, shard=run.choose("none", "host"))
     step(np.ones(4096, np.float32))
     expect_equal(run, v)
@@ -387,7 +387,7 @@ def another_shard(run: Run) -> None:
 def a_shard_of_another_value(run: Run) -> None:
     v = ngd.variable("v", np.full(4096, run.choose(1.0, 2.0), np.float32))
     x = ngd.placeholder("x", (4096,))
-    ngd.compile([x], [], optim.SGD(0.1).update(ops.sum(x * v), [v]), shard="host")
+    ngd.compile([x], [], optim.SGD(0.1).minimize(ops.sum(x * v), [v]), shard="host")
 
 
 # Collectives of a step.
@@ -528,7 +528,7 @@ def evaluation_instead_of_training(run: Run) -> None:
     x = ngd.placeholder("x", (4, 3))
     loss = ops.sum(x @ model["weight"] + model["bias"])
     total = ops.all_reduce(loss, op="mean")
-    train_step = ngd.compile([x], [total], optim.SGD(0.1).update(loss, model), device=run.device)
+    train_step = ngd.compile([x], [total], optim.SGD(0.1).minimize(loss, model), device=run.device)
     evaluate = ngd.compile([x], [total], device=run.device)
     run.choose(evaluate, train_step)(batch(run))
 

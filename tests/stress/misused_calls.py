@@ -97,7 +97,7 @@ def two_placeholders() -> None:
 
 
 TWINS: Final[dict[str, Callable[[], Any]]] = {
-    "ngd.variable": lambda: two_arrays(len),
+    "ngd.variables": lambda: two_arrays(len),
     "ngd.placeholder": two_placeholders,
     "ngd.compile": lambda: two_arrays(lambda both: ngd.compile([], both)()),
     "ngd.broadcast_variables": lambda: two_arrays(ngd.broadcast_variables),
@@ -151,7 +151,6 @@ VALID: Final[dict[str, Callable[[], Any]]] = {
     "op": lambda: "sum",
     "name": lambda: "misused",
     "function": lambda: lambda x: x,
-    "learning_rate": lambda: 0.1,
     "lr": lambda: 0.1,
     "steps": lambda: 10,
     "folder": lambda: "folder",

@@ -33,7 +33,9 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "Adam": lambda rate, **how: optim.Adam(rate, amsgrad=True, **how),
     "AdamW": lambda rate, **how: optim.AdamW(rate, weight_decay=0.1, **how),
     "RMSprop": lambda rate, **how: optim.RMSprop(rate, centered=True, momentum=0.5, **how),
-    "Adagrad": lambda rate, **how: optim.Adagrad(rate, rate_decay=0.1, initial=0.1, **how),
+    "Adagrad": lambda rate, **how: optim.Adagrad(
+        rate, lr_decay=0.1, initial_accumulator_value=0.1, **how
+    ),
     "Lion": lambda rate, **how: optim.Lion(rate, weight_decay=0.1, **how),
     "LAMB": lambda rate, **how: optim.LAMB(rate, weight_decay=0.1, **how),
     "LARS": lambda rate, **how: optim.LARS(rate, weight_decay=0.1, **how),
@@ -117,7 +119,7 @@ class Training:
         self.scale = optim.LossScale(SCALE, growth_interval=3) if scenario["scaled"] else None
         common: dict[str, Any] = {"clip_norm": scenario["clip_norm"]}
         if scenario["groups"]:
-            group = optim.ParameterGroup(optim.is_vector, learning_rate_factor=0.5)
+            group = optim.ParameterGroup(optim.is_vector, lr_factor=0.5)
             common["groups"] = [group]
         made = OPTIMIZERS[scenario["optimizer"]](rate, loss_scale=self.scale, **common)
         self.optimizers = [made]
@@ -153,7 +155,7 @@ class Training:
         micro_batches = self.scenario["micro_batches"]
         made: dict[Any, Any] = {}
         for optimizer, variables in self._parts():
-            made |= optimizer.update(loss, variables, weight=weight, micro_batches=micro_batches)
+            made |= optimizer.minimize(loss, variables, weight=weight, micro_batches=micro_batches)
         if self.average is not None:
             made |= self.average.updates(made, self.model.parameters())
         return [ops.all_reduce(loss, op="mean", weight=weight)], [made, updates]

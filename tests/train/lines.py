@@ -41,7 +41,7 @@ class Steps:
             given = [ngd.placeholder("x", x.shape, "f8"), ngd.placeholder("y", y.shape, "f8")]
             loss = ops.mean(errors(self.model, *given))
             weight = ngd.constant(np.float64(len(y)))
-            updates = self.optimizer.update(loss, self.model, weight=weight)
+            updates = self.optimizer.minimize(loss, self.model, weight=weight)
             mean = ops.all_reduce(loss, op="mean", weight=weight)
             self.made[len(y)] = ngd.compile(given, [mean], updates)
         return self.made[len(y)](x, y)
@@ -84,7 +84,7 @@ def state_of(steps: Steps, model: list[Any]) -> Any:
     """The optimizer's state exists once its updates were made."""
     x = np.zeros((1, 2))
     given = [ngd.placeholder("x", x.shape, "f8"), ngd.placeholder("y", (1,), "f8")]
-    steps.optimizer.update(ops.mean(errors(model, *given)), model)
+    steps.optimizer.minimize(ops.mean(errors(model, *given)), model)
     return steps.optimizer.state
 
 

@@ -74,7 +74,7 @@ def on_the_graph(wire: str) -> list[Any]:
     x, y = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 4))
     loss = ops.mean(ops.square(x @ w + b - y))
     inner = optim.AdamW(RATE, weight_decay=DECAY)
-    updates = inner.updates(dict(zip([w, b], ngd.grad(loss, [w, b]), strict=True)))
+    updates = inner.apply(dict(zip([w, b], ngd.grad(loss, [w, b]), strict=True)))
     step = ngd.compile([x, y], [loss], updates)
     diloco = train.DiLoCo({"w": w, "b": b}, every=EVERY, wire=wire, carried=inner.state)
     rank = ngd.init().rank
@@ -167,9 +167,9 @@ def data_parallel(local: bool) -> list[Any]:
     x, y = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 4))
     loss, sgd = ops.mean(ops.square(x @ w + b - y)), optim.SGD(0.1)
     if local:
-        updates = sgd.updates(dict(zip([w, b], ngd.grad(loss, [w, b]), strict=True)))
+        updates = sgd.apply(dict(zip([w, b], ngd.grad(loss, [w, b]), strict=True)))
     else:
-        updates = sgd.update(loss, [w, b])
+        updates = sgd.minimize(loss, [w, b])
     step = ngd.compile([x, y], [loss], updates)
     together = train.LocalSGD([w, b], every=1) if local else None
     rank = ngd.init().rank
@@ -268,7 +268,7 @@ def on_a_function() -> list[Any]:
     @ngd.function(updates=True)
     def step(x: Any, y: Any) -> Any:
         loss = ops.mean(ops.square(x @ w - y))
-        return loss, inner.updates({w: ngd.grad(loss, w)})
+        return loss, inner.apply({w: ngd.grad(loss, w)})
 
     other = optim.AdamW(RATE)
     if world.rank == 1:

@@ -19,7 +19,7 @@ from ..passes import Verdict
 from ..passes.slices import Places
 from ..profiling import Report, report_of
 from ..sites import call_site
-from ..variable import Variable, placeholder
+from ..variables import Variable, placeholder
 from .executable import CompiledStep, Lower
 from .native import native_attrs, spec
 from .ordering import opened

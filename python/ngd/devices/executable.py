@@ -21,7 +21,7 @@ from ..passes import Plan, Target, cost_of_graph
 from ..passes.uniform import next_values
 from ..profiling import Report
 from ..sites import call_site
-from ..variable import Variable
+from ..variables import Variable
 from .first_call import FirstCall, warn_of_varying
 from .ordering import Ordering, opened
 
@@ -59,12 +59,12 @@ class Executable(Protocol):
         ...
 
     def report(self) -> Report:
-        """What each instruction takes: its time, FLOP, bytes, layout, the ops that it is made of.
+        """Return time, FLOP, bytes, layout and ops of each instruction.
 
-        Times are those of runs inside `with ngd.profile():` or `ngd.trace()`, the last block that
-        had any; outside of one nothing is measured. With times, the first report of a process
-        measures what the machine can do, for about a second. print() shows a table; to_json() and
-        to_html() give all of it.
+        The times are those of the last block of ngd.profile() or ngd.timeline() with a run of the
+        step. Outside of such a block nothing is measured. With times, the first report of a process
+        measures the machine's speed for about a second. print() shows a table, and to_json() and
+        to_html() return all of it.
 
         Raises
         ------

@@ -16,7 +16,7 @@ from ..ir import Array, Graph, Node, bodies_of
 from ..ops.collective import Collective
 from ..passes import in_two_bytes
 from ..passes.collectives import check_root, in_order, is_message
-from ..variable import Variable
+from ..variables import Variable
 from .executable import CompiledStep, Lower
 from .ordering import Ordering, opened
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import distributed
 from ..collectives import Group
-from ..profiling import trace
+from ..profiling import timeline
 
 NOT_BEGUN: Final = "Horovod has not been initialized; use hvd.init()."
 
@@ -267,14 +267,14 @@ _timeline: AbstractContextManager[Any] | None = None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Record what the ranks do, as `ngd.trace` does; `stop_timeline` writes the file.
+    """Record what the ranks do, as `ngd.timeline` does; `stop_timeline` writes the file.
 
     All ranks call both; rank 0 writes. There are no cycles to mark.
     """
     global _timeline
     if _timeline is not None:
         raise ValueError("hvd.start_timeline: expected to be off; hvd.stop_timeline() ends it")
-    began = trace(file_path)
+    began = timeline(file_path)
     began.__enter__()
     _timeline = began
 

@@ -102,7 +102,7 @@ class InGraph:
         self.check(key, value.dtype)
         made = self._variables[key] = variable(str(key), value)
         apart = self._optimizers[key] = self.optimizer.apart(f"{self.optimizer.name}.{key}")
-        apart.updates({made: placeholder("gradient", made.shape, made.dtype)})  # makes its state
+        apart.apply({made: placeholder("gradient", made.shape, made.dtype)})  # makes its state
 
     def value(self, key: Key) -> Array:
         """See Plain."""
@@ -130,7 +130,7 @@ class InGraph:
                 gradients, _ = clip_by_global_norm(gradients, self.optimizer.clip_norm)
             updates: dict[Any, Any] = {}
             for key, v in zip(keys, variables, strict=True):
-                updates |= self._optimizers[key].updates({v: gradients[v]})
+                updates |= self._optimizers[key].apply({v: gradients[v]})
             outputs = [updates[v] for v in variables] if with_values else []
             self._steps[which] = compile_step(given, outputs, updates, group=self.group)
         return self._steps[which]

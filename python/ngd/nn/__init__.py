@@ -4,7 +4,7 @@
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 10))
     with nn.training(nn.Random(seed=1)) as state:
         loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
-    updates = [optimizer.update(loss, model.parameters()), state.updates]
+    updates = [optimizer.minimize(loss, model.parameters()), state.updates]
     step = ngd.compile([x, y], [loss], updates)
     evaluate = ngd.compile([x], [model(x)])
 

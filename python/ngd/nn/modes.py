@@ -143,7 +143,7 @@ def training(random: Random | None = None, *, updates: bool = True) -> Iterator[
         with nn.training(nn.Random(seed=1)) as state:
             loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
         step = ngd.compile(
-            [x, y], [loss], [optimizer.update(loss, model.parameters()), state.updates]
+            [x, y], [loss], [optimizer.minimize(loss, model.parameters()), state.updates]
         )
 
     `random` is needed where something draws. Several programs may share one; each of their steps

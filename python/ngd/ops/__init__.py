@@ -16,20 +16,19 @@ if TYPE_CHECKING:
     from .activation import *
     from .along_axis import *
     from .arithmetic import *
-    from .attention import *
-    from .cast import *
+    from .casting import *
     from .collective import *
     from .compare import *
     from .compression import *
     from .contraction import *
     from .control import *
-    from .conv import *
+    from .convolution import *
     from .cumulative import *
     from .exchange import *
     from .indexing import *
     from .loops import *
     from .loss import *
-    from .matmul import *
+    from .matrix_multiply import *
     from .norm import *
     from .operands import *
     from .ordering import *
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from .rearrange import *
     from .recurrent import *
     from .reduce import *
+    from .scaled_dot_product import *
     from .selection import *
     from .shape import *
     from .transcendental import *
@@ -45,5 +45,5 @@ if TYPE_CHECKING:
 for _file in _files(__path__):
     _import(f"{__name__}.{_file.name}")
 
-globals().update(_PUBLIC)  # also over the files that are called as an op is
+globals().update(_PUBLIC)
 __all__ = sorted(_PUBLIC)

@@ -16,7 +16,7 @@ import numpy as np
 from ..dtype import FLOATS, Type
 from ..ir import Array, Node, Op, Operand, Sample, register
 from .arithmetic import abs, maximum, minimum, square
-from .cast import cast
+from .casting import cast
 from .compare import logical_and, where
 from .elementwise import UNARY_SHAPES, Unary
 from .operands import Value, as_node, expect_dtype, float_of, narrow, widen

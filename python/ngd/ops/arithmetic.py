@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtype import FLOATS, INTEGERS, DType, float64, is_float
 from ..ir import Node, Operand, Sample, constant_node, register
-from .cast import cast
+from .casting import cast
 from .compare import equal, logical_and, where
 from .elementwise import Binary, Unary, align, zero_like
 from .operands import Value, as_node, is_one

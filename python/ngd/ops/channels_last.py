@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions of data whose channels come last: the order in which vendors' kernels are fast.
 
-The compiler makes them of the ops of conv.py where the device has a kernel for them
+The compiler makes them of the ops of convolution.py where the device has a kernel for them
 (passes/layouts.py). Data and results are [N, spatial..., C]; weights are as ever.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from ..cost import Cost
 from ..dtype import FLOATS, Type
 from ..ir import Array, Node, Op, Operand, Sample, register
-from .conv import biased, conv, conv_data_grad, conv_weight_grad
+from .convolution import biased, conv, conv_data_grad, conv_weight_grad
 from .operands import expect_dtype
 from .shape import moved, transpose
 from .windows import first, last, ordered

@@ -42,7 +42,7 @@ from ..ir import Array, Node, Op, Operand, Sample, register
 from ..kinds import KINDS, Kind
 from ..sites import call_site
 from .arithmetic import abs, floor, maximum, minimum
-from .cast import cast
+from .casting import cast
 from .compare import equal, where
 from .operands import HALVES, Value, as_node, expect_dtype, scalar
 from .shape import stop_gradient

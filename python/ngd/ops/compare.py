@@ -11,7 +11,7 @@ import numpy as np
 from ..dtype import ALL, INTEGERS, DType, Type, bool_
 from ..errors import DTypeError
 from ..ir import Array, Node, Operand, Sample, register
-from .cast import cast
+from .casting import cast
 from .elementwise import Binary, Elementwise, Unary, align
 from .operands import Value, as_node, broadcast_shapes, expect_dtype, got
 

@@ -9,7 +9,7 @@ from ..dtype import float32, float64, int32, int64
 from ..errors import ShapeError
 from ..ir import Node, public
 from .arithmetic import abs
-from .cast import cast
+from .casting import cast
 from .collective import Ranks, ranks_of
 from .compare import where
 from .exchange import all_gather

@@ -19,9 +19,9 @@ import numpy as np
 from ..dtype import Shape, float32
 from ..errors import ShapeError
 from ..ir import Node, public
-from .cast import cast
+from .casting import cast
 from .elementwise import align
-from .matmul import matmul
+from .matrix_multiply import matmul
 from .operands import HALVES, Value, got
 from .reduce import sum
 from .shape import reshape, transpose

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtype import FLOATS, Type, float32, float64, int64, uint64
 from ..ir import Array, Node, Op, Operand, Sample, register
-from .cast import cast
+from .casting import cast
 from .operands import Value, accumulator, as_axis, as_node, expect_dtype, narrow, widen
 from .shape import reshape
 

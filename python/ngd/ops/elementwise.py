@@ -21,7 +21,7 @@ from .. import notes
 from ..dtype import FLOATS, DType, Type, float64, is_float, promote
 from ..errors import DTypeError
 from ..ir import CONSTANT, Array, Node, Op, Operand, Sample, constant_node
-from .cast import Cast, cast
+from .casting import Cast, cast
 from .operands import (
     Value,
     as_node,

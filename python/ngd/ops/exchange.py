@@ -16,7 +16,7 @@ from ..dtype import DType, Shape, Type, as_dtype, float32, float64, lengths, who
 from ..errors import ShapeError
 from ..ir import Array, Node, Operand, Sample, register
 from ..kinds import KINDS, Kind
-from .cast import cast
+from .casting import cast
 from .collective import (
     Alone,
     Collective,

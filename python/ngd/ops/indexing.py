@@ -9,7 +9,7 @@ from ..dtype import INTEGERS, int64
 from ..errors import DTypeError, ShapeError
 from ..ir import Node, public
 from .arithmetic import maximum, minimum
-from .cast import cast
+from .casting import cast
 from .compare import equal, where
 from .operands import Value, as_node, as_shape
 from .shape import as_indices, expand_dims, gather, iota, stop_gradient

@@ -13,7 +13,7 @@ from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .activation import softplus
 from .arithmetic import abs, maximum, minimum, square
-from .cast import cast
+from .casting import cast
 from .compare import not_equal, where
 from .elementwise import align
 from .operands import (

@@ -18,7 +18,7 @@ from ..dtype import FLOATS, DType, Shape, Type, float32
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .arithmetic import square
-from .cast import cast
+from .casting import cast
 from .operands import (
     HALVES,
     Axis,

@@ -24,7 +24,7 @@ from . import (
     reduce,
     shape,
 )
-from .cast import cast
+from .casting import cast
 from .operands import Axis, as_node, got, normalize_axes
 
 

@@ -12,7 +12,7 @@ from ..dtype import NUMBERS, Type, bool_, int64, uint8
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .along_axis import add_along_axis
-from .cast import cast
+from .casting import cast
 from .operands import Value, as_axis, as_node, expect_dtype, narrow, widen
 from .rearrange import moveaxis
 

@@ -19,8 +19,8 @@ from ..dtype import FLOATS, Shape, Type, int64
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .along_axis import add_along_axis
-from .cast import cast
-from .matmul import matmul
+from .casting import cast
+from .matrix_multiply import matmul
 from .operands import Value, as_node, expect_dtype, float_of, got, narrow, widen
 from .rearrange import moveaxis
 from .reduce import max, mean

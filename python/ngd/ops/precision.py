@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..dtype import float32
 from ..ir import Node
-from .cast import cast
+from .casting import cast
 from .operands import HALVES
 
 

@@ -33,7 +33,7 @@ from ..dtype import (
 )
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, constant_node, register
-from .cast import cast
+from .casting import cast
 from .compare import where
 from .loops import per_iteration
 from .operands import HALVES, Value, as_node, as_shape, expect_dtype, narrow, widen

@@ -12,7 +12,7 @@ import numpy as np
 from ..dtype import bool_
 from ..errors import ShapeError
 from ..ir import Node, public
-from .cast import cast
+from .casting import cast
 from .compare import where
 from .elementwise import zero_like
 from .operands import Axis, Value, as_axis, as_node, as_shape, normalize_axes, scalar_value

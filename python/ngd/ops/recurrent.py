@@ -14,7 +14,7 @@ from ..ir import Node, public
 from .activation import sigmoid
 from .control import scan
 from .elementwise import align
-from .matmul import matmul
+from .matrix_multiply import matmul
 from .operands import Value, got
 from .shape import split, transpose
 from .transcendental import tanh

@@ -19,7 +19,7 @@ from ..dtype import FLOATS, NUMBERS, Shape, Type, bool_, float64, int64, is_floa
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .arithmetic import abs, square
-from .cast import cast
+from .casting import cast
 from .compare import equal, not_equal, where
 from .operands import (
     Axis,

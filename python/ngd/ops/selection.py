@@ -20,7 +20,7 @@ from ..dtype import INTEGERS, Shape, Type, bool_, int64, is_float
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, Node, public
 from .arithmetic import add, maximum, minimum, multiply
-from .cast import cast
+from .casting import cast
 from .compare import equal, not_equal, where
 from .operands import Value, as_node, broadcast_shapes, is_weak
 from .ordering import argsort

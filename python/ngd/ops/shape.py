@@ -28,7 +28,7 @@ from ..dtype import (
 )
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, constant_node, public, register
-from .cast import cast
+from .casting import cast
 from .compare import equal
 from .elementwise import align
 from .operands import (

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers: what makes the next values of variables from their gradients.
+"""Optimizers, learning rate schedules and averages.
 
     optimizer = ngd.optim.AdamW(ngd.optim.cosine(3e-4, steps=1000), weight_decay=0.1)
-    step = ngd.compile([x, y], [loss], updates=optimizer.update(loss, parameters))
 
-All of it is nodes: the learning rate is a variable, or a schedule of a step counter, so that one
-compiled step serves a whole training.
+    @ngd.function(updates=True)
+    def step(x, y):
+        loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
+        return loss, optimizer.minimize(loss, model.parameters())
+
+An optimizer makes nodes of the graph. The learning rate is a variable, or a schedule of the number
+of updates, so one compiled step is enough for a whole training.
 """
 
 from .adaptive import Adagrad, Adam, AdamW, RMSprop

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers that scale each element's step by the size of its gradients so far."""
+"""Optimizers that divide each element's step by the size of its past gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from .. import Node, ops
-from .optimizer import Optimizer, Rate, State
+from .loss_scale import LossScale
+from .optimizer import Optimizer, ParameterGroup, Rate, State
 from .options import Check, at_least, flag, fraction, pair
 
 
 def moments(g: Node, state: State) -> tuple[Node, Node]:
-    """Adam's averages of the gradient and of its square, kept as state."""
+    """Return Adam's averages of the gradient and of its square, which are kept as state."""
     first, second = state["betas"]
     m = first * state.now("first_moment") + (1 - first) * g
     v = second * state.now("second_moment") + (1 - second) * (g * g)
@@ -20,55 +21,76 @@ def moments(g: Node, state: State) -> tuple[Node, Node]:
 
 
 def corrections(state: State) -> tuple[Node, Node]:
-    """Adam's 1 - beta^t for both moments, in float64."""
+    """Return Adam's 1 - beta^t for both moments, in float64."""
     first, second = state["betas"]
     return 1.0 - first**state.step, 1.0 - second**state.step
 
 
 def adam_step(g: Node, state: State) -> Node:
-    """What Adam subtracts from a variable."""
+    """Return the step that Adam subtracts from a variable."""
     m, v = moments(g, state)
     first, second = corrections(state)
     if state["amsgrad"]:
         v = state.keep("largest_second_moment", ops.maximum(state.now("largest_second_moment"), v))
-    size: Node = ops.sqrt(v) / state.scalar(ops.sqrt(second)) + state["epsilon"]
-    return state.scalar(state.rate / first) * (m / size)
+    size: Node = ops.sqrt(v) / state.scalar(ops.sqrt(second)) + state["eps"]
+    return state.scalar(state.lr / first) * (m / size)
 
 
 class Adam(Optimizer):
-    """Kingma and Ba, 2014 (arXiv:1412.6980), algorithm 1.
+    """Adam, with PyTorch's options.
 
+    Parameters
+    ----------
+    lr : float, Node or schedule, default 1e-3
+        The learning rate.
+    betas : pair of float, default (0.9, 0.999)
+        The decays of the averages of the gradient and of its square, each in [0, 1).
+    eps : float, default 1e-8
+        The number that is added to the root of the second moment.
+    weight_decay : float, default 0
+        The factor of the weight that is added to its gradient. AdamW decays the weight itself.
+    amsgrad : bool, default False
+        Use the largest second moment so far (Reddi et al., 2018, arXiv:1904.09237).
+    groups, clip_norm, loss_scale, name
+        See Optimizer.
+
+    Notes
+    -----
     m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;
-    w <- w - rate * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon).
-
-    weight_decay adds weight_decay * w to g before; AdamW keeps it apart. amsgrad takes the largest
-    v so far (Reddi et al., 2018, arXiv:1904.09237).
+    w <- w - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
+    Kingma and Ba, 2014 (arXiv:1412.6980), algorithm 1.
     """
 
     checks: ClassVar[Mapping[str, Check]] = {
         "betas": pair,
-        "epsilon": at_least(0),
+        "eps": at_least(0),
         "weight_decay": at_least(0),
         "amsgrad": flag,
     }
 
     def __init__(
         self,
-        learning_rate: Rate = 1e-3,
+        lr: Rate = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
+        eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
-        **common: Any,
+        groups: Sequence[ParameterGroup] = (),
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(
-            learning_rate,
+            lr,
+            groups=groups,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            name=name,
             betas=betas,
-            epsilon=epsilon,
+            eps=eps,
             weight_decay=weight_decay,
             amsgrad=amsgrad,
-            **common,
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
@@ -79,35 +101,92 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Loshchilov and Hutter, 2017 (arXiv:1711.05101), algorithm 2: weight decay beside Adam.
+    """AdamW: Adam with decoupled weight decay.
 
-    w <- w - rate * weight_decay * w, and then Adam's step of the plain gradient.
+    Parameters
+    ----------
+    lr : float, Node or schedule, default 1e-3
+        The learning rate.
+    betas, eps, amsgrad
+        See Adam.
+    weight_decay : float, default 0.01
+        The part of the weight that is subtracted in each step, times lr.
+    groups, clip_norm, loss_scale, name
+        See Optimizer.
+
+    Notes
+    -----
+    w <- w - lr * weight_decay * w, and then Adam's step of the gradient without decay.
+    Loshchilov and Hutter, 2017 (arXiv:1711.05101), algorithm 2.
+
+    Examples
+    --------
+    >>> schedule = ngd.optim.warm_up(ngd.optim.cosine(3e-4, steps=1000), 100)
+    >>> optimizer = ngd.optim.AdamW(schedule, weight_decay=0.1, clip_norm=1.0)
     """
 
     def __init__(
-        self, learning_rate: Rate = 1e-3, *, weight_decay: float = 0.01, **common: Any
+        self,
+        lr: Rate = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        groups: Sequence[ParameterGroup] = (),
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__(learning_rate, weight_decay=weight_decay, **common)
+        super().__init__(
+            lr,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            amsgrad=amsgrad,
+            groups=groups,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            name=name,
+        )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""
         if state["weight_decay"]:
-            w = w * state.scalar(1.0 - state.rate * state["weight_decay"])
+            w = w * state.scalar(1.0 - state.lr * state["weight_decay"])
         return w - adam_step(g, state)
 
 
 class RMSprop(Optimizer):
-    """Tieleman and Hinton, 2012 (Coursera, lecture 6.5), with PyTorch's options.
+    """RMSprop, with PyTorch's options.
 
-    v <- alpha v + (1 - alpha) g^2;  w <- w - rate * g / (sqrt(v) + epsilon).
+    Parameters
+    ----------
+    lr : float, Node or schedule, default 1e-2
+        The learning rate.
+    alpha : float, default 0.99
+        The decay of the average of the squared gradient, in [0, 1).
+    eps : float, default 1e-8
+        The number that is added to the root.
+    weight_decay : float, default 0
+        The factor of the weight that is added to its gradient.
+    momentum : float, default 0
+        The factor of a momentum buffer of the scaled gradient.
+    centered : bool, default False
+        Subtract the square of the gradient's average from v (Graves, 2013, arXiv:1308.0850,
+        equations 38 to 45, except where eps is added).
+    groups, clip_norm, loss_scale, name
+        See Optimizer.
 
-    centered subtracts the square of the gradient's average from v (Graves, 2013, arXiv:1308.0850,
-    equations 38 to 45, but the place of epsilon); momentum is kept of the scaled gradient.
+    Notes
+    -----
+    v <- alpha v + (1 - alpha) g^2;  w <- w - lr * g / (sqrt(v) + eps).
+    Tieleman and Hinton, 2012 (Coursera, lecture 6.5).
     """
 
     checks: ClassVar[Mapping[str, Check]] = {
         "alpha": fraction,
-        "epsilon": at_least(0),
+        "eps": at_least(0),
         "weight_decay": at_least(0),
         "momentum": at_least(0),
         "centered": flag,
@@ -115,23 +194,29 @@ class RMSprop(Optimizer):
 
     def __init__(
         self,
-        learning_rate: Rate = 1e-2,
+        lr: Rate = 1e-2,
         *,
         alpha: float = 0.99,
-        epsilon: float = 1e-8,
+        eps: float = 1e-8,
         weight_decay: float = 0.0,
         momentum: float = 0.0,
         centered: bool = False,
-        **common: Any,
+        groups: Sequence[ParameterGroup] = (),
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(
-            learning_rate,
+            lr,
+            groups=groups,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            name=name,
             alpha=alpha,
-            epsilon=epsilon,
+            eps=eps,
             weight_decay=weight_decay,
             momentum=momentum,
             centered=centered,
-            **common,
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
@@ -143,49 +228,73 @@ class RMSprop(Optimizer):
         if state["centered"]:
             mean = state.keep("mean", alpha * state.now("mean") + (1 - alpha) * g)
             v = v - mean * mean
-        step: Node = g / (ops.sqrt(v) + state["epsilon"])
+        step: Node = g / (ops.sqrt(v) + state["eps"])
         if state["momentum"]:
             step = state.keep("momentum", state["momentum"] * state.now("momentum") + step)
-        return w - state.scalar(state.rate) * step
+        return w - state.scalar(state.lr) * step
 
 
 class Adagrad(Optimizer):
-    """Duchi, Hazan and Singer, 2011 (JMLR 12), the diagonal form, with PyTorch's options.
+    """Adagrad in its diagonal form, with PyTorch's options.
 
-    s <- s + g^2;  w <- w - rate / (1 + (t - 1) rate_decay) * g / (sqrt(s) + epsilon).
+    Parameters
+    ----------
+    lr : float, Node or schedule, default 1e-2
+        The learning rate.
+    lr_decay : float, default 0
+        The decay of the learning rate per update.
+    initial_accumulator_value : float, default 0
+        The first value of the sum of squares.
+    eps : float, default 1e-10
+        The number that is added to the root.
+    weight_decay : float, default 0
+        The factor of the weight that is added to its gradient.
+    groups, clip_norm, loss_scale, name
+        See Optimizer.
+
+    Notes
+    -----
+    s <- s + g^2;  w <- w - lr / (1 + (t - 1) lr_decay) * g / (sqrt(s) + eps).
+    Duchi, Hazan and Singer, 2011 (JMLR 12).
     """
 
     checks: ClassVar[Mapping[str, Check]] = {
-        "rate_decay": at_least(0),
-        "initial": at_least(0),
-        "epsilon": at_least(0),
+        "lr_decay": at_least(0),
+        "initial_accumulator_value": at_least(0),
+        "eps": at_least(0),
         "weight_decay": at_least(0),
     }
 
     def __init__(
         self,
-        learning_rate: Rate = 1e-2,
+        lr: Rate = 1e-2,
         *,
-        rate_decay: float = 0.0,
-        initial: float = 0.0,
-        epsilon: float = 1e-10,
+        lr_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
         weight_decay: float = 0.0,
-        **common: Any,
+        groups: Sequence[ParameterGroup] = (),
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(
-            learning_rate,
-            rate_decay=rate_decay,
-            initial=initial,
-            epsilon=epsilon,
+            lr,
+            groups=groups,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            name=name,
+            lr_decay=lr_decay,
+            initial_accumulator_value=initial_accumulator_value,
+            eps=eps,
             weight_decay=weight_decay,
-            **common,
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""
         if state["weight_decay"]:
             g = g + state["weight_decay"] * w
-        s = state.keep("square", state.now("square", state["initial"]) + g * g)
-        rate = state.rate / (1.0 + (state.step - 1.0) * state["rate_decay"])
-        size: Node = ops.sqrt(s) + state["epsilon"]
+        s = state.keep("square", state.now("square", state["initial_accumulator_value"]) + g * g)
+        rate = state.lr / (1.0 + (state.step - 1.0) * state["lr_decay"])
+        size: Node = ops.sqrt(s) + state["eps"]
         return w - state.scalar(rate) * (g / size)

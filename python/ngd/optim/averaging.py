@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Averages of variables over the steps."""
+"""Averages of variables over the updates."""
 
 from __future__ import annotations
 
@@ -12,13 +12,28 @@ from .options import expect_one_of_a_name, flag, fraction
 
 
 class ExponentialMovingAverage:
-    """a <- decay * a + (1 - decay) * w after each update (Polyak and Juditsky, 1992).
+    """An exponential moving average of variables.
 
-        updates = optimizer.update(loss, parameters)
-        updates |= average.updates(updates, parameters)
+    The averages begin at the values that the variables have when `updates` is called.
 
-    The averages begin at the variables' values when `updates` is called. With warm_up the decay is
-    at most (1 + t) / (10 + t), so that the first values are soon forgotten.
+    Parameters
+    ----------
+    decay : float, default 0.999
+        The factor of the old average in each update, in [0, 1).
+    warm_up : bool, default False
+        Limit the decay to (1 + t) / (10 + t), so that the first values are soon forgotten.
+    name : str, default "ema"
+        The first part of the names of the state.
+
+    Notes
+    -----
+    a <- decay * a + (1 - decay) * w after each update (Polyak and Juditsky, 1992).
+
+    Examples
+    --------
+    >>> average = ngd.optim.ExponentialMovingAverage(0.999)
+    >>> updates = optimizer.minimize(loss, parameters)
+    >>> updates |= average.updates(updates, parameters)
     """
 
     def __init__(self, decay: float = 0.999, *, warm_up: bool = False, name: str = "ema") -> None:
@@ -26,18 +41,22 @@ class ExponentialMovingAverage:
         self.decay, self.warm_up = fraction(where, "decay", decay), flag(where, "warm_up", warm_up)
         self.name = name
         self.averages: dict[Variable, Variable] = {}
-        """Variable -> its average."""
+        """The average of each variable."""
         self._met: dict[str, Variable] = {}
         self.state = LiveState(name)
-        """The averages, and the step counter, by name, for checkpoints. Averages are made by
-        `updates`; values that are loaded before are pending until then."""
+        """The averages and the step counter, by name, for checkpoints. `updates` makes the
+        averages; values that are loaded before are pending until then."""
         self._step = self.state.variable(f"{name}.step", lambda: 0)
 
     def updates(self, next: Mapping[Variable, Node], of: Any = None) -> dict[Variable, Node]:
-        """Return the averages' updates for ngd.compile.
+        """Return the updates of the averages.
 
-        `next` are updates: the values that are averaged. `of` are the variables that are meant, in
-        any structure; without, all of `next`.
+        Parameters
+        ----------
+        next : mapping of Variable to Node
+            The updates of the variables, as from `optimizer.minimize`: the values to average.
+        of : structure of Variable, optional
+            The variables to average. By default all of `next`.
         """
         wanted = list(next) if of is None else trees.leaves_of(of)
         step = ops.cast(self._step, float64)
@@ -56,9 +75,9 @@ class ExponentialMovingAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """For a block, the variables have their averages' values: for an evaluation.
+        """Give the variables the values of their averages for a block, for example to evaluate.
 
-        RuntimeError where loaded averages are pending.
+        Raises RuntimeError if loaded averages are pending.
         """
         if self.state.pending:
             raise RuntimeError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clipping of gradients by the norm of all of them together."""
+"""Gradient clipping by the norm of all gradients together."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from .options import positive
 
 
 def norm(x: Node) -> Node:
-    """The Euclidean norm of all elements, at least in float32."""
+    """Return the Euclidean norm of all elements, in float32 or float64."""
     wide = x if x.dtype == float64 else ops.cast(x, float32)
     root: Node = ops.sqrt(ops.sum(ops.square(wide)))
     return root
 
 
 def global_norm(gradients: Any) -> Node:
-    """The Euclidean norm of all elements of a structure of nodes: float64 if one of them is."""
+    """Return the Euclidean norm of all elements of a structure of nodes.
+
+    The norm is a scalar of float64 if one of the nodes is float64, else of float32.
+    """
     leaves = trees.leaves_of(gradients)
     if not leaves or not all(isinstance(leaf, Node) for leaf in leaves):
         raise TypeError(f"optim.global_norm: expected a structure of nodes; got {gradients!r}")
@@ -27,14 +30,29 @@ def global_norm(gradients: Any) -> Node:
     return root
 
 
-def clip_by_global_norm(gradients: Any, limit: Any) -> tuple[Any, Node]:
-    """Scale gradients by min(1, limit / their norm); return them, and the norm before.
+def clip_by_global_norm(gradients: Any, max_norm: Any) -> tuple[Any, Node]:
+    """Scale gradients so that their global norm is at most `max_norm`.
 
-    Pascanu, Mikolov and Bengio, 2013 (arXiv:1211.5063), algorithm 1. As PyTorch does, 1e-6 is added
-    to the norm. The gradients are those after all_reduce, so that all ranks clip alike.
+    Parameters
+    ----------
+    gradients : structure of Node
+        The gradients after all_reduce, so that all ranks clip alike.
+    max_norm : float or Node
+        The largest norm, > 0.
+
+    Returns
+    -------
+    clipped : structure of Node
+        The gradients times min(1, max_norm / (norm + 1e-6)), in the structure of `gradients`.
+    norm : Node
+        The global norm of `gradients`.
+
+    Notes
+    -----
+    Pascanu, Mikolov and Bengio, 2013 (arXiv:1211.5063), algorithm 1. The 1e-6 is PyTorch's.
     """
-    if not isinstance(limit, Node):
-        limit = positive("optim.clip_by_global_norm", "limit", limit)
+    if not isinstance(max_norm, Node):
+        max_norm = positive("optim.clip_by_global_norm", "max_norm", max_norm)
     total = global_norm(gradients)
-    factor = ops.minimum(limit / (total + 1e-6), 1.0)
+    factor = ops.minimum(max_norm / (total + 1e-6), 1.0)
     return trees.map(lambda g: g * ops.cast(factor, g.dtype), gradients), total

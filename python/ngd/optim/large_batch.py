@@ -1,109 +1,157 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers for large batches: the step of each variable is as long as its weights allow."""
+"""Optimizers for large batches: they scale each variable's step by the norm of its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from .. import Node, ops
 from .adaptive import corrections, moments
 from .clipping import norm
-from .optimizer import Optimizer, Rate, State
+from .loss_scale import LossScale
+from .optimizer import Optimizer, ParameterGroup, Rate, State
 from .options import Check, at_least, flag, pair
 
 
 class LARS(Optimizer):
-    """You, Gitman and Ginsburg, 2017 (arXiv:1708.03888), algorithm 1.
+    """LARS: momentum with a learning rate per variable, for large batches.
 
-    local = trust |w| / (|g| + weight_decay |w|), 1 where |w| or |g| is 0;
-    b <- momentum * b + rate * local * (g + weight_decay * w);  w <- w - b.
+    Parameters
+    ----------
+    lr : float, Node or schedule
+        The learning rate.
+    momentum : float, default 0.9
+        The factor of the momentum buffer.
+    weight_decay : float, default 0
+        The factor of the weight that is added to its gradient.
+    trust_coefficient : float, default 0.001
+        The factor of the ratio of norms.
+    adapt : bool, default True
+        Scale by the ratio of norms. Biases and scales of norms usually get
+        ParameterGroup(is_vector, weight_decay=0.0, adapt=False).
+    groups, clip_norm, loss_scale, name
+        See Optimizer.
 
-    The rate stands inside of the momentum, as in the paper. Biases and norms' scales usually get
-    ParameterGroup(is_vector, weight_decay=0.0, adapt=False), for which local is 1.
+    Notes
+    -----
+    local = trust_coefficient |w| / (|g| + weight_decay |w|), and 1 where |w| or |g| is 0;
+    b <- momentum * b + lr * local * (g + weight_decay * w);  w <- w - b.
+    You, Gitman and Ginsburg, 2017 (arXiv:1708.03888), algorithm 1. As in the paper, the momentum
+    buffer contains the learning rate.
     """
 
     checks: ClassVar[Mapping[str, Check]] = {
         "momentum": at_least(0),
         "weight_decay": at_least(0),
-        "trust": at_least(0),
+        "trust_coefficient": at_least(0),
         "adapt": flag,
     }
 
     def __init__(
         self,
-        learning_rate: Rate,
+        lr: Rate,
         *,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
-        trust: float = 0.001,
+        trust_coefficient: float = 0.001,
         adapt: bool = True,
-        **common: Any,
+        groups: Sequence[ParameterGroup] = (),
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(
-            learning_rate,
+            lr,
+            groups=groups,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            name=name,
             momentum=momentum,
             weight_decay=weight_decay,
-            trust=trust,
+            trust_coefficient=trust_coefficient,
             adapt=adapt,
-            **common,
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""
-        rate = state.scalar(state.rate)
+        lr = state.scalar(state.lr)
         if state["adapt"]:
             weights, gradient = norm(w), norm(g)
-            local = state["trust"] * weights / (gradient + state["weight_decay"] * weights)
-            rate = rate * ops.where((weights > 0) & (gradient > 0), local, 1.0)
-        step = rate * (g + state["weight_decay"] * w)
+            local = (
+                state["trust_coefficient"] * weights / (gradient + state["weight_decay"] * weights)
+            )
+            lr = lr * ops.where((weights > 0) & (gradient > 0), local, 1.0)
+        step = lr * (g + state["weight_decay"] * w)
         return w - state.keep("momentum", state["momentum"] * state.now("momentum") + step)
 
 
 class LAMB(Optimizer):
-    """You et al., 2019 (arXiv:1904.00962), algorithm 2, whose phi is the identity.
+    """LAMB: Adam with a learning rate per variable, for large batches.
 
-    m and v as Adam has them;  r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon);
-    u = r + weight_decay * w;  w <- w - rate * |w| / |u| * u, the ratio 1 where |w| or |u| is 0.
+    Parameters
+    ----------
+    lr : float, Node or schedule, default 1e-3
+        The learning rate.
+    betas : pair of float, default (0.9, 0.999)
+        The decays of the averages of the gradient and of its square.
+    eps : float, default 1e-6
+        The number that is added to the root of the second moment.
+    weight_decay : float, default 0
+        The factor of the weight that is added to the step.
+    adapt : bool, default True
+        Scale by the ratio of norms. Biases and scales of norms usually get
+        ParameterGroup(is_vector, weight_decay=0.0, adapt=False).
+    groups, clip_norm, loss_scale, name
+        See Optimizer.
 
-    Biases and norms' scales usually get ParameterGroup(is_vector, weight_decay=0.0, adapt=False),
-    for which the ratio is 1.
+    Notes
+    -----
+    With m and v of Adam, r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps);
+    u = r + weight_decay * w;  w <- w - lr * |w| / |u| * u, the ratio 1 where |w| or |u| is 0.
+    You et al., 2019 (arXiv:1904.00962), algorithm 2, with the identity as phi.
     """
 
     checks: ClassVar[Mapping[str, Check]] = {
         "betas": pair,
-        "epsilon": at_least(0),
+        "eps": at_least(0),
         "weight_decay": at_least(0),
         "adapt": flag,
     }
 
     def __init__(
         self,
-        learning_rate: Rate = 1e-3,
+        lr: Rate = 1e-3,
         *,
         betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-6,
+        eps: float = 1e-6,
         weight_decay: float = 0.0,
         adapt: bool = True,
-        **common: Any,
+        groups: Sequence[ParameterGroup] = (),
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(
-            learning_rate,
+            lr,
+            groups=groups,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            name=name,
             betas=betas,
-            epsilon=epsilon,
+            eps=eps,
             weight_decay=weight_decay,
             adapt=adapt,
-            **common,
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""
         m, v = moments(g, state)
         first, second = corrections(state)
-        size = ops.sqrt(v / state.scalar(second)) + state["epsilon"]
+        size = ops.sqrt(v / state.scalar(second)) + state["eps"]
         u: Node = m / state.scalar(first) / size + state["weight_decay"] * w
-        rate = state.scalar(state.rate)
+        lr = state.scalar(state.lr)
         if state["adapt"]:
             weights, step = norm(w), norm(u)
-            rate = rate * ops.where((weights > 0) & (step > 0), weights / step, 1.0)
-        return w - rate * u
+            lr = lr * ops.where((weights > 0) & (step > 0), weights / step, 1.0)
+        return w - lr * u

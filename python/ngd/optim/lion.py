@@ -1,33 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lion: the sign of a momentum."""
+"""Lion, which steps by the sign of a momentum."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from .. import Node, ops
-from .optimizer import Optimizer, Rate, State
+from .loss_scale import LossScale
+from .optimizer import Optimizer, ParameterGroup, Rate, State
 from .options import Check, at_least, pair
 
 
 class Lion(Optimizer):
-    """Chen et al., 2023 (arXiv:2302.06675), algorithm 2.
+    """Lion: the sign of a momentum, which needs one state per weight.
 
-    c = b1 m + (1 - b1) g;  w <- w - rate * (sign(c) + weight_decay * w);  m <- b2 m + (1 - b2) g.
+    Parameters
+    ----------
+    lr : float, Node or schedule, default 1e-4
+        The learning rate. Lion usually needs a third to a tenth of AdamW's.
+    betas : pair of float, default (0.9, 0.99)
+        The decay of the momentum in the step, and the decay of the momentum that is kept.
+    weight_decay : float, default 0
+        The factor of the weight that is subtracted with the sign, times lr.
+    groups, clip_norm, loss_scale, name
+        See Optimizer.
+
+    Notes
+    -----
+    c = b1 m + (1 - b1) g;  w <- w - lr * (sign(c) + weight_decay * w);  m <- b2 m + (1 - b2) g.
+    Chen et al., 2023 (arXiv:2302.06675), algorithm 2.
     """
 
     checks: ClassVar[Mapping[str, Check]] = {"betas": pair, "weight_decay": at_least(0)}
 
     def __init__(
         self,
-        learning_rate: Rate = 1e-4,
+        lr: Rate = 1e-4,
         *,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
-        **common: Any,
+        groups: Sequence[ParameterGroup] = (),
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__(learning_rate, betas=betas, weight_decay=weight_decay, **common)
+        super().__init__(
+            lr,
+            groups=groups,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            name=name,
+            betas=betas,
+            weight_decay=weight_decay,
+        )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""
@@ -36,4 +62,4 @@ class Lion(Optimizer):
         c = first * m + (1 - first) * g
         state.keep("momentum", second * m + (1 - second) * g)
         step: Node = ops.sign(c) + state["weight_decay"] * w
-        return w - state.scalar(state.rate) * step
+        return w - state.scalar(state.lr) * step

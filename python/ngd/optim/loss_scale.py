@@ -16,9 +16,9 @@ LARGEST: Final = 2.0**127  # the largest power of two in float32
 
 
 def all_finite(gradients: Any, group: Any = None) -> Node:
-    """Whether no element of a structure of nodes is infinite or NaN, a bool.
+    """Return a bool node: True if all elements of a structure of nodes are finite.
 
-    With a group, whether that holds on all of its ranks.
+    With a group, it is True if they are finite on all ranks of the group.
     """
     leaves = trees.leaves_of(gradients)
     others = [ops.sum(ops.cast(~(ops.abs(g) < math.inf), float32)) for g in leaves]
@@ -29,70 +29,76 @@ def all_finite(gradients: Any, group: Any = None) -> Node:
 
 
 class LossScale:
-    """Micikevicius et al., 2018 (arXiv:1710.03740), section 3.2: a factor of the loss.
+    """A dynamic loss scale, for steps in float16.
 
-        optimizer = AdamW(1e-3, loss_scale=LossScale())
-        updates = optimizer.update(loss, parameters)
-        step = ngd.compile([x, y], [loss], updates, precision="float16")
-
-    Small gradients are 0 in float16. So the loss is multiplied by a scale before it is
-    differentiated, and the gradients are divided by it after their reduction over the ranks. Where
-    an element of a gradient is then infinite or NaN, the step updates no parameter and no state of
-    the optimizer, and the scale is halved. After `growth_interval` steps without that the scale is
+    Small gradients become 0 in float16. So the loss is multiplied by a scale before it is
+    differentiated, and the gradients are divided by it after their reduction over the ranks. If an
+    element of a gradient is then infinite or NaN, the step changes no parameter and no state of the
+    optimizer, and the scale is halved. After `growth_interval` updates without that, the scale is
     doubled. It stays between 1 and 2^127.
 
-    Where `update` does not serve, as for two optimizers that skip together: with gradients of
-    `scale.scaled(loss)`, by their variables and reduced,
-
-        found, finite = scale.unscaled(gradients)
-        updates = optimizer.updates(found, where=finite) | scale.updates(finite)
-
-    What one rank overflows is infinite or NaN in the reduced gradient of all, so all skip the same
-    updates and have the same scale.
+    A rank that overflows makes the reduced gradient of all ranks infinite or NaN. So all ranks skip
+    the same updates and have the same scale.
 
     Parameters
     ----------
-    initial
-        The scale of the first step; a power of two rounds nothing.
-    growth_interval
-        How many updates in a row double the scale.
-    group
-        Ranks that skip together although their gradients differ, as the parts of a model do
-        (docs/numerics.md). By default no rank is asked: data-parallel gradients are equal.
-    name
-        What the names of the state begin with.
+    init_scale : float, default 2^15
+        The scale of the first step, in [1, 2^127]. A power of two rounds nothing.
+    growth_interval : int, default 2000
+        The number of updates without an overflow after which the scale is doubled.
+    group : Group, optional
+        Ranks that skip together although their gradients differ, such as the stages of a pipeline.
+        By default no rank is asked, because data-parallel gradients are equal.
+    name : str, default "loss_scale"
+        The first part of the names of the state.
+
+    Notes
+    -----
+    Micikevicius et al., 2018 (arXiv:1710.03740), section 3.2.
+
+    Two optimizers that skip together need the gradients of `scale.scaled(loss)`, by their variables
+    and reduced:
+
+        found, finite = scale.unscaled(gradients)
+        updates = optimizer.apply(found, where=finite) | scale.updates(finite)
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.AdamW(1e-3, loss_scale=ngd.optim.LossScale())
+    >>> updates = optimizer.minimize(loss, parameters)
+    >>> step = ngd.compile([x, y], loss, updates, precision="float16")
     """
 
     def __init__(
         self,
-        initial: float = 2.0**15,
+        init_scale: float = 2.0**15,
         *,
         growth_interval: int = 2000,
         group: Any = None,
         name: str = "loss_scale",
     ) -> None:
         where = "optim.LossScale"
-        if not SMALLEST <= number(where, "initial", initial) <= LARGEST:
-            raise ValueError(f"{where}: expected an initial scale in [1, 2**127]; got {initial}")
+        if not SMALLEST <= number(where, "init_scale", init_scale) <= LARGEST:
+            raise ValueError(f"{where}: expected an initial scale in [1, 2**127]; got {init_scale}")
         self.growth_interval = count(where, "growth_interval", growth_interval)
         self.group, self.name = group, name
         self.state = LiveState(name)
-        """The scale, and the count of good steps, by name, for checkpoints."""
-        self.scale = self.state.variable(f"{name}.scale", lambda: np.float32(initial))
+        """The scale and the number of updates since it changed, by name, for checkpoints."""
+        self.scale = self.state.variable(f"{name}.scale", lambda: np.float32(init_scale))
         self.good_steps = self.state.variable(f"{name}.good_steps", lambda: np.int64(0))
         """The number of updates since the scale changed or an update was skipped."""
 
     def scaled(self, loss: Node) -> Node:
-        """The loss to differentiate."""
+        """Return the loss to differentiate."""
         node: Node = loss * ops.cast(self.scale, loss.dtype)
         return node
 
     def unscaled(self, gradients: Any) -> tuple[Any, Node]:
-        """Divide gradients of the scaled loss; return them, and whether all of them are finite."""
+        """Divide gradients of the scaled loss; return them and a node, true if all are finite."""
         return trees.map(self._unscaled, gradients), all_finite(gradients, self.group)
 
     def updates(self, finite: Node) -> dict[Variable, Node]:
-        """Return the scale's own updates for ngd.compile: see the class."""
+        """Return the updates of the scale itself. See the class."""
         done = self.good_steps + 1
         grows = done == self.growth_interval
         grown = ops.where(grows, self.scale * 2.0, self.scale)

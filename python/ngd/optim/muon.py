@@ -3,86 +3,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from .. import Node, ops
 from .clipping import norm
-from .optimizer import Optimizer, Rate, State
+from .loss_scale import LossScale
+from .optimizer import Optimizer, ParameterGroup, Rate, State
 from .options import Check, at_least, count, flag
 
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
-SCALES: Final = {
-    "shape": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
-    "rms": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,
+ADJUSTMENTS: Final = {
+    "original": lambda rows, columns: max(1.0, rows / columns) ** 0.5,
+    "match_rms_adamw": lambda rows, columns: 0.2 * max(rows, columns) ** 0.5,
 }
-"""By name: the factor of a matrix's step (Jordan, 2024; Liu et al., 2025, arXiv:2502.16982)."""
+"""The factor of the learning rate of a matrix, by name (Jordan, 2024; Liu et al., 2025)."""
 
 
-def scale_name(where: str, name: str, value: Any) -> str:
-    """Check the name of a scale."""
-    if value not in SCALES:
-        raise ValueError(f'{where}: {name}: expected "shape" or "rms"; got {value!r}')
+def adjustment_name(where: str, name: str, value: Any) -> str:
+    """Check the name of an adjustment."""
+    if value not in ADJUSTMENTS:
+        known = " or ".join(f'"{each}"' for each in ADJUSTMENTS)
+        raise ValueError(f"{where}: {name}: expected {known}; got {value!r}")
     return str(value)
 
 
-def orthogonal(x: Node, rounds: int) -> Node:
-    """About U V^T of the matrix U S V^T: a Newton-Schulz iteration of degree five.
+def orthogonalize(x: Node, num_iterations: int) -> Node:
+    """Return about U V^T of the matrix U S V^T, by a Newton-Schulz iteration of degree five.
 
-    With x of norm at most 1, each round is x <- a x + b (x x^T) x + c (x x^T)^2 x. The coefficients
-    bring all singular values near 1, within some tenths, in about five rounds (Jordan et al., 2024,
-    https://kellerjordan.github.io/posts/muon/).
+    With x of norm at most 1, each iteration is x <- a x + b (x x^T) x + c (x x^T)^2 x. The
+    coefficients bring all singular values near 1, within some tenths, in about five iterations
+    (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon/).
     """
     a, b, c = COEFFICIENTS
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     x = x / (norm(x) + 1e-7)
-    for _ in range(rounds):
+    for _ in range(num_iterations):
         square = x @ x.T
         x = a * x + (b * square + c * (square @ square)) @ x
     return x.T if tall else x
 
 
 class Muon(Optimizer):
-    """Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/).
+    """Muon: momentum whose matrices are made orthogonal, with PyTorch's options.
 
+    Muon is for matrices. A tensor of more axes, such as a convolution's weight, counts as a matrix
+    of shape[0] rows. Biases, embeddings and the last layer take another optimizer:
+    `updates=[muon.minimize(loss, matrices), adamw.minimize(loss, others)]`.
+
+    Parameters
+    ----------
+    lr : float, Node or schedule, default 0.02
+        The learning rate.
+    momentum : float, default 0.95
+        The decay of the momentum buffer.
+    nesterov : bool, default True
+        Use Nesterov's momentum.
+    weight_decay : float, default 0
+        The part of the weight that is subtracted in each step, times lr.
+    ns_steps : int, default 5
+        The number of Newton-Schulz iterations.
+    adjust_lr_fn : str, default "original"
+        The factor of the learning rate of a matrix: "original" is sqrt(max(1, rows / columns)),
+        "match_rms_adamw" is 0.2 sqrt(max(rows, columns)), with which AdamW's learning rates can be
+        kept (Liu et al., 2025, arXiv:2502.16982).
+    groups, clip_norm, loss_scale, name
+        See Optimizer.
+
+    Notes
+    -----
     b <- momentum * b + (1 - momentum) * g;  u = (1 - momentum) g + momentum * b with nesterov, else
-    b;  w <- (1 - rate * weight_decay) * w - rate * scale * orthogonal(u).
-
-    For matrices; a tensor of more axes, as a convolution's weights, counts as a matrix of shape[0]
-    rows. Biases, embeddings and the last layer take another optimizer, with its own updates:
-    `updates=[muon.update(loss, matrices), adamw.update(loss, others)]`. scale "shape" is the
-    post's sqrt(max(1, rows / columns)); "rms" is 0.2 sqrt(max(rows, columns)), with which AdamW's
-    rates serve (Liu et al., 2025, arXiv:2502.16982).
+    b;  w <- (1 - lr * weight_decay) * w - lr * factor * orthogonalize(u).
+    Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/).
     """
 
     checks: ClassVar[Mapping[str, Check]] = {
         "momentum": at_least(0),
         "nesterov": flag,
         "weight_decay": at_least(0),
-        "rounds": count,
-        "scale": scale_name,
+        "ns_steps": count,
+        "adjust_lr_fn": adjustment_name,
     }
 
     def __init__(
         self,
-        learning_rate: Rate = 0.02,
+        lr: Rate = 0.02,
         *,
         momentum: float = 0.95,
         nesterov: bool = True,
         weight_decay: float = 0.0,
-        rounds: int = 5,
-        scale: str = "shape",
-        **common: Any,
+        ns_steps: int = 5,
+        adjust_lr_fn: str = "original",
+        groups: Sequence[ParameterGroup] = (),
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(
-            learning_rate,
+            lr,
+            groups=groups,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            name=name,
             momentum=momentum,
             nesterov=nesterov,
             weight_decay=weight_decay,
-            rounds=rounds,
-            scale=scale,
-            **common,
+            ns_steps=ns_steps,
+            adjust_lr_fn=adjust_lr_fn,
         )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
@@ -94,8 +122,8 @@ class Muon(Optimizer):
         b = state.keep("momentum", b)
         u = (1 - momentum) * g + momentum * b if state["nesterov"] else b
         matrix = ops.reshape(u, (w.shape[0], -1))
-        scale = SCALES[state["scale"]](*matrix.shape)
-        step = ops.reshape(orthogonal(matrix, state["rounds"]), w.shape)
+        factor = ADJUSTMENTS[state["adjust_lr_fn"]](*matrix.shape)
+        step = ops.reshape(orthogonalize(matrix, state["ns_steps"]), w.shape)
         if state["weight_decay"]:
-            w = w * state.scalar(1.0 - state.rate * state["weight_decay"])
-        return w - state.scalar(state.rate * scale) * step
+            w = w * state.scalar(1.0 - state.lr * state["weight_decay"])
+        return w - state.scalar(state.lr * factor) * step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all optimizers share: gradients, their mean over the ranks, state, groups, accumulation."""
+"""The base of all optimizers: gradients, their mean over the ranks, state, groups, accumulation."""
 
 from __future__ import annotations
 
@@ -33,19 +33,28 @@ Rate: TypeAlias = float | Node | Callable[[Node], Node]
 
 
 def is_vector(of: Variable) -> bool:
-    """Whether a variable has fewer than two axes: a bias, or a norm's scale."""
+    """Return True if a variable has fewer than two axes, as a bias or a norm's scale has."""
     return of.ndim < 2
 
 
 class ParameterGroup:
-    """Some of the parameters, and the options that they have instead of the optimizer's.
+    """Some of the parameters, with options of their own.
 
-    `of` is a pattern of names ("*.bias"), a function that is true for those that are meant
-    (`is_vector`), or a structure of variables. Where two groups hold a variable, the first counts.
+    A variable that two groups contain belongs to the first one.
 
-        AdamW(1e-3, weight_decay=0.1, groups=[ParameterGroup(is_vector, weight_decay=0.0)])
+    Parameters
+    ----------
+    of : str, callable or structure of Variable
+        A pattern of names ("*.bias"), a function that is true for the variables of the group
+        (`is_vector`), or the variables.
+    **options
+        Options of the optimizer that these variables have instead of the optimizer's own, and
+        `lr_factor`, the factor of the learning rate (default 1).
 
-    Beside the optimizer's own options there is `learning_rate_factor`.
+    Examples
+    --------
+    >>> groups = [ParameterGroup(is_vector, weight_decay=0.0)]
+    >>> optimizer = AdamW(1e-3, weight_decay=0.1, groups=groups)
     """
 
     def __init__(self, of: Any, **options: Any) -> None:
@@ -53,7 +62,7 @@ class ParameterGroup:
         self._variables = [] if isinstance(of, str) or callable(of) else trees.leaves_of(of)
 
     def holds(self, of: Variable) -> bool:
-        """Whether this variable is one of the group's."""
+        """Return True if the group contains a variable."""
         if isinstance(self.of, str):
             return fnmatchcase(of.name, self.of)
         if callable(self.of):
@@ -62,18 +71,18 @@ class ParameterGroup:
 
 
 def updated(before: Variable, value: Node, where: Node | None) -> Node:
-    """The next value of a variable, which stays as it is where `where` is false."""
+    """Return the next value of a variable, which does not change if `where` is false."""
     return value if where is None else ops.where(where, value, before)
 
 
 class State:
-    """What a rule sees of one variable: its options, the step's scalars, and its state."""
+    """The arguments of a rule for one variable: options, the scalars of the step, and state."""
 
     def __init__(
         self,
         optimizer: Optimizer,
         of: Variable,
-        rate: Node,
+        lr: Node,
         step: Node,
         options: dict[str, Any],
         where: Node | None,
@@ -81,10 +90,10 @@ class State:
         self._optimizer, self._variable, self.options = optimizer, of, options
         self._where = where
         self.dtype = of.dtype if of.dtype == float64 else float32
-        self.rate = rate * options["learning_rate_factor"]
+        self.lr = lr * options["lr_factor"]
         """The learning rate, in float64."""
         self.step = step
-        """Which update this is, from 1, in float64."""
+        """The number of this update, from 1, in float64."""
         self.next: dict[Variable, Node] = {}
         """The updates of the state."""
 
@@ -92,45 +101,50 @@ class State:
         return self.options[option]
 
     def scalar(self, value: Node) -> Node:
-        """A scalar in the variable's dtype; before, all scalars are float64."""
+        """Cast a scalar from float64 to the dtype in which the variable is updated."""
         node: Node = ops.cast(value, self.dtype)
         return node
 
     def now(self, name: str, initial: float = 0.0) -> Variable:
-        """A part of the state, of the variable's shape."""
+        """Return a variable of the state, which has the shape of the parameter."""
         key = f"{self._variable.name}.{name}"
         return self._optimizer.state_variable(key, self._variable.shape, self.dtype, initial)
 
     def keep(self, name: str, value: Node) -> Node:
-        """Set the next value of a part of the state; returns it."""
+        """Set the next value of a variable of the state, and return it."""
         before = self.now(name)
         self.next[before] = updated(before, value, self._where)
         return self.next[before]
 
 
 class Optimizer:
-    """The base of all optimizers: a subclass has `rule`, and hands its options on.
+    """The base of all optimizers. A subclass implements `rule`.
 
     Parameters
     ----------
-    learning_rate
-        A number, which becomes the variable `learning_rate` (assign to it between steps); a
-        variable or a node; or a schedule, a function from the number of updates that were made (a
-        float64 node) to the rate.
-    groups
-        Parameters with other options; see ParameterGroup.
-    clip_norm
-        The largest global norm of the gradients; see clip_by_global_norm.
-    loss_scale
-        What `update` multiplies the loss by, for steps in float16; see LossScale. Its variables are
-        a part of `state`.
-    name
-        What the names of the state begin with; by default the class's, in small letters. Two
-        optimizers in one step need two names.
+    lr : float, Node or schedule
+        The learning rate. A number becomes the variable `optimizer.lr`, to which you can assign
+        between steps. A schedule is a function from the number of updates so far (a float64 node)
+        to the learning rate.
+    groups : sequence of ParameterGroup
+        Parameters with options of their own.
+    clip_norm : float, optional
+        The largest global norm of the gradients. See clip_by_global_norm.
+    loss_scale : LossScale, optional
+        The factor of the loss in `minimize`, for steps in float16. Its variables are part of
+        `state`.
+    name : str, optional
+        The first part of the names of the state. By default the name of the class in small letters.
+        Two optimizers in one step need two names.
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.AdamW(3e-4, weight_decay=0.1, clip_norm=1.0)
+    >>> updates = optimizer.minimize(loss, model.parameters())
     """
 
     checks: ClassVar[Mapping[str, Check]] = {}
-    """Checks of the options by name, beside those that all optimizers have."""
+    """Checks of the options of a subclass, by name."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         """Refuse unknown options: __init__ of a subclass may pass on any keyword."""
@@ -139,7 +153,7 @@ class Optimizer:
 
     def __init__(
         self,
-        learning_rate: Rate,
+        lr: Rate,
         *,
         groups: Sequence[ParameterGroup] = (),
         clip_norm: float | None = None,
@@ -149,9 +163,9 @@ class Optimizer:
     ) -> None:
         where = public_name(type(self))
         check_common(where, groups, loss_scale, name)
-        checks = {**self.checks, "learning_rate_factor": at_least(0)}
+        checks = {**self.checks, "lr_factor": at_least(0)}
         self.name = name or type(self).__name__.lower()
-        self.options = checked(where, checks, {"learning_rate_factor": 1.0, **options})
+        self.options = checked(where, checks, {"lr_factor": 1.0, **options})
         self.clip_norm = None if clip_norm is None else positive(where, "clip_norm", clip_norm)
         self.groups, self.loss_scale = list(groups), loss_scale
         for group in self.groups:
@@ -159,33 +173,31 @@ class Optimizer:
                 raise unknown_option(f"{where}: groups", option, [*self.options])
             group.options = checked(f"{where}: groups", checks, group.options)
         self.state = LiveState(self.name, *([loss_scale.state] if loss_scale else []))
-        """The optimizer's own variables by name, for checkpoints. They are made by `update` or
-        `updates`; values that are loaded before are pending until then."""
+        """The optimizer's own variables by name, for checkpoints. `minimize` and `apply` make them;
+        values that are loaded before are pending until then."""
         self._accumulators: dict[Variable, Variable] = {}
         self._met: dict[str, Variable] = {}
         self._weighted: bool | None = None  # the micro-batches; None: not known yet
         self.step = self.state_variable("step", (), np.dtype(np.int64))
-        """How many updates were made."""
-        self.learning_rate: Node | Callable[[Node], Node]
-        if isinstance(learning_rate, Node) and learning_rate.shape != ():
-            raise ValueError(
-                f"{where}: learning_rate: expected a scalar; got {learning_rate!r} "
-                f"(made at {learning_rate.site})"
-            )
-        if isinstance(learning_rate, Node) or callable(learning_rate):
-            self.learning_rate = learning_rate
+        """The number of updates so far."""
+        self.lr: Node | Callable[[Node], Node]
+        """The learning rate: a variable if it was given as a number."""
+        if isinstance(lr, Node) and lr.shape != ():
+            raise ValueError(f"{where}: lr: expected a scalar; got {lr!r} (made at {lr.site})")
+        if isinstance(lr, Node) or callable(lr):
+            self.lr = lr
         else:
-            rate = number(where, "learning_rate", learning_rate, least=0)
-            self.learning_rate = self.state_variable("learning_rate", (), float64, rate)
+            self.lr = self.state_variable("lr", (), float64, number(where, "lr", lr, least=0))
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
-        """The next value of a variable, from its value and its gradient."""
+        """Return the next value of a variable, from its value and its gradient."""
         raise NotImplementedError(type(self).__name__)
 
     def apart(self, name: str) -> Optimizer:
-        """The same rule, options and learning rate with a count of updates and a state of its own.
+        """Return an optimizer of the same rule, options and learning rate, with its own state.
 
-        It does not clip: a norm over some of the parameters is none over all. It scales no loss.
+        It does not clip, because the norm of some parameters is not the norm of all. It does not
+        scale the loss.
         """
         other = copy.copy(self)
         other.name, other.clip_norm, other.loss_scale = name, None, None
@@ -197,10 +209,10 @@ class Optimizer:
     def state_variable(
         self, key: str, shape: tuple[int, ...], dtype: Any, initial: float = 0.0
     ) -> Variable:
-        """Return a variable of the state, which is made the first time."""
+        """Return a variable of the state. The first call makes it."""
         return self.state.variable(f"{self.name}.{key}", lambda: np.full(shape, initial, dtype))
 
-    def update(
+    def minimize(
         self,
         loss: Node,
         parameters: Any,
@@ -209,29 +221,35 @@ class Optimizer:
         group: Any = None,
         micro_batches: int = 1,
     ) -> dict[Variable, Node]:
-        """Differentiate, average over the ranks, and return the updates for ngd.compile.
+        """Differentiate a loss, average the gradients over the ranks, and return the updates.
 
         Parameters
         ----------
-        loss
-            A floating scalar: this rank's own loss.
-        parameters
-            The variables that are trained, in any structure.
-        weight
-            How much this rank's loss counts, a scalar (how many samples it has); by default all
-            ranks count alike. A rank of weight 0 counts nothing, also if its loss is NaN.
-        group
-            The ranks to average over; by default those of the executable.
-        micro_batches
-            Of how many micro-batches this is the last one: the others were added up by programs
-            with the updates of `accumulate`. The gradient is their mean.
+        loss : Node
+            A floating scalar: the loss of this rank.
+        parameters : structure of Variable
+            The variables to train.
+        weight : scalar, optional
+            The weight of this rank's loss in the mean, for example its number of samples. By
+            default all ranks have the same weight. A rank of weight 0 does not count, even if its
+            loss is NaN.
+        group : Group, optional
+            The ranks to average over. By default the group of the compiled step.
+        micro_batches : int, default 1
+            The number of micro-batches of this update. This is the last one; steps with the updates
+            of `accumulate` have added up the others. The gradient is their mean.
+
+        Returns
+        -------
+        dict of Variable to Node
+            The next values, for `updates=` of ngd.compile or for ngd.function(updates=True).
         """
-        count(f"{self.name}: update", "micro_batches", micro_batches)
-        variables = self._variables("update", parameters)
-        gradients = self._gradients("update", loss, variables, weight, group)
+        count(f"{self.name}: minimize", "micro_batches", micro_batches)
+        variables = self._variables("minimize", parameters)
+        gradients = self._gradients("minimize", loss, variables, weight, group)
         reset: dict[Variable, Node] = {}
         if micro_batches > 1:
-            self._expect_weights("update", weight)
+            self._expect_weights("minimize", weight)
             sums = [self._accumulator(v) for v in variables]
             pairs = zip(sums, gradients, strict=True)
             gradients = [(a + ops.cast(g, a.dtype)) / micro_batches for a, g in pairs]
@@ -240,17 +258,17 @@ class Optimizer:
         averaged = [ops.all_reduce(g, op=kind, group=group) for g in gradients]
         found = dict(zip(variables, averaged, strict=True))
         if self.loss_scale is None:
-            return self.updates(found) | reset
+            return self.apply(found) | reset
         found, finite = self.loss_scale.unscaled(found)
-        return self.updates(found, where=finite) | self.loss_scale.updates(finite) | reset
+        return self.apply(found, where=finite) | self.loss_scale.updates(finite) | reset
 
     def accumulate(
         self, loss: Node, parameters: Any, *, weight: Any = None, group: Any = None
     ) -> dict[Variable, Node]:
-        """Return the updates that only add this rank's gradients up, for `micro_batches`.
+        """Return the updates that add up this rank's gradients, for `micro_batches` of `minimize`.
 
-        Weight and group are as in `update`, of this micro-batch. The sums are the rank's own, and
-        no part of `state`: zero after each update.
+        The weight and the group are those of this micro-batch; see `minimize`. Each rank has its
+        own sums. They are not part of `state`, because they are zero after each update.
         """
         variables = self._variables("accumulate", parameters)
         self._expect_weights("accumulate", weight)
@@ -263,8 +281,8 @@ class Optimizer:
     ) -> list[Node]:
         """Differentiate the sum over ranks of weight * loss / sum of the weights, scaled.
 
-        The loss is weighted, not its gradient: if the loss reaches a collective, as it does with
-        synchronized batch normalization, the gradient has parts of the other ranks' losses.
+        The weight is applied to the loss, not to its gradient. If the loss reaches a collective, as
+        with synchronized batch normalization, the gradient has parts of the other ranks' losses.
         """
         gradients: list[Node]
         if self.loss_scale is not None:
@@ -281,7 +299,7 @@ class Optimizer:
         return [ops.where(share == 0, 0, g) for g in gradients]
 
     def _expect_weights(self, where: str, weight: Any) -> None:
-        """Refuse micro-batches of which some have weights and others have none."""
+        """Raise if some micro-batches have weights and others have none."""
         weighted = weight is not None
         if self._weighted is None:
             self._weighted = weighted
@@ -290,25 +308,34 @@ class Optimizer:
                 f"{self.name}: {where}: expected weights for all micro-batches, or for none"
             )
 
-    def updates(
+    def apply(
         self, gradients: Mapping[Variable, Node], *, where: Node | None = None
     ) -> dict[Variable, Node]:
-        """Return the updates for ngd.compile, from gradients that are equal on all ranks.
+        """Return the updates from gradients that are equal on all ranks.
 
-        Where the bool `where` is false, all stay as they are. `loss_scale` is for `update` alone:
-        gradients that come here are those of the loss itself.
+        Parameters
+        ----------
+        gradients : mapping of Variable to Node
+            The gradients of the loss itself: only `minimize` uses `loss_scale`.
+        where : Node of bool, optional
+            A scalar. If it is false, the step changes no parameter and no state.
+
+        Returns
+        -------
+        dict of Variable to Node
+            The next values, for `updates=` of ngd.compile or for ngd.function(updates=True).
         """
-        self._variables("updates", list(gradients))
+        self._variables("apply", list(gradients))
         if self.clip_norm is not None:
             gradients, _ = clip_by_global_norm(dict(gradients), self.clip_norm)
         done = ops.cast(self.step, float64)
-        rate = self.learning_rate
-        rate = ops.cast(rate if isinstance(rate, Node) else rate(done), float64)
+        lr = self.lr if isinstance(self.lr, Node) else self.lr(done)
+        lr = ops.cast(lr, float64)
         made: dict[Variable, Node] = {self.step: updated(self.step, self.step + 1, where)}
         for v, g in gradients.items():
-            expect_one_of_a_name(f"{self.name}: updates", v, self._met)
+            expect_one_of_a_name(f"{self.name}: apply", v, self._met)
             options = next((o.options for o in self.groups if o.holds(v)), {})
-            state = State(self, v, rate, done + 1.0, {**self.options, **options}, where)
+            state = State(self, v, lr, done + 1.0, {**self.options, **options}, where)
             new = self.rule(ops.cast(v, state.dtype), ops.cast(g, state.dtype), state)
             made[v] = updated(v, ops.cast(new, v.dtype), where)
             made |= state.next
@@ -334,7 +361,7 @@ class Optimizer:
 
 
 def check_common(where: str, groups: Any, loss_scale: Any, name: Any) -> None:
-    """Check the kinds of the options that all optimizers have."""
+    """Check the types of the options that all optimizers have."""
     if not isinstance(groups, (list, tuple)) or not all(
         isinstance(group, ParameterGroup) for group in groups
     ):

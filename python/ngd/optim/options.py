@@ -19,18 +19,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ELSEWHERE: Final[dict[str, tuple[str, ...]]] = {
-    "lr": ("learning_rate", "rate"),
-    "rate": ("learning_rate",),
-    "learning_rate": ("rate",),
-    "init_value": ("rate",),
-    "peak_value": ("rate",),
-    "base_lr": ("rate",),
-    "max_lr": ("rate",),
-    "end_value": ("final",),
-    "end_factor": ("final",),
-    "eta_min": ("final",),
-    "min_lr": ("final",),
-    "alpha": ("final",),
+    "rate": ("lr",),
+    "learning_rate": ("lr",),
+    "init_value": ("lr",),
+    "peak_value": ("lr",),
+    "base_lr": ("lr",),
+    "max_lr": ("lr",),
+    "end_value": ("final_lr",),
+    "end_factor": ("final_lr",),
+    "eta_min": ("final_lr",),
+    "min_lr": ("final_lr",),
+    "alpha": ("final_lr",),
     "T_max": ("steps",),
     "total_iters": ("steps",),
     "total_steps": ("steps",),
@@ -40,8 +39,8 @@ ELSEWHERE: Final[dict[str, tuple[str, ...]]] = {
     "num_warmup_steps": ("steps",),
     "milestones": ("factors",),
     "boundaries_and_scales": ("factors",),
-    "eps": ("epsilon",),
-    "eps_root": ("epsilon",),
+    "epsilon": ("eps",),
+    "eps_root": ("eps",),
     "b1": ("betas",),
     "b2": ("betas",),
     "beta": ("betas", "momentum"),
@@ -53,20 +52,15 @@ ELSEWHERE: Final[dict[str, tuple[str, ...]]] = {
     "mass": ("momentum",),
     "momentum_factor": ("momentum",),
     "decay": ("alpha", "weight_decay"),
-    "decay_rate": ("alpha", "rate_decay"),
+    "decay_rate": ("alpha", "lr_decay"),
     "rho": ("alpha",),
     "smoothing_constant": ("alpha",),
-    "lr_decay": ("rate_decay",),
     "wd": ("weight_decay",),
     "l2": ("weight_decay",),
     "l2_regularization": ("weight_decay",),
-    "initial_accumulator_value": ("initial",),
-    "init_scale": ("initial",),
-    "trust_coefficient": ("trust",),
-    "eta": ("trust",),
-    "ns_steps": ("rounds",),
-    "backend_steps": ("rounds",),
-    "adjust_lr_fn": ("scale",),
+    "initial": ("init_scale", "initial_accumulator_value"),
+    "eta": ("trust_coefficient",),
+    "backend_steps": ("ns_steps",),
     "max_norm": ("clip_norm",),
     "max_grad_norm": ("clip_norm",),
     "grad_clip": ("clip_norm",),
@@ -76,10 +70,10 @@ ELSEWHERE: Final[dict[str, tuple[str, ...]]] = {
     "global_clipnorm": ("clip_norm",),
     "grad_scaler": ("loss_scale",),
     "scaler": ("loss_scale",),
-    "lr_mult": ("learning_rate_factor",),
-    "lr_scale": ("learning_rate_factor",),
+    "lr_mult": ("lr_factor",),
+    "lr_scale": ("lr_factor",),
 }
-"""Words of PyTorch, optax, Keras and others -> the words for it here."""
+"""Names of PyTorch, optax, Keras and others, and the names here."""
 
 PARAMETERS: Final = ("params", "parameters", "variables", "model")
 
@@ -106,7 +100,7 @@ def unknown_option(where: str, name: str, known: Sequence[str]) -> TypeError:
 
 
 PARAMETERS_GO: Final = (
-    "The parameters are given to the update: optimizer.update(loss, model.parameters())."
+    "The parameters are an argument of minimize: optimizer.minimize(loss, model.parameters())."
 )
 
 
@@ -167,7 +161,7 @@ def number(where: str, name: str, value: Any, *, least: float = -math.inf) -> fl
     if not math.isfinite(found):
         raise ValueError(f"{where}: {name}: expected a finite number; got {value!r}")
     if found < least:
-        raise ValueError(f"{where}: expected {words(name)} >= {least:g}; got {value}")
+        raise ValueError(f"{where}: {name}: expected a number >= {least:g}; got {value}")
     return found
 
 
@@ -181,7 +175,7 @@ def positive(where: str, name: str, value: Any) -> float:
     is_infinite = isinstance(value, (float, np.floating)) and value == math.inf
     found = math.inf if is_infinite else number(where, name, value)
     if found <= 0:
-        raise ValueError(f"{where}: expected {words(name)} > 0; got {value}")
+        raise ValueError(f"{where}: {name}: expected a number > 0; got {value}")
     return found
 
 
@@ -189,7 +183,7 @@ def fraction(where: str, name: str, value: Any) -> float:
     """Check a decay: a number in [0, 1)."""
     found = number(where, name, value)
     if not 0 <= found < 1:
-        raise ValueError(f"{where}: expected {words(name)} in [0, 1); got {value}")
+        raise ValueError(f"{where}: {name}: expected a number in [0, 1); got {value}")
     return found
 
 
@@ -213,13 +207,8 @@ def count(where: str, name: str, value: Any) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{where}: {name}: expected a whole number; got {describe(value)}")
     if value < 1:
-        raise ValueError(f"{where}: expected {words(name)} >= 1; got {value}")
+        raise ValueError(f"{where}: {name}: expected a whole number >= 1; got {value}")
     return int(value)
-
-
-def words(name: str) -> str:
-    """Return the name of an option as words, with its article."""
-    return f"{'an' if name[0] in 'aeio' else 'a'} {name.replace('_', ' ')}"
 
 
 Check: TypeAlias = Callable[[str, str, Any], Any]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schedules of the learning rate: functions from the number of updates made, a node, to the rate.
+"""Learning rate schedules: functions from the number of updates so far, a node, to the rate.
 
-They are computed in the step, in float64; `warm_up(cosine(0.1, steps=1000), 50)` is one too.
+The step computes them in float64. They can be combined: `warm_up(cosine(0.1, steps=1000), 50)`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from .options import describe, number, positive, public_function
 Schedule: TypeAlias = Callable[[Node], Node]
 
 
-def expect_rate(where: str, name: str, rate: Any) -> float:
+def expect_rate(where: str, name: str, lr: Any) -> float:
     """Check a learning rate of a schedule."""
-    return number(where, name, rate, least=0)
+    return number(where, name, lr, least=0)
 
 
 def expect_steps(where: str, steps: Any) -> float:
@@ -32,17 +32,39 @@ def expect_steps(where: str, steps: Any) -> float:
 
 
 @public_function
-def constant(rate: float) -> Schedule:
-    """Return a schedule that always gives the same rate: something to warm up to."""
-    rate = expect_rate("optim.constant", "rate", rate)
-    return lambda step: constant_node(np.float64(rate))
+def constant(lr: float) -> Schedule:
+    """Return a schedule of one learning rate, for example for warm_up.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate.
+
+    Examples
+    --------
+    >>> schedule = ngd.optim.warm_up(ngd.optim.constant(0.1), 100)
+    """
+    lr = expect_rate("optim.constant", "lr", lr)
+    return lambda step: constant_node(np.float64(lr))
 
 
 @public_function
-def steps(rate: float, factors: Mapping[int, float]) -> Schedule:
-    """Return a schedule that multiplies the rate at given steps: {30: 0.1, 60: 0.1}."""
+def steps(lr: float, factors: Mapping[int, float]) -> Schedule:
+    """Return a schedule that multiplies the learning rate at given steps.
+
+    Parameters
+    ----------
+    lr : float
+        The learning rate of the first steps.
+    factors : dict of int to float
+        The factor by the step from which it applies. The factors multiply one another.
+
+    Examples
+    --------
+    >>> schedule = ngd.optim.steps(0.1, {3000: 0.1, 6000: 0.1})
+    """
     where = "optim.steps"
-    rate = expect_rate(where, "rate", rate)
+    lr = expect_rate(where, "lr", lr)
     if not isinstance(factors, Mapping):
         raise TypeError(
             f"{where}: factors: expected a dict of factors by steps, as {{30: 0.1}}; "
@@ -54,7 +76,7 @@ def steps(rate: float, factors: Mapping[int, float]) -> Schedule:
     )
 
     def at(step: Node) -> Node:
-        value = constant_node(np.float64(rate))
+        value = constant_node(np.float64(lr))
         for first, factor in pairs:
             value = ops.where(step >= first, value * factor, value)
         return value
@@ -63,69 +85,134 @@ def steps(rate: float, factors: Mapping[int, float]) -> Schedule:
 
 
 @public_function
-def cosine(rate: float, steps: int, final: float = 0.0) -> Schedule:
-    """Return half a cosine from `rate` to `final` in the given number of steps, then `final`.
+def cosine(lr: float, steps: int, final_lr: float = 0.0) -> Schedule:
+    """Return a schedule that falls from `lr` to `final_lr` along half a cosine.
 
+    Parameters
+    ----------
+    lr : float
+        The first learning rate.
+    steps : int
+        The number of steps until `final_lr`, which stays.
+    final_lr : float, default 0
+        The last learning rate.
+
+    Notes
+    -----
     Loshchilov and Hutter, 2016 (arXiv:1608.03983), equation 5, without restarts.
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.AdamW(ngd.optim.cosine(3e-4, steps=1000))
     """
     where = "optim.cosine"
-    rate, final = expect_rate(where, "rate", rate), expect_rate(where, "final", final)
+    lr, final_lr = expect_rate(where, "lr", lr), expect_rate(where, "final_lr", final_lr)
     total = expect_steps(where, steps)
 
     def at(step: Node) -> Node:
-        passed = ops.minimum(step / total, 1.0)
-        return final + (rate - final) * 0.5 * (1.0 + ops.cos(passed * math.pi))
+        done = ops.minimum(step / total, 1.0)
+        return final_lr + (lr - final_lr) * 0.5 * (1.0 + ops.cos(done * math.pi))
 
     return at
 
 
 @public_function
-def polynomial(rate: float, steps: int, power: float = 1.0, final: float = 0.0) -> Schedule:
-    """Return final + (rate - final) (1 - step / steps)^power, and `final` after these steps."""
+def polynomial(lr: float, steps: int, power: float = 1.0, final_lr: float = 0.0) -> Schedule:
+    """Return a schedule that falls from `lr` to `final_lr` along a power of the steps left.
+
+    Parameters
+    ----------
+    lr : float
+        The first learning rate.
+    steps : int
+        The number of steps until `final_lr`, which stays.
+    power : float, default 1
+        The power. 1 is a line.
+    final_lr : float, default 0
+        The last learning rate.
+
+    Notes
+    -----
+    final_lr + (lr - final_lr) (1 - step / steps)^power.
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.LAMB(ngd.optim.polynomial(2e-3, steps=1000))
+    """
     where = "optim.polynomial"
-    rate, final = expect_rate(where, "rate", rate), expect_rate(where, "final", final)
+    lr, final_lr = expect_rate(where, "lr", lr), expect_rate(where, "final_lr", final_lr)
     total, power = expect_steps(where, steps), positive(where, "power", power)
 
     def at(step: Node) -> Node:
         left = 1.0 - ops.minimum(step / total, 1.0)
-        return final + (rate - final) * left**power
+        return final_lr + (lr - final_lr) * left**power
 
     return at
 
 
 @public_function
-def warm_up(schedule: Schedule | float, steps: int, start: float = 0.0) -> Schedule:
-    """Return a line from `start` to a schedule's first rate, followed by the schedule.
+def warm_up(schedule: Schedule | float, steps: int, start_lr: float = 0.0) -> Schedule:
+    """Return a schedule that rises to another schedule's first rate and then follows it.
 
-    Goyal et al., 2017 (arXiv:1706.02677), section 2.2. The line takes the given number of steps;
-    the schedule's own steps count from its end.
+    Parameters
+    ----------
+    schedule : schedule or float
+        The schedule after the warm-up. Its own steps count from the end of the warm-up.
+    steps : int
+        The number of steps of the warm-up, which is a line.
+    start_lr : float, default 0
+        The first learning rate.
+
+    Notes
+    -----
+    Goyal et al., 2017 (arXiv:1706.02677), section 2.2.
+
+    Examples
+    --------
+    >>> schedule = ngd.optim.warm_up(ngd.optim.cosine(3e-4, steps=1000), 100)
     """
     where = "optim.warm_up"
     if callable(steps):
         raise TypeError(
-            f"{where}: expected a schedule or a rate first, and a number of steps second; got "
-            f"{schedule!r} and a function. Write warm_up(schedule, steps)."
+            f"{where}: expected a schedule or a learning rate first, and a number of steps second; "
+            f"got {schedule!r} and a function. Write warm_up(schedule, steps)."
         )
-    total, start = expect_steps(where, steps), expect_rate(where, "start", start)
+    total, start_lr = expect_steps(where, steps), expect_rate(where, "start_lr", start_lr)
     if not callable(schedule):
         schedule = constant(expect_rate(where, "schedule", schedule))
-    then = schedule
+    after = schedule
 
     def at(step: Node) -> Node:
-        first = then(constant_node(np.float64(0.0)))
-        rising = start + (first - start) * (step / total)
-        return ops.where(step < total, rising, then(ops.maximum(step - total, 0.0)))
+        first = after(constant_node(np.float64(0.0)))
+        rising = start_lr + (first - start_lr) * (step / total)
+        return ops.where(step < total, rising, after(ops.maximum(step - total, 0.0)))
 
     return at
 
 
 @public_function
-def linear_scaling(rate: float, batch: int, base: int = 256) -> float:
-    """Return the rate for a batch of all ranks: rate * batch / base.
+def linear_scaling(lr: float, batch: int, base: int = 256) -> float:
+    """Return the learning rate for the batch of all ranks: lr * batch / base.
 
-    Goyal et al., 2017 (arXiv:1706.02677), section 2.1. `rate` was found for a batch of `base`.
+    Parameters
+    ----------
+    lr : float
+        A learning rate that was found for a batch of `base` samples.
+    batch : int
+        The number of samples in the batches of all ranks together.
+    base : int, default 256
+        The number of samples for which `lr` was found.
+
+    Notes
+    -----
+    Goyal et al., 2017 (arXiv:1706.02677), section 2.1.
+
+    Examples
+    --------
+    >>> ngd.optim.linear_scaling(0.1, batch=1024)
+    0.4
     """
     where = "optim.linear_scaling"
     for name, value in (("batch", batch), ("base", base)):
         positive(where, name, value)
-    return expect_rate(where, "rate", rate) * batch / base
+    return expect_rate(where, "lr", lr) * batch / base

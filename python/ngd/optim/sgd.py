@@ -3,21 +3,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from .. import Node, ops
-from .optimizer import Optimizer, Rate, State
+from .loss_scale import LossScale
+from .optimizer import Optimizer, ParameterGroup, Rate, State
 from .options import Check, at_least, flag, number
 
 
 class SGD(Optimizer):
-    """Gradient descent, with momentum as Sutskever et al. (2013) and PyTorch write it.
+    """Stochastic gradient descent, with momentum as in PyTorch.
 
-    g <- g + weight_decay * w;  b <- momentum * b + (1 - dampening) * g, the first b is g;
-    w <- w - rate * b; with nesterov: w <- w - rate * (g + momentum * b).
+    Parameters
+    ----------
+    lr : float, Node or schedule
+        The learning rate.
+    momentum : float, default 0
+        The factor of the momentum buffer, at least 0.
+    dampening : float, default 0
+        The part of the gradient that does not enter the momentum buffer.
+    nesterov : bool, default False
+        Use Nesterov's momentum. Needs momentum > 0 and no dampening.
+    weight_decay : float, default 0
+        The factor of the weight that is added to its gradient (L2 penalty).
+    groups, clip_norm, loss_scale, name
+        See Optimizer.
 
-    The rate stands outside of the momentum: a schedule changes the whole step at once.
+    Notes
+    -----
+    g <- g + weight_decay * w;  b <- momentum * b + (1 - dampening) * g, and the first b is g;
+    w <- w - lr * b. With nesterov: w <- w - lr * (g + momentum * b).
+
+    The momentum is that of Sutskever et al. (2013). The learning rate is not part of the momentum
+    buffer, so a schedule changes the whole step at once.
     """
 
     checks: ClassVar[Mapping[str, Check]] = {
@@ -29,21 +48,27 @@ class SGD(Optimizer):
 
     def __init__(
         self,
-        learning_rate: Rate,
+        lr: Rate,
         *,
         momentum: float = 0.0,
         dampening: float = 0.0,
         nesterov: bool = False,
         weight_decay: float = 0.0,
-        **common: Any,
+        groups: Sequence[ParameterGroup] = (),
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(
-            learning_rate,
+            lr,
+            groups=groups,
+            clip_norm=clip_norm,
+            loss_scale=loss_scale,
+            name=name,
             momentum=momentum,
             dampening=dampening,
             nesterov=nesterov,
             weight_decay=weight_decay,
-            **common,
         )
         if nesterov and (self.options["momentum"] == 0 or self.options["dampening"] != 0):
             raise ValueError("optim.SGD: nesterov needs a momentum > 0, and no dampening")
@@ -58,4 +83,4 @@ class SGD(Optimizer):
                 b = ops.where(state.step == 1.0, g, b)
             b = state.keep("momentum", b)
             g = g + state["momentum"] * b if state["nesterov"] else b
-        return w - state.scalar(state.rate) * g
+        return w - state.scalar(state.lr) * g

@@ -13,17 +13,17 @@ from ..ir import Graph
 from .collectives import order_collectives, split_collectives
 from .costs import cost_of_graph
 from .elementwise import fuse_elementwise
-from .expand import expand
+from .expansion import expand
 from .identity import computation
 from .layouts import assign_layouts
-from .plan_memory import Plan, Step, plan_memory
+from .memory_planning import Plan, Step, plan_memory
 from .post_operations import fuse_composites, fuse_post_operations
 from .precision import in_two_bytes, lower_precision
 from .products import fuse_products
 from .recompute import within
 from .reductions import fuse_reductions, share_sums
-from .schedule import Schedule, schedule
-from .simplify import simplify
+from .scheduling import Schedule, schedule
+from .simplification import simplify
 from .slices import update_in_slices
 from .target import Target, Verdict
 

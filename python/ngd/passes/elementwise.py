@@ -62,7 +62,7 @@ class Place(NamedTuple):
 class FusedElementwise(Op):
     """Elementwise ops as one kernel; attrs: program, results, input_strides.
 
-    `wide` says of the results which of them stay float32 (ngd.precision).
+    `wide` says of the results which of them stay float32 (ngd.full_precision).
     """
 
     name = "elementwise"

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from ..dtype import Shape
 from ..ir import REGISTRY, Graph, Node, Op
 from ..ops.shape import inverse, moved, reshape
-from .simplify import simplify
+from .simplification import simplify
 from .target import Target, query_node
 
 Transposition: TypeAlias = tuple[Node, Shape]

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from ..ir import Graph, Node, Op
-from .schedule import source_of
+from .scheduling import source_of
 from .target import Target, query_node
 
 Match: TypeAlias = Mapping[str, Node]

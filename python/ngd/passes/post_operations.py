@@ -23,7 +23,7 @@ from ..ops.shape import reshape
 from ..sites import at_site
 from .patterns import Match, Pattern, Rule, apply_rules
 from .products import has_small_factors
-from .simplify import simplify
+from .simplification import simplify
 from .target import Target
 
 HEAVY: Final = Pattern("heavy", trait=lambda op: op.heavy, read_once=True)

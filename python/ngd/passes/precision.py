@@ -25,10 +25,10 @@ from typing import Any, TypeAlias
 
 from ..dtype import SHORT_NAMES, DType, Shape, Type, float32
 from ..ir import CONSTANT, REGISTRY, VARIABLE, Graph, Leaf, Node, offset_of
-from ..ops.cast import cast
+from ..ops.casting import cast
 from .elementwise import FusedElementwise, dense_strides, fuse_elementwise
 from .reductions import FusedReduction
-from .schedule import source_of
+from .scheduling import source_of
 from .target import Target
 
 Fused: TypeAlias = FusedElementwise | FusedReduction

@@ -22,7 +22,7 @@ from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op
 from ..ops.arithmetic import add
 from .elementwise import FusedElementwise, dense_operands, fuse_elementwise
 from .patterns import uses
-from .schedule import source_of
+from .scheduling import source_of
 from .target import Target, query_node
 
 MOST_PRODUCTS: Final = 4

@@ -26,9 +26,9 @@ from ..narrowing import wide
 from ..ops.custom import after
 from ..sites import at_site
 from .costs import cost_of_graph
-from .plan_memory import Plan
+from .memory_planning import Plan
 from .precision import chooses
-from .schedule import is_view, schedule, source_of
+from .scheduling import is_view, schedule, source_of
 from .target import Target
 
 ROUNDS: Final = 8

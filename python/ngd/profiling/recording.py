@@ -16,7 +16,7 @@ Call: TypeAlias = tuple[str, str]
 
 
 class Recording:
-    """What `ngd.profile()` and `ngd.trace()` give."""
+    """What `ngd.profile()` and `ngd.timeline()` give."""
 
     def __init__(self) -> None:
         self.steps: list[Any] = []
@@ -61,7 +61,7 @@ def profile() -> Iterator[Recording]:
     Raises
     ------
     BusyError
-        The process is in a block of this or of `ngd.trace` already.
+        The process is in a block of this or of `ngd.timeline` already.
     """
     with recorded(0) as recording:
         yield recording

@@ -276,7 +276,7 @@ class DiLoCo:
         ]
         self._round = self.state.variable(f"{self._outer.name}.round", lambda: np.int64(0))
         means = [placeholder(v.name, v.shape, v.dtype) for v in self._weights]
-        updates = self._outer.updates(dict(zip(self._weights, means, strict=True)))
+        updates = self._outer.apply(dict(zip(self._weights, means, strict=True)))
         self._update = compile(means, [], updates | {self._round: self._round + 1})
 
     def _start(self) -> None:

@@ -3,7 +3,7 @@
 
     inner = optim.AdamW(4e-4)
     gradients = ngd.grad(loss, parameters)
-    step = ngd.compile([x], [loss], inner.updates(dict(zip(parameters, gradients))))
+    step = ngd.compile([x], [loss], inner.apply(dict(zip(parameters, gradients))))
     diloco = train.DiLoCo(parameters, every=100, carried=inner.state)
     while diloco.round < rounds:
         step(next(batches))
@@ -140,7 +140,7 @@ class DiLoCo:
         self._world: Group | None = None
         self._executable: Any = None
         self._inner = 0
-        self.outer.updates({v: v for v in self._start})  # makes its state
+        self.outer.apply({v: v for v in self._start})  # makes its state
         self._meet(weight=0.0)
 
     @property
@@ -269,7 +269,7 @@ class DiLoCo:
             moved = start - ops.cast(leaf, start.dtype)
             part = ops.where(mine > 0, moved * ops.cast(share, start.dtype), 0.0)
             gradients[start] = summed(part, self.wire, ranks)
-        updates = self.outer.updates(gradients)
+        updates = self.outer.apply(gradients)
         updates[self._round] = self._round + 1
         results = [ops.cast(updates[s], v.dtype) for s, v in zip(self._start, now, strict=True)]
         if not self._on_graph:

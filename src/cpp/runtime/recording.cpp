@@ -18,7 +18,7 @@ void Recording::begin(std::size_t most_events) {
   const std::scoped_lock lock(mutex_);
   if (now() != 0)
     fail(ErrorKind::Busy,
-         "ngd.profile, ngd.trace: the process is in a block of one of them already");
+         "ngd.profile, ngd.timeline: the process is in a block of one of them already");
   events_.clear();
   labels_.clear();
   dropped_ = 0;

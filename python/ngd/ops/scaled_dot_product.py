@@ -14,10 +14,10 @@ from ..cost import Cost
 from ..dtype import DType, Shape, Type, bool_, float32, float64, is_float
 from ..errors import DTypeError, ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, public, register
-from .cast import cast
+from .casting import cast
 from .compare import logical_and, not_equal, where
 from .elementwise import align
-from .matmul import matmul
+from .matrix_multiply import matmul
 from .operands import HALVES, Value, as_node, broadcast_shapes, expect_dtype, float_of, got
 from .rearrange import swapaxes, tri
 from .reduce import any, max, sum

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file that shows when each rank ran which instruction: `ngd.trace("trace.json")`.
+"""A file that shows when each rank ran which instruction: `ngd.timeline("trace.json")`.
 
 The format is the Trace Event Format, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 """
@@ -38,27 +38,27 @@ Label: TypeAlias = tuple[str, str, str, int]
 
 
 @contextmanager
-def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> Iterator[Recording]:
-    """Write when each instruction of the steps in the block ran, on all ranks, as a JSON file.
+def timeline(
+    path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS
+) -> Iterator[Recording]:
+    """Write when each instruction of the steps in a block ran, on all ranks, for Perfetto.
 
-    Open it with Perfetto: a process is a rank; a slice is an instruction of a step, or the whole
-    step; below them stand the collectives in flight, from the start to the end of the wait. All
-    ranks stand on one clock, that of rank 0. Collectives on arrays are in it where ngd.horovod
-    makes them. It is a recording too, so `Executable.report()` has times after it.
+    In the file a process is a rank, and a slice is an instruction or a whole step. Pending
+    collectives are below them, from the start to the end of the wait. All times are by the clock of
+    rank 0. Collectives of ngd.horovod are in the file too. After the block `Executable.report()`
+    has times.
 
-    In a job of several ranks every rank enters and leaves the block, with a world; at its end rank
-    0 gathers the events, and writes. A block that an exception leaves talks to no other rank, nor
-    does one at whose end there is no world: each rank writes its own events, by its own clock, to
-    PATH with the rank before its ending, `trace.rank1.json`. So does a rank that could not reach
-    the others at the end.
+    All ranks of a job enter and leave the block. At its end rank 0 gathers the events and writes
+    the file. If an exception leaves the block, or if there is no world at its end, each rank writes
+    its own events, by its own clock, to PATH with its rank: `trace.rank1.json`.
 
     Parameters
     ----------
-    path
-        Where to write. What was there is replaced when the new file is whole. A relative path is
-        one of the directory in which the block begins.
-    most_events
-        So many events a rank are kept, the first ones; how many came after, stands in the file.
+    path : str or path
+        The JSON file, which is replaced when the new one is complete. A relative path is resolved
+        when the block begins.
+    most_events : int
+        The largest number of events per rank. The file has the number of events that were dropped.
 
     Raises
     ------
@@ -75,7 +75,7 @@ def trace(path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS) -> It
     shortest of 30 round trips to rank 0 (F. Cristian 1989, Probabilistic clock synchronization).
     """
     if most_events < 1:
-        raise ValueError(f"trace: most_events: expected at least 1; got {most_events}")
+        raise ValueError(f"timeline: most_events: expected at least 1; got {most_events}")
     path = Path(path).absolute()
     entered = False
     try:
@@ -134,7 +134,7 @@ def write_beside_an_error(path: Path) -> None:
     try:
         write_alone(path)
     except OSError as error:
-        warnings.warn(f"ngd.trace: the file was not written: {error}", stacklevel=5)
+        warnings.warn(f"ngd.timeline: the file was not written: {error}", stacklevel=5)
 
 
 def first(events: Iterable[Event]) -> int:

@@ -49,7 +49,7 @@ from ..ir import (
 from ..ops.collective import Ranks
 from .collectives import Start, Wait
 from .costs import cost_of
-from .schedule import Schedule, is_view, parts_written, source_of, span_of
+from .scheduling import Schedule, is_view, parts_written, source_of, span_of
 from .target import Target, query_node
 
 

@@ -34,7 +34,7 @@ from .narrowing import WIDE
 from .ops.operands import as_node
 from .sites import call_site
 from .trees import LEAF, Structure, flatten, leaves_of, split
-from .variable import Variable, placeholder
+from .variables import Variable, placeholder
 
 Key: TypeAlias = tuple[Any, ...]
 """What one trace is for: a Form, then for each leaf of the arguments what is fixed of it."""
@@ -144,7 +144,7 @@ class Function:
 
     __wrapped__: Callable[..., Any]
 
-    blocks: ClassVar[dict[str, ContextVar[Any]]] = {"ngd.precision": WIDE}
+    blocks: ClassVar[dict[str, ContextVar[Any]]] = {"ngd.full_precision": WIDE}
     """What a call may not stand in, by name, where the variable has a value: blocks that are meant
     for what a function makes, which does not see them."""
 
@@ -204,8 +204,8 @@ class Function:
         return self._trace_for(key, leaves).step
 
     @property
-    def traces(self) -> int:
-        """How many traces there are."""
+    def num_traces(self) -> int:
+        """The number of traces."""
         return len(self._traces)
 
     def clear(self) -> None:
@@ -219,7 +219,7 @@ class Function:
         return self if instance is None else MethodType(self, instance)
 
     def __repr__(self) -> str:
-        return f"<ngd.function {self.name}, {self.traces} traces>"
+        return f"<ngd.function {self.name}, {self.num_traces} traces>"
 
     def __reduce__(self) -> str:
         """As a Python function: by its name."""
@@ -516,7 +516,7 @@ def function(
     group: Group | None = None,
     precision: Any = float32,
     shard: str = "none",
-) -> Function | Callable[[Callable[..., Any]], Function]:
+) -> Function | Callable[[Callable[..., Any]], Function]:  # long because of its docstring
     """Make a compiled step of a Python function; a decorator, with or without arguments.
 
     ::
@@ -524,11 +524,12 @@ def function(
         @ngd.function(updates=True)
         def step(x, y):
             loss = loss_of(model(x), y)
-            return loss, optimizer.update(loss, model.parameters())
+            return loss, optimizer.minimize(loss, model.parameters())
 
-    The function is called with nodes, once for each kind of arguments (`Function.traces` counts).
-    It must be pure: it prints only in that call, and values that it reads from outside, except
-    variables, do not change later. A block such as `nn.training` belongs inside the function.
+    The function is called with nodes, once for each kind of arguments. `Function.num_traces` counts
+    these calls. The function must be pure: it prints only in such a call, and a step does not see
+    later changes of what it reads from outside, except of variables. A block such as `nn.training`
+    belongs inside the function.
 
     Parameters
     ----------

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of nodes and of Python functions: ngd.grad and ngd.value_and_grad.
+
+A function takes and returns nodes. If a graph is being built, its gradient adds nodes to the graph.
+If it is called with arrays, it is compiled as by `ngd.function`, and the compiled step is kept as
+long as the function exists.
+
+Each argument to differentiate by becomes a node of its own (`after`), so f(x, x) has two partial
+derivatives. What a function reads beside its arguments is constant to it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar, overload
+
+import numpy as np
+
+from .autodiff import UNUSED, gradients, walk_back
+from .dtype import is_float
+from .errors import GradientError
+from .functions import Function, signature_of
+from .ir import Node, constant_node
+from .ops.arithmetic import add
+from .ops.custom import after
+from .ops.operands import as_node
+from .ops.shape import zeros
+from .trees import Structure, flatten
+from .variables import constant
+
+KEPT: Final = 512
+"""So many functions made of functions are remembered, with what they have compiled."""
+
+Maker = TypeVar("Maker", bound=Callable[..., Any])
+Key = TypeVar("Key")
+
+
+def remembered(make: Maker) -> Maker:
+    """Make the same function of the same one, with the same options: its traces are kept."""
+    kept = functools.lru_cache(KEPT)(make)
+
+    @functools.wraps(make)
+    def asked(f: Any, *args: Any, **kwargs: Any) -> Any:
+        if not callable(f):
+            raise TypeError(f"{make.__name__}: expected a function; got {f!r}")
+        hashable = all(isinstance(x, Hashable) for x in (f, *args, *kwargs.values()))
+        return (kept if hashable else make)(f, *args, **kwargs)
+
+    return asked  # type: ignore[return-value]
+
+
+class Primals:
+    """What a function is differentiated by: the leaves of some arguments, each its own node."""
+
+    def __init__(self, where: str, args: Sequence[Any], argnums: int | Sequence[int]) -> None:
+        numbers = [argnums] if isinstance(argnums, int) else list(argnums)
+        if any(not -len(args) <= n < len(args) for n in numbers):
+            raise TypeError(
+                f"{where}: expected argnums among the {len(args)} positional arguments; "
+                f"got {argnums}"
+            )
+        tree = args[numbers[0]] if isinstance(argnums, int) else tuple(args[n] for n in numbers)
+        leaves, self.structure = flatten(tree)
+        self.paths = self.structure.paths("the argument" if len(numbers) == 1 else "arguments")
+        self.nodes = [
+            after(expect_float(where, path, leaf))
+            for path, leaf in zip(self.paths, leaves, strict=True)
+        ]
+        self.args = list(args)
+        rebuilt = self.structure.rebuild(self.nodes)
+        for place, n in enumerate(numbers):
+            self.args[n] = rebuilt if isinstance(argnums, int) else rebuilt[place]
+
+    def pull(self, results: Sequence[Node], dy: Sequence[Node | None]) -> list[Node | None]:
+        """The adjoints of the leaves from those of some results."""
+        return pulled(results, dy, self.nodes)
+
+    def filled(self, parts: Iterable[Node | None]) -> Any:
+        """Adjoints in the arguments' structure, with zeros for what nothing depends on."""
+        pairs = zip(self.nodes, parts, strict=True)
+        return self.structure.rebuild(
+            zeros(x.shape, x.dtype) if part is None else part for x, part in pairs
+        )
+
+
+def pulled(
+    results: Sequence[Node], dy: Sequence[Node | None], targets: Sequence[Node]
+) -> list[Node | None]:
+    """The adjoints of targets from those of results, of which one node may be several."""
+    seeds: dict[Node, Node] = {}
+    for result, part in zip(results, dy, strict=True):
+        if part is not None and is_float(result.dtype):
+            seeds[result] = add(seeds[result], part) if result in seeds else part
+    found = walk_back(seeds, targets, beyond=False)
+    return [found.get(node) for node in targets]
+
+
+def expect_float(where: str, path: str, leaf: Any) -> Node:
+    """A floating node to differentiate by."""
+    node = leaf if isinstance(leaf, Node) else None
+    if node is None and not isinstance(leaf, (bool, int, str, bytes, type(None))):
+        node = constant(leaf)
+    if node is None or not is_float(node.dtype):
+        got = repr(leaf) if node is None else str(node.type)
+        raise GradientError(
+            f"{where}: {path}: expected floats to differentiate by, in arrays or as Python "
+            f"floats; got {got}"
+        )
+    return node
+
+
+def as_nodes(where: str, tree: Any) -> tuple[list[Node], Structure]:
+    """What a function returned, all of it nodes."""
+    leaves, structure = flatten(tree)
+    return [as_node(leaf, where=f"{where}: the result") for leaf in leaves], structure
+
+
+def with_aux(where: str, returned: Any, has_aux: bool) -> tuple[Any, Any]:
+    """A function's result, and what it returns beside."""
+    if not has_aux:
+        return returned, None
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            f"{where}: expected a function that returns (result, aux), as has_aux says; "
+            f"got {returned!r}"
+        )
+    return returned
+
+
+@remembered
+def value_and_grad(
+    f: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    *,
+    unused: str = "error",
+) -> Function:
+    """Make a function that gives the value of `f` and its gradient.
+
+    ::
+
+        @ngd.function(updates=True)
+        def step(x, y):
+            loss, gradients = ngd.value_and_grad(loss_of)(parameters, x, y)
+            return loss, {v: v - 0.1 * gradients[k] for k, v in parameters.items()}
+
+    Parameters
+    ----------
+    f
+        Returns a floating scalar; with has_aux a pair of that and any structure.
+    argnums
+        Which positional argument to differentiate by, or which ones: any structure of floats.
+    has_aux
+        Whether `f` returns something beside the scalar, which is handed on: ((value, aux), grad).
+    unused
+        "error": an argument that the value does not depend on is a GradientError; "zero": its
+        gradient is zeros.
+
+    Returns
+    -------
+    Function
+        Takes what `f` takes and gives (value, gradient), the gradient in the structure of the
+        argument, or in a tuple of several. On several ranks: as `ngd.grad`.
+
+    Raises
+    ------
+    GradientError
+        The value is no floating scalar, an argument is no float, or an op has no gradient.
+    """
+    expect_unused("value_and_grad", unused)
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        differentiate = Differentiation("value_and_grad", f, argnums, has_aux, unused)
+        value, aux, gradient = differentiate(args, kwargs)
+        return ((value, aux) if has_aux else value), gradient
+
+    return like(f, both, "value_and_grad")
+
+
+@remembered
+def gradient_of(
+    f: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    *,
+    unused: str = "error",
+) -> Function:
+    """Return the function that computes the gradient of `f`. See grad."""
+    expect_unused("grad", unused)
+
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        differentiate = Differentiation("grad", f, argnums, has_aux, unused)
+        _, aux, gradient = differentiate(args, kwargs)
+        return (gradient, aux) if has_aux else gradient
+
+    return like(f, gradient, "grad")
+
+
+def expect_unused(where: str, unused: str) -> None:
+    """Check the option `unused`."""
+    if unused not in UNUSED:
+        raise ValueError(f'{where}: expected unused "error" or "zero"; got {unused!r}')
+
+
+class Differentiation(NamedTuple):
+    """The value and the gradient of a function, on nodes."""
+
+    where: str
+    f: Callable[..., Any]
+    argnums: int | tuple[int, ...]
+    has_aux: bool
+    unused: str
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, Any, Any]:
+        """Return value, aux and gradient."""
+        where = self.where
+        primals = Primals(where, args, self.argnums)
+        returned, aux = with_aux(where, self.f(*primals.args, **kwargs), self.has_aux)
+        value = as_node(returned, where=f"{where}: the value") if returned is not None else None
+        if value is None or value.shape or not is_float(value.dtype):
+            got = value.type if value is not None else None
+            raise GradientError(f"{where}: expected a floating scalar to differentiate; got {got}")
+        parts = primals.pull([value], [constant_node(np.ones((), value.dtype))])
+        lacking = [p for p, part in zip(primals.paths, parts, strict=True) if part is None]
+        if lacking and self.unused == "error":
+            raise GradientError(
+                f"{where}: the value (made at {value.site}) does not depend on {lacking[0]} "
+                'through anything differentiable; unused="zero" would give zeros'
+            )
+        return value, aux, primals.filled(parts)
+
+
+@overload
+def grad(loss: Node, wrt: Node, *, unused: str = "error") -> Node: ...
+@overload
+def grad(loss: Node, wrt: list[Node], *, unused: str = "error") -> list[Node]: ...
+@overload
+def grad(loss: Node, wrt: Mapping[Key, Node], *, unused: str = "error") -> dict[Key, Node]: ...
+@overload
+def grad(
+    loss: Callable[..., Any],
+    *,
+    argnums: int | tuple[int, ...] = 0,
+    has_aux: bool = False,
+    unused: str = "error",
+) -> Function: ...
+@overload
+def grad(loss: Node, wrt: Any, *, unused: str = "error") -> Any: ...
+def grad(
+    loss: Any,
+    wrt: Any = None,
+    *,
+    argnums: int | tuple[int, ...] | None = None,
+    has_aux: bool = False,
+    unused: str = "error",
+) -> Any:  # long because each argument is described
+    """Differentiate a loss by nodes, or make the function that computes a gradient.
+
+    Parameters
+    ----------
+    loss : Node or callable
+        A floating scalar: the loss of this rank. Or a function that returns one; with has_aux, a
+        pair of the scalar and any structure.
+    wrt : Node or structure of Node
+        The nodes to differentiate by, if `loss` is a node.
+    argnums : int or tuple of int, default 0
+        The positional arguments to differentiate by, if `loss` is a function. Each is a structure
+        of floats.
+    has_aux : bool, default False
+        If the function returns (scalar, aux), the gradient function returns (gradient, aux).
+    unused : {"error", "zero"}
+        "error": raise GradientError if the loss does not depend on a node or an argument. "zero":
+        its gradient is zeros.
+
+    Returns
+    -------
+    structure of Node, or Function
+        The gradients in the structure of `wrt`. For a function, a function of the same arguments
+        that returns the gradient in the structure of the argument, or a tuple for several.
+
+    Raises
+    ------
+    GradientError
+        The loss is not a floating scalar, a target is not floating, or an op on the way has no
+        gradient. The message has the op's file and line.
+
+    Notes
+    -----
+    On several ranks the gradient is that of the sum of all ranks' losses by this rank's own value.
+    If the loss reaches no collective, that is the gradient of this rank's loss, to average with
+    `ops.all_reduce`. Integers, bools and stop_gradient end a path.
+
+    Examples
+    --------
+    >>> slope = ngd.grad(lambda x: ops.sum(x * x))
+    >>> slope(np.array([1.0, 2.0]))
+    array([2., 4.])
+    """
+    if isinstance(loss, Node) or not callable(loss):
+        if argnums is not None or has_aux:
+            raise TypeError(
+                f"grad: expected argnums and has_aux only with a function; got {loss!r}. Give the "
+                "nodes to differentiate by: ngd.grad(loss, wrt)."
+            )
+        return gradients(loss, wrt, unused=unused)
+    if wrt is not None:
+        raise TypeError(
+            f"grad: expected argnums with a function; got {wrt!r} as wrt. Write "
+            "ngd.grad(f, argnums=0)."
+        )
+    return gradient_of(loss, 0 if argnums is None else argnums, has_aux, unused=unused)
+
+
+def like(f: Callable[..., Any], made: Callable[..., Any], where: str) -> Function:
+    """A function of the arguments of `f`; what `f` takes by position comes by position."""
+    signature = signature_of(f)
+
+    def python(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return made(*bound.args, **bound.kwargs)
+
+    functools.update_wrapper(python, f, ("__doc__",), ())
+    python.__qualname__ = f"{where}({getattr(f, '__qualname__', repr(f))})"
+    python.__signature__ = signature  # type: ignore[attr-defined]
+    return step_of(f, python)
+
+
+def step_of(f: Callable[..., Any], python: Callable[..., Any]) -> Function:
+    """A function that is made of `f`: where that is compiled itself, as that is."""
+    if isinstance(f, Function):
+        return Function(python, False, f.device, f.group, f.precision, f.shard, of=f)
+    return Function(python, of=f)
+
+
+__all__ = ["grad", "value_and_grad"]

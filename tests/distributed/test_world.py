@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ngd.rank, ngd.world_size, ngd.is_initialized and ngd.raise_together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import harness
+import numpy as np
+import pytest
+from standing import run_in_world
+
+import ngd
+
+
+def facts() -> list[Any]:
+    """Return the facts before the world is joined, in it, and after it is left."""
+    ngd.shutdown()
+    found = [[ngd.rank(), ngd.world_size(), ngd.is_initialized()]]
+    world = ngd.init()
+    found.append([ngd.rank(), ngd.world_size(), ngd.is_initialized()])
+    assert (world.rank, world.size) == tuple(found[-1][:2])
+    return found
+
+
+@harness.needs_ranks
+def test_the_launchers_numbers_are_those_of_the_world() -> None:
+    ranks = harness.run(facts, 3)
+    for number, rank in enumerate(ranks):
+        assert rank.value == [[number, 3, False], [number, 3, True]]
+
+
+def test_one_process_is_a_world_of_one() -> None:
+    assert (ngd.rank(), ngd.world_size()) == (0, 1)
+
+
+def try_block(failing: list[int]) -> list[Any]:
+    """Raise on some ranks in a block, and use the group afterwards."""
+    said: list[Any] = []
+    try:
+        with ngd.raise_together():
+            if ngd.rank() in failing:
+                raise FileNotFoundError(f"no file on rank {ngd.rank()}")
+        said.append("went on")
+    except FileNotFoundError as error:
+        said.append(f"own: {error}")
+    except ngd.errors.RemoteRankError as error:
+        said += [str(error), list(error.ranks)]
+    return [*said, float(ngd.all_reduce(np.ones(()), op="sum"))]
+
+
+@harness.needs_ranks
+@pytest.mark.parametrize("failing", [[], [1], [1, 2], [0, 1, 2]])
+def test_a_block_raises_on_all_ranks_or_on_none(failing: list[int]) -> None:
+    for number, rank in enumerate(run_in_world(try_block, "shm", 3, failing=failing)):
+        *said, total = rank.value
+        assert total == 3.0
+        if not failing:
+            assert said == ["went on"]
+        elif number in failing:
+            assert said == [f"own: no file on rank {number}"]
+        else:
+            first = failing[0]
+            assert f"rank {first} raised FileNotFoundError: no file on rank {first}" in said[0]
+            assert said[1] == failing
+
+
+def fails_after_the_group() -> str:
+    """Let an error of the group itself leave the block."""
+    try:
+        with ngd.raise_together():
+            ngd.all_reduce(np.ones(2 + ngd.rank()), op="sum")
+    except ngd.errors.CollectiveMismatchError as error:
+        return type(error).__name__
+    return "nothing"
+
+
+@harness.needs_ranks
+def test_an_error_of_the_group_leaves_the_block() -> None:
+    ranks = harness.run(fails_after_the_group, 2)
+    assert [rank.value for rank in ranks] == ["CollectiveMismatchError"] * 2
