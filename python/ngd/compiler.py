@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from . import _core, config, distributed, passes
+from . import _core, config, distributed, environment, passes
 from .collectives import Group
 from .compile_warnings import warn_of_graph
 from .devices import DEVICES
@@ -31,7 +31,8 @@ from .profiling.recording import made
 from .trees import LEAF, Structure, flatten
 from .variables import Variable
 
-WORLD.join = distributed.init
+WORLD.join, WORLD.living = distributed.init, distributed.living_world
+WORLD.launched = environment.launched_rank_and_size
 
 SHARDS: Final = ("none", "host", "world")
 """What `shard` may say."""
@@ -181,6 +182,7 @@ def compile(
     values = tuple(placeholders), tuple(nodes), sorted_updates(updates)
     graph = Graph(*values, as_precision("compile", precision), as_shard("compile", shard))
     check_signature(graph, given, results)
+    WORLD.settle(graph)
     group = group_of(graph, group)
     limit = None if memory_limit is None else whole(memory_limit, "compile", "memory_limit", 64)
     key = (signature(graph), name, group, graph.precision, limit, graph.shard)
