@@ -71,6 +71,9 @@ class StructuredStep(BoundToProcess):
     def __str__(self) -> str:
         return str(self.step)
 
+    def __repr__(self) -> str:
+        return repr(self.step)
+
 
 def is_flat(structure: Structure) -> bool:
     """Whether this is a list of leaves, which steps take and give by themselves."""
