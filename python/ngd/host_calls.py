@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ngd.call_host: NumPy code inside a step."""
+"""ngd.call_host and ngd.print: Python code inside a step."""
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from . import _core
-from .dtype import Type, as_dtype, lengths
-from .ir import Node
+import numpy as np
+
+from . import _core, notes, world
+from .dtype import Type, as_dtype, int64, lengths, whole
+from .ir import Array, Node
+from .ops.custom import after
 from .ops.host import HostFunction, invoke
 from .ops.host import call_host as _call_host
 from .ops.operands import as_node
@@ -77,6 +81,66 @@ def call_host(
     return structure.rebuild(_call_host(operands, host).results)
 
 
+def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool = False) -> Node:
+    """Print the value of a node in each call of a step, and return the node.
+
+    Parameters
+    ----------
+    x : Node
+        The node.
+    name : str, optional
+        The text before the value.
+    rank : int, optional
+        The only rank that prints. By default each rank prints.
+    first_only : bool, default False
+        Print in the first call only.
+
+    Returns
+    -------
+    Node
+        `x`. In the body of ops.scan or a branch of ops.cond use this result: there, a print whose
+        result is not used prints nothing.
+
+    Notes
+    -----
+    Python runs in each call of the step, as with call_host. Remove prints before you measure.
+
+    Examples
+    --------
+    >>> x = ngd.placeholder("x", (2,))
+    >>> step = ngd.compile(x, ngd.print(x * 2, "twice"))
+    >>> values = step(np.array([1, 2], np.float32))
+    twice = [2. 4.]
+    """
+    node = as_node(x, where="print")
+    if rank is not None:
+        rank = whole(rank, "print", "rank")
+    function = HostFunction(Printer(name, rank, first_only), (node.type,), DONE)
+    notes.add(node, notes.Print(function))
+    return after(node, _call_host([node], function))
+
+
+DONE: Final = (Type(int64, ()),)
+"""The type of the result of a print, which has no meaning."""
+
+
+class Printer:
+    """Prints an array. Called inside a step."""
+
+    def __init__(self, name: str, rank: int | None, first_only: bool) -> None:
+        self.name, self.rank, self.first_only = name, rank, first_only
+        self.is_done = False
+        self.__qualname__ = f"print({name!r})"
+
+    def __call__(self, value: Array) -> int:
+        if (self.first_only and self.is_done) or self.rank not in (None, world.rank()):
+            return 0
+        self.is_done = True
+        text = np.array2string(value, threshold=100)
+        builtins.print(f"{self.name} = {text}" if self.name else text, flush=True)
+        return 0
+
+
 def _is_type(leaf: Any) -> bool:
     """Return True for a pair of a shape and a dtype."""
     return (
@@ -101,4 +165,4 @@ def _as_type(leaf: Any) -> Type:
     return Type(wanted, lengths(tuple(shape), "call_host: types", wanted.itemsize))
 
 
-__all__ = ["call_host"]
+__all__ = ["call_host", "print"]

@@ -136,3 +136,41 @@ def test_in_a_loop_and_in_a_function(device: str) -> None:
 
     x = np.arange(6.0).reshape(3, 2)
     np.testing.assert_allclose(sums(x), np.cumsum(x, axis=0))
+
+
+def test_a_print_shows_the_value_of_each_call(
+    device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = ngd.placeholder("x", (2,), F64)
+    doubled = x * 2
+    assert ngd.print(doubled, "twice") is not doubled
+    ngd.print(x, "first", first_only=True)
+    ngd.print(x, "other rank", rank=1)
+    step = ngd.compile(x, doubled + 1, device=device)
+    np.testing.assert_array_equal(step(np.array([1.0, 2.0])), [3, 5])
+    out = np.empty(2)
+    assert step(np.array([3.0, 4.0]), out=out) is out
+    np.testing.assert_array_equal(out, [7, 9])
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines) == ["first = [1. 2.]", "twice = [2. 4.]", "twice = [6. 8.]"]
+
+
+def test_a_print_changes_no_gradient_and_is_in_loops_by_its_result(
+    device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def body(carry: Any, row: Any) -> Any:
+        carry = ngd.print(carry + row, "carry")
+        return carry, carry
+
+    @ngd.function(device=device)
+    def total(x: Any) -> Any:
+        shown = ngd.print(x, "x")
+        last, _ = ops.scan(body, ops.zeros((), F64), shown * shown)
+        return last, ngd.grad(last, x)
+
+    last, gradient = total(np.array([1.0, 2.0]))
+    assert last == 5.0
+    np.testing.assert_allclose(gradient, [2, 4])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "carry" in line] == ["carry = 1.", "carry = 5."]
+    assert "x = [1. 2.]" in lines
