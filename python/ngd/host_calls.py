@@ -113,6 +113,10 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
     twice = [2. 4.]
     """
     node = as_node(x, where="print")
+    if not isinstance(name, str):
+        raise TypeError(f"print: name: expected a text; got {name!r}")
+    if not isinstance(first_only, bool):
+        raise TypeError(f"print: first_only: expected True or False; got {first_only!r}")
     if rank is not None:
         rank = whole(rank, "print", "rank")
     function = HostFunction(Printer(name, rank, first_only), (node.type,), DONE)

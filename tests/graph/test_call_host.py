@@ -118,6 +118,16 @@ def test_what_is_no_function_or_type_is_refused() -> None:
         ngd.call_host(np.sin, [], x)
 
 
+def test_what_a_print_does_not_take_is_refused() -> None:
+    x = ngd.placeholder("x", (2,), F64)
+    with pytest.raises(TypeError, match="print: name: expected a text; got 3"):
+        ngd.print(x, 3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="print: first_only: expected True or False; got 1"):
+        ngd.print(x, first_only=1)  # type: ignore[arg-type]
+    with pytest.raises((TypeError, ValueError), match="print: rank"):
+        ngd.print(x, rank="0")  # type: ignore[arg-type]
+
+
 def test_a_function_lives_as_long_as_its_step() -> None:
     x = ngd.placeholder("x", (2,), F64)
     step = ngd.compile(x, ngd.call_host(lambda v: v + 7, x, x))
