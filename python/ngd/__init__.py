@@ -46,6 +46,7 @@ from .dtype import (
     uint64,
 )
 from .functions import Function, function
+from .host_calls import call_host, print
 from .ir import Graph, Node
 from .members import newcomers
 from .narrowing import full_precision
@@ -89,6 +90,7 @@ __all__ = [
     "broadcast",
     "broadcast_variables",
     "build_info",
+    "call_host",
     "checkpoint",
     "comm_stats",
     "compile",
@@ -121,6 +123,7 @@ __all__ = [
     "ops",
     "optim",
     "placeholder",
+    "print",
     "profile",
     "raise_together",
     "rank",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from . import _core, config, distributed, passes
+from . import _core, config, distributed, environment, notes, passes
 from .collectives import Group
 from .compile_warnings import warn_of_graph
 from .devices import DEVICES
@@ -24,6 +24,7 @@ from .errors import DTypeError
 from .ir import PLACEHOLDER, Graph, Node
 from .ops.collective import WORLD, Ranks, expect_member
 from .ops.control import expect_agreement
+from .ops.host import call_host
 from .ops.operands import HALVES
 from .passes import Plan, Target
 from .passes.collectives import talks
@@ -31,7 +32,8 @@ from .profiling.recording import made
 from .trees import LEAF, Structure, flatten
 from .variables import Variable
 
-WORLD.join = distributed.init
+WORLD.join, WORLD.living = distributed.init, distributed.living_world
+WORLD.launched = environment.launched_rank_and_size
 
 SHARDS: Final = ("none", "host", "world")
 """What `shard` may say."""
@@ -181,6 +183,8 @@ def compile(
     values = tuple(placeholders), tuple(nodes), sorted_updates(updates)
     graph = Graph(*values, as_precision("compile", precision), as_shard("compile", shard))
     check_signature(graph, given, results)
+    graph, num_prints = with_prints(graph)
+    WORLD.settle(graph)
     group = group_of(graph, group)
     limit = None if memory_limit is None else whole(memory_limit, "compile", "memory_limit", 64)
     key = (signature(graph), name, group, graph.precision, limit, graph.shard)
@@ -188,9 +192,26 @@ def compile(
     if executable is None:
         warn_of_graph(graph)
         executable = _cache[key] = build(name, graph, group, limit)
-    if is_flat(given) and is_flat(results):
+    if is_flat(given) and is_flat(results) and not num_prints:
         return executable
-    return StructuredStep(executable, given, results)
+    return StructuredStep(executable, given, results, num_prints)
+
+
+def with_prints(graph: Graph) -> tuple[Graph, int]:
+    """Return a graph that also computes the prints of its nodes, as last outputs, and their number.
+
+    Prints that the graph computes already, because their result is used, are left out.
+    """
+    found = [pair for pair in notes.find(graph.nodes) if isinstance(pair[1], notes.Print)]
+    if not found:
+        return graph, 0
+    nodes = {node.id: node for node in graph.nodes}
+    own = {node.attrs.get("function") for node in graph.nodes if node.op is call_host}
+    prints = tuple(
+        call_host([nodes[id]], note.function) for id, note in found if note.function not in own
+    )
+    outputs = (*graph.outputs, *prints)
+    return Graph(graph.inputs, outputs, graph.updates, graph.precision, graph.shard), len(prints)
 
 
 def as_precision(where: str, precision: Any) -> DType:

@@ -297,6 +297,8 @@ def grad(
     >>> slope(np.array([1.0, 2.0]))
     array([2., 4.])
     """
+    if not isinstance(has_aux, bool):
+        raise TypeError(f"grad: has_aux: expected True or False; got {has_aux!r}")
     if isinstance(loss, Node) or not callable(loss):
         if argnums is not None or has_aux:
             raise TypeError(

@@ -67,6 +67,12 @@ def detect(environ: Environ | None = None) -> Launch:
     return found
 
 
+def launched_rank_and_size() -> tuple[int, int]:
+    """Return the launcher's rank and number of ranks for this process."""
+    launch = detect()
+    return launch.rank, launch.size
+
+
 def told_by_launcher(environ: Environ) -> Launch:
     """The same, of however many ranks: for what only names this process."""
     places = (launcher(environ) for launcher in _LAUNCHERS)

@@ -34,7 +34,7 @@ from .narrowing import WIDE
 from .ops.operands import as_node
 from .sites import call_site
 from .trees import LEAF, Structure, flatten, leaves_of, split
-from .variables import Variable, placeholder
+from .variables import TRACING, Variable, placeholder
 
 Key: TypeAlias = tuple[Any, ...]
 """What one trace is for: a Form, then for each leaf of the arguments what is fixed of it."""
@@ -354,7 +354,9 @@ class Function:
         try:
             _tracing.groups.append(self.group)
             # In a context of its own, no block around the call changes what is kept.
-            returned = Context().run(self.__wrapped__, *bound.args, **bound.kwargs)
+            context = Context()
+            context.run(TRACING.set, True)
+            returned = context.run(self.__wrapped__, *bound.args, **bound.kwargs)
         finally:
             del _tracing.groups[outer:]
         if not self.updates:

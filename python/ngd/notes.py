@@ -34,6 +34,13 @@ class Promotion:
     site: str
 
 
+@dataclass(frozen=True)
+class Print:
+    """A step that computes the node calls a function with its value, which prints it."""
+
+    function: Any
+
+
 _notes: Final[dict[int, tuple[weakref.ref[Any], list[Any]]]] = {}
 """The notes by the id of their node, with a reference whose callback removes the entry."""
 
@@ -54,7 +61,8 @@ def take_over(node: Any, traced: Iterable[Any]) -> None:
     """Add the notes of traced nodes to the node whose body was made of them."""
     if _notes:
         for _, note in find(traced):
-            add(node, note)
+            if not isinstance(note, Print):  # it is in the body only if the body uses its result
+                add(node, note)
 
 
 def find(nodes: Iterable[Any]) -> list[tuple[int, Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from contextvars import ContextVar
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from .dtype import DType, Shape, Type, as_dtype, lengths
 from .errors import ShapeError
 from .ir import PLACEHOLDER, VARIABLE, Array, Node, constant_node
 from .sites import at_site
+
+TRACING: Final[ContextVar[bool]] = ContextVar("tracing", default=False)
+"""True while the Python function of an ngd.function is traced."""
 
 
 class Storage(Protocol):
@@ -103,6 +107,41 @@ class Variable(Node):
         if storage is None:  # as the device would begin
             storage = self._storages[self.cell.latest or ""]
         return storage.read()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        self._expect_no_trace("np.asarray")
+        value = self.numpy()
+        return value if dtype is None else value.astype(dtype)
+
+    def __float__(self) -> float:
+        self._expect_no_trace("float")
+        return float(self.numpy())
+
+    def __int__(self) -> int:
+        self._expect_no_trace("int")
+        return int(self.numpy())
+
+    def __index__(self) -> int:
+        if self.dtype.kind not in "iub":
+            raise TypeError(
+                f"expected an integer; got {self.type} of the variable {self.name!r} "
+                f"(made at {self.site})"
+            )
+        return int(self)
+
+    def item(self) -> Any:
+        """Return the value of a variable of one element as a Python number."""
+        self._expect_no_trace("item")
+        return self.numpy().item()
+
+    def _expect_no_trace(self, call: str) -> None:
+        """Raise in a traced function, where the value of now would be fixed for all calls."""
+        if TRACING.get():
+            raise TypeError(
+                f"{call}: expected a variable outside of a traced function; got "
+                f"{self.name!r} (made at {self.site}) inside. Use the variable itself: the step "
+                "reads its value in each call."
+            )
 
     def assign(self, value: Any) -> None:
         """Replace the value on every device; shape must be equal, the dtype is cast to.

@@ -47,7 +47,7 @@ def rank() -> int:
     ...     print(loss)
     """
     world = distributed.living_world()
-    return environment.detect().rank if world is None else world.rank
+    return environment.launched_rank_and_size()[0] if world is None else world.rank
 
 
 def world_size() -> int:
@@ -65,7 +65,7 @@ def world_size() -> int:
     >>> samples_per_rank = 1024 // ngd.world_size()
     """
     world = distributed.living_world()
-    return environment.detect().size if world is None else world.size
+    return environment.launched_rank_and_size()[1] if world is None else world.size
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import pytest
 from standing import run_in_world
 
 import ngd
+from ngd import ops
 
 
 def facts() -> list[Any]:
@@ -79,3 +80,45 @@ def fails_after_the_group() -> str:
 def test_an_error_of_the_group_leaves_the_block() -> None:
     ranks = harness.run(fails_after_the_group, 2)
     assert [rank.value for rank in ranks] == ["CollectiveMismatchError"] * 2
+
+
+def build_before_the_world() -> list[Any]:
+    """Build graphs whose shapes depend on the number of ranks, before the world is joined."""
+    ngd.shutdown()
+    x = ngd.placeholder("x", (2,), "float64")
+    gathered = ops.all_gather(x)
+    loss = ops.sum(ops.square(gathered) * (1 + ops.iota(2 * ngd.world_size())))
+    gradient = ngd.grad(loss, x)
+    _, sums = ops.scan(lambda carry, row: (carry, ops.all_gather(row)), x, ops.stack([x, x + 1]))
+    local = ngd.compile(x, x + 1)
+    mine = np.full(2, 1.0 + ngd.rank())
+    local(mine)
+    found: list[Any] = [ngd.is_initialized()]
+    step = ngd.compile(x, [gathered, gradient, sums])
+    found.append(ngd.is_initialized())
+    return found + [value.tolist() for value in step(mine)]
+
+
+@harness.needs_ranks
+def test_a_graph_is_built_without_the_other_ranks() -> None:
+    rank_0, rank_1 = harness.run(build_before_the_world, 2)
+    before, after, gathered, gradient, sums = rank_0.value
+    assert (before, after) == (False, True)
+    assert gathered == rank_1.value[2] == [1, 1, 2, 2]
+    np.testing.assert_allclose(gradient, [2 * 2 * 1, 2 * 2 * 2])  # both ranks' losses: 2 * 2 x c
+    np.testing.assert_allclose(rank_1.value[3], [2 * 2 * 2 * 3, 2 * 2 * 2 * 4])
+    assert sums == [[1, 1, 2, 2], [2, 2, 3, 3]]
+
+
+def build_alone_in_a_job() -> bool:
+    """Build and run a local graph on rank 0 while rank 1 never joins."""
+    if ngd.rank() == 0:
+        x = ngd.placeholder("x", (2,), "float64")
+        ops.all_gather(x)
+        ngd.compile(x, x * 2)(np.ones(2))
+    return ngd.is_initialized()
+
+
+@harness.needs_ranks
+def test_a_local_step_needs_no_other_rank() -> None:
+    assert [rank.value for rank in harness.run(build_alone_in_a_job, 2)] == [False, False]

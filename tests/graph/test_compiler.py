@@ -411,3 +411,45 @@ def test_an_update_takes_the_old_value_of_a_variable_that_an_output_is_computed_
     step(np.full(4, 10.0))
     assert first.numpy().tolist() == [11.0] * 4
     assert second.numpy().tolist() == [1.0] * 4
+
+
+def test_outputs_come_back_in_their_structure(device: str) -> None:
+    x = ngd.placeholder("x", (2, 3))
+    given = np.arange(6, dtype=np.float32).reshape(2, 3)
+    one = ngd.compile(x, ops.sum(x, axis=1), device=device)
+    np.testing.assert_array_equal(one(given), [3, 12])
+    np.testing.assert_array_equal(one(x=given), [3, 12])
+    out = np.empty(2, np.float32)
+    assert one(given, out=out) is out
+    np.testing.assert_array_equal(out, [3, 12])
+    (listed,) = ngd.compile((x,), [x + 1], device=device)(given)
+    np.testing.assert_array_equal(listed, given + 1)
+    pair = ngd.compile([x], (x * 2, {"a": x}), device=device)(given)
+    assert type(pair) is tuple
+    np.testing.assert_array_equal(pair[0], given * 2)
+    np.testing.assert_array_equal(pair[1]["a"], given)
+
+
+def test_a_step_says_what_it_is() -> None:
+    x, w = ngd.placeholder("x", (2, 3)), ngd.variable("w", np.ones((3, 1024), np.float32))
+    step = ngd.compile(x, [x @ w], {w: w * 2})
+    assert re.fullmatch(
+        r"<ngd step compiled at .*test_compiler\.py:\d+: 1 input, 1 output, 1 variable of 12\.0 "
+        r"KiB, \d+ instructions, \S+ \w+ for values; CPU>",
+        repr(step),
+    )
+    assert repr(ngd.compile(x, x @ w)).endswith("; CPU>")
+    assert "instruction" not in repr(ngd.compile(x, x @ w, device="INTERPRETER"))
+
+
+def test_a_variable_is_read_as_a_number_or_an_array(device: str) -> None:
+    w, n = ngd.variable("w", 2.5), ngd.variable("n", np.int64(3))
+    ngd.compile([], [], {w: w * 2}, device=device)()
+    assert float(w) == w.item() == 5.0
+    assert (int(n), [*range(n)]) == (3, [0, 1, 2])
+    assert np.asarray(w, np.float64).dtype == np.float64
+    with pytest.raises(TypeError, match=r"expected an integer; got f32\[\] of the variable 'w'"):
+        range(w)
+    for read in (float, int, np.asarray, lambda v: v.item()):
+        with pytest.raises(TypeError, match=r"expected a variable outside of a traced function"):
+            ngd.function(lambda x, read=read: x * read(w))(1.0)

@@ -168,6 +168,11 @@ def keep_for_mpi(memory) -> None:
     _keep_for_mpi(memory)
 
 
+def set_host_invoke(invoke) -> None:
+    """Set the function that calls the Python functions of ngd.call_host."""
+    ngd_set_host_invoke(invoke)
+
+
 def thread_count() -> int:
     """How many threads a kernel may use in this process."""
     return cpp_thread_count()

@@ -15,6 +15,9 @@ cdef extern from "errors.hpp" nogil:
     void ngd_begin_end(unsigned long main_thread)
     void ngd_stay_if_ending()
 
+cdef extern from "host_calls.hpp":
+    void ngd_set_host_invoke(object invoke)
+
 cdef extern from "values.hpp":
     string _bytes "ngd_bytes_of"(str text) except +ngd_raise_python_error
     vector[int] _ints "ngd_ints_of"(object numbers) except +ngd_raise_python_error

@@ -120,6 +120,20 @@ def hold_of(read: list[_core.Cell], written: list[_core.Cell], device: str) -> _
     return CountedHold(read, written, device, metrics.tally(call_site()))
 
 
+def plural(count: int, noun: str) -> str:
+    """Return a number with its noun."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def format_bytes(count: float) -> str:
+    """Return a number of bytes with its unit."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
 class CompiledStep(BoundToProcess):
     """A compiled step of whatever device; see Executable."""
 
@@ -146,6 +160,22 @@ class CompiledStep(BoundToProcess):
             warn_of_varying(self.next_values, group, call_site())
         if self.next_values or states:
             self.hold = FirstCall(self, self.hold, [*states.values()])
+
+    def __repr__(self) -> str:
+        memory, variables = self.memory(), len(self.variables)
+        sizes = [
+            *(plural(len(self.input_types), "input"), plural(len(self.output_types), "output")),
+            f"{plural(variables, 'variable')} of {format_bytes(memory['variables'])}",
+            *([plural(self.num_instructions, "instruction")] if self.num_instructions else []),
+            f"{format_bytes(memory.get('private', 0) + memory.get('shared', 0))} for values",
+        ]
+        return f"<ngd step compiled at {self.ordering.site}: {', '.join(sizes)}; {self.device}>"
+
+    @property
+    def num_instructions(self) -> int:
+        """The number of instructions of a run; 0 on a device without instructions."""
+        plan: Plan | None = getattr(self, "plan", None)
+        return 0 if plan is None else len(plan.steps)
 
     def checksum(self, variable: Node) -> tuple[int, int] | None:
         """Return a checksum of a variable that the step holds; None: the ranks share it."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from .. import arguments
 from ..cost import Cost
 from ..local import BoundToProcess
@@ -19,13 +21,16 @@ class StructuredStep(BoundToProcess):
 
     The outermost part of the inputs' structure are the arguments of the call: a dict (or a
     dataclass) names them, and in a list those that are placeholders have the placeholders' names.
+    The last `num_hidden` results of the step are not returned.
     """
 
     instead = CompiledStep.instead
 
-    def __init__(self, step: Executable, given: Structure, results: Structure) -> None:
+    def __init__(
+        self, step: Executable, given: Structure, results: Structure, num_hidden: int = 0
+    ) -> None:
         self.step, self.graph = step, step.graph
-        self.results = None if is_flat(results) else results
+        self.results, self.num_hidden = results, num_hidden
         self.names = names_of(given, [str(n.attrs["name"]) for n in self.graph.inputs])
         places = [f"Executable: input {name}" for name in self.names]
         parts = list(zip(given.parts, places, strict=True))
@@ -34,12 +39,14 @@ class StructuredStep(BoundToProcess):
     def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
         """Run once."""
         given = self.flat(arrays, named)
-        if self.results is None:
-            return self.step(*given, out=out)
         if out is None:
-            return self.results.rebuild(self.step(*given))
-        out = self.results.match(out, "Executable: out")
-        return self.results.rebuild(self.step(*given, out=out))
+            values = self.step(*given)
+        else:
+            places = self.results.match(out, "Executable: out")
+            hidden = self.graph.outputs[len(places) :]
+            places += [np.empty(node.shape, node.dtype) for node in hidden]
+            values = self.step(*given, out=places)
+        return self.results.rebuild(values[: len(values) - self.num_hidden])
 
     def flat(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """The arguments' arrays in the order of the placeholders."""
@@ -70,6 +77,9 @@ class StructuredStep(BoundToProcess):
 
     def __str__(self) -> str:
         return str(self.step)
+
+    def __repr__(self) -> str:
+        return repr(self.step)
 
 
 def is_flat(structure: Structure) -> bool:

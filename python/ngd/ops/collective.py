@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives in the graph; those that move blocks of rows, and send and recv, in exchange.py.
 
-Every one takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce_to, send and recv
-run over the ranks of the executable (ngd.compile's group=, by default the world). The others need
-the number of ranks for the shape of their result, and take the world as it is when the graph is
-built: they join it then, as ngd.init() does.
+Each takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce_to, send and recv run
+over the ranks of the executable (ngd.compile's group=, by default the world). The others need the
+number of ranks for the shape of their result. They mean the world. If it is not joined when the
+graph is built, they take the launcher's numbers, and ngd.compile joins the world.
 
 What a rank is given nothing for, as in `reduce_to` all but the root, is zero there. So each of them
 is a linear map of all ranks' operands to all ranks' results, and its gradient is the transpose,
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
@@ -37,8 +37,8 @@ from ..dtype import (
     is_float,
     whole,
 )
-from ..errors import DTypeError, GradientError, NotMemberError, ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, register
+from ..errors import CompileError, DTypeError, GradientError, NotMemberError, ShapeError
+from ..ir import Array, Graph, Node, Op, Operand, Sample, bodies_of, register
 from ..kinds import KINDS, Kind
 from ..sites import call_site
 from .arithmetic import abs, floor, maximum, minimum
@@ -85,24 +85,75 @@ class Alone:
     size: int = 1
 
 
+@dataclass(frozen=True)
+class LaunchedWorld:
+    """The world before it is joined: the launcher's numbers."""
+
+    rank: int
+    size: int
+
+
 class World:
-    """The group that is meant where a shape needs one and none is given."""
+    """The group of collectives whose shape needs one and that are given none.
+
+    The layer that communicates with other processes sets the three functions.
+    """
 
     def __init__(self) -> None:
         self.join: Callable[[], Ranks] = Alone
-        """Set by the layer that can talk to other processes."""
+        """Joins the world if it is not joined, and returns it."""
+        self.living: Callable[[], Ranks | None] = Alone
+        """Returns the world if it is joined."""
+        self.launched: Callable[[], tuple[int, int]] = lambda: (0, 1)
+        """Returns the launcher's rank and size."""
         self._joined: weakref.ref[Ranks] | None = None
 
     @property
     def joined(self) -> Ranks | None:
-        """The group that was joined last, while anybody has it."""
+        """The group that was joined last, while the program holds it."""
         return self._joined() if self._joined is not None else None
 
     def ranks(self) -> Ranks:
-        """Join, and return the group."""
-        group = self.join()
+        """Return the world, or the launcher's numbers if it is not joined."""
+        group = self.living()
+        if group is None:
+            return LaunchedWorld(*self.launched())
         self._joined = weakref.ref(group)
         return group
+
+    def settle(self, graph: Graph) -> None:
+        """Give the collectives of a graph the world where they have the launcher's numbers.
+
+        Joins the world if there is such a collective.
+        """
+        nodes = [node for node in all_nodes(graph) if is_launched(node.attrs.get("group"))]
+        if not nodes:
+            return
+        group = self.join()
+        self._joined = weakref.ref(group)
+        for node in nodes:
+            launched = node.attrs["group"]
+            if (launched.rank, launched.size) != (group.rank, group.size):
+                raise CompileError(
+                    f"compile: expected {node.op.name} (made at {node.site}) in a world of "
+                    f"{launched.size} ranks as rank {launched.rank}, as the launcher said; got a "
+                    f"world of {group.size} ranks as rank {group.rank}. Build the graph after "
+                    "ngd.init()."
+                )
+            node.attrs["group"] = group  # in place: other nodes refer to this one
+
+
+def is_launched(group: Any) -> bool:
+    """Return True for the world before it is joined."""
+    return isinstance(group, LaunchedWorld)
+
+
+def all_nodes(graph: Graph) -> Iterator[Node]:
+    """Return the nodes of a graph and of the graphs that its ops run."""
+    for node in graph.nodes:
+        yield node
+        for body in bodies_of(node):
+            yield from all_nodes(body)
 
 
 WORLD: Final = World()
@@ -154,7 +205,7 @@ def expect_member(where: str, group: Ranks) -> Ranks:
 
 
 def ranks_of(where: str, group: Ranks | None) -> Ranks:
-    """The group that is named, or the world, which is joined then."""
+    """Return the group that is named, or the world."""
     return WORLD.ranks() if group is None else expect_member(where, group)
 
 
@@ -166,7 +217,8 @@ def with_group(where: str, attrs: Mapping[str, Any], group: Ranks | None) -> dic
 def everywhere_equal(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
     """Whether what is equal in the group is equal on all ranks."""
     group = attrs.get("group")
-    return group is None or group is WORLD.joined or all(x.uniform for x in inputs)
+    of_world = group is None or is_launched(group) or group is WORLD.joined
+    return of_world or all(x.uniform for x in inputs)
 
 
 def expect_reduction(where: str, op: str, x: Type) -> None:
