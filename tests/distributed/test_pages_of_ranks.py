@@ -51,17 +51,21 @@ def test_sharding(ranks: int) -> None:
     run(sharding, ranks)
 
 
-def readme() -> None:
+def whole_page(page: str) -> None:
     """Run all blocks of the page except its program."""
     names = modules()
-    for block in BLOCK.findall((ROOT / "README.md").read_text()):
+    for number, block in enumerate(BLOCK.findall((ROOT / page).read_text())):
         if not SCRIPT.match(block):
-            exec(compile(block, "README.md", "exec"), names)
+            exec(compile(block, f"{page}, block {number + 1}", "exec"), names)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_readmes_python_runs(ranks: int) -> None:
-    run(readme, ranks)
+    run(whole_page, ranks, arguments={"page": "README.md"})
+
+
+def test_the_collectives_of_the_concepts_run_on_three_ranks() -> None:
+    run(whole_page, 3, arguments={"page": "docs/concepts.md"})
 
 
 def test_the_readmes_program_prints_what_the_page_shows(tmp_path: Path) -> None:
