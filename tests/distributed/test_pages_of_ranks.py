@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python of README.md and docs/collectives.md, on ranks; what it takes for granted is here."""
+"""Run the Python blocks of README.md and of pages about collectives on ranks."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import harness
@@ -20,7 +20,10 @@ from ngd import nn, ops, optim
 pytestmark = harness.needs_ranks
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FLAGS = re.DOTALL | re.MULTILINE
+BLOCK = re.compile(r"^```python\n(.*?)^```$", FLAGS)
+SHOWN = r"^\$ ngd run -n {} train\.py\n(.*?)"
+SCRIPT = re.compile(r"# (\w+\.py)\n")
 
 
 def execute(page: str, containing: str, names: dict[str, Any]) -> dict[str, Any]:
@@ -48,48 +51,39 @@ def test_sharding(ranks: int) -> None:
     run(sharding, ranks)
 
 
-def readme() -> dict[str, Any]:
-    world = ngd.init()
-    sys.path.insert(0, str(harness.EXAMPLES))
-    from dist_mnist_mlp import logits_of
-
-    rng = np.random.default_rng(0)
-    shapes = {"W0": (6, 5), "b0": (5,), "W1": (5, 3), "b1": (3,)}
-    network = [ngd.variable(n, rng.normal(size=s)) for n, s in shapes.items()]
-    args = SimpleNamespace(dtype="float64", lr=0.1)
-    given = {"images": 4, "network": network, "args": args, "logits_of": logits_of}
-    step = execute("README.md", "weight=weight", modules() | given)["step"]
-    pixels, labels = rng.normal(size=(4, 6)), rng.integers(0, 3, 4)
-    losses = [float(step(pixels, labels, 1.0)[0]) for _ in range(20)]
-
-    x, y = ngd.placeholder("x", (8, 784)), ngd.placeholder("y", (8,), "int64")
-    trained = execute("README.md", "nn.Sequential", modules() | {"x": x, "y": y})
-    images = rng.normal(size=(8, 784)).astype(np.float32)
-    of_model = [float(trained["step"](images, np.arange(8))[0]) for _ in range(20)]
-    (scores,) = trained["evaluate"](images)
-
-    ones = np.full(3, world.rank, np.float32)
-    meshed = modules() | {"gradient": ones, "activations": np.array([world.rank])}
-    parts = execute("README.md", "make_mesh", meshed)["parts"]
-    parts.wait()
-    return {
-        "losses": [losses[0], losses[-1]],
-        "of_model": [of_model[0], of_model[-1]],
-        "scores": list(scores.shape),
-        "mean": ones.tolist(),
-        "parts": parts.result.tolist(),
-    }
+def whole_page(page: str) -> None:
+    """Run all blocks of the page except its program."""
+    names = modules()
+    for number, block in enumerate(BLOCK.findall((ROOT / page).read_text())):
+        if not SCRIPT.match(block):
+            exec(compile(block, f"{page}, block {number + 1}", "exec"), names)
 
 
-def test_the_readmes_python_runs() -> None:
-    for outcome in run(readme, 4):
-        rank, value = outcome.rank, outcome.value
-        for first, last in (value["losses"], value["of_model"]):
-            assert last < 0.8 * first
-        assert value["scores"] == [8, 10]
-        # The mesh is [[0, 1], [2, 3]]: "data" runs down a column, "model" along a row.
-        assert value["mean"] == [{0: 1, 1: 2, 2: 1, 3: 2}[rank]] * 3
-        assert value["parts"] == ([0, 1] if rank < 2 else [2, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_readmes_python_runs(ranks: int) -> None:
+    run(whole_page, ranks, arguments={"page": "README.md"})
+
+
+def test_the_collectives_of_the_concepts_run_on_three_ranks() -> None:
+    run(whole_page, 3, arguments={"page": "docs/concepts.md"})
+
+
+def test_the_readmes_program_prints_what_the_page_shows(tmp_path: Path) -> None:
+    page = (ROOT / "README.md").read_text()
+    (script,) = [block for block in BLOCK.findall(page) if SCRIPT.match(block)]
+    assert script in (ROOT / "docs/index.md").read_text()
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    shown = re.search(rf"{SHOWN.format(1)}{SHOWN.format(2)}^```$", page, FLAGS)
+    assert shown is not None
+    for ranks, lines in zip((1, 2), shown.groups(), strict=True):
+        command = [sys.executable, "-m", "ngd", "run", "-n", str(ranks), str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        printed, expected = (re.findall(r"loss ([\d.]+)", text) for text in (done.stdout, lines))
+        assert len(printed) == 5
+        # The last digits depend on the SIMD level and on the number of ranks.
+        assert [float(x) for x in printed] == pytest.approx([float(x) for x in expected], abs=5e-3)
 
 
 def eager_page() -> dict[str, Any]:

@@ -20,7 +20,11 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 SCRIPT = re.compile(r"# (\w+\.py)\n")
 PAGES = [
     "index",
+    "install",
     "tutorial",
+    "concepts",
+    "choosing",
+    "limitations",
     "functions",
     "data",
     "errors",
