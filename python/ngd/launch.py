@@ -62,7 +62,7 @@ exit status:
   127      the script or program does not exist
 
 documentation: {page_url("cli")}
-elastic scripts: {page_url("diloco")}
+elastic scripts: {page_url("elastic")}
 """
 
 PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What processes of another user on the same host cannot do to a job (docs/launchers.md)."""
+"""Attacks of another user on the same host, which must fail (docs/security.md)."""
 
 from __future__ import annotations
 

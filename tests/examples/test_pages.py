@@ -34,6 +34,8 @@ PAGES = [
     "from_pytorch",
     "from_jax",
     "from_ngraph",
+    "running",
+    "hosts",
     "slurm",
 ]
 
@@ -68,6 +70,14 @@ def test_the_tutorials_script_learns_the_same_on_four_ranks(tmp_path: Path) -> N
     assert len(said[0]) == 5
     assert said[0][-1] < 0.2 < said[0][0]
     assert said[1] == pytest.approx(said[0], abs=5e-3)
+
+
+def test_the_script_of_slurm_is_that_of_the_examples() -> None:
+    """The page has every line of the file, except for comments and the command."""
+    page = (DOCS / "slurm.md").read_text().splitlines()
+    file = DOCS.parent / "examples" / "cluster" / "slurm" / "one_host.sbatch"
+    lines = [line for line in file.read_text().splitlines() if not line.startswith(("# ", "#!"))]
+    assert [line for line in lines if line not in (*page, "#", 'srun "$@"')] == []
 
 
 @pytest.mark.skipif(

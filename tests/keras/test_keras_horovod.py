@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import digits
@@ -311,3 +313,19 @@ def test_refusals() -> None:
     assert "an optimizer that has not been used" in got[2]
     assert "expected a Keras optimizer; got str" in got[3]
     assert os.environ.get("KERAS_BACKEND", "") in ("", backend)
+
+
+def page() -> list[float]:
+    """Run the program of docs/keras.md and return the weights of its layer."""
+    text = (Path(__file__).parents[2] / "docs" / "keras.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    return [float(w) for w in names["model"].get_weights()[0].ravel()]
+
+
+@pytest.mark.parametrize("backend", installed())
+def test_the_page_runs(backend: str) -> None:
+    first, second = run(page, 2, backend)
+    assert first == second
+    assert len(first) == 10

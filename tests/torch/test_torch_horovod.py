@@ -543,17 +543,18 @@ def test_the_others_go_on_and_a_new_rank_comes_in(tmp_path: Any, when: str) -> N
     assert lines.count("reset 3") == 3
 
 
-def page() -> list[float]:
-    """What docs/horovod.md shows."""
-    text = (Path(__file__).parents[2] / "docs" / "horovod.md").read_text()
+def page(name: str) -> list[float]:
+    """Run the program of a page and return the weights of its layer."""
+    text = (Path(__file__).parents[2] / "docs" / f"{name}.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     exec(block, names)
     return [float(w) for w in names["model"].weight.flatten()]
 
 
-def test_the_page_runs() -> None:
-    first, second = torch_ranks.run(page, 2)
+@pytest.mark.parametrize("name", ["horovod", "elastic"])
+def test_the_page_runs(name: str) -> None:
+    first, second = torch_ranks.run(page, 2, arguments={"name": name})
     assert first == second
     assert len(first) == 10
 
