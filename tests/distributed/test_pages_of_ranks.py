@@ -35,11 +35,11 @@ def modules() -> dict[str, Any]:
 
 
 def sharding() -> None:
-    names = execute("docs/sharding.md", "kept_once", modules())
-    step, w, size = names["step"], names["w"], names["world"].size
-    assert names["kept_once"] == (3 * w.type.bytes if size > 1 else 0)
-    given = [np.full(n.shape, 1 + names["world"].rank, np.float32) for n in step.graph.inputs]
-    losses = [float(step(*given)[0]) for _ in range(20)]
+    names = run_page("docs/sharding.md")
+    step, w, size = names["train_step"], names["w"], ngd.world_size()
+    assert names["sharded_bytes"] == (3 * w.type.bytes if size > 1 else 0)
+    given = [np.full(names[n].shape, 1 + ngd.rank(), np.float32) for n in ("x", "t")]
+    losses = [float(step(*given)) for _ in range(20)]
     assert losses[-1] < losses[0]
 
 
