@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the Python of README.md and of the guides on several ranks, and define the names that it uses."""
+"""Run the Python of README.md and of the guides on ranks, and define the names that it uses."""
 
 from __future__ import annotations
 
