@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the Python blocks of README.md and of pages about collectives on ranks."""
+"""Run the Python blocks of README.md, of the guides and of pages about collectives on ranks."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def modules() -> dict[str, Any]:
 
 
 def sharding() -> None:
-    names = execute("docs/sharding.md", "kept_once", modules())
-    step, w, size = names["step"], names["w"], names["world"].size
-    assert names["kept_once"] == (3 * w.type.bytes if size > 1 else 0)
-    given = [np.full(n.shape, 1 + names["world"].rank, np.float32) for n in step.graph.inputs]
-    losses = [float(step(*given)[0]) for _ in range(20)]
+    names = run_page("docs/sharding.md")
+    step, w, size = names["train_step"], names["w"], ngd.world_size()
+    assert names["sharded_bytes"] == (3 * w.type.bytes if size > 1 else 0)
+    given = [np.full(names[n].shape, 1 + ngd.rank(), np.float32) for n in ("x", "t")]
+    losses = [float(step(*given)) for _ in range(20)]
     assert losses[-1] < losses[0]
 
 
@@ -86,56 +86,68 @@ def test_the_readmes_program_prints_what_the_page_shows(tmp_path: Path) -> None:
         assert [float(x) for x in printed] == pytest.approx([float(x) for x in expected], abs=5e-3)
 
 
-def eager_page() -> dict[str, Any]:
-    world = ngd.init()
-    names = execute("docs/collectives.md", "everyones =", modules())
-    gathered = list(names["everyones"].shape)
-    gradient = np.full(2, world.rank, np.float32)
-    execute("docs/collectives.md", "work.wait()", names | {"gradient": gradient, "compute": list})
-    after_work = gradient.tolist()
-    gradient = np.full(2, world.rank, np.float32)
-    names |= {"world": world, "gradient": gradient}
-    names = execute("docs/collectives.md", "color=", names)
-    half, mean = names["half"], names["mean"]
-    batches = [np.full(2, 10 * world.rank + i, np.float64) for i in range(1 + world.rank)]
-    given = modules() | {"batches": batches, "gradient_of": lambda batch: batch}
-    joined = execute("docs/collectives.md", "ngd.join", given)
+def run_page(page: str, without: str = "only this page") -> dict[str, Any]:
+    """Run all blocks of a page in one namespace, except those that contain a text."""
+    names: dict[str, Any] = {"__name__": page}
+    for block in BLOCK.findall((ROOT / page).read_text()):
+        if without not in block:
+            exec(compile(block, page, "exec"), names)
+    return names
+
+
+def collectives_page() -> dict[str, Any]:
+    names = run_page("docs/collectives.md")
     return {
-        "gathered": gathered,
-        "after_work": after_work,
-        "half": [half.rank, half.size],
-        "mean": mean.tolist(),
-        "last": joined["mean"].tolist(),
+        "gathered": [*names["gathered"].shape, float(names["gathered"][0])],
+        "half": [names["half"].rank, names["half"].size],
+        "joined": names["mean"].tolist(),
     }
 
 
-def test_the_pages_collectives_on_arrays_run() -> None:
-    for outcome in run(eager_page, 4):
+def test_the_page_of_collectives_runs() -> None:
+    for outcome in run(collectives_page, 4):
         value = outcome.value
-        assert value["gathered"] == [4000]
-        assert value["after_work"] == [1.5, 1.5]
+        assert value["gathered"] == [4000, 1.5]
         assert value["half"] == [outcome.rank // 2, 2]
-        assert value["mean"] == [1 + outcome.rank % 2] * 2
-        assert value["last"] == [33, 33]  # of the fourth batch, which rank 3 alone has
+        assert value["joined"] == [33, 33]  # of the fourth batch, which only rank 3 has
+
+
+def data_parallel_page() -> list[float]:
+    names = run_page("docs/data_parallel.md")
+    return [float(names["loss"]), float(np.sum(names["model"].variables()["2.bias"].numpy()))]
+
+
+def test_the_page_of_data_parallelism_runs() -> None:
+    (alone,) = run(data_parallel_page, 1)
+    assert alone.value[0] < 0.2
+    for outcome in run(data_parallel_page, 2):
+        assert outcome.value[0] == pytest.approx(alone.value[0], rel=1e-3)
+
+
+def model_parallel_page() -> float:
+    return float(run_page("docs/model_parallel.md", without="ops.send(")["loss"])
+
+
+def test_the_page_of_model_parallelism_learns_as_one_rank() -> None:
+    (alone,) = run(model_parallel_page, 1)
+    assert alone.value < 1
+    for outcome in run(model_parallel_page, 4):
+        assert outcome.value == pytest.approx(alone.value, rel=1e-9)
 
 
 def tensor_parallel(ranks: int) -> list[Any]:
-    """The page's gradients, of this rank's parts of the weights."""
-    world = ngd.init()
+    """The page's gradients, of this rank's shards of the weights."""
+    names = run_page("docs/model_parallel.md", without="ops.send(")
     rng = np.random.default_rng(1)
-    whole = {"W0": (5, 8), "b0": (8,), "W1": (8, 3), "b1": (3,)}
+    whole = {"W0": (12, 16), "b0": (16,), "W1": (16, 3), "b1": (3,)}
     values = {name: rng.normal(size=shape) for name, shape in whole.items()}
-    mine = slice(world.rank * 8 // ranks, (world.rank + 1) * 8 // ranks)
-    parts = {"W0": np.s_[:, mine], "b0": mine, "W1": np.s_[mine], "b1": np.s_[:]}
-    given: dict[str, Any] = {
-        name: ngd.variable(name, np.ascontiguousarray(values[name][part]))
-        for name, part in parts.items()
-    }
-    x, labels = rng.normal(size=(4, 5)), rng.integers(0, 3, 4)
-    given |= {"x": ngd.constant(x), "labels": ngd.constant(labels)}
-    given["mesh"] = ngd.make_mesh((1, ranks), ("data", "model"))
-    names = execute("docs/collectives.md", "my columns of W0", modules() | given)
-    step = ngd.compile([], [names["loss"], names["gW0"], names["gb0"], names["gW1"], names["gb1"]])
+    mine = np.s_[ngd.rank() * 16 // ranks : (ngd.rank() + 1) * 16 // ranks]
+    shards = {"W0": np.s_[:, mine], "b0": mine, "W1": np.s_[mine], "b1": np.s_[:]}
+    for name, shard in shards.items():
+        names[name].assign(np.ascontiguousarray(values[name][shard]))
+    x, labels = rng.normal(size=(4, 12)), rng.integers(0, 3, 4)
+    loss, gradients = names["loss_and_gradients"](ngd.constant(x), ngd.constant(labels))
+    step = ngd.compile([], [loss, *gradients])
     return [np.asarray(result).tolist() for result in step()]
 
 
@@ -163,7 +175,7 @@ def pipeline() -> list[float]:
         "w": ngd.variable("w", w),
         "v": ngd.variable("v", v),
     }
-    step = execute("docs/collectives.md", "token =", modules() | given)["step"]
+    step = execute("docs/model_parallel.md", "token =", modules() | given)["step"]
     return [float(np.sum(step(y if rank else x)[0])) for _ in range(20)]
 
 
@@ -180,15 +192,36 @@ def test_the_pages_two_stages_learn_as_one_network() -> None:
     assert run(pipeline, 2)[1].value == pytest.approx(losses, rel=1e-4)
 
 
-def divided_layers(limit: float) -> list[list[float]]:
-    """The page's loop over layers of which each rank has two columns, and its branch."""
-    world = ngd.init()
-    mine = slice(2 * world.rank, 2 * world.rank + 2)
+def micro_batches() -> list[float]:
+    """The page's two stages with two micro-batches in a step."""
+    rank = ngd.init().rank
+    rng = np.random.default_rng(2)
+    x, w, v, y = (rng.normal(size=s).astype("f") for s in ((8, 3), (3, 4), (4, 2), (8, 2)))
+    given = {
+        "parts": [ngd.placeholder(f"x{i}", (4, 3)) for i in range(2)],
+        "targets": [ngd.placeholder(f"y{i}", (4, 2)) for i in range(2)],
+        "w": ngd.variable("w", w),
+        "v": ngd.variable("v", v),
+    }
+    step = execute("docs/model_parallel.md", "tokens =", modules() | given)["step"]
+    halves = np.split(y if rank else x, 2)
+    return [float(np.sum(step(*halves)[0])) for _ in range(20)]
+
+
+def test_the_pages_micro_batches_learn_as_one_batch() -> None:
+    whole, parts = run(pipeline, 2)[1].value, run(micro_batches, 2)[1].value
+    assert parts == pytest.approx(whole, rel=1e-4)
+
+
+def divided_layers() -> list[float]:
+    """The page's loop over layers of which each rank has two columns."""
+    rank = ngd.rank()
+    mine = slice(2 * rank, 2 * rank + 2)
     x, firsts, seconds = matrices()
     given = {"x": x, "firsts": firsts[:, :, mine], "seconds": seconds[:, mine]}
     nodes = {k: ngd.constant(np.ascontiguousarray(v)) for k, v in given.items()}
-    names = execute("docs/collectives.md", "too_large =", modules() | nodes | {"limit": limit})
-    return [r.tolist() for r in ngd.compile([], [names["deep"], names["scaled"]])()]
+    names = execute("docs/model_parallel.md", "def layer", modules() | {"model": ngd.init()})
+    return np.ravel(ngd.compile([], names["deep_network"](**nodes))()).tolist()
 
 
 def matrices() -> list[Any]:
@@ -196,12 +229,9 @@ def matrices() -> list[Any]:
     return [rng.normal(size=shape) for shape in ((2, 4), (3, 4, 6), (3, 6, 4))]
 
 
-@pytest.mark.parametrize("limit", [0.0, 1e9])
-def test_the_pages_layers_are_those_of_one_rank(limit: float) -> None:
+def test_the_pages_layers_are_those_of_one_rank() -> None:
     deep, firsts, seconds = matrices()
     for first, second in zip(firsts, seconds, strict=True):
         deep = deep + np.tanh(deep @ first) @ second
-    scaled = deep if limit else deep / deep.max()
-    for outcome in run(divided_layers, 3, arguments={"limit": limit}):
-        for found, wanted in zip(outcome.value, (deep, scaled), strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-12)
+    for outcome in run(divided_layers, 3):
+        np.testing.assert_allclose(outcome.value, np.ravel(deep), rtol=1e-12)

@@ -26,6 +26,14 @@ PAGES = [
     "choosing",
     "limitations",
     "functions",
+    "data_parallel",
+    "mixed_precision",
+    "numerics",
+    "collectives",
+    "sharding",
+    "memory",
+    "fault_tolerance",
+    "performance",
     "data",
     "errors",
     "diloco",
@@ -46,6 +54,7 @@ def blocks(page: str) -> list[str]:
     return list(found)
 
 
+@pytest.mark.filterwarnings("ignore:compile. precision.*stays float32:UserWarning")  # by CPU
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page in turn, in one namespace, but for scripts."""

@@ -85,7 +85,7 @@ CURES: Final = {
     ),
     "values": (
         "Call ngd.broadcast_variables(variables) before the first step, and average the gradients "
-        "over the ranks (optimizer.update does)"
+        "over the ranks (optimizer.minimize does)"
     ),
 }
 """For each kind of difference, what removes it; the first kind that is found is reported."""
@@ -308,7 +308,7 @@ def warn_of_varying(values: Sequence[NextValue], group: Any, site: str) -> None:
         "compile: expected next values of variables that are equal on all ranks; got, for "
         f"{names_of([repr(v.variable.attrs['name']) for v in unproved])}, values that depend on "
         f"{source.op.name}{called} of each rank (made at {source.site}) without a collective in "
-        "between. Average the gradients over the ranks (optimizer.update does), or, where ranks "
+        "between. Average the gradients over the ranks (optimizer.minimize does), or, where ranks "
         "differ by design, make the variable with ngd.variable(name, value, per_rank=True)."
     )
     file, _, line = site.rpartition(":")
