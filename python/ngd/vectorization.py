@@ -307,7 +307,7 @@ def put_axis(batching: Batching, result: Batched, axis: int | None, path: str) -
                 "got None. Reduce the mapped axis after the call, for example by ops.mean."
             )
         return result.node
-    whole = batching.whole(result)
+    whole = batching.with_batch_axis(result)
     if not -whole.ndim <= axis < whole.ndim:
         raise ShapeError(
             f"vmap: out_axes: expected an axis in [{-whole.ndim}, {whole.ndim}) for {path}; "

@@ -293,6 +293,58 @@ def test_gradients_of_the_user() -> None:
     close(nested[0][1], [each(x, Y[1, 0])[0] for x in X])
 
 
+def test_a_loop_with_gradients_of_the_user() -> None:
+    @ngd.custom_gradient
+    def own(x: Any, w: Any) -> Any:
+        e = ops.exp(x) * w
+        return e, lambda dy: (dy * e * 10, dy * dy * x)
+
+    def f(xs: Any, w: Any, v: Any) -> Any:
+        def body(carry: Any, x: Any) -> Any:
+            carry = ops.tanh(carry * w) + own(x, w) * v
+            return carry, carry * x
+
+        last, made = ops.scan(body, xs[0], xs)
+        return last + ops.sum(made**2)
+
+    each = ngd.grad(f, argnums=(0, 1, 2))
+    columns = (X, Y[:, 0], Y[:, 1])
+    for axes in ((0, 0, None), (0, None, 0), (None, 0, 0), (0, 0, 0)):
+        args = [c if axis == 0 else c[0] for c, axis in zip(columns, axes, strict=True)]
+        made = ngd.vmap(each, axes)(*args)
+        rows = [
+            each(*(a[i] if axis == 0 else a for a, axis in zip(args, axes, strict=True)))
+            for i in range(4)
+        ]
+        mapped = ngd.vmap(f, axes)
+        whole = ngd.grad(lambda *a, g=mapped: ops.sum(g(*a)), argnums=(0, 1, 2))(*args)
+        for part, total, wanted, axis in zip(
+            made, whole, map(np.stack, zip(*rows, strict=True)), axes, strict=True
+        ):
+            close(part, wanted)
+            close(total, wanted if axis == 0 else wanted.sum(0))
+
+
+def test_loops_around_it_and_second_derivatives() -> None:
+    def body(carry: Any, x: Any) -> Any:
+        return carry + ops.sum(ngd.vmap(lambda a: a * carry)(x)), ngd.vmap(ops.sin)(x)
+
+    last, made = ngd.function(lambda x: ops.scan(body, np.float64(1), x))(X)
+    close(last, np.prod(1 + X.sum(1)))
+    close(made, np.sin(X))
+    curvature = ngd.hessian(lambda x: ops.sum(ngd.vmap(ops.prod)(x)))
+    blocks = loop(ngd.hessian(ops.prod), X)
+    close(np.stack([curvature(X)[i, :, i] for i in range(4)]), blocks)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_few_examples(size: int) -> None:
+    x, places = np.ones((size, 3)), np.zeros((size, 2), int)
+    assert ngd.vmap(lambda a: ops.softmax(a @ W)[::2])(x).shape == (size, 3)
+    assert ngd.vmap(lambda a, i: a[i])(x, places).shape == (size, 2)
+    assert ngd.vmap(ngd.grad(layer), (0, None))(x, W).shape == (size, 3)
+
+
 def test_remat() -> None:
     def f(x: Any, w: Any) -> Any:
         return ops.sum(ops.tanh(ops.tanh(x @ w) @ ops.transpose(w)) ** 2)
@@ -343,6 +395,19 @@ def test_masks_of_dropout() -> None:
     made = ngd.vmap(loop_of_draws)(np.ones((2, 3), np.float32))
     assert made.shape == (2, 3, 9)
     assert len({row.tobytes() for row in made.reshape(6, 9)}) == 6
+
+
+def test_dropout_of_a_layer() -> None:
+    layer, random = nn.Dropout(0.5), nn.Random(seed=1, name="vmap_random")
+
+    @ngd.function(updates=True)
+    def step(x: Any) -> Any:
+        with nn.training(random) as state:
+            made = ngd.vmap(lambda a: layer(a))(x)
+        return made, state.updates
+
+    first, second = step(np.ones((3, 40), np.float32)), step(np.ones((3, 40), np.float32))
+    assert len({row.tobytes() for row in (*first, *second)}) == 6
 
 
 def test_indices_out_of_range_are_errors() -> None:

@@ -45,7 +45,7 @@ Subset = tuple[int, ...]
 
 
 def subsets(case: Case) -> list[Subset]:
-    """Choices of mapped operands: each alone, all but one, and all."""
+    """Choices of mapped operands: one, all except one, and all."""
     numbers = range(len(case.types))
     counts = sorted({1, len(numbers) - 1, len(numbers)} - {0})
     return [s for n in counts for s in itertools.combinations(numbers, n)]

@@ -72,7 +72,7 @@ class Batched:
 
 
 Results: TypeAlias = Node | Sequence[Node | Batched]
-"""What a rule returns: a mapped node, or the first of several; or one entry per result."""
+"""The return value of a rule: a mapped node, the first of several, or one entry per result."""
 BatchingRule: TypeAlias = Callable[["Batching", Node, Sequence[Batched]], Results]
 """Called with the traced node and its new operands, at least one of which is mapped."""
 
@@ -181,7 +181,7 @@ class Batching:
         """Return the type of a traced node with the batch axis in front."""
         return Type(node.dtype, (self.size, *node.shape))
 
-    def whole(self, x: Batched) -> Node:
+    def with_batch_axis(self, x: Batched) -> Node:
         """Return the node with a batch axis; an operand that is not mapped is repeated."""
         return x.node if x.is_mapped else broadcast_to(x.node, (self.size, *x.node.shape))
 
@@ -205,7 +205,7 @@ def expand(batching: Batching, node: Node, operands: Sequence[Batched]) -> Resul
 
 
 def lead(x: Batched, ndim: int) -> Node:
-    """Put axes of extent 1 behind the batch axis, so that `ndim` axes follow it.
+    """Insert axes of extent 1 after the batch axis, so that `ndim` axes follow it.
 
     A node that is not mapped broadcasts as it is.
     """
@@ -230,14 +230,14 @@ def broadcast_operands(batching: Batching, node: Node, operands: Sequence[Batche
 @batches(RowNumber, SoftmaxCrossEntropy, SoftmaxCrossEntropyGrad)
 def repeat_operands(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply the op to operands that all have the batch axis, as one more leading axis."""
-    return node.op.node([batching.whole(x) for x in operands], node.attrs)
+    return node.op.node([batching.with_batch_axis(x) for x in operands], node.attrs)
 
 
 @batches(AddAlongAxis, AlongAxis, ArgExtremum, Concat, CumSum, Split, TakeAlongAxis)
 def shift_axis(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply the op along the axis that follows by one."""
     attrs = {**node.attrs, "axis": node.attrs["axis"] + 1}
-    return node.op.node([batching.whole(x) for x in operands], attrs)
+    return node.op.node([batching.with_batch_axis(x) for x in operands], attrs)
 
 
 @batches(Moments, Reduction, RmsStandardize, Standardize)
@@ -249,13 +249,13 @@ def shift_axes(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
 
 @batches(Reshape)
 def batch_reshape(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Reshape the axes behind the batch axis."""
+    """Reshape the axes after the batch axis."""
     return reshape(operands[0].node, (batching.size, *node.shape))
 
 
 @batches(BroadcastTo)
 def batch_broadcast_to(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Repeat along the axes behind the batch axis."""
+    """Repeat along the axes after the batch axis."""
     return broadcast_to(lead(operands[0], node.ndim), (batching.size, *node.shape))
 
 
@@ -313,7 +313,7 @@ def batch_scatter_add(batching: Batching, node: Node, operands: Sequence[Batched
     (updates, indices), axis, size = operands, node.attrs["axis"], node.attrs["size"]
     if not indices.is_mapped:
         return node.op.node((updates.node, indices.node), {**node.attrs, "axis": axis + 1})
-    given, end = batching.whole(updates), axis + indices.node.ndim
+    given, end = batching.with_batch_axis(updates), axis + indices.node.ndim
     others = [*range(1, axis + 1), *range(end, given.ndim)]
     given = transpose(given, [0, *range(axis + 1, end), *others])
     rows = rows_of_examples(batching, node, indices.node, size)
@@ -340,11 +340,13 @@ def batch_attention(batching: Batching, node: Node, operands: Sequence[Batched])
     num_masks = len(operands) - (3 if isinstance(node.op, Attend) else 7)
     split = len(operands) - num_masks
     masks = [lead(x, ndim) for x in operands[split:]]
-    return node.op.node([*(batching.whole(x) for x in operands[:split]), *masks], node.attrs)
+    return node.op.node(
+        [*(batching.with_batch_axis(x) for x in operands[:split]), *masks], node.attrs
+    )
 
 
 def fold(x: Node) -> Node:
-    """Join the batch axis with the axis behind it."""
+    """Join the batch axis with the next axis."""
     batch, n, *shape = x.shape
     return reshape(x, (batch * n, *shape))
 
@@ -373,7 +375,7 @@ def batch_convolution(batching: Batching, node: Node, operands: Sequence[Batched
     if not weight.is_mapped:
         made = node.op.node((fold(data.node), weight.node), node.attrs)
         return reshape(made, (batching.size, *node.shape))
-    given = (fold_into_channels(batching.whole(data)), fold(weight.node))
+    given = (fold_into_channels(batching.with_batch_axis(data)), fold(weight.node))
     made = node.op.node(given, in_groups(batching, node))
     n, channels, *spatial = node.shape
     made = reshape(made, (n, batching.size, channels, *spatial))
@@ -383,7 +385,7 @@ def batch_convolution(batching: Batching, node: Node, operands: Sequence[Batched
 @batches(ConvWeightGrad)
 def batch_weight_grad(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Take each example as a group of channels."""
-    given = [fold_into_channels(batching.whole(x)) for x in operands]
+    given = [fold_into_channels(batching.with_batch_axis(x)) for x in operands]
     made = node.op.node(given, in_groups(batching, node))
     return reshape(made, (batching.size, *node.shape))
 
@@ -411,7 +413,7 @@ def batch_dropout(batching: Batching, node: Node, operands: Sequence[Batched]) -
         return one_by_one(batching, node, operands)
     if not batching.is_fresh(node.inputs[1]):
         return expand(batching, node, operands)
-    return node.op.node((batching.whole(x), seed.node), node.attrs)
+    return node.op.node((batching.with_batch_axis(x), seed.node), node.attrs)
 
 
 def one_by_one(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
@@ -447,11 +449,12 @@ def batch_scan(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
             break
         mapped[:n] = after
     outputs = [
-        body.whole(x) if is_mapped else x.node for x, is_mapped in zip(made, after, strict=False)
+        body.with_batch_axis(x) if is_mapped else x.node
+        for x, is_mapped in zip(made, after, strict=False)
     ]
     outputs += [x.node for x in made[n:]]
     given = [
-        batching.whole(x) if is_mapped else x.node
+        batching.with_batch_axis(x) if is_mapped else x.node
         for x, is_mapped in zip(operands, after, strict=False)
     ]
     given += [moveaxis(x.node, 0, 1) if x.is_mapped else x.node for x in operands[n : n + m]]
@@ -489,7 +492,9 @@ def batch_cond(batching: Batching, node: Node, operands: Sequence[Batched]) -> R
     places = tuple(inputs.find(place).node for place in graphs["on_true"].inputs)
     attrs = {}
     for name, found in made.items():
-        outputs = (batching.whole(x) if m else x.node for x, m in zip(found, either, strict=True))
+        outputs = (
+            batching.with_batch_axis(x) if m else x.node for x, m in zip(found, either, strict=True)
+        )
         attrs[name] = Body(Graph(places, tuple(outputs)))
     results = node.op.node([x.node for x in operands], attrs).results
     return [Batched(x, is_mapped) for x, is_mapped in zip(results, either, strict=True)]
@@ -519,12 +524,15 @@ def choose_by_example(batching: Batching, node: Node, operands: Sequence[Batched
 
 @batches(WithGradient)
 def batch_with_gradient(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Keep the gradient of the user's, for each example."""
+    """Apply the gradient rule of the user to each example."""
     count, rule = node.attrs["count"], node.attrs["rule"]
     if getattr(rule, "follows_graph", False):
         results = node.op.node([x.node for x in operands], node.attrs).results
         return [Batched(r, x.is_mapped) for r, x in zip(results, operands, strict=False)]
-    given = [*(batching.whole(x) for x in operands[:count]), *(x.node for x in operands[count:])]
+    given = [
+        *(batching.with_batch_axis(x) for x in operands[:count]),
+        *(x.node for x in operands[count:]),
+    ]
     return node.op.node(given, {"count": count, "rule": BatchedRule(batching, node, rule)})
 
 
@@ -554,14 +562,14 @@ class BatchedRule:
         new = [None if part is None else next(found) for part in made]
         of_results, of_operands = new[:count], new[count:]
         return [
-            *(None if part is None else batching.whole(part) for part in of_results),
+            *(None if part is None else batching.with_batch_axis(part) for part in of_results),
             *map(self.adjoint, of_operands, node.inputs[count:]),
         ]
 
     def adjoint(self, part: Batched | None, operand: Node) -> Node | None:
         """Return the adjoint of an operand; one that is not mapped gets the sum over examples."""
         if part is None or self.batching.find(operand).is_mapped:
-            return None if part is None else self.batching.whole(part)
+            return None if part is None else self.batching.with_batch_axis(part)
         return sum(part.node, 0) if part.is_mapped else multiply(part.node, self.batching.size)
 
     def __repr__(self) -> str:
