@@ -54,6 +54,7 @@ from .profiling import Peaks, Recording, Report, Row, profile, timeline
 from .state import LiveState
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, vjp
 from .variables import Variable, constant, placeholder, variable
+from .vectorization import vmap
 from .world import is_initialized, raise_together, rank, world_size
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ __all__ = [
     "value_and_grad",
     "variable",
     "vjp",
+    "vmap",
     "world_size",
 ]
 

@@ -451,6 +451,9 @@ class ComputedAgain:
     reached from no operand. Then nothing is computed again.
     """
 
+    follows_graph = True
+    """The rule reads only the nodes that it is called with (ops/batching.py)."""
+
     def __init__(self, name: str) -> None:
         self.name = name
 

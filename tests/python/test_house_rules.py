@@ -44,7 +44,7 @@ LAYERS = (
     {"compiler"},
     {"functions"},
     {"differentiation"},
-    {"transforms"},
+    {"transforms", "vectorization"},
     {"__init__", "launch"},
     {"optim"},
     {"nn", "data", "checkpoint"},

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that are mapped over an axis of their arguments: ngd.vmap.
+
+The function is traced once, on nodes without the mapped axis. `ngd.ops.batching` then rewrites the
+traced graph to nodes that have it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from .differentiation import remembered, step_of
+from .dtype import Type
+from .errors import ShapeError
+from .functions import Function, constant_of, is_array, signature_of
+from .ir import PLACEHOLDER, Node, newest
+from .ops.batching import Batched, Batching
+from .ops.operands import as_node
+from .ops.rearrange import moveaxis
+from .trees import Structure, flatten, split
+from .variables import Variable
+
+Axes: TypeAlias = Any
+"""An int, None, or a tree of these."""
+
+
+class NotGiven:
+    """The default of a parameter for which a call gives no argument."""
+
+    def __repr__(self) -> str:
+        return "its own default"
+
+
+NOT_GIVEN: Final = NotGiven()
+
+BY_POSITION: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+
+def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Function:
+    """Map a function over an axis of its arguments.
+
+    Parameters
+    ----------
+    f : callable
+        Takes and returns nodes in any structure (`ngd.trees`). It is called once, with nodes that
+        lack the mapped axis.
+    in_axes : int, None or tuple, default 0
+        The axis of each argument to map over; None: each call of `f` gets the whole argument. An
+        int holds for all arguments. A tuple has one entry per argument: an int, None, or a tree of
+        these that fits the argument, or its outer levels. A negative axis counts from the end.
+    out_axes : int, None or tree, default 0
+        The position of the mapped axis in each result. A tree has the structure of the result, or
+        of its outer levels. None: the result is equal for all examples, and gets no axis.
+
+    Returns
+    -------
+    Function
+        Takes the arguments of `f`, and returns its results with the mapped axis. It adds nodes if a
+        graph is being built. Called with arrays, it is compiled and kept, as by `ngd.function`.
+
+    Raises
+    ------
+    ShapeError
+        The mapped axes differ in size, an axis is out of range, or nothing is mapped.
+    TypeError
+        `in_axes` or `out_axes` do not fit the arguments or the result.
+    CompileError
+        An op of `f` has no batching rule. The message has the op's file and line.
+
+    Notes
+    -----
+    Python numbers, strings and other values that are not arrays are the same for all examples. So
+    is what `f` reads from outside. Keyword-only arguments are mapped over axis 0.
+
+    A random draw whose seed is made in `f` gives other numbers to each example. A collective of
+    mapped values has no batching rule; `ops.scan` runs `f` for one example after the other.
+
+    Examples
+    --------
+    >>> distance = ngd.vmap(lambda x, y: ops.sum((x - y) ** 2), in_axes=(0, None))
+    >>> distance(np.array([[0.0, 1.0], [2.0, 3.0]]), np.array([0.0, 1.0]))
+    array([0., 8.])
+    """
+    if not callable(f):
+        raise TypeError(f"vmap: expected a function; got {f!r}")
+    (in_leaves, in_structure), (out_leaves, out_structure) = (
+        axes_tree(f"vmap: {name}", axes)
+        for name, axes in (("in_axes", in_axes), ("out_axes", out_axes))
+    )
+    return vectorize(f, in_leaves, in_structure, out_leaves, out_structure)
+
+
+def axes_tree(where: str, axes: Axes) -> tuple[tuple[int | None, ...], Structure]:
+    """Return the leaves of a tree of axes, checked, and its structure."""
+    leaves, structure = flatten(axes)
+    for leaf, path in zip(leaves, structure.paths(), strict=True):
+        is_axis = isinstance(leaf, (int, np.integer)) and not isinstance(leaf, bool)
+        if leaf is not None and not is_axis:
+            raise TypeError(f"{where}{path}: expected an int or None; got {leaf!r}")
+    return tuple(None if leaf is None else int(leaf) for leaf in leaves), structure
+
+
+@remembered
+def vectorize(
+    f: Callable[..., Any],
+    in_leaves: Sequence[int | None],
+    in_structure: Structure,
+    out_leaves: Sequence[int | None],
+    out_structure: Structure,
+) -> Function:
+    """Return the mapped function for axes as `axes_tree` returns them."""
+    in_axes, out_axes = in_structure.rebuild(in_leaves), out_structure.rebuild(out_leaves)
+    signature = signature_of(f)
+    parameters = [
+        p if p.default is p.empty else p.replace(default=NOT_GIVEN)
+        for p in signature.parameters.values()
+    ]
+    signature = signature.replace(parameters=parameters)
+
+    def python(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        given = {k: v for k, v in bound.arguments.items() if v is not NOT_GIVEN}
+        bound = inspect.BoundArguments(signature, given)
+        return Vectorization(f, bound, in_axes).call(out_axes)
+
+    functools.update_wrapper(python, f, ("__doc__",), ())
+    python.__qualname__ = f"vmap({getattr(f, '__qualname__', repr(f))})"
+    python.__signature__ = signature  # type: ignore[attr-defined]
+    return step_of(f, python)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One leaf of the arguments: its path, its value, and the axis to map over."""
+
+    path: str
+    value: Any
+    axis: int | None
+
+    @property
+    def size(self) -> int:
+        """The size of the mapped axis."""
+        size: int = self.value.shape[self.axis]
+        return size
+
+    def __str__(self) -> str:
+        return f"{self.size} along axis {self.axis} of {self.path} {self.value.type}"
+
+
+class Vectorization:
+    """One call of a mapped function."""
+
+    def __init__(self, f: Callable[..., Any], bound: inspect.BoundArguments, in_axes: Axes) -> None:
+        self.f, self.signature = f, bound.signature
+        leaves, self.structure = flatten(dict(bound.arguments))
+        paths = [
+            path
+            for name, value in bound.arguments.items()
+            for path in flatten(value)[1].paths(name)
+        ]
+        self.arguments = [
+            read_argument(path, leaf, axis)
+            for path, leaf, axis in zip(paths, leaves, argument_axes(bound, in_axes), strict=True)
+        ]
+        self.size = common_size([x for x in self.arguments if x.axis is not None])
+
+    def call(self, out_axes: Axes) -> Any:
+        """Trace the function, and return its results with the mapped axis."""
+        batching = Batching(self.size, newest())
+        values = []
+        for argument in self.arguments:
+            value = argument.value
+            if argument.axis is not None:
+                whole = moveaxis(value, argument.axis, 0)
+                attrs = {"name": argument.path, "uniform": whole.uniform}
+                value = Node(PLACEHOLDER, (), attrs, Type(whole.dtype, whole.shape[1:]))
+                batching.new[value] = Batched(whole)
+            values.append(value)
+        given = inspect.BoundArguments(self.signature, self.structure.rebuild(values))
+        returned = self.f(*given.args, **given.kwargs)
+        expect_no_updates(returned)
+        leaves, structure = flatten(returned)
+        results = [read_result(leaf) for leaf in leaves]
+        made = iter(batching.rewrite([x for x in results if isinstance(x, Node)]))
+        paths, axes = structure.paths("the result"), leaf_axes("vmap: out_axes", out_axes, returned)
+        return structure.rebuild(
+            put_axis(batching, next(made), axis, path) if isinstance(x, Node) else x
+            for path, x, axis in zip(paths, results, axes, strict=True)
+        )
+
+
+def argument_axes(bound: inspect.BoundArguments, in_axes: Axes) -> list[int | None]:
+    """Return the axis of each leaf of the arguments."""
+    where, (kind, found) = "vmap: in_axes", split(in_axes)
+    if kind not in (None, tuple, list):
+        raise TypeError(
+            f"{where}: expected an int, None, or a tuple with one entry per argument; got "
+            f"{in_axes!r}. For one argument write in_axes=(tree,)."
+        )
+    arguments = list(each_argument(bound))
+    wanted = 1 + max((number for *_, number in arguments if number is not None), default=-1)
+    if kind is not None and not wanted <= len(found) <= max(wanted, most_positional(bound)):
+        raise TypeError(f"{where}: expected one entry per argument, {wanted}; got {in_axes!r}")
+    axes: list[int | None] = []
+    for path, value, number in arguments:
+        entry = 0 if number is None else in_axes if kind is None else found[number]
+        axes += leaf_axes(f"{where}: {path}", entry, value)
+    return axes
+
+
+def each_argument(bound: inspect.BoundArguments) -> Iterator[tuple[str, Any, int | None]]:
+    """Give the path, value and position of each argument; None for one by keyword only."""
+    numbers = {name: number for number, name in enumerate(bound.signature.parameters)}
+    for name, value in bound.arguments.items():
+        kind, number = bound.signature.parameters[name].kind, numbers[name]
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            yield from ((f"{name}[{i}]", part, number + i) for i, part in enumerate(value))
+        else:
+            yield name, value, number if kind in BY_POSITION else None
+
+
+def most_positional(bound: inspect.BoundArguments) -> int:
+    """Return the number of parameters that take an argument by position."""
+    return sum(p.kind in BY_POSITION for p in bound.signature.parameters.values())
+
+
+def leaf_axes(where: str, axes: Axes, tree: Any) -> list[int | None]:
+    """Return the axis of each leaf of a tree; an entry of `axes` holds for all leaves below it."""
+    kind, entries = split(axes)
+    if kind is None:
+        return [axes] * flatten(tree)[1].count
+    own, parts = split(tree)
+    fits = own is kind or (own in (list, tuple) and kind in (list, tuple))
+    if not fits or parts.keys() != entries.keys():
+        raise TypeError(
+            f"{where}: expected axes in the structure of {flatten(tree)[1]}; got {axes!r}"
+        )
+    found = []
+    for key, part in parts.items():
+        found += leaf_axes(f"{where}[{key!r}]", entries[key], part)
+    return found
+
+
+def read_argument(path: str, leaf: Any, axis: int | None) -> Argument:
+    """Make a node of an array, and the axis non-negative; other leaves are not mapped."""
+    is_number = isinstance(leaf, Node) and leaf.op is PLACEHOLDER and leaf.attrs.get("weak")
+    if is_number or not (isinstance(leaf, Node) or is_array(leaf)):
+        return Argument(path, leaf, None)
+    node = constant_of(leaf, "vmap") if not isinstance(leaf, Node) else leaf
+    if axis is None:
+        return Argument(path, node, None)
+    if not -node.ndim <= axis < node.ndim:
+        raise ShapeError(
+            f"vmap: in_axes: expected an axis of {path} {node.type}; got {axis}. Give None for an "
+            "argument that all examples share."
+        )
+    return Argument(path, node, axis % node.ndim)
+
+
+def common_size(arguments: Sequence[Argument]) -> int:
+    """Return the size of the mapped axes."""
+    if not arguments:
+        raise ShapeError(
+            "vmap: expected an array to map over; got none. Give in_axes an axis of an array."
+        )
+    first = arguments[0]
+    for other in arguments:
+        if other.size != first.size:
+            raise ShapeError(f"vmap: expected mapped axes of one size; got {first}, and {other}")
+    return first.size
+
+
+def expect_no_updates(tree: Any) -> None:
+    """Refuse next values of variables among the results of a mapped function."""
+    _, found = split(tree)
+    if any(isinstance(key, Variable) for key in found):
+        raise TypeError(
+            "vmap: expected a function that returns arrays; got next values of variables, which "
+            "would differ between examples. Return the values, and update the variables outside."
+        )
+    for part in found.values():
+        expect_no_updates(part)
+
+
+def read_result(leaf: Any) -> Any:
+    """Make a node of an array or a number; other leaves are returned as they are."""
+    if isinstance(leaf, (bool, int, float)) or is_array(leaf):
+        return as_node(leaf, where="vmap: the result")
+    return leaf
+
+
+def put_axis(batching: Batching, result: Batched, axis: int | None, path: str) -> Node:
+    """Move the mapped axis of a result from the front to its position."""
+    if axis is None:
+        if result.is_mapped:
+            raise ShapeError(
+                f"vmap: out_axes: expected an axis for {path}, which depends on mapped arguments; "
+                "got None. Reduce the mapped axis after the call, for example by ops.mean."
+            )
+        return result.node
+    whole = batching.with_batch_axis(result)
+    if not -whole.ndim <= axis < whole.ndim:
+        raise ShapeError(
+            f"vmap: out_axes: expected an axis in [{-whole.ndim}, {whole.ndim}) for {path}; "
+            f"got {axis}"
+        )
+    return moveaxis(whole, 0, axis)
+
+
+__all__ = ["vmap"]
