@@ -519,41 +519,35 @@ def function(
     precision: Any = float32,
     shard: str = "none",
 ) -> Function | Callable[[Callable[..., Any]], Function]:  # long because of its docstring
-    """Make a compiled step of a Python function; a decorator, with or without arguments.
-
-    ::
-
-        @ngd.function(updates=True)
-        def step(x, y):
-            loss = loss_of(model(x), y)
-            return loss, optimizer.minimize(loss, model.parameters())
+    """Compile a Python function to a step. Use it as a decorator, with or without arguments.
 
     The function is called with nodes, once for each kind of arguments. `Function.num_traces` counts
-    these calls. The function must be pure: it prints only in such a call, and a step does not see
-    later changes of what it reads from outside, except of variables. A block such as `nn.training`
+    these calls. The function must be pure. It prints only in such a call, and a step does not see
+    later changes of Python values that it reads, except of variables. A block such as `nn.training`
     belongs inside the function.
 
     Parameters
     ----------
-    python
-        Takes and returns any structure (ngd.trees); Function says what becomes of the leaves.
-    updates
-        Whether the function returns a pair: the result, which a call returns, and the next values
-        of variables as `ngd.compile` takes them, the only way that one changes.
+    python : function
+        Takes and returns arrays of any shape, in any structure (ngd.trees). Function documents how
+        each leaf is treated.
+    updates : bool, default False
+        The function returns a pair: the result, which a call returns, and the next values of
+        variables, as ngd.compile takes them. Variables change only in this way.
     device, group, precision, shard
-        As for `ngd.compile`.
+        As for ngd.compile.
 
     Returns
     -------
     Function
-        Runs the step. `trace(*args)` gives the compiled step for some arguments.
+        Runs the step. `trace(*args)` returns the compiled step for some arguments.
 
     Raises
     ------
     TypeError
-        An argument is neither an array nor hashable, or the result is not what `updates` says.
+        An argument is neither an array nor hashable, or the result does not fit `updates`.
     CompileError
-        The function reads the argument of another one; and whatever `ngd.compile` raises.
+        The function reads an argument of another function. All errors of ngd.compile occur too.
     BusyError
         Another thread is in a call of the same trace.
 
@@ -562,7 +556,17 @@ def function(
     RetraceWarning
         The function was traced for the eighth time, or is made and traced again and again.
     UpdatesWarning, PromotionWarning
-        As from `ngd.compile`.
+        As from ngd.compile.
+
+    Examples
+    --------
+    >>> @ngd.function(updates=True)
+    ... def train_step(images, labels):
+    ...     loss = ops.mean(ops.softmax_cross_entropy(model(images), labels))
+    ...     return loss, optimizer.minimize(loss, model.parameters())
+    >>> loss = train_step(images, labels)
+    >>> loss.shape
+    ()
     """
     how: Any = {"device": device, "group": group, "precision": precision, "shard": shard}
     if python is None:

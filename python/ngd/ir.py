@@ -303,10 +303,18 @@ def newest() -> int:
 
 
 class Node(ArrayMethods):
-    """What an op makes of nodes: a value that some step will compute.
+    """A value that a step will compute: the result of an op.
 
-    It has the operators, methods and attributes of a NumPy array for which there is an op. A node
-    is its own key in dictionaries and sets; whether two are one node, `is` tells, not `==`.
+    Ops, operators, NumPy's functions and many methods of NumPy's arrays take nodes and return
+    nodes. A node has no value before a step runs. Make inputs by ngd.placeholder and steps by
+    ngd.compile or ngd.function.
+
+    Examples
+    --------
+    >>> inputs = ngd.placeholder("inputs", (2, 3))
+    >>> total = ops.sum(inputs * 2.0, axis=1)
+    >>> total.shape
+    (2,)
     """
 
     __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "wide")
@@ -336,7 +344,7 @@ class Node(ArrayMethods):
 
     @property
     def results(self) -> tuple[Node, ...]:
-        """All results of the op applied here, of which this is one."""
+        """All results of the op that made this node."""
         return (self,)
 
     @property

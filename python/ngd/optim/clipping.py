@@ -50,6 +50,11 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> tuple[Any, Node]:
     Notes
     -----
     Pascanu, Mikolov and Bengio, 2013 (arXiv:1211.5063), algorithm 1. The 1e-6 is PyTorch's.
+
+    Examples
+    --------
+    >>> parameters = model.parameters()
+    >>> gradients, norm = optim.clip_by_global_norm(ngd.grad(loss, parameters), 1.0)
     """
     if not isinstance(max_norm, Node):
         max_norm = positive("optim.clip_by_global_norm", "max_norm", max_norm)

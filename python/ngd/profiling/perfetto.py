@@ -73,6 +73,12 @@ def timeline(
     -----
     Ranks of one kernel share its clock. For a rank of another one, the offset is half of the
     shortest of 30 round trips to rank 0 (F. Cristian 1989, Probabilistic clock synchronization).
+
+    Examples
+    --------
+    >>> step = ngd.compile([x, y], [loss])
+    >>> with ngd.timeline(folder / "trace.json"):
+    ...     outputs = step(images, labels)
     """
     if most_events < 1:
         raise ValueError(f"timeline: most_events: expected at least 1; got {most_events}")
