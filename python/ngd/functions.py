@@ -118,28 +118,39 @@ class Trace:
 
 
 class Function:
-    """A function that is traced, compiled and kept; `ngd.function` makes it.
+    """A compiled Python function, which ngd.function makes.
 
-    Of its arguments,
+    Notes
+    -----
+    Arguments are treated as follows.
 
-    - arrays of NumPy, of what speaks DLPack, or of the buffer protocol are placeholders. A change
-      of dtype or shape is another trace.
-    - Python floats are placeholders too: scalars of float64 that take the dtype of what they meet,
-      as Python's numbers do. Another value is no other trace.
-    - anything else is fixed in the trace: ints, bools, strings, None, variables, modules. It must
-      be hashable, and another value is another trace. An int that changes in each call is better
-      given as an array, np.int64(n).
+    - NumPy arrays, DLPack tensors and buffers are placeholders. Another dtype or shape is another
+      trace.
+    - Python floats are placeholders too. They are float64 scalars that take the dtype of the other
+      operand, as Python numbers do. Another value is not another trace.
+    - Everything else is fixed in the trace: ints, bools, strings, None, variables, modules. It must
+    be
+      hashable, and another value is another trace. If an int changes in each call, give it as an
+      array, np.int64(n).
 
-    Of what the Python function returns, nodes come back as fresh arrays, and so do arrays; anything
-    else comes back as it is.
+    Nodes and arrays in the result of the Python function are returned as new arrays. Everything
+    else is returned unchanged.
 
-    Called within another trace, or with nodes among its arguments, it is as the Python function:
-    its nodes belong to that graph, and with `updates` it returns the pair, for the outer function
-    to hand on.
+    Within another trace, or with nodes among its arguments, a call is a call of the Python
+    function. Its nodes belong to that graph. With `updates` it returns the pair, which the outer
+    function returns.
 
-    Collectives run inside as in any step. All ranks must call the function in the same order; what
-    is traced and kept is each rank's own. After `ngd.shutdown()` and `ngd.init()` it is compiled
-    again, for the new world.
+    Collectives run as in any step. All ranks call the function in the same order; each rank traces
+    and caches on its own. After `ngd.shutdown()` and `ngd.init()` the function is compiled for the
+    new world.
+
+    Examples
+    --------
+    >>> double = ngd.function(lambda a: 2 * a)
+    >>> double(np.array([1.0, 2.0]))
+    array([2., 4.])
+    >>> double.num_traces
+    1
     """
 
     __wrapped__: Callable[..., Any]
@@ -175,7 +186,7 @@ class Function:
         self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step for these arguments; it is made where there is none yet."""
+        """Run the step for these arguments; the first call of their kind compiles it."""
         if _tracing.groups:
             return self._inline(args, kwargs)
         try:

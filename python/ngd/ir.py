@@ -639,10 +639,21 @@ Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """What is compiled: inputs by position, outputs, and the variables' next values.
+    """The input of the compiler: inputs by position, outputs, and the next values of variables.
 
-    `updates` is kept in the order of the variables' names, so that every rank, whatever the order
-    in which its script made things, walks the same graph in the same order.
+    `updates` is in the order of the variables' names. So all ranks visit the nodes of the same
+    graph in the same order, whatever the order in which their scripts made them.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of Node
+        The placeholders, and the results of a call.
+    updates : tuple of pairs of Node
+        Each variable with its next value.
+    precision : dtype
+        The dtype of matmuls and stored values.
+    shard : str
+        "none", "host" or "world", as for ngd.compile.
     """
 
     inputs: tuple[Node, ...]
@@ -658,7 +669,7 @@ class Graph:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """All that is computed, each after its inputs; the first one for several results."""
+        """All nodes, each after its inputs. Of several results of an op, the first one."""
         return topological(self.roots)
 
     @cached_property
@@ -697,7 +708,7 @@ class Graph:
         return replace(self, inputs=inputs, outputs=outputs, updates=updates)
 
     def verify(self) -> None:
-        """Check what every pass must keep; raises CompileError that names the node."""
+        """Check the invariants of all passes; raise CompileError with the node."""
         self.verify_leaves()
         for node in self.nodes:
             if node.inputs:
@@ -709,7 +720,7 @@ class Graph:
                     )
 
     def verify_leaves(self) -> None:
-        """Check what only the one who gave the graph can have done wrong."""
+        """Check the inputs, variables and updates that the caller gave."""
         if len(set(self.inputs)) != len(self.inputs):
             raise CompileError("a placeholder stands twice among the inputs")
         names: dict[str, Node] = {}

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Logs as JSON, one object per line with rank and job: NGD_LOG=json.
 
+A program's own lines become JSON too::
+
     handler = logging.StreamHandler()
     handler.setFormatter(ngd.logs.JsonFormatter())
-    logging.getLogger().addHandler(handler)  # for the program's own lines too
+    logging.getLogger().addHandler(handler)
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Executable(Protocol):
         -------
         str
             For each group of the step: that all ranks agree, or the first difference with both call
-            sites. The text also says whether the ranks compute different values, which is allowed.
+            sites. The text also reports that ranks compute different values, which is allowed.
             All ranks of a group get the same text.
         """
         ...
