@@ -326,3 +326,20 @@ def run(source: str, names: dict[str, Any]) -> str:
         return "".join(printed)
     value = eval(code, names)
     return "".join(printed) + ("" if value is None else f"{value!r}\n")
+
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCKS = {page.name: BLOCK.findall(page.read_text()) for page in sorted(PAGES.glob("*.md"))}
+
+
+@pytest.mark.parametrize("page", [name for name, blocks in BLOCKS.items() if blocks])
+def test_the_programs_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    try:
+        for block in BLOCKS[page]:
+            exec(compile(block, page, "exec"), names)
+    finally:
+        ngd.shutdown()
