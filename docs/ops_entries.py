@@ -134,6 +134,7 @@ For ord=inf and -inf it is the largest and smallest abs(x). Integers become floa
     "expand_dims": "Insert an axis of size 1.",
     "flip": "Reverse the order of the elements along the axes; the default is all axes.",
     "full": "Return an array whose elements all have one value.",
+    "arange": "Return start, start + step, start + 2 * step, ... below stop.",
     "iota": "Return 0, 1, 2, ..., size - 1.",
     "moveaxis": "Move one axis to another index. The other axes keep their order.",
     "one_hot": """\
@@ -452,7 +453,7 @@ EXAMPLES: Final = {
     **dict.fromkeys(("shape.gather", "take"), f"({M}, np.array([2, 0]), axis=1)"),
     "adaptive_avg_pool": f"({MAPS}, 2)",
     "adaptive_max_pool": f"({MAPS}, 2)",
-    "all_gather_v": "(np.arange(3.0), [3])",
+    "all_gather_v": "(np.arange(3.0), counts=[3])",
     "all_to_all_v": "(np.arange(3.0), [3], [3])",
     "argsort": "(np.array([3.0, 1.0, 2.0]))",
     "as_node": f"({A})",
@@ -470,7 +471,9 @@ ngd.function(ops.attention)(query, key, value).shape""",
     "cast": '(np.array([1.7, -1.7]), "int32")',
     "clip": "ngd.function(lambda x: ops.clip(x, 0.0, 2.0))(np.array([-1.0, 1.0, 3.0]))",
     "concat": "([np.array([1.0]), np.array([2.0, 3.0])])",
-    "cond": "ngd.function(lambda p, x: ops.cond(p, ops.exp, ops.negative, x))(np.bool_(False), A)",
+    "cond": """\
+step = ngd.function(lambda p, x: ops.cond(p, ops.exp, ops.negative, x))
+step(np.bool_(False), np.array([1.0, 2.0, 4.0]))""",
     "conv": """\
 images, weight = np.ones((8, 3, 32, 32)), np.ones((16, 3, 3, 3))
 ngd.function(ops.conv)(images, weight, padding=1).shape""",
@@ -495,6 +498,7 @@ outputs.shape, h.shape""",
 step = ngd.function(ops.gru_cell)
 step(np.ones((2, 4)), np.zeros((2, 5)), np.ones((15, 4)), np.ones((15, 5))).shape""",
     "iota": "(4)",
+    "arange": "(4)",
     "iterations": "ops.iterations()",
     "kl_div": "(np.log(np.array([0.5, 0.5])), np.array([0.25, 0.75]))",
     "layer_norm": f"({M}, 3)",
@@ -522,7 +526,7 @@ step = ngd.function(lambda x: ops.recv((2,), "float64", 0, after=x))  # on rank 
     "reshape": f"({M}, (3, 2))",
     "rms_norm": f"({M}, 3)",
     "roll": f"({A}, 1)",
-    "scan": "ngd.function(lambda x: ops.scan(lambda c, t: (c + t, c), 0.0, x))(A)",
+    "scan": f"ngd.function(lambda x: ops.scan(lambda c, t: (c + t, c), 0.0, x))({A})",
     "scatter_add": "(np.array([1.0, 2.0]), np.array([3, 3]), 0, 5)",
     "send": "step = ngd.function(lambda x: ops.send(x, 1))  # on rank 0",
     "slice": f"ngd.function(lambda x: ops.slice(x, slice(0, 1)))({M})",
@@ -544,8 +548,6 @@ step(np.float32([0.0, 3.0]), np.zeros(2, np.float32))""",
     "where": "(np.array([True, False]), np.array([1.0, 2.0]), np.array([3.0, 4.0]))",
 }
 """An example of an op: arguments of `ngd.function(ops.NAME)`, or code."""
-for _name in ("cond", "scan"):
-    EXAMPLES[_name] = EXAMPLES[_name].replace("(A)", f"({A})").replace(", A)", f", {A})")
 
 PARAMETERS: Final = {
     "x": "The array.",

@@ -110,6 +110,9 @@ TOPICS: Final = {
 }
 """The title of the family of an op, if it is not that of its module."""
 
+MAX_WIDTH: Final = 96
+"""The longest statement of an example on one line."""
+
 SECTION = re.compile(r"^([A-Z][A-Za-z ]+)\n-+$", re.MULTILINE)
 INTERNAL = re.compile(r"\b(attrs|Attrs|attribute|Passes may|A node)\b")
 
@@ -279,9 +282,11 @@ def example_of(name: str, public: Callable[..., Any], section: str) -> list[str]
     if not entry.startswith("("):
         return entry.split("\n")
     defaults = [p.default for p in inspect.signature(public).parameters.values()]
+    step = f"ngd.function(ops.{name})"
     if any(isinstance(default, float) for default in defaults):  # ngd.function makes these inputs
-        return [f"ngd.function(lambda *arrays: ops.{name}(*arrays)){entry}"]
-    return [f"ngd.function(ops.{name}){entry}"]
+        step = f"ngd.function(lambda *arrays: ops.{name}(*arrays))"
+    is_short = len(step) + len(entry) <= MAX_WIDTH
+    return [step + entry] if is_short else [f"step = {step}", f"step{entry}"]
 
 
 def example(name: str, statements: list[str]) -> Iterator[str]:

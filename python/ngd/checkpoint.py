@@ -80,7 +80,7 @@ def save(
     position: Any = None,
     generators: Mapping[str, np.random.Generator] | None = None,
     group: Group | None = None,
-) -> None:
+) -> None:  # long because each argument is described
     """Save variables, generators and a position as the folder's checkpoint.
 
     If all ranks hold the same values, one of them saves, and all may load. Two processes must not
@@ -144,7 +144,7 @@ def load(
     private: Any = None,
     generators: Mapping[str, np.random.Generator] | None = None,
     group: Group | None = None,
-) -> Any:
+) -> Any:  # long because each argument is described
     """Assign the saved values to variables and generators; return the position.
 
     Parameters

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# long because each collective documents its parameters and shapes
 """The world: joining it, leaving it, and collectives on arrays over it or over a group."""
 
 from __future__ import annotations
@@ -437,7 +438,7 @@ def all_reduce(
     compression: Any = None,
     async_op: bool = False,
     group: Group | None = None,
-) -> Any:
+) -> Any:  # long because each argument is described
     """Reduce an array over all ranks, element by element; every rank gets the result.
 
     Parameters

@@ -305,16 +305,12 @@ def newest() -> int:
 class Node(ArrayMethods):
     """A value that a step will compute: the result of an op.
 
-    Ops, operators, NumPy's functions and many methods of NumPy's arrays take nodes and return
-    nodes. A node has no value before a step runs. Make inputs by ngd.placeholder and steps by
-    ngd.compile or ngd.function.
+    Ops, operators and NumPy's functions take and return nodes, which have no value before a step.
 
     Examples
     --------
-    >>> inputs = ngd.placeholder("inputs", (2, 3))
-    >>> total = ops.sum(inputs * 2.0, axis=1)
-    >>> total.shape
-    (2,)
+    >>> ngd.placeholder("inputs", (2, 3)).shape
+    (2, 3)
     """
 
     __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "wide")
@@ -641,19 +637,8 @@ Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
 class Graph:
     """The input of the compiler: inputs by position, outputs, and the next values of variables.
 
-    `updates` is in the order of the variables' names. So all ranks visit the nodes of the same
-    graph in the same order, whatever the order in which their scripts made them.
-
-    Attributes
-    ----------
-    inputs, outputs : tuple of Node
-        The placeholders, and the results of a call.
-    updates : tuple of pairs of Node
-        Each variable with its next value.
-    precision : dtype
-        The dtype of matmuls and stored values.
-    shard : str
-        "none", "host" or "world", as for ngd.compile.
+    `updates` has pairs of a variable and its next value, in the order of the variables' names. So
+    all ranks visit the nodes in the same order, whatever the order in which scripts made them.
     """
 
     inputs: tuple[Node, ...]

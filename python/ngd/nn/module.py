@@ -678,7 +678,7 @@ class Module:
         --------
         >>> model.load_state_dict(model.state_dict())
         Keys(missing=[], unexpected=[])
-        """
+        """  # long because each error is described
         declared = {key: p for key, p in self.declared() if p.saved}
         given = {id(p) for key, p in declared.items() if key in state}
         missing = [key for key, p in declared.items() if id(p) not in given]

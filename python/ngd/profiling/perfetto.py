@@ -40,7 +40,7 @@ Label: TypeAlias = tuple[str, str, str, int]
 @contextmanager
 def timeline(
     path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS
-) -> Iterator[Recording]:
+) -> Iterator[Recording]:  # long because each argument is described
     """Write when each instruction of the steps in a block ran, on all ranks, for Perfetto.
 
     In the file a process is a rank, and a slice is an instruction or a whole step. Pending
