@@ -177,8 +177,10 @@ def load(
     FileNotFoundError
         There is no checkpoint.
 
-    Notes ----- If only one rank can read the folder, that rank loads, and ngd.broadcast_variables
-    gives its values to the other ranks.
+    Notes
+    -----
+    If only one rank can read the folder, that rank loads, and ngd.broadcast_variables gives its
+    values to the other ranks.
 
     A live state, such as `optimizer.state`, gets all values that were saved of it. Values of
     variables that do not exist yet are pending until the variables are made. The first step of the

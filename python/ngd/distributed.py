@@ -447,9 +447,9 @@ def all_reduce(
         Of one shape and dtype on all ranks. The arrays of a list are sent together, small ones of
         one dtype as one message. NumPy arrays, DLPack tensors (PyTorch on the CPU) and buffers are
         read without a copy.
-    op : {"sum", "mean", "min", "max", "prod"}
-        The reduction. There is no default. A mean of integers is an error. NaN propagates through
-        min and max, and 16-bit floats are accumulated in float32.
+    op : str
+        "sum", "mean", "min", "max" or "prod"; there is no default. A mean of integers is an error.
+        NaN propagates through min and max, and 16-bit floats are accumulated in float32.
     out : array or list of arrays, optional
         The array for the result, which may be `array` itself. The default is a new NumPy array. A
         call with `out` and contiguous NumPy arrays is the fastest.
@@ -458,7 +458,7 @@ def all_reduce(
         nothing, even if its values are NaN. If all weights are 0, so is the result.
     algorithm : {"auto", "flat", "ring"}
         The algorithm. The default is NGD_ALLREDUCE, or the one that was measured to be faster.
-    compression : {"bf16"} or TopK, optional
+    compression : str or TopK, optional
         "bf16" sends float32 as bfloat16, accumulates in float32 and rounds once more. A TopK sends
         only the largest elements. Not with weight.
     async_op : bool, default False
@@ -517,8 +517,8 @@ def reduce_scatter(
     array : array_like
         Of one shape and dtype on all ranks. Its size along `axis` is a multiple of the number of
         ranks.
-    op : {"sum", "mean", "min", "max", "prod"}
-        The reduction, as in ngd.all_reduce.
+    op : str
+        "sum", "mean", "min", "max" or "prod", as in ngd.all_reduce.
     axis : int, default 0
         The axis that is split into blocks. Other axes than 0 cost copies.
     out : array, optional
@@ -681,8 +681,8 @@ def reduce(
         Of one shape and dtype on all ranks.
     root : int, default 0
         The rank that gets the result.
-    op : {"sum", "mean", "min", "max", "prod"}
-        The reduction, as in ngd.all_reduce.
+    op : str
+        "sum", "mean", "min", "max" or "prod", as in ngd.all_reduce.
     out : array, optional
         The array for the result on the root, where it may be `array` itself.
     async_op, group

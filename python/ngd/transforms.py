@@ -133,9 +133,11 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
         The result, and its derivative, of the same structure. The derivative of a part that is not
         floating is None.
 
-    Notes ----- It consists of two reverse passes, since the vector-Jacobian product is linear in
-    its vector. So all ops need second derivatives. The time is about that of a gradient. As for a
-    gradient, memory holds the values of the whole forward pass.
+    Notes
+    -----
+    It consists of two reverse passes, since the vector-Jacobian product is linear in its vector. So
+    all ops need second derivatives. The time is about that of a gradient. As for a gradient, memory
+    holds the values of the whole forward pass.
 
     Examples
     --------
@@ -200,8 +202,10 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
         Takes the arguments of `f`. It returns arrays of the result's shape followed by the
         argument's shape, in the structure of the result and within it that of the argument.
 
-    Notes ----- A loop (`ops.scan`) computes the rows, one reverse pass per element of the result.
-    The size of the program does not depend on their number.
+    Notes
+    -----
+    A loop (`ops.scan`) computes the rows, one reverse pass per element of the result. The size of
+    the program does not depend on their number.
 
     On several ranks these are the derivatives of the sum over ranks, as in `ngd.grad`. A collective
     in the reverse pass runs in each iteration, so all ranks need the same number of rows.

@@ -29,8 +29,10 @@ class TopK:
         The fraction of the elements to send, in (0, 1]; at least one element is sent. Each one
         costs its value and 4 bytes for its index, or 8 bytes in arrays of 2**32 elements and more.
 
-    Notes ----- One TopK keeps the residual of one array. `top[key]` is the TopK of the array with
-    that key and is made at its first use. A list of arrays uses top[0], top[1] and so on.
+    Notes
+    -----
+    One TopK keeps the residual of one array. `top[key]` is the TopK of the array with that key and
+    is made at its first use. A list of arrays uses top[0], top[1] and so on.
 
     The result is the sum, in the order of ranks, of the elements that were sent. See Stich,
     Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1, and Lin et al.,

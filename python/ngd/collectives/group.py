@@ -69,8 +69,10 @@ class Group(BoundToProcess):
         False only for the result of split(None), which has rank -1 and size 0. Its collectives
         raise NotMemberError.
 
-    Notes ----- Each collective is also a function of the same name in `ngd`, which documents
-    parameters and shapes. There, `group` is a parameter.
+    Notes
+    -----
+    Each collective is also a function of the same name in `ngd`, which documents parameters and
+    shapes. There, `group` is a parameter.
 
     Examples
     --------

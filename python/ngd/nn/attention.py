@@ -23,8 +23,10 @@ class MultiHeadAttention(Module):
     bias : bool, default True
         Add a bias in each projection.
 
-    Notes ----- softmax(q @ k^T / sqrt(d)) @ v per head, with d = embed_dim / num_heads. See Vaswani
-    et al., 2017 (arXiv:1706.03762), section 3.2.2.
+    Notes
+    -----
+    softmax(q @ k^T / sqrt(d)) @ v per head, with d = embed_dim / num_heads. See Vaswani et al.,
+    2017 (arXiv:1706.03762), section 3.2.2.
 
     Input: query [batch, L, embed_dim], key and value [batch, S, embed_dim].
     Output: [batch, L, embed_dim].

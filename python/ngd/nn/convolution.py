@@ -201,8 +201,10 @@ class Conv3d(Convolution):
     weight_initializer, bias_initializer : function, optional
         See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
 
-    Notes ----- Input: [N, in_channels, D, H, W], floats. Output: [N, out_channels, D, H, W], where
-    each axis has floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+    Notes
+    -----
+    Input: [N, in_channels, D, H, W], floats. Output: [N, out_channels, D, H, W], where each axis
+    has floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
 
     Variables: `weight` [out_channels, in_channels / groups, kernel...] and `bias` [out_channels].
 
@@ -392,9 +394,10 @@ class ConvTranspose3d(TransposedConvolution):
     **initializers : function, optional
         `weight_initializer` and `bias_initializer`, as for `Conv3d`.
 
-    Notes ----- Input: [N, in_channels, D, H, W], floats. Output: [N, out_channels, D, H, W], where
-    each axis has (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1
-    elements.
+    Notes
+    -----
+    Input: [N, in_channels, D, H, W], floats. Output: [N, out_channels, D, H, W], where each axis
+    has (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1 elements.
 
     Variables: `weight` [in_channels, out_channels / groups, kernel...] and `bias` [out_channels].
 

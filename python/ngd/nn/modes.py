@@ -44,10 +44,12 @@ class Random:
     step : Variable
         The number of steps that have drawn, an int64 scalar.
 
-    Notes ----- A draw is a function of the seed, the number of the draw in its step, the number of
-    steps, and the rank. The generator is Philox, see `ops.random_uniform`. An iteration of
-    `ops.scan` counts as a draw of its own. A training that resumes from a checkpoint draws the
-    numbers that an uninterrupted training would draw.
+    Notes
+    -----
+    A draw is a function of the seed, the number of the draw in its step, the number of steps, and
+    the rank. The generator is Philox, see `ops.random_uniform`. An iteration of `ops.scan` counts
+    as a draw of its own. A training that resumes from a checkpoint draws the numbers that an
+    uninterrupted training would draw.
 
     Examples
     --------

@@ -56,8 +56,10 @@ class Parameter:
     dtype : dtype, default float32
         The dtype of the variable.
 
-    Notes ----- One parameter may be an attribute of several modules, which then share the variable.
-    The variable's name comes from the first one.
+    Notes
+    -----
+    One parameter may be an attribute of several modules, which then share the variable. The
+    variable's name comes from the first one.
 
     Examples
     --------
@@ -274,8 +276,10 @@ class Module:
         it before the model is first called or its variables are made; later it is a RuntimeError.
         Keys of state dicts do not contain it.
 
-    Notes ----- Call a module with nodes of the shapes that its `forward` documents, or with NumPy
-    arrays. The call returns nodes.
+    Notes
+    -----
+    Call a module with nodes of the shapes that its `forward` documents, or with NumPy arrays. The
+    call returns nodes.
 
     Examples
     --------

@@ -98,8 +98,10 @@ class RMSNorm(Module):
     elementwise_affine : bool, default True
         Multiply by a weight.
 
-    Notes ----- x / sqrt(mean(x**2) + eps) * weight. See Zhang and Sennrich, 2019
-    (arXiv:1910.07467), equation 4.
+    Notes
+    -----
+    x / sqrt(mean(x**2) + eps) * weight. See Zhang and Sennrich, 2019 (arXiv:1910.07467), equation
+    4.
 
     Input: floats [..., *normalized_shape]. Output: the shape and dtype of the input.
 

@@ -360,8 +360,10 @@ class AdaptiveAvgPool3d(AdaptiveAvgPool):
     output_size : int or sequence of ints
         The size of the output, for all axes or per axis. None keeps the size of an axis.
 
-    Notes ----- Input: [N, C, D, H, W]. Output: [N, C, output_size...]. Window i of `count` windows
-    over n elements is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Notes
+    -----
+    Input: [N, C, D, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n
+    elements is [floor(i * n / count), ceil((i + 1) * n / count)).
 
     Examples
     --------
@@ -427,8 +429,10 @@ class AdaptiveMaxPool3d(AdaptiveMaxPool):
     output_size : int or sequence of ints
         The size of the output, for all axes or per axis. None keeps the size of an axis.
 
-    Notes ----- Input: [N, C, D, H, W]. Output: [N, C, output_size...]. Window i of `count` windows
-    over n elements is [floor(i * n / count), ceil((i + 1) * n / count)).
+    Notes
+    -----
+    Input: [N, C, D, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n
+    elements is [floor(i * n / count), ceil((i + 1) * n / count)).
 
     Examples
     --------
