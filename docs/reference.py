@@ -1,18 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/ops.md, the page of all ops, from their blocks: python docs/reference.py."""
+"""Write docs/ops.md, the page of all ops, from their docstrings: python docs/reference.py.
+
+Each op gets its signature, a text, parameters, the dtypes that it takes, and an example that this
+program runs. An op whose docstring has no sections yet gets them from docs/ops_entries.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import doctest
 import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ops_entries import EXAMPLES, PARAMETERS, TEXTS
 
 import ngd
-from ngd.devices import cpu
 from ngd.dtype import ALL, FLOATS, INTEGERS, NUMBERS, SHORT_NAMES, Type, float32
 from ngd.ir import PUBLIC, Op
 
@@ -20,74 +30,233 @@ PAGE = Path(__file__).parent / "ops.md"
 BEGINNING = """\
 # Ops
 
-Every function of `ngd.ops`. This page is written by `docs/reference.py` from the ops themselves.
+The functions of `ngd.ops`. They take nodes, variables and NumPy arrays, and return nodes. The
+script `docs/reference.py` writes this page from the docstrings of the ops.
 
-An argument `x` is a node, a variable, or what NumPy makes an array of. **Takes** says which
-dtypes an op is made for, **Gradient** whether `ngd.grad` passes through it. **CPU** says what
-computes it on that device: `onednn`, `portable` and `winograd` are kernels (the vendor library's,
-and our own), *fused* is the kernel that computes a chain of elementwise ops at once, *made of ops*
-is a graph of other ops, and a *view* changes no byte. The device INTERPRETER computes every op with
-NumPy.
+An op computes when a step runs. Each example makes a step of one op by `ngd.function`, calls it
+with NumPy arrays, and shows the result. Examples of collectives show the result of a single rank.
+
+```python
+import numpy as np
+
+import ngd
+from ngd import ops
+
+step = ngd.function(ops.relu)
+step(np.array([-1.0, 2.0]))  # array([0., 2.])
+```
+
+The line at the end of an entry lists the dtypes that the op accepts, and says if `ngd.grad` can
+differentiate it. An entry without this line is a function that consists of other ops and has their
+gradients.
 """
 
-KINDS = {"every dtype": ALL, "numbers": NUMBERS, "floats": FLOATS, "integers": INTEGERS}
+KINDS: Final = {"every dtype": ALL, "numbers": NUMBERS, "floats": FLOATS, "integers": INTEGERS}
+
+TITLES: Final = {
+    "creation": "Create arrays",
+    "arithmetic": "Arithmetic",
+    "numeric": "Arithmetic",
+    "transcendental": "Exponentials, logarithms and trigonometry",
+    "exponentials": "Exponentials, logarithms and trigonometry",
+    "trigonometric": "Exponentials, logarithms and trigonometry",
+    "special": "Exponentials, logarithms and trigonometry",
+    "compare": "Comparisons, logic and bits",
+    "reduce": "Reductions",
+    "reductions": "Reductions",
+    "statistics": "Reductions",
+    "cumulative": "Cumulative ops and differences",
+    "differences": "Cumulative ops and differences",
+    "casting": "Dtypes and gradients",
+    "operands": "Dtypes and gradients",
+    "shape": "Shapes and axes",
+    "rearrange": "Shapes and axes",
+    "joining": "Shapes and axes",
+    "indexing": "Indexing",
+    "selection": "Indexing",
+    "along_axis": "Indexing",
+    "ordering": "Sort and search",
+    "searching": "Sort and search",
+    "matrix_multiply": "Linear algebra",
+    "contraction": "Linear algebra",
+    "linear_algebra": "Linear algebra",
+    "activation": "Activations",
+    "activation_functions": "Activations",
+    "convolution": "Convolutions",
+    "pool": "Pooling and resizing",
+    "resizing": "Pooling and resizing",
+    "norm": "Normalization",
+    "scaled_dot_product": "Attention",
+    "recurrent": "Recurrent layers",
+    "loss": "Losses",
+    "losses": "Losses",
+    "random": "Random numbers and dropout",
+    "random_draws": "Random numbers and dropout",
+    "control": "Loops and branches",
+    "iteration": "Loops and branches",
+    "loops": "Loops and branches",
+    "collective": "Collectives",
+    "exchange": "Collectives",
+    "compression": "Collectives",
+    "custom": "Custom ops",
+}
+"""The title of a family by the module of its ops, in the order of the page."""
+
+TOPICS: Final = {
+    **dict.fromkeys(("zeros", "ones", "full", "iota", "one_hot", "tri"), "Create arrays"),
+    **dict.fromkeys(("shape.gather", "scatter_add", "slice"), "Indexing"),
+    **dict.fromkeys(("softmax", "log_softmax"), "Activations"),
+    "stop_gradient": "Dtypes and gradients",
+}
+"""The title of the family of an op, if it is not that of its module."""
+
+MAX_WIDTH: Final = 96
+"""The longest statement of an example on one line."""
+
+SECTION = re.compile(r"^([A-Z][A-Za-z ]+)\n-+$", re.MULTILINE)
+INTERNAL = re.compile(r"\b(attrs|Attrs|attribute|Passes may|A node)\b")
 
 
-def family(public: Callable[..., Any]) -> str:
-    """The module that an op stands in."""
+def docstring_of(public: Callable[..., Any]) -> str:
+    """Return the docstring of an op, without indentation."""
+    return inspect.cleandoc(public.__doc__ or "")
+
+
+def module_of(public: Callable[..., Any]) -> str:
+    """Return the last part of the name of the module that defines an op."""
     home = type(public) if isinstance(public, Op) else public
-    return str(home.__module__)
+    return str(home.__module__).rpartition(".")[2]
+
+
+def entry_of(name: str, public: Callable[..., Any], table: dict[str, str]) -> str | None:
+    """Return the entry of an op in a table: by module and name, or by name."""
+    return table.get(f"{module_of(public)}.{name}") or table.get(name)
+
+
+def title_of(name: str, public: Callable[..., Any]) -> str:
+    """Return the title of the family of an op."""
+    module = module_of(public)
+    default = TITLES.get(module) or module.replace("_", " ").capitalize()
+    return entry_of(name, public, TOPICS) or default
 
 
 def signature(name: str, public: Callable[..., Any]) -> str:
-    """How it is called, without types."""
+    """Return the call of an op, without types."""
     given = inspect.signature(public)
-    bare = [p.replace(annotation=p.empty) for p in given.parameters.values()]
+    bare = []
+    for p in given.parameters.values():
+        default = p.default
+        if isinstance(default, np.dtype):
+            default = Name(default.name)
+        bare.append(p.replace(annotation=p.empty, default=default))
     return f"{name}{given.replace(parameters=bare, return_annotation=given.empty)}"
 
 
-def escaped(line: str) -> str:
-    """A line of prose whose stars and underscores are meant as they stand."""
-    parts = re.split(r"(`[^`]*`)", line)
+class Name(str):
+    """A text whose representation has no quotes."""
+
+    __slots__ = ()
+
+    __repr__ = str.__str__
+
+
+def escaped(text: str) -> str:
+    """Escape the characters of prose that Markdown would interpret."""
+    parts = re.split(r"(`[^`]*`)", text)
     return "".join(p if p.startswith("`") else re.sub(r"([*_<\[\]|])", r"\\\1", p) for p in parts)
 
 
-def prose(name: str, text: str) -> str:
-    """A docstring as Markdown: paragraphs, blocks of code, lists of parameters."""
+def sections_of(docstring: str) -> dict[str, str]:
+    """Split a NumPy docstring: the text before the first section is that of ""."""
+    parts = SECTION.split(docstring)
+    return {"": parts[0].strip(), **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def plain_text(name: str, text: str) -> str:
+    """Return the text of a docstring that begins with a call or has internals, as sentences."""
     text = re.sub(rf"^{name}\([^\n]*?\)(: |\.\n+)", "", text)
-    text = re.sub(r"[.;]\s+attrs: [^.]*\.", ".", text, flags=re.IGNORECASE)
-    lines, code = [], False
-    previous = ""
-    for line in text.splitlines():
-        if set(line) == {"-"}:
-            lines[-1] = f"**{previous}**\n"
+    paragraphs = []
+    for paragraph in text.split("\n\n"):
+        if paragraph == "::" or paragraph.startswith("    "):
+            paragraphs.append(paragraph)
             continue
-        if line == "::":
-            code = True
+        sentences = re.split(r"(?<=[.;])\s+", paragraph)
+        kept = " ".join(s for s in sentences if not INTERNAL.search(s))
+        if kept:
+            paragraphs.append(kept)
+    return "\n\n".join(paragraphs)
+
+
+def markdown(text: str) -> Iterator[str]:
+    """Yield the lines of prose and of indented code as Markdown."""
+    for paragraph in text.strip("\n").split("\n\n"):
+        if paragraph.strip() == "::":
             continue
-        indented = line.startswith("    ")
-        code = code and (indented or not line)
-        if indented and not code:
-            line = f"  {escaped(line.strip())}"
-        elif previous and not indented and re.fullmatch(r"[a-z]\w*", line):
-            line = f"- `{line}`:"
-        elif not code:
-            line = escaped(line)
-        lines.append(line)
-        previous = line.strip() or previous
-    return "\n".join(lines)
+        if paragraph.startswith("    "):
+            yield f"```text\n{inspect.cleandoc(paragraph)}\n```\n"
+        else:
+            yield escaped(paragraph) + "\n"
+
+
+ITEM = re.compile(r"[*\w]+(, [*\w]+)*( : .*)?")
+
+
+def without_prose(section: str) -> tuple[str, str]:
+    """Split a section: its items, and paragraphs after them that are not items."""
+    parts = re.split(r"\n\n(?=\S)", section.strip("\n"))
+    ends = [n for n, part in enumerate(parts) if n and not ITEM.fullmatch(part.split("\n")[0])]
+    first = min(ends, default=len(parts))
+    return "\n\n".join(parts[:first]), "\n\n".join(parts[first:])
+
+
+def items_of(section: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of a section and their descriptions, on one line each."""
+    for item in re.split(r"\n(?=\S)", section.strip("\n")):
+        head, _, body = item.partition("\n")
+        yield head.strip(), " ".join(inspect.cleandoc(body).split())
+
+
+def listed(section: str) -> Iterator[str]:
+    """Yield a list of the items of a section."""
+    for head, body in items_of(section):
+        name, colon, kind = head.partition(" : ")
+        about = f" ({escaped(kind)})" if colon else ""
+        yield f"- `{name}`{about}: {escaped(body)}"
+    yield ""
+
+
+def parameters(name: str, public: Callable[..., Any], text: str) -> Iterator[str]:
+    """Yield a list of the parameters of an op, from the table of their meanings.
+
+    If the text gives no shape, the array may have any.
+    """
+    for p in inspect.signature(public).parameters.values():
+        meaning = PARAMETERS.get(f"{name}.{p.name}") or PARAMETERS.get(p.name)
+        if meaning is None:
+            continue
+        if p.name == "x" and meaning == PARAMETERS["x"] and "[" not in text:
+            meaning = "An array of any shape."
+        yield f"- `{p.name}`: {escaped(meaning)}"
+
+
+def returned(section: str) -> Iterator[str]:
+    """Yield the section of results: each one's type and description."""
+    for head, body in items_of(section):
+        about = f"{escaped(head)}. " if head and body else escaped(head)
+        yield f"- {about}{escaped(body)}"
+    yield ""
 
 
 def dtypes(op: Op) -> str:
-    """What an op takes, in few words."""
+    """Return the dtypes that an op accepts."""
     for words, known in KINDS.items():
         if set(op.dtypes) == set(known):
             return words
-    return ", ".join(SHORT_NAMES[dtype] for dtype in op.dtypes)
+    return ", ".join(dtype.name for dtype in op.dtypes if dtype in SHORT_NAMES)
 
 
-def differentiable(op: Op) -> bool:
-    """Whether an op has a gradient for one of its samples."""
+def is_differentiable(op: Op) -> bool:
+    """Return True if an op has a gradient for one of its samples."""
     usual = next((d for d in (float32, *op.dtypes) if d in op.dtypes), float32)
     for sample in op.samples():
         types = [Type(operand.dtype or usual, operand.shape) for operand in sample.operands]
@@ -102,46 +271,97 @@ def differentiable(op: Op) -> bool:
     return False
 
 
-def computed_by(op: Op) -> str:
-    """What computes an op on the device CPU."""
-    if op.elementwise or op.broadcasts:
-        return "*fused*"
-    if op.collective:
-        return "a collective"
-    if op.settled_by:
-        return f"known from the {op.settled_by}"
-    if op.nested:
-        return "programs inside the program"
-    names = {op.lower(**sample.attrs)[0] for sample in op.samples()}
-    kernels = dict.fromkeys(f"`{i}`" for name, i in cpu.DEVICE.kernel_table() if name in names)
-    view = ["*view*"] if op.view else []
-    made = ["*made of ops*"] if op.expands else []
-    return ", ".join([*view, *kernels, *made])
+def example_of(name: str, public: Callable[..., Any], section: str) -> list[str]:
+    """Return the statements of an example: of the docstring, or of the table."""
+    if ">>>" in section:
+        parsed = doctest.DocTestParser().get_examples(inspect.cleandoc(section))
+        return [each.source.rstrip("\n") for each in parsed]
+    entry = entry_of(name, public, EXAMPLES)
+    if entry is None:
+        return []
+    if not entry.startswith("("):
+        return entry.split("\n")
+    defaults = [p.default for p in inspect.signature(public).parameters.values()]
+    step = f"ngd.function(ops.{name})"
+    if any(isinstance(default, float) for default in defaults):  # ngd.function makes these inputs
+        step = f"ngd.function(lambda *arrays: ops.{name}(*arrays))"
+    is_short = len(step) + len(entry) <= MAX_WIDTH
+    return [step + entry] if is_short else [f"step = {step}", f"step{entry}"]
+
+
+def example(name: str, statements: list[str]) -> Iterator[str]:
+    """Run the statements of an example, and yield them with their results."""
+    names: dict[str, Any] = {"np": np, "ngd": ngd, "ops": ngd.ops}
+    yield "```pycon"
+    for statement in statements:
+        yield ">>> " + statement.replace("\n", "\n... ")
+        try:
+            value = run(statement, names)
+        except Exception as error:
+            raise RuntimeError(f"ops.{name}: its example fails: {statement}") from error
+        if value is not None:
+            with np.printoptions(precision=4, suppress=True, floatmode="maxprec"):
+                yield repr(value)
+    yield "```\n"
+
+
+def run(statement: str, names: dict[str, Any]) -> Any:
+    """Run a statement; return the value of an expression."""
+    try:
+        code = compile(statement, "<example>", "eval")
+    except SyntaxError:
+        exec(statement, names)
+        return None
+    return eval(code, names)
 
 
 def entry(name: str, public: Callable[..., Any]) -> Iterator[str]:
-    """What the page says of one op."""
+    """Yield the lines of the page about one op."""
+    sections = sections_of(docstring_of(public))
+    text = sections[""]
+    if "Parameters" not in sections:
+        text = entry_of(name, public, TEXTS) or plain_text(name, text)
     yield f"### {name}\n"
     yield f"```text\nops.{signature(name, public)}\n```\n"
-    yield prose(name, inspect.cleandoc(public.__doc__ or "")) + "\n"
-    if isinstance(public, Op):
-        takes = f"**Takes** {dtypes(public)}. " if public.dtypes else ""
-        gradient = "yes" if differentiable(public) else "no"
-        yield f"{takes}**Gradient** {gradient}. **CPU** {computed_by(public)}.\n"
+    yield from markdown(text)
+    after = ""
+    if "Parameters" in sections:
+        items, after = without_prose(sections["Parameters"])
+        given = list(listed(items))
     else:
-        yield "**CPU** *made of ops*, whose gradients it has.\n"
+        given = [*parameters(name, public, text), ""]
+    if len(given) > 1:
+        yield "**Parameters**\n"
+        yield from given
+    if "Returns" in sections:
+        yield "**Returns**\n"
+        yield from returned(sections["Returns"])
+    for title in ("Raises", "Warns"):
+        if title in sections:
+            yield f"**{title}**\n"
+            yield from listed(sections[title])
+    for notes in (after, sections.get("Notes", "")):
+        if notes:
+            yield from markdown(notes)
+    statements = example_of(name, public, sections.get("Examples", ""))
+    if statements:
+        yield "**Example**\n"
+        yield from example(name, statements)
+    if isinstance(public, Op):
+        takes = f"Dtypes: {dtypes(public)}. " if public.dtypes else ""
+        yield f"{takes}Gradient: {'yes' if is_differentiable(public) else 'no'}.\n"
 
 
 def page() -> str:
-    """The whole page: a section a family."""
-    families: dict[str, list[str]] = {}
+    """Return the whole page: a section per family, in the order of TITLES."""
+    families: dict[str, list[str]] = {title: [] for title in TITLES.values()}
     for name, public in sorted(PUBLIC.items()):
-        families.setdefault(family(public), []).append(name)
+        families.setdefault(title_of(name, public), []).append(name)
     parts = [BEGINNING]
-    for module, names in sorted(families.items()):
-        title = inspect.cleandoc(sys.modules[module].__doc__ or "").split("\n\n")[0]
-        heading = module.rpartition(".")[2].replace("_", " ").capitalize()
-        parts += [f"## {heading}\n", escaped(title) + "\n"]
+    for title, names in families.items():
+        if names:
+            parts.append(f"## {title}\n")
+            parts.append(", ".join(f"[{name}](#{name})" for name in names) + "\n")
         for name in names:
             parts += entry(name, PUBLIC[name])
     return "\n".join(parts)
@@ -149,3 +369,8 @@ def page() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    for each, op in PUBLIC.items():
+        if not example_of(
+            each, op, sections_of(inspect.cleandoc(op.__doc__ or "")).get("Examples", "")
+        ):
+            print(f"ops.{each} has no example: add an Examples section to its docstring")

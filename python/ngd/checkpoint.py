@@ -5,17 +5,17 @@
                         generators={"order": random})
     position = ngd.checkpoint.load(folder, [parameters, optimizer.state], generators=...)
 
-The folder holds `checkpoint.json`, which names the file of the tensors. To save: the tensors go
-into a new file, under another name first; it is synchronized with the disk and gets its name; then
-the index is replaced in the same way; at last what no index names is deleted. So at any moment,
-also if the process is killed there, the index names a whole file.
+The folder has the file `checkpoint.json`, the index, which names the file of the tensors. `save`
+writes the tensors to a new file under a temporary name, synchronizes it with the disk and renames
+it. Then it replaces the index in the same way, and deletes files that the index does not name. So
+the index names a complete file at any moment, even if the process is killed.
 
-An optimizer's state is given as it is, `optimizer.state`, and may be given before the first step:
-values of variables that do not exist yet are kept by it (ngd.LiveState), and saved again.
+Give the optimizer's state itself, `optimizer.state`, before or after the first step. It keeps the
+values of variables that do not exist yet (ngd.LiveState), and they are saved again.
 
-What each rank has of its own, batch normalization's statistics say, is `private=`: the file holds
-it for every rank, "NAME@RANK", and under NAME what other numbers of ranks and other readers take:
-the mean of floats, and rank 0's of all else.
+`private=` is for variables of which each rank has its own value, such as the running statistics of
+batch normalization. The file has the value of each rank as "NAME@RANK". Under NAME it has the value
+for other numbers of ranks and other readers: the mean of floats, and rank 0's value otherwise.
 """
 
 from __future__ import annotations
@@ -80,28 +80,35 @@ def save(
     position: Any = None,
     generators: Mapping[str, np.random.Generator] | None = None,
     group: Group | None = None,
-) -> None:
-    """Replace the folder's checkpoint, or make the first one.
+) -> None:  # long because each argument is described
+    """Save variables, generators and a position as the folder's checkpoint.
 
-    Where all ranks hold the same values one of them saves, and all may load. Two processes must not
-    save into one folder at a time. With `private`, or where ranks have a part each of a variable
-    (`shard="world"` of ngd.compile), the call is collective, and rank 0 writes. A program that
-    calls it on all ranks gives `private`, even `private={}`: on one host no rank has only a part.
+    If all ranks hold the same values, one of them saves, and all may load. Two processes must not
+    save into one folder at the same time. With `private`, or if ranks have shards of variables
+    (`shard="world"` of ngd.compile), the call is collective and rank 0 writes.
 
     Parameters
     ----------
-    variables
-        In any structure; their names, which must differ, are the keys. Of a live state, such as
-        `optimizer.state`, the pending values are saved too.
-    private
-        Variables, in any structure, of which each rank has a value of its own; they may be among
-        the others too. A structure without any is one as well.
-    position
-        Whatever JSON holds: where in the data the training stands.
-    generators
-        NumPy's random generators by name, whose states are kept.
-    group
-        Whose ranks the private values are; by default the world's.
+    folder : str or path
+        The folder, which is made if it does not exist. An older checkpoint in it is replaced.
+    variables : structure of Variable
+        The variables, of any shape; their names, which must differ, are the keys. The pending
+        values of a live state, such as `optimizer.state`, are saved too.
+    private : structure of Variable, optional
+        Variables of which each rank has its own value. They may be among `variables` too. A program
+        that saves on all ranks gives `private`, even `private={}`, so that one rank writes.
+    position : JSON value, optional
+        The position of the training in its data.
+    generators : mapping from str to numpy.random.Generator, optional
+        Random generators by name, whose states are saved.
+    group : Group, optional
+        The ranks of `private`. The default is the world.
+
+    Examples
+    --------
+    >>> ngd.checkpoint.save(folder, [model.variables(), optimizer.state], position={"epoch": 3})
+    >>> ngd.checkpoint.load(folder, [model.variables(), optimizer.state])
+    {'epoch': 3}
     """
     place = Path(folder)
     held, states = collected("save", variables=variables, private=private)
@@ -137,19 +144,54 @@ def load(
     private: Any = None,
     generators: Mapping[str, np.random.Generator] | None = None,
     group: Group | None = None,
-) -> Any:
-    """Assign to variables and generators what was saved; return the position.
+) -> Any:  # long because each argument is described
+    """Assign the saved values to variables and generators; return the position.
 
-    Each must be there, with its shape and dtype, else ValueError names it and nothing has changed.
-    What was saved beside them is left alone. FileNotFoundError where there is no checkpoint. A
-    private variable gets what this rank has saved where the group has as many ranks as then, else
-    what `save` made of all ranks'. If only one rank can read the folder, that rank loads, and
-    ngd.broadcast_variables gives the values to the others.
+    Parameters
+    ----------
+    folder : str or path
+        The folder of the checkpoint.
+    variables : structure of Variable
+        The variables to assign to. Each one is in the file with the same name, shape and dtype.
+        Other values of the file are not read.
+    private : structure of Variable, optional
+        Variables of which each rank has its own value. If the group has as many ranks as at the
+        save, each rank gets its own value. Otherwise all get the mean of floats, and rank 0's other
+        values.
+    generators : mapping from str to numpy.random.Generator, optional
+        Random generators by name, whose states are set.
+    group : Group, optional
+        The ranks of `private`. The default is the world.
 
-    A live state, such as `optimizer.state`, gets all values that were saved of it. Those of
-    variables that do not exist yet are pending until the variables are made; the first step of the
-    state checks that none is left over and none was missing. ValueError where a step has run and
-    the file has values that no variable of the state takes.
+    Returns
+    -------
+    JSON value
+        The position that was saved.
+
+    Raises
+    ------
+    ValueError
+        A variable or generator is not in the file, or has another shape or dtype. Nothing has
+        changed. The same error is raised if a step has run and the file has values for which the
+        live state has no variable.
+    FileNotFoundError
+        There is no checkpoint.
+
+    Notes
+    -----
+    If only one rank can read the folder, that rank loads, and ngd.broadcast_variables gives its
+    values to the other ranks.
+
+    A live state, such as `optimizer.state`, gets all values that were saved of it. Values of
+    variables that do not exist yet are pending until the variables are made. The first step of the
+    state checks that each value has a variable, and each variable a value.
+
+    Examples
+    --------
+    >>> ngd.checkpoint.save(folder, model.variables(), position={"epoch": 3, "batch": 17})
+    >>> position = ngd.checkpoint.load(folder, model.variables())
+    >>> position["epoch"]
+    3
     """
     place = Path(folder)
     index = read_index(place)
@@ -197,7 +239,18 @@ def own_values(
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:
-    """Whether the folder holds a checkpoint."""
+    """Return True if the folder has a checkpoint.
+
+    Parameters
+    ----------
+    folder : str or path
+        The folder.
+
+    Examples
+    --------
+    >>> ngd.checkpoint.exists(folder)
+    False
+    """
     return (Path(folder) / INDEX).exists()
 
 
@@ -271,7 +324,7 @@ def names_in(saved: Mapping[str, Any], state: str) -> list[str]:
 def expect_states(
     by_name: Mapping[str, Variable], states: Iterable[LiveState], saved: Mapping[str, Any]
 ) -> None:
-    """Refuse a copy of a state's variables where the file holds more of the state."""
+    """Raise ValueError for a copy of a state's variables if the file has more of the state."""
     given = {id(state) for state in states}
     copied = {id(v.owner): v.owner for v in by_name.values() if id(v.owner) not in given}
     for state in filter(None, copied.values()):
@@ -286,7 +339,7 @@ def expect_states(
 
 
 def of_rank(name: str, rank: int) -> str:
-    """What one rank's value of a private variable is called."""
+    """Return the key of one rank's value of a private variable."""
     return f"{name}@{rank}"
 
 
@@ -301,7 +354,7 @@ def gathered(private: Any, ranks: Group) -> dict[str, Any]:
 
 
 def of_ranks(name: str, values: Any) -> dict[str, Any]:
-    """What the file holds of a private variable; the first axis of its values is the ranks'."""
+    """Return the entries of a private variable. The first axis of the values is the ranks'."""
     whole = values[0]
     if whole.dtype in FLOATS:
         whole = np.mean(values.astype(float64), 0).astype(whole.dtype)
@@ -309,7 +362,7 @@ def of_ranks(name: str, values: Any) -> dict[str, Any]:
 
 
 def safetensors(values: Mapping[str, Any]) -> Iterable[bytes | memoryview]:
-    """The parts of a safetensors file: the header's length, the header, and each value.
+    """Yield the parts of a safetensors file: the header's length, the header, and each value.
 
     Values are variables and arrays.
     """
@@ -333,9 +386,29 @@ def safetensors(values: Mapping[str, Any]) -> Iterable[bytes | memoryview]:
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The arrays of a safetensors file by name; they are views of the mapped file.
+    """Return the arrays of a safetensors file by name, as views of the mapped file.
 
-    What Module.load_state_dict takes. ValueError where the file is not whole.
+    Parameters
+    ----------
+    path : str or path
+        The file.
+
+    Returns
+    -------
+    dict from str to numpy.ndarray
+        Arrays of any shape, which Module.load_state_dict accepts.
+
+    Raises
+    ------
+    ValueError
+        The file is not complete.
+
+    Examples
+    --------
+    >>> ngd.checkpoint.save(folder, model.variables())
+    >>> arrays = ngd.checkpoint.read_safetensors(folder / "checkpoint-1.safetensors")
+    >>> model.load_state_dict(arrays)
+    Keys(missing=[], unexpected=[])
     """
     path = Path(path)
     size = path.stat().st_size
@@ -360,7 +433,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_index(place: Path) -> dict[str, Any]:
-    """The index of a folder."""
+    """Return the index of a folder."""
     index: dict[str, Any] = json.loads((place / INDEX).read_text(), object_hook=decoded)
     return index
 

@@ -136,37 +136,38 @@ def value_and_grad(
     *,
     unused: str = "error",
 ) -> Function:
-    """Make a function that gives the value of `f` and its gradient.
-
-    ::
-
-        @ngd.function(updates=True)
-        def step(x, y):
-            loss, gradients = ngd.value_and_grad(loss_of)(parameters, x, y)
-            return loss, {v: v - 0.1 * gradients[k] for k, v in parameters.items()}
+    """Make a function that returns the value of `f` and its gradient.
 
     Parameters
     ----------
-    f
-        Returns a floating scalar; with has_aux a pair of that and any structure.
-    argnums
-        Which positional argument to differentiate by, or which ones: any structure of floats.
-    has_aux
-        Whether `f` returns something beside the scalar, which is handed on: ((value, aux), grad).
-    unused
-        "error": an argument that the value does not depend on is a GradientError; "zero": its
+    f : function
+        Takes arrays of any shape, and returns a floating scalar. With has_aux it returns a pair of
+        the scalar and any structure.
+    argnums : int or tuple of ints, default 0
+        The positional arguments to differentiate by. Each is a structure of floats.
+    has_aux : bool, default False
+        If `f` returns (scalar, aux), the function returns ((value, aux), gradient).
+    unused : {"error", "zero"}
+        "error": raise GradientError if the value does not depend on an argument. "zero": its
         gradient is zeros.
 
     Returns
     -------
     Function
-        Takes what `f` takes and gives (value, gradient), the gradient in the structure of the
-        argument, or in a tuple of several. On several ranks: as `ngd.grad`.
+        Takes the arguments of `f` and returns (value, gradient). The gradient has the structure of
+        the argument, or is a tuple for several. On several ranks it is that of `ngd.grad`.
 
     Raises
     ------
     GradientError
-        The value is no floating scalar, an argument is no float, or an op has no gradient.
+        The value is not a floating scalar, an argument is not floating, or an op has no gradient.
+
+    Examples
+    --------
+    >>> square = ngd.value_and_grad(lambda a: ops.sum(a * a))
+    >>> value, gradient = square(np.array([1.0, 2.0]))
+    >>> float(value), gradient
+    (5.0, array([2., 4.]))
     """
     expect_unused("value_and_grad", unused)
 

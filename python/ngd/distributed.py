@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The world: joining it, leaving it, and every collective on arrays over it or over a group."""
+# long because each collective documents its parameters and shapes
+"""The world: joining it, leaving it, and collectives on arrays over it or over a group."""
 
 from __future__ import annotations
 
@@ -48,25 +49,37 @@ def alone() -> Group:
 
 
 def init(*, comm: Any = None) -> Group:
-    """Join the other ranks of this job and return the world; idempotent, implicit at first use.
+    """Join the world: the group of all ranks that the launcher started.
 
-    The launcher's environment says who and where they are (docs/launchers.md). Under
-    `ngd run --min-ranks` they are the members that wait for a world now: after ngd.shutdown() a
-    call makes the next world, of those that are left and those that are new.
+    The first collective calls it too, and later calls return the same group. The launcher's
+    environment variables give rank and size (docs/launchers.md). A process without a launcher is a
+    world of one rank. In an elastic job (`ngd run --min-ranks`), a call after ngd.shutdown() joins
+    the next world: the ranks that are left and the new ones.
 
     Parameters
     ----------
-    comm
-        An mpi4py communicator, whose ranks then are the world (build mode OMPI). ngd duplicates
-        it; the MPI that mpi4py has begun stays mpi4py's to end.
+    comm : mpi4py communicator, optional
+        Use the ranks of this communicator (build mode OMPI). ngd duplicates the communicator.
+        mpi4py finalizes an MPI that it has initialized.
+
+    Returns
+    -------
+    Group
+        The world.
 
     Raises
     ------
     InitError
-        The environment contradicts itself or this build, or there is a world already and comm
-        asks for another; the message says what would help.
+        The environment contradicts itself or this build, or a world exists already and comm asks
+        for another one. The message says how to fix it.
     CollectiveTimeoutError
-        Ranks that did not come within NGD_TIMEOUT, named.
+        Ranks did not join within NGD_TIMEOUT. The message names them.
+
+    Examples
+    --------
+    >>> world = ngd.init()
+    >>> print(f"rank {world.rank} of {world.size}")
+    rank 0 of 1
     """
     _core.stay_if_ending()
     there = _world
@@ -360,7 +373,14 @@ def between_hosts(fortran_handle: int) -> _core.Communicator:
 
 
 def shutdown() -> None:
-    """Leave the world in good order; ngd.init() makes a new one. Idempotent."""
+    """Leave the world in good order. A second call does nothing, and ngd.init() joins a new world.
+
+    Examples
+    --------
+    >>> ngd.shutdown()
+    >>> ngd.is_initialized()
+    False
+    """
     global _world, _place
     if _world is not None:
         _world.close()
@@ -418,39 +438,51 @@ def all_reduce(
     compression: Any = None,
     async_op: bool = False,
     group: Group | None = None,
-) -> Any:
+) -> Any:  # long because each argument is described
     """Reduce an array over all ranks, element by element; every rank gets the result.
 
     Parameters
     ----------
-    array
-        Array-like of one shape and dtype on all ranks; or a list of arrays, which travel together:
-        small ones of a dtype as one message. What NumPy can read is read in place: NumPy's own
-        arrays, DLPack (PyTorch's tensors on the CPU), the buffer protocol.
-    op
+    array : array_like or list of arrays
+        Of one shape and dtype on all ranks. The arrays of a list are sent together, small ones of
+        one dtype as one message. NumPy arrays, DLPack tensors (PyTorch on the CPU) and buffers are
+        read without a copy.
+    op : str
         "sum", "mean", "min", "max" or "prod"; there is no default. A mean of integers is an error.
-        NaN propagates through min and max; two-byte floats are accumulated in float32.
-    out
-        Where to put the result (may be `array` itself); by default a fresh NumPy array. A list for
-        a list. With it, contiguous NumPy arrays take the quickest way.
-    weight
+        NaN propagates through min and max, and 16-bit floats are accumulated in float32.
+    out : array or list of arrays, optional
+        The array for the result, which may be `array` itself. The default is a new NumPy array. A
+        call with `out` and contiguous NumPy arrays is the fastest.
+    weight : float, optional
         With op="mean": this rank's weight in the weighted mean. A rank of weight 0 contributes
-        nothing, whatever its values; if all are 0, so is the result.
-    algorithm
-        "flat", "ring" or "auto" (NGD_ALLREDUCE, or what was measured to be the faster).
-    compression
-        "bf16": float32 travels as bfloat16, is accumulated in float32 and rounded once more; for a
-        sum S of values x the error is at most 2**-8 * (sum|x| + |S|) * (1 + 2**-8). An ngd.TopK
-        sends the largest elements only, the others later. Not with weight.
-    async_op
-        Return an ngd.Work at once, whose wait() returns the result.
-    group
-        The ranks; by default the world.
+        nothing, even if its values are NaN. If all weights are 0, so is the result.
+    algorithm : {"auto", "flat", "ring"}
+        The algorithm. The default is NGD_ALLREDUCE, or the one that was measured to be faster.
+    compression : str or TopK, optional
+        "bf16" sends float32 as bfloat16, accumulates in float32 and rounds once more. A TopK sends
+        only the largest elements. Not with weight.
+    async_op : bool, default False
+        Return an ngd.Work at once; its wait() returns the result.
+    group : Group, optional
+        The ranks. The default is the world.
 
     Returns
     -------
-    numpy.ndarray, or `out`, or an ngd.Work
-        The same bits on every rank, and from run to run.
+    numpy.ndarray, `out`, or Work
+        The shape and dtype of `array`; a list for a list. All ranks get the same bits in every run.
+
+    Notes
+    -----
+    With "bf16", the error of a sum S of values x is at most
+    2**-8 * (sum(abs(x)) + abs(S)) * (1 + 2**-8).
+
+    Examples
+    --------
+    Each rank contributes one array; here a single rank runs.
+
+    >>> gradient = np.array([1.0, 2.0])
+    >>> ngd.all_reduce(gradient, op="mean")
+    array([1., 2.])
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if weight is None and compression is None and algorithm == "auto" and not async_op:
@@ -478,21 +510,33 @@ def reduce_scatter(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """Reduce over all ranks, and give every rank its block of the result.
+    """Reduce an array over all ranks; rank r gets the r-th block of the result.
 
     Parameters
     ----------
-    array
-        Array-like of one shape and dtype on all ranks; its size along `axis` is a multiple of the
-        number of ranks. Rank r gets the r-th part along that axis.
-    op
-        As in ngd.all_reduce.
-    axis
-        What the ranks share out. Others than 0 cost copies.
-    out
-        Where to put the block; with axis 0 it may be this rank's block of `array`.
+    array : array_like
+        Of one shape and dtype on all ranks. Its size along `axis` is a multiple of the number of
+        ranks.
+    op : str
+        "sum", "mean", "min", "max" or "prod", as in ngd.all_reduce.
+    axis : int, default 0
+        The axis that is split into blocks. Other axes than 0 cost copies.
+    out : array, optional
+        The array for the block. With axis 0 it may be this rank's block of `array`.
     async_op, group
         As in ngd.all_reduce.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, or Work
+        The block: the shape of `array`, with its size along `axis` divided by the number of ranks.
+
+    Examples
+    --------
+    With two ranks, each gets one half. Here a single rank gets all of it.
+
+    >>> ngd.reduce_scatter(np.arange(4), op="sum")
+    array([0, 1, 2, 3])
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if axis == 0 and not async_op:
@@ -512,18 +556,30 @@ def all_gather(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """Join the arrays of all ranks along an axis, in the order of ranks; every rank gets all.
+    """Concatenate the arrays of all ranks in the order of ranks; every rank gets the result.
 
     Parameters
     ----------
-    array
-        Array-like of one shape and dtype on all ranks. A number counts as an array of one.
-    axis
-        Where to join. Others than 0 cost copies.
-    out
-        Where to put the result; with axis 0 `array` may be its own block of it.
+    array : array_like
+        Of one shape and dtype on all ranks. A scalar counts as an array of shape (1,).
+    axis : int, default 0
+        The axis along which to concatenate. Other axes than 0 cost copies.
+    out : array, optional
+        The array for the result. With axis 0, `array` may be this rank's block of it.
     async_op, group
         As in ngd.all_reduce.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, or Work
+        The shape of `array`, with its size along `axis` multiplied by the number of ranks.
+
+    Examples
+    --------
+    On rank r of n, `ngd.rank()` is r, so that this returns 0 to n - 1.
+
+    >>> ngd.all_gather(ngd.rank())
+    array([0])
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if axis == 0 and not async_op:
@@ -541,17 +597,27 @@ def all_gather_v(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """As ngd.all_gather with axis 0, where the ranks' arrays differ in length.
+    """Concatenate arrays of different lengths along axis 0; every rank gets the result.
 
     Parameters
     ----------
-    array
-        Array-like, of one dtype and one shape behind the first axis on all ranks.
-    counts
-        The length of every rank's array, the same on all ranks; by default they tell one another
-        first, which costs one more collective and waits for it.
+    array : array_like
+        Of one dtype on all ranks, and of one shape after the first axis.
+    counts : sequence of ints, optional
+        The length of each rank's array, the same list on all ranks. By default the ranks exchange
+        the lengths first, which costs one more collective.
     out, async_op, group
         As in ngd.all_gather.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, or Work
+        The rows of all ranks, in the order of ranks.
+
+    Examples
+    --------
+    >>> ngd.all_gather_v(np.array([[1, 2], [3, 4]])).shape
+    (2, 2)
     """
     return chosen(group).all_gather_v(
         array, counts=counts, out=out, async_op=async_op, site=call_site()
@@ -566,9 +632,29 @@ def broadcast(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """Give every rank the array of rank `root`; all pass one of the same shape and dtype.
+    """Copy the array of rank `root` to all ranks.
 
-    `out` may be `array` itself. A list of arrays travels together, as in ngd.all_reduce.
+    Parameters
+    ----------
+    array : array_like or list of arrays
+        Of the same shape and dtype on all ranks. On other ranks than the root, the values are not
+        read.
+    root : int, default 0
+        The rank whose array is sent.
+    out : array or list of arrays, optional
+        The array for the result, which may be `array` itself.
+    async_op, group
+        As in ngd.all_reduce.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, or Work
+        The shape and dtype of `array`.
+
+    Examples
+    --------
+    >>> ngd.broadcast(np.array([3, 1, 2]), root=0)
+    array([3, 1, 2])
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if not async_op:
@@ -587,9 +673,30 @@ def reduce(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """As ngd.all_reduce, but only rank `root` gets the result, and the others None.
+    """Reduce an array over all ranks, element by element; only rank `root` gets the result.
 
-    `out` counts on the root, where it may be `array` itself.
+    Parameters
+    ----------
+    array : array_like
+        Of one shape and dtype on all ranks.
+    root : int, default 0
+        The rank that gets the result.
+    op : str
+        "sum", "mean", "min", "max" or "prod", as in ngd.all_reduce.
+    out : array, optional
+        The array for the result on the root, where it may be `array` itself.
+    async_op, group
+        As in ngd.all_reduce.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, None, or Work
+        The shape and dtype of `array` on the root, and None on the other ranks.
+
+    Examples
+    --------
+    >>> ngd.reduce(np.array([1.0, 2.0]), root=0, op="sum")
+    array([1., 2.])
     """
     return chosen(group).reduce(array, root, op=op, out=out, async_op=async_op, site=call_site())
 
@@ -602,9 +709,28 @@ def gather(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """As ngd.all_gather with axis 0, but only rank `root` gets the result, and the others None.
+    """Concatenate the arrays of all ranks along axis 0; only rank `root` gets the result.
 
-    `out` counts on the root, where `array` may be its own block of it.
+    Parameters
+    ----------
+    array : array_like
+        Of one shape and dtype on all ranks. A scalar counts as an array of shape (1,).
+    root : int, default 0
+        The rank that gets the result.
+    out : array, optional
+        The array for the result on the root. `array` may be the root's block of it.
+    async_op, group
+        As in ngd.all_reduce.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, None, or Work
+        The blocks in the order of ranks on the root, and None on the other ranks.
+
+    Examples
+    --------
+    >>> ngd.gather(np.array([1.0, 2.0]), root=0)
+    array([1., 2.])
     """
     return chosen(group).gather(array, root, out=out, async_op=async_op, site=call_site())
 
@@ -619,21 +745,31 @@ def scatter(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """Give every rank its block, along axis 0, of the array of rank `root`.
+    """Split the array of rank `root` along axis 0; rank r gets the r-th block.
 
     Parameters
     ----------
-    array
-        On the root: array-like whose first axis is a multiple of the number of ranks. Elsewhere:
-        None, or one of the same shape and dtype, which is only asked for these.
-    root
-        Whose array it is.
-    out
-        Where to put the block; on the root it may be its own block of `array`.
-    shape, dtype
-        Of a block: for a rank that gives neither `array` nor `out`.
+    array : array_like, optional
+        On the root: an array whose first axis is a multiple of the number of ranks. On the other
+        ranks: None, or an array of the same shape and dtype, whose values are not read.
+    root : int, default 0
+        The rank whose array is sent.
+    out : array, optional
+        The array for the block. On the root it may be the root's block of `array`.
+    shape, dtype : tuple of ints and dtype, optional
+        Those of a block, for a rank that gives neither `array` nor `out`.
     async_op, group
         As in ngd.all_reduce.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, or Work
+        The block of this rank.
+
+    Examples
+    --------
+    >>> ngd.scatter(np.arange(4), root=0)
+    array([0, 1, 2, 3])
     """
     return chosen(group).scatter(
         array, root, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
@@ -643,10 +779,26 @@ def scatter(
 def all_to_all(
     array: Any, *, out: Any = None, async_op: bool = False, group: Group | None = None
 ) -> Any:
-    """Exchange blocks: the r-th part of `array`, along axis 0, goes to rank r.
+    """Exchange blocks: the r-th block of `array` along axis 0 is sent to rank r.
 
-    The result is of the same shape: its r-th part came from rank r. The first axis is a multiple
-    of the number of ranks; `out` is `array` itself, or memory apart from it.
+    Parameters
+    ----------
+    array : array_like
+        Of one shape and dtype on all ranks. The first axis is a multiple of the number of ranks.
+    out : array, optional
+        The array for the result: `array` itself, or one that does not overlap it.
+    async_op, group
+        As in ngd.all_reduce.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, or Work
+        The shape of `array`. Its r-th block is from rank r.
+
+    Examples
+    --------
+    >>> ngd.all_to_all(np.arange(4))
+    array([0, 1, 2, 3])
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if not async_op:
@@ -665,20 +817,30 @@ def all_to_all_v(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """As ngd.all_to_all, with blocks of different lengths.
+    """Exchange blocks of different lengths along axis 0.
 
     Parameters
     ----------
-    array
-        Array-like, of one dtype and one shape behind the first axis on all ranks: the block for
-        rank 0, that for rank 1, and so on.
-    send_counts
-        The rows of each of these blocks.
-    receive_counts
-        The rows that each rank has for this one; by default they tell one another first, which
-        costs one more collective and waits for it.
+    array : array_like
+        The block for rank 0, then the block for rank 1, and so on. The dtype, and the shape after
+        the first axis, are the same on all ranks.
+    send_counts : sequence of ints
+        The number of rows of each block.
+    receive_counts : sequence of ints, optional
+        The number of rows from each rank. By default the ranks exchange the numbers first, which
+        costs one more collective.
     out, async_op, group
         As in ngd.all_to_all.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, or Work
+        The received rows, in the order of ranks.
+
+    Examples
+    --------
+    >>> ngd.all_to_all_v(np.arange(4), send_counts=[4])
+    array([0, 1, 2, 3])
     """
     return chosen(group).all_to_all_v(
         array, send_counts, receive_counts, out=out, async_op=async_op, site=call_site()
@@ -688,10 +850,31 @@ def all_to_all_v(
 def send(
     array: Any, to: int, tag: int = 0, *, async_op: bool = False, group: Group | None = None
 ) -> Any:
-    """Send an array to rank `to`, which receives it by ngd.recv; returns when it is taken.
+    """Send an array to one rank, which receives it by ngd.recv.
 
-    Between two ranks the order of sends is that of receives; the tag, the dtype and the number of
-    elements are compared. What is asynchronous gives an ngd.Work.
+    The call returns when the array is received. Between two ranks, receives take the arrays in the
+    order of the sends. The tag, the dtype and the number of elements are compared.
+
+    Parameters
+    ----------
+    array : array_like
+        The array to send, of any shape.
+    to : int
+        The rank that receives it.
+    tag : int, default 0
+        A number that both ranks give.
+    async_op, group
+        As in ngd.all_reduce.
+
+    Returns
+    -------
+    None or Work
+        A Work with async_op=True.
+
+    Examples
+    --------
+    >>> if ngd.world_size() > 1 and ngd.rank() == 0:
+    ...     ngd.send(np.arange(4), to=1)
     """
     return chosen(group).send(array, to, tag, async_op=async_op, site=call_site())
 
@@ -706,14 +889,55 @@ def recv(
     async_op: bool = False,
     group: Group | None = None,
 ) -> Any:
-    """Receive the array that rank `source` sends, into `out` or one of that shape and dtype."""
+    """Receive an array that one rank sends by ngd.send.
+
+    Parameters
+    ----------
+    source : int
+        The rank that sends it.
+    tag : int, default 0
+        A number that both ranks give.
+    out : array, optional
+        The array for the result.
+    shape, dtype : tuple of ints and dtype, optional
+        Those of the result, if there is no `out`.
+    async_op, group
+        As in ngd.all_reduce.
+
+    Returns
+    -------
+    numpy.ndarray, `out`, or Work
+        The received array.
+
+    Examples
+    --------
+    >>> if ngd.rank() == 1:
+    ...     received = ngd.recv(0, shape=(4,), dtype=np.int64)
+    """
     return chosen(group).recv(
         source, tag, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
     )
 
 
 def barrier(group: Group | None = None, *, async_op: bool = False) -> Any:
-    """Return when every rank has come."""
+    """Wait until every rank has called it.
+
+    Parameters
+    ----------
+    group : Group, optional
+        The ranks. The default is the world.
+    async_op : bool, default False
+        Return an ngd.Work at once.
+
+    Returns
+    -------
+    None or Work
+        A Work with async_op=True.
+
+    Examples
+    --------
+    >>> ngd.barrier()
+    """
     ranks = (_world or init()) if group is None else chosen(group)
     if not async_op and ranks.quick_barrier():
         return None
@@ -721,17 +945,37 @@ def barrier(group: Group | None = None, *, async_op: bool = False) -> Any:
 
 
 def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None = None) -> Mesh:
-    """Lay the ranks out as a grid: `make_mesh((2, 2), ("data", "model"))["data"]` is a group.
+    """Arrange the ranks in a grid with named axes.
+
+    Every rank of the group calls it. It makes the groups of all axes.
 
     Parameters
     ----------
-    shape
-        The lengths of the axes; their product is the number of ranks. The last varies fastest:
-        ranks 0 and 1 are neighbours along it.
-    names
+    shape : sequence of ints
+        The lengths of the axes, whose product is the number of ranks. The last axis varies fastest,
+        so ranks 0 and 1 are neighbours along it.
+    names : sequence of str
         A name for each axis.
-    group
-        The ranks; by default the world. All of them call this, and make all the groups at once.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    Mesh
+        `mesh[name]` is the group of ranks along an axis.
+
+    Raises
+    ------
+    ValueError
+        The shape does not fit the number of ranks, or ranks give different shapes or names.
+
+    Examples
+    --------
+    On four ranks the shape may be (2, 2).
+
+    >>> mesh = ngd.make_mesh((1, 1), ("data", "model"))
+    >>> mesh["data"].size
+    1
     """
     return Mesh(chosen(group), shape, names)
 
@@ -739,25 +983,30 @@ def make_mesh(shape: Sequence[int], names: Sequence[str], *, group: Group | None
 def join(
     batches: Iterable[Batch], *, empty: Batch | None = None, group: Group | None = None
 ) -> Iterator[tuple[Batch, float]]:
-    """Go through batches until every rank has run out of them, as (batch, weight).
+    """Iterate over batches until every rank has run out of them.
 
-    The weight is 1.0; a rank that has run out while others have not gets its last batch again
-    with weight 0.0, and so takes part in their collectives without changing the result:
-
-        for batch, weight in ngd.join(batches):
-            gradient = step(batch)
-            mean = ngd.all_reduce(gradient, op="mean", weight=weight)
-
-    Costs one all-reduce of a byte a step. Batches that differ in size want `weight * len(batch)`.
+    The iterator yields pairs (batch, weight). The weight is 1.0. A rank that has run out before the
+    other ranks gets its last batch again, with weight 0.0, and takes part in their collectives
+    without changing the result. Each batch costs an all-reduce of one byte.
 
     Parameters
     ----------
-    batches
-        This rank's; as many as it has.
-    empty
-        What a rank without any batch repeats; without it that is a ValueError.
-    group
-        The ranks; by default the world.
+    batches : iterable
+        The batches of this rank, any number of them.
+    empty : batch, optional
+        The batch that a rank without any batch repeats. Without it, such a rank raises ValueError.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Yields
+    ------
+    tuple of batch and float
+        The batch and its weight. For batches of different sizes use `weight * len(batch)`.
+
+    Examples
+    --------
+    >>> for batch, weight in ngd.join([np.ones(2), np.zeros(2)]):
+    ...     mean = ngd.all_reduce(batch, op="mean", weight=weight)
     """
     return collectives.join(batches, chosen(group), empty)
 
@@ -765,9 +1014,23 @@ def join(
 def broadcast_variables(
     variables: Iterable[Variable] | Sequence[Variable], root: int = 0, *, group: Group | None = None
 ) -> None:
-    """Give every rank the values of rank `root`, variable by variable, in the order of names.
+    """Assign the values of rank `root` to the variables of all ranks.
 
-    Call it on all ranks before the first step if one rank loads weights, or values are random.
+    Call it on all ranks before the first step if one rank loads weights or if values are random.
+    The variables are sent in the order of their names.
+
+    Parameters
+    ----------
+    variables : Variable or iterable of Variable
+        The variables, the same names on all ranks.
+    root : int, default 0
+        The rank whose values are sent.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Examples
+    --------
+    >>> ngd.broadcast_variables(model.variables().values())
     """
     site, ranks = call_site(), chosen(group)
     listed = list(variables) if isinstance(variables, Iterable) else [variables]
@@ -781,20 +1044,31 @@ def broadcast_variables(
 
 
 def build_info() -> dict[str, str | None]:
-    """Version, build mode, oneDNN's version, SIMD level in use and MPI library."""
+    """Return the version, build mode and libraries of this installation.
+
+    Returns
+    -------
+    dict from str to str or None
+        Version, build mode, oneDNN version, SIMD level in use and MPI libraries.
+
+    Examples
+    --------
+    >>> ngd.build_info()["version"] == ngd.__version__
+    True
+    """
     return _core.build_info()
 
 
 def timeout_seconds() -> float:
-    """NGD_TIMEOUT: how long a rank is waited for; 0: for ever."""
+    """Return NGD_TIMEOUT: the seconds to wait for a rank; 0 means no limit."""
     return _core.timeout_seconds()
 
 
 def available_cores() -> int:
-    """Return how many cores the affinity mask and the quotas of enclosing cgroups allow."""
+    """Return the number of cores that the affinity mask and the cgroup quotas allow."""
     return _core.available_cores()
 
 
 def thread_count() -> int:
-    """How many threads a kernel uses; InitError where NGD_THREADS makes no sense."""
+    """Return the number of threads of a kernel; InitError if NGD_THREADS is invalid."""
     return _core.thread_count()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that are ngd's own, one class a kind; TypeError and ValueError are Python's.
+"""The exception and warning classes of ngd; TypeError and ValueError are Python's.
 
-docs/errors.md explains each class; docs/failure-model.md lists each fault and its tests.
+docs/errors.md explains each class. docs/failure-model.md lists each fault and its tests.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from contextvars import ContextVar
 from typing import Final
 
 LAYER: Final[ContextVar[str]] = ContextVar("layer", default="")
-"""The layer whose graph is being built; call sites name it."""
+"""The layer whose graph is being built, for call sites."""
 
 
 class Error(Exception):
-    """The base of all of ngd's errors.
+    """The base of all errors of ngd.
 
     Attributes
     ----------
-    ranks
-        The ranks of the world that the error speaks of, in rising order: who is lost, who did not
-        come, who has failed, the two that disagree. Of GroupClosedError they are those of the
-        failure that closed the group. Empty where an error speaks of no rank.
-    layer
-        The innermost layer (`in_layer`) that was being built when the error was raised, as in
-        "enc.2: Linear(17, 8, bias=True)". The message ends with it. Empty outside of layers.
+    ranks : tuple of ints
+        The ranks of the world that caused the error, in ascending order. They are lost, late or
+        failed, or they are the two that disagree. For GroupClosedError they are those of the
+        failure that closed the group. Empty for other errors.
+    layer : str
+        The innermost layer (`in_layer`) that was being built, such as "enc.2: Linear(17, 8,
+        bias=True)". The message ends with it. Empty outside of layers.
     """
 
     ranks: tuple[int, ...] = ()
@@ -34,75 +34,75 @@ class Error(Exception):
 
     @property
     def rank(self) -> int | None:
-        """The one that the error speaks of; None where that is no rank, or several."""
+        """The rank that caused the error, or None for no rank or several."""
         return self.ranks[0] if len(self.ranks) == 1 else None
 
 
 class ShapeError(Error, ValueError):
-    """Shapes that do not fit one another, or not the op."""
+    """Shapes that do not fit each other, or that the op does not accept."""
 
 
 class DTypeError(Error, TypeError):
-    """A dtype that an op does not take."""
+    """A dtype that an op does not accept."""
 
 
 class GradientError(Error, ValueError):
-    """A gradient that does not exist: the message names the op or the variable."""
+    """A gradient that does not exist. The message names the op or the variable."""
 
 
 class CompileError(Error, ValueError):
-    """A graph that cannot be compiled: the message names the node and its file and line."""
+    """A graph that cannot be compiled. The message names the node and its file and line."""
 
 
 class PoisonedVariableError(Error, RuntimeError):
-    """A variable whose update failed half-way; assign to it before it is read again."""
+    """A variable whose update failed half-way. Assign to it before the next read."""
 
 
 class VariableMismatchError(Error, ValueError):
-    """Ranks, `ranks`, hold other values of a variable than the other ranks after a first step."""
+    """Ranks, `ranks`, have other values of a variable than the other ranks after a first step."""
 
 
 class BusyError(Error, RuntimeError):
-    """A second call of an executable while one runs in another thread."""
+    """A use of a step, a variable or a group while another thread uses it."""
 
 
 class NotFiniteError(Error, FloatingPointError):
-    """A NaN, or an infinity, where there should be none; the message says where it began."""
+    """A NaN or an infinity that should not occur. The message says where it began."""
 
 
 class OutOfRangeError(Error, IndexError, ValueError):
-    """An index that a step computes, or is given, is outside its axis.
+    """An index outside of its axis, given to a step or computed by it.
 
     The message names the public call, the index and its position in the array of indices.
     """
 
 
 class NotMemberError(Error, ValueError):
-    """A collective on a group that this rank is no member of; nothing has happened."""
+    """A collective on a group without this rank. Nothing was sent."""
 
 
 class InitError(Error, RuntimeError):
-    """A group of ranks cannot be made; the message says what was seen and what would help."""
+    """A group of ranks that cannot be made. The message has the facts and the fix."""
 
 
 class CollectiveError(Error, RuntimeError):
-    """The base of what goes wrong between ranks. The group is closed afterwards."""
+    """The base of failures between ranks. The group is closed afterwards."""
 
 
 class CollectiveMismatchError(CollectiveError):
-    """Two ranks, `ranks`, disagree about a collective; the message shows both and their lines."""
+    """Two ranks, `ranks`, that call different collectives. The message has both calls."""
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """Some ranks, `ranks`, did not come in NGD_TIMEOUT seconds; with the op and its line."""
+    """Ranks, `ranks`, that did not arrive within NGD_TIMEOUT seconds."""
 
 
 class RankLostError(CollectiveError):
-    """A rank, `rank`, died or left while others waited for it."""
+    """A rank, `rank`, that died or left while other ranks waited for it."""
 
 
 class RemoteRankError(CollectiveError):
-    """A rank, `rank`, raised; the message holds its traceback."""
+    """A rank, `rank`, that raised an exception. The message has its traceback."""
 
 
 class GroupClosedError(CollectiveError):
@@ -110,31 +110,41 @@ class GroupClosedError(CollectiveError):
 
 
 class WorkerError(Error, RuntimeError):
-    """Processes that load data, or workers, died or did not answer; the message names them."""
+    """Data-loading workers that died or did not answer. The message names them."""
 
 
 class VaryingVariableWarning(UserWarning):
-    """A next value of a variable is not proved equal on all ranks; the message names it."""
+    """A variable whose next value may differ between ranks. The message names it."""
 
 
 class UpdatesWarning(UserWarning):
-    """A step draws random numbers or has statistics whose updates it was not given."""
+    """A step without the updates of its random numbers or running statistics."""
 
 
 class PromotionWarning(UserWarning):
-    """A step computes in float64 because an operand of another dtype met float32."""
+    """A step that computes in float64 because another operand met float32."""
 
 
 class RetraceWarning(UserWarning):
-    """A function of ngd.function is traced again and again; the message says what changes."""
+    """A function that is traced again and again. The message says what changes."""
 
 
 @contextmanager
 def in_layer(name: str) -> Iterator[None]:
     """Name a layer in the call sites and errors of the nodes that are built in this block.
 
-    Calls of nn modules are such blocks: their names are the path and the class, as in
-    "enc.2: Linear(17, 8, bias=True)". Blocks may be nested; the innermost is named.
+    Each call of an nn module is such a block, named by path and class. Of nested blocks, the
+    innermost is named.
+
+    Parameters
+    ----------
+    name : str
+        The name, such as "enc.2: Linear(17, 8, bias=True)".
+
+    Examples
+    --------
+    >>> with ngd.errors.in_layer("head"):
+    ...     logits = model(x)
     """
     token = LAYER.set(name)
     try:

@@ -118,28 +118,39 @@ class Trace:
 
 
 class Function:
-    """A function that is traced, compiled and kept; `ngd.function` makes it.
+    """A compiled Python function, which ngd.function makes.
 
-    Of its arguments,
+    Notes
+    -----
+    Arguments are treated as follows.
 
-    - arrays of NumPy, of what speaks DLPack, or of the buffer protocol are placeholders. A change
-      of dtype or shape is another trace.
-    - Python floats are placeholders too: scalars of float64 that take the dtype of what they meet,
-      as Python's numbers do. Another value is no other trace.
-    - anything else is fixed in the trace: ints, bools, strings, None, variables, modules. It must
-      be hashable, and another value is another trace. An int that changes in each call is better
-      given as an array, np.int64(n).
+    - NumPy arrays, DLPack tensors and buffers are placeholders. Another dtype or shape is another
+      trace.
+    - Python floats are placeholders too. They are float64 scalars that take the dtype of the other
+      operand, as Python numbers do. Another value is not another trace.
+    - Everything else is fixed in the trace: ints, bools, strings, None, variables, modules. It must
+    be
+      hashable, and another value is another trace. If an int changes in each call, give it as an
+      array, np.int64(n).
 
-    Of what the Python function returns, nodes come back as fresh arrays, and so do arrays; anything
-    else comes back as it is.
+    Nodes and arrays in the result of the Python function are returned as new arrays. Everything
+    else is returned unchanged.
 
-    Called within another trace, or with nodes among its arguments, it is as the Python function:
-    its nodes belong to that graph, and with `updates` it returns the pair, for the outer function
-    to hand on.
+    Within another trace, or with nodes among its arguments, a call is a call of the Python
+    function. Its nodes belong to that graph. With `updates` it returns the pair, which the outer
+    function returns.
 
-    Collectives run inside as in any step. All ranks must call the function in the same order; what
-    is traced and kept is each rank's own. After `ngd.shutdown()` and `ngd.init()` it is compiled
-    again, for the new world.
+    Collectives run as in any step. All ranks call the function in the same order; each rank traces
+    and caches on its own. After `ngd.shutdown()` and `ngd.init()` the function is compiled for the
+    new world.
+
+    Examples
+    --------
+    >>> double = ngd.function(lambda a: 2 * a)
+    >>> double(np.array([1.0, 2.0]))
+    array([2., 4.])
+    >>> double.num_traces
+    1
     """
 
     __wrapped__: Callable[..., Any]
@@ -175,7 +186,7 @@ class Function:
         self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the step for these arguments; it is made where there is none yet."""
+        """Run the step for these arguments; the first call of their kind compiles it."""
         if _tracing.groups:
             return self._inline(args, kwargs)
         try:
@@ -519,41 +530,35 @@ def function(
     precision: Any = float32,
     shard: str = "none",
 ) -> Function | Callable[[Callable[..., Any]], Function]:  # long because of its docstring
-    """Make a compiled step of a Python function; a decorator, with or without arguments.
-
-    ::
-
-        @ngd.function(updates=True)
-        def step(x, y):
-            loss = loss_of(model(x), y)
-            return loss, optimizer.minimize(loss, model.parameters())
+    """Compile a Python function to a step. Use it as a decorator, with or without arguments.
 
     The function is called with nodes, once for each kind of arguments. `Function.num_traces` counts
-    these calls. The function must be pure: it prints only in such a call, and a step does not see
-    later changes of what it reads from outside, except of variables. A block such as `nn.training`
+    these calls. The function must be pure. It prints only in such a call, and a step does not see
+    later changes of Python values that it reads, except of variables. A block such as `nn.training`
     belongs inside the function.
 
     Parameters
     ----------
-    python
-        Takes and returns any structure (ngd.trees); Function says what becomes of the leaves.
-    updates
-        Whether the function returns a pair: the result, which a call returns, and the next values
-        of variables as `ngd.compile` takes them, the only way that one changes.
+    python : function
+        Takes and returns arrays of any shape, in any structure (ngd.trees). Function documents how
+        each leaf is treated.
+    updates : bool, default False
+        The function returns a pair: the result, which a call returns, and the next values of
+        variables, as ngd.compile takes them. Variables change only in this way.
     device, group, precision, shard
-        As for `ngd.compile`.
+        As for ngd.compile.
 
     Returns
     -------
     Function
-        Runs the step. `trace(*args)` gives the compiled step for some arguments.
+        Runs the step. `trace(*args)` returns the compiled step for some arguments.
 
     Raises
     ------
     TypeError
-        An argument is neither an array nor hashable, or the result is not what `updates` says.
+        An argument is neither an array nor hashable, or the result does not fit `updates`.
     CompileError
-        The function reads the argument of another one; and whatever `ngd.compile` raises.
+        The function reads an argument of another function. All errors of ngd.compile occur too.
     BusyError
         Another thread is in a call of the same trace.
 
@@ -562,7 +567,17 @@ def function(
     RetraceWarning
         The function was traced for the eighth time, or is made and traced again and again.
     UpdatesWarning, PromotionWarning
-        As from `ngd.compile`.
+        As from ngd.compile.
+
+    Examples
+    --------
+    >>> @ngd.function(updates=True)
+    ... def train_step(images, labels):
+    ...     loss = ops.mean(ops.softmax_cross_entropy(model(images), labels))
+    ...     return loss, optimizer.minimize(loss, model.parameters())
+    >>> loss = train_step(images, labels)
+    >>> loss.shape
+    ()
     """
     how: Any = {"device": device, "group": group, "precision": precision, "shard": shard}
     if python is None:

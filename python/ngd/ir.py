@@ -303,10 +303,14 @@ def newest() -> int:
 
 
 class Node(ArrayMethods):
-    """What an op makes of nodes: a value that some step will compute.
+    """A value that a step will compute: the result of an op.
 
-    It has the operators, methods and attributes of a NumPy array for which there is an op. A node
-    is its own key in dictionaries and sets; whether two are one node, `is` tells, not `==`.
+    Ops, operators and NumPy's functions take and return nodes, which have no value before a step.
+
+    Examples
+    --------
+    >>> ngd.placeholder("inputs", (2, 3)).shape
+    (2, 3)
     """
 
     __slots__ = ("__weakref__", "attrs", "id", "inputs", "op", "site", "type", "uniform", "wide")
@@ -336,7 +340,7 @@ class Node(ArrayMethods):
 
     @property
     def results(self) -> tuple[Node, ...]:
-        """All results of the op applied here, of which this is one."""
+        """All results of the op that made this node."""
         return (self,)
 
     @property
@@ -631,10 +635,10 @@ Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """What is compiled: inputs by position, outputs, and the variables' next values.
+    """The input of the compiler: inputs by position, outputs, and the next values of variables.
 
-    `updates` is kept in the order of the variables' names, so that every rank, whatever the order
-    in which its script made things, walks the same graph in the same order.
+    `updates` has pairs of a variable and its next value, in the order of the variables' names. So
+    all ranks visit the nodes in the same order, whatever the order in which scripts made them.
     """
 
     inputs: tuple[Node, ...]
@@ -650,7 +654,7 @@ class Graph:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """All that is computed, each after its inputs; the first one for several results."""
+        """All nodes, each after its inputs. Of several results of an op, the first one."""
         return topological(self.roots)
 
     @cached_property
@@ -689,7 +693,7 @@ class Graph:
         return replace(self, inputs=inputs, outputs=outputs, updates=updates)
 
     def verify(self) -> None:
-        """Check what every pass must keep; raises CompileError that names the node."""
+        """Check the invariants of all passes; raise CompileError with the node."""
         self.verify_leaves()
         for node in self.nodes:
             if node.inputs:
@@ -701,7 +705,7 @@ class Graph:
                     )
 
     def verify_leaves(self) -> None:
-        """Check what only the one who gave the graph can have done wrong."""
+        """Check the inputs, variables and updates that the caller gave."""
         if len(set(self.inputs)) != len(self.inputs):
             raise CompileError("a placeholder stands twice among the inputs")
         names: dict[str, Node] = {}

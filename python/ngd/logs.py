@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs as JSON, a line an object that says which rank of which job it is from: NGD_LOG=json.
+"""Logs as JSON, one object per line with rank and job: NGD_LOG=json.
 
-handler = logging.StreamHandler()
-handler.setFormatter(ngd.logs.JsonFormatter())
-logging.getLogger().addHandler(handler)  # the program's own lines, too
+A program's own lines become JSON too::
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(ngd.logs.JsonFormatter())
+    logging.getLogger().addHandler(handler)
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ logger = logging.getLogger("ngd")
 
 
 def place() -> dict[str, Any]:
-    """Where this process stands, as its launcher tells: rank, size, job and host."""
+    """Return rank, size, job and host of this process, from the launcher's environment."""
     try:
         launch = environment.told_by_launcher(os.environ)
     except InitError:  # which ngd.init() will raise
@@ -34,21 +36,28 @@ def place() -> dict[str, Any]:
 
 
 def place_of(rank: int | None, size: int | None, job: str | None) -> dict[str, Any]:
-    """The fields of a place on this host."""
+    """Return the fields of a rank on this host."""
     return {"rank": rank, "size": size, "job": job, "host": socket.gethostname()}
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes a record of Python's logging an object of JSON on one line.
+    """A formatter of Python's logging that writes each record as one line of JSON.
 
-    Its fields: time (ISO 8601, UTC), level, logger, message, rank, size, job (a short hash of the
-    job's key; ngd_job in the metrics), host; and exception, the traceback, where there is one.
+    The fields are time (ISO 8601, UTC), level, logger, message, rank, size, job and host, and
+    exception (the traceback) if there is one. The job is a short hash of the job's key, which
+    metrics call ngd_job.
 
     Parameters
     ----------
-    place
-        The fields rank, size, job and host; by default what the launcher tells, None where it makes
-        no sense.
+    place : mapping, optional
+        The fields rank, size, job and host. The default is from the launcher's environment, with
+        None if that is invalid.
+
+    Examples
+    --------
+    >>> import logging
+    >>> handler = logging.StreamHandler()
+    >>> handler.setFormatter(ngd.logs.JsonFormatter())
     """
 
     def __init__(self, place: Mapping[str, Any] | None = None) -> None:
@@ -56,7 +65,7 @@ class JsonFormatter(logging.Formatter):
         self.place = place
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, without its end."""
+        """Return one line, without its end."""
         if self.place is None:
             self.place = place()
         seconds = datetime.fromtimestamp(record.created, UTC)
@@ -75,13 +84,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def line_of(message: str, level: int, name: str, place: Mapping[str, Any]) -> str:
-    """What is no record of logging, as the same line of JSON."""
+    """Return a message that is not a record of logging, as a line of JSON."""
     record = logging.LogRecord(name, level, "", 0, message, None, None)
     return JsonFormatter(place).format(record)
 
 
 def as_json(line: bytes, stream: str, place: Mapping[str, Any]) -> bytes:
-    """A line that a rank has printed: an object of JSON stays, other text becomes a message."""
+    """Return a line that a rank has printed as JSON; text becomes a message."""
     text = line.strip()
     if not text:
         return b""
@@ -97,10 +106,7 @@ def as_json(line: bytes, stream: str, place: Mapping[str, Any]) -> bytes:
 
 
 def begin() -> None:
-    """Where NGD_LOG says so, what the logger "ngd" is told goes to standard error as JSON.
-
-    So does an exception that nobody catches.
-    """
+    """Write the logger "ngd" and uncaught exceptions to standard error as JSON, if NGD_LOG=json."""
     try:
         wanted = config.log_as_json()
     except InitError:  # ngd.init() and `ngd run` say so
@@ -119,5 +125,5 @@ def begin() -> None:
 def log_uncaught(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """The hook of an exception that nobody has caught."""
+    """Log an exception that was not caught."""
     logger.critical("uncaught %s: %s", kind.__name__, error, exc_info=(kind, error, trace))

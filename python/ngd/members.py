@@ -116,10 +116,20 @@ def to_meet(timeout: float) -> float:
 
 
 def newcomers() -> int | None:
-    """How many new members wait for the next world; None where the ranks of a job are fixed.
+    """Return the number of new ranks that wait for the next world of an elastic job.
 
-    They get into it once all ranks have called ngd.shutdown() and then ngd.init(). What ranks read
-    here may differ for a moment: let them agree, by an all_reduce, before they act on it.
+    They join when all ranks have called ngd.shutdown() and then ngd.init(). The ranks may read
+    different numbers for a moment, so let them agree by an all_reduce before they act on it.
+
+    Returns
+    -------
+    int or None
+        None if the ranks of the job are fixed.
+
+    Examples
+    --------
+    >>> ngd.newcomers() is None
+    True
     """
     if number_of(os.environ) is None:
         return None

@@ -25,19 +25,27 @@ MOST_NAMES: Final = 20
 
 
 class LiveState(Mapping[str, Variable]):
-    """A mapping from names to variables that follows what its owner makes.
+    """A mapping from names to variables that follows its owner, which makes variables.
 
-    `optimizer.state`, `average.state` and the like are one. Give the mapping itself to
-    `ngd.checkpoint` and `train.Trainer`, not a copy of its items: a copy does not follow.
-
-    Iterating over it is a RuntimeError while values are pending, since they would be left out.
+    `optimizer.state` and `average.state` are such mappings. Give the mapping itself to
+    `ngd.checkpoint` and `train.Trainer`. A copy of its items does not follow.
 
     Parameters
     ----------
-    name
-        The key of the state in a checkpoint: two states of one checkpoint need two names.
-    *parts
-        Other states whose variables belong to this one too.
+    name : str
+        The key of the state in a checkpoint. Two states of one checkpoint need two names.
+    *parts : LiveState
+        States whose variables belong to this one too.
+
+    Notes
+    -----
+    Iterating while values are pending is a RuntimeError, since they would be left out.
+
+    Examples
+    --------
+    >>> updates = optimizer.minimize(loss, model.parameters())
+    >>> isinstance(optimizer.state, ngd.LiveState)
+    True
     """
 
     def __init__(self, name: str, *parts: LiveState) -> None:

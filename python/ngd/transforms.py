@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of functions: products with Jacobians, and gradients that the user defines."""
+"""Function transformations: Jacobian products, custom gradients and rematerialisation."""
 
 from __future__ import annotations
 
@@ -33,26 +33,32 @@ from .variables import constant
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
-    """Give f(*primals), and the function that multiplies a vector with its Jacobian from the left.
+    """Return f(*primals), and a function for vector-Jacobian products.
 
-    The second one takes a structure as the result's, and gives a tuple: for each primal the sum of
-    the derivatives of the result's elements, weighted with it. Called with arrays it is a compiled
-    step, which computes `f` again, of the primals as they are then; while a graph is built it adds
-    nodes to it.
+    Called with arrays, that function is a compiled step, which computes `f` again with the current
+    values. While a graph is built, it adds nodes to the graph.
 
     Parameters
     ----------
-    f
-        A function of floats, in any structures.
-    primals
-        Its arguments, all of which are differentiated by.
-    has_aux
-        Whether `f` returns (result, aux); then aux is the third thing that is given.
+    f : function
+        Takes and returns floats, in any structure and of any shape.
+    *primals : structure of arrays
+        Its arguments, by all of which it is differentiated.
+    has_aux : bool, default False
+        If `f` returns (result, aux), aux is the third element of the tuple.
 
     Returns
     -------
     tuple
-        The result, and the function; and with has_aux, aux.
+        The result, and the function. It takes a structure like the result's. It returns, per
+        primal, the derivatives of the result's elements, weighted with that structure and summed.
+        With has_aux, aux is the third element.
+
+    Examples
+    --------
+    >>> y, pull_back = ngd.vjp(lambda a: a * a, np.array([1.0, 2.0]))
+    >>> pull_back(np.array([1.0, 10.0]))
+    (array([ 2., 40.]),)
     """
     if building(primals):
         returned, aux, pull = pulled_back(f, primals, has_aux)
@@ -110,24 +116,33 @@ def backward_of(f: Callable[..., Any], has_aux: bool) -> Function:
 
 
 def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """Give f(*primals), and the product of its Jacobian with a vector from the right.
-
-    It is made of two reverse passes: the vector-Jacobian product is linear in its vector, and its
-    own one is this. So all ops on the way need second derivatives, and computing takes about the
-    time of a gradient, while memory holds the values of the whole forward pass, as for a gradient.
+    """Return f(*primals), and its derivative in a direction (Jacobian-vector product).
 
     Parameters
     ----------
-    f
-        A function of floats, in any structures.
-    primals, tangents
-        Its arguments, and for each the direction in which to go: of the same structure and shapes.
+    f : function
+        Takes and returns floats, in any structure and of any shape.
+    primals : sequence
+        Its arguments.
+    tangents : sequence
+        The direction of each argument, of the same structure and shapes.
 
     Returns
     -------
     tuple
-        The result, and its derivative in that direction, of the same structure; None for a part of
-        the result that is no float.
+        The result, and its derivative, of the same structure. The derivative of a part that is not
+        floating is None.
+
+    Notes
+    -----
+    It consists of two reverse passes, since the vector-Jacobian product is linear in its vector. So
+    all ops need second derivatives. The time is about that of a gradient. As for a gradient, memory
+    holds the values of the whole forward pass.
+
+    Examples
+    --------
+    >>> ngd.jvp(lambda a: a * a, [np.array([1.0, 2.0])], [np.array([1.0, 1.0])])
+    (array([1., 4.]), array([2., 4.]))
     """
     where = "jvp"
     primals, tangents = tuple(primals), tuple(tangents)
@@ -172,27 +187,34 @@ def forward_mode(f: Callable[..., Any]) -> Function:
 
 @remembered
 def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Function:
-    """Make a function that gives all derivatives of what `f` returns.
-
-    Its rows are computed by a loop (`ops.scan`) of as many rounds as the result has elements, each
-    a reverse pass; so the program is as large for a thousand rows as for one.
+    """Make a function that returns the derivatives of all elements of the result of `f`.
 
     Parameters
     ----------
-    f
-        Returns floats, in any structure.
-    argnums
-        Which positional argument to differentiate by, or which ones: any structure of floats.
+    f : function
+        Takes and returns floats, in any structure and of any shape.
+    argnums : int or tuple of ints, default 0
+        The positional arguments to differentiate by. Each is a structure of floats.
 
     Returns
     -------
     Function
-        Takes what `f` takes. It gives, in the structure of the result and within that the one of
-        the argument, arrays of the result's shape followed by the argument's; zeros where nothing
-        depends.
+        Takes the arguments of `f`. It returns arrays of the result's shape followed by the
+        argument's shape, in the structure of the result and within it that of the argument.
 
-    Of several ranks these are the derivatives of the sum over ranks, as ngd.grad has it. A
-    collective on the way back runs in each round, so all ranks must ask for as many rows.
+    Notes
+    -----
+    A loop (`ops.scan`) computes the rows, one reverse pass per element of the result. The size of
+    the program does not depend on their number.
+
+    On several ranks these are the derivatives of the sum over ranks, as in `ngd.grad`. A collective
+    in the reverse pass runs in each iteration, so all ranks need the same number of rows.
+
+    Examples
+    --------
+    >>> ngd.jacobian(lambda a: a * a)(np.array([1.0, 2.0]))
+    array([[2., 0.],
+           [0., 4.]])
     """
 
     def derivatives(*args: Any, **kwargs: Any) -> Any:
@@ -227,22 +249,29 @@ def rows(primals: Primals, y: Node) -> Any:
 
 @remembered
 def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Function:
-    """Make a function that gives the second derivatives of a scalar function.
+    """Make a function that returns the second derivatives of a scalar function.
 
-    It is the `jacobian` of the gradient: a row is one more reverse pass, in one loop over all rows.
+    It is the `jacobian` of the gradient. One loop computes all rows, and each row is a reverse
+    pass.
 
     Parameters
     ----------
-    f
-        Returns a floating scalar.
-    argnums
-        Which positional argument to differentiate by twice, or which ones: any structure of floats.
+    f : function
+        Takes floats of any shape and returns a floating scalar.
+    argnums : int or tuple of ints, default 0
+        The positional arguments to differentiate by twice. Each is a structure of floats.
 
     Returns
     -------
     Function
-        Takes what `f` takes. It gives, in the structure of the argument and within that the same
-        again, arrays of the one's shape followed by the other's.
+        Takes the arguments of `f`. It returns arrays of one argument's shape followed by the
+        other's, in the structure of the argument and within it the same structure again.
+
+    Examples
+    --------
+    >>> ngd.hessian(lambda a: ops.sum(a * a))(np.array([1.0, 2.0]))
+    array([[2., 0.],
+           [0., 2.]])
     """
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -252,34 +281,37 @@ def hessian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Functi
 
 
 def custom_gradient(f: Callable[..., Any]) -> Function:
-    """Give a function a gradient of its own; a decorator.
-
-    ::
-
-        @ngd.custom_gradient
-        def log1pexp(x):
-            e = ops.exp(x)
-            return ops.log(1 + e), lambda dy: dy * (1 - 1 / (1 + e))
+    """Define the gradient of a function; a decorator.
 
     Parameters
     ----------
-    f
-        Returns (result, gradient). The result is any structure of nodes. `gradient` is called with
-        one of adjoints in the same structure, zeros where the loss does not depend on a part. It
-        returns the adjoint of the argument, in the argument's structure; where several arguments
-        hold arrays or floats a tuple, of one for each of these. None stands for one, or for a part
-        of one, without a gradient. It may use what `f` has computed.
+    f : function
+        Returns (result, gradient). The result is a structure of nodes of any shape. `gradient`
+        takes adjoints in the same structure, which are zeros if the loss does not depend on a part.
+        It returns the adjoint of the argument in the argument's structure, or a tuple if several
+        arguments contain arrays or floats. None means that there is no gradient. `gradient` may use
+        values that `f` has computed.
 
     Returns
     -------
     Function
-        Takes what `f` takes and gives its result.
+        Takes the arguments of `f` and returns its result.
 
     Raises
     ------
     GradientError
-        `f` reads a floating node or variable from outside, which would get no gradient: it must be
-        an argument, or stand in ops.stop_gradient. Or an adjoint is not of its argument's type.
+        `f` reads a floating node or variable from outside, which would get no gradient. Make it an
+        argument, or wrap it in ops.stop_gradient. An adjoint of another type than its argument is
+        the same error.
+
+    Examples
+    --------
+    >>> @ngd.custom_gradient
+    ... def log1pexp(a):
+    ...     e = ops.exp(a)
+    ...     return ops.log(1 + e), lambda dy: dy * (1 - 1 / (1 + e))
+    >>> ngd.grad(lambda a: ops.sum(log1pexp(a)))(np.zeros(2))
+    array([0.5, 0.5])
     """
     name = getattr(f, "__qualname__", repr(f))
     where = f"custom_gradient: {name}"
@@ -378,24 +410,28 @@ class GivenGradient:
 
 
 def remat(f: Callable[..., Any]) -> Function:
-    """Let a gradient compute again what `f` computes, instead of keeping it; a decorator.
+    """Recompute the values of `f` in the backward pass instead of storing them; a decorator.
 
-    PyTorch and JAX call it checkpointing, too; `ngd.checkpoint` saves variables. The results and
-    gradients are the same, bit for bit. Between the forward pass and the backward pass memory holds
-    what `f` reads and what it returns, and nothing between; the backward pass takes one more
-    forward pass of `f`. So a deep model of n layers, each under `remat`, keeps the layers' results
-    alone.
+    PyTorch and JAX also call this checkpointing; `ngd.checkpoint` saves variables. Results and
+    gradients are equal bit for bit. Between the forward and the backward pass, memory holds only
+    the inputs and results of `f`. The backward pass runs the forward pass of `f` once more.
 
     Parameters
     ----------
-    f
-        Takes and returns any structures. It may read nodes and variables from outside, and hold
-        collectives, which run again, too.
+    f : function
+        Takes and returns any structure of arrays of any shape. It may read nodes and variables from
+        outside. Its collectives run again too.
 
     Returns
     -------
     Function
-        As `f`.
+        Takes the arguments of `f` and returns its result.
+
+    Examples
+    --------
+    >>> block = ngd.remat(lambda a: ops.tanh(ops.exp(a)))
+    >>> ngd.grad(lambda a: ops.sum(block(a)))(np.zeros(1)).shape
+    (1,)
     """
     name = getattr(f, "__qualname__", repr(f))
 

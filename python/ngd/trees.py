@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nested structures: what a call takes or gives may be in dicts, lists, tuples and dataclasses.
+"""Nested structures: dicts, lists, tuples and dataclasses of arrays.
 
-`flatten` takes one apart into its leaves, in a fixed order, and a `Structure`, which puts others
-into the same places. A path names a leaf as Python would reach it: `['encoder'][0].weight`.
+`flatten` returns the leaves of a structure in a fixed order, and a `Structure` that rebuilds it
+from other leaves. A path names a leaf as Python would reach it, such as `['encoder'][0].weight`.
 
-Anything else than a mapping, a list, a tuple and a dataclass's instance is a leaf, None too. A
-mapping of any kind is rebuilt as a dict.
+A mapping, list, tuple or dataclass instance is a structure. Everything else is a leaf, including
+None. A mapping of any kind is rebuilt as a dict.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Structure:
-    """How leaves are nested: `kind` is the type of the outermost, None for a leaf."""
+    """The nesting of leaves. `kind` is the type of the outermost container, and None for a leaf.
+
+    Examples
+    --------
+    >>> leaves, structure = ngd.trees.flatten({"a": 1, "b": [2, 3]})
+    >>> structure.rebuild([10, 20, 30])
+    {'a': 10, 'b': [20, 30]}
+    """
 
     kind: type | None = None
     keys: tuple[Any, ...] = ()
     parts: tuple[Structure, ...] = ()
 
     shallow: bool = field(init=False, repr=False, compare=False)
-    """Whether all parts are leaves."""
+    """True if all parts are leaves."""
 
     def __post_init__(self) -> None:
         shallow = all(part.kind is None for part in self.parts)
@@ -37,7 +44,13 @@ class Structure:
         return 1 if self.kind is None else sum(part.count for part in self.parts)
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
-        """Put as many leaves into this structure, in the order of `flatten`."""
+        """Return this structure with other leaves, in the order of `flatten`.
+
+        Parameters
+        ----------
+        leaves : iterable
+            As many leaves as `count`.
+        """
         if self.shallow and self.kind is dict:
             return dict(zip(self.keys, leaves, strict=True))
         return self._rebuild(iter(leaves))
@@ -55,20 +68,32 @@ class Structure:
         return self.kind(**dict(zip(self.keys, parts, strict=True)))
 
     def paths(self, root: str = "") -> list[str]:
-        """The path of each leaf."""
+        """Return the path of each leaf, after the text `root`."""
         if self.kind is None:
             return [root]
         steps = zip(self.keys, self.parts, strict=True)
         return [path for key, part in steps for path in part.paths(root + self.step(key))]
 
     def step(self, key: Any) -> str:
-        """One step of a path."""
+        """Return the part of a path for one key."""
         return f"[{key!r}]" if self.kind in (dict, list, tuple) else f".{key}"
 
     def match(self, tree: Any, where: str) -> list[Any]:
-        """The leaves of a tree of this structure, in its order; any other is a TypeError.
+        """Return the leaves of a tree of this structure, in its order.
 
-        Mappings may be of any order, and a list may stand for a tuple.
+        Mappings may be in any order, and a list may stand for a tuple.
+
+        Parameters
+        ----------
+        tree : any structure
+            The tree.
+        where : str
+            The beginning of the message.
+
+        Raises
+        ------
+        TypeError
+            The tree has another structure.
         """
         leaves: list[Any] = []
         if not self._take(tree, leaves):
@@ -76,7 +101,7 @@ class Structure:
         return leaves
 
     def _take(self, tree: Any, leaves: list[Any]) -> bool:
-        """Add the leaves of a tree; whether it fits. Every call of a step comes here."""
+        """Append the leaves of a tree; return whether it fits. Every call of a step runs this."""
         if self.kind is None:
             leaves.append(tree)
             return True
@@ -94,13 +119,13 @@ class Structure:
         return all(part._take(value, leaves) for part, value in pairs)
 
     def _at_keys(self, tree: Any) -> dict[Any, Any] | None:
-        """What stands at each key of a tree of this kind; None for another kind."""
+        """Return the value at each key of a tree of this kind; None for another kind."""
         kind, found = split(tree)
         alike = kind is self.kind or (kind in (list, tuple) and self.kind in (list, tuple))
         return found if alike else None
 
     def _misfit(self, tree: Any, where: str) -> str:
-        """Say where a tree has another structure; empty where it fits."""
+        """Return where a tree has another structure, or ""."""
         if self.kind is None:
             return ""
         found = self._at_keys(tree)
@@ -118,7 +143,7 @@ LEAF = Structure()
 
 
 def split(tree: Any) -> tuple[type | None, dict[Any, Any]]:
-    """The kind of a tree, and what stands at each of its keys; None for a leaf."""
+    """Return the kind of a tree, and the value at each of its keys; kind None is a leaf."""
     if isinstance(tree, Mapping):
         return dict, dict(tree)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -132,7 +157,7 @@ def split(tree: Any) -> tuple[type | None, dict[Any, Any]]:
 
 
 def shown(kind: type | None, found: Mapping[Any, Any], tree: Any) -> str:
-    """A tree's outermost part, for a message."""
+    """Return the outermost part of a tree, for a message."""
     if kind is None:
         return tree if isinstance(tree, str) else repr(tree)
     if kind in (list, tuple):
@@ -143,7 +168,27 @@ def shown(kind: type | None, found: Mapping[Any, Any], tree: Any) -> str:
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Structure]:
     """Return the leaves of a tree, from left to right, and its structure.
 
-    A part for which `is_leaf` returns true is a leaf, whatever it is.
+    Parameters
+    ----------
+    tree : any structure
+        Dicts, lists, tuples and dataclasses, nested in any way.
+    is_leaf : function, optional
+        A part for which it returns True is a leaf.
+
+    Returns
+    -------
+    leaves : list
+        The leaves.
+    structure : Structure
+        The nesting.
+
+    Examples
+    --------
+    >>> leaves, structure = ngd.trees.flatten({"a": 1, "b": [2, 3]})
+    >>> leaves
+    [1, 2, 3]
+    >>> structure.paths()
+    ["['a']", "['b'][0]", "['b'][1]"]
     """
     leaves: list[Any] = []
     return leaves, _flatten(tree, leaves, is_leaf)
@@ -161,12 +206,53 @@ def _flatten(
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """All leaves of a tree, in the order of `flatten`."""
+    """Return all leaves of a tree, in the order of `flatten`.
+
+    Parameters
+    ----------
+    tree : any structure
+        Dicts, lists, tuples and dataclasses, nested in any way.
+
+    Returns
+    -------
+    list
+        The leaves.
+
+    Examples
+    --------
+    >>> ngd.trees.leaves_of({"a": 1, "b": [2, 3]})
+    [1, 2, 3]
+    """
     return flatten(tree)[0]
 
 
 def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply a function to each leaf, and to those of other trees at the same place."""
+    """Apply a function to each leaf, and to the leaves of other trees in the same position.
+
+    Parameters
+    ----------
+    function : function
+        Takes one leaf per tree and returns a leaf.
+    tree : any structure
+        The tree that gives the structure of the result.
+    *others : any structure
+        Trees of the same structure.
+
+    Returns
+    -------
+    any structure
+        The results, in the structure of `tree`.
+
+    Raises
+    ------
+    TypeError
+        Another tree has another structure.
+
+    Examples
+    --------
+    >>> ngd.trees.map(lambda a, b: a + b, {"a": 1, "b": 2}, {"a": 10, "b": 20})
+    {'a': 11, 'b': 22}
+    """
     leaves, structure = flatten(tree)
     rows = [leaves, *[structure.match(other, "trees.map") for other in others]]
     return structure.rebuild([function(*row) for row in zip(*rows, strict=True)])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variables: named values that outlive a step, one value per device."""
+"""Variables: named values that keep their value between steps, one value per device."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ TRACING: Final[ContextVar[bool]] = ContextVar("tracing", default=False)
 
 
 class Storage(Protocol):
-    """A variable's value on one device."""
+    """The value of a variable on one device."""
 
     @property
     def kept_by(self) -> Any:
-        """The group whose ranks have a part each; None: all of it is here."""
+        """The group whose ranks have a shard each; None if all of it is here."""
         ...
 
     def read(self) -> Array:
-        """A copy of the value, where the variable may be read now."""
+        """Return a copy of the value if the variable may be read now."""
         ...
 
     def assigning(self) -> AbstractContextManager[Any]:
-        """What an assignment stands in."""
+        """Return the context of an assignment."""
         ...
 
     def refusal(self, value: Array) -> str | None:
-        """Why a value cannot be written; None: it can."""
+        """Return the reason why a value cannot be written, or None."""
         ...
 
     def write(self, value: Array) -> None:
@@ -47,13 +47,36 @@ class Storage(Protocol):
 
 
 class Variable(Node):
-    """A value that a step may read and, through `updates`, replace.
+    """A value that a step may read and, through `updates`, replace. ngd.variable makes one.
 
-    It is a handle: every executable of a device that uses the variable shares the one value there.
-    Its name is its key in a checkpoint, and unique in a graph. Make one with ngd.variable.
+    All executables of a device that use the variable share one value. The name is the variable's
+    key in a checkpoint and is unique in a graph.
 
-    While a step that writes it runs, nobody else may use it; while a step that reads it runs,
-    nobody may write it: what another thread, or a signal handler, asks for then is a BusyError.
+    Attributes
+    ----------
+    name : str
+        The name.
+    shape : tuple of ints
+        The static shape.
+    dtype : dtype
+        The element type.
+    per_rank : bool
+        True if each rank has a value of its own by design.
+    owner : LiveState or None
+        The state that the variable belongs to.
+
+    Raises
+    ------
+    BusyError
+        A step that runs now writes the variable, or reads it and the caller writes. Other threads
+        and signal handlers get this error.
+
+    Examples
+    --------
+    >>> counter = ngd.variable("counter", np.zeros(2, np.float32))
+    >>> counter.assign([1.0, 2.0])
+    >>> counter.numpy()
+    array([1., 2.], dtype=float32)
     """
 
     __slots__ = ("_initial", "_storages", "cell", "owner", "per_rank")
@@ -75,17 +98,17 @@ class Variable(Node):
         return str(self.attrs["name"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is a variable of its own, of the same name, with the value of now."""
+        """Copy as a new variable of the same name with the current value."""
         return remade_variable, (self.name, self.numpy(), self.site, self.per_rank)
 
     @property
     def version(self) -> int:
-        """How often the value has been replaced."""
+        """The number of times that the value has been replaced."""
         return self.cell.version
 
     @property
     def kept_by(self) -> Any:
-        """The group whose ranks have a part of it each (`shard="world"`); None: it is all here.
+        """The group whose ranks have a shard each (`shard="world"`); None if all of it is here.
 
         All ranks of that group call numpy().
         """
@@ -93,10 +116,23 @@ class Variable(Node):
         return None if storage is None else storage.kept_by
 
     def numpy(self, device: str | None = None) -> Array:
-        """Return a copy of the value on `device`; by default on the device that wrote it last.
+        """Return a copy of the value.
 
-        Of what all hosts keep once (`shard="world"` of ngd.compile) all ranks ask for it. BusyError
-        while a step writes it.
+        Parameters
+        ----------
+        device : str, optional
+            The device whose value to read. The default is the device that wrote last.
+
+        Returns
+        -------
+        numpy.ndarray
+            The value. If all hosts together keep it once (`shard="world"` of ngd.compile), all
+            ranks call this.
+
+        Raises
+        ------
+        BusyError
+            A step that runs now writes the variable.
         """
         if device is not None:
             config.device(device, f"variable {self.name!r}")
@@ -144,10 +180,22 @@ class Variable(Node):
             )
 
     def assign(self, value: Any) -> None:
-        """Replace the value on every device; shape must be equal, the dtype is cast to.
+        """Replace the value on every device.
 
-        What the ranks of a host share (`shard` of ngd.compile), all of them assign, and one value:
-        else a ValueError. BusyError while a step reads or writes it.
+        Parameters
+        ----------
+        value : array_like
+            A value of the variable's shape, which is cast to its dtype. If the ranks of a host
+            share the variable (`shard` of ngd.compile), all of them assign the same value.
+
+        Raises
+        ------
+        ShapeError
+            The shape is not that of the variable.
+        ValueError
+            Ranks that share the variable assign different values.
+        BusyError
+            A step that runs now reads or writes the variable.
         """
         where = f"variable {self.name!r}: assign()"
         array = view(value, where)
@@ -177,7 +225,7 @@ class Variable(Node):
         notes.add(node, notes.ExpectedUpdate(self, layer))
 
     def storage(self, device: str, make: Callable[[Variable, Array], Storage]) -> Storage:
-        """Return the value on `device`, made from the newest value where there is none yet."""
+        """Return the value on `device`; make it from the newest value at the first use."""
         if device not in self._storages:
             made = make(self, self.numpy())
             self._storages.setdefault(device, made)  # another thread may have made it
@@ -187,29 +235,40 @@ class Variable(Node):
 
 
 def remade_variable(name: str, value: Array, site: str, per_rank: bool = False) -> Variable:
-    """Make the copy of a variable, of what Variable.__reduce__ gives."""
+    """Make the copy of a variable from the result of Variable.__reduce__."""
     with at_site(site):
         return Variable(name, value, per_rank)
 
 
 def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
-    """Make a variable from an array-like initial value, which is copied.
-
-    Python floats make float32, so that a literal does not turn a model into float64; arrays keep
-    their dtype. Ranks that give the same value start equal; `ngd.broadcast_variables` gives all
-    ranks the values of one rank.
+    """Make a variable from an initial value, which is copied.
 
     Parameters
     ----------
     name : str
         The key of the variable in a checkpoint, unique in a graph.
     initial : array_like
-        The first value.
-    per_rank : bool
-        True: each rank has a value of its own by design, such as the statistics of its own
-        batches, or an error feedback. By default, the first call of a step with collectives
-        compares the variables that it has updated, and raises VariableMismatchError on all ranks
-        if they differ (docs/errors.md).
+        The first value, which sets shape and dtype. Python floats make float32; arrays keep their
+        dtype.
+    per_rank : bool, default False
+        Each rank has a value of its own by design, such as statistics of its own batches. By
+        default, the first call of a step with collectives compares the variables that it has
+        updated. It raises VariableMismatchError on all ranks if they differ (docs/errors.md).
+
+    Returns
+    -------
+    Variable
+        The variable. Ranks that give the same value begin with equal variables.
+
+    See Also
+    --------
+    ngd.broadcast_variables : assigns the values of one rank on all ranks.
+
+    Examples
+    --------
+    >>> weight = ngd.variable("weight", np.zeros((3, 2), np.float32))
+    >>> weight.shape
+    (3, 2)
     """
     where = f"variable {name!r}"
     if not isinstance(name, str) or not name:
@@ -223,9 +282,36 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
 
 
 def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bool = False) -> Node:
-    """Make an input of a compiled step: given at every call, by position.
+    """Make an input of a compiled step, whose value each call gives.
 
-    `uniform` promises that all ranks give the same value (a learning rate, a step number).
+    Parameters
+    ----------
+    name : str
+        The name for messages and keyword arguments.
+    shape : tuple of ints
+        The static shape.
+    dtype : dtype, default float32
+        The element type.
+    uniform : bool, default False
+        Promise that all ranks give the same value, such as a learning rate or a step number.
+
+    Returns
+    -------
+    Node
+        A node of that shape and dtype.
+
+    Raises
+    ------
+    ShapeError
+        The shape is not a sequence of integers >= 0.
+
+    Examples
+    --------
+    >>> inputs = ngd.placeholder("inputs", (2, 3))
+    >>> step = ngd.compile([inputs], [inputs + 1.0])
+    >>> step(np.zeros((2, 3), np.float32))
+    [array([[1., 1., 1.],
+           [1., 1., 1.]], dtype=float32)]
     """
     where = f"placeholder {name!r}"
     wanted = as_dtype(dtype, where)
@@ -238,11 +324,26 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
 
 
 def constant(value: Any, dtype: Any = None) -> Node:
-    """Make a constant from an array-like value, which is copied.
+    """Make a constant from a value, which is copied.
 
-    Without `dtype`, Python floats make float32 and Python integers int64; arrays keep theirs. One
-    Python float counts as the number itself where it meets others: it takes their dtype, and no
-    digit of it is lost before.
+    Parameters
+    ----------
+    value : array_like
+        The value, of any shape.
+    dtype : dtype, optional
+        The element type. By default Python floats make float32, Python integers make int64, and
+        arrays keep their dtype. One Python float takes the dtype of the other operand and loses no
+        digit before.
+
+    Returns
+    -------
+    Node
+        The constant.
+
+    Examples
+    --------
+    >>> ngd.constant([1.0, 2.0]).shape
+    (2,)
     """
     if dtype is None and isinstance(value, float) and not isinstance(value, np.generic):
         return constant_node(value, np.dtype(np.float32), weak=value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of ranks, and collectives on arrays."""
+"""Groups of ranks, meshes, and handles of asynchronous collectives."""
 
 from .compression import TopK
 from .group import Group

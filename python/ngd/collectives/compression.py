@@ -14,28 +14,36 @@ from ..dtype import float32, float64
 from ..ir import Array
 
 TOP_K: Final = ("sum", "mean")
-"""The reductions that it does."""
+"""The reductions that TopK supports."""
 
 
 class TopK:
-    """Send of every array only the elements of the largest magnitude, and the rest later.
+    """Compression that sends only the elements of the largest magnitude.
 
-    What is not sent is added to the array of the next call (error feedback), so that over many
-    steps nothing is lost: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018),
-    Algorithm 1; Lin et al., "Deep Gradient Compression" (ICLR 2018), section 3.
-
-        top = ngd.TopK(0.01)
-        mean = ngd.all_reduce(gradient, op="mean", compression=top["layer1.weight"])
-
-    The memory of one array is one TopK: `top[key]` is that of the array which the caller calls so,
-    made at its first use. A list of arrays takes top[0], top[1] and so on. For op "sum" and "mean"
-    of float32 and float64. The result is the sum, in the order of ranks, of what was sent.
+    The elements that are not sent are added to the array of the next call (error feedback), so they
+    are sent later. TopK supports op="sum" and "mean" of float32 and float64.
 
     Parameters
     ----------
-    ratio
-        The fraction of the elements to send, in (0, 1]; at least one is sent. An element costs its
-        value and 4 bytes (8 in arrays of 2**32 elements and more) for its place.
+    ratio : float
+        The fraction of the elements to send, in (0, 1]; at least one element is sent. Each one
+        costs its value and 4 bytes for its index, or 8 bytes in arrays of 2**32 elements and more.
+
+    Notes
+    -----
+    One TopK keeps the residual of one array. `top[key]` is the TopK of the array with that key and
+    is made at its first use. A list of arrays uses top[0], top[1] and so on.
+
+    The result is the sum, in the order of ranks, of the elements that were sent. See Stich,
+    Cordonnier and Jaggi, "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1, and Lin et al.,
+    "Deep Gradient Compression" (ICLR 2018), section 3.
+
+    Examples
+    --------
+    >>> top = ngd.TopK(0.5)
+    >>> gradient = np.array([0.0, 3.0])
+    >>> ngd.all_reduce(gradient, op="mean", compression=top["layer1.weight"])
+    array([0., 3.])
     """
 
     def __init__(self, ratio: float) -> None:
@@ -47,7 +55,7 @@ class TopK:
         self._parts: dict[Hashable, TopK] = {}
 
     def __getitem__(self, key: Hashable) -> TopK:
-        """The memory of the array that the caller calls so."""
+        """Return the TopK for the array with this key."""
         return self._parts.setdefault(key, TopK(self.ratio))
 
     def __repr__(self) -> str:
@@ -55,17 +63,17 @@ class TopK:
 
     @property
     def residual(self) -> Array | None:
-        """What was not sent so far, of the last array's shape; None before the first call."""
+        """The elements that are not sent yet, as an array; None before the first call."""
         memory = self._memory()
         return None if memory is None else memory.copy()
 
     def reset(self) -> None:
-        """Forget what was not sent, here and in all parts."""
+        """Delete the residual, including those of all keys."""
         self._residual = self._next = None
         self._parts.clear()
 
     def check(self, op: str, source: Array) -> None:
-        """Refuse what this does not do, before anything is sent."""
+        """Raise ValueError for an op, dtype or shape that this TopK does not support."""
         if op not in TOP_K or source.dtype not in (float32, float64):
             raise ValueError(
                 "all_reduce: ngd.TopK is for op='sum' and 'mean' of float32 and float64; got "
@@ -80,7 +88,7 @@ class TopK:
             )
 
     def choose(self, source: Array) -> tuple[tuple[Array, Array], Array]:
-        """The places and values to send of the array and what was left before; what is left now."""
+        """Return the indices and values to send of array plus residual, and the new residual."""
         held, memory = source.flatten(), self._memory()
         if memory is not None:
             held += memory.ravel()
@@ -93,7 +101,7 @@ class TopK:
         return sent, held.reshape(source.shape)
 
     def keep(self, left: Array, pending: _core.Pending) -> None:
-        """Remember what is left, from when `pending`, which sends the rest, has started."""
+        """Set the residual to take effect when `pending`, which sends the elements, has started."""
         self._next = pending, left
 
     def _memory(self) -> Array | None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A group of ranks, and every collective on arrays as one of its methods.
+"""A group of ranks, with every collective on arrays as a method.
 
-The functions of the same names in `ngd` document them; `site` is for them: the call site that
+The functions of the same names in `ngd` document the methods. They pass `site`, the call site that
 messages show.
 """
 
@@ -33,11 +33,11 @@ from .arrays import (
 from .work import Plan, Work
 
 GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
-"""Those of this process, for their statistics."""
+"""The groups of this process, for their statistics."""
 
 
 def living(groups: weakref.WeakSet[Group]) -> list[Group]:
-    """Those that there are now, while other threads may add some."""
+    """Return the groups that exist now, even if other threads add some."""
     while True:
         try:
             return list(groups)
@@ -46,23 +46,39 @@ def living(groups: weakref.WeakSet[Group]) -> list[Group]:
 
 
 MOST_ROWS = 2**48
-"""That a rank may say it has: more than an address holds, and far from overflowing a sum."""
+"""The largest number of rows that a rank may give: the sum over ranks does not overflow."""
 
 
 class Group(BoundToProcess):
-    """Ranks that communicate: every collective is called by all of them, in the same order.
+    """A group of ranks that communicate.
+
+    All ranks of a group call its collectives in the same order. ngd.init() returns the group of all
+    ranks, the world.
 
     Attributes
     ----------
-    rank, size
-        This process's number in the group, from 0, and how many there are.
-    local_rank, local_size
-        The same among those on this host.
-    name
-        "world", or where the group came from; for messages and statistics.
-    is_member
-        Whether this rank belongs to it. False only of what split(None) returns, which has rank -1
-        and size 0 and refuses every collective with NotMemberError.
+    rank : int
+        The number of this rank in the group, from 0.
+    size : int
+        The number of ranks.
+    local_rank, local_size : int
+        The same among the ranks of this host.
+    name : str
+        "world", or a name that messages and statistics show.
+    is_member : bool
+        False only for the result of split(None), which has rank -1 and size 0. Its collectives
+        raise NotMemberError.
+
+    Notes
+    -----
+    Each collective is also a function of the same name in `ngd`, which documents parameters and
+    shapes. There, `group` is a parameter.
+
+    Examples
+    --------
+    >>> world = ngd.init()
+    >>> world.all_reduce(np.ones(3), op="sum")
+    array([1., 1., 1.])
     """
 
     instead = "another process calls ngd.init() or split() itself"
@@ -88,30 +104,37 @@ class Group(BoundToProcess):
         )
 
     def check_open(self) -> None:
-        """Raise GroupClosedError after shutdown()."""
+        """Raise GroupClosedError if the group is closed."""
         if self.closed:
             _core.stay_if_ending()
             raise GroupClosedError("this group was shut down; ngd.init() makes a new one")
 
     def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group:
-        """Make smaller groups of this one.
+        """Split the group into smaller groups. Every rank of the group calls it.
 
         Parameters
         ----------
-        color
-            The ranks that give the same number >= 0 become a group; None: this rank joins none.
-        key
-            Ranks are numbered in the order of their keys, those of one key in the order of their
-            ranks here.
-        name
-            For messages and statistics.
+        color : int or None
+            Ranks that give the same number >= 0 form a group. None: this rank joins no group.
+        key : int, default 0
+            The ranks of a group are numbered in the order of their keys. Ranks of equal keys keep
+            the order of this group.
+        name : str, optional
+            The name for messages and statistics.
 
         Returns
         -------
         Group
-            Where color is None, one that this rank is no member of (`is_member`), and that refuses
-            to be used. Every rank of this group must call split; closing a group closes those that
-            came from it.
+            The group of this rank. If color is None, a group without this rank (`is_member` is
+            False). Closing a group closes the groups that were split from it.
+
+        Examples
+        --------
+        Split the world into even and odd ranks.
+
+        >>> world = ngd.init()
+        >>> world.split(world.rank % 2, name="parity").size
+        1
         """
         number = -1 if color is None else whole(color, "split", "color")
         if color is not None and number < 0:
@@ -123,20 +146,17 @@ class Group(BoundToProcess):
         return self._adopt(Group(made, name or f"{self.name}/{color}"))
 
     def group_of(self, members: Sequence[int], number: int, key: str, name: str) -> Group:
-        """Make a group of some ranks of a world over MPI, called by these alone.
+        """Make a group of some ranks of a world over MPI; only these ranks call it.
 
-        They have agreed elsewhere on the list, on a key of their own, and on the largest of their
-        next_group_number()s. Errors name ranks as this group does.
+        They have agreed on the list, on a key of their own, and on the largest of their
+        next_group_number()s. Errors use the rank numbers of this group.
         """
         self.check_open()
         made = self.communicator.group_of(members, number, key, self.timeout)
         return self._adopt(Group(made, name))
 
     def _adopt(self, child: Group) -> Group:
-        """Take in a new group, which ends with this one: another thread may have ended it by now.
-
-        close() says first that this group is closed, and looks for children then.
-        """
+        """Add a new group to the children, and close it if another thread has closed this group."""
         self._children.add(child)
         if self.closed:
             child.close()
@@ -155,7 +175,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Reduce over the ranks; see ngd.all_reduce."""
+        """Reduce an array over the ranks; see ngd.all_reduce."""
         plain = weight is None and compression is None and algorithm == "auto"
         if plain and site is None and not async_op:
             result = self.quick("all_reduce", array, out, op)
@@ -180,7 +200,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Reduce over the ranks, and keep a block each; see ngd.reduce_scatter."""
+        """Reduce an array over the ranks, and return this rank's block; see ngd.reduce_scatter."""
         if axis == 0 and site is None and not async_op:
             result = self.quick("reduce_scatter", array, out, op)
             if result is not None:
@@ -197,7 +217,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Join the ranks' arrays; see ngd.all_gather."""
+        """Concatenate the arrays of the ranks; see ngd.all_gather."""
         if axis == 0 and site is None and not async_op:
             result = self.quick("all_gather", array, out, "none")
             if result is not None:
@@ -214,7 +234,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Join the ranks' arrays of different lengths; see ngd.all_gather_v."""
+        """Concatenate arrays of different lengths; see ngd.all_gather_v."""
         source, site = np.atleast_1d(operand(array, "all_gather_v")), site or call_site()
         if counts is not None:
             rows = self._counts(counts, "all_gather_v", "counts")
@@ -258,7 +278,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Give every rank the root's array; see ngd.broadcast."""
+        """Copy the array of the root to all ranks; see ngd.broadcast."""
         if site is None and not async_op:
             result = self.quick("broadcast", array, out, "none", root)
             if result is not None:
@@ -296,7 +316,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Reduce over the ranks to one of them; see ngd.reduce."""
+        """Reduce an array over the ranks to the root; see ngd.reduce."""
         return self._run_kind("reduce", array, out, async_op, site, op=op, root=root)
 
     def gather(
@@ -308,7 +328,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Join the ranks' arrays on one of them; see ngd.gather."""
+        """Concatenate the arrays of the ranks on the root; see ngd.gather."""
         return self._run_kind("gather", array, out, async_op, site, root=root)
 
     def scatter(
@@ -322,7 +342,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Give every rank its block of the root's array; see ngd.scatter."""
+        """Send each rank its block of the root's array; see ngd.scatter."""
         where = "scatter"
         root, here = self._root(root, where)
         if array is None:
@@ -355,7 +375,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Exchange blocks; see ngd.all_to_all."""
+        """Exchange blocks between all ranks; see ngd.all_to_all."""
         if site is None and not async_op:
             result = self.quick("all_to_all", array, out, "none")
             if result is not None:
@@ -411,7 +431,7 @@ class Group(BoundToProcess):
     def send(
         self, array: Any, to: int, tag: int = 0, *, async_op: bool = False, site: str | None = None
     ) -> Any:
-        """Send to one rank; see ngd.send."""
+        """Send an array to one rank; see ngd.send."""
         source = operand(array, "send")
         to, tag = self._other(to, "send", "to"), whole(tag, "send", "tag")
         return self._run(
@@ -437,7 +457,7 @@ class Group(BoundToProcess):
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
-        """Receive what one rank sends; see ngd.recv."""
+        """Receive an array from one rank; see ngd.recv."""
         source, tag = self._other(source, "recv", "source"), whole(tag, "recv", "tag")
         buffer = self._received(out, shape, dtype, "recv")
         given = buffer if out is None else out
@@ -454,27 +474,30 @@ class Group(BoundToProcess):
         )
 
     def barrier(self, *, async_op: bool = False, site: str | None = None) -> Any:
-        """Return when every rank has come; see ngd.barrier."""
+        """Wait until every rank has called it; see ngd.barrier."""
         if site is None and not async_op and self.quick_barrier():
             return None
         nothing: Array = np.empty(0, np.uint8)
         return self._run("barrier", nothing, nothing, lambda: None, async_op, site, count=0)
 
     def abort(self, traceback: str) -> None:
-        """Tell the other ranks that this one has failed, and close; smaller groups first."""
+        """Notify the other ranks that this rank has failed, and close the group.
+
+        Groups that were split from this one are notified first.
+        """
         for child in living(self._children):
             child.abort(traceback)
         self.communicator.abort(traceback)
 
     def close(self) -> None:
-        """Leave, the groups that were split from this one first; idempotent."""
+        """Leave the group, after the groups that were split from it. A second call does nothing."""
         self.closed = True
         for child in living(self._children):
             child.close()
         self.communicator.close()
 
     def under_way(self) -> _core.UnderWay:
-        """A context for a call of several collectives: an exception amid them closes the group."""
+        """Return a context for several collectives; an exception inside closes the group."""
         return _core.UnderWay([self.communicator], [self.abort], False)
 
     def _run_kind(
@@ -657,7 +680,7 @@ def _nothing() -> None:
 
 
 class NonMember(Group):
-    """What split() gives a rank that joins no group. `group=None` would mean the world."""
+    """The result of split() on a rank that joins no group. `group=None` would mean the world."""
 
     is_member = False
 
@@ -678,22 +701,22 @@ class NonMember(Group):
         )
 
     def check_open(self) -> None:
-        """It never is."""
+        """Raise the error of a use."""
         self.refuse("group")
 
     def quick(self, kind: str, *_: Any) -> Any:
-        """As the communicator's."""
+        """Raise the error of a collective."""
         self.refuse(kind)
 
     def quick_barrier(self) -> Any:
-        """As the communicator's."""
+        """Raise the error of a barrier."""
         self.refuse("barrier")
 
     def abort(self, traceback: str) -> None:
-        """There is nobody to tell."""
+        """Do nothing: there is no rank to notify."""
 
     def close(self) -> None:
-        """There is nothing to leave."""
+        """Mark the group as closed."""
         self.closed = True
 
 

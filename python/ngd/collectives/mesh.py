@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks laid out as a grid whose axes have names."""
+"""Ranks in a grid whose axes have names."""
 
 from __future__ import annotations
 
@@ -15,16 +15,38 @@ from .group import Group
 
 
 class Mesh:
-    """Ranks as a grid, the last axis varying fastest; `mesh[name]` is the group along an axis.
+    """Ranks in a grid with named axes; ngd.make_mesh makes one.
+
+    `mesh[name]` is the group of ranks along an axis: its ranks differ in this coordinate only. The
+    last axis varies fastest.
+
+    Parameters
+    ----------
+    group : Group
+        All ranks of the grid.
+    shape : sequence of ints
+        The lengths of the axes, whose product is the number of ranks.
+    names : sequence of str
+        A name for each axis.
 
     Attributes
     ----------
-    group
+    group : Group
         All ranks of the grid.
-    names, shape
-        The axes and their lengths.
-    coordinates
-        This rank's place along each.
+    shape : tuple of ints
+        The lengths of the axes.
+    names : tuple of str
+        The names of the axes.
+    coordinates : tuple of ints
+        The coordinates of this rank.
+
+    Examples
+    --------
+    >>> mesh = ngd.make_mesh((1, 1), ("data", "model"))
+    >>> mesh.coordinates
+    (0, 0)
+    >>> ngd.all_reduce(np.ones(2), op="mean", group=mesh["data"])
+    array([1., 1.])
     """
 
     def __init__(self, group: Group, shape: Sequence[int], names: Sequence[str]) -> None:
@@ -60,7 +82,7 @@ class Mesh:
             self._along[name] = line
 
     def _compare(self) -> str:
-        """How grids differ, on all ranks alike: their groups would be of other ranks."""
+        """Return how the ranks' grids differ, or "". All ranks get the same answer."""
         mine = np.frombuffer(repr((self.shape, self.names)).encode(), np.uint8)
         lengths = self.group.all_gather(np.array([len(mine)]), site=call_site())
         texts = self.group.all_gather_v(mine, counts=lengths, site=call_site())
@@ -77,7 +99,7 @@ class Mesh:
         )
 
     def __getitem__(self, name: str) -> Group:
-        """The ranks that differ from this one along that axis only."""
+        """Return the group of ranks that differ from this one only along an axis."""
         if name not in self._along:
             raise KeyError(f"Mesh: expected an axis among {', '.join(self.names)}; got {name!r}")
         return self._along[name]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What collectives have cost, and what the ranks say that they call."""
+"""The time and bytes of collectives, and a comparison of the ranks' collectives."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from .group import GROUPS, Group, living
 
 @dataclass(frozen=True, slots=True)
 class CallStats:
-    """What a collective at a call site has cost this rank so far.
+    """The cost of a collective at one call site on this rank.
 
     Attributes
     ----------
-    group
+    group : str
         The name of the group.
-    op
-        "all_reduce(sum)", for instance.
-    site
+    op : str
+        The collective, such as "all_reduce(sum)".
+    site : str
         `file:line` of the call.
-    calls, bytes
-        How many, and how much in all: of this rank's source or destination, the larger.
-    seconds, waited
-        From start to completion, and what of it was spent waiting, in seconds.
-    last
-        By rank: how often it was the last to come. A rank that leads here holds the others up.
+    calls : int
+        The number of calls.
+    bytes : int
+        The bytes of all calls: of this rank's source or destination, whichever is larger.
+    seconds : float
+        The time from start to completion, in seconds.
+    waited : float
+        The part of that time that this rank waited, in seconds.
+    last : tuple of ints
+        Per rank, how often it was the last one to arrive. A rank with a large number delays the
+        other ranks.
     """
 
     group: str
@@ -41,7 +46,7 @@ class CallStats:
 
 
 class CommStats(list[CallStats]):
-    """The rows of ngd.comm_stats(), the longest waits first; str() makes a table of them."""
+    """The result of ngd.comm_stats(), with the longest waits first; print() shows a table."""
 
     def __str__(self) -> str:
         head = ("group", "op", "calls", "MB", "ms", "ms waited", "last to come", "call site")
@@ -72,20 +77,25 @@ class CommStats(list[CallStats]):
 
 
 def comm_stats() -> CommStats:
-    """What each collective of each call site has cost this rank, over all groups of the process.
+    """Return the cost of each collective per call site on this rank, over all groups.
 
     Returns
     -------
     CommStats
-        A list of CallStats, the longest waits first; print it for a table. Empty where nothing is
-        counted (in a group of one). Groups that are closed and forgotten are not in it.
+        A list of CallStats, with the longest waits first. print() shows a table. A group of one
+        rank counts nothing. Groups that are closed and deleted are not in it.
+
+    Examples
+    --------
+    >>> stats = ngd.comm_stats()
+    >>> waited = sum(row.waited for row in stats)
     """
     rows = [row for group in living(GROUPS) for row in stats_of(group)]
     return CommStats(sorted(rows, key=lambda row: (-row.waited, row.group, row.op, row.site)))
 
 
 def stats_of(group: Group) -> list[CallStats]:
-    """The rows of one group."""
+    """Return the rows of one group."""
     rows = []
     for kind, op, site, calls, moved, seconds, waited, last in group.communicator.stats():
         name = kind if op == "none" else f"{kind}({op})"
@@ -94,10 +104,11 @@ def stats_of(group: Group) -> list[CallStats]:
 
 
 def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
-    """The first difference between the ranks' sequences of collectives, in words.
+    """Return the first difference between the ranks' sequences of collectives, as text.
 
-    `text` has one collective a line, ending in " at FILE:LINE", then an empty line and which step
-    it is; `computation` tells what that computes. Every rank calls this, and gets the same answer.
+    `text` has one collective per line, which ends with " at FILE:LINE". An empty line and the name
+    of the step follow. `computation` is a hash of what the step computes. Every rank calls this and
+    gets the same answer.
     """
     mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     with group.under_way():

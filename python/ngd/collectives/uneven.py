@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that have more data than others."""
+"""Iteration over different numbers of batches on the ranks."""
 
 from __future__ import annotations
 

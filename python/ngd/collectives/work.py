@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call has prepared, and the handle of a collective that goes on by itself."""
+"""Prepared collectives, and the handle of an asynchronous collective."""
 
 from __future__ import annotations
 
@@ -18,21 +18,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A call that no other rank has heard of."""
+    """A collective that is prepared and not started."""
 
     pending: list[_core.Pending]
-    """Not started, in the order in which they will be."""
+    """Pending collectives, in the order in which they will start."""
     finish: Callable[[], Any]
-    """Makes the result when they are over; may be called again where it was interrupted."""
+    """Makes the result when they are done; may be called again after an interrupt."""
 
 
 class Work(BoundToProcess):
-    """A collective on its way: what `async_op=True` returns.
+    """The handle of a pending collective, which `async_op=True` returns.
 
-    Its arrays belong to it until wait() has returned; nobody else reads or writes them. Works may
-    be waited for in any order. Inside a host no thread moves them: each goes on in every call into
-    its group that waits, and in done(). A Work that is dropped without wait() is reported through
+    The arrays of the collective belong to it until wait() has returned: do not read or write them.
+    Works may be waited for in any order. A Work that is dropped without wait() is reported through
     `sys.unraisablehook`.
+
+    Notes
+    -----
+    Inside a host no thread makes progress in the background. A pending collective makes progress in
+    every call into its group that waits, and in done().
+
+    The result has the shape that the collective documents.
+
+    Examples
+    --------
+    >>> work = ngd.all_reduce(np.ones(3), op="sum", async_op=True)
+    >>> work.wait()
+    array([1., 1., 1.])
     """
 
     instead = "wait() for it, and copy its result"
@@ -48,14 +60,25 @@ class Work(BoundToProcess):
         return f"<ngd.Work {self._what}: {state}>"
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Return the result when it is there.
+        """Wait for the collective and return its result.
 
         Parameters
         ----------
-        timeout
-            Seconds after which to give up with TimeoutError: nothing is wrong then, and wait() may
-            be called again. By default the deadline is NGD_TIMEOUT, after which the group is
-            closed, as in a call that is not asynchronous.
+        timeout : float, optional
+            Seconds after which TimeoutError is raised. The collective stays pending, and wait() may
+            be called again. By default the limit is NGD_TIMEOUT, after which the group is closed.
+
+        Returns
+        -------
+        numpy.ndarray, or the `out` of the call
+            The result of the collective.
+
+        Raises
+        ------
+        TimeoutError
+            The result is not there after `timeout` seconds.
+        CollectiveError
+            The collective failed.
         """
         if not self._advance(timeout):
             raise TimeoutError(
@@ -66,7 +89,10 @@ class Work(BoundToProcess):
         return self._result
 
     def done(self) -> bool:
-        """Whether wait() would return, or raise, at once. Moves all Works of the group forward."""
+        """Return True if wait() would return or raise at once.
+
+        The call makes progress on all pending collectives of the group.
+        """
         try:
             return self._advance(0.0)
         except BusyError:
@@ -75,22 +101,25 @@ class Work(BoundToProcess):
             return True  # wait() raises it
 
     def exception(self) -> BaseException | None:
-        """The error that wait() would raise now; None where it is on its way, or well."""
+        """Return the error that wait() would raise now, or None."""
         self.done()
         return self._error
 
     @property
     def result(self) -> Any:
-        """What wait() returns; waits."""
+        """The result of wait()."""
         return self.wait()
 
     def _start(self) -> None:
-        """Let it begin. After an interrupt the caller has the Work, or the Work is dropped."""
+        """Start the collective. After an interrupt the Work stays valid, or it is dropped."""
         assert self._plan is not None
         _core.start(self._plan.pending)
 
     def _advance(self, seconds: float | None) -> bool:
-        """Go on for so long; whether it has ended. An interrupt leaves it as it is."""
+        """Make progress for some seconds; return whether the collective has ended.
+
+        An interrupt changes nothing.
+        """
         plan = self._plan
         if plan is None:
             return True

@@ -40,21 +40,34 @@ Lower: TypeAlias = Callable[[Target], Lowered]
 
 
 class Executable(Protocol):
-    """A compiled step: call it with arrays by position."""
+    """A compiled step, which ngd.compile returns. Call it with arrays by position or by name.
+
+    Examples
+    --------
+    >>> inputs = ngd.placeholder("inputs", (2, 3))
+    >>> step = ngd.compile(inputs, ops.sum(inputs))
+    >>> float(step(np.ones((2, 3), np.float32)))
+    6.0
+    """
 
     graph: Graph
     """The graph as it was given."""
 
     def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
-        """Run once, on arrays by position or by name; see ngd.compile."""
+        """Run the step once on arrays by position or by name; see ngd.compile."""
         ...
 
     def memory(self) -> dict[str, int]:
-        """Bytes: variables; the arenas private and shared; unshared, what they would be apart.
+        """Return the bytes of the step's memory.
 
-        Recomputed: what kernels read and write more because of `memory_limit`. Sharded: variables
-        that this host keeps once for all its ranks (`shard`). Apart: variables that all hosts
-        together keep once, and each rank a part of; "variables" counts them whole, too.
+        Returns
+        -------
+        dict from str to int
+            "variables" counts variables, "private" and "shared" the two arenas. "unshared" is the
+            size that all values would take without reuse. "recomputed" counts the additional
+            traffic because of `memory_limit`. "sharded" counts variables that this host keeps once
+            for all its ranks. "apart" counts variables that all hosts together keep once;
+            "variables" includes them in full.
         """
         ...
 
@@ -76,22 +89,23 @@ class Executable(Protocol):
         ...
 
     def cost(self) -> Cost:
-        """FLOP and bytes of one run, as the device computes it: of ops, fused where they are.
+        """Return FLOP and bytes of one run, after the compiler has fused ops.
 
-        Loops count all their rounds; of the branches of `ops.cond` the longer one counts. An
-        operation is one on an element: a multiplication, an addition, a comparison, an exponential.
+        A FLOP is one operation on one element, such as a multiplication, an addition, a comparison
+        or an exponential. Loops count all iterations. Of the branches of `ops.cond` the longest
+        counts.
         """
         ...
 
     def compare_ranks(self) -> str:
-        """Compare the collectives that the ranks will call; every rank calls this.
+        """Compare the collectives that the ranks will call. Every rank calls this.
 
         Returns
         -------
         str
-            For each group that the step talks in: that all agree, or the first difference, with
-            both call sites; and whether what they compute differs, which it may by right. The same
-            on all ranks of a group.
+            For each group of the step: that all ranks agree, or the first difference with both call
+            sites. The text also reports that ranks compute different values, which is allowed.
+            All ranks of a group get the same text.
         """
         ...
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job does, in numbers for Prometheus: NGD_METRICS (docs/metrics.md).
+"""The metrics of a job for Prometheus: NGD_METRICS (docs/metrics.md).
 
-`counting` notes what steps take; `families` gives that, and what collectives have cost, names and
-labels; `serving` brings the ranks of a host together behind one port. The last two are imported
-where NGD_METRICS is set, and nowhere else. Users call `count` and `address`, the rest is ngd's own.
+`counting` records the time of steps. `families` gives the records, and the cost of collectives,
+their names and labels. `serving` collects the ranks of a host behind one port. The last two modules
+are imported only if NGD_METRICS is set. Users call `count` and `address`; the rest is internal.
 """
 
 from __future__ import annotations
@@ -13,24 +13,32 @@ from ..dtype import whole
 from .counting import Tally, by_hand, tally
 
 _begun = False
-"""Whether this process takes part, or has looked and need not."""
+"""True if this process serves metrics, or has found that it need not."""
 
 __all__ = ["Tally", "address", "begin", "count", "tally", "wanted"]
 
 
 def count(*, examples: int = 0, steps: int = 0) -> None:
-    """Add to the metrics of this rank: `ngd_examples_total` and `ngd_steps_total`.
+    """Add to the metrics `ngd_examples_total` and `ngd_steps_total` of this rank.
 
-    Compiled steps count themselves, and `ngd.train.Trainer` counts its examples. Without
-    NGD_METRICS nothing comes of it.
+    Compiled steps are counted without a call, and `ngd.train.Trainer` counts its samples. Without
+    NGD_METRICS the call has no effect.
 
     Parameters
     ----------
-    examples
-        How many examples (images, sequences) this rank has trained on since the last call; >= 0.
-    steps
-        How many steps it has made that ngd has not compiled, as those of a framework over one of
-        the bridges; >= 0.
+    examples : int, default 0
+        The number of samples (images, sequences) that this rank has trained on since the last call.
+    steps : int, default 0
+        The number of steps that ngd has not compiled, such as those of a framework over a bridge.
+
+    Raises
+    ------
+    ValueError
+        A number is negative.
+
+    Examples
+    --------
+    >>> ngd.metrics.count(examples=32)
     """
     numbers = {}
     for name, given in (("examples", examples), ("steps", steps)):
@@ -43,10 +51,17 @@ def count(*, examples: int = 0, steps: int = 0) -> None:
 
 
 def address() -> tuple[str, int] | None:
-    """Where this process serves the metrics of its host: address and port.
+    """Return the address and port where this process serves the metrics of its host.
 
-    None where another rank of the host serves them, where the port was taken, and without
-    NGD_METRICS.
+    Returns
+    -------
+    tuple of str and int, or None
+        None if another rank of the host serves them, if the port was taken, or without NGD_METRICS.
+
+    Examples
+    --------
+    >>> ngd.metrics.address() is None
+    True
     """
     if not wanted():
         return None
@@ -56,24 +71,24 @@ def address() -> tuple[str, int] | None:
 
 
 def wanted() -> bool:
-    """Whether NGD_METRICS is set."""
+    """Return True if NGD_METRICS is set."""
     return config.metrics() is not None
 
 
 def begin(size: int | None = None) -> None:
-    """Take part in the metrics of this host, where NGD_METRICS is set; idempotent.
+    """Start to serve the metrics of this host if NGD_METRICS is set. A second call does nothing.
 
     Parameters
     ----------
-    size
-        How many ranks the world has; by default as many as the launcher tells.
+    size : int, optional
+        The number of ranks in the world. The default is the launcher's number.
 
     Raises
     ------
     ImportError
-        There is no prometheus-client.
+        prometheus-client is not installed.
     InitError
-        NGD_METRICS makes no sense.
+        NGD_METRICS is invalid.
     """
     global _begun
     where = config.metrics()

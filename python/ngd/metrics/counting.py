@@ -13,9 +13,10 @@ BOUNDS: Final = tuple(base * 10.0**power for power in range(-4, 2) for base in (
 
 
 class Tally:
-    """How often a compiled step ran, and how long that took.
+    """The number of runs of a compiled step, and their time.
 
-    Who adds holds the step's variables or is the only one that calls it: one thread at a time.
+    One thread at a time adds: it holds the step's variables, or is the only one that calls the
+    step.
     """
 
     __slots__ = ("buckets", "seconds", "site")

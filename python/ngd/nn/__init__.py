@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules: what neural networks are made of, with PyTorch's names and layouts of variables.
+"""Layers of neural networks, with PyTorch's names and layouts of variables.
 
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 10))
     with nn.training(nn.Random(seed=1)) as state:
@@ -8,9 +8,10 @@
     step = ngd.compile([x, y], [loss], updates)
     evaluate = ngd.compile([x], [model(x)])
 
-A model builds a graph each time that it is called; both graphs here are of the same variables.
-Modules and their arguments are called as PyTorch calls them, and mean the same, but for
-MultiHeadAttention; what differs is in the module's own documentation.
+A call of a model builds a graph. Both graphs here use the same variables.
+
+Modules take the arguments of PyTorch's modules of the same names. Each module documents where it
+differs. MultiHeadAttention takes other arguments in its call.
 """
 
 from . import initializers

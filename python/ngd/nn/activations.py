@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions of one tensor as modules, with PyTorch's names: what ngd.ops has."""
+"""Activation functions as modules, with PyTorch's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .module import Module
 
 
 class Activation(Module):
-    """A function of one tensor, with options; a subclass names it."""
+    """An elementwise function, or a softmax, as a module; the base of the modules here."""
 
     function: ClassVar[Callable[..., Any]]
 
@@ -20,59 +20,155 @@ class Activation(Module):
         self.options: dict[str, Any] = {}
 
     def forward(self, x: Node) -> Node:
-        """Of the shape and dtype of x."""
+        """Return the function of x.
+
+        Parameters
+        ----------
+        x : Node
+            Floats of any shape.
+
+        Returns
+        -------
+        Node
+            The shape and dtype of x.
+        """
         y: Node = type(self).function(x, **self.options)
         return y
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the options, for `repr`."""
         return ", ".join(f"{key}={value!r}" for key, value in self.options.items())
 
 
 class ReLU(Activation):
-    """max(x, 0)."""
+    """The activation max(x, 0).
+
+    Input: numbers of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.ReLU()(features).shape
+    (4, 3)
+    """
 
     function = ops.relu
 
 
 class SiLU(Activation):
-    """x * sigmoid(x)."""
+    """The activation x * sigmoid(x), also called swish.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.SiLU()(features).shape
+    (4, 3)
+    """
 
     function = ops.silu
 
 
 class Sigmoid(Activation):
-    """1 / (1 + exp(-x))."""
+    """The activation 1 / (1 + exp(-x)).
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.Sigmoid()(features).shape
+    (4, 3)
+    """
 
     function = ops.sigmoid
 
 
 class Tanh(Activation):
-    """The hyperbolic tangent."""
+    """The hyperbolic tangent.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.Tanh()(features).shape
+    (4, 3)
+    """
 
     function = ops.tanh
 
 
 class Softplus(Activation):
-    """log(1 + exp(x))."""
+    """The activation log(1 + exp(x)).
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.Softplus()(features).shape
+    (4, 3)
+    """
 
     function = ops.softplus
 
 
 class Hardswish(Activation):
-    """x * hardsigmoid(x)."""
+    """The activation x * min(max(x + 3, 0), 6) / 6.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Notes
+    -----
+    Howard et al., 2019 (arXiv:1905.02244), section 5.2.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.Hardswish()(features).shape
+    (4, 3)
+    """
 
     function = ops.hardswish
 
 
 class Hardsigmoid(Activation):
-    """x / 6 + 1/2 within [0, 1]."""
+    """The activation min(max(x + 3, 0), 6) / 6.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.Hardsigmoid()(features).shape
+    (4, 3)
+    """
 
     function = ops.hardsigmoid
 
 
 class GELU(Activation):
-    """ops.gelu; approximate "none" or "tanh"."""
+    """The activation x * P(X <= x), where X has the standard normal distribution.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    approximate : {"none", "tanh"}, default "none"
+        With "tanh": 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))).
+
+    Notes
+    -----
+    Hendrycks and Gimpel, 2016 (arXiv:1606.08415), section 2.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.GELU(approximate="tanh")(features).shape
+    (4, 3)
+    """
 
     function = ops.gelu
 
@@ -81,7 +177,21 @@ class GELU(Activation):
 
 
 class LeakyReLU(Activation):
-    """x where x > 0, else negative_slope * x."""
+    """The activation x for x > 0, and negative_slope * x otherwise.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    negative_slope : float, default 0.01
+        The slope for negative x.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.LeakyReLU(0.1)(features).shape
+    (4, 3)
+    """
 
     function = ops.leaky_relu
 
@@ -90,7 +200,25 @@ class LeakyReLU(Activation):
 
 
 class ELU(Activation):
-    """x where x > 0, else alpha * (exp(x) - 1)."""
+    """The activation x for x > 0, and alpha * (exp(x) - 1) otherwise.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    alpha : float, default 1.0
+        The negative of the limit at minus infinity.
+
+    Notes
+    -----
+    Clevert, Unterthiner and Hochreiter, 2016 (arXiv:1511.07289), equation 14.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.ELU()(features).shape
+    (4, 3)
+    """
 
     function = ops.elu
 
@@ -99,7 +227,16 @@ class ELU(Activation):
 
 
 class ReLU6(Activation):
-    """x within [0, 6]."""
+    """The activation min(max(x, 0), 6).
+
+    Input: numbers of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.ReLU6()(features).shape
+    (4, 3)
+    """
 
     function = ops.clip
 
@@ -108,7 +245,21 @@ class ReLU6(Activation):
 
 
 class Softmax(Activation):
-    """exp(x) divided by its sum along an axis."""
+    """Exponentials that are divided by their sum along an axis, exp(x) / sum(exp(x)).
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    dim : int, default -1
+        The axis along which the elements sum to 1.
+
+    Examples
+    --------
+    >>> logits = ngd.placeholder("logits", (4, 10))
+    >>> nn.Softmax()(logits).shape
+    (4, 10)
+    """
 
     function = ops.softmax
 
@@ -117,21 +268,53 @@ class Softmax(Activation):
 
 
 class Identity(Module):
-    """The tensor itself."""
+    """A module that returns its input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> nn.Identity()(features) is features
+    True
+    """
 
     def forward(self, x: Any) -> Any:
-        """The argument."""
+        """Return the argument."""
         return x
 
 
 class Flatten(Module):
-    """All axes from start_dim on as one: [batch, ...] to [batch, n]."""
+    """A module that joins the axes from start_dim on.
+
+    Input: [batch, ...]. Output: [batch, n] for the default start_dim.
+
+    Parameters
+    ----------
+    start_dim : int, default 1
+        The first of the axes that become one.
+
+    Examples
+    --------
+    >>> images = ngd.placeholder("images", (8, 3, 32, 32))
+    >>> nn.Flatten()(images).shape
+    (8, 3072)
+    """
 
     def __init__(self, start_dim: int = 1) -> None:
         self.start_dim = start_dim
 
     def forward(self, x: Node) -> Node:
-        """Of the dtype of x."""
+        """Return x with its last axes joined.
+
+        Parameters
+        ----------
+        x : Node
+            [batch, ...] of any dtype.
+
+        Returns
+        -------
+        Node
+            [batch, n], the dtype of x.
+        """
         ahead = x.shape[: self.start_dim]
         y: Node = ops.reshape(x, (*ahead, math.prod(x.shape[len(ahead) :])))
         return y

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention with its projections."""
+"""Multi-head attention."""
 
 from __future__ import annotations
 
@@ -12,12 +12,37 @@ from .module import Module, Parameter
 
 
 class MultiHeadAttention(Module):
-    """Attention of several heads: Vaswani et al., 2017 (arXiv:1706.03762), section 3.2.2.
+    """Multi-head attention with its projections.
 
-    The variables are those of torch.nn.MultiheadAttention (in_proj_weight, in_proj_bias,
-    out_proj.weight, out_proj.bias), which begin as there. The batch comes first. A mask is as
-    ops.attention has it: of bools, True takes part (in PyTorch's module, False). An integer mask
-    is a DTypeError: convert it by `mask != 0`.
+    Parameters
+    ----------
+    embed_dim : int
+        The size of the last axis of query, key, value and output.
+    num_heads : int
+        The number of heads, which divides embed_dim.
+    bias : bool, default True
+        Add a bias in each projection.
+
+    Notes
+    -----
+    softmax(q @ k^T / sqrt(d)) @ v per head, with d = embed_dim / num_heads. See Vaswani et al.,
+    2017 (arXiv:1706.03762), section 3.2.2.
+
+    Input: query [batch, L, embed_dim], key and value [batch, S, embed_dim].
+    Output: [batch, L, embed_dim].
+
+    The variables have the names, shapes and first values of torch.nn.MultiheadAttention. They are
+    `in_proj_weight`, `in_proj_bias`, `out_proj.weight` and `out_proj.bias`.
+
+    Two things differ from PyTorch. The batch is the first axis. In a mask of bools, True means that
+    the position takes part.
+
+    Examples
+    --------
+    >>> attention = nn.MultiHeadAttention(64, num_heads=4)
+    >>> hidden = ngd.placeholder("hidden", (8, 16, 64))
+    >>> attention(hidden, causal=True).shape
+    (8, 16, 64)
     """
 
     in_proj_weight: Any
@@ -42,10 +67,26 @@ class MultiHeadAttention(Module):
         mask: Any = None,
         causal: bool = False,
     ) -> Node:
-        """[batch, L, embed_dim], of query, key and value [batch, S, embed_dim].
+        """Return the attention of query to key and value.
 
-        Without a key it is the query, and without a value it is the key. The mask broadcasts to
-        [batch, num_heads, L, S].
+        Parameters
+        ----------
+        query : Node
+            [batch, L, embed_dim].
+        key : Node, optional
+            [batch, S, embed_dim]. The default is the query.
+        value : Node, optional
+            [batch, S, embed_dim]. The default is the key.
+        mask : array_like, optional
+            Broadcasts to [batch, num_heads, L, S]. True takes part; floats are added to the scores.
+            An integer mask is a DTypeError: convert it by `mask != 0`.
+        causal : bool, default False
+            Position i of the query attends to positions up to i only.
+
+        Returns
+        -------
+        Node
+            [batch, L, embed_dim].
         """
         q, k, v = (self._heads(x) for x in self._projected(query, key, value))
         found = ops.transpose(ops.attention(q, k, v, mask, causal), (0, 2, 1, 3))
@@ -54,7 +95,7 @@ class MultiHeadAttention(Module):
         return made
 
     def _projected(self, query: Node, key: Node | None, value: Node | None) -> list[Node]:
-        """Query, key and value behind their projections: one product where they are one tensor."""
+        """Return the projected query, key and value, by one matmul if they are one tensor."""
         weight, bias = self.in_proj_weight, self.in_proj_bias
         if key is None and value is None:
             return list(ops.split(affine(query, weight, bias), 3, -1))
@@ -66,11 +107,11 @@ class MultiHeadAttention(Module):
         return [affine(x, w, b) for x, w, b in parts]
 
     def _heads(self, x: Node) -> Node:
-        """[batch, L, embed_dim] to [batch, num_heads, L, embed_dim / num_heads]."""
+        """Split heads: [batch, L, embed_dim] to [batch, num_heads, L, embed_dim / num_heads]."""
         parted = ops.reshape(x, (*x.shape[:2], self.num_heads, self.embed_dim // self.num_heads))
         apart: Node = ops.transpose(parted, (0, 2, 1, 3))
         return apart
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the arguments of the constructor, for `repr`."""
         return f"{self.embed_dim}, {self.num_heads}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that hold others."""
+"""Modules that contain modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,21 @@ from .module import Module
 
 
 class ModuleList(Module):
-    """Modules by number: their names are "0", "1", ..."""
+    """A list of modules, whose names are "0", "1" and so on.
+
+    Parameters
+    ----------
+    modules : iterable of Module, optional
+        The first modules of the list.
+
+    Examples
+    --------
+    >>> layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    >>> len(layers)
+    3
+    >>> list(layers.parameters())[:2]
+    ['0.weight', '0.bias']
+    """
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         for module in modules:
@@ -38,20 +52,50 @@ class ModuleList(Module):
 
 
 class Sequential(ModuleList):
-    """Modules one behind the other, as torch.nn.Sequential: Sequential(first, second, ...)."""
+    """Modules that are applied one after the other.
+
+    Parameters
+    ----------
+    *modules : Module
+        The modules in order. Each one takes the result of the one before it.
+
+    Notes
+    -----
+    Input: whatever the first module takes. Output: the result of the last module. The shapes are
+    those of these two modules.
+
+    Examples
+    --------
+    >>> model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
+    >>> images = ngd.placeholder("images", (32, 784))
+    >>> model(images).shape
+    (32, 10)
+    """
 
     def __init__(self, *modules: Module) -> None:
         super().__init__(modules)
 
     def forward(self, x: Any) -> Any:
-        """The last module's value."""
+        """Apply the modules in order; return the result of the last one."""
         for module in self:
             x = module(x)
         return x
 
 
 class ModuleDict(Module):
-    """Modules by name."""
+    """A dict of modules.
+
+    Parameters
+    ----------
+    modules : mapping from str to Module, optional
+        The first entries.
+
+    Examples
+    --------
+    >>> heads = nn.ModuleDict({"classes": nn.Linear(64, 10), "boxes": nn.Linear(64, 4)})
+    >>> list(heads.keys())
+    ['classes', 'boxes']
+    """
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
         self.update(modules or {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Convolutions over one, two and three axes."""
+"""Convolutions over one, two and three axes, and transposed convolutions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PerAxis: TypeAlias = int | Sequence[int]
 
 
 class Convolution(Module):
-    """What all of them share: weight [out_channels, in_channels / groups, kernel...], and bias."""
+    """The base of the convolutions, with weight [out_channels, in_channels / groups, kernel...]."""
 
     axes: ClassVar[int]
     transposed: ClassVar[bool] = False
@@ -57,14 +57,25 @@ class Convolution(Module):
         self.bias = Parameter(out_channels, bias_initializer or default) if bias else None
 
     def check(self, x: Node) -> None:
-        """Refuse what has another number of axes."""
+        """Raise ValueError if x has another number of axes."""
         if x.ndim != self.axes + 2:
             raise ValueError(
                 f"nn.{type(self).__name__}: expected [N, C, {self.axes} axes]; got {x!r}"
             )
 
     def forward(self, x: Node) -> Node:
-        """[N, in_channels, ...] to [N, out_channels, ...]."""
+        """Return the convolution of x with the weight, plus the bias.
+
+        Parameters
+        ----------
+        x : Node
+            Floats [N, in_channels, spatial...].
+
+        Returns
+        -------
+        Node
+            [N, out_channels, spatial...].
+        """
         self.check(x)
         y: Node = ops.conv(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
@@ -72,7 +83,7 @@ class Convolution(Module):
         return y
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the main arguments of the constructor, for `repr`."""
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
             f"stride={self.stride}"
@@ -80,25 +91,139 @@ class Convolution(Module):
 
 
 class Conv1d(Convolution):
-    """ops.conv of [N, C, L]. The padding is a number, pairs (before, after), or "same"."""
+    """A convolution over one axis.
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of channels of the input.
+    out_channels : int
+        The number of channels of the output.
+    kernel_size : int or sequence of ints
+        The size of the kernel, for all axes or per axis.
+    stride : int or sequence of ints, default 1
+        The distance between windows.
+    padding : int, sequence, or "same", default 0
+        Zeros that are added at both ends of each axis. A pair (before, after) per axis pads the
+        ends differently. "same" makes ceil(n / stride) windows, for any stride.
+    dilation : int or sequence of ints, default 1
+        The distance between elements of the kernel.
+    groups : int, default 1
+        The number of groups of channels; an output channel sees the input channels of its group.
+    bias : bool, default True
+        Add a bias per output channel.
+    weight_initializer, bias_initializer : function, optional
+        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+
+    Notes
+    -----
+    Input: [N, in_channels, L], floats. Output: [N, out_channels, L], where each axis has
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+
+    Variables: `weight` [out_channels, in_channels / groups, kernel...] and `bias` [out_channels].
+
+    Examples
+    --------
+    >>> layer = nn.Conv1d(3, 16, kernel_size=3, padding=1)
+    >>> signals = ngd.placeholder("signals", (8, 3, 100))
+    >>> layer(signals).shape
+    (8, 16, 100)
+    """
 
     axes = 1
 
 
 class Conv2d(Convolution):
-    """ops.conv of [N, C, H, W]. The padding is a number, or two, pairs, or "same"."""
+    """A convolution over two axes.
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of channels of the input.
+    out_channels : int
+        The number of channels of the output.
+    kernel_size : int or sequence of ints
+        The size of the kernel, for all axes or per axis.
+    stride : int or sequence of ints, default 1
+        The distance between windows.
+    padding : int, sequence, or "same", default 0
+        Zeros that are added at both ends of each axis. A pair (before, after) per axis pads the
+        ends differently. "same" makes ceil(n / stride) windows, for any stride.
+    dilation : int or sequence of ints, default 1
+        The distance between elements of the kernel.
+    groups : int, default 1
+        The number of groups of channels; an output channel sees the input channels of its group.
+    bias : bool, default True
+        Add a bias per output channel.
+    weight_initializer, bias_initializer : function, optional
+        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+
+    Notes
+    -----
+    Input: [N, in_channels, H, W], floats. Output: [N, out_channels, H, W], where each axis has
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+
+    Variables: `weight` [out_channels, in_channels / groups, kernel...] and `bias` [out_channels].
+
+    Examples
+    --------
+    >>> layer = nn.Conv2d(3, 16, kernel_size=3, padding=1)
+    >>> images = ngd.placeholder("images", (8, 3, 32, 32))
+    >>> layer(images).shape
+    (8, 16, 32, 32)
+    """
 
     axes = 2
 
 
 class Conv3d(Convolution):
-    """ops.conv of [N, C, D, H, W]. The padding is a number, or three, pairs, or "same"."""
+    """A convolution over three axes.
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of channels of the input.
+    out_channels : int
+        The number of channels of the output.
+    kernel_size : int or sequence of ints
+        The size of the kernel, for all axes or per axis.
+    stride : int or sequence of ints, default 1
+        The distance between windows.
+    padding : int, sequence, or "same", default 0
+        Zeros that are added at both ends of each axis. A pair (before, after) per axis pads the
+        ends differently. "same" makes ceil(n / stride) windows, for any stride.
+    dilation : int or sequence of ints, default 1
+        The distance between elements of the kernel.
+    groups : int, default 1
+        The number of groups of channels; an output channel sees the input channels of its group.
+    bias : bool, default True
+        Add a bias per output channel.
+    weight_initializer, bias_initializer : function, optional
+        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+
+    Notes
+    -----
+    Input: [N, in_channels, D, H, W], floats. Output: [N, out_channels, D, H, W], where each axis
+    has floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+
+    Variables: `weight` [out_channels, in_channels / groups, kernel...] and `bias` [out_channels].
+
+    Examples
+    --------
+    >>> layer = nn.Conv3d(3, 16, kernel_size=3, padding=1)
+    >>> volumes = ngd.placeholder("volumes", (8, 3, 16, 16, 16))
+    >>> layer(volumes).shape
+    (8, 16, 16, 16, 16)
+    """
 
     axes = 3
 
 
 class TransposedConvolution(Convolution):
-    """What the transposed ones share: weight [in_channels, out_channels / groups, kernel...]."""
+    """The base of the transposed convolutions.
+
+    The weight is [in_channels, out_channels / groups, kernel...].
+    """
 
     transposed = True
 
@@ -129,7 +254,18 @@ class TransposedConvolution(Convolution):
         self.output_padding = output_padding
 
     def forward(self, x: Node) -> Node:
-        """[N, in_channels, ...] to [N, out_channels, ...]."""
+        """Return the transposed convolution of x with the weight, plus the bias.
+
+        Parameters
+        ----------
+        x : Node
+            Floats [N, in_channels, spatial...].
+
+        Returns
+        -------
+        Node
+            [N, out_channels, spatial...].
+        """
         self.check(x)
         y: Node = ops.conv_transpose(
             x,
@@ -145,18 +281,132 @@ class TransposedConvolution(Convolution):
 
 
 class ConvTranspose1d(TransposedConvolution):
-    """ops.conv_transpose of [N, C, L]."""
+    """A transposed convolution over one axis.
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of channels of the input.
+    out_channels : int
+        The number of channels of the output.
+    kernel_size : int or sequence of ints
+        The size of the kernel, for all axes or per axis.
+    stride : int or sequence of ints, default 1
+        The stride of the convolution whose adjoint this is.
+    padding : int or sequence of ints, default 0
+        The padding of that convolution; the output is smaller by it at both ends.
+    output_padding : int or sequence of ints, default 0
+        Elements that the output has in addition at its end, fewer than the stride.
+    groups : int, default 1
+        The number of groups of channels.
+    bias : bool, default True
+        Add a bias per output channel.
+    dilation : int or sequence of ints, default 1
+        The distance between elements of the kernel.
+    **initializers : function, optional
+        `weight_initializer` and `bias_initializer`, as for `Conv1d`.
+
+    Notes
+    -----
+    Input: [N, in_channels, L], floats. Output: [N, out_channels, L], where each axis has
+    (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1 elements.
+
+    Variables: `weight` [in_channels, out_channels / groups, kernel...] and `bias` [out_channels].
+
+    Examples
+    --------
+    >>> layer = nn.ConvTranspose1d(3, 16, kernel_size=2, stride=2)
+    >>> signals = ngd.placeholder("signals", (8, 3, 100))
+    >>> layer(signals).shape
+    (8, 16, 200)
+    """
 
     axes = 1
 
 
 class ConvTranspose2d(TransposedConvolution):
-    """ops.conv_transpose of [N, C, H, W]."""
+    """A transposed convolution over two axes.
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of channels of the input.
+    out_channels : int
+        The number of channels of the output.
+    kernel_size : int or sequence of ints
+        The size of the kernel, for all axes or per axis.
+    stride : int or sequence of ints, default 1
+        The stride of the convolution whose adjoint this is.
+    padding : int or sequence of ints, default 0
+        The padding of that convolution; the output is smaller by it at both ends.
+    output_padding : int or sequence of ints, default 0
+        Elements that the output has in addition at its end, fewer than the stride.
+    groups : int, default 1
+        The number of groups of channels.
+    bias : bool, default True
+        Add a bias per output channel.
+    dilation : int or sequence of ints, default 1
+        The distance between elements of the kernel.
+    **initializers : function, optional
+        `weight_initializer` and `bias_initializer`, as for `Conv2d`.
+
+    Notes
+    -----
+    Input: [N, in_channels, H, W], floats. Output: [N, out_channels, H, W], where each axis has
+    (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1 elements.
+
+    Variables: `weight` [in_channels, out_channels / groups, kernel...] and `bias` [out_channels].
+
+    Examples
+    --------
+    >>> layer = nn.ConvTranspose2d(3, 16, kernel_size=2, stride=2)
+    >>> images = ngd.placeholder("images", (8, 3, 32, 32))
+    >>> layer(images).shape
+    (8, 16, 64, 64)
+    """
 
     axes = 2
 
 
 class ConvTranspose3d(TransposedConvolution):
-    """ops.conv_transpose of [N, C, D, H, W]."""
+    """A transposed convolution over three axes.
+
+    Parameters
+    ----------
+    in_channels : int
+        The number of channels of the input.
+    out_channels : int
+        The number of channels of the output.
+    kernel_size : int or sequence of ints
+        The size of the kernel, for all axes or per axis.
+    stride : int or sequence of ints, default 1
+        The stride of the convolution whose adjoint this is.
+    padding : int or sequence of ints, default 0
+        The padding of that convolution; the output is smaller by it at both ends.
+    output_padding : int or sequence of ints, default 0
+        Elements that the output has in addition at its end, fewer than the stride.
+    groups : int, default 1
+        The number of groups of channels.
+    bias : bool, default True
+        Add a bias per output channel.
+    dilation : int or sequence of ints, default 1
+        The distance between elements of the kernel.
+    **initializers : function, optional
+        `weight_initializer` and `bias_initializer`, as for `Conv3d`.
+
+    Notes
+    -----
+    Input: [N, in_channels, D, H, W], floats. Output: [N, out_channels, D, H, W], where each axis
+    has (n - 1) * stride - 2 * padding + dilation * (kernel_size - 1) + output_padding + 1 elements.
+
+    Variables: `weight` [in_channels, out_channels / groups, kernel...] and `bias` [out_channels].
+
+    Examples
+    --------
+    >>> layer = nn.ConvTranspose3d(3, 16, kernel_size=2, stride=2)
+    >>> volumes = ngd.placeholder("volumes", (8, 3, 16, 16, 16))
+    >>> layer(volumes).shape
+    (8, 16, 32, 32, 32)
+    """
 
     axes = 3

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """First values of parameters. An initializer is a function of a NumPy generator and a shape.
 
-A weight is [outputs, inputs, kernel...], as PyTorch has it: its fan-in is inputs * kernel, its
-fan-out outputs * kernel. All draw in float64; the parameter's dtype rounds.
+A weight is [outputs, inputs, kernel...], as in PyTorch. Its fan-in is inputs * kernel, its fan-out
+outputs * kernel. All draw in float64, and the parameter's dtype rounds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ GAINS: Final = {
     "relu": math.sqrt(2.0),
     "selu": 0.75,
 }
-"""What keeps the variance through an activation, as torch.nn.init.calculate_gain has it."""
+"""Gains that keep the variance through an activation, as in torch.nn.init.calculate_gain."""
 
 
 def fans(shape: Shape) -> tuple[int, int]:
-    """The fan-in and the fan-out of a weight."""
+    """Return the fan-in and the fan-out of a weight of two axes or more."""
     if len(shape) < 2:
         raise ValueError(f"nn.initializers: expected a weight of two axes or more; got {shape}")
     kernel = math.prod(shape[2:])
@@ -37,78 +37,177 @@ def fans(shape: Shape) -> tuple[int, int]:
 
 
 def zeros(random: Generator, shape: Shape) -> Any:
-    """All 0."""
+    """Return zeros.
+
+    Parameters
+    ----------
+    random : numpy.random.Generator
+        Not used.
+    shape : tuple of ints
+        The shape of the array.
+    """
     return np.zeros(shape)
 
 
 def ones(random: Generator, shape: Shape) -> Any:
-    """All 1."""
+    """Return ones.
+
+    Parameters
+    ----------
+    random : numpy.random.Generator
+        Not used.
+    shape : tuple of ints
+        The shape of the array.
+    """
     return np.ones(shape)
 
 
 def constant(value: Any) -> Initializer:
-    """A number, or an array that broadcasts to the shape."""
+    """Return an initializer that repeats a value.
+
+    Parameters
+    ----------
+    value : array_like
+        A number, or an array that broadcasts to the shape of the parameter.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(3, 2, bias_initializer=nn.initializers.constant(0.5))
+    >>> layer.bias.numpy()
+    array([0.5, 0.5], dtype=float32)
+    """
     return partial(_repeat, value)
 
 
 def uniform(low: float = 0.0, high: float = 1.0) -> Initializer:
-    """Evenly from [low, high)."""
+    """Return an initializer that draws uniformly from [low, high).
+
+    Parameters
+    ----------
+    low, high : float
+        The bounds. The defaults are 0 and 1.
+    """
     return partial(_uniform, low, high)
 
 
 def normal(mean: float = 0.0, std: float = 1.0) -> Initializer:
-    """A normal distribution."""
+    """Return an initializer that draws from a normal distribution.
+
+    Parameters
+    ----------
+    mean, std : float
+        Its mean and standard deviation. The defaults are 0 and 1.
+
+    Examples
+    --------
+    >>> layer = nn.Linear(64, 64, weight_initializer=nn.initializers.normal(std=0.02))
+    """
     return partial(_normal, mean, std)
 
 
 def truncated_normal(std: float = 1.0, mean: float = 0.0, limit: float = 2.0) -> Initializer:
-    """A normal distribution of which what is further than limit * std from the mean is redrawn."""
+    """Return an initializer that draws from a truncated normal distribution.
+
+    Parameters
+    ----------
+    std, mean : float
+        The standard deviation and mean before truncation. The defaults are 1 and 0.
+    limit : float, default 2.0
+        Values farther than limit * std from the mean are drawn again.
+    """
     return partial(_truncated_normal, std, mean, limit)
 
 
 def xavier_uniform(gain: float = 1.0) -> Initializer:
-    """[-a, a) of a = gain sqrt(6 / (fan-in + fan-out)).
+    """Return an initializer that draws from [-a, a), a = gain * sqrt(6 / (fan-in + fan-out)).
 
     Glorot and Bengio, 2010 (AISTATS, volume 9), equation 16.
+
+    Parameters
+    ----------
+    gain : float, default 1.0
+        The factor of the bound.
     """
     return partial(_xavier_uniform, gain)
 
 
 def xavier_normal(gain: float = 1.0) -> Initializer:
-    """Standard deviation gain sqrt(2 / (fan-in + fan-out)): Glorot and Bengio, 2010, eq. 12."""
+    """Return an initializer of standard deviation gain * sqrt(2 / (fan-in + fan-out)).
+
+    Glorot and Bengio, 2010 (AISTATS, volume 9), equation 12.
+
+    Parameters
+    ----------
+    gain : float, default 1.0
+        The factor of the standard deviation.
+    """
     return partial(_xavier_normal, gain)
 
 
 def he_uniform(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
-    """[-a, a) of a = gain sqrt(3 / fan): He et al., 2015 (arXiv:1502.01852), section 2.2."""
+    """Return an initializer that draws from [-a, a), a = gain * sqrt(3 / fan).
+
+    He et al., 2015 (arXiv:1502.01852), section 2.2.
+
+    Parameters
+    ----------
+    gain : float, default sqrt(2)
+        The factor of the bound; the default is that of ReLU.
+    fan : {"in", "out"}, default "in"
+        Use the fan-in or the fan-out.
+    """
     return partial(_he_uniform, gain, fan)
 
 
 def he_normal(gain: float = GAINS["relu"], fan: str = "in") -> Initializer:
-    """Standard deviation gain / sqrt(fan): He et al., 2015 (arXiv:1502.01852), equation 10."""
+    """Return an initializer of standard deviation gain / sqrt(fan).
+
+    He et al., 2015 (arXiv:1502.01852), equation 10.
+
+    Parameters
+    ----------
+    gain : float, default sqrt(2)
+        The factor of the standard deviation; the default is that of ReLU.
+    fan : {"in", "out"}, default "in"
+        Use the fan-in or the fan-out.
+
+    Examples
+    --------
+    >>> layer = nn.Conv2d(3, 16, 3, weight_initializer=nn.initializers.he_normal(fan="out"))
+    """
     return partial(_he_normal, gain, fan)
 
 
 def orthogonal(gain: float = 1.0) -> Initializer:
-    """Orthonormal rows, or columns, times gain; all axes but the first are one.
+    """Return an initializer of orthonormal rows, or columns, times gain.
 
-    Saxe, McClelland and Ganguli, 2013 (arXiv:1312.6120). The factor Q of a normal matrix's QR, its
-    signs such that R's diagonal is positive, is uniform over all of them (Mezzadri, 2007,
-    arXiv:math-ph/0609050, section 5).
+    The axes after the first one count as one. Saxe, McClelland and Ganguli, 2013 (arXiv:1312.6120).
+    The Q factor of a normal matrix is used, with the signs for which R has a positive diagonal. It
+    is uniform over all orthogonal matrices (Mezzadri, 2007, arXiv:math-ph/0609050, section 5).
+
+    Parameters
+    ----------
+    gain : float, default 1.0
+        The factor of the matrix.
     """
     return partial(_orthogonal, gain)
 
 
 def torch_default(fan_in: int | None = None) -> Initializer:
-    """[-a, a) of a = 1 / sqrt(fan-in): what PyTorch's layers begin with, weights and biases.
+    """Return an initializer that draws from [-a, a), a = 1 / sqrt(fan-in), as PyTorch's layers do.
 
-    It is he_uniform of gain sqrt(1/3). A bias has no fan-in of its own: its weight's is given.
+    It is he_uniform with gain sqrt(1/3).
+
+    Parameters
+    ----------
+    fan_in : int, optional
+        The fan-in. The default is that of the shape. A bias needs the fan-in of its weight.
     """
     return partial(_torch_default, fan_in)
 
 
 def he_std(shape: Shape, gain: float, fan: str) -> float:
-    """Compute gain / sqrt(fan), of fan "in" or "out"."""
+    """Return gain / sqrt(fan), for fan "in" or "out"."""
     if fan not in ("in", "out"):
         raise ValueError(f'nn.initializers: expected fan "in" or "out"; got {fan!r}')
     return gain / math.sqrt(fans(shape)[fan == "out"] or 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrices, tables, and dropout."""
+"""Linear layers, embeddings and dropout."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .module import Module, Parameter
 
 
 def affine(x: Node, weight: Node, bias: Node | None) -> Node:
-    """X @ weight.T + bias, of x [..., inputs], weight [outputs, inputs] and bias [outputs].
+    """Return x @ weight.T + bias, for x [..., inputs], weight [outputs, inputs] and bias [outputs].
 
-    The bias is added to the one large product, whose kernel can do so.
+    The leading axes are joined, so that one matmul computes all rows and its kernel adds the bias.
     """
     rows = ops.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
     y: Node = ops.matmul(rows, ops.transpose(weight))
@@ -29,9 +29,31 @@ def affine(x: Node, weight: Node, bias: Node | None) -> Node:
 
 
 class Linear(Module):
-    """x @ weight.T + bias, of x [..., in_features] and weight [out_features, in_features]; floats.
+    """A fully connected layer, x @ weight.T + bias.
 
-    Weight and bias begin as PyTorch's do (torch_default), if no initializer is given.
+    Parameters
+    ----------
+    in_features : int
+        The size of the last axis of the input.
+    out_features : int
+        The size of the last axis of the output.
+    bias : bool, default True
+        Add a bias.
+    weight_initializer, bias_initializer : function, optional
+        See `nn.initializers`. By default both variables begin as in PyTorch (`torch_default`).
+
+    Notes
+    -----
+    Input: [..., in_features], floats. Output: [..., out_features].
+
+    Variables: `weight` [out_features, in_features] and `bias` [out_features].
+
+    Examples
+    --------
+    >>> layer = nn.Linear(3, 2)
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> layer(features).shape
+    (4, 2)
     """
 
     weight: Any
@@ -52,20 +74,58 @@ class Linear(Module):
         self.bias = Parameter(out_features, bias_initializer or default) if bias else None
 
     def forward(self, x: Node) -> Node:
-        """[..., in_features] to [..., out_features]."""
+        """Return x @ weight.T + bias.
+
+        Parameters
+        ----------
+        x : Node
+            Floats [..., in_features].
+
+        Returns
+        -------
+        Node
+            [..., out_features].
+        """
         return affine(x, self.weight, self.bias)
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the arguments of the constructor, for `repr`."""
         has_bias = "bias" in self._parameters  # to read it would make the variable
         return f"{self.in_features}, {self.out_features}, bias={has_bias}"
 
 
 class Embedding(Module):
-    """Rows of a table by their numbers: integers [...] to floats [..., embedding_dim].
+    """A table of vectors that are looked up by integers.
 
-    The row padding_idx begins as zeros, and has no gradient. A number outside of
-    [0, num_embeddings) is an OutOfRangeError, an IndexError and a ValueError, when the step runs.
+    Parameters
+    ----------
+    num_embeddings : int
+        The number of rows, such as the vocabulary size.
+    embedding_dim : int
+        The length of a row.
+    padding_idx : int, optional
+        A row that begins as zeros and gets no gradient. A negative number counts from the end.
+    initializer : function, optional
+        See `nn.initializers`. The default is a normal distribution with standard deviation 1.
+
+    Raises
+    ------
+    OutOfRangeError
+        When a step runs with an index outside of [0, num_embeddings). It is an IndexError and a
+        ValueError too.
+
+    Notes
+    -----
+    Input: integers [...]. Output: floats [..., embedding_dim].
+
+    Variable: `weight` [num_embeddings, embedding_dim].
+
+    Examples
+    --------
+    >>> table = nn.Embedding(1000, 16)
+    >>> tokens = ngd.placeholder("tokens", (8, 32), ngd.int64)
+    >>> table(tokens).shape
+    (8, 32, 16)
     """
 
     weight: Any
@@ -90,18 +150,29 @@ class Embedding(Module):
         self.weight = Parameter(self.shape, self._padded(initializer or normal()))
 
     def _padded(self, initializer: Initializer) -> Initializer:
-        """Draw as this does, but for the row of zeros."""
+        """Return an initializer that sets the row padding_idx to zeros."""
         if self.padding_idx is None:
             return initializer
         return partial(_without_row, initializer, self.padding_idx)
 
     def forward(self, numbers: Node) -> Node:
-        """[...] to [..., embedding_dim]."""
+        """Return the rows of the table for some indices.
+
+        Parameters
+        ----------
+        numbers : Node
+            Integers [...], each in [0, num_embeddings).
+
+        Returns
+        -------
+        Node
+            [..., embedding_dim].
+        """
         found: Node = ops.embedding(numbers, self.weight, self.padding_idx)
         return found
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the arguments of the constructor, for `repr`."""
         return f"{self.shape[0]}, {self.shape[1]}"
 
 
@@ -114,9 +185,31 @@ def _without_row(
 
 
 class Dropout(Module):
-    """In training each element is 0 with probability p, else divided by 1 - p.
+    """A layer that sets random elements to zero in training.
 
-    Srivastava et al., 2014 (JMLR 15). The draws are those of nn.training(nn.Random(seed)).
+    In training each element is 0 with probability p, and x / (1 - p) otherwise. In evaluation the
+    output is the input.
+
+    Parameters
+    ----------
+    p : float, default 0.5
+        The probability that an element is set to zero, in [0, 1).
+
+    Notes
+    -----
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    The random numbers are those of the block `nn.training(nn.Random(seed))`, in which the graph is
+    built. Srivastava et al., 2014 (JMLR 15).
+
+    Examples
+    --------
+    >>> layer = nn.Dropout(0.1)
+    >>> features = ngd.placeholder("features", (4, 3))
+    >>> with nn.training(nn.Random(seed=1)):
+    ...     dropped = layer(features)
+    >>> dropped.shape
+    (4, 3)
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -125,7 +218,18 @@ class Dropout(Module):
         self.p = p
 
     def forward(self, x: Node) -> Node:
-        """Of the shape and dtype of x, a float."""
+        """Return x with random zeros in training, and x itself in evaluation.
+
+        Parameters
+        ----------
+        x : Node
+            Floats of any shape.
+
+        Returns
+        -------
+        Node
+            The shape and dtype of x.
+        """
         state = current()
         if state is None or not self.p:
             return x
@@ -133,5 +237,5 @@ class Dropout(Module):
         return dropped
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the probability, for `repr`."""
         return str(self.p)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training and evaluation: in which of the two a graph is built, and what training adds to it.
+"""Graphs for training and for evaluation.
 
-A graph is built for evaluation, but inside of `with training() as state:`. There, dropout draws and
-batch normalization normalizes by the batch; what they want to change, the counter of random draws
-and the running statistics, is in `state.updates`. Two programs over the same variables are so two
-ways to build the graph; nothing in a module says in which mode it is. See
-docs/adr/0018-training-and-evaluation.md.
+A graph is built for evaluation, except inside of `with training() as state:`. There, dropout draws
+random numbers and batch normalization uses the statistics of the batch. The next values of the
+counter of random numbers and of the running statistics are in `state.updates`. A module has no mode
+of its own. See docs/adr/0018-training-and-evaluation.md.
 """
 
 from __future__ import annotations
@@ -25,23 +24,40 @@ MAX_DRAWS: Final = 2**63 // DRAWS
 
 
 class Random:
-    """Where the random draws of training steps come from: a seed, and a counter of steps.
-
-    A draw is a function (Philox, ngd.ops.random) of the seed, of which draw of its program it is,
-    of how many steps were made, and of the rank. In the body of ops.scan each iteration counts as
-    a draw of its own. So draws differ between steps and ranks,
-    and a training that goes on from a checkpoint draws what it would have drawn.
+    """A source of random numbers for training steps: a seed and a counter of steps.
 
     Parameters
     ----------
-    seed
-        In [0, 2^32).
-    per_rank
-        False: all ranks draw alike, as ranks that share the work on one sample have to.
-    group
-        The ranks that draw differently; by default those of the executable.
-    name
-        What the counter's name begins with: two that are used in one program need two names.
+    seed : int, default 0
+        In [0, 2**32).
+    per_rank : bool, default True
+        Draw different numbers on each rank. Set it to False if ranks share the work on one sample.
+    group : Group, optional
+        The ranks that draw different numbers. The default is those of the step.
+    name : str, default "random"
+        The prefix of the counter's name. Two sources in one step need two names.
+
+    Attributes
+    ----------
+    state : LiveState
+        The counter by name, for checkpoints.
+    step : Variable
+        The number of steps that have drawn, an int64 scalar.
+
+    Notes
+    -----
+    A draw is a function of the seed, the number of the draw in its step, the number of steps, and
+    the rank. The generator is Philox, see `ops.random_uniform`. An iteration of `ops.scan` counts
+    as a draw of its own. A training that resumes from a checkpoint draws the numbers that an
+    uninterrupted training would draw.
+
+    Examples
+    --------
+    >>> random = nn.Random(seed=1)
+    >>> with nn.training(random) as state:
+    ...     dropped = nn.Dropout(0.5)(ngd.placeholder("features", (4, 3)))
+    >>> list(random.state.variables)
+    ['random.step']
     """
 
     def __init__(
@@ -59,14 +75,14 @@ class Random:
 class Updates(dict[Variable, Node]):
     """The next values of buffers and counters, for ngd.compile.
 
-    It remembers which variables were set, and in which layer, until a module has noted on its
+    The mapping remembers which variables were set, and in which layer. A module then notes on its
     results that a step which computes them should update these variables.
     """
 
     def __init__(self, changes: bool) -> None:
         super().__init__()
         self.changes = changes
-        """If False, no variable is to be updated, and next values are dropped."""
+        """If False, no variable is updated, and next values are dropped."""
         self.pending: list[tuple[Variable, str]] = []
 
     def __setitem__(self, variable: Variable, value: Node) -> None:
@@ -78,7 +94,7 @@ class Updates(dict[Variable, Node]):
     setdefault = MutableMapping.setdefault
 
     def expect(self, since: int, results: Iterable[Any]) -> None:
-        """Note on results, those that are nodes, which variables were set for them."""
+        """Note on the results that are nodes which variables were set for them."""
         nodes = [node for node in results if isinstance(node, Node)]
         for changed, layer in self.pending[since:]:
             for node in nodes:
@@ -87,22 +103,37 @@ class Updates(dict[Variable, Node]):
 
 
 class Training:
-    """What a graph of training has beside its nodes; `with training() as state:` makes one."""
+    """The state of a graph for training, which `with training() as state:` makes.
+
+    Attributes
+    ----------
+    random : Random or None
+        The source of random numbers.
+    updates : dict
+        The next value of each buffer and counter, a part of the updates for ngd.compile.
+
+    Examples
+    --------
+    >>> with nn.training(nn.Random(seed=1)) as state:
+    ...     logits = model(x)
+    >>> isinstance(state, nn.Training)
+    True
+    """
 
     def __init__(self, random: Random | None = None, updates: bool = True) -> None:
         self.random = random
         self.updates = Updates(updates)
-        """Buffer, or counter, -> its next value: a part of the updates for ngd.compile."""
+        """The next value of each buffer and counter: a part of the updates for ngd.compile."""
         self._draws = 0
 
     def now(self, of: Variable) -> Node:
-        """The value of a buffer after the updates so far."""
+        """Return the value of a buffer after the updates so far."""
         return self.updates.get(of, of)
 
     def draw(self, who: str) -> dict[str, Any]:
-        """Return the arguments seed= and offset= of a random op, other ones each time.
+        """Return arguments seed= and offset= of a random op, different ones in each call.
 
-        The body of ops.scan is traced once; ops.scan adds the number of the iteration to the
+        The body of ops.scan is traced once. ops.scan adds the number of the iteration to the
         offset, so a draw there reserves one number per iteration.
         """
         random = self.random
@@ -132,7 +163,13 @@ Function.blocks["nn.training"] = _current
 
 
 def current() -> Training | None:
-    """What a graph that is built now is trained with; None: it is built for evaluation."""
+    """Return the state of the innermost block of `training`, or None in evaluation.
+
+    Examples
+    --------
+    >>> nn.current() is None
+    True
+    """
     return _current.get()
 
 
@@ -140,18 +177,34 @@ def current() -> Training | None:
 def training(random: Random | None = None, *, updates: bool = True) -> Iterator[Training]:
     """Build graphs for training within this block.
 
-        with nn.training(nn.Random(seed=1)) as state:
-            loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
-        step = ngd.compile(
-            [x, y], [loss], [optimizer.minimize(loss, model.parameters()), state.updates]
-        )
+    Parameters
+    ----------
+    random : Random, optional
+        The source of random numbers. It is needed if a module draws. Several steps may share one;
+        each of their calls counts.
+    updates : bool, default True
+        If False, `state.updates` stays empty. A step then draws the same numbers in each call, for
+        example to compare losses with one dropout mask.
 
-    `random` is needed where something draws. Several programs may share one; each of their steps
-    counts. What one program draws is built within one block: another one begins to count anew.
+    Yields
+    ------
+    Training
+        Its `updates` belong to the updates of the step.
 
-    A step that does not update what state.updates names draws the same numbers in each call, and
-    its statistics do not change; ngd.compile warns of it (errors.UpdatesWarning). With
-    updates=False this is wanted, as to compare losses with one mask: state.updates stays empty.
+    Notes
+    -----
+    Build all draws of one step within one block; another block begins to count anew.
+
+    A step that does not update the variables in `state.updates` draws the same numbers in each
+    call, and its running statistics do not change. ngd.compile warns of it by
+    `errors.UpdatesWarning`.
+
+    Examples
+    --------
+    >>> with nn.training(nn.Random(seed=1)) as state:
+    ...     loss = ops.mean(ops.softmax_cross_entropy(model(x), y))
+    >>> updates = optimizer.minimize(loss, model.parameters())
+    >>> step = ngd.compile([x, y], [loss], [updates, state.updates])
     """
     state = Training(random, updates)
     token = _current.set(state)
@@ -163,7 +216,16 @@ def training(random: Random | None = None, *, updates: bool = True) -> Iterator[
 
 @contextmanager
 def evaluation() -> Iterator[None]:
-    """Build graphs for evaluation within this block, also inside of `training`: frozen parts."""
+    """Build graphs for evaluation within this block, even inside of `training`.
+
+    Use it for frozen parts of a model.
+
+    Examples
+    --------
+    >>> with nn.training(nn.Random(seed=1)):
+    ...     with nn.evaluation():
+    ...         features = model(x)
+    """
     token = _current.set(None)
     try:
         yield

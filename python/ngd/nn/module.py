@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules: functions of nodes that have variables, by dotted name, and other modules.
+"""Modules: functions of nodes that have variables and contain other modules.
 
-A module declares its variables when it is made, and makes them when they are first used: then it
-is known where in a model the module stands, and its path is the variable's name. So a variable's
-first value depends on a seed and on its name alone, and is the same on all ranks.
+A module declares its variables in its constructor. It makes them when they are first used, since
+then the module's path in the model is known. The path is the variable's name. A first value depends
+on a seed and on this name only, so it is equal on all ranks.
 """
 
 from __future__ import annotations
@@ -29,25 +29,48 @@ INSTEAD: Final = {
     "named_parameters": "parameters, which are by name",
     "to": "astype",
 }
-"""What PyTorch's modules have, and what is here."""
+"""Methods of PyTorch's modules, and the name to use instead."""
 
 
 REGISTERS: Final = ("_parameters", "_modules", "_parent")
-"""The attributes of a module that hold its declarations, its modules, and its place."""
+"""The attributes of a module that hold its declarations, its modules, and its parent."""
 
 
 def is_floating(dtype: Any) -> bool:
-    """Whether these are floats, those of two bytes too."""
+    """Return True for floats, including 16-bit floats."""
     return dtype == bfloat16 or np.issubdtype(dtype, np.floating)
 
 
 class Parameter:
-    """The declaration of a variable that is trained: its shape, its first value, its dtype.
+    """The declaration of a variable that is trained.
 
-    An attribute of a module that is set to one gives, when it is read, the variable; where types
-    are checked, the class says `weight: Any`. The same
-    parameter may be an attribute of several modules, which share the variable then; its name comes
-    from the first.
+    Set an attribute of a module to a Parameter. Reading the attribute returns the variable. If
+    types are checked, annotate it in the class by `weight: Any`.
+
+    Parameters
+    ----------
+    shape : int or sequence of ints
+        The shape of the variable.
+    initializer : function, default nn.initializers.zeros
+        A function of a NumPy generator and a shape that returns the first value.
+    dtype : dtype, default float32
+        The dtype of the variable.
+
+    Notes
+    -----
+    One parameter may be an attribute of several modules, which then share the variable. The
+    variable's name comes from the first one.
+
+    Examples
+    --------
+    >>> class Scale(nn.Module):
+    ...     def __init__(self, width):
+    ...         self.factor = nn.Parameter(width, nn.initializers.ones)
+    ...
+    ...     def forward(self, x):
+    ...         return x * self.factor
+    >>> Scale(3).parameters()["factor"].shape
+    (3,)
     """
 
     trained = True
@@ -65,11 +88,11 @@ class Parameter:
         self._place: tuple[Module, str] | None = None
         self._variable: Variable | None = None
         self._copied: Any = None
-        """The value that a copy begins with."""
+        """The first value of a copy."""
 
     @property
     def made(self) -> bool:
-        """Whether the variable exists."""
+        """True if the variable exists."""
         return self._variable is not None
 
     @property
@@ -82,14 +105,14 @@ class Parameter:
 
     @property
     def variable(self) -> Variable:
-        """The variable, which is made the first time."""
+        """The variable. The first access makes it."""
         if self._variable is None:
             value = self.draw(0) if self._copied is None else self._copied.astype(self.dtype)
             self._variable, self._copied = self._make_variable(value), None
         return self._variable
 
     def _make_variable(self, value: Any) -> Variable:
-        """Make the variable; its call site names the module, by its class."""
+        """Make the variable; its call site names the module by its class."""
         name = self.name
         assert self._place is not None
         module = self._place[0]
@@ -97,18 +120,18 @@ class Parameter:
             return variable(name, value, per_rank=self.per_rank)
 
     def draw(self, seed: int) -> Any:
-        """A first value."""
+        """Return the first value for a seed, an array."""
         random = np.random.default_rng([seed, zlib.crc32(self.name.encode())])
         return np.asarray(self.initializer(random, self.shape)).astype(self.dtype)
 
     def assign(self, value: Any) -> None:
-        """Give the variable a value, of whatever dtype."""
+        """Assign a value of any dtype to the variable."""
         if self._variable is None:
             self._variable = self._make_variable(np.zeros(self.shape, self.dtype))
         self._variable.assign(value)
 
     def place(self, module: Module, key: str) -> None:
-        """Note where this stands; the first place counts."""
+        """Record the module and the attribute of this declaration, the first time only."""
         if self._place is None:
             self._place = module, key
 
@@ -124,9 +147,30 @@ class Parameter:
 
 
 class Buffer(Parameter):
-    """The declaration of a variable that is not trained: it changes by Training.updates alone.
+    """The declaration of a variable that is not trained, such as running statistics.
 
-    With `saved`, state dicts contain it. `per_rank` is passed to ngd.variable.
+    A buffer changes only by `Training.updates`.
+
+    Parameters
+    ----------
+    shape : int or sequence of ints
+        The shape of the variable.
+    initializer : function, default nn.initializers.zeros
+        A function of a NumPy generator and a shape that returns the first value.
+    dtype : dtype, default float32
+        The dtype of the variable.
+    saved : bool, default True
+        Include the variable in state dicts.
+    per_rank : bool, default False
+        Each rank has a value of its own by design; see ngd.variable.
+
+    Examples
+    --------
+    >>> class Counter(nn.Module):
+    ...     def __init__(self):
+    ...         self.calls = nn.Buffer((), dtype=ngd.int64)
+    >>> list(Counter().buffers())
+    ['calls']
     """
 
     trained = False
@@ -145,7 +189,20 @@ class Buffer(Parameter):
 
 
 class Keys(NamedTuple):
-    """What a state dict and a model did not share."""
+    """The keys that a state dict and a model did not share.
+
+    Attributes
+    ----------
+    missing : list of str
+        Keys of the model that the state dict does not have.
+    unexpected : list of str
+        Keys of the state dict that the model does not have.
+
+    Examples
+    --------
+    >>> model.load_state_dict(model.state_dict())
+    Keys(missing=[], unexpected=[])
+    """
 
     missing: list[str]
     unexpected: list[str]
@@ -180,7 +237,7 @@ def expect_fit(name: str, init: Any, args: Any, kwargs: Any) -> None:
 
 
 def naming_errors(init: Any) -> Any:
-    """Wrap a constructor of this package: Python's errors of its arguments name the class."""
+    """Wrap a constructor of this package, so that errors of its arguments name the class."""
 
     @functools.wraps(init)
     def checked(self: Module, *args: Any, **kwargs: Any) -> None:
@@ -206,23 +263,39 @@ MOST_LETTERS: Final = 200
 
 
 class Module:
-    """The base of all modules: a subclass has `forward`, from nodes to nodes.
-
-        class Block(nn.Module):
-            def __init__(self, width):
-                self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-                self.scale = nn.Parameter(width, nn.initializers.ones)
-
-            def forward(self, x):
-                return x + self.scale * self.outer(ops.gelu(self.inner(x)))
+    """The base class of all modules. A subclass defines `forward`, from nodes to nodes.
 
     Attributes that are modules or parameters are found by name, in the order in which they were
-    set. Several modules in one attribute are an nn.ModuleList or an nn.ModuleDict; a plain list,
+    set. Several modules in one attribute are an nn.ModuleList or an nn.ModuleDict. A plain list,
     tuple, set or dict with modules, declarations or variables is a TypeError.
 
-    `name` is the prefix of the names of a model's variables: two models in one program need two.
-    Set it before the model is first called or its variables are made; later it is a RuntimeError.
-    It is not a part of the keys of state dicts.
+    Attributes
+    ----------
+    name : str
+        The prefix of the names of the model's variables. Two models in one step need two names. Set
+        it before the model is first called or its variables are made; later it is a RuntimeError.
+        Keys of state dicts do not contain it.
+
+    Notes
+    -----
+    Call a module with nodes of the shapes that its `forward` documents, or with NumPy arrays. The
+    call returns nodes.
+
+    Examples
+    --------
+    >>> class Block(nn.Module):
+    ...     def __init__(self, width):
+    ...         self.inner = nn.Linear(width, 4 * width)
+    ...         self.outer = nn.Linear(4 * width, width)
+    ...
+    ...     def forward(self, x):
+    ...         return x + self.outer(ops.gelu(self.inner(x)))
+    >>> block = Block(8)
+    >>> features = ngd.placeholder("features", (32, 8))
+    >>> block(features).shape
+    (32, 8)
+    >>> list(block.parameters())
+    ['inner.weight', 'inner.bias', 'outer.weight', 'outer.bias']
     """
 
     name = ""
@@ -236,7 +309,7 @@ class Module:
             cls.__init__ = naming_errors(cls.__init__)  # type: ignore[method-assign]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make the registers, so that no subclass has to call the base's __init__."""
+        """Make the registers, so that a subclass need not call the constructor of the base."""
         if (args or kwargs) and cls.__init__ is object.__init__:  # which would ignore them
             given = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
             raise TypeError(
@@ -248,11 +321,11 @@ class Module:
         return made
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's value."""
+        """Return the module's result; subclasses define it."""
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's value."""
+        """Return the result of `forward`, and name this module in errors and call sites."""
         self._refuse_hidden()
         state = current()
         before = len(state.updates.pending) if state is not None else 0
@@ -300,7 +373,7 @@ class Module:
         raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy is a model of its own: it stands in none."""
+        """Return the state of a copy, which is a model of its own without a parent."""
         return {**self.__dict__, "_parent": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -328,7 +401,7 @@ class Module:
                 raise self._refusal(item)
 
     def _refuse_hidden(self) -> None:
-        """Raise TypeError if a plain container has what `declared` of the model does not find."""
+        """Raise TypeError if a plain container has declarations that `declared` does not find."""
         items: list[Held] = []
         for key, value in self.__dict__.items():
             if isinstance(value, CONTAINERS) and key not in REGISTERS:
@@ -361,7 +434,7 @@ class Module:
         return module
 
     def _refuse_new_name(self) -> None:
-        """Raise RuntimeError if variables have their names, which would not change."""
+        """Raise RuntimeError if variables have names already, which would not change."""
         for _, parameter in self._walk(""):
             place = parameter._place
             if parameter.made and place is not None and place[0]._outermost() is self:
@@ -377,27 +450,51 @@ class Module:
 
     @property
     def path(self) -> str:
-        """Where this stands in the outermost module, whose name comes first."""
+        """The path in the outermost module, which begins with that module's name."""
         if self._parent is None:
             return self.name
         module, key = self._parent
         return f"{module.path}.{key}" if module.path else key
 
     def parameter(self, key: str) -> Parameter:
-        """A declaration by its dotted name: `head.weight = embedding.parameter("weight")`."""
+        """Return a declaration by its dotted name, to share it with another module.
+
+        Parameters
+        ----------
+        key : str
+            The dotted name, such as "encoder.0.weight".
+
+        Returns
+        -------
+        Parameter
+            The declaration. An attribute that is set to it shares the variable.
+
+        Raises
+        ------
+        KeyError
+            There is no such declaration.
+
+        Examples
+        --------
+        >>> embedding, head = nn.Embedding(100, 8), nn.Linear(8, 100, bias=False)
+        >>> head.weight = embedding.parameter("weight")
+        """
         found = dict(self.declared()).get(key)
         if found is None:
             raise KeyError(f"{type(self).__name__} has no parameter {key!r}")
         return found
 
     def declared(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """All declarations by dotted name, in PyTorch's order; a shared one has several names."""
+        """Yield all declarations by dotted name, in PyTorch's order.
+
+        A shared declaration has several names.
+        """
         for module in self.modules().values():
             module._refuse_hidden()
         yield from self._walk(prefix)
 
     def _walk(self, prefix: str) -> Iterator[tuple[str, Parameter]]:
-        """All declarations as `declared` gives them."""
+        """Yield all declarations, as `declared` does."""
         for trained in (True, False):
             for key, parameter in self._parameters.items():
                 if parameter.trained is trained:
@@ -406,36 +503,75 @@ class Module:
             yield from module._walk(f"{prefix}{key}.")
 
     def modules(self, prefix: str = "") -> dict[str, Module]:
-        """All modules by dotted name: itself, "", and those inside of it."""
+        """Return all modules by dotted name, including the module itself as "".
+
+        Examples
+        --------
+        >>> list(nn.Sequential(nn.Linear(2, 3), nn.ReLU()).modules())
+        ['', '0', '1']
+        """
         found: dict[str, Module] = {prefix: self}
         for key, module in self._modules.items():
             found |= module.modules(f"{prefix}.{key}" if prefix else key)
         return found
 
     def variables(self) -> dict[str, Variable]:
-        """All variables by dotted name, each once: what a checkpoint holds."""
+        """Return all variables by dotted name, each one once, for a checkpoint.
+
+        Returns
+        -------
+        dict from str to Variable
+            Trained variables and buffers.
+        """
         first: dict[int, tuple[str, Parameter]] = {}
         for key, parameter in self.declared():
             first.setdefault(id(parameter), (key, parameter))
         return {key: parameter.variable for key, parameter in first.values()}
 
     def parameters(self) -> dict[str, Variable]:
-        """The variables that are trained by dotted name, each once: what an optimizer takes."""
+        """Return the trained variables by dotted name, each one once, for an optimizer.
+
+        Returns
+        -------
+        dict from str to Variable
+            The variables.
+
+        Examples
+        --------
+        >>> list(nn.Linear(3, 2).parameters())
+        ['weight', 'bias']
+        """
         declared = dict(self.declared())
         return {key: v for key, v in self.variables().items() if declared[key].trained}
 
     def buffers(self) -> dict[str, Variable]:
-        """The variables that are not trained by dotted name, each once."""
+        """Return the variables that are not trained by dotted name, each one once.
+
+        Examples
+        --------
+        >>> list(nn.BatchNorm1d(3).buffers())
+        ['running_mean', 'running_var', 'num_batches_tracked']
+        """
         declared = dict(self.declared())
         return {key: v for key, v in self.variables().items() if not declared[key].trained}
 
     @contextmanager
     def averaged_buffers(self, group: Any = None) -> Iterator[None]:
-        """Within this block all floating buffers have their mean over the ranks of a group.
+        """Replace all floating buffers by their mean over the ranks within a block.
 
-        Statistics that each rank has of its own part of the data are so the same on all, for an
-        evaluation; afterwards each rank has its own again. Collective: every rank of the group, by
-        default the world's, has to enter.
+        Use it for an evaluation with batch normalization: the running statistics, which each rank
+        has of its own shard, are then equal. After the block each rank has its own values again.
+        The call is collective.
+
+        Parameters
+        ----------
+        group : Group, optional
+            The ranks. The default is the world.
+
+        Examples
+        --------
+        >>> with model.averaged_buffers():
+        ...     state = model.state_dict()
         """
         floating = [v for v in self.buffers().values() if is_floating(v.dtype)]
         own = [v.numpy() for v in floating]
@@ -448,9 +584,27 @@ class Module:
                 v.assign(value)
 
     def astype(self, dtype: Any) -> Any:
-        """Make all floating variables of this dtype; returns the module.
+        """Set the dtype of all floating variables before they are made.
 
-        RuntimeError where one of them exists already: graphs may hold it.
+        Parameters
+        ----------
+        dtype : dtype
+            A floating dtype.
+
+        Returns
+        -------
+        Module
+            The module itself.
+
+        Raises
+        ------
+        RuntimeError
+            One of the variables exists already, so graphs may contain it.
+
+        Examples
+        --------
+        >>> nn.Linear(3, 2).astype(ngd.float64).weight.dtype
+        dtype('float64')
         """
         for key, parameter in self.declared():
             if parameter.made:
@@ -461,12 +615,34 @@ class Module:
         return self
 
     def initialize(self, seed: int = 0) -> None:
-        """Give all variables new first values; without this, they have those of seed 0."""
+        """Draw new first values for all variables.
+
+        Parameters
+        ----------
+        seed : int, default 0
+            The seed. Without a call, variables have the first values of seed 0.
+
+        Examples
+        --------
+        >>> nn.Linear(3, 2).initialize(seed=7)
+        """
         for _, parameter in self.declared():
             parameter.assign(parameter.draw(seed))
 
     def state_dict(self) -> dict[str, Any]:
-        """All values by dotted name, as NumPy arrays: PyTorch's names and layouts."""
+        """Return all values by dotted name, with PyTorch's names and layouts.
+
+        Returns
+        -------
+        dict from str to numpy.ndarray
+            Copies of the variables, except of buffers that are not saved.
+
+        Examples
+        --------
+        >>> state = nn.Linear(3, 2).state_dict()
+        >>> {key: value.shape for key, value in state.items()}
+        {'weight': (2, 3), 'bias': (2,)}
+        """
         return {key: p.variable.numpy() for key, p in self.declared() if p.saved}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Keys:
@@ -474,13 +650,12 @@ class Module:
 
         Parameters
         ----------
-        state
+        state : mapping from str to array_like
             Arrays by dotted name, of any floating or integer dtype, which is cast to the
-            variable's. PyTorch's tensors and parameters serve, those that require a gradient and
-            those of bfloat16 too: `dict(torch_model.named_parameters())`. A shared variable is
-            there if one of its names is.
-        strict
-            Whether missing and unexpected keys are an error.
+            variable's. PyTorch's tensors and parameters are accepted, including those that require
+            a gradient and those of bfloat16. A shared variable is present if one of its names is.
+        strict : bool, default True
+            Raise an error for missing and unexpected keys.
 
         Returns
         -------
@@ -501,8 +676,13 @@ class Module:
         Notes
         -----
         On several ranks, either all of them load the same state, or one rank loads it and
-        ngd.broadcast_variables gives its values to the others.
-        """
+        ngd.broadcast_variables gives its values to the other ranks.
+
+        Examples
+        --------
+        >>> model.load_state_dict(model.state_dict())
+        Keys(missing=[], unexpected=[])
+        """  # long because each error is described
         declared = {key: p for key, p in self.declared() if p.saved}
         given = {id(p) for key, p in declared.items() if key in state}
         missing = [key for key, p in declared.items() if id(p) not in given]
@@ -534,7 +714,7 @@ class Module:
         return f"{type(self).__name__}({self.describe()})"
 
     def describe(self) -> str:
-        """What stands between the parentheses of `repr`."""
+        """Return the text between the parentheses of `repr`."""
         return ""
 
     def __repr__(self) -> str:

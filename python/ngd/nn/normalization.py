@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Normalizations. Their variables are float32, or as Module.astype says."""
+"""Normalization layers. Their variables are float32, or as Module.astype sets them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,39 @@ from .module import Buffer, Module, Parameter
 
 
 def extents(shape: int | Sequence[int]) -> tuple[int, ...]:
-    """A shape from a number, or several."""
+    """Return a shape from one number or several."""
     return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 class LayerNorm(Module):
-    """Normalize over the last axes, of extents normalized_shape: ops.layer_norm.
+    """Normalization over the last axes.
 
-    Ba, Kiros and Hinton, 2016 (arXiv:1607.06450).
+    Parameters
+    ----------
+    normalized_shape : int or sequence of ints
+        The shape of the last axes, over which mean and variance are taken.
+    eps : float, default 1e-5
+        Added to the variance.
+    elementwise_affine : bool, default True
+        Multiply by a weight and add a bias.
+    bias : bool, default True
+        Add a bias; without elementwise_affine there is none.
+
+    Notes
+    -----
+    (x - mean) / sqrt(variance + eps) * weight + bias, with the variance divided by n. See Ba, Kiros
+    and Hinton, 2016 (arXiv:1607.06450), equation 4.
+
+    Input: floats [..., *normalized_shape]. Output: the shape and dtype of the input.
+
+    Variables: `weight` and `bias`, both of normalized_shape.
+
+    Examples
+    --------
+    >>> layer = nn.LayerNorm(64)
+    >>> hidden = ngd.placeholder("hidden", (8, 16, 64))
+    >>> layer(hidden).shape
+    (8, 16, 64)
     """
 
     weight: Any
@@ -41,19 +66,53 @@ class LayerNorm(Module):
         self.bias = Parameter(self.shape, zeros) if elementwise_affine and bias else None
 
     def forward(self, x: Node) -> Node:
-        """Of the shape and dtype of x."""
+        """Return x normalized over its last axes.
+
+        Parameters
+        ----------
+        x : Node
+            Floats [..., *normalized_shape].
+
+        Returns
+        -------
+        Node
+            The shape and dtype of x.
+        """
         y: Node = ops.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
         return y
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the main arguments of the constructor, for `repr`."""
         return f"{self.shape}, eps={self.eps}"
 
 
 class RMSNorm(Module):
-    """Divide by the root of the mean square over the last axes: ops.rms_norm.
+    """Division by the root mean square over the last axes.
 
-    Zhang and Sennrich, 2019 (arXiv:1910.07467). PyTorch's eps is by default the dtype's.
+    Parameters
+    ----------
+    normalized_shape : int or sequence of ints
+        The shape of the last axes, over which the mean square is taken.
+    eps : float, default 1e-5
+        Added to the mean square. PyTorch's default depends on the dtype.
+    elementwise_affine : bool, default True
+        Multiply by a weight.
+
+    Notes
+    -----
+    x / sqrt(mean(x**2) + eps) * weight. See Zhang and Sennrich, 2019 (arXiv:1910.07467), equation
+    4.
+
+    Input: floats [..., *normalized_shape]. Output: the shape and dtype of the input.
+
+    Variable: `weight` of normalized_shape.
+
+    Examples
+    --------
+    >>> layer = nn.RMSNorm(64)
+    >>> hidden = ngd.placeholder("hidden", (8, 16, 64))
+    >>> layer(hidden).shape
+    (8, 16, 64)
     """
 
     weight: Any
@@ -68,19 +127,56 @@ class RMSNorm(Module):
         self.weight = Parameter(self.shape, ones) if elementwise_affine else None
 
     def forward(self, x: Node) -> Node:
-        """Of the shape and dtype of x."""
+        """Return x divided by its root mean square over the last axes.
+
+        Parameters
+        ----------
+        x : Node
+            Floats [..., *normalized_shape].
+
+        Returns
+        -------
+        Node
+            The shape and dtype of x.
+        """
         y: Node = ops.rms_norm(x, self.shape, self.weight, self.eps)
         return y
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the main arguments of the constructor, for `repr`."""
         return f"{self.shape}, eps={self.eps}"
 
 
 class GroupNorm(Module):
-    """Normalize [N, C, ...] over groups of channels: ops.group_norm.
+    """Normalization of each sample over groups of channels.
 
-    Wu and He, 2018 (arXiv:1803.08494).
+    Parameters
+    ----------
+    num_groups : int
+        The number of groups, which divides num_channels.
+    num_channels : int
+        The size of axis 1 of the input.
+    eps : float, default 1e-5
+        Added to the variance.
+    affine : bool, default True
+        Multiply by a weight and add a bias per channel.
+
+    Notes
+    -----
+    (x - mean) / sqrt(variance + eps) * weight + bias. Mean and variance are those of a sample's
+    channels of a group, over all spatial positions. See Wu and He, 2018 (arXiv:1803.08494),
+    section 3.1.
+
+    Input: floats [N, num_channels, ...]. Output: the shape and dtype of the input.
+
+    Variables: `weight` and `bias`, both [num_channels].
+
+    Examples
+    --------
+    >>> layer = nn.GroupNorm(4, 32)
+    >>> maps = ngd.placeholder("maps", (8, 32, 7, 7))
+    >>> layer(maps).shape
+    (8, 32, 7, 7)
     """
 
     weight: Any
@@ -99,27 +195,73 @@ class GroupNorm(Module):
         self.bias = Parameter(num_channels, zeros) if affine else None
 
     def forward(self, x: Node) -> Node:
-        """Of the shape and dtype of x."""
+        """Return x normalized over groups of channels.
+
+        Parameters
+        ----------
+        x : Node
+            Floats [N, num_channels, ...].
+
+        Returns
+        -------
+        Node
+            The shape and dtype of x.
+        """
         y: Node = ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
         return y
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the main arguments of the constructor, for `repr`."""
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
 
 
 class BatchNorm(Module):
-    """Normalize each channel of [N, C, ...]; for any number of axes.
+    """Batch normalization of each channel, for any number of axes.
 
-    Ioffe and Szegedy, 2015 (arXiv:1502.03167). In training by the mean and variance of the batch,
-    and running <- (1 - momentum) running + momentum * that of the batch, in Training.updates; the
-    running variance is the unbiased one, n / (n - 1) times that of the n elements. momentum None
-    makes the running statistics the mean of those of all batches. In evaluation by the running
-    statistics; by those of the batch where track_running_stats is False.
+    Parameters
+    ----------
+    num_features : int
+        The number of channels, the size of axis 1 of the input.
+    eps : float, default 1e-5
+        Added to the variance.
+    momentum : float, optional
+        The weight of the batch in the running statistics. The default is 0.1. With None, the
+        running statistics are the mean over all batches.
+    affine : bool, default True
+        Multiply by a weight and add a bias per channel.
+    track_running_stats : bool, default True
+        Keep running statistics and use them in evaluation. If False, evaluation uses the statistics
+        of its batch.
+    synchronized : bool, default False
+        Take the statistics over the batches of all ranks, as torch.nn.SyncBatchNorm does.
+    group : Group, optional
+        The ranks of `synchronized`. The default is those of the step.
 
-    synchronized=True takes the batch of all ranks of `group` (by default those of the executable),
-    as torch.nn.SyncBatchNorm. Without, each rank has running statistics of its own: see
-    Module.averaged_buffers.
+    Notes
+    -----
+    (x - mean) / sqrt(variance + eps) * weight + bias. In training, mean and variance are those of
+    the batch. See Ioffe and Szegedy, 2015 (arXiv:1502.03167), algorithm 1.
+
+    In training, running <- (1 - momentum) * running + momentum * batch. The next values are in
+    `Training.updates`. The running variance is the unbiased one, n / (n - 1) times that of the
+    batch.
+
+    Input: floats [N, num_features, ...]. Output: the shape and dtype of the input.
+
+    Variables: `weight` and `bias`; buffers `running_mean` and `running_var`, all [num_features];
+    and the buffer `num_batches_tracked`, an int64 scalar.
+
+    Without `synchronized`, each rank has running statistics of its own shard. See
+    `Module.averaged_buffers`.
+
+    Examples
+    --------
+    >>> layer = nn.BatchNorm(16)
+    >>> features = ngd.placeholder("features", (32, 16))
+    >>> with nn.training() as state:
+    ...     normalized = layer(features)
+    >>> len(state.updates)
+    3
     """
 
     axes: tuple[int, ...] | None = None
@@ -154,7 +296,18 @@ class BatchNorm(Module):
             self.num_batches_tracked = Buffer((), zeros, int64)
 
     def forward(self, x: Node) -> Node:
-        """Of the shape and dtype of x."""
+        """Return x normalized per channel.
+
+        Parameters
+        ----------
+        x : Node
+            Floats [N, num_features, ...].
+
+        Returns
+        -------
+        Node
+            The shape and dtype of x.
+        """
         if self.axes is not None and x.ndim not in self.axes:
             wanted = " or ".join(map(str, self.axes))
             raise ValueError(f"nn.{type(self).__name__}: expected {wanted} axes; got {x!r}")
@@ -174,10 +327,10 @@ class BatchNorm(Module):
         return y
 
     def _over_ranks(self, x: Node) -> tuple[Node, Node, Node, Node]:
-        """The value, the mean, the variance, and how many elements a channel, of all ranks.
+        """Return value, mean, variance and the number of elements per channel, over all ranks.
 
-        Two small all-reduces: sums and counts, then the sums of the squared distances from the
-        mean. A rank may have no elements.
+        There are two small all-reduces. The first one has sums and counts, the second one the sums
+        of squared distances from the mean. A rank may have no elements.
         """
         channels, axes = x.shape[1], (0, *range(2, x.ndim))
         wide = x if x.dtype == np.float64 else ops.cast(x, np.float32)
@@ -193,7 +346,7 @@ class BatchNorm(Module):
         return y, mean, variance, count
 
     def _track(self, state: Training, mean: Node, variance: Node) -> None:
-        """Note the next running statistics."""
+        """Set the next running statistics."""
         batches = state.now(self.num_batches_tracked) + 1
         state.updates[self.num_batches_tracked] = batches
         for running, new in ((self.running_mean, mean), (self.running_var, variance)):
@@ -205,23 +358,70 @@ class BatchNorm(Module):
                 state.updates[running] = (1.0 - self.momentum) * old + self.momentum * new
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the main arguments of the constructor, for `repr`."""
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
 
 
 class BatchNorm1d(BatchNorm):
-    """BatchNorm of [N, C] or [N, C, L]."""
+    """Batch normalization of [N, C] or [N, C, L].
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels C.
+    eps, momentum, affine, track_running_stats, synchronized, group
+        See `BatchNorm`.
+
+    Examples
+    --------
+    >>> layer = nn.BatchNorm1d(16)
+    >>> features = ngd.placeholder("features", (32, 16))
+    >>> layer(features).shape
+    (32, 16)
+    """
 
     axes = (2, 3)
 
 
 class BatchNorm2d(BatchNorm):
-    """BatchNorm of [N, C, H, W]."""
+    """Batch normalization of [N, C, H, W].
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels C.
+    eps, momentum, affine, track_running_stats, synchronized, group
+        See `BatchNorm`.
+
+    Examples
+    --------
+    >>> layer = nn.BatchNorm2d(16)
+    >>> maps = ngd.placeholder("maps", (8, 16, 32, 32))
+    >>> with nn.training() as state:
+    ...     normalized = layer(maps)
+    >>> normalized.shape
+    (8, 16, 32, 32)
+    """
 
     axes = (4,)
 
 
 class BatchNorm3d(BatchNorm):
-    """BatchNorm of [N, C, D, H, W]."""
+    """Batch normalization of [N, C, D, H, W].
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels C.
+    eps, momentum, affine, track_running_stats, synchronized, group
+        See `BatchNorm`.
+
+    Examples
+    --------
+    >>> layer = nn.BatchNorm3d(16)
+    >>> volumes = ngd.placeholder("volumes", (8, 16, 4, 8, 8))
+    >>> layer(volumes).shape
+    (8, 16, 4, 8, 8)
+    """
 
     axes = (5,)

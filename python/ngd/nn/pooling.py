@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools over one, two and three axes."""
+"""Pooling over one, two and three axes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,24 @@ PerAxis: TypeAlias = int | Sequence[int]
 
 
 class Pool(Module):
-    """What all of them share: their options, and how many spatial axes they take."""
+    """The base of the pooling modules."""
 
     axes: ClassVar[int]
     options: dict[str, Any]
 
     def forward(self, x: Node) -> Node:
-        """[N, C, ...] to [N, C, ...], of the dtype of x."""
+        """Return the pooled x.
+
+        Parameters
+        ----------
+        x : Node
+            [N, C, spatial...].
+
+        Returns
+        -------
+        Node
+            [N, C, spatial...], the dtype of x.
+        """
         if x.ndim != self.axes + 2:
             raise ValueError(
                 f"nn.{type(self).__name__}: expected [N, C, {self.axes} axes]; got {x!r}"
@@ -27,16 +38,16 @@ class Pool(Module):
         return self.pooled(x)
 
     def pooled(self, x: Node) -> Node:
-        """The op's value."""
+        """Return the result of the op."""
         raise NotImplementedError(type(self).__name__)
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the options, for `repr`."""
         return ", ".join(f"{key}={value!r}" for key, value in self.options.items())
 
 
 class MaxPool(Pool):
-    """ops.max_pool; the stride is by default the kernel_size."""
+    """The base of the maximum poolings (ops.max_pool)."""
 
     def __init__(
         self,
@@ -55,13 +66,13 @@ class MaxPool(Pool):
         }
 
     def pooled(self, x: Node) -> Node:
-        """The largest of each window."""
+        """Return the maximum of each window."""
         y: Node = ops.max_pool(x, **self.options)
         return y
 
 
 class AvgPool(Pool):
-    """ops.avg_pool; the stride is by default the kernel_size."""
+    """The base of the average poolings (ops.avg_pool)."""
 
     def __init__(
         self,
@@ -80,102 +91,354 @@ class AvgPool(Pool):
         }
 
     def pooled(self, x: Node) -> Node:
-        """The mean of each window."""
+        """Return the mean of each window."""
         y: Node = ops.avg_pool(x, **self.options)
         return y
 
 
 class AdaptiveAvgPool(Pool):
-    """ops.adaptive_avg_pool: as many windows as output_size says."""
+    """The base of the adaptive average poolings (ops.adaptive_avg_pool)."""
 
     def __init__(self, output_size: int | Sequence[int | None]) -> None:
         self.options = {"output_size": output_size}
 
     def pooled(self, x: Node) -> Node:
-        """The mean of each window."""
+        """Return the mean of each window."""
         y: Node = ops.adaptive_avg_pool(x, **self.options)
         return y
 
 
 class AdaptiveMaxPool(Pool):
-    """ops.adaptive_max_pool: as many windows as output_size says."""
+    """The base of the adaptive maximum poolings (ops.adaptive_max_pool)."""
 
     def __init__(self, output_size: int | Sequence[int | None]) -> None:
         self.options = {"output_size": output_size}
 
     def pooled(self, x: Node) -> Node:
-        """The largest of each window."""
+        """Return the maximum of each window."""
         y: Node = ops.adaptive_max_pool(x, **self.options)
         return y
 
 
 class MaxPool1d(MaxPool):
-    """MaxPool over [N, C, L]."""
+    """The maximum of each window, over one axis.
+
+    Parameters
+    ----------
+    kernel_size : int or sequence of ints
+        The size of a window, for all axes or per axis.
+    stride : int or sequence of ints, optional
+        The distance between windows. The default is kernel_size.
+    padding : int or sequence, default 0
+        Elements that are added at both ends of each axis; they are never the maximum.
+    dilation : int or sequence of ints, default 1
+        The distance between elements of a window.
+    ceil_mode : bool, default False
+        Round the number of windows up instead of down.
+
+    Notes
+    -----
+    Input: [N, C, L]. Output: [N, C, L], where each axis has
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+
+    Examples
+    --------
+    >>> signals = ngd.placeholder("signals", (8, 3, 100))
+    >>> nn.MaxPool1d(2)(signals).shape
+    (8, 3, 50)
+    """
 
     axes = 1
 
 
 class MaxPool2d(MaxPool):
-    """MaxPool over [N, C, H, W]."""
+    """The maximum of each window, over two axes.
+
+    Parameters
+    ----------
+    kernel_size : int or sequence of ints
+        The size of a window, for all axes or per axis.
+    stride : int or sequence of ints, optional
+        The distance between windows. The default is kernel_size.
+    padding : int or sequence, default 0
+        Elements that are added at both ends of each axis; they are never the maximum.
+    dilation : int or sequence of ints, default 1
+        The distance between elements of a window.
+    ceil_mode : bool, default False
+        Round the number of windows up instead of down.
+
+    Notes
+    -----
+    Input: [N, C, H, W]. Output: [N, C, H, W], where each axis has
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+
+    Examples
+    --------
+    >>> images = ngd.placeholder("images", (8, 3, 32, 32))
+    >>> nn.MaxPool2d(2)(images).shape
+    (8, 3, 16, 16)
+    """
 
     axes = 2
 
 
 class MaxPool3d(MaxPool):
-    """MaxPool over [N, C, D, H, W]."""
+    """The maximum of each window, over three axes.
+
+    Parameters
+    ----------
+    kernel_size : int or sequence of ints
+        The size of a window, for all axes or per axis.
+    stride : int or sequence of ints, optional
+        The distance between windows. The default is kernel_size.
+    padding : int or sequence, default 0
+        Elements that are added at both ends of each axis; they are never the maximum.
+    dilation : int or sequence of ints, default 1
+        The distance between elements of a window.
+    ceil_mode : bool, default False
+        Round the number of windows up instead of down.
+
+    Notes
+    -----
+    Input: [N, C, D, H, W]. Output: [N, C, D, H, W], where each axis has
+    floor((n + 2 * padding - dilation * (kernel_size - 1) - 1) / stride) + 1 elements.
+
+    Examples
+    --------
+    >>> volumes = ngd.placeholder("volumes", (8, 3, 16, 16, 16))
+    >>> nn.MaxPool3d(2)(volumes).shape
+    (8, 3, 8, 8, 8)
+    """
 
     axes = 3
 
 
 class AvgPool1d(AvgPool):
-    """AvgPool over [N, C, L]."""
+    """The mean of each window, over one axis.
+
+    Parameters
+    ----------
+    kernel_size : int or sequence of ints
+        The size of a window, for all axes or per axis.
+    stride : int or sequence of ints, optional
+        The distance between windows. The default is kernel_size.
+    padding : int or sequence, default 0
+        Zeros that are added at both ends of each axis.
+    ceil_mode : bool, default False
+        Round the number of windows up instead of down.
+    count_include_pad : bool, default True
+        The zeros of the padding count as elements of a window.
+
+    Notes
+    -----
+    Input: [N, C, L]. Output: [N, C, L], where each axis has
+    floor((n + 2 * padding - kernel_size) / stride) + 1 elements.
+
+    Examples
+    --------
+    >>> signals = ngd.placeholder("signals", (8, 3, 100))
+    >>> nn.AvgPool1d(2)(signals).shape
+    (8, 3, 50)
+    """
 
     axes = 1
 
 
 class AvgPool2d(AvgPool):
-    """AvgPool over [N, C, H, W]."""
+    """The mean of each window, over two axes.
+
+    Parameters
+    ----------
+    kernel_size : int or sequence of ints
+        The size of a window, for all axes or per axis.
+    stride : int or sequence of ints, optional
+        The distance between windows. The default is kernel_size.
+    padding : int or sequence, default 0
+        Zeros that are added at both ends of each axis.
+    ceil_mode : bool, default False
+        Round the number of windows up instead of down.
+    count_include_pad : bool, default True
+        The zeros of the padding count as elements of a window.
+
+    Notes
+    -----
+    Input: [N, C, H, W]. Output: [N, C, H, W], where each axis has
+    floor((n + 2 * padding - kernel_size) / stride) + 1 elements.
+
+    Examples
+    --------
+    >>> images = ngd.placeholder("images", (8, 3, 32, 32))
+    >>> nn.AvgPool2d(2)(images).shape
+    (8, 3, 16, 16)
+    """
 
     axes = 2
 
 
 class AvgPool3d(AvgPool):
-    """AvgPool over [N, C, D, H, W]."""
+    """The mean of each window, over three axes.
+
+    Parameters
+    ----------
+    kernel_size : int or sequence of ints
+        The size of a window, for all axes or per axis.
+    stride : int or sequence of ints, optional
+        The distance between windows. The default is kernel_size.
+    padding : int or sequence, default 0
+        Zeros that are added at both ends of each axis.
+    ceil_mode : bool, default False
+        Round the number of windows up instead of down.
+    count_include_pad : bool, default True
+        The zeros of the padding count as elements of a window.
+
+    Notes
+    -----
+    Input: [N, C, D, H, W]. Output: [N, C, D, H, W], where each axis has
+    floor((n + 2 * padding - kernel_size) / stride) + 1 elements.
+
+    Examples
+    --------
+    >>> volumes = ngd.placeholder("volumes", (8, 3, 16, 16, 16))
+    >>> nn.AvgPool3d(2)(volumes).shape
+    (8, 3, 8, 8, 8)
+    """
 
     axes = 3
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool):
-    """AdaptiveAvgPool over [N, C, L]."""
+    """The mean of each of output_size windows, over one axis.
+
+    Parameters
+    ----------
+    output_size : int or sequence of ints
+        The size of the output, for all axes or per axis. None keeps the size of an axis.
+
+    Notes
+    -----
+    Input: [N, C, L]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
+    is [floor(i * n / count), ceil((i + 1) * n / count)).
+
+    Examples
+    --------
+    >>> signals = ngd.placeholder("signals", (8, 3, 100))
+    >>> nn.AdaptiveAvgPool1d(1)(signals).shape
+    (8, 3, 1)
+    """
 
     axes = 1
 
 
 class AdaptiveAvgPool2d(AdaptiveAvgPool):
-    """AdaptiveAvgPool over [N, C, H, W]."""
+    """The mean of each of output_size windows, over two axes.
+
+    Parameters
+    ----------
+    output_size : int or sequence of ints
+        The size of the output, for all axes or per axis. None keeps the size of an axis.
+
+    Notes
+    -----
+    Input: [N, C, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
+    is [floor(i * n / count), ceil((i + 1) * n / count)).
+
+    Examples
+    --------
+    >>> images = ngd.placeholder("images", (8, 3, 32, 32))
+    >>> nn.AdaptiveAvgPool2d(1)(images).shape
+    (8, 3, 1, 1)
+    """
 
     axes = 2
 
 
 class AdaptiveAvgPool3d(AdaptiveAvgPool):
-    """AdaptiveAvgPool over [N, C, D, H, W]."""
+    """The mean of each of output_size windows, over three axes.
+
+    Parameters
+    ----------
+    output_size : int or sequence of ints
+        The size of the output, for all axes or per axis. None keeps the size of an axis.
+
+    Notes
+    -----
+    Input: [N, C, D, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n
+    elements is [floor(i * n / count), ceil((i + 1) * n / count)).
+
+    Examples
+    --------
+    >>> volumes = ngd.placeholder("volumes", (8, 3, 16, 16, 16))
+    >>> nn.AdaptiveAvgPool3d(1)(volumes).shape
+    (8, 3, 1, 1, 1)
+    """
 
     axes = 3
 
 
 class AdaptiveMaxPool1d(AdaptiveMaxPool):
-    """AdaptiveMaxPool over [N, C, L]."""
+    """The maximum of each of output_size windows, over one axis.
+
+    Parameters
+    ----------
+    output_size : int or sequence of ints
+        The size of the output, for all axes or per axis. None keeps the size of an axis.
+
+    Notes
+    -----
+    Input: [N, C, L]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
+    is [floor(i * n / count), ceil((i + 1) * n / count)).
+
+    Examples
+    --------
+    >>> signals = ngd.placeholder("signals", (8, 3, 100))
+    >>> nn.AdaptiveMaxPool1d(1)(signals).shape
+    (8, 3, 1)
+    """
 
     axes = 1
 
 
 class AdaptiveMaxPool2d(AdaptiveMaxPool):
-    """AdaptiveMaxPool over [N, C, H, W]."""
+    """The maximum of each of output_size windows, over two axes.
+
+    Parameters
+    ----------
+    output_size : int or sequence of ints
+        The size of the output, for all axes or per axis. None keeps the size of an axis.
+
+    Notes
+    -----
+    Input: [N, C, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n elements
+    is [floor(i * n / count), ceil((i + 1) * n / count)).
+
+    Examples
+    --------
+    >>> images = ngd.placeholder("images", (8, 3, 32, 32))
+    >>> nn.AdaptiveMaxPool2d(1)(images).shape
+    (8, 3, 1, 1)
+    """
 
     axes = 2
 
 
 class AdaptiveMaxPool3d(AdaptiveMaxPool):
-    """AdaptiveMaxPool over [N, C, D, H, W]."""
+    """The maximum of each of output_size windows, over three axes.
+
+    Parameters
+    ----------
+    output_size : int or sequence of ints
+        The size of the output, for all axes or per axis. None keeps the size of an axis.
+
+    Notes
+    -----
+    Input: [N, C, D, H, W]. Output: [N, C, output_size...]. Window i of `count` windows over n
+    elements is [floor(i * n / count), ceil((i + 1) * n / count)).
+
+    Examples
+    --------
+    >>> volumes = ngd.placeholder("volumes", (8, 3, 16, 16, 16))
+    >>> nn.AdaptiveMaxPool3d(1)(volumes).shape
+    (8, 3, 1, 1, 1)
+    """
 
     axes = 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LSTM and GRU of several layers and directions; each is a loop in the graph (ops.scan)."""
+"""LSTM and GRU of several layers and directions; each layer is a loop in the graph (ops.scan)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .module import Module, Parameter
 
 
 class Recurrent(Module):
-    """What both share. The variables are PyTorch's: weight_ih_l0, ..., bias_hh_l1_reverse.
+    """The base of LSTM and GRU. The variables are PyTorch's: weight_ih_l0, ..., bias_hh_l1_reverse.
 
-    x is [places, batch, input_size], or [batch, places, input_size] with batch_first. Between the
-    layers stands dropout. All variables begin evenly in [-a, a) of a = 1 / sqrt(hidden_size).
+    Dropout is applied between the layers. All variables begin uniformly in [-a, a), with
+    a = 1 / sqrt(hidden_size).
     """
 
     gates: ClassVar[int]
@@ -53,9 +53,9 @@ class Recurrent(Module):
                     setattr(self, key, Parameter(shape, uniform(-bound, bound)))
 
     def run(self, x: Node, first: list[Any] | None) -> tuple[Node, list[Node]]:
-        """The last layer's h of all places, and the last states [layers * directions, batch, H].
+        """Return the hidden states of the last layer, and the last states of all layers.
 
-        `first` are the states before the first place, zeros by default.
+        `first` are the initial states, [layers * directions, batch, hidden_size]; by default zeros.
         """
         y: Node = ops.transpose(x, (1, 0, 2)) if self.batch_first else x
         shape = (self.num_layers * len(self.directions), y.shape[1], self.hidden_size)
@@ -79,29 +79,134 @@ class Recurrent(Module):
         return y, [ops.stack(end) for end in ends]
 
     def describe(self) -> str:
-        """See Module."""
+        """Return the arguments of the constructor, for `repr`."""
         return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
 
 
 class LSTM(Recurrent):
-    """Hochreiter and Schmidhuber, 1997 (Neural Computation 9): ops.lstm."""
+    """A long short-term memory of one or more layers.
+
+    Parameters
+    ----------
+    input_size : int
+        The size of the last axis of the input.
+    hidden_size : int
+        The size of the hidden state.
+    num_layers : int, default 1
+        The number of layers; each one takes the hidden states of the one before it.
+    bias : bool, default True
+        Add biases to the gates.
+    batch_first : bool, default False
+        The batch is the first axis of input and output, and the time the second.
+    dropout : float, default 0.0
+        The probability of dropout between layers, in [0, 1).
+    bidirectional : bool, default False
+        Run each layer in both directions, and concatenate the hidden states.
+
+    Notes
+    -----
+    With gates i, f, o and candidate g, c <- f * c + i * g and h <- o * tanh(c). See Hochreiter and
+    Schmidhuber, 1997 (Neural Computation 9).
+
+    Input: [L, batch, input_size], or [batch, L, input_size] with batch_first. Output: the same with
+    directions * hidden_size on the last axis.
+
+    The variables have PyTorch's names and layouts, such as `weight_ih_l0` [4 * hidden_size,
+    input_size]. They begin uniformly in [-a, a), with a = 1 / sqrt(hidden_size).
+
+    Examples
+    --------
+    >>> lstm = nn.LSTM(16, 32, num_layers=2, batch_first=True)
+    >>> sequences = ngd.placeholder("sequences", (8, 20, 16))
+    >>> output, (h, c) = lstm(sequences)
+    >>> output.shape, h.shape
+    ((8, 20, 32), (2, 8, 32))
+    """
 
     gates, states, layer = 4, 2, ops.lstm
 
     def forward(
         self, x: Node, first: tuple[Any, Any] | None = None
     ) -> tuple[Node, tuple[Node, Node]]:
-        """Output, and (h, c), from x and the first (h, c)."""
+        """Return the hidden states of the last layer, and the last states of all layers.
+
+        Parameters
+        ----------
+        x : Node
+            [L, batch, input_size], or [batch, L, input_size] with batch_first.
+        first : tuple of two Nodes, optional
+            The initial h and c, each [layers * directions, batch, hidden_size]. The default is
+            zeros.
+
+        Returns
+        -------
+        output : Node
+            [L, batch, directions * hidden_size], or with the batch first.
+        last : tuple of two Nodes
+            The last h and c, each [layers * directions, batch, hidden_size].
+        """
         y, (h, c) = self.run(x, None if first is None else list(first))
         return y, (h, c)
 
 
 class GRU(Recurrent):
-    """Cho et al., 2014 (arXiv:1406.1078), with the reset gate behind the product: ops.gru."""
+    """Gated recurrent units of one or more layers.
+
+    Parameters
+    ----------
+    input_size : int
+        The size of the last axis of the input.
+    hidden_size : int
+        The size of the hidden state.
+    num_layers : int, default 1
+        The number of layers; each one takes the hidden states of the one before it.
+    bias : bool, default True
+        Add biases to the gates.
+    batch_first : bool, default False
+        The batch is the first axis of input and output, and the time the second.
+    dropout : float, default 0.0
+        The probability of dropout between layers, in [0, 1).
+    bidirectional : bool, default False
+        Run each layer in both directions, and concatenate the hidden states.
+
+    Notes
+    -----
+    With gates r and z and candidate n, h <- (1 - z) * n + z * h. The reset gate r multiplies the
+    result of the matmul with weight_hh, as in PyTorch. See Cho et al., 2014 (arXiv:1406.1078).
+
+    Input: [L, batch, input_size], or [batch, L, input_size] with batch_first. Output: the same with
+    directions * hidden_size on the last axis.
+
+    The variables have PyTorch's names and layouts, such as `weight_ih_l0` [3 * hidden_size,
+    input_size]. They begin uniformly in [-a, a), with a = 1 / sqrt(hidden_size).
+
+    Examples
+    --------
+    >>> gru = nn.GRU(16, 32, bidirectional=True)
+    >>> sequences = ngd.placeholder("sequences", (20, 8, 16))
+    >>> output, h = gru(sequences)
+    >>> output.shape, h.shape
+    ((20, 8, 64), (2, 8, 32))
+    """
 
     gates, states, layer = 3, 1, ops.gru
 
     def forward(self, x: Node, first: Any = None) -> tuple[Node, Node]:
-        """Output, and h, from x and the first h."""
+        """Return the hidden states of the last layer, and the last states of all layers.
+
+        Parameters
+        ----------
+        x : Node
+            [L, batch, input_size], or [batch, L, input_size] with batch_first.
+        first : Node, optional
+            The initial h, [layers * directions, batch, hidden_size]. The default is zeros.
+
+        Returns
+        -------
+        output : Node
+            [L, batch, directions * hidden_size], or with the batch first.
+        last : Node
+            The last h, [layers * directions, batch, hidden_size].
+        """
         y, (h,) = self.run(x, None if first is None else [first])
         return y, h

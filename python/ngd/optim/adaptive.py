@@ -59,6 +59,11 @@ class Adam(Optimizer):
     m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;
     w <- w - lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
     Kingma and Ba, 2014 (arXiv:1412.6980), algorithm 1.
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.Adam(1e-3)
+    >>> updates = optimizer.minimize(loss, model.parameters())
     """
 
     checks: ClassVar[Mapping[str, Check]] = {
@@ -182,6 +187,11 @@ class RMSprop(Optimizer):
     -----
     v <- alpha v + (1 - alpha) g^2;  w <- w - lr * g / (sqrt(v) + eps).
     Tieleman and Hinton, 2012 (Coursera, lecture 6.5).
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.RMSprop(1e-3)
+    >>> updates = optimizer.minimize(loss, model.parameters())
     """
 
     checks: ClassVar[Mapping[str, Check]] = {
@@ -256,6 +266,11 @@ class Adagrad(Optimizer):
     -----
     s <- s + g^2;  w <- w - lr / (1 + (t - 1) lr_decay) * g / (sqrt(s) + eps).
     Duchi, Hazan and Singer, 2011 (JMLR 12).
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.Adagrad(1e-2)
+    >>> updates = optimizer.minimize(loss, model.parameters())
     """
 
     checks: ClassVar[Mapping[str, Check]] = {

@@ -19,7 +19,20 @@ def norm(x: Node) -> Node:
 def global_norm(gradients: Any) -> Node:
     """Return the Euclidean norm of all elements of a structure of nodes.
 
-    The norm is a scalar of float64 if one of the nodes is float64, else of float32.
+    Parameters
+    ----------
+    gradients : structure of Node
+        Floats of any shape.
+
+    Returns
+    -------
+    Node
+        A scalar, of float64 if one of the nodes is float64, else of float32.
+
+    Examples
+    --------
+    >>> optim.global_norm([ngd.constant([3.0]), ngd.constant([4.0])]).shape
+    ()
     """
     leaves = trees.leaves_of(gradients)
     if not leaves or not all(isinstance(leaf, Node) for leaf in leaves):
@@ -36,7 +49,7 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> tuple[Any, Node]:
     Parameters
     ----------
     gradients : structure of Node
-        The gradients after all_reduce, so that all ranks clip alike.
+        The gradients after all_reduce, of any shape, so that all ranks clip alike.
     max_norm : float or Node
         The largest norm, > 0.
 
@@ -50,6 +63,11 @@ def clip_by_global_norm(gradients: Any, max_norm: Any) -> tuple[Any, Node]:
     Notes
     -----
     Pascanu, Mikolov and Bengio, 2013 (arXiv:1211.5063), algorithm 1. The 1e-6 is PyTorch's.
+
+    Examples
+    --------
+    >>> parameters = model.parameters()
+    >>> gradients, norm = optim.clip_by_global_norm(ngd.grad(loss, parameters), 1.0)
     """
     if not isinstance(max_norm, Node):
         max_norm = positive("optim.clip_by_global_norm", "max_norm", max_norm)

@@ -39,6 +39,11 @@ class LARS(Optimizer):
     b <- momentum * b + lr * local * (g + weight_decay * w);  w <- w - b.
     You, Gitman and Ginsburg, 2017 (arXiv:1708.03888), algorithm 1. As in the paper, the momentum
     buffer contains the learning rate.
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.LARS(0.1, momentum=0.9)
+    >>> updates = optimizer.minimize(loss, model.parameters())
     """
 
     checks: ClassVar[Mapping[str, Check]] = {
@@ -110,6 +115,11 @@ class LAMB(Optimizer):
     With m and v of Adam, r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps);
     u = r + weight_decay * w;  w <- w - lr * |w| / |u| * u, the ratio 1 where |w| or |u| is 0.
     You et al., 2019 (arXiv:1904.00962), algorithm 2, with the identity as phi.
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.LAMB(2e-3, weight_decay=0.01)
+    >>> updates = optimizer.minimize(loss, model.parameters())
     """
 
     checks: ClassVar[Mapping[str, Check]] = {

@@ -30,6 +30,11 @@ class Lion(Optimizer):
     -----
     c = b1 m + (1 - b1) g;  w <- w - lr * (sign(c) + weight_decay * w);  m <- b2 m + (1 - b2) g.
     Chen et al., 2023 (arXiv:2302.06675), algorithm 2.
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.Lion(1e-4, weight_decay=0.1)
+    >>> updates = optimizer.minimize(loss, model.parameters())
     """
 
     checks: ClassVar[Mapping[str, Check]] = {"betas": pair, "weight_decay": at_least(0)}

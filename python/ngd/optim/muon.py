@@ -76,6 +76,12 @@ class Muon(Optimizer):
     b <- momentum * b + (1 - momentum) * g;  u = (1 - momentum) g + momentum * b with nesterov, else
     b;  w <- (1 - lr * weight_decay) * w - lr * factor * orthogonalize(u).
     Jordan et al., 2024 (https://kellerjordan.github.io/posts/muon/).
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.Muon(0.02, momentum=0.95)
+    >>> matrices = {key: v for key, v in model.parameters().items() if len(v.shape) == 2}
+    >>> updates = optimizer.minimize(loss, matrices)
     """
 
     checks: ClassVar[Mapping[str, Check]] = {

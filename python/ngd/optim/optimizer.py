@@ -33,7 +33,19 @@ Rate: TypeAlias = float | Node | Callable[[Node], Node]
 
 
 def is_vector(of: Variable) -> bool:
-    """Return True if a variable has fewer than two axes, as a bias or a norm's scale has."""
+    """Return True if a variable has at most one axis, such as biases and weights of normalizations.
+
+    Parameters
+    ----------
+    of : Variable
+        A variable of any shape.
+
+    Examples
+    --------
+    >>> parameters = model.parameters()
+    >>> is_vector(parameters["0.bias"]), is_vector(parameters["0.weight"])
+    (True, False)
+    """
     return of.ndim < 2
 
 

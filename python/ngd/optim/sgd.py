@@ -37,6 +37,11 @@ class SGD(Optimizer):
 
     The momentum is that of Sutskever et al. (2013). The learning rate is not part of the momentum
     buffer, so a schedule changes the whole step at once.
+
+    Examples
+    --------
+    >>> optimizer = ngd.optim.SGD(0.1, momentum=0.9)
+    >>> updates = optimizer.minimize(loss, model.parameters())
     """
 
     checks: ClassVar[Mapping[str, Check]] = {

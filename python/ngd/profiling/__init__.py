@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of steps goes: profile, report and timeline."""
+"""Profiling: the time of each instruction, its cost, and a file for Perfetto."""
 
 from .perfetto import timeline
 from .recording import Recording, profile

@@ -40,7 +40,7 @@ Label: TypeAlias = tuple[str, str, str, int]
 @contextmanager
 def timeline(
     path: str | os.PathLike[str], *, most_events: int = MOST_EVENTS
-) -> Iterator[Recording]:
+) -> Iterator[Recording]:  # long because each argument is described
     """Write when each instruction of the steps in a block ran, on all ranks, for Perfetto.
 
     In the file a process is a rank, and a slice is an instruction or a whole step. Pending
@@ -73,6 +73,12 @@ def timeline(
     -----
     Ranks of one kernel share its clock. For a rank of another one, the offset is half of the
     shortest of 30 round trips to rank 0 (F. Cristian 1989, Probabilistic clock synchronization).
+
+    Examples
+    --------
+    >>> step = ngd.compile([x, y], [loss])
+    >>> with ngd.timeline(folder / "trace.json"):
+    ...     outputs = step(images, labels)
     """
     if most_events < 1:
         raise ValueError(f"timeline: most_events: expected at least 1; got {most_events}")

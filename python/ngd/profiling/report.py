@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each instruction of a compiled step takes: `Executable.report()`."""
+"""The time of each instruction of a compiled step: `Executable.report()`."""
 
 from __future__ import annotations
 
@@ -25,15 +25,23 @@ NEVER: Final[Times] = (0, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Peaks:
-    """What this process measured of its machine, with as many threads as its kernels use."""
+    """The speed of the machine that this process measured, with the threads that its kernels use.
+
+    Attributes
+    ----------
+    bytes : float
+        Bytes per second that a copy of more memory than the caches hold reads and writes.
+    flops : mapping from str to float
+        FLOP per second of a large matmul, by dtype.
+    """
 
     bytes: float
-    """A second, read and written by a copy that no cache holds."""
+    """Bytes per second that a copy of more memory than the caches hold reads and writes."""
     flops: Mapping[str, float] = field(default_factory=dict)
-    """FLOP a second of a large matrix product, by dtype."""
+    """FLOP per second of a large matmul, by dtype."""
 
     def least_seconds(self, cost: Cost, dtype: str) -> float:
-        """What something would take at the peaks: of arithmetic or of traffic, the longer."""
+        """Return the time at the peaks, of arithmetic or of memory traffic, whichever is longer."""
         peak = self.flops.get(dtype)
         traffic = cost.bytes / self.bytes if self.bytes else 0.0
         return max(traffic, cost.flops / peak if peak else 0.0)
@@ -41,7 +49,44 @@ class Peaks:
 
 @dataclass(frozen=True)
 class Row:
-    """An instruction of a compiled step."""
+    """One instruction of a compiled step.
+
+    Attributes
+    ----------
+    number : str
+        The number in the program. "4.1.0" is instruction 0 of program 1 that instruction 4 runs.
+    action : str
+        "run", "start" or "wait" of a collective, "scan", or "cond".
+    op : str
+        The name of the op.
+    site : str
+        `file:line` of the user's code.
+    made_of : tuple of pairs of str
+        The ops that the instruction computes together, with their call sites.
+    operands, results : tuple of types
+        Dtypes and shapes.
+    attrs : mapping
+        The attributes of the kernel or of the collective.
+    layout : str
+        The layout of the elements.
+    cost : Cost
+        FLOP and bytes of one call.
+    calls : int
+        The number of calls.
+    seconds : float
+        The time of all calls. For a wait, the time that this rank waited.
+    least : float
+        The shortest call, in seconds.
+    share : float
+        The part of the step's time, 0 to 1.
+    of_peak : float
+        The time at the machine's peaks, divided by the time of a call. It may exceed 1 if caches
+        are faster than memory.
+    flight : float
+        For a wait: seconds from the start of the collective to the end of the wait.
+    last : mapping from int to int
+        For a wait: per rank, how often it was the last one to arrive.
+    """
 
     number: str
     """In the program; "4.1.0" is instruction 0 of program 1 that instruction 4 runs."""
@@ -84,31 +129,48 @@ class Row:
 
     @property
     def title(self) -> str:
-        """The op, behind "start" or "wait" where it is one of a collective."""
+        """The op, after "start" or "wait" if it is part of a collective."""
         return self.op if self.action == "run" else f"{self.action} {self.op}"
 
     @property
     def depth(self) -> int:
-        """How many instructions it lies in."""
+        """The number of instructions that contain this one."""
         return self.number.count(".") // 2
 
     @property
     def mean(self) -> float:
-        """Seconds a call."""
+        """Seconds per call."""
         return self.seconds / self.calls if self.calls else 0.0
 
     @property
     def overlap(self) -> float:
-        """Of a wait: the part of the collective's flight in which this rank did something else."""
+        """For a wait: the part of the collective's time in which this rank did other work."""
         return 1 - self.seconds / self.flight if self.flight else 0.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """What each instruction of a compiled step takes, in the order of the program.
+    """The time of each instruction of a compiled step, in the order of the program.
 
-    str() is a table of the longest ones. `rows` has all; those of loops and branches stand behind
-    the instruction that runs them, whose time has theirs.
+    print() shows a table of the longest instructions, and `rows` has all of them. Instructions of
+    loops and branches follow the instruction that runs them, whose time includes theirs.
+
+    Attributes
+    ----------
+    rows : tuple of Row
+        The instructions.
+    runs : int
+        The number of runs that were timed. If it is 0, no row has times.
+    seconds : float
+        The time of all runs.
+    peaks : Peaks
+        The machine's speed.
+    site : str
+        `file:line` of the code that compiled the step.
+    device : str
+        The device.
+    memory : mapping from str to int
+        Bytes, as `Executable.memory()` returns them.
     """
 
     rows: tuple[Row, ...]
@@ -125,11 +187,11 @@ class Report:
 
     @property
     def cost(self) -> Cost:
-        """Of one run."""
+        """FLOP and bytes of one run."""
         return sum((row.cost for row in self.rows if row.depth == 0), Cost())
 
     def shares(self) -> dict[str, float]:
-        """Of the time of the step, the share of each kind of instruction, the largest first."""
+        """Return the share of each kind of instruction in the step's time, the largest first."""
         found: dict[str, float] = {}
         for row in self.rows:
             if row.depth == 0:
@@ -137,18 +199,18 @@ class Report:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def to_dict(self) -> dict[str, Any]:
-        """What JSON can say, in seconds, bytes and FLOP."""
+        """Return the report as dicts and lists, in seconds, bytes and FLOP."""
         rows = [named(row) | {"mean": row.mean, "overlap": row.overlap} for row in self.rows]
         own = named(self) | {"peaks": named(self.peaks), "cost": self.cost}
         made: dict[str, Any] = plain(own | {"rows": rows, "shares": self.shares()})
         return made
 
     def to_json(self) -> str:
-        """As to_dict, as text."""
+        """Return the report as JSON."""
         return json.dumps(self.to_dict(), indent=1)
 
     def to_html(self) -> str:
-        """One page that needs nothing else."""
+        """Return the report as one HTML page that needs no other file."""
         return pages.html(self)
 
     def __str__(self) -> str:
