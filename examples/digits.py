@@ -25,14 +25,14 @@ def load(directory: Path | None, dtype: str) -> tuple[Digits, Digits]:
     """The training and the test set; raises OSError or ValueError with one clear line."""
     if directory is None:
         return load_bundled(dtype)
-    train, test = data.mnist(directory)
-    return rows(train, dtype), rows(test, dtype)
+    train, test = data.mnist(directory, dtype=dtype)
+    return rows(train), rows(test)
 
 
-def rows(images: data.Arrays, dtype: str) -> Digits:
-    """One image a row."""
+def rows(images: data.Arrays) -> Digits:
+    """Return one image per row."""
     pixels, labels = images.columns
-    return Digits(pixels.reshape(len(pixels), -1).astype(dtype) / 255, labels)
+    return Digits(pixels.reshape(len(pixels), -1), labels)
 
 
 def load_bundled(dtype: str) -> tuple[Digits, Digits]:

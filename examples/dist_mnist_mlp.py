@@ -77,9 +77,9 @@ def train(
 
     step = functools.cache(lambda count: compile_step(count, network, args))
     count = len(images.labels)
-    parts = data.Sampler(count, args.batch, rank=world.rank, size=world.size, seed=args.seed)
-    for number in range(parts.steps):
-        step(len(parts.part(number).indices))
+    shards = data.Sampler(count, batch_size=args.batch, seed=args.seed)
+    for number in range(shards.steps):
+        step(len(shards.shard(number).indices))
     writer = None
     if args.log_dir and world.rank == 0:
         from tensorboardX import SummaryWriter
@@ -90,11 +90,11 @@ def train(
     start = time.perf_counter()
     for epoch in range(args.epochs):
         total = 0.0
-        with tqdm(parts, f"epoch {epoch + 1}", disable=world.rank != 0) as bar:
-            for part in bar:
-                mine, weight = part.indices, np.array(part.weight, args.dtype)
+        with tqdm(shards, f"epoch {epoch + 1}", disable=world.rank != 0) as bar:
+            for shard in bar:
+                mine, weight = shard.indices, np.array(shard.weight, args.dtype)
                 (step_loss,) = step(len(mine))(images.pixels[mine], images.labels[mine], weight)
-                total += float(step_loss) * part.total
+                total += float(step_loss) * shard.total
                 steps += 1
                 if writer:
                     writer.add_scalar("loss", float(step_loss), steps)

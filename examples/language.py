@@ -55,13 +55,8 @@ class Training:
     def __init__(self, model: nn.Module, tokens: Any, world: Any, args: argparse.Namespace) -> None:
         self.args, self.world, self.model = args, world, model
         self.windows = data.Tokens(tokens, args.context + 1, stride=1)
-        self.parts = data.Sampler(
-            len(self.windows),
-            args.batch,
-            rank=world.rank,
-            size=world.size,
-            seed=args.seed,
-            replace=True,
+        self.sampler = data.Sampler(
+            len(self.windows), batch_size=args.batch, seed=args.seed, replacement=True
         )
         rate = optim.warm_up(
             optim.cosine(args.lr, max(args.steps, 1), args.lr / 10), args.steps // 20 + 1
@@ -92,36 +87,34 @@ class Training:
         from tqdm import tqdm
 
         losses = [math.nan]
-        steps = range(self.parts.done, self.args.steps)
+        steps = range(self.sampler.done, self.args.steps)
         with tqdm(steps, "training", disable=self.world.rank != 0) as bar:
             for number in bar:
-                (loss,) = self.step(*self.windows[self.parts.part(number).indices])
+                (loss,) = self.step(*self.windows[self.sampler.shard(number).indices])
                 losses = [*losses[-49:], float(loss)]
                 bar.set_postfix_str(f"{losses[-1] / math.log(2):.2f} bits")
-                self.parts.done = number + 1
-                if self.args.save and self.parts.done % self.args.every == 0:
+                self.sampler.done = number + 1
+                if self.args.save and self.sampler.done % self.args.every == 0:
                     self.save()
         return float(np.nanmean(losses)) if len(losses) > 1 else math.nan
 
     def evaluate(self, tokens: Any) -> float:
         """The mean loss over windows that lie side by side, as many as fill whole batches."""
         windows = data.Tokens(tokens, self.args.context + 1, stride=self.args.context)
-        size, rank = self.world.size, self.world.rank
+        size = self.world.size
         rows = np.resize(np.arange(len(windows)), max(len(windows), self.rows * size))
-        parts = data.Sampler(
-            len(rows), self.rows * size, rank=rank, size=size, shuffle=False, drop_last=True
-        )
-        losses = [self.judge(*windows[rows[part.indices]]) for part in parts]
+        sampler = data.Sampler(len(rows), self.rows * size, shuffle=False, drop_last=True)
+        losses = [self.judge(*windows[rows[shard.indices]]) for shard in sampler]
         return float(np.mean([float(loss) for (loss,) in losses]))
 
     def save(self) -> None:
         """Rank 0 replaces the checkpoint."""
         if self.world.rank == 0:
-            ngd.checkpoint.save(self.args.save, self.state, position=self.parts.state())
+            ngd.checkpoint.save(self.args.save, self.state, position=self.sampler.state())
 
     def resume(self) -> None:
         """Go on where the checkpoint stands."""
-        self.parts.load_state(ngd.checkpoint.load(self.args.resume, self.state))
+        self.sampler.load_state(ngd.checkpoint.load(self.args.resume, self.state))
 
 
 def write(model: nn.Module, beginning: Any, count: int, args: argparse.Namespace) -> list[int]:
@@ -212,7 +205,7 @@ def run(args: argparse.Namespace, make: Callable[[Any, argparse.Namespace], nn.M
         training = Training(model, tokens[:edge], world, args)
         if args.resume:
             training.resume()
-    start, before = time.perf_counter(), training.parts.done
+    start, before = time.perf_counter(), training.sampler.done
     loss = training.run()
     seconds = time.perf_counter() - start
     held_back = training.evaluate(tokens[edge:])
@@ -222,11 +215,11 @@ def run(args: argparse.Namespace, make: Callable[[Any, argparse.Namespace], nn.M
         if args.sample:
             written = write(model, tokens[edge : edge + 16], args.sample, args)
             print(shown(tokens, written), file=sys.stderr)
-        done = (training.parts.done - before) * args.batch * args.context
+        done = (training.sampler.done - before) * args.batch * args.context
         report = {
             "ranks": world.size,
             "device": args.device,
-            "steps": training.parts.done,
+            "steps": training.sampler.done,
             "loss": None if math.isnan(loss) else loss,
             "bits_a_token": held_back / math.log(2),
             "tokens_per_s": done / seconds if done else None,

@@ -63,8 +63,7 @@ def make_trainer(args: argparse.Namespace, world: Any) -> train.Trainer:
     """Compile the two programs, which share the model's variables, and what runs them."""
     sets = [as_images(rows) for rows in digits.load(args.data, "float32")]
     side = sets[0].columns[0].shape[-1]
-    place = {"rank": world.rank, "size": world.size}
-    sampler = data.Sampler(len(sets[0]), args.batch, seed=args.seed, drop_last=True, **place)
+    sampler = data.Sampler(len(sets[0]), batch_size=args.batch, seed=args.seed, drop_last=True)
     model = make_model(side)
     model.initialize(args.seed)
     steps = max(args.epochs * len(sampler), 1)
@@ -84,7 +83,7 @@ def make_trainer(args: argparse.Namespace, world: Any) -> train.Trainer:
         right = ops.argmax(model(images), axis=1) == labels
         return [ops.mean(ops.cast(right, "float32"))]
 
-    test = data.Sampler(len(sets[1]), args.batch, shuffle=False, **place)
+    test = data.Sampler(len(sets[1]), batch_size=args.batch, shuffle=False)
     test_loader = data.Loader(sets[1], test)
     return train.Trainer(
         step,

@@ -141,19 +141,18 @@ class Training:
     def __init__(self, args: argparse.Namespace, world: Any) -> None:
         self.args, self.world = args, world
         train, self.test, classes, grow, self.fit = read_images(args)
-        self.place = {"rank": world.rank, "size": world.size}
-        self.parts = data.Sampler(
-            len(train), args.batch, seed=args.seed, drop_last=True, **self.place
+        self.sampler = data.Sampler(
+            len(train), batch_size=args.batch, seed=args.seed, drop_last=True
         )
-        self.loader = data.Loader(train, self.parts, grow, workers=args.workers)
+        self.loader = data.Loader(train, self.sampler, grow, num_workers=args.workers)
         self.model = ResNet(args.depth, classes, args.synchronized).astype(args.dtype)
         self.model.initialize(args.seed)
         if args.weights:
             self.model.load_state_dict(ngd.checkpoint.read_safetensors(args.weights))
-        self.optimizer = make_optimizer(args.epochs * len(self.parts), args)
+        self.optimizer = make_optimizer(args.epochs * len(self.sampler), args)
 
-        images, labels = self.inputs(len(self.parts.part(0).indices))
-        weight = ngd.constant(np.array(images.shape[0], args.dtype))  # parts may be unlike
+        images, labels = self.inputs(len(self.sampler.shard(0).indices))
+        weight = ngd.constant(np.array(images.shape[0], args.dtype))  # the ranks may differ
         with nn.training() as state:
             scores = self.model(images)
             loss = ops.mean(ops.softmax_cross_entropy(scores, labels))
@@ -167,7 +166,7 @@ class Training:
         if args.resume:
             private = self.model.buffers()
             position = ngd.checkpoint.load(args.resume, self.state, private=private)
-            self.parts.load_state(position)
+            self.sampler.load_state(position)
 
     def inputs(self, count: int) -> list[Any]:
         """Placeholders for so many images."""
@@ -188,25 +187,26 @@ class Training:
         from tqdm import tqdm
 
         losses: list[float] = []
-        seconds, before, accuracy, args = 0.0, self.parts.done, None, self.args
-        while self.parts.epoch < args.epochs and self.parts.done < args.steps:
+        seconds, before, accuracy, args = 0.0, self.sampler.done, None, self.args
+        while self.sampler.epoch < args.epochs and self.sampler.done < args.steps:
             start = time.perf_counter()
-            epoch = f"epoch {self.parts.epoch + 1}"
+            epoch = f"epoch {self.sampler.epoch + 1}"
             with tqdm(self.loader, epoch, disable=self.world.rank != 0) as bar:
-                for (images, labels), *_ in bar:
-                    (loss,) = self.step(images, labels)
+                for batch in bar:
+                    assert batch.weight == len(batch[0])  # the weight that the step has
+                    (loss,) = self.step(*batch)
                     losses = [*losses[-49:], float(loss)]
                     bar.set_postfix_str(f"loss {losses[-1]:.3f}")
-                    if args.save and self.parts.done % args.every == 0:
+                    if args.save and self.sampler.done % args.every == 0:
                         self.save()
-                    if self.parts.done == args.steps:
+                    if self.sampler.done == args.steps:
                         break
             seconds += time.perf_counter() - start
             accuracy = self.evaluate()
         self.loader.close()
         if not losses:
             return None, self.evaluate(), None
-        return float(np.mean(losses)), accuracy, (self.parts.done - before) * args.batch / seconds
+        return float(np.mean(losses)), accuracy, (self.sampler.done - before) * args.batch / seconds
 
     def evaluate(self) -> float:
         """The accuracy on the test set, of which each rank judges its part.
@@ -219,17 +219,17 @@ class Training:
 
     def right(self) -> int:
         """How many samples of this rank's part are judged right."""
-        parts = data.Sampler(len(self.test), self.args.batch, shuffle=False, **self.place)
+        sampler = data.Sampler(len(self.test), batch_size=self.args.batch, shuffle=False)
         right = 0
-        with data.Loader(self.test, parts, self.fit, workers=self.args.workers) as loader:
-            for (images, labels), weight, _ in loader:
-                (found,) = self.judge(len(labels))(images, labels)
-                right += int(found) if weight else 0
+        with data.Loader(self.test, sampler, self.fit, num_workers=self.args.workers) as loader:
+            for batch in loader:
+                (found,) = self.judge(len(batch[1]))(*batch)
+                right += int(found) if batch.weight else 0
         return right
 
     def save(self) -> None:
         """Rank 0 replaces the checkpoint, which keeps the running statistics of every rank."""
-        private, position = self.model.buffers(), self.parts.state()
+        private, position = self.model.buffers(), self.sampler.state()
         ngd.checkpoint.save(self.args.save, self.state, private=private, position=position)
 
 
@@ -296,7 +296,7 @@ def main() -> None:
             "ranks": world.size,
             "device": args.device,
             "depth": args.depth,
-            "steps": training.parts.done,
+            "steps": training.sampler.done,
             "loss": loss,
             "accuracy": accuracy,
             "images_per_s": images_per_s,

@@ -6,9 +6,9 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from .errors import DTypeError, Error, ShapeError
 from .sites import Owner, owner
@@ -25,6 +25,17 @@ SYNONYMS: Final = {
     "eps": ("epsilon", "eps"),
     "min": ("low", "minimum"),
     "max": ("high", "maximum"),
+    "ahead": ("prefetch_factor",),
+    "batch": ("batch_size",),
+    "classes": ("num_classes",),
+    "count": ("num_samples",),
+    "dataset": ("source",),
+    "data_source": ("source",),
+    "num_replicas": ("size",),
+    "replace": ("replacement",),
+    "root": ("folder",),
+    "workers": ("num_workers",),
+    "world_size": ("size",),
 }
 """Other libraries' names of parameters, and what ngd may call them."""
 
@@ -153,3 +164,39 @@ def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return checked
+
+
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
+
+def check_constructor(
+    call: str, elsewhere: Mapping[str, str] | None = None
+) -> Callable[[Constructor], Constructor]:
+    """Return a decorator of a public class's `__init__` that checks the names of its arguments.
+
+    Parameters
+    ----------
+    call : str
+        The class as users write it.
+    elsewhere : mapping, optional
+        Arguments that users expect here, and the public call that takes each.
+    """
+
+    def decorate(init: Constructor) -> Constructor:
+        _, *parameters = inspect.signature(init).parameters.values()
+        signature = inspect.Signature(parameters)
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            for name in kwargs:
+                if elsewhere and name in elsewhere and name not in signature.parameters:
+                    raise TypeError(
+                        f"{call}: expected {call}{format_signature(signature)}; got an unexpected "
+                        f"keyword argument '{name}'. `{name}` is an argument of {elsewhere[name]}."
+                    )
+            expect_fit(call, signature, args, kwargs)
+            init(self, *args, **kwargs)
+
+        return cast(Constructor, checked)
+
+    return decorate

@@ -129,6 +129,10 @@ class RetraceWarning(UserWarning):
     """A function that is traced again and again. The message says what changes."""
 
 
+class UnevenBatchWarning(UserWarning):
+    """The ranks or batches of a data.Loader have different sizes, and the weight was not read."""
+
+
 @contextmanager
 def in_layer(name: str) -> Iterator[None]:
     """Name a layer in the call sites and errors of the nodes that are built in this block.

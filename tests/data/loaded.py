@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,15 @@ def noisy(columns: Any, random: Any) -> Any:
     return columns[0], draws, where
 
 
+class Named(NamedTuple):
+    half: Any
+
+
+def named(columns: Any, random: Any) -> Any:
+    """A column with a name."""
+    return Named(columns[0] / 2)
+
+
 def about_the_process(columns: Any, random: Any) -> Any:
     """Is the engine here? How many threads, and how deaf?"""
     with open("/proc/self/status") as file:
@@ -71,7 +80,7 @@ def large(columns: Any, random: Any) -> Any:
 
 def forever() -> None:
     """Load with two processes, whose numbers are said, until somebody ends this."""
-    loader = data.Loader(Numbers(), data.Sampler(40, 4), noisy, workers=2, ahead=3)
+    loader = data.Loader(Numbers(), data.Sampler(40, 4), noisy, num_workers=2, prefetch_factor=3)
     while True:
         processes = set()
         for batch in loader:

@@ -70,7 +70,7 @@ def test_a_random_part_is_resized_as_pillow_does() -> None:
     assert 0.07 < min(areas) < 0.15
     assert 0.8 < max(areas) < 1.05
     assert 0.4 < np.mean(areas) < 0.65
-    part = Image.fromarray(image[crop._part(200, 200, np.random.default_rng((3, 0)))])
+    part = Image.fromarray(image[crop._region(200, 200, np.random.default_rng((3, 0)))])
     expected = np.array(part.resize((50, 50), Image.Resampling.BILINEAR))
     np.testing.assert_array_equal(transformed(crop, [image], 3)[0], expected)
 
@@ -103,11 +103,21 @@ def test_normalize_gives_planes_of_floats() -> None:
     np.testing.assert_allclose(grey[:, 0], images[..., 0] / 127.5 - 1, rtol=1e-5, atol=1e-6)
 
 
+def test_normalize_does_not_divide_floats_by_255() -> None:
+    images = picture(4, 5, 1)[None, ..., 0] / np.float32(255)
+    before = images.copy()
+    found = transformed(data.Normalize(0.5, 0.25), images)
+    np.testing.assert_allclose(found, (before[:, None] - 0.5) / 0.25, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(images, before)
+    with pytest.raises(ValueError, match=r"images of uint8 or floats .*; got int64\[1, 2, 2, 1\]"):
+        transformed(data.Normalize(0, 1), np.zeros((1, 2, 2), np.int64))
+
+
 def test_normalize_refuses_what_it_cannot_mean() -> None:
     normalize = data.Normalize((0.5, 0.5), (0.5, 0.5))
     with pytest.raises(ValueError, match="expected images of one size"):
         transformed(normalize, [picture(3, 3), picture(4, 4)])
-    with pytest.raises(ValueError, match="expected images of bytes with 2 channels"):
+    with pytest.raises(ValueError, match="expected images of uint8 or floats with 2 channels"):
         transformed(normalize, [picture(3, 3)])
     with pytest.raises(ValueError, match="expected a mean, and a std > 0"):
         data.Normalize(0, 0)
@@ -117,7 +127,7 @@ def test_mixup_is_a_mean_of_two_images_and_of_their_labels() -> None:
     """Images of one value: the mean tells the share, and the labels must have the same."""
     values = np.arange(5, dtype=np.uint8) * 10
     source = data.Arrays(np.broadcast_to(values[:, None, None, None], (5, 2, 2, 3)), np.arange(5))
-    mixup = data.Mixup(source, data.Normalize(0, 1), classes=5, alpha=0.7)
+    mixup = data.Mixup(source, data.Normalize(0, 1), num_classes=5, alpha=0.7)
     images, labels = mixup(source[np.arange(5)], generators(5))
     assert labels.shape == (5, 5)
     assert labels.dtype == images.dtype == np.float32
@@ -130,7 +140,7 @@ def test_mixup_is_a_mean_of_two_images_and_of_their_labels() -> None:
 
 def test_mixup_has_the_shares_of_its_distribution() -> None:
     source = data.Arrays(np.zeros((1000, 1, 1, 1), np.uint8), np.arange(1000))
-    mixup = data.Mixup(source, data.Normalize(0, 1), classes=1000, alpha=0.4)
+    mixup = data.Mixup(source, data.Normalize(0, 1), num_classes=1000, alpha=0.4)
     _, labels = mixup(source[np.arange(1000)], generators(1000))
     shares = labels[np.arange(1000), np.arange(1000)]
     assert abs(shares.mean() - 0.5) < 0.05
@@ -139,16 +149,18 @@ def test_mixup_has_the_shares_of_its_distribution() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     source = data.Arrays(np.zeros((3, 2, 2, 3), np.uint8), np.arange(3))
-    with pytest.raises(ValueError, match="expected a transform to floats; got uint8"):
-        data.Mixup(source, [], classes=3)(source[np.arange(3)], generators(3))
+    with pytest.raises(ValueError, match="a transform that returns floats; got uint8"):
+        data.Mixup(source, [], num_classes=3)(source[np.arange(3)], generators(3))
     for make in (
         lambda: data.RandomFlip(2),
         lambda: data.Resize(0),
         lambda: data.CenterCrop((3, 0)),
         lambda: data.RandomResizedCrop(3, scale=(0.0, 1.0)),
-        lambda: data.Mixup(source, [], classes=0),
+        lambda: data.Mixup(source, [], num_classes=0),
     ):
         with pytest.raises(ValueError, match="expected"):
             make()
-    with pytest.raises(ValueError, match=r"expected an image .* of bytes; got float64\[3, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"data\.Resize: expected images uint8.*; got float64\[3, 3\]"
+    ):
         transformed(data.Resize(2), [np.zeros((3, 3))])

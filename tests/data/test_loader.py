@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -19,9 +20,10 @@ import numpy as np
 import psutil
 import pytest
 
-from ngd import data
+from ngd import data, trees
 from ngd.data import loader as loaders
-from ngd.errors import WorkerError
+from ngd.data import sampler as samplers
+from ngd.errors import UnevenBatchWarning, WorkerError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -48,18 +50,22 @@ def epoch_of(loader: data.Loader) -> list[Any]:
     return [(b.columns[0].tolist(), b.columns[1].tolist(), b.weight, b.total) for b in loader]
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_any_number_of_processes_makes_the_same_batches(workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_any_number_of_processes_makes_the_same_batches(num_workers: int) -> None:
     source = loaded.Numbers(23)
     here = data.Loader(source, data.Sampler(23, 4, seed=3), loaded.noisy)
     expected = [epoch_of(here) for _ in range(3)]
     assert expected[0] != expected[1]
     with data.Loader(
-        source, data.Sampler(23, 4, seed=3), loaded.noisy, workers=workers, ahead=1
+        source,
+        data.Sampler(23, 4, seed=3),
+        loaded.noisy,
+        num_workers=num_workers,
+        prefetch_factor=1,
     ) as loader:
         assert len(loader) == 6
         assert [epoch_of(loader) for _ in range(3)] == expected
-        assert len(children()) == workers
+        assert len(children()) == num_workers
 
 
 def test_any_number_of_ranks_draws_the_same_for_a_sample() -> None:
@@ -70,7 +76,7 @@ def test_any_number_of_ranks_draws_the_same_for_a_sample() -> None:
             loader = data.Loader(loaded.Numbers(23), sampler, loaded.noisy)
             for epoch in range(2):
                 for indices, drawn, weight, _ in epoch_of(loader):
-                    pairs = zip(indices[:weight], drawn, strict=False)
+                    pairs = zip(indices[: int(weight)], drawn, strict=False)
                     found.update({(epoch, i): d for i, d in pairs})
         return found
 
@@ -87,11 +93,11 @@ def test_draws_are_those_of_the_seed_the_epoch_and_the_index() -> None:
     assert drawn == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_training_goes_on_in_the_middle_of_an_epoch(workers: int) -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_training_goes_on_in_the_middle_of_an_epoch(num_workers: int) -> None:
     def loader() -> data.Loader:
         sampler = data.Sampler(40, 4, seed=1)
-        return data.Loader(loaded.Numbers(), sampler, loaded.noisy, workers=workers)
+        return data.Loader(loaded.Numbers(), sampler, loaded.noisy, num_workers=num_workers)
 
     whole = loader()
     expected = [*epoch_of(whole), *epoch_of(whole)]
@@ -112,7 +118,7 @@ def test_a_training_goes_on_in_the_middle_of_an_epoch(workers: int) -> None:
 
 def test_who_breaks_off_or_goes_elsewhere_gets_the_batches_from_there() -> None:
     expected = epoch_of(data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy))
-    with data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy, workers=2) as loader:
+    with data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy, num_workers=2) as loader:
         for _ in loader:
             break
         before = children()
@@ -123,7 +129,7 @@ def test_who_breaks_off_or_goes_elsewhere_gets_the_batches_from_there() -> None:
 
 
 def test_a_batch_is_of_any_size_and_structure_and_ones_own() -> None:
-    with data.Loader(loaded.Numbers(), data.Sampler(40, 10), loaded.large, workers=2) as loader:
+    with data.Loader(loaded.Numbers(), data.Sampler(40, 10), loaded.large, num_workers=2) as loader:
         kept = [batch.columns for batch in loader]
     for numbers, (rows, others) in zip(data.Sampler(40, 10), kept, strict=True):
         assert np.array_equal(rows[:, 77], numbers.indices)
@@ -134,7 +140,7 @@ def test_a_batch_is_of_any_size_and_structure_and_ones_own() -> None:
 def test_arrays_are_shared_with_the_processes_and_not_changed_by_them() -> None:
     x = np.arange(40 * 10**5).reshape(40, 10**5)
     source = data.Arrays(x, np.arange(40))
-    with data.Loader(source, data.Sampler(40, 4), workers=2) as loader:
+    with data.Loader(source, data.Sampler(40, 4), num_workers=2) as loader:
         for batch in loader:
             rows, labels = batch.columns
             assert np.array_equal(rows, x[labels])
@@ -145,14 +151,16 @@ def test_the_engine_is_not_loaded_and_is_there_for_who_asks() -> None:
         (loaded.about_the_process, (False, 2, True)),  # this thread, and the one that watches
         (loaded.asks_for_ngd, (np.float32, "relu")),
     ):
-        with data.Loader(loaded.Numbers(), data.Sampler(40, 40), transform, workers=1) as loader:
+        with data.Loader(
+            loaded.Numbers(), data.Sampler(40, 40), transform, num_workers=1
+        ) as loader:
             assert next(iter(loader)).columns == expected
 
 
 def test_what_a_process_raises_is_raised_here_with_its_traceback() -> None:
     source = loaded.Numbers(at=(9,), what="raise")
     sampler = data.Sampler(40, 4, shuffle=False)
-    loader = data.Loader(source, sampler, workers=2)
+    loader = data.Loader(source, sampler, num_workers=2)
     batches = iter(loader)
     assert next(batches).columns[0].tolist() == [0, 1, 2, 3]
     next(batches)
@@ -167,7 +175,7 @@ def test_what_a_process_raises_is_raised_here_with_its_traceback() -> None:
 
 def test_what_cannot_travel_is_told() -> None:
     source = loaded.Numbers(at=(0,), what="raise what cannot travel")
-    loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), workers=1)
+    loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), num_workers=1)
     with pytest.raises(WorkerError, match=r"(?s)in worker 0 of 1.*UnpicklableError: made of two"):
         next(iter(loader))
 
@@ -179,7 +187,7 @@ def test_what_cannot_travel_is_told() -> None:
 def test_a_process_that_ends_is_named(what: str, words: str) -> None:
     source = loaded.Numbers(at=(5,), what=what)
     sampler = data.Sampler(40, 4, shuffle=False)
-    batches = iter(data.Loader(source, sampler, workers=2, ahead=3))
+    batches = iter(data.Loader(source, sampler, num_workers=2, prefetch_factor=3))
     next(batches)
     with pytest.raises(WorkerError, match=rf"worker 1 of 2 \(process \d+\) {words}"):
         next(batches)
@@ -187,7 +195,7 @@ def test_a_process_that_ends_is_named(what: str, words: str) -> None:
 
 
 def test_a_process_that_is_killed_while_it_waits_is_named() -> None:
-    loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), workers=2)
+    loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), num_workers=2)
     next(iter(loader))
     for process in children():
         process.kill()
@@ -198,9 +206,9 @@ def test_a_process_that_is_killed_while_it_waits_is_named() -> None:
 
 
 def test_a_process_that_hangs_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "LOOK", 0.1)
+    monkeypatch.setattr(loaders, "POLL_SECONDS", 0.1)
     source = loaded.Numbers(at=(0,), what="hang")
-    loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), workers=1, timeout=1.0)
+    loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), num_workers=1, timeout=1.0)
     with pytest.raises(
         WorkerError, match=r"worker 0 of 1 \(process \d+\) has not answered for 1 s"
     ):
@@ -211,8 +219,8 @@ def test_a_process_is_found_dead_though_another_holds_its_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What a source has forked may keep the socket open."""
-    monkeypatch.setattr(loaders, "LOOK", 0.1)
-    loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), workers=1)
+    monkeypatch.setattr(loaders, "POLL_SECONDS", 0.1)
+    loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), num_workers=1)
     next(iter(loader))
     assert loader._team is not None
     (worker,) = loader._team.workers
@@ -227,7 +235,7 @@ def test_a_process_is_found_dead_though_another_holds_its_link(
 
 
 def test_a_loader_that_nobody_uses_ends_its_processes() -> None:
-    loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), workers=2)
+    loader = data.Loader(loaded.Numbers(), data.Sampler(40, 4), num_workers=2)
     next(iter(loader))
     assert len(children()) == 2
     del loader
@@ -235,7 +243,7 @@ def test_a_loader_that_nobody_uses_ends_its_processes() -> None:
 
 
 def test_a_forked_child_leaves_its_parents_processes_alone() -> None:
-    with data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy, workers=1) as loader:
+    with data.Loader(loaded.Numbers(), data.Sampler(40, 4), loaded.noisy, num_workers=1) as loader:
         next(iter(loader))
         (worker,) = children()
         child = os.fork()
@@ -289,7 +297,7 @@ def test_what_the_program_itself_defines_is_found(tmp_path: Path) -> None:
         "        return (i,)\n"
         "if __name__ == '__main__':\n"
         "    sampler = data.Sampler(4, 1, shuffle=False)\n"
-        "    with data.Loader(Source(), sampler, workers=2) as loader:\n"
+        "    with data.Loader(Source(), sampler, num_workers=2) as loader:\n"
         "        try:\n"
         "            for batch in loader: print(int(batch.columns[0][0]))\n"
         "        except Mine as error: print(error)\n"
@@ -306,7 +314,7 @@ def test_what_cannot_be_found_there_is_told(tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         "    def halved(columns, random): return columns[0] / 2\n"
         "    source = data.Arrays([1, 2])\n"
-        "    for batch in data.Loader(source, data.Sampler(2, 1), halved, workers=2): pass\n"
+        "    for batch in data.Loader(source, data.Sampler(2, 1), halved, num_workers=2): pass\n"
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
@@ -318,18 +326,146 @@ def test_what_cannot_be_found_there_is_told(tmp_path: Path) -> None:
 
 def test_bad_arguments_are_refused() -> None:
     source, sampler = loaded.Numbers(), data.Sampler(40, 4)
-    with pytest.raises(
-        ValueError, match=r"expected workers >= 0 and ahead in \[1, 64\]; got -1, 2"
-    ):
-        data.Loader(source, sampler, workers=-1)
-    with pytest.raises(ValueError, match=r"expected workers >= 0 and ahead in \[1, 64\]; got 1, 0"):
-        data.Loader(source, sampler, workers=1, ahead=0)
-    with pytest.raises(ValueError, match="the source has 39 samples, the sampler 40"):
+    with pytest.raises(ValueError, match="num_workers: expected 0 or more; got -1"):
+        data.Loader(source, sampler, num_workers=-1)
+    for bad in (0, 65):
+        with pytest.raises(ValueError, match=f"prefetch_factor: expected 1 to 64 .*; got {bad}"):
+            data.Loader(source, sampler, num_workers=1, prefetch_factor=bad)
+    with pytest.raises(ValueError, match="got 39 samples in the source and 40 in the sampler"):
         data.Loader(loaded.Numbers(39), sampler)
-    loader = data.Loader(source, sampler, lambda columns, random: columns, workers=1)
-    with pytest.raises(TypeError, match=r"have to be picklable: .*workers=0 takes any"):
+    loader = data.Loader(source, sampler, lambda columns, random: columns, num_workers=1)
+    with pytest.raises(TypeError, match=r"can be pickled .*num_workers=0 needs no pickling"):
         next(iter(loader))
     assert len([*data.Loader(source, sampler, lambda columns, random: columns)]) == 10
+
+
+def columns_of(loader: data.Loader) -> list[list[int]]:
+    """Iterate as a user does who does not read the weight."""
+    return [numbers.tolist() for (numbers,) in loader]
+
+
+def test_a_batch_unpacks_as_its_columns() -> None:
+    x, y = np.arange(6).reshape(3, 2), np.array([0, 1, 1])
+    loader = data.Loader(data.Arrays(x, y), data.Sampler(3, 3, shuffle=False))
+    for rows, labels in loader:
+        np.testing.assert_array_equal(rows, x)
+        np.testing.assert_array_equal(labels, y)
+    (batch,) = loader
+    assert len(batch) == 2
+    assert batch[1] is batch.columns[1] is [*batch][-1]
+    assert (batch.weight, batch.total) == (3, 3)
+    assert repr(batch) == "<data.Batch of int64[3, 2], int64[3]; weight 3 of 3>"
+    copied = pickle.loads(pickle.dumps(batch))
+    assert type(batch.weight) is float
+    assert (type(copied), copied.weight, copied[1].tolist()) == (data.Batch, 3, [0, 1, 1])
+    assert trees.leaves_of(batch)[1] is batch[1]
+
+
+def test_a_batch_keeps_the_names_of_its_columns() -> None:
+    loader = data.Loader(loaded.Numbers(4), data.Sampler(4, 4, shuffle=False), loaded.named)
+    (batch,) = loader
+    assert batch.columns.half.tolist() == batch[0].tolist() == [0, 0.5, 1, 1.5]
+
+
+def test_one_array_is_not_a_tuple_of_columns() -> None:
+    loader = data.Loader(loaded.Numbers(4), data.Sampler(4, 4), lambda columns, random: columns[0])
+    with pytest.raises(
+        TypeError, match=r"expected a tuple of columns .*; got int64\[4\]. Return \(x,"
+    ):
+        next(iter(loader))
+
+
+def line_of(word: str) -> int:
+    """The last line of this file that has a word."""
+    lines = Path(__file__).read_text().splitlines()
+    return max(number for number, line in enumerate(lines, 1) if word in line)
+
+
+def test_an_epoch_without_the_weights_of_uneven_ranks_is_a_warning() -> None:
+    loader = data.Loader(loaded.Numbers(40), data.Sampler(40, 5, rank=1, size=2))  # made here
+    message = (
+        r"^data\.Loader: expected batch\.weight to be read, because the 2 ranks share a batch of 5 "
+        rf"samples unevenly; got an epoch .* \(loader made at {re.escape(__file__)}:"
+        rf"{line_of('# made' + ' here')}\)\. Write .*"
+        r"optimizer\.minimize\(loss, parameters, weight=batch\.weight\)"
+    )
+    with pytest.warns(UnevenBatchWarning, match=message) as seen:
+        for _ in loader:  # loop
+            pass
+    assert (seen[0].filename, seen[0].lineno) == (__file__, line_of("# lo" + "op"))
+    columns_of(loader)  # it warns once
+
+
+def test_an_epoch_without_the_weights_of_uneven_steps_is_a_warning() -> None:
+    loader = data.Loader(loaded.Numbers(40), data.Sampler(40, 16, shuffle=False))
+    with pytest.warns(UnevenBatchWarning, match="different numbers of samples, 16 and 8; got"):
+        columns_of(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_weights_that_are_read_are_no_warning(num_workers: int) -> None:
+    sampler = data.Sampler(40, 16, rank=1, size=3)
+    with data.Loader(loaded.Numbers(40), sampler, num_workers=num_workers) as loader:
+        assert [batch.weight for batch in loader] == [5, 5, 3]
+        for number, batch in enumerate(loader):  # one reading per epoch is enough
+            assert number or batch.weight == 5
+        for _ in loader:  # an epoch that is not finished
+            break
+
+
+@pytest.mark.parametrize(
+    ("count", "options"), [(40, {"drop_last": True}), (40, {"replacement": True}), (48, {})]
+)
+def test_even_shards_are_no_warning(count: int, options: dict[str, bool]) -> None:
+    sampler = data.Sampler(count, 16, rank=1, size=2, **options)
+    assert len(columns_of(data.Loader(loaded.Numbers(count), sampler))) == len(sampler)
+
+
+def test_a_warning_that_is_an_error_leaves_the_sampler_at_the_next_epoch() -> None:
+    loader = data.Loader(loaded.Numbers(40), data.Sampler(40, 16))
+    with pytest.raises(UnevenBatchWarning):  # pytest makes errors of warnings
+        columns_of(loader)
+    assert (loader.sampler.epoch, loader.sampler.step) == (1, 0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_follows_the_world(num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An elastic job renumbers its ranks: batches in advance are those of the world before."""
+    place = [(0, 1)]
+    monkeypatch.setattr(samplers, "current_rank_and_size", lambda: place[0])
+    sampler = data.Sampler(40, 8, shuffle=False)
+    found = []
+    with data.Loader(loaded.Numbers(40), sampler, num_workers=num_workers) as loader:
+        for batch in loader:
+            found.append((batch[0].tolist(), batch.weight))
+            if len(found) == 2:
+                place[0] = (1, 2)
+    assert found[1] == ([*range(8, 16)], 8)
+    assert found[2:] == [([*range(start, start + 4)], 4) for start in (20, 28, 36)]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("workers", "`workers` is called `num_workers`"),
+        ("ahead", "`ahead` is called `prefetch_factor`"),
+        ("batch_size", "`batch_size` is an argument of data.Sampler"),
+        ("shuffle", "`shuffle` is an argument of data.Sampler"),
+        ("pin_memory", "It takes no `pin_memory`"),
+    ],
+)
+def test_an_unknown_argument_names_the_known_one(option: str, words: str) -> None:
+    with pytest.raises(TypeError, match=rf"data\.Loader: expected .*'{option}'.* {words}\.$"):
+        data.Loader(loaded.Numbers(), data.Sampler(40, 4), **{option: 1})
+
+
+def test_other_sources_and_samplers_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"sampler: expected a data\.Sampler; got int\. Write"):
+        data.Loader(loaded.Numbers(), 32)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="source: expected an object with a length; got int"):
+        data.Loader(3, data.Sampler(40, 4))
+    with pytest.raises(TypeError, match=r"data\.Loader: .*missing a required argument: 'sampler'"):
+        data.Loader(loaded.Numbers())  # type: ignore[call-arg]
 
 
 def test_messages_hold_any_value() -> None:

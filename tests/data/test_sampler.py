@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ngd import data
+import ngd
+from ngd import data, distributed
+from ngd.errors import InitError
 
 
 def batches(size: int, epochs: int = 2, **options: Any) -> list[list[int]]:
@@ -30,15 +32,15 @@ def test_an_epoch_is_a_permutation_in_batches() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 7])
-@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"replace": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"replacement": True}], ids=str)
 def test_any_number_of_ranks_takes_the_same_batches(size: int, options: dict[str, Any]) -> None:
     assert batches(size, **options) == batches(1, **options)
 
 
 def test_parts_are_near_equal_and_a_rank_without_samples_has_one_that_weighs_nothing() -> None:
-    parts = [data.Sampler(5, 5, rank=r, size=3, shuffle=False).part(0) for r in range(3)]
+    parts = [data.Sampler(5, 5, rank=r, size=3, shuffle=False).shard(0) for r in range(3)]
     assert [part.indices.tolist() for part in parts] == [[0, 1], [2, 3], [4]]
-    idle = data.Sampler(2, 5, rank=2, size=3, shuffle=False).part(0)
+    idle = data.Sampler(2, 5, rank=2, size=3, shuffle=False).shard(0)
     assert (idle.indices.tolist(), idle.weight, idle.total) == ([0], 0, 2)
 
 
@@ -55,7 +57,7 @@ def test_drop_last_leaves_out_what_fills_no_batch() -> None:
 
 
 def test_with_replacement_each_batch_is_drawn_by_its_number() -> None:
-    sampler = data.Sampler(10**12, 3, seed=5, replace=True)
+    sampler = data.Sampler(10**12, 3, seed=5, replacement=True)
     sampler.done = 9
     expected = np.random.default_rng((5, 9)).integers(0, 10**12, 3)
     assert next(iter(sampler)).indices.tolist() == expected.tolist()
@@ -69,8 +71,8 @@ def test_it_goes_on_in_the_middle_of_an_epoch(size: int) -> None:
         if number == 2:
             break
     saved = json.loads(json.dumps(first.state()))
-    kind = {"shuffle": True, "replace": False, "drop_last": False}
-    assert saved == {"epoch": 0, "step": 3, "count": 23, "batch": 4, "seed": 0, **kind}
+    kind = {"shuffle": True, "replacement": False, "drop_last": False}
+    assert saved == {"epoch": 0, "step": 3, "num_samples": 23, "batch_size": 4, "seed": 0, **kind}
     again = [data.Sampler(23, 4, rank=rank, size=size) for rank in range(size)]
     for sampler in again:
         sampler.load_state(saved)
@@ -90,31 +92,107 @@ def test_the_last_batch_of_an_epoch_is_followed_by_the_next_epoch() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"count": 0}, "expected a number of samples >= 1; got 0"),
-        ({"batch": 0}, "expected a number of samples a batch >= 1; got 0"),
-        ({"size": 0}, "expected a number of ranks >= 1; got 0"),
-        ({"rank": 2, "size": 2}, "expected a rank of 2; got 2"),
-        ({"seed": -1}, "expected a seed >= 0; got -1"),
-        ({"count": 3, "drop_last": True}, "3 samples fill no batch of 4"),
-        ({"shuffle": False, "replace": True}, "expected shuffle, too"),
+        ({"num_samples": 0}, "num_samples: expected an integer >= 1; got 0"),
+        ({"batch_size": 0}, "batch_size: expected an integer >= 1; got 0"),
+        ({"rank": 0, "size": 0}, "size: expected an integer >= 1; got 0"),
+        ({"rank": -1, "size": 1}, "rank: expected an integer >= 0; got -1"),
+        ({"rank": 2, "size": 2}, "rank: expected an integer below size, 2; got 2"),
+        ({"rank": 2}, "expected rank and size together; got rank only. Give size too"),
+        ({"size": 2}, "expected rank and size together; got size only. Give rank too"),
+        ({"seed": -1}, "seed: expected an integer >= 0; got -1"),
+        ({"num_samples": 3, "drop_last": True}, "got 3 samples for a batch_size of 4"),
+        ({"shuffle": False, "replacement": True}, "expected shuffle=True with replacement=True"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        data.Sampler(**{"count": 23, "batch": 4, **arguments})
+        data.Sampler(**{"num_samples": 23, "batch_size": 4, **arguments})
+
+
+def alone() -> Any:
+    return distributed.alone()
+
+
+def test_the_default_is_the_launchers_rank_until_the_world_is_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(distributed, "_world", None)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    sampler = data.Sampler(8, 4, shuffle=False)
+    assert (sampler.rank, sampler.size) == (0, 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    assert data.Sampler(8, 4, shuffle=False).shard(0).indices.tolist() == [2, 3]
+    assert (sampler.rank, sampler.size) == (1, 2)
+    assert data.Sampler(8, 4, rank=0, size=1).rank_and_size() == (0, 1)
+    monkeypatch.setattr(distributed, "_world", alone())
+    assert (sampler.rank, sampler.size) == (0, 1)
+
+
+def test_an_environment_that_contradicts_itself_is_an_error_of_the_constructor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(distributed, "_world", None)
+    monkeypatch.setenv("NGD_EXPECT_SIZE", "3")
+    with pytest.raises(InitError, match="NGD_EXPECT_SIZE: expected 3 ranks"):
+        data.Sampler(8, 4)
+    data.Sampler(8, 4, rank=0, size=1)
+
+
+def test_a_mesh_is_checked() -> None:
+    mesh = ngd.make_mesh((1, 1), ("replica", "model"), group=alone())
+    assert data.Sampler(8, 4, mesh=mesh, axis="replica").rank_and_size() == (0, 1)
+    with pytest.raises(ValueError, match=r"axis of the mesh, replica, model; got 'data'\. Give"):
+        data.Sampler(8, 4, mesh=mesh)
+    with pytest.raises(ValueError, match="expected mesh, or rank and size; got both"):
+        data.Sampler(8, 4, mesh=mesh, axis="model", rank=0, size=1)
+    with pytest.raises(TypeError, match=r"mesh: expected an ngd\.Mesh; got Group\. ngd\.make_mesh"):
+        data.Sampler(8, 4, mesh=mesh["model"])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("batch", "`batch` is called `batch_size`"),
+        ("replace", "`replace` is called `replacement`"),
+        ("num_replicas", "`num_replicas` is called `size`"),
+        ("world_size", "`world_size` is called `size`"),
+        ("shuffel", "`shuffel` is called `shuffle`"),
+    ],
+)
+def test_an_unknown_argument_names_the_known_one(option: str, words: str) -> None:
+    with pytest.raises(TypeError, match=rf"data\.Sampler: expected .*'{option}'.* {words}\.$"):
+        data.Sampler(8, 4, **{option: 1})
+
+
+def test_numbers_are_integers() -> None:
+    with pytest.raises(
+        TypeError, match=r"num_samples: expected an integer; got Arrays\. Write len"
+    ):
+        data.Sampler(data.Arrays([1, 2]), 2)  # type: ignore[arg-type]
+    for bad in (2.0, True, "2"):
+        with pytest.raises(TypeError, match="batch_size: expected an integer; got"):
+            data.Sampler(8, bad)  # type: ignore[arg-type]
+    assert data.Sampler(np.int64(8), np.int32(4)).state()["num_samples"] == 8
+    json.dumps(data.Sampler(np.int64(8), np.int32(4)).state())
 
 
 def test_a_state_of_other_batches_is_refused() -> None:
     sampler = data.Sampler(23, 4)
-    for bad in ({"epoch": 1}, None, 3):
-        with pytest.raises(ValueError, match="load_state: expected"):
+    for bad in (None, 3):
+        with pytest.raises(ValueError, match=f"load_state: expected a result .*; got {bad}"):
             sampler.load_state(bad)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="saved with batch 8; this one has 4"):
+    with pytest.raises(ValueError, match="a mapping without step, num_samples, batch_size, seed"):
+        sampler.load_state({"epoch": 1})
+    with pytest.raises(ValueError, match="with batch_size 4; got one with batch_size 8"):
         sampler.load_state(data.Sampler(23, 8).state())
     assert sampler.done == 0
 
 
-@pytest.mark.parametrize("other", [{"shuffle": False}, {"replace": True}, {"drop_last": True}])
+@pytest.mark.parametrize("other", [{"shuffle": False}, {"replacement": True}, {"drop_last": True}])
 def test_the_state_of_other_batches_is_refused(other: dict[str, bool]) -> None:
-    with pytest.raises(ValueError, match=f"saved with {next(iter(other))} "):
+    with pytest.raises(ValueError, match=f"got one with {next(iter(other))} "):
         data.Sampler(24, 8).load_state(data.Sampler(24, 8, **other).state())

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
+import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +75,124 @@ def test_cifar_10_and_100(tmp_path: Path, inside: bool) -> None:
 
 
 def test_cifar_of_pickles_and_what_is_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no CIFAR; expected the binary version"):
+    with pytest.raises(ValueError, match=r"expected the binary version.*; got no CIFAR files"):
         data.cifar(tmp_path)
     (tmp_path / "data_batch_1").write_bytes(b"")
     with pytest.raises(ValueError, match="the Python version, which is pickles"):
         data.cifar(tmp_path)
     (tmp_path / "train.bin").write_bytes(b"abc")
-    with pytest.raises(ValueError, match="3 bytes are no whole number of 3074-byte images"):
+    with pytest.raises(
+        ValueError, match="expected a multiple of 3074 bytes, one record per image; got 3"
+    ):
         data.cifar(tmp_path)
+    write_cifar(tmp_path, ["train.bin"], 2, 1)
+    with pytest.raises(ValueError, match=r"expected test\.bin in .*; got no such file"):
+        data.cifar(tmp_path)
+
+
+def write_idx(path: Path, array: Any, *, is_gzipped: bool = False) -> None:
+    header = struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    content = header + array.astype(np.uint8).tobytes()
+    if is_gzipped:
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content))
+    else:
+        path.write_bytes(content)
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    """Five training images and three test images of 2 x 3 pixels, the test set gzipped."""
+    for name, count in (("train", 5), ("t10k", 3)):
+        images = np.arange(count * 6).reshape(count, 2, 3) * 8
+        is_gzipped = name == "t10k"
+        write_idx(tmp_path / f"{name}-images-idx3-ubyte", images, is_gzipped=is_gzipped)
+        write_idx(tmp_path / f"{name}-labels-idx1-ubyte", np.arange(count), is_gzipped=is_gzipped)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "uint8"])
+def test_mnist_has_pixels_between_0_and_1(digits: Path, dtype: str) -> None:
+    sets = data.mnist(digits) if dtype == "float32" else data.mnist(digits, dtype=dtype)
+    for source, count in zip(sets, (5, 3), strict=True):
+        assert len(source) == count
+        images, labels = source[np.arange(count)]
+        assert (images.dtype, labels.dtype) == (np.dtype(dtype), np.int64)
+        pixels = np.arange(count * 6).reshape(count, 2, 3) * 8
+        expected = pixels if dtype == "uint8" else pixels.astype(dtype) / np.dtype(dtype).type(255)
+        np.testing.assert_array_equal(images, expected)
+        assert labels.tolist() == [*range(count)]
+    assert sets[0].columns[0].max() == (
+        232 if dtype == "uint8" else np.dtype(dtype).type(232) / 255
+    )
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def extend(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"0")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no folder": (shutil.rmtree, "data.mnist: expected a folder .*is not a directory. Give"),
+    "no file": (
+        lambda d: (d / "train-labels-idx1-ubyte").unlink(),
+        "data.mnist: expected train-labels-idx1-ubyte or .*got neither. Download",
+    ),
+    "truncated": (
+        lambda d: truncate(d / "train-images-idx3-ubyte"),
+        "data.mnist: .*/train-images-idx3-ubyte: expected a file of 46 bytes .* truncated .* of 43",
+    ),
+    "too long": (lambda d: extend(d / "train-labels-idx1-ubyte"), "too long of 14 bytes"),
+    "half a gzip": (lambda d: truncate(d / "t10k-images-idx3-ubyte.gz"), "a whole gzip file; got"),
+    "a web page": (
+        lambda d: (d / "train-images-idx3-ubyte").write_text("<html>"),
+        "expected a file in IDX format; got the first bytes 3c 68 74 6d",
+    ),
+    "an empty file": (
+        lambda d: (d / "train-images-idx3-ubyte").write_text(""),
+        "got an empty file",
+    ),
+    "a header": (
+        lambda d: (d / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03"),
+        "expected a header of 16 bytes; got a truncated file of 4 bytes",
+    ),
+    "swapped files": (
+        lambda d: write_idx(d / "train-images-idx3-ubyte", np.zeros(5)),
+        r"expected grey images, uint8\[N, height, width\]; got uint8\[5\]",
+    ),
+    "labels": (
+        lambda d: write_idx(d / "train-labels-idx1-ubyte", np.zeros((5, 1))),
+        r"expected labels, uint8\[N\]; got uint8\[5, 1\]",
+    ),
+    "other labels": (
+        lambda d: write_idx(d / "train-labels-idx1-ubyte", np.zeros(7)),
+        "got 5 images in .* and 7 labels",
+    ),
+    "no images": (
+        lambda d: write_idx(d / "train-images-idx3-ubyte", np.zeros((0, 2, 3))),
+        r"got uint8\[0, 2, 3\]",
+    ),
+    "another size": (
+        lambda d: write_idx(d / "train-images-idx3-ubyte", np.zeros((5, 4, 4))),
+        r"one size; got \[4, 4\] and \[2, 3\] pixels",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_missing_and_damaged_files_of_mnist_are_named(digits: Path, damage: str) -> None:
+    harm, words = DAMAGES[damage]
+    harm(digits)
+    with pytest.raises(ValueError, match=words) as raised:
+        data.mnist(digits)
+    assert str(raised.value).startswith("data.mnist: ")
+
+
+def test_mnist_has_no_other_dtypes(digits: Path) -> None:
+    with pytest.raises(ValueError, match=r"dtype: expected one of float32, .*; got int32"):
+        data.mnist(digits, dtype=np.int32)
 
 
 @pytest.fixture
@@ -104,15 +217,17 @@ def test_a_folder_of_images_has_a_class_a_folder(folder: Path) -> None:
 
 
 def test_bad_folders_and_images_are_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"none is not a directory"):
+    with pytest.raises(ValueError, match="none, which is not a directory"):
         data.ImageFolder(folder / "none")
-    with pytest.raises(ValueError, match="more holds no folders of images"):
+    with pytest.raises(ValueError, match="more; it holds no folders of images"):
         data.ImageFolder(folder / "cat" / "more")
     (folder / "cat" / "b.png").write_bytes((folder / "cat" / "b.png").read_bytes()[:40])
-    with pytest.raises(ValueError, match=r"b\.png: not an image that Pillow can read"):
+    with pytest.raises(
+        ValueError, match=r"b\.png: expected an image; .* not an image that Pillow can read"
+    ):
         data.ImageFolder(folder)[np.array([4])]
     (folder / "dog").mkdir()
-    with pytest.raises(ValueError, match="dog holds no images"):
+    with pytest.raises(ValueError, match="dog; it holds no images"):
         data.ImageFolder(folder)
 
 
@@ -139,12 +254,14 @@ def test_a_file_of_tokens_travels_by_its_name(tmp_path: Path) -> None:
 def test_bad_tokens_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     path.write_bytes(b"abc")
-    with pytest.raises(ValueError, match="3 bytes are no whole number of uint16 tokens"):
+    with pytest.raises(
+        ValueError, match="multiple of 2 bytes, the size of a uint16 token; got 3 bytes"
+    ):
         data.Tokens(path, 2)
     path.write_bytes(b"ab")
-    with pytest.raises(ValueError, match=r"tokens\.bin holds 1 tokens, a window takes 2"):
+    with pytest.raises(ValueError, match=r"at least 2 tokens, .*; got 1 in .*tokens\.bin"):
         data.Tokens(path, 2)
-    with pytest.raises(ValueError, match="expected length and stride >= 1; got 2, 0"):
+    with pytest.raises(ValueError, match="expected length >= 1 and stride >= 1; got 2 and 0"):
         data.Tokens(path, 2, stride=0)
-    with pytest.raises(ValueError, match=r"expected a row of integers; got float64\[3\]"):
+    with pytest.raises(ValueError, match=r"expected one row of integers; got float64\[3\]"):
         data.Tokens(np.zeros(3), 2)

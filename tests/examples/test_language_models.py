@@ -76,7 +76,7 @@ def test_it_goes_on_from_a_checkpoint_bit_for_bit(
 
     def save_and_end(training: Any) -> None:
         save(training)
-        assert training.parts.done == 10
+        assert training.sampler.done == 10
         raise KilledError
 
     monkeypatch.setattr(language.Training, "save", save_and_end)

@@ -55,7 +55,7 @@ def test_bfloat16_learns_what_float32_learns() -> None:
 def test_any_number_of_ranks_takes_the_same_steps(
     ranks: int, dtype: str, tolerance: float, tmp_path: Path
 ) -> None:
-    """Three ranks have unlike parts of a batch of 16. (Convolutions in float64 take their time.)"""
+    """Three ranks have different numbers of samples. (Convolutions in float64 are slow.)"""
     options = ["--synchronized", "--dtype", dtype, "--lr", "0.02", "--steps", "2"]
     one, several = (train(n, *options, "--save", tmp_path / str(n)) for n in (1, ranks))
     assert several["loss"] == pytest.approx(one["loss"], rel=tolerance)
@@ -162,7 +162,7 @@ def test_a_folder_of_other_classes_is_refused(folder: Path) -> None:
         (["--lr", "0"], "--lr 0.0 is not a positive number"),
         (["--seed", "-1"], "--seed -1: at least 0 is needed"),
         (["--workers", "-1"], "--workers -1: at least 0 is needed"),
-        (["--data", "/nowhere"], "/nowhere/train is not a directory"),
+        (["--data", "/nowhere"], "/nowhere/train, which is not a directory"),
         (["--resume", "/nowhere"], "/nowhere"),
         (["--weights", __file__], "safetensors"),
         (["--save", __file__], "is not a directory"),

@@ -37,7 +37,7 @@ def run(program: Any, ranks: int, **arguments: Any) -> list[Any]:
 def digits(count: int) -> tuple[Any, Any]:
     """Images of MNIST, where NGD_MNIST has them, or scikit-learn's digits; and their classes."""
     if MNIST:
-        train, _ = ngd.data.mnist(Path(MNIST))
+        train, _ = ngd.data.mnist(Path(MNIST), dtype="uint8")
         pixels, labels = train.columns
     else:
         from sklearn.datasets import load_digits

@@ -38,7 +38,6 @@ LAYERS = (
     {"metrics"},
     {"arguments", "distributed"},
     {"world"},
-    {"host_calls"},
     {"profiling"},
     {"devices"},
     {"compiler"},
@@ -58,7 +57,6 @@ USERS_OF_THE_CORE = {
     "compiler",
     "devices",
     "distributed",
-    "host_calls",
     "jax",
     "metrics",
     "profiling",
@@ -82,7 +80,10 @@ KNOW_NO_OP = {"autodiff", "compiler", "devices", "passes", "reference"}
 """What these must know of an op, its block declares (ngd.ir.Op); its name is nothing to them."""
 
 USERS_OF_THE_PUBLIC_API = {"checkpoint", "data", "nn", "optim", "train"}
-"""They import public names alone, and one another."""
+"""They import public names only, and one another, and MESSAGES."""
+
+MESSAGES = {"calls", "sites"}
+"""Modules that help to write error messages and warnings."""
 
 COMPUTING = {op.name for op in REGISTRY.values() if not isinstance(op, Leaf)}
 
@@ -167,7 +168,8 @@ def private_imports(path: Path, source: str) -> list[str]:
         else:
             continue
         for name in names:
-            own = len(name) > 1 and (name[1] == module_of(path) or name[1] in ngd.__all__)
+            known = {module_of(path), *MESSAGES, *ngd.__all__}
+            own = len(name) > 1 and name[1] in known
             if name[0] == "ngd" and name[1] and not own:
                 found.append(".".join(name).rstrip("."))
     return found

@@ -53,7 +53,7 @@ AVERAGES = ("none", "average", "average with warm-up")
 SAMPLERS: dict[str, dict[str, bool]] = {
     "shuffled": {},
     "in order": {"shuffle": False},
-    "replaced": {"replace": True},
+    "replaced": {"replacement": True},
     "dropped": {"drop_last": True},
 }
 
@@ -107,7 +107,7 @@ class Training:
         draws = np.random.default_rng(5)
         x = draws.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
         self.source = data.Arrays(x, draws.integers(0, CLASSES, SAMPLES))
-        self.loader = data.Loader(self.source, self.sampler, workers=scenario["workers"])
+        self.loader = data.Loader(self.source, self.sampler, num_workers=scenario["workers"])
         self._steps: dict[Any, Any] = {}
         self._how = how = {"shard": scenario["shard"]}
         self._function = ngd.function(self._build, updates=True, **how)

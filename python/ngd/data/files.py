@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets in their authors' files: MNIST and its like, CIFAR-10, CIFAR-100."""
+"""Data sets in their published file formats: MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from .sources import Arrays
 
@@ -21,85 +21,221 @@ IDX_DTYPES: Final = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f
 CIFAR_IMAGE: Final = (3, 32, 32)
 CIFAR_10: Final = ("cifar-10-batches-bin", [f"data_batch_{n}.bin" for n in range(1, 6)], 1)
 CIFAR_100: Final = ("cifar-100-binary", ["train.bin"], 2)
-"""The folder's name, the files that train, and how many bytes of labels an image has."""
+"""The name of the folder, the files of the training set, and the label bytes per image."""
+
+PIXEL_DTYPES: Final = ("float32", "float64", "uint8")
 
 
-def mnist(folder: str | os.PathLike[str]) -> tuple[Arrays, Arrays]:
-    """Training and test set from MNIST's four IDX files, or Fashion-MNIST's, gzipped or not.
+def mnist(
+    folder: str | os.PathLike[str], *, dtype: DTypeLike = np.float32
+) -> tuple[Arrays, Arrays]:
+    """Read the training set and the test set of MNIST, or of a data set with its file names.
 
-    Images are [height, width] bytes, labels int64.
+    Parameters
+    ----------
+    folder : path
+        The folder of the four IDX files: train-images-idx3-ubyte, train-labels-idx1-ubyte,
+        t10k-images-idx3-ubyte and t10k-labels-idx1-ubyte. Each may be gzipped, with the suffix .gz.
+    dtype : dtype, default float32
+        float32 or float64: pixels in [0, 1]. uint8: the bytes of the file, from 0 to 255.
+
+    Returns
+    -------
+    train, test : Arrays
+        Sources with two columns: images of shape [N, height, width], and int64 labels of shape [N].
+
+    Raises
+    ------
+    ValueError
+        The folder or a file is missing, a file is damaged, or the files do not belong together.
+
+    Examples
+    --------
+    >>> import struct, tempfile
+    >>> from pathlib import Path
+    >>> from ngd import data
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("train", "t10k"):
+    ...     images = struct.pack(">4B3I", 0, 0, 8, 3, 2, 1, 2) + bytes([0, 255, 51, 0])
+    ...     labels = struct.pack(">4BI", 0, 0, 8, 1, 2) + bytes([7, 3])
+    ...     _ = (folder / f"{name}-images-idx3-ubyte").write_bytes(images)
+    ...     _ = (folder / f"{name}-labels-idx1-ubyte").write_bytes(labels)
+    >>> train, test = data.mnist(folder)
+    >>> images, labels = train[[1, 0]]
+    >>> images.tolist(), labels.tolist()
+    ([[[0.20000000298023224, 0.0]], [[0.0, 1.0]]], [3, 7])
     """
-    place = Path(folder)
-    if not place.is_dir():
-        raise ValueError(f"data.mnist: {place} is not a directory")
-    train, test = (
-        labelled_images(
-            find(place, f"{name}-images-idx3-ubyte"), find(place, f"{name}-labels-idx1-ubyte")
-        )
-        for name in ("train", "t10k")
-    )
-    if train.columns[0].shape[1:] != test.columns[0].shape[1:]:
+    place, name = Path(folder), np.dtype(dtype).name
+    if name not in PIXEL_DTYPES:
         raise ValueError(
-            f"{place}: training images of {train.columns[0].shape[1:]} pixels, "
-            f"test images of {test.columns[0].shape[1:]}"
+            f"data.mnist: dtype: expected one of {', '.join(PIXEL_DTYPES)}; got {name}. Convert "
+            "the images with a transform."
         )
-    return train, test
+    train, test = (read_set(place, part) for part in ("train", "t10k"))
+    sizes = [images.shape[1:] for images, _ in (train, test)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            "data.mnist: expected training and test images of one size; got "
+            f"{list(sizes[0])} and {list(sizes[1])} pixels in {place}. The files belong to "
+            "different data sets: download all four again."
+        )
+    return as_source(*train, name), as_source(*test, name)
 
 
-def find(folder: Path, name: str) -> Path:
-    """The file of that name, or its gzipped form."""
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise ValueError(f"{folder} holds neither {name} nor {name}.gz")
-
-
-def labelled_images(images_path: Path, labels_path: Path) -> Arrays:
-    """One set, from its two files."""
-    images, labels = read_idx(images_path), read_idx(labels_path)
-    if images.ndim != 3 or images.dtype != np.uint8:
-        raise ValueError(f"{images_path}: expected grey images of bytes, got {describe(images)}")
-    if labels.ndim != 1 or labels.dtype != np.uint8:
-        raise ValueError(f"{labels_path}: expected a list of bytes, got {describe(labels)}")
-    if len(images) != len(labels):
-        raise ValueError(f"{images_path}: {len(images)} images, but {len(labels)} labels")
-    if images.size == 0:
-        raise ValueError(f"{images_path}: no images in it")
+def as_source(images: Array, labels: Array, dtype: str) -> Arrays:
+    """Return a source with pixels in [0, 1], or with bytes."""
+    if dtype != "uint8":
+        images = images.astype(dtype)
+        images /= 255
     return Arrays(images, labels.astype(np.int64))
 
 
-def read_idx(path: str | os.PathLike[str]) -> Array:
-    """Read an array in IDX format (http://yann.lecun.com/exdb/mnist), gzipped or not.
+def find(folder: Path, name: str) -> Path:
+    """Return the path of a file of MNIST, plain or gzipped."""
+    if not folder.is_dir():
+        raise ValueError(
+            f"data.mnist: expected a folder with the IDX files; got {folder}, which is not a "
+            "directory. Give the folder that holds train-images-idx3-ubyte."
+        )
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise ValueError(
+        f"data.mnist: expected {name} or {name}.gz in {folder}; got neither. Download the four "
+        "files of the data set into this folder."
+    )
 
-    Two zero bytes, the element type, the number of axes, each axis's length as a big-endian 32-bit
-    integer, then the elements in row-major order.
+
+def read_set(folder: Path, name: str) -> tuple[Array, Array]:
+    """Read the images and labels of the set of this name."""
+    images_path = find(folder, f"{name}-images-idx3-ubyte")
+    labels_path = find(folder, f"{name}-labels-idx1-ubyte")
+    images, labels = (read_array("data.mnist", path) for path in (images_path, labels_path))
+    if images.ndim != 3 or images.dtype != np.uint8 or images.size == 0:
+        raise ValueError(
+            f"data.mnist: {images_path}: expected grey images, uint8[N, height, width]; got "
+            f"{describe(images)}. Is it another file under this name?"
+        )
+    if labels.ndim != 1 or labels.dtype != np.uint8:
+        raise ValueError(
+            f"data.mnist: {labels_path}: expected labels, uint8[N]; got {describe(labels)}. Is it "
+            "another file under this name?"
+        )
+    if len(images) != len(labels):
+        raise ValueError(
+            f"data.mnist: expected one label per image; got {len(images)} images in {images_path} "
+            f"and {len(labels)} labels in {labels_path}. Download both files again."
+        )
+    return images, labels
+
+
+def read_idx(path: str | os.PathLike[str]) -> Array:
+    """Read an array from a file in IDX format, the format of MNIST.
+
+    Parameters
+    ----------
+    path : path
+        The file. It may be gzipped, under any name.
+
+    Returns
+    -------
+    array
+        An array of the shape and dtype in the file's header. Its bytes are in the file's order,
+        which is big-endian.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    ValueError
+        The file is not in IDX format, is truncated, too long, or is a damaged gzip file.
+
+    Notes
+    -----
+    The header (http://yann.lecun.com/exdb/mnist) has two zero bytes, a code of the dtype, the
+    number of axes, and the length of each axis as a big-endian 32-bit integer.
+
+    Examples
+    --------
+    >>> import struct, tempfile
+    >>> from ngd import data
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(struct.pack(">4BI", 0, 0, 8, 1, 3) + bytes([5, 6, 7]))
+    ...     file.flush()
+    ...     data.read_idx(file.name).tolist()
+    [5, 6, 7]
     """
-    data = Path(path).read_bytes()
-    if data[:2] == b"\x1f\x8b":
+    return read_array("data.read_idx", path)
+
+
+def read_array(call: str, path: str | os.PathLike[str]) -> Array:
+    """Read a file in IDX format for a public call, which errors name."""
+    content = Path(path).read_bytes()
+    if content[:2] == b"\x1f\x8b":
         try:
-            data = gzip.decompress(data)
+            content = gzip.decompress(content)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path}: damaged or truncated gzip file ({error})") from error
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_DTYPES:
-        raise ValueError(f"{path}: not an IDX file: it begins with {data[:4].hex(' ')}")
-    element, axes = np.dtype(IDX_DTYPES[data[2]]), data[3]
-    start = 4 + 4 * axes
-    if len(data) < start:
-        raise ValueError(f"{path}: truncated: {len(data)} bytes, its header alone takes {start}")
-    shape = [int(n) for n in np.frombuffer(data, ">u4", axes, 4)]
-    expected = start + element.itemsize * int(np.prod(shape, dtype=object))
-    if len(data) != expected:
-        fault = "truncated" if len(data) < expected else "too long"
-        raise ValueError(f"{path}: {fault}: {len(data)} bytes, its header promises {expected}")
-    return np.frombuffer(data, element, offset=start).reshape(shape)
+            raise ValueError(
+                f"{call}: {path}: expected a whole gzip file; got a damaged or truncated "
+                f"one ({error}). Download it again."
+            ) from error
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in IDX_DTYPES:
+        first = f"the first bytes {content[:4].hex(' ')}" if content else "an empty file"
+        raise ValueError(
+            f"{call}: {path}: expected a file in IDX format; got {first}: it is not an IDX "
+            "file. Download it again, and check that it is not a web page."
+        )
+    dtype, num_axes = np.dtype(IDX_DTYPES[content[2]]), content[3]
+    start = 4 + 4 * num_axes
+    if len(content) < start:
+        raise ValueError(
+            f"{call}: {path}: expected a header of {start} bytes; got a truncated file of "
+            f"{len(content)} bytes. Download it again."
+        )
+    shape = [int(n) for n in np.frombuffer(content, ">u4", num_axes, 4)]
+    expected = start + dtype.itemsize * int(np.prod(shape, dtype=object))
+    if len(content) != expected:
+        fault = "a truncated one" if len(content) < expected else "one that is too long"
+        raise ValueError(
+            f"{call}: {path}: expected a file of {expected} bytes by its header; got "
+            f"{fault} of {len(content)} bytes. Download it again."
+        )
+    return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
 def cifar(folder: str | os.PathLike[str]) -> tuple[Arrays, Arrays]:
-    """Training and test set of CIFAR-10 or CIFAR-100, of their binary version.
+    """Read the training set and the test set of CIFAR-10 or CIFAR-100 in the binary version.
 
-    (The Python version is pickles: to read one runs whatever code is in it.) Images are
-    [32, 32, 3] bytes, labels int64; those of CIFAR-100 are the fine ones. The folder is the
-    archive's own, or the one that holds it.
+    Parameters
+    ----------
+    folder : path
+        The folder of the .bin files, or the folder that holds cifar-10-batches-bin or
+        cifar-100-binary.
+
+    Returns
+    -------
+    train, test : Arrays
+        Sources with two columns: uint8 images of shape [N, 32, 32, 3], and int64 labels of shape
+        [N]. The labels of CIFAR-100 are its 100 fine classes.
+
+    Raises
+    ------
+    ValueError
+        The folder does not hold the binary version, or a file is damaged. The Python version is not
+        read, because unpickling a file runs code that is in it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from ngd import data
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("train.bin", "test.bin"):  # CIFAR-100, one black image of class 7
+    ...     _ = (folder / name).write_bytes(bytes([1, 7]) + bytes(3072))
+    >>> train, test = data.cifar(folder)
+    >>> images, labels = train[[0]]
+    >>> images.shape, labels.tolist()
+    ((1, 32, 32, 3), [7])
     """
     place = Path(folder)
     for inner, training, label_bytes in (CIFAR_10, CIFAR_100):
@@ -108,24 +244,30 @@ def cifar(folder: str | os.PathLike[str]) -> tuple[Arrays, Arrays]:
                 test = "test_batch.bin" if label_bytes == 1 else "test.bin"
                 return read_cifar(at, training, label_bytes), read_cifar(at, [test], label_bytes)
     pickles = (*place.rglob("data_batch_1"), *place.rglob("meta")) if place.is_dir() else ()
-    reason = "the Python version, which is pickles" if pickles else "no CIFAR"
+    found = "the Python version, which is pickles" if pickles else "no CIFAR files"
     raise ValueError(
-        f"data.cifar: {place} holds {reason}; expected the binary version: {CIFAR_10[1][0]} or "
-        f"{CIFAR_100[1][0]}"
+        f"data.cifar: expected the binary version, {CIFAR_10[1][0]} or {CIFAR_100[1][0]}, in "
+        f"{place}; got {found}. Download the binary version of the data set."
     )
 
 
 def read_cifar(folder: Path, names: list[str], label_bytes: int) -> Arrays:
-    """One set: a record an image, of its labels, of which the last counts, and three planes."""
-    record = label_bytes + int(np.prod(CIFAR_IMAGE))
+    """Read one set. A record has one or two labels and three planes. The last label is used."""
+    record_bytes = label_bytes + int(np.prod(CIFAR_IMAGE))
     parts = []
     for path in (folder / name for name in names):
-        data = np.fromfile(path, np.uint8)
-        if not data.size or data.size % record:
+        if not path.is_file():
             raise ValueError(
-                f"{path}: {data.size} bytes are no whole number of {record}-byte images"
+                f"data.cifar: expected {path.name} in {folder}; got no such file. Unpack the whole "
+                "archive."
             )
-        parts.append(data.reshape(-1, record))
+        content = np.fromfile(path, np.uint8)
+        if not content.size or content.size % record_bytes:
+            raise ValueError(
+                f"data.cifar: {path}: expected a multiple of {record_bytes} bytes, one record per "
+                f"image; got {content.size} bytes. Download the data set again."
+            )
+        parts.append(content.reshape(-1, record_bytes))
     records = np.concatenate(parts)
     planes = records[:, label_bytes:].reshape(-1, *CIFAR_IMAGE)
     images = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
@@ -133,5 +275,5 @@ def read_cifar(folder: Path, names: list[str], label_bytes: int) -> Arrays:
 
 
 def describe(array: Array) -> str:
-    """The type of an array, for a message."""
+    """Return the type of an array, for a message."""
     return f"{array.dtype.name}{list(array.shape)}"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transforms of images, which are the first column of a batch.
+"""Transforms of images, the first column of a batch.
 
-Images are [height, width] or [height, width, channels] bytes, a list of them or an array, until
-Normalize makes [N, channels, height, width] float32 of them. A transform is called with the columns
-and a generator a sample; all that it draws for a sample comes from that sample's.
+Images are uint8 arrays of shape [height, width] or [height, width, channels], in a list or in one
+array. Normalize makes one float32 array [N, channels, height, width] of them. A transform is called
+with the columns and one NumPy generator per sample. It draws the random numbers of a sample from
+the generator of that sample.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ..calls import check_constructor
 from .sources import pillow
 
 Array = NDArray[Any]
@@ -22,97 +24,193 @@ Columns: TypeAlias = tuple[Any, ...]
 Generators: TypeAlias = Sequence[np.random.Generator]
 Transform: TypeAlias = Callable[[Columns, Generators], Columns]
 Transforms: TypeAlias = Transform | Sequence[Transform]
-Part: TypeAlias = tuple[slice, slice]
-"""Some rows and columns."""
+Region: TypeAlias = tuple[slice, slice]
+"""A rectangle of an image: rows and columns."""
 
 
-def extents(size: int | Sequence[int]) -> tuple[int, int]:
-    """Height and width, from two numbers or one."""
+def height_and_width(call: str, size: int | Sequence[int]) -> tuple[int, int]:
+    """Return the height and width that a size of one or two numbers means."""
     height, width = (size, size) if isinstance(size, int) else size
     if height < 1 or width < 1:
-        raise ValueError(f"ngd.data: expected a size in pixels >= 1; got {size}")
+        raise ValueError(
+            f"{call}: size: expected at least 1 pixel; got {size}. Give a height and a width, or "
+            "one number for both."
+        )
     return height, width
 
 
-def resized(image: Array, height: int, width: int) -> Array:
-    """An image in another size.
-
-    By a triangle as wide as a pixel of the coarser of the two grids, as Pillow has it.
-    """
+def resize(call: str, image: Array, height: int, width: int) -> Array:
+    """Return an image in another size, by Pillow's bilinear filter with antialiasing."""
     if image.dtype != np.uint8 or image.ndim not in (2, 3):
         raise ValueError(
-            f"ngd.data: expected an image [height, width, channels] of bytes; "
-            f"got {image.dtype}{list(image.shape)}"
+            f"{call}: expected images uint8[height, width, channels]; got "
+            f"{image.dtype}{list(image.shape)}. Apply it before Normalize."
         )
     library = pillow()
-    grey = image.ndim == 3 and image.shape[2] == 1
-    whole = library.fromarray(image[..., 0] if grey else image)
-    made = np.array(whole.resize((width, height), library.Resampling.BILINEAR))
-    return made[..., None] if grey else made
+    is_grey = image.ndim == 3 and image.shape[2] == 1
+    source = library.fromarray(image[..., 0] if is_grey else image)
+    result = np.array(source.resize((width, height), library.Resampling.BILINEAR))
+    return result[..., None] if is_grey else result
 
 
-def stacked(where: str, images: Any) -> Array:
-    """One array of images of one size."""
+def stack(call: str, images: Any) -> Array:
+    """Return one array of images, which must have one size."""
     shapes = {image.shape for image in images}
     if len(shapes) > 1:
         raise ValueError(
-            f"data.{where}: expected images of one size; got {sorted(shapes)}: crop them first"
+            f"{call}: expected images of one size; got {sorted(shapes)}: crop them first, for "
+            "example with data.CenterCrop."
         )
     return np.asarray(images)
 
 
-class OfEach:
-    """The base of what changes each image by itself."""
+class ImageTransform:
+    """The base class of transforms that change each image on its own."""
 
     def __call__(self, columns: Columns, random: Generators) -> Columns:
-        """Change the first column."""
+        """Return the columns with changed images.
+
+        Parameters
+        ----------
+        columns : tuple
+            The columns. The first one is the images.
+        random : sequence of numpy.random.Generator
+            One generator per sample.
+
+        Returns
+        -------
+        tuple
+            The columns, with a list of images as the first one.
+        """
         images, *others = columns
         return [self.image(i, r) for i, r in zip(images, random, strict=True)], *others
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """The new image."""
+        """Return one changed image.
+
+        Parameters
+        ----------
+        image : uint8 array
+            The image, of shape [height, width] or [height, width, channels].
+        random : numpy.random.Generator
+            The generator of the sample.
+
+        Returns
+        -------
+        array
+            The changed image.
+        """
         raise NotImplementedError(type(self).__name__)
 
 
-class Resize(OfEach):
-    """The shorter side gets this many pixels, the longer one as many as keep the shape."""
+class Resize(ImageTransform):
+    """Resizes images so that the shorter side has a given length. The aspect ratio is kept.
 
-    def __init__(self, shorter: int) -> None:
-        self.shorter, _ = extents(shorter)
+    Parameters
+    ----------
+    size : int
+        The length of the shorter side, in pixels.
+
+    Raises
+    ------
+    ValueError
+        The size is below 1.
+    ImportError
+        Pillow is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import data
+    >>> resize = data.Resize(8)
+    >>> resize.image(np.zeros((16, 24, 3), np.uint8), np.random.default_rng(0)).shape
+    (8, 12, 3)
+    """
+
+    @check_constructor("data.Resize")
+    def __init__(self, size: int) -> None:
+        self.size, _ = height_and_width("data.Resize", size)
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """The new image."""
+        """Return one resized image."""
         height, width = image.shape[:2]
-        factor = self.shorter / min(height, width)
-        return resized(image, round(height * factor), round(width * factor))
+        factor = self.size / min(height, width)
+        return resize("data.Resize", image, round(height * factor), round(width * factor))
 
 
-class CenterCrop(OfEach):
-    """The middle of an image."""
+class CenterCrop(ImageTransform):
+    """Crops images to their center.
 
+    Parameters
+    ----------
+    size : int or (int, int)
+        The height and width of the result, in pixels. One number stands for both.
+
+    Raises
+    ------
+    ValueError
+        The size is below 1. A call raises it if an image is smaller.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import data
+    >>> crop = data.CenterCrop((2, 4))
+    >>> crop.image(np.zeros((6, 6, 3), np.uint8), np.random.default_rng(0)).shape
+    (2, 4, 3)
+    """
+
+    @check_constructor("data.CenterCrop")
     def __init__(self, size: int | Sequence[int]) -> None:
-        self.size = extents(size)
+        self.size = height_and_width("data.CenterCrop", size)
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """The new image."""
+        """Return the center of one image."""
         (height, width), (has_height, has_width) = self.size, image.shape[:2]
         if has_height < height or has_width < width:
             raise ValueError(
                 f"data.CenterCrop: expected images of {height} x {width} pixels or more; "
-                f"got {has_height} x {has_width}"
+                f"got {has_height} x {has_width}. Resize them first, with data.Resize."
             )
         top, left = (has_height - height) // 2, (has_width - width) // 2
         return image[top : top + height, left : left + width]
 
 
-class RandomResizedCrop(OfEach):
-    """A part of random place, area and shape, resized.
+class RandomResizedCrop(ImageTransform):
+    """Crops a random rectangle of each image and resizes it.
 
-    Szegedy et al., 2014 (arXiv:1409.4842), section 6: the part has a share of the area within
-    `scale`, and width / height is within `ratio`, evenly on a logarithmic scale. Where ten such
-    parts do not fit, it is the largest one in the middle whose ratio is allowed.
+    Parameters
+    ----------
+    size : int or (int, int)
+        The height and width of the result, in pixels. One number stands for both.
+    scale : (float, float), default (0.08, 1.0)
+        The bounds of the area of the rectangle, as a fraction of the area of the image.
+    ratio : (float, float), default (3 / 4, 4 / 3)
+        The bounds of width / height of the rectangle.
+
+    Raises
+    ------
+    ValueError
+        The size is below 1, or the bounds are not 0 < low <= high.
+    ImportError
+        Pillow is not installed.
+
+    Notes
+    -----
+    Szegedy et al., 2014 (arXiv:1409.4842), section 6. The area is drawn uniformly, and the ratio
+    uniformly on a logarithmic scale. If ten rectangles in a row do not fit into the image, the
+    result is the largest centered rectangle with an allowed ratio.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import data
+    >>> crop = data.RandomResizedCrop(8)
+    >>> crop.image(np.zeros((20, 30, 3), np.uint8), np.random.default_rng(0)).shape
+    (8, 8, 3)
     """
 
+    @check_constructor("data.RandomResizedCrop")
     def __init__(
         self,
         size: int | Sequence[int],
@@ -121,16 +219,24 @@ class RandomResizedCrop(OfEach):
     ) -> None:
         for name, (low, high) in (("scale", scale), ("ratio", ratio)):
             if not 0 < low <= high:
-                raise ValueError(f"data.RandomResizedCrop: expected 0 < low <= high {name}")
-        self.size, self.scale, self.ratio = extents(size), scale, ratio
+                raise ValueError(
+                    f"data.RandomResizedCrop: {name}: expected bounds with 0 < low <= high; got "
+                    f"{(low, high)}."
+                )
+        self.size, self.scale, self.ratio = (
+            height_and_width("data.RandomResizedCrop", size),
+            scale,
+            ratio,
+        )
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """The new image."""
+        """Return a random rectangle of one image, resized."""
         height, width = image.shape[:2]
-        return resized(image[self._part(height, width, random)], *self.size)
+        region = image[self._region(height, width, random)]
+        return resize("data.RandomResizedCrop", region, *self.size)
 
-    def _part(self, height: int, width: int, random: np.random.Generator) -> Part:
-        """Draw the part."""
+    def _region(self, height: int, width: int, random: np.random.Generator) -> Region:
+        """Draw the rectangle."""
         low, high = (math.log(bound) for bound in self.ratio)
         for _ in range(10):
             area = height * width * random.uniform(*self.scale)
@@ -146,91 +252,201 @@ class RandomResizedCrop(OfEach):
         return slice(top, top + down), slice(left, left + across)
 
 
-class RandomFlip(OfEach):
-    """Left and right change places, with probability p."""
+class RandomFlip(ImageTransform):
+    """Flips images horizontally at random.
 
+    Parameters
+    ----------
+    p : float, default 0.5
+        The probability of a flip.
+
+    Raises
+    ------
+    ValueError
+        The probability is not in [0, 1].
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import data
+    >>> flip = data.RandomFlip(p=1.0)
+    >>> flip.image(np.array([[1, 2, 3]], np.uint8), np.random.default_rng(0)).tolist()
+    [[3, 2, 1]]
+    """
+
+    @check_constructor("data.RandomFlip")
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p <= 1:
-            raise ValueError(f"data.RandomFlip: expected a probability; got {p}")
+            raise ValueError(f"data.RandomFlip: p: expected a probability in [0, 1]; got {p}.")
         self.p = p
 
     def image(self, image: Array, random: np.random.Generator) -> Array:
-        """The new image."""
+        """Return one image, flipped or not."""
         return image[:, ::-1] if random.random() < self.p else image
 
 
 class Normalize:
-    """Bytes to (x / 255 - mean) / std, of each channel or of all, as [N, C, H, W] float32."""
+    """Subtracts a mean and divides by a standard deviation, and stacks the images to one array.
 
+    The result is (x - mean) / std as float32 [N, channels, height, width]. uint8 pixels are divided
+    by 255 first, so that x is in [0, 1].
+
+    Parameters
+    ----------
+    mean, std : float or sequence of float
+        The mean and the standard deviation of x, per channel or one number for all channels.
+
+    Raises
+    ------
+    ValueError
+        A std is not above 0. A call raises it if the images have another dtype, other channels, or
+        different sizes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import data
+    >>> normalize = data.Normalize(mean=0.5, std=0.5)
+    >>> images, labels = normalize((np.array([[[0, 255]]], np.uint8), [7]), [])
+    >>> images.tolist(), labels
+    ([[[[-1.0, 1.0]]]], [7])
+    """
+
+    @check_constructor("data.Normalize")
     def __init__(self, mean: Any, std: Any) -> None:
         self.mean, self.std = (np.atleast_1d(np.asarray(v, np.float64)) for v in (mean, std))
         if self.mean.ndim > 1 or self.std.ndim > 1 or not np.all(self.std > 0):
             raise ValueError(
                 "data.Normalize: expected a mean, and a std > 0, of each channel; "
-                f"got {mean}, {std}"
+                f"got {mean} and {std}."
             )
 
     def __call__(self, columns: Columns, random: Generators) -> Columns:
-        """Change the first column."""
-        images = stacked("Normalize", columns[0])
+        """Return the columns with normalized images.
+
+        Parameters
+        ----------
+        columns : tuple
+            The columns. The first one is the images, uint8 or floating.
+        random : sequence of numpy.random.Generator
+            Not used.
+
+        Returns
+        -------
+        tuple
+            The columns, with a float32 array [N, channels, height, width] as the first one.
+        """
+        images = stack("data.Normalize", columns[0])
         if images.ndim == 3:
             images = images[..., None]
         channels = images.shape[-1]
-        if images.dtype != np.uint8 or {len(self.mean), len(self.std)} - {1, channels}:
+        is_bytes = images.dtype == np.uint8
+        known = is_bytes or images.dtype.kind == "f"
+        if not known or {len(self.mean), len(self.std)} - {1, channels}:
             raise ValueError(
-                f"data.Normalize: expected images of bytes with {len(self.mean)} channels; "
-                f"got {images.dtype}{list(images.shape)}"
+                "data.Normalize: expected images of uint8 or floats with "
+                f"{max(len(self.mean), len(self.std))} channels; "
+                f"got {images.dtype}{list(images.shape)}."
             )
-        planes = np.ascontiguousarray(images.transpose(0, 3, 1, 2), np.float32)
-        factor = (1 / (255 * self.std)).astype(np.float32)[:, None, None]
+        planes = np.array(images.transpose(0, 3, 1, 2), np.float32, order="C")  # a copy
+        factor = (1 / ((255 if is_bytes else 1) * self.std)).astype(np.float32)[:, None, None]
         planes *= factor
         planes -= (self.mean / self.std).astype(np.float32)[:, None, None]
         return planes, *columns[1:]
 
 
 def apply(transforms: Transforms, columns: Columns, random: Generators) -> Columns:
-    """Apply one transform, or several one behind the other."""
+    """Apply one transform, or several in order."""
     for transform in (transforms,) if callable(transforms) else transforms:
         columns = transform(columns, random)
     return columns
 
 
 class Mixup:
-    """Each image becomes a mean of two, and so does its label.
+    """Mixes each image and its label with those of a random other sample.
 
-    Zhang et al., 2017 (arXiv:1710.09412): share * own + (1 - share) * partner, the share from
-    Beta(alpha, alpha). The partner is any sample of the source; which one depends on the sample's
-    generator, as everything else, and not on who else is in the batch. It goes through `transform`
-    too, which has to end with images of floats. Labels become [N, classes] float32.
+    Images are the first column and labels the second one. Labels become float32 [N, num_classes].
+
+    Parameters
+    ----------
+    source : source
+        The source of the partners, which is the source of the loader.
+    transform : callable or sequence of callables
+        The transforms of both images before they are mixed. The last one must return floats.
+    num_classes : int
+        The number of classes.
+    alpha : float, default 0.2
+        The parameter of the beta distribution, above 0.
+
+    Raises
+    ------
+    ValueError
+        A number is out of range, or the transform does not return floats.
+
+    Notes
+    -----
+    Zhang et al., 2017 (arXiv:1710.09412). The result is lam * own + (1 - lam) * partner, where lam
+    is drawn from Beta(alpha, alpha). The generator of the sample chooses the partner among all
+    samples of the source. So the result does not depend on the other samples of the batch.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import data
+    >>> source = data.Arrays(np.zeros((4, 2, 2), np.uint8), [0, 1, 1, 0])
+    >>> mixup = data.Mixup(source, data.Normalize(0.5, 0.5), num_classes=2)
+    >>> loader = data.Loader(source, data.Sampler(4, batch_size=4), mixup)
+    >>> images, labels = next(iter(loader))
+    >>> images.shape, labels.shape
+    ((4, 1, 2, 2), (4, 2))
     """
 
+    @check_constructor("data.Mixup")
     def __init__(
-        self, source: Any, transform: Transforms, *, classes: int, alpha: float = 0.2
+        self, source: Any, transform: Transforms, *, num_classes: int, alpha: float = 0.2
     ) -> None:
-        if classes < 1 or not alpha > 0:
+        if num_classes < 1 or not alpha > 0:
             raise ValueError(
-                f"data.Mixup: expected classes >= 1 and alpha > 0; got {classes}, {alpha}"
+                "data.Mixup: expected num_classes >= 1 and alpha > 0; got "
+                f"{num_classes} and {alpha}."
             )
-        self.source, self.transform, self.classes, self.alpha = source, transform, classes, alpha
+        self.source, self.transform = source, transform
+        self.num_classes, self.alpha = num_classes, alpha
 
     def __call__(self, columns: Columns, random: Generators) -> Columns:
-        """Images and labels."""
+        """Return mixed images and labels.
+
+        Parameters
+        ----------
+        columns : tuple
+            Images and integer labels.
+        random : sequence of numpy.random.Generator
+            One generator per sample.
+
+        Returns
+        -------
+        tuple
+            Images, and float32 labels [N, num_classes].
+        """
         count = len(self.source)
-        images, labels = self._whole(columns, random)
+        images, labels = self._transformed(columns, random)
         others = self.source[np.array([int(r.integers(0, count)) for r in random])]
-        partners, their_labels = self._whole(others, random)
-        share = np.array([r.beta(self.alpha, self.alpha) for r in random], np.float32)
+        partners, partner_labels = self._transformed(others, random)
+        lam = np.array([r.beta(self.alpha, self.alpha) for r in random], np.float32)
 
-        def mixed(own: Array, other: Array) -> Array:
-            part = share.reshape(-1, *(1,) * (own.ndim - 1))
-            return part * own + (1 - part) * other
+        def mix(own: Array, other: Array) -> Array:
+            factor = lam.reshape(-1, *(1,) * (own.ndim - 1))
+            return factor * own + (1 - factor) * other
 
-        return mixed(images, partners), mixed(labels, their_labels)
+        return mix(images, partners), mix(labels, partner_labels)
 
-    def _whole(self, columns: Columns, random: Generators) -> tuple[Array, Array]:
-        """The images, transformed, and the labels, a column a class."""
+    def _transformed(self, columns: Columns, random: Generators) -> tuple[Array, Array]:
+        """Return the transformed images, and the labels as one-hot rows."""
         images, labels = apply(self.transform, columns, random)
-        images = stacked("Mixup", images)
+        images = stack("data.Mixup", images)
         if images.dtype.kind != "f":
-            raise ValueError(f"data.Mixup: expected a transform to floats; got {images.dtype}")
-        return images, np.eye(self.classes, dtype=np.float32)[labels]
+            raise ValueError(
+                f"data.Mixup: expected a transform that returns floats; got {images.dtype}. End it "
+                "with data.Normalize."
+            )
+        return images, np.eye(self.num_classes, dtype=np.float32)[labels]

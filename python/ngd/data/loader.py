@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches, made ahead of time by other processes."""
+"""Loaders: batches of a source, prefetched by worker processes."""
 
 from __future__ import annotations
 
@@ -16,136 +16,290 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from ..errors import WorkerError
+from ..calls import check_constructor, format_value
+from ..errors import UnevenBatchWarning, WorkerError
+from ..sites import call_site, warn
 from . import messages
 from .images import Columns, Transforms, apply
-from .sampler import IndexArray, Part, Sampler
+from .sampler import IndexArray, Sampler, Shard
 
 PROGRAM: Final = Path(__file__).with_name("worker.py")
-MOST_AHEAD: Final = 64
-"""Batches of a worker; a socket holds some 270 messages before its sender waits."""
-LOOK: Final = 1.0
-"""How many seconds pass between two looks at a process that does not answer."""
+MAX_PREFETCH: Final = 64
+"""The largest prefetch_factor. A socket holds about 270 messages before its sender waits."""
+POLL_SECONDS: Final = 1.0
+"""The time between two checks of a worker that does not answer."""
 
 
-class Batch(NamedTuple):
-    """What a rank has of one batch."""
+class WeightReads:
+    """A flag that the batches of one epoch share."""
+
+    def __init__(self) -> None:
+        self.has_read = False
+
+
+class Batch(tuple[Any, ...]):
+    """The samples that one rank has in one batch: a tuple of columns, with a weight.
+
+    It unpacks as its columns: `for images, labels in loader`. If the ranks have different numbers
+    of samples, weight the loss by `batch.weight`.
+
+    Parameters
+    ----------
+    columns : tuple or list
+        The result of the source and the transforms, for example images and labels.
+    weight : float
+        The number of this rank's samples.
+    total : int
+        The number of samples that all ranks have together.
+
+    Attributes
+    ----------
+    columns : tuple or list
+        The columns as the last transform returned them.
+    weight : float
+        The number of this rank's samples: its weight in a mean over all ranks. It is 0.0 on a rank
+        without a sample. That rank gets a copy of another rank's sample. It is a float, so that an
+        `@ngd.function` takes it as an input. An int would be a constant of the trace.
+    total : int
+        The number of samples that all ranks have together.
+
+    Examples
+    --------
+    >>> from ngd import data
+    >>> source = data.Arrays([[1.0], [2.0], [3.0]], [0, 1, 1])
+    >>> loader = data.Loader(source, data.Sampler(3, batch_size=2, shuffle=False))
+    >>> for batch in loader:
+    ...     x, y = batch
+    ...     print(x.shape, batch[1].tolist(), batch.weight, batch.total)
+    (2, 1) [0, 1] 2.0 2
+    (1, 1) [1] 1.0 1
+    """
 
     columns: Any
-    """What the source and the transforms give: a tuple, of images and labels say."""
-    weight: int
-    """How many of its samples count."""
     total: int
-    """How many samples all ranks have together."""
+
+    def __new__(
+        cls, columns: Any, weight: float, total: int, reads: WeightReads | None = None
+    ) -> Batch:
+        """Make a batch. `reads` records that `weight` was read."""
+        batch = super().__new__(cls, columns)
+        batch.columns, batch._weight, batch.total = columns, float(weight), total
+        batch._reads = reads
+        return batch
+
+    @property
+    def weight(self) -> float:
+        """The number of this rank's samples: its weight in a mean over all ranks."""
+        if self._reads is not None:
+            self._reads.has_read = True
+        return self._weight
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.columns, self._weight, self.total
+
+    def __repr__(self) -> str:
+        columns = ", ".join(format_value(column) for column in self)
+        return f"<data.Batch of {columns}; weight {self._weight:g} of {self.total}>"
+
+    _weight: float
+    _reads: WeightReads | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """All that a process needs to make a batch of some indices."""
+    """Everything that a worker needs to make a batch from indices."""
 
     source: Any
     transform: Transforms
     seed: int
 
     def make(self, indices: IndexArray, epoch: int) -> Columns:
-        """Take the samples, and transform them."""
+        """Read the samples and transform them."""
         random = [np.random.default_rng((self.seed, epoch, int(i))) for i in indices]
-        return apply(self.transform, self.source[indices], random)
+        columns = apply(self.transform, self.source[indices], random)
+        if not isinstance(columns, (tuple, list)):
+            raise TypeError(
+                "data.Loader: expected a tuple of columns from the source and its transforms; got "
+                f"{format_value(columns)}. Return (x,) for one column."
+            )
+        return columns
+
+
+SAMPLER_ARGUMENTS: Final = dict.fromkeys(
+    ("batch_size", "shuffle", "seed", "drop_last", "replacement", "rank", "size", "mesh"),
+    "data.Sampler",
+)
 
 
 class Loader:
-    """The batches of a source in a sampler's order, which `workers` processes make ahead of time.
+    """The batches of a source in the order of a sampler, prefetched by worker processes.
 
-    To iterate gives the rest of the epoch, as Batch. The sampler's state counts what was given,
-    not what was made ahead. The batches are the same, bit for bit, for any number of workers; 0
-    makes them in this process, when they are asked for.
-
-    What a source or a transform raises is raised here, with its traceback there as the cause. A
-    process that was killed, or does not answer in `timeout` seconds, is a WorkerError that names
-    it. After either the sampler stands before the batch that failed, and to iterate again begins
-    with new processes. They end with `close`, with this process however it ends, or when the
-    loader is no longer in use.
-
-    The processes are new ones, in which source and transform are unpickled: what is defined in the
-    program that is run must not stand behind `if __name__ == "__main__"`.
+    Iteration returns the rest of the epoch as `Batch` objects, which unpack as their columns. The
+    batches are the same bit for bit with any number of workers.
 
     Parameters
     ----------
-    source
-        What has a length, and gives columns for an array of indices.
-    sampler
-        Whose turn it is; its seed is that of the transforms, too.
-    transform
-        One, or several one behind the other: functions of columns and of a generator a sample.
-    workers
-        How many processes.
-    ahead
-        How many batches each of them makes before they are asked for, at most 64.
-    timeout
-        How many seconds a batch may take; None for any number.
+    source : source
+        An object with a length. Indexed with an array of indices it returns a tuple of columns. See
+        Arrays, ImageFolder and Tokens.
+    sampler : Sampler
+        The order of the samples and this rank's shard. Its seed is the seed of the transforms.
+    transform : callable or sequence of callables, optional
+        Functions of the columns and of a list of NumPy generators, one per sample. They are applied
+        in order, and each returns the new columns.
+    num_workers : int, default 0
+        The number of worker processes. With 0 this process makes each batch when it is needed.
+    prefetch_factor : int, default 2
+        The number of batches that each worker makes in advance, at most 64.
+    timeout : float or None, default 300
+        The time that a batch may take, in seconds. None means no limit.
+
+    Raises
+    ------
+    TypeError
+        The sampler is not a `Sampler`, the source has no length, the source or a transform cannot
+        be pickled, or they return something else than columns.
+    ValueError
+        A number is out of range, or the source and the sampler have different lengths.
+    WorkerError
+        A worker was killed, ended, or did not answer in `timeout` seconds. The message names it.
+
+    Warns
+    -----
+    UnevenBatchWarning
+        The ranks or the batches have different numbers of samples, and `batch.weight` was not read
+        in an epoch. The warning is issued once per loader, at the end of the epoch.
+
+    Notes
+    -----
+    An exception of a source or transform in a worker is raised in this process. Its cause holds the
+    traceback of the worker. After an exception the sampler is before the batch that failed, and the
+    next iteration starts new workers.
+
+    Workers are new processes, not forks. They unpickle the source and the transform. So the classes
+    and functions that your program defines for them must not be inside
+    `if __name__ == "__main__":`. Workers end with `close()`, with this process, or when the loader
+    is garbage-collected.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import data
+    >>> source = data.Arrays(np.arange(6.0).reshape(6, 1), np.arange(6))
+    >>> with data.Loader(source, data.Sampler(len(source), batch_size=3)) as loader:
+    ...     for x, y in loader:
+    ...         print(x.shape, y.shape)
+    (3, 1) (3,)
+    (3, 1) (3,)
     """
 
+    @check_constructor("data.Loader", SAMPLER_ARGUMENTS)
     def __init__(
         self,
         source: Any,
         sampler: Sampler,
         transform: Transforms = (),
         *,
-        workers: int = 0,
-        ahead: int = 2,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
         timeout: float | None = 300.0,
     ) -> None:
-        if not isinstance(sampler, Sampler) or not hasattr(source, "__len__"):
+        if not isinstance(sampler, Sampler):
             raise TypeError(
-                "data.Loader: expected a source with a length, and a data.Sampler; got "
-                f"{type(source).__name__} and {type(sampler).__name__}"
+                f"data.Loader: sampler: expected a data.Sampler; got {type(sampler).__name__}. "
+                "Write data.Loader(source, data.Sampler(len(source), batch_size=32))."
             )
-        if workers < 0 or not 1 <= ahead <= MOST_AHEAD:
+        if not hasattr(source, "__len__"):
+            raise TypeError(
+                "data.Loader: source: expected an object with a length; got "
+                f"{type(source).__name__}. Give it a __len__ method."
+            )
+        if num_workers < 0:
+            raise ValueError(f"data.Loader: num_workers: expected 0 or more; got {num_workers}.")
+        if not 1 <= prefetch_factor <= MAX_PREFETCH:
             raise ValueError(
-                f"data.Loader: expected workers >= 0 and ahead in [1, {MOST_AHEAD}]; got "
-                f"{workers}, {ahead}"
+                f"data.Loader: prefetch_factor: expected 1 to {MAX_PREFETCH} batches per worker; "
+                f"got {prefetch_factor}."
             )
-        if len(source) != sampler.count:
+        if len(source) != sampler.num_samples:
             raise ValueError(
-                f"data.Loader: the source has {len(source)} samples, the sampler {sampler.count}"
+                "data.Loader: expected a source and a sampler of one length; got "
+                f"{len(source)} samples in the source and {sampler.num_samples} in the sampler. "
+                "Write data.Sampler(len(source), ...)."
             )
-        self.sampler, self.workers, self.ahead, self.timeout = sampler, workers, ahead, timeout
+        self.sampler, self.timeout = sampler, timeout
+        self.num_workers, self.prefetch_factor = num_workers, prefetch_factor
         self._recipe = Recipe(source, transform, sampler.seed)
         self._team: Team | None = None
+        self._site = call_site()
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        for part in self.sampler:
+        reads, totals, size = WeightReads(), dict[int, None](), 1
+        for shard in self.sampler:
             try:
-                columns = self._load(part)
+                columns = self._load(shard)
             except BaseException:
-                self.sampler.done = part.number
+                self.sampler.done = shard.number
                 self.close()
                 raise
-            yield Batch(columns, part.weight, part.total)
+            totals[shard.total], size = None, self.sampler.size
+            yield Batch(columns, shard.weight, shard.total, reads)
+        if not reads.has_read:
+            self._warn_of_uneven(list(totals), size)
 
-    def _load(self, part: Part) -> Columns:
-        if not self.workers:
-            return self._recipe.make(part.indices, part.epoch)
+    def _warn_of_uneven(self, totals: list[int], size: int) -> None:
+        """Warn once if the ranks or the batches of an epoch have different numbers of samples."""
+        uneven = [total for total in totals if total % size]
+        if self._has_warned or not (uneven or len(totals) > 1):
+            return
+        self._has_warned = True
+        if uneven:
+            reason = f"the {size} ranks share a batch of {uneven[0]} samples unevenly"
+            other = "A batch_size that is a multiple of the number of ranks, and drop_last=True,"
+        else:
+            counts = " and ".join(map(str, totals))
+            reason = f"the batches have different numbers of samples, {counts}"
+            other = "drop_last=True"
+        warn(
+            f"data.Loader: expected batch.weight to be read, because {reason}; got an epoch that "
+            f"did not read it (loader made at {self._site}). Write `for batch in loader:` and "
+            f"optimizer.minimize(loss, parameters, weight=batch.weight). {other} in data.Sampler "
+            "makes the batches even.",
+            UnevenBatchWarning,
+        )
+
+    def _load(self, shard: Shard) -> Columns:
+        if not self.num_workers:
+            return self._recipe.make(shard.indices, shard.epoch)
+        place = self.sampler.rank_and_size()
         if self._team is not None and self._team.owner != os.getpid():
-            self._team = None  # it is the parent's, of which this is a fork
-        if self._team is not None and self._team.next != part.number:
-            self.close()  # the sampler was put elsewhere
+            self._team = None  # this process is a fork: the workers belong to its parent
+        if self._team is not None and (self._team.next, self._team.place) != (shard.number, place):
+            self.close()  # the position of the sampler has changed, or the world
         if self._team is None:
-            self._team = Team(self._recipe, self.workers, part.number, self.timeout)
-        last = part.number + self.workers * self.ahead
+            self._team = Team(self._recipe, self.num_workers, shard.number, self.timeout, place)
+        last = shard.number + self.num_workers * self.prefetch_factor
         while self._team.requested <= last:
-            self._team.request(self.sampler.part(self._team.requested))
+            self._team.request(self.sampler.shard(self._team.requested))
         return self._team.receive()
 
     def close(self) -> None:
-        """End the processes."""
+        """End the worker processes. The next iteration starts new ones.
+
+        Examples
+        --------
+        >>> from ngd import data
+        >>> loader = data.Loader(data.Arrays([1, 2]), data.Sampler(2, 1), num_workers=1)
+        >>> loader.close()
+        """
         if self._team is not None:
             self._team.close()
             self._team = None
@@ -158,7 +312,7 @@ class Loader:
 
 
 class Worker:
-    """A process, and the link to it."""
+    """A worker process, and the socket that connects to it."""
 
     def __init__(self, name: str) -> None:
         main = sys.modules["__main__"]
@@ -172,7 +326,7 @@ class Worker:
             "arguments": sys.argv,
             "main": [spec and spec.name, file and os.path.abspath(file)],
         }
-        # The loader's process hears Ctrl-C, and ends this one: it is deaf from its first moment.
+        # Ctrl-C interrupts the loader's process, which ends the worker. The worker ignores it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process = subprocess.Popen(
@@ -186,22 +340,25 @@ class Worker:
             theirs.close()
 
     def send(self, file: int) -> None:
-        """Hand a message over."""
+        """Send a message."""
         try:
             messages.send(self.link, file)
         except ConnectionError:
             raise self.ended() from None
 
     def receive(self, timeout: float | None) -> Any:
-        """Wait for the next answer."""
+        """Wait for the next answer of the worker."""
         poll = select.poll()
         poll.register(self.link, select.POLLIN)
         begin = time.monotonic()
-        while not poll.poll(LOOK * 1000):
+        while not poll.poll(POLL_SECONDS * 1000):
             if self.process.poll() is not None:
                 raise self.ended()
             if timeout is not None and time.monotonic() - begin > timeout:
-                raise WorkerError(f"data.Loader: {self} has not answered for {timeout:g} s")
+                raise WorkerError(
+                    f"data.Loader: {self} has not answered for {timeout:g} s. Give a longer "
+                    "timeout, or find out what its source waits for."
+                )
         try:
             file = messages.receive(self.link)
         except (EOFError, ConnectionError):
@@ -209,21 +366,29 @@ class Worker:
         return messages.unpack(file, Unpickler)
 
     def ended(self) -> WorkerError:
-        """How the process ended."""
+        """Return an error with the signal or the exit code of the process."""
         try:
-            code = self.process.wait(LOOK)
+            code = self.process.wait(POLL_SECONDS)
         except subprocess.TimeoutExpired:
-            return WorkerError(f"data.Loader: {self} closed its link")
+            return WorkerError(
+                f"data.Loader: {self} closed its socket. num_workers=0 needs no worker."
+            )
         if code < 0:
-            return WorkerError(f"data.Loader: {self} was killed by {signal.Signals(-code).name}")
-        return WorkerError(f"data.Loader: {self} ended with exit code {code}")
+            return WorkerError(
+                f"data.Loader: {self} was killed by {signal.Signals(-code).name}. If memory ran "
+                "out, use fewer workers or a smaller prefetch_factor."
+            )
+        return WorkerError(
+            f"data.Loader: {self} ended with exit code {code}. Its source or a transform ended it: "
+            "num_workers=0 runs them in this process."
+        )
 
     def __str__(self) -> str:
         return f"{self.name} (process {self.process.pid})"
 
 
 class Unpickler(pickle.Unpickler):
-    """Finds here what the processes know as a part of the user's program."""
+    """Finds the classes of the user's program, which workers import under another name."""
 
     def find_class(self, module: str, name: str) -> Any:
         """See pickle."""
@@ -231,26 +396,33 @@ class Unpickler(pickle.Unpickler):
 
 
 class Team:
-    """Processes that take turns: batch n is made by the n-th of them, and they begin again.
+    """Worker processes: worker n modulo their number makes batch n.
 
-    So the order of requests is that of answers, and nothing has to be sorted.
+    Answers arrive in the order of the requests.
     """
 
-    def __init__(self, recipe: Recipe, count: int, first: int, timeout: float | None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        num_workers: int,
+        first: int,
+        timeout: float | None,
+        place: tuple[int, int],
+    ) -> None:
         self.next = self.requested = first
-        self.timeout, self.owner = timeout, os.getpid()
+        self.timeout, self.owner, self.place = timeout, os.getpid(), place
         self.workers: list[Worker] = []
         self.close = weakref.finalize(self, stop, self.workers, self.owner)
         try:
             file = messages.pack(recipe)
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise TypeError(
-                "data.Loader: source and transform go to other processes, for which they have to "
-                f"be picklable: {error}. workers=0 takes any"
+                "data.Loader: expected a source and a transform that can be pickled for the worker "
+                f"processes; got an error: {error}. num_workers=0 needs no pickling."
             ) from error
         try:
-            for number in range(count):
-                self.workers.append(Worker(f"worker {number} of {count}"))
+            for number in range(num_workers):
+                self.workers.append(Worker(f"worker {number} of {num_workers}"))
             for worker in self.workers:
                 worker.send(file)
         except BaseException:
@@ -259,9 +431,9 @@ class Team:
         finally:
             os.close(file)
 
-    def request(self, part: Part) -> None:
-        """Ask for a batch."""
-        file = messages.pack((part.indices, part.epoch))
+    def request(self, shard: Shard) -> None:
+        """Send a request for a batch."""
+        file = messages.pack((shard.indices, shard.epoch))
         try:
             self.workers[self.requested % len(self.workers)].send(file)
         finally:
@@ -281,11 +453,11 @@ class Team:
 
 
 class RemoteError(Exception):
-    """What was raised in another process: its traceback, as the cause of what is raised here."""
+    """The traceback of a worker: the cause of the exception that the loader raises."""
 
 
 def stop(workers: list[Worker], owner: int) -> None:
-    """End processes at once; a forked child leaves its parent's alone."""
+    """End worker processes, unless this process is a fork of the one that started them."""
     if os.getpid() != owner:
         return
     for worker in workers:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between a loader and its processes, of any size, that nobody has to wait for.
+"""Messages of any size between a loader and its workers.
 
-A message is a file in memory without a name, which is passed over a Unix socket beside one byte. It
-holds a pickle, and behind it, aligned, the bytes of the arrays in it. The sender never waits for
-the receiver to read, so two that send to one another cannot block.
+A message is a memfd, whose descriptor is sent over a Unix socket with one byte. The file holds a
+pickle, and after it the aligned bytes of the arrays. The sender never waits for the receiver, so
+two processes that send to each other cannot block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUMBER: Final = struct.Struct("<q")
 
 
 def pack(value: Any) -> int:
-    """A message: the descriptor of its file, which the caller closes."""
+    """Return the descriptor of a message's file, which the caller closes."""
     arrays: list[pickle.PickleBuffer] = []
     text = pickle.dumps(value, 5, buffer_callback=arrays.append)
     parts = [memoryview(text), *(one.raw() for one in arrays)]
@@ -43,12 +43,12 @@ def pack(value: Any) -> int:
 
 
 def aligned(at: int) -> int:
-    """The first place from here on where an array may stand."""
+    """Return the first aligned offset at or after `at`."""
     return -(-at // ALIGNMENT) * ALIGNMENT
 
 
 def write(file: int, data: memoryview, at: int) -> int:
-    """Write all of it there; returns where it ends."""
+    """Write all data at an offset and return the offset of its end."""
     while len(data):
         written = os.pwrite(file, data, at)
         data, at = data[written:], at + written
@@ -56,9 +56,9 @@ def write(file: int, data: memoryview, at: int) -> int:
 
 
 def unpack(file: int, unpickler: type[pickle.Unpickler], in_place: bool = False) -> Any:
-    """The value of a message; closes its file.
+    """Return the value of a message and close its file.
 
-    Its arrays are this process's own; with in_place they are views of the file, of which a page is
+    The arrays are copies in this process. With in_place they are views of the file, and a page is
     copied when it is written to.
     """
     whole: Any
@@ -83,16 +83,16 @@ def unpack(file: int, unpickler: type[pickle.Unpickler], in_place: bool = False)
 
 
 def send(link: socket.socket, file: int) -> None:
-    """Hand a message over; the file stays the caller's."""
+    """Send a message. The caller closes the file."""
     link.sendmsg([b"m"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file]))])
 
 
 def receive(link: socket.socket) -> int:
-    """The next message's file; EOFError where the other side has gone."""
+    """Return the file of the next message; raise EOFError if the socket was closed."""
     data, beside, _, _ = link.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
     if not data:
-        raise EOFError("the other side has gone")
-    if not beside:  # the kernel could not open it here
+        raise EOFError("the socket was closed")
+    if not beside:  # this process has no descriptor left
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     files = array.array("i", beside[0][2])
     return files[0]

@@ -1,101 +1,202 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose turn it is: an order of the samples, dealt out to the ranks, that can go on anywhere."""
+"""Samplers: the order of the samples, divided among the ranks, and the position in it."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..calls import check_constructor
+
+if TYPE_CHECKING:
+    from .. import Mesh
+
 IndexArray = NDArray[np.int64]
 
 
-class Part(NamedTuple):
-    """What a rank has of one batch."""
+def current_rank_and_size() -> tuple[int, int]:
+    """Return the rank and the size of the joined world, or the launcher's values before that."""
+    from .. import rank, world_size  # not at the top: workers do not load the engine
+
+    return rank(), world_size()
+
+
+class Shard(NamedTuple):
+    """The samples that one rank has in one batch.
+
+    Attributes
+    ----------
+    number : int
+        The number of the batch, counted from the start of the training.
+    epoch : int
+        The epoch of the batch, from 0.
+    indices : int64 array
+        The indices of this rank's samples. There is at least one.
+    weight : int
+        The number of this rank's samples. It is 0 if the batch has fewer samples than there are
+        ranks, and this rank got a copy of another rank's sample.
+    total : int
+        The number of samples that all ranks have together.
+
+    Examples
+    --------
+    >>> from ngd import data
+    >>> data.Sampler(8, 4, shuffle=False).shard(1).indices.tolist()
+    [4, 5, 6, 7]
+    """
 
     number: int
-    """Which batch this is, counted from the beginning of the training."""
     epoch: int
     indices: IndexArray
-    """Which samples; never none."""
     weight: int
-    """How many of them count: all, or none of the one that a rank without samples gets."""
     total: int
-    """How many samples all ranks have together."""
 
 
 class Sampler:
-    """The batches of all epochs, and where the training stands in them.
+    """The batches of all epochs, divided among the ranks, and the position in them.
 
-    Each batch of all ranks together depends on the seed and its number alone. A rank gets the
-    near-equal part of it that is its own; of a batch that is shorter than the number of ranks, some
-    get one of the others' samples, which weighs nothing. So any number of ranks takes the same
-    steps, where each rank's loss counts as much as its part's weight.
+    A batch depends on the seed and its number, and not on the number of ranks. Each rank gets a
+    near-equal shard of it. So any number of ranks takes the same steps, if the loss of each rank is
+    weighted by the number of its samples.
 
-    To iterate gives the rest of the epoch. What was given counts as done: `state`, for a
-    checkpoint's position, says what comes next.
+    Iteration returns the rest of the epoch. A batch counts as done when it is returned. `state()`
+    is the position after it, for a checkpoint.
 
     Parameters
     ----------
-    count
-        How many samples there are.
-    batch
-        How many all ranks together take a step.
-    rank, size
-        Which rank this is, of how many.
-    seed
-        What the order depends on, and what the draws of a loader's transforms depend on.
-    shuffle
-        Each epoch is a new permutation; else the samples come in their order.
-    replace
-        The samples of each batch are drawn out of all instead, so that one may come twice: for a
-        count of which no permutation fits into memory.
-    drop_last
-        Leave out an epoch's last batch where it is shorter than the others.
+    num_samples : int
+        The number of samples of the data set, for example `len(source)`.
+    batch_size : int
+        The number of samples of one step, of all ranks together. PyTorch's `batch_size` is the
+        number for one rank.
+    rank, size : int, optional
+        The shard of this process and the number of shards. Give both or none. The default is the
+        rank and the size of the world. Before the world is joined these are the launcher's values.
+        In an elastic job they change with the world.
+    mesh : Mesh, optional
+        A mesh of ngd.make_mesh. Each position along its axis `axis` gets a shard. Ranks that
+        differ in the other axes get the same samples.
+    axis : str, default "data"
+        The name of the mesh's axis.
+    seed : int, default 0
+        The seed of the order, and of the random numbers of a loader's transforms. It is the same on
+        all ranks.
+    shuffle : bool, default True
+        Permute the samples in each epoch. With False they keep their order.
+    replacement : bool, default False
+        Draw each batch from all samples, so that a sample may occur twice. No permutation is kept
+        in memory. Needs `shuffle`.
+    drop_last : bool, default False
+        Leave out the last batch of an epoch if it has fewer than `batch_size` samples.
+
+    Attributes
+    ----------
+    steps : int
+        The number of batches of an epoch, which is also `len(sampler)`.
+    done : int
+        The number of batches that were returned, in all epochs. You may assign to it.
+
+    Raises
+    ------
+    TypeError
+        An unknown argument, or a number that is not an integer.
+    ValueError
+        A value out of range, `rank` without `size`, or an axis that the mesh does not have.
+    InitError
+        The launcher's environment contradicts itself.
+
+    Examples
+    --------
+    >>> from ngd import data
+    >>> sampler = data.Sampler(10, batch_size=4, seed=1)
+    >>> len(sampler), [shard.total for shard in sampler]
+    (3, [4, 4, 2])
+    >>> sampler.epoch
+    1
+
+    The second of two shards:
+
+    >>> sampler = data.Sampler(10, 4, rank=1, size=2, shuffle=False, drop_last=True)
+    >>> [shard.indices.tolist() for shard in sampler]
+    [[2, 3], [6, 7]]
     """
 
+    @check_constructor("data.Sampler")
     def __init__(
         self,
-        count: int,
-        batch: int,
+        num_samples: int,
+        batch_size: int,
         *,
-        rank: int = 0,
-        size: int = 1,
+        rank: int | None = None,
+        size: int | None = None,
+        mesh: Mesh | None = None,
+        axis: str = "data",
         seed: int = 0,
         shuffle: bool = True,
-        replace: bool = False,
+        replacement: bool = False,
         drop_last: bool = False,
     ) -> None:
-        for name, value in (("samples", count), ("samples a batch", batch), ("ranks", size)):
-            if value < 1:
-                raise ValueError(f"data.Sampler: expected a number of {name} >= 1; got {value}")
-        if not 0 <= rank < size:
-            raise ValueError(f"data.Sampler: expected a rank of {size}; got {rank}")
-        if seed < 0:
-            raise ValueError(f"data.Sampler: expected a seed >= 0; got {seed}")
-        if drop_last and count < batch:
-            raise ValueError(f"data.Sampler: {count} samples fill no batch of {batch}")
-        if replace and not shuffle:
-            raise ValueError("data.Sampler: expected shuffle, too, where replace is given")
-        self.count, self.batch, self.rank, self.size = count, batch, rank, size
-        self.seed, self.shuffle, self.replace, self.drop_last = seed, shuffle, replace, drop_last
-        self.steps = count // batch if drop_last else -(-count // batch)
-        """How many batches an epoch has."""
+        self.num_samples = _integer("num_samples", num_samples, least=1)
+        self.batch_size = _integer("batch_size", batch_size, least=1)
+        self.seed = _integer("seed", seed, least=0)
+        self.shuffle, self.replacement, self.drop_last = shuffle, replacement, drop_last
+        if drop_last and self.num_samples < self.batch_size:
+            raise ValueError(
+                f"data.Sampler: expected at least one full batch with drop_last; got {num_samples} "
+                f"samples for a batch_size of {batch_size}. Use a smaller batch_size."
+            )
+        if replacement and not shuffle:
+            raise ValueError(
+                "data.Sampler: expected shuffle=True with replacement=True; got shuffle=False. "
+                "Remove one of them."
+            )
+        self._fixed = _fixed_rank_and_size(rank, size, mesh, axis)
+        self.rank_and_size()  # raises if the launcher's values are wrong
+        full, rest = divmod(self.num_samples, self.batch_size)
+        self.steps = full if drop_last or not rest else full + 1
         self.done = 0
-        """How many batches were given, in all epochs."""
         self._orders: dict[int, IndexArray] = {}
+
+    def rank_and_size(self) -> tuple[int, int]:
+        """Return the number of this process's shard, and the number of shards.
+
+        Returns
+        -------
+        tuple of int
+            The given `rank` and `size`, the position in the mesh's axis and its length, or the rank
+            and the size of the world as it is now.
+
+        Examples
+        --------
+        >>> from ngd import data
+        >>> data.Sampler(10, 4, rank=1, size=2).rank_and_size()
+        (1, 2)
+        """
+        return self._fixed or current_rank_and_size()
+
+    @property
+    def rank(self) -> int:
+        """The number of this process's shard."""
+        return self.rank_and_size()[0]
+
+    @property
+    def size(self) -> int:
+        """The number of shards."""
+        return self.rank_and_size()[1]
 
     def __len__(self) -> int:
         return self.steps
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[Shard]:
         end = (self.epoch + 1) * self.steps
         while self.done < end:
-            part = self.part(self.done)
+            shard = self.shard(self.done)
             self.done += 1
-            yield part
+            yield shard
 
     @property
     def epoch(self) -> int:
@@ -104,48 +205,166 @@ class Sampler:
 
     @property
     def step(self) -> int:
-        """The place of the next batch in its epoch, from 0."""
+        """The number of the next batch in its epoch, from 0."""
         return self.done % self.steps
 
     def state(self) -> dict[str, int]:
-        """Where the training stands, as JSON can hold it; the same on all ranks."""
+        """Return the position, for a checkpoint.
+
+        Returns
+        -------
+        dict
+            The epoch and the step of the next batch, and the arguments that determine the batches.
+            JSON can hold it, and it is equal on all ranks.
+
+        Examples
+        --------
+        >>> import itertools
+        >>> from ngd import data
+        >>> sampler = data.Sampler(10, 4)
+        >>> for shard in itertools.islice(sampler, 2):
+        ...     pass
+        >>> sampler.state()["epoch"], sampler.state()["step"]
+        (0, 2)
+        """
         return {"epoch": self.epoch, "step": self.step, **self._identity()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on there, at any number of ranks; ValueError where the batches would be others."""
-        wanted = {"epoch", "step", *self._identity()}
-        if not isinstance(state, Mapping) or not wanted <= state.keys():
-            raise ValueError(f"data.Sampler.load_state: expected {sorted(wanted)}; got {state}")
-        for key, mine in self._identity().items():
-            if state[key] != mine:
+        """Continue from a position of `state()`, with any number of ranks.
+
+        Parameters
+        ----------
+        state : mapping
+            A result of `state()`.
+
+        Raises
+        ------
+        ValueError
+            A key is missing, or the position belongs to other batches: those of another seed,
+            batch size or number of samples.
+
+        Examples
+        --------
+        >>> from ngd import data
+        >>> first, second = data.Sampler(10, 4), data.Sampler(10, 4, rank=0, size=2)
+        >>> first.done = 5
+        >>> second.load_state(first.state())
+        >>> second.epoch, second.step
+        (1, 2)
+        """
+        call = "data.Sampler.load_state"
+        if not isinstance(state, Mapping):
+            raise ValueError(
+                f"{call}: expected a result of state(); got {state!r}. Save `sampler.state()` as "
+                "the position of the checkpoint."
+            )
+        missing = [key for key in self.state() if key not in state]
+        if missing:
+            raise ValueError(
+                f"{call}: expected a result of state(); got a mapping without "
+                f"{', '.join(missing)}. Save `sampler.state()` as the position of the checkpoint."
+            )
+        for key, value in self._identity().items():
+            if state[key] != value:
                 raise ValueError(
-                    f"data.Sampler.load_state: saved with {key} {state[key]}; this one has {mine}"
+                    f"{call}: expected a position of a sampler with {key} {value}; got one with "
+                    f"{key} {state[key]}. Make the sampler with the arguments of the saved one."
                 )
         self.done = int(state["epoch"]) * self.steps + int(state["step"])
 
     def _identity(self) -> dict[str, int]:
-        """What the batches depend on."""
-        names = ("count", "batch", "seed", "shuffle", "replace", "drop_last")
+        """Return the arguments that determine the batches."""
+        names = ("num_samples", "batch_size", "seed", "shuffle", "replacement", "drop_last")
         return {name: getattr(self, name) for name in names}
 
-    def part(self, number: int) -> Part:
-        """What this rank has of a batch; nothing changes."""
+    def shard(self, number: int) -> Shard:
+        """Return this rank's samples of a batch, without a change of the position.
+
+        Parameters
+        ----------
+        number : int
+            The number of the batch, counted from the start of the training.
+
+        Returns
+        -------
+        Shard
+            The indices of the samples, and their number.
+
+        Examples
+        --------
+        >>> from ngd import data
+        >>> data.Sampler(10, 4, shuffle=False).shard(2).indices.tolist()
+        [8, 9]
+        """
         epoch, step = divmod(number, self.steps)
-        if self.replace:
+        if self.replacement:
             random = np.random.default_rng((self.seed, number))
-            batch = random.integers(0, self.count, self.batch)
+            batch = random.integers(0, self.num_samples, self.batch_size)
         else:
-            batch = self._order(epoch)[step * self.batch : (step + 1) * self.batch]
-        mine = np.array_split(batch, self.size)[self.rank]
-        return Part(number, epoch, mine if len(mine) else batch[:1], len(mine), len(batch))
+            batch = self._order(epoch)[step * self.batch_size : (step + 1) * self.batch_size]
+        rank, size = self.rank_and_size()
+        mine = np.array_split(batch, size)[rank]
+        return Shard(number, epoch, mine if len(mine) else batch[:1], len(mine), len(batch))
 
     def _order(self, epoch: int) -> IndexArray:
-        """All samples in the epoch's order; it and the one before are kept."""
+        """Return all samples in the order of the epoch. The last two orders are cached."""
         if not self.shuffle:
             epoch = 0
         if epoch not in self._orders:
-            order = np.arange(self.count)
+            order = np.arange(self.num_samples)
             if self.shuffle:
-                order = np.random.default_rng((self.seed, epoch)).permutation(self.count)
+                order = np.random.default_rng((self.seed, epoch)).permutation(self.num_samples)
             self._orders = {**dict([*self._orders.items()][-1:]), epoch: order}
         return self._orders[epoch]
+
+
+def _integer(name: str, value: Any, *, least: int) -> int:
+    """Check an argument of Sampler that is an integer."""
+    if isinstance(value, (bool, np.bool_)) or not hasattr(value, "__index__"):
+        fix = " Write len(source)." if hasattr(value, "__len__") else ""
+        raise TypeError(
+            f"data.Sampler: {name}: expected an integer; got {type(value).__name__}.{fix}"
+        )
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"data.Sampler: {name}: expected an integer >= {least}; got {number}.")
+    return number
+
+
+def _fixed_rank_and_size(
+    rank: int | None, size: int | None, mesh: Mesh | None, axis: str
+) -> tuple[int, int] | None:
+    """Return the rank and the size that do not follow the world, or None."""
+    if mesh is not None:
+        from .. import Mesh as MeshType
+
+        if not isinstance(mesh, MeshType):
+            raise TypeError(
+                f"data.Sampler: mesh: expected an ngd.Mesh; got {type(mesh).__name__}. "
+                "ngd.make_mesh makes one."
+            )
+        if rank is not None or size is not None:
+            raise ValueError(
+                "data.Sampler: expected mesh, or rank and size; got both. Remove one of them."
+            )
+        if axis not in mesh.names:
+            raise ValueError(
+                f"data.Sampler: axis: expected an axis of the mesh, {', '.join(mesh.names)}; got "
+                f"{axis!r}. Give the axis that divides the samples."
+            )
+        return mesh[axis].rank, mesh[axis].size
+    if rank is None and size is None:
+        return None
+    if rank is None or size is None:
+        given, other = ("size", "rank") if rank is None else ("rank", "size")
+        raise ValueError(
+            f"data.Sampler: expected rank and size together; got {given} only. Give {other} too, "
+            "or neither: then they are those of the world."
+        )
+    rank, size = _integer("rank", rank, least=0), _integer("size", size, least=1)
+    if rank >= size:
+        raise ValueError(
+            f"data.Sampler: rank: expected an integer below size, {size}; got {rank}. Ranks count "
+            "from 0."
+        )
+    return rank, size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where samples come from: each has a length, and gives the columns of the samples asked for."""
+"""Sources: objects with a length that return the columns of the samples at given indices."""
 
 from __future__ import annotations
 
@@ -10,25 +10,61 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from ..calls import check_constructor
+
 Array = NDArray[Any]
 
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".tif", ".tiff", ".webp")
 
 
 class Arrays:
-    """Arrays: sample i is row i of each.
+    """A source of arrays in memory. Sample i is row i of each array.
 
-    A loader's processes share one copy of them, in memory, also of those that are memory-mapped.
+    Parameters
+    ----------
+    *columns : array_like
+        Arrays with the same number of rows.
+
+    Attributes
+    ----------
+    columns : tuple of arrays
+        The arrays.
+
+    Raises
+    ------
+    ValueError
+        No array is given, or the arrays have different numbers of rows.
+
+    Notes
+    -----
+    The workers of a loader share one copy of the arrays in memory. A memory-mapped array is read
+    into that copy.
+
+    Examples
+    --------
+    >>> from ngd import data
+    >>> source = data.Arrays([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [0, 1, 0])
+    >>> len(source)
+    3
+    >>> x, y = source[[2, 0]]
+    >>> x.tolist(), y.tolist()
+    ([[5.0, 6.0], [1.0, 2.0]], [0, 0])
     """
 
+    @check_constructor("data.Arrays")
     def __init__(self, *columns: Any) -> None:
         if not columns:
-            raise ValueError("data.Arrays: expected at least one array")
+            raise ValueError(
+                "data.Arrays: expected at least one array; got none. Write data.Arrays(x, y)."
+            )
         self.columns = tuple(np.asarray(column) for column in columns)
         rows = [column.shape[:1] for column in self.columns]
         if len({*rows}) > 1 or not rows[0]:
             shapes = ", ".join(str(column.shape) for column in self.columns)
-            raise ValueError(f"data.Arrays: expected arrays of equally many rows; got {shapes}")
+            raise ValueError(
+                f"data.Arrays: expected arrays with the same number of rows; got shapes {shapes}. "
+                "Row i of each array belongs to sample i."
+            )
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -38,27 +74,76 @@ class Arrays:
 
 
 class ImageFolder:
-    """Images in one folder a class; the classes are the subfolders, in the order of their names.
+    """A source of image files in a folder that has one subfolder per class.
 
-    Gives images as [height, width, 3] bytes, each of its own size, and int64 labels. Needs Pillow.
+    The columns are a list of uint8 images [height, width, 3], which may differ in size, and an
+    int64 array of labels. Needs Pillow.
+
+    Parameters
+    ----------
+    folder : path
+        The folder. The sorted names of its subfolders are the classes.
+
+    Attributes
+    ----------
+    classes : list of str
+        The names of the classes. Label i is the class `classes[i]`.
+    files : list of str
+        The paths of the images.
+    labels : int64 array
+        The label of each image.
+
+    Raises
+    ------
+    ValueError
+        The folder does not exist, or a class has no images. A read raises it for a damaged image.
+    ImportError
+        Pillow is not installed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from ngd import data
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> for name in ("cat", "dog"):
+    ...     (folder / name).mkdir()
+    ...     Image.new("RGB", (4, 3)).save(folder / name / "0.png")
+    >>> source = data.ImageFolder(folder)
+    >>> source.classes
+    ['cat', 'dog']
+    >>> images, labels = source[[1]]
+    >>> images[0].shape, labels.tolist()
+    ((3, 4, 3), [1])
     """
 
+    @check_constructor("data.ImageFolder")
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         place = Path(folder)
         pillow()
         if not place.is_dir():
-            raise ValueError(f"data.ImageFolder: {place} is not a directory")
+            raise ValueError(
+                f"data.ImageFolder: expected a folder; got {place}, which is not a directory. Give "
+                "the folder that has one subfolder per class."
+            )
         self.classes = sorted(entry.name for entry in place.iterdir() if entry.is_dir())
         self.files: list[str] = []
         labels: list[int] = []
         for label, name in enumerate(self.classes):
             found = sorted(p for p in (place / name).rglob("*") if p.suffix.lower() in SUFFIXES)
             if not found:
-                raise ValueError(f"data.ImageFolder: {place / name} holds no images")
+                raise ValueError(
+                    f"data.ImageFolder: expected images in {place / name}; it holds no images. "
+                    f"Remove the folder, or add files with a suffix among {', '.join(SUFFIXES)}."
+                )
             self.files += map(str, found)
             labels += [label] * len(found)
         if not labels:
-            raise ValueError(f"data.ImageFolder: {place} holds no folders of images")
+            raise ValueError(
+                f"data.ImageFolder: expected one subfolder per class in {place}; it holds no "
+                "folders of images. Give the folder above the classes."
+            )
         self.labels = np.array(labels, np.int64)
 
     def __len__(self) -> int:
@@ -69,17 +154,20 @@ class ImageFolder:
 
 
 def decode(path: str) -> Array:
-    """The bytes of an image's red, green and blue: [height, width, 3]."""
+    """Return the pixels of an image file: uint8 [height, width, 3]."""
     image = pillow()
     try:
         with image.open(path) as opened:
             return np.array(opened.convert("RGB"))
     except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
-        raise ValueError(f"{path}: not an image that Pillow can read ({error})") from error
+        raise ValueError(
+            f"data.ImageFolder: {path}: expected an image; got a file that is not an image that "
+            f"Pillow can read ({error}). Remove or replace the file."
+        ) from error
 
 
 def pillow() -> Any:
-    """Pillow's module of images, which is imported when it is needed."""
+    """Import Pillow's Image module."""
     try:
         from PIL import Image
     except ImportError:
@@ -88,12 +176,43 @@ def pillow() -> Any:
 
 
 class Tokens:
-    """Windows of so many tokens, as int64, from a file of integers or an array of them.
+    """A source of windows of tokens, for language models.
 
-    The file is memory-mapped, and opened again by each of a loader's processes. Windows begin
-    `stride` tokens apart, by default side by side; what is left at the end is in none.
+    The only column is an int64 array of shape [N, length]. Tokens after the last whole window are
+    not used.
+
+    Parameters
+    ----------
+    tokens : path or array
+        A file of integers, or a one-dimensional array of integers. A file is memory-mapped, and
+        each worker of a loader opens it.
+    length : int
+        The number of tokens of a window. To predict the next token, give one more than the length
+        of the context.
+    stride : int, optional
+        The number of tokens between the starts of two windows. The default is `length`: the windows
+        do not overlap.
+    dtype : dtype, default uint16
+        The dtype of the file. It is not used for an array.
+
+    Raises
+    ------
+    ValueError
+        A number is below 1, the array is not a row of integers, or there are fewer tokens than
+        `length`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import data
+    >>> source = data.Tokens(np.arange(10), length=4, stride=3)
+    >>> len(source)
+    3
+    >>> source[[0, 2]][0].tolist()
+    [[0, 1, 2, 3], [6, 7, 8, 9]]
     """
 
+    @check_constructor("data.Tokens")
     def __init__(
         self,
         tokens: str | os.PathLike[str] | Array,
@@ -105,18 +224,22 @@ class Tokens:
         self.length, self.stride = length, length if stride is None else stride
         if length < 1 or self.stride < 1:
             raise ValueError(
-                f"data.Tokens: expected length and stride >= 1; got {length}, {self.stride}"
+                "data.Tokens: expected length >= 1 and stride >= 1; got "
+                f"{length} and {self.stride}."
             )
         self.path = Path(tokens) if isinstance(tokens, (str, os.PathLike)) else None
         self.dtype = np.dtype(dtype)
         self.tokens = np.asarray(tokens) if self.path is None else self._opened()
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
             has = f"{self.tokens.dtype}{list(self.tokens.shape)}"
-            raise ValueError(f"data.Tokens: expected a row of integers; got {has}")
+            raise ValueError(
+                f"data.Tokens: tokens: expected one row of integers; got {has}. Concatenate the "
+                "documents into one array."
+            )
         if len(self.tokens) < length:
             raise ValueError(
-                f"data.Tokens: {self.path or 'the array'} holds {len(self.tokens)} tokens, "
-                f"a window takes {length}"
+                f"data.Tokens: expected at least {length} tokens, the length of a window; got "
+                f"{len(self.tokens)} in {self.path or 'the array'}. Use a smaller length."
             )
 
     def _opened(self) -> Array:
@@ -124,7 +247,8 @@ class Tokens:
         size = self.path.stat().st_size
         if not size or size % self.dtype.itemsize:
             raise ValueError(
-                f"data.Tokens: {self.path}: {size} bytes are no whole number of {self.dtype} tokens"
+                f"data.Tokens: {self.path}: expected a multiple of {self.dtype.itemsize} bytes, "
+                f"the size of a {self.dtype} token; got {size} bytes. Give the dtype of the file."
             )
         return np.memmap(self.path, self.dtype, "r")
 

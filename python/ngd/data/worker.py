@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of a loader's process: makes batches until the loader, or its process, is gone.
+"""The program of a worker: it makes batches until the loader or the loader's process ends.
 
-It is started by its path, and not by fork: a copy of a process in which OpenMP and the engine have
-threads is one in which their locks may never open. Nothing of the engine is loaded here: the
-package `ngd` stands empty, and is filled when a source or a transform asks for what it offers.
+The loader starts it as a new process. A fork would copy the locks of OpenMP and of the engine,
+which a thread may hold, and nothing would release them. The worker does not load the engine: the
+package `ngd` is empty here. It is loaded when a source or a transform uses a name of it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LOOKS_A_SECOND: Final = 4
 
 
 def watch(parent: int) -> None:
-    """End this process soon after the one that started it, whatever either is doing."""
+    """End this process when the process that started it has ended."""
     while os.getppid() == parent:
         time.sleep(1 / LOOKS_A_SECOND)
     os._exit(1)
 
 
 def stand_in() -> None:
-    """Put a package `ngd` in place whose own code runs when it is asked for a name."""
+    """Install an empty package `ngd`, whose code runs when a name of it is used."""
     places = [str(PACKAGE)]
     spec = importlib.util.spec_from_file_location(
         "ngd", PACKAGE / "__init__.py", submodule_search_locations=places
@@ -56,7 +56,7 @@ def stand_in() -> None:
 
 
 def import_main(name: str | None, file: str | None) -> None:
-    """Run the user's program under another name, so that what it defines can be found here."""
+    """Import the user's program under another name, so that its definitions are found."""
     main = types.ModuleType("__mp_main__")
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     if name:
@@ -66,7 +66,7 @@ def import_main(name: str | None, file: str | None) -> None:
 
 
 def failure(error: BaseException) -> tuple[str, BaseException | None, str]:
-    """An answer: what was raised, if it can travel, and its traceback."""
+    """Return an answer with an exception, if it can be pickled, and its traceback."""
     text = traceback.format_exc()
     try:
         pickle.loads(pickle.dumps(error))
@@ -76,11 +76,11 @@ def failure(error: BaseException) -> tuple[str, BaseException | None, str]:
 
 
 def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
-    """Answer each request with a batch, or with what went wrong."""
+    """Answer each request with a batch or an exception."""
     from ngd.data import messages
 
     class Unpickler(pickle.Unpickler):
-        """Imports the user's program when it is needed, as few sources need it."""
+        """Imports the user's program only if a pickle names one of its definitions."""
 
         def find_class(self, module: str, name: str) -> Any:
             if module == "__main__" and "__mp_main__" not in sys.modules:
@@ -108,7 +108,7 @@ def serve(link: socket.socket, main: tuple[str | None, str | None]) -> None:
 
 
 def run() -> None:
-    """Begin with what the loader says in the argument."""
+    """Start with the settings in the argument."""
     said = json.loads(sys.argv[1])
     threading.Thread(target=watch, args=(said["parent"],), daemon=True).start()
     sys.path[:] = said["path"]
