@@ -57,7 +57,7 @@ def judge_of(model: list[Any]) -> Any:
 
 
 def trainer_of(
-    world: Any, epochs: int, rate: float = 0.05, workers: int = 0, **options: Any
+    world: Any, epochs: int, rate: float = 0.05, num_workers: int = 0, **options: Any
 ) -> tuple[Any, list[Any]]:
     """A trainer, and the model."""
     model = weights()
@@ -68,7 +68,7 @@ def trainer_of(
     judged = data.Loader(points(TESTS), tests)
     trainer = train.Trainer(
         steps,
-        data.Loader(points(POINTS), parts, workers=workers),
+        data.Loader(points(POINTS), parts, num_workers=num_workers),
         [model, state_of(steps, model)],
         epochs=epochs,
         evaluate=lambda: dict(

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,7 @@ def test_it_goes_on_from_the_middle_of_an_epoch(world: Any, tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         first.run()
     assert json.loads((tmp_path / "checkpoint.json").read_text())["position"]["step"] == 3
-    second, again = lines.trainer_of(world, 3, save=tmp_path, resume=True, workers=1)
+    second, again = lines.trainer_of(world, 3, save=tmp_path, resume=True, num_workers=1)
     assert second.done == 8
     second.run()
     second.loader.close()
@@ -131,7 +132,7 @@ def test_every_step_is_logged_once_also_if_it_was_made_twice(world: Any, tmp_pat
 def test_it_stops_at_a_loss_that_is_none(world: Any, tmp_path: Path) -> None:
     trainer, _ = lines.trainer_of(world, 50, rate=1e30, save=tmp_path, every=1)
     with pytest.raises(
-        NotFiniteError, match=r"the loss of step \d+ is (inf|nan); NGD_CHECK_FINITE"
+        NotFiniteError, match=r"a finite loss; got (inf|nan) in step \d+\. .*NGD_CHECK_FINITE"
     ):
         trainer.run()
     assert trainer.done < 50
@@ -149,7 +150,7 @@ def test_weights_that_are_none_are_not_saved(world: Any, tmp_path: Path) -> None
         return results
 
     trainer.step = spoiled
-    with pytest.raises(NotFiniteError, match=r"variable 'w' is not finite after step 3, .*FINITE"):
+    with pytest.raises(NotFiniteError, match=r"got NaN or infinity in 'w' after step 3, .*FINITE"):
         trainer.run()
     resumed, (w, _) = lines.trainer_of(world, 50, save=tmp_path, resume=True)
     assert resumed.done == 2
@@ -192,9 +193,9 @@ def test_an_evaluation_that_was_broken_off_begins_anew() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"epochs": -1}, "expected epochs >= 0 and every >= 1; got -1, None"),
-        ({"epochs": 1, "every": 0, "save": "x"}, "expected epochs >= 0 and every >= 1; got 1, 0"),
-        ({"epochs": 1, "resume": True}, "expected a folder to save to"),
+        ({"epochs": -1}, "epochs: expected 0 or more; got -1"),
+        ({"epochs": 1, "every": 0, "save": "x"}, "every: expected 1 or more steps; got 0"),
+        ({"epochs": 1, "resume": True}, "expected save, a folder to save to"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], words: str) -> None:
@@ -203,7 +204,7 @@ def test_bad_arguments_are_refused(options: dict[str, Any], words: str) -> None:
         train.Trainer(lambda x, y: [0.0], loader, [], **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"replace": True}])
+@pytest.mark.parametrize("options", [{}, {"drop_last": True}, {"replacement": True}])
 def test_an_evaluation_counts_the_samples_that_it_has_seen(options: dict[str, bool]) -> None:
     loader = data.Loader(lines.points(10), data.Sampler(10, 4, **options))
     assert train.evaluate(lambda x, y: [1.0], loader) == [1.0]
@@ -212,7 +213,7 @@ def test_an_evaluation_counts_the_samples_that_it_has_seen(options: dict[str, bo
 def test_a_batch_that_leaves_a_rank_without_a_sample_is_refused() -> None:
     loader = data.Loader(lines.points(17), data.Sampler(17, 16, rank=1, size=2, shuffle=False))
     trainer = train.Trainer(lambda x, y: [0.0], loader, [], epochs=1, progress=False)
-    with pytest.raises(ValueError, match="each of 2 ranks; a batch has 1: "):
+    with pytest.raises(ValueError, match=r"each of 2 ranks; got a batch of 1\. Write"):
         trainer.run()
 
 
@@ -327,6 +328,181 @@ def test_signals_that_python_cannot_take_leave_the_others_as_they_were() -> None
     assert signal.getsignal(signal.SIGUSR1) is before
     with train.StopSignals() as stop:
         assert stop.asked() is None
+
+
+class Recorder(train.Callback):
+    """Records its calls, and ends the training at a step or after an epoch."""
+
+    def __init__(self, step: int = 0, epoch: int = 0) -> None:
+        self.step, self.epoch = step, epoch
+        self.losses: list[float] = []
+        self.results: list[Any] = []
+
+    def on_step(self, trainer: train.Trainer, loss: float) -> Any:
+        self.losses.append(loss)
+        return np.bool_(trainer.done == self.step)
+
+    def on_epoch(self, trainer: train.Trainer, results: Any) -> Any:
+        self.results.append((trainer.done, trainer.epoch, dict(results)))
+        return trainer.epoch == self.epoch or None
+
+
+def test_callbacks_get_each_loss_and_each_evaluation(world: Any) -> None:
+    recorder = Recorder()
+    trainer, _ = lines.trainer_of(world, 3, callbacks=[recorder])
+    report = trainer.run()
+    np.testing.assert_allclose(recorder.losses, lines.by_hand(3)[1], rtol=1e-12)
+    assert [call[:2] for call in recorder.results] == [(5, 1), (10, 2), (15, 3)]
+    assert recorder.results[-1][2] == {name: report[name] for name in ("error", "distance")}
+    assert (trainer.has_stopped_early, trainer.stopped) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("ends", "due", "evaluations"),
+    [({"step": 7}, 7, 1), ({"step": 10}, 10, 2), ({"epoch": 2}, 10, 2)],
+)
+def test_a_callback_ends_the_training_and_a_second_run_continues(
+    world: Any, tmp_path: Path, ends: dict[str, int], due: int, evaluations: int
+) -> None:
+    whole, model = lines.trainer_of(world, 3)
+    whole.run()
+    first, second = Recorder(**ends), Recorder(**ends)
+    trainer, stopped = lines.trainer_of(world, 3, callbacks=[first, second], save=tmp_path)
+    assert trainer.run()["steps"] == due
+    assert (trainer.has_stopped_early, trainer.stopped) == (True, None)
+    assert len(first.losses) == len(second.losses) == due
+    assert len(first.results) == len(second.results) == evaluations
+    position = json.loads((tmp_path / "checkpoint.json").read_text())["position"]
+    assert position["epoch"] * 5 + position["step"] == due
+    again, resumed = lines.trainer_of(world, 3, save=tmp_path, resume=True)
+    for each, variables in ((trainer, stopped), (again, resumed)):
+        assert each.run()["steps"] == 15
+        assert not each.has_stopped_early
+        for variable, other in zip(model, variables, strict=True):
+            np.testing.assert_array_equal(variable.numpy(), other.numpy())
+
+
+def test_a_callback_at_the_last_step_stops_nothing(world: Any) -> None:
+    trainer, _ = lines.trainer_of(world, 2, callbacks=[Recorder(step=10, epoch=2)])
+    assert trainer.run()["steps"] == 10
+    assert not trainer.has_stopped_early
+
+
+def test_stop_without_callbacks_ends_after_the_epoch(world: Any) -> None:
+    trainer, _ = lines.trainer_of(world, 3)
+    made = trainer.step
+
+    def step(*columns: Any) -> Any:
+        if trainer.done == 2:
+            trainer.stop()
+        return made(*columns)
+
+    trainer.step = step
+    report = trainer.run()
+    assert (report["steps"], trainer.has_stopped_early) == (5, True)
+    assert "error" in report
+
+
+def test_a_callback_and_a_signal_end_it_at_one_step(world: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"save": tmp_path, "stop_at": [signal.SIGTERM]}
+    trainer, _ = lines.trainer_of(world, 3, callbacks=[Recorder(step=7)], **options)
+    trainer.step = signalling(trainer, 7)
+    assert trainer.run()["steps"] == 7
+    assert (trainer.has_stopped_early, trainer.stopped) == (True, signal.SIGTERM)
+
+
+def test_callbacks_need_no_base_class(world: Any) -> None:
+    calls: list[Any] = []
+    on_step = types.SimpleNamespace(on_step=lambda trainer, loss: calls.append(trainer.done))
+    on_epoch = types.SimpleNamespace(on_epoch=lambda trainer, results: trainer.epoch == 1)
+    trainer, _ = lines.trainer_of(world, 3, callbacks=(on_step, on_epoch))
+    assert trainer.run()["steps"] == 5
+    assert calls == [1, 2, 3, 4, 5]
+
+
+def test_other_callbacks_and_results_are_refused(world: Any) -> None:
+    for bad, words in (
+        ([3], "objects with a method on_step or on_epoch; got 3"),
+        ([train.Callback], "got the class Callback"),
+        (train.Callback(), r"expected a list; got Callback\. Write callbacks=\[callback\]"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            lines.trainer_of(world, 1, callbacks=bad)
+    wrong = types.SimpleNamespace(on_step=lambda trainer, loss: loss)
+    trainer, _ = lines.trainer_of(world, 1, callbacks=[wrong])
+    with pytest.raises(TypeError, match="True, False or None from on_step of SimpleNamespace; got"):
+        trainer.run()
+    with pytest.raises(TypeError, match=r"train\.Trainer: .*`callback` is called `callbacks`"):
+        lines.trainer_of(world, 1, callback=[])
+
+
+def stopped_epoch(values: list[float], **options: Any) -> int:
+    """The epoch after which early stopping ends a training of these results."""
+    stopping = train.EarlyStopping("metric", **options)
+    results = iter(values)
+    loader = data.Loader(lines.points(4), data.Sampler(4, 4))
+    trainer = train.Trainer(
+        lambda x, y: [0.0], loader, [], epochs=len(values), progress=False,
+        evaluate=lambda: {"metric": next(results)}, callbacks=[stopping],
+    )  # fmt: skip
+    trainer.run()
+    return trainer.epoch
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "epoch"),
+    [
+        ([5, 4, 4, 4, 4, 4], {}, 5),
+        ([5, 4, 4, 4, 4, 4], {"patience": 1}, 3),
+        ([5, 4, 4.5, 3, 3.5, 3.2, 2], {"patience": 2}, 6),
+        ([5, 4.95, 4.9, 4.85, 4.8], {"patience": 2, "min_delta": 0.1}, 3),
+        ([5, 4.8, 4.6, 4.4, 4.2], {"patience": 1, "min_delta": 0.1}, 5),
+        ([5, 4, 3, 2, 1], {"mode": "max", "patience": 2}, 3),
+        ([1, 2, 3, 4, 5], {"mode": "max", "patience": 1}, 5),
+        ([np.nan, np.nan, 1, np.nan, np.nan, 1], {"patience": 2}, 2),
+        ([1, np.nan, 0, np.nan, np.nan, 1], {"patience": 2}, 5),
+    ],
+)
+def test_early_stopping(values: list[float], options: dict[str, Any], epoch: int) -> None:
+    assert stopped_epoch(values, **options) == epoch
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"patience": 0}, "patience: expected 1 or more; got 0"),
+        ({"min_delta": -1.0}, "min_delta: expected a number >= 0; got -1"),
+        ({"mode": "least"}, "mode: expected 'min' or 'max'; got 'least'"),
+    ],
+)
+def test_bad_arguments_of_early_stopping(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        train.EarlyStopping("loss", **options)
+
+
+def test_early_stopping_names_the_results_that_it_can_monitor(world: Any) -> None:
+    trainer, _ = lines.trainer_of(world, 1, callbacks=[train.EarlyStopping("loss")])
+    with pytest.raises(ValueError, match="result of the evaluation, error, distance; got 'loss'"):
+        trainer.run()
+
+
+def test_a_resumed_training_stops_early_after_the_same_epoch(world: Any, tmp_path: Path) -> None:
+    values = [5.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0]
+
+    def trainer_for(epochs: int) -> tuple[Any, train.EarlyStopping]:
+        stopping = train.EarlyStopping("metric", patience=3)
+        trainer, _ = lines.trainer_of(
+            world, epochs, save=tmp_path, resume=True, callbacks=[Recorder(), stopping]
+        )
+        trainer.evaluate = lambda: {"metric": values[trainer.epoch - 1]}
+        return trainer, stopping
+
+    trainer_for(3)[0].run()
+    resumed, stopping = trainer_for(7)
+    assert stopping.state() == {"best": 4.0, "num_epochs_without_improvement": 1}
+    resumed.run()
+    assert (resumed.epoch, resumed.has_stopped_early) == (5, True)
+    lines.trainer_of(world, 7, save=tmp_path, resume=True, callbacks=[Recorder()])
 
 
 def test_stop_at_needs_a_folder(world: Any) -> None:

@@ -1,7 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops around steps: a trainer, and training whose ranks meet once in many steps."""
+"""Training loops: the Trainer, and local SGD and DiLoCo, whose ranks communicate rarely."""
 
+from .callbacks import Callback, EarlyStopping
 from .local_sgd import DiLoCo, LocalSGD
 from .trainer import LOG, StopSignals, Trainer, evaluate
 
-__all__ = ["LOG", "DiLoCo", "LocalSGD", "StopSignals", "Trainer", "evaluate"]
+__all__ = [
+    "LOG",
+    "Callback",
+    "DiLoCo",
+    "EarlyStopping",
+    "LocalSGD",
+    "StopSignals",
+    "Trainer",
+    "evaluate",
+]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training whose ranks make many steps alone, and then one together: local SGD and DiLoCo.
+"""Local SGD and DiLoCo: ranks make many steps on their own, and then one step together.
 
     inner = optim.AdamW(4e-4)
     gradients = ngd.grad(loss, parameters)
@@ -9,7 +9,7 @@
         step(next(batches))
         diloco.step()
 
-Under `ngd run --min-ranks` ranks may be lost, and new ones come, at the next outer step.
+Under `ngd run --min-ranks` ranks may leave and join at an outer step.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from .. import (
     shutdown,
     trees,
 )
+from ..calls import check_constructor
 from ..errors import CollectiveError, CollectiveMismatchError
 
 logger = logging.getLogger("ngd")
@@ -59,50 +60,80 @@ NOT_BEGUN: Final = -1
 
 
 class DiLoCo:
-    """Inner steps on each rank alone, and each H of them an outer step of all ranks together.
+    """DiLoCo: many inner steps on each rank, then one outer step on all ranks together.
 
     Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models"
-    (arXiv:2311.08105), Algorithm 1. The outer gradient of a rank is what its weights were after the
-    last outer step, minus what they are now; the mean of all ranks' goes to the outer optimizer,
-    which moves the weights of then; all ranks go on with what it gives. The inner optimizer is the
-    caller's, and stays each rank's own.
+    (arXiv:2311.08105), Algorithm 1. The outer gradient of a rank is its weights after the last
+    outer step minus its weights now. The outer optimizer takes the mean of all outer gradients and
+    updates the weights of the last outer step. All ranks continue with the result. The inner
+    optimizer is the caller's, and its state stays on each rank.
 
-    All ranks make as many inner steps, and call `step` after each. Construction is collective, too:
-    all begin with the weights of rank 0.
-
-    Members that come and go: under `ngd run --min-ranks` (ngd.newcomers() is not None) the world is
-    made by this class, unless `group` is given. A rank that is lost is missing from the next outer
-    step, whose mean is that of the others. A new one takes part in the next outer step with weight
-    0, after it was given the weights, the outer optimizer's state, the round and `carried` by a
-    rank that has them; then it trains like the others. So does a rank that was cut off while the
-    others finished a round.
+    All ranks make the same number of inner steps and call `step` after each. The constructor is
+    collective too: all ranks start with the weights of rank 0.
 
     Parameters
     ----------
-    parameters
-        What is trained, in any structure (ngd.trees): variables, which the outer step reads and
-        writes on the graph; or writable NumPy arrays, which it changes in place (of a tensor of
-        PyTorch on the CPU: `p.detach().numpy()`). Floating; of one kind.
-    every
-        H: how many inner steps there are to an outer one, at least 1.
-    outer
-        The outer optimizer, of ngd.optim; by default SGD(0.7, momentum=0.9, nesterov=True), as in
-        the paper. Another DiLoCo needs one of another name.
-    wire
-        What outer gradients travel as. "float32" (float64 for float64 parameters). "bfloat16":
-        each rank's share is rounded to it, the sum is made in float32 and rounded once: for a mean
-        M of n ranks' x the error is at most 2**-8 * (sum|x| / n + |M|) * (1 + 2**-8). "int8": each
-        row (what one index of the first axis holds; all of an array of fewer than two axes) is
-        divided by its largest magnitude / 127 and rounded to the nearest whole number; the mean is
-        made in float32: an element's error is at most the mean over ranks of that row's largest
-        magnitude, / 254, beside float32's rounding.
-    carried
-        Variables or arrays, in any structure, that a new member is given beside the weights, so
-        that it does not begin without them: the state of the inner optimizer. Others keep theirs.
-    group
-        The ranks; by default the world.
+    parameters : structure of variables or arrays
+        The weights, in any nested structure of ngd.trees: floating variables, or writable floating
+        NumPy arrays, which are changed in place. For PyTorch tensors on the CPU give
+        `p.detach().numpy()`.
+    every : int
+        H, the number of inner steps per outer step, at least 1.
+    outer : Optimizer, optional
+        The outer optimizer. The default is SGD(0.7, momentum=0.9, nesterov=True), as in the paper.
+        A second DiLoCo needs one with another name.
+    wire : dtype, default float32
+        The dtype in which outer gradients are sent: float32, bfloat16 or int8. See Notes.
+    carried : structure, optional
+        Variables or arrays that a new rank of an elastic job gets with the weights, for example the
+        state of the inner optimizer. The other ranks keep theirs.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Attributes
+    ----------
+    state : LiveState
+        The outer weights, the state of the outer optimizer and the round, for checkpoints. It is
+        equal on all ranks. Call `restart` after ngd.checkpoint.load.
+
+    Raises
+    ------
+    TypeError
+        A parameter is not a floating variable or a writable floating array.
+    ValueError
+        `every` is below 1, or the wire dtype is unknown.
+    CollectiveError
+        See `step`.
+
+    Notes
+    -----
+    Elastic jobs. Under `ngd run --min-ranks` this class joins the world itself, unless `group` is
+    given. A lost rank is missing from the next outer step, whose mean is that of the remaining
+    ranks. A new rank first gets the weights, the outer optimizer's state, the round and `carried`
+    from a rank that has them. It takes part in the next outer step with weight 0. So does a rank
+    that was disconnected while the other ranks finished a round.
+
+    Wire. float32 sends float64 parameters as float64. bfloat16 rounds each outer gradient, sums in
+    float32 and rounds the sum. For a mean M of the values x of n ranks, the error is at most
+    2**-8 * (sum|x| / n + |M|) * (1 + 2**-8). int8 divides each row by its largest magnitude / 127
+    and rounds it to integers. A row is one index of the first axis, or the whole of an array with
+    fewer than two axes. The mean is computed in float32. The error of an element is at most the
+    mean over ranks of its row's largest magnitude, divided by 254, plus the rounding of float32.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import train
+    >>> weights = np.ones(3, np.float32)
+    >>> diloco = train.DiLoCo([weights], every=2)
+    >>> for _ in range(4):
+    ...     weights -= 0.1  # an inner step
+    ...     is_outer = diloco.step()
+    >>> diloco.round, is_outer
+    (2, True)
     """
 
+    @check_constructor("train.DiLoCo")
     def __init__(
         self,
         parameters: Any,
@@ -126,10 +157,6 @@ class DiLoCo:
         self._checked("carried", carried)
         self._carried = carried
         self.state = LiveState(f"{self.outer.name}.diloco", self.outer.state)
-        """The outer weights, the outer optimizer's state and the round, for checkpoints.
-
-        They are equal on all ranks. After ngd.checkpoint.load call `restart`.
-        """
         self._start = [
             self.state.variable(f"{self.outer.name}.{name}.start", partial(wide_value, leaf))
             for name, leaf in zip(names, self._leaves, strict=True)
@@ -145,23 +172,50 @@ class DiLoCo:
 
     @property
     def round(self) -> int:
-        """How many outer steps were made, by all members together."""
+        """The number of outer steps that the ranks have made together."""
         return int(self._round.numpy())
 
     def restart(self) -> None:
-        """Go back to the last outer step: give the parameters the outer weights."""
+        """Set the parameters to the outer weights, those of the last outer step.
+
+        Call it after ngd.checkpoint.load of `state`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from ngd import train
+        >>> weights = np.ones(2, np.float32)
+        >>> diloco = train.DiLoCo([weights], every=10)
+        >>> weights += 5
+        >>> diloco.restart()
+        >>> weights.tolist()
+        [1.0, 1.0]
+        """
         for leaf, start in zip(self._leaves, self._start, strict=True):
             give(leaf, start.numpy())
         self._inner = 0
 
     def step(self) -> bool:
-        """Note an inner step; make the outer one if it is due, which is then told.
+        """Count an inner step, and make the outer step if it is due.
+
+        Returns
+        -------
+        bool
+            Whether the outer step was made.
 
         Raises
         ------
         CollectiveError
-            A rank is lost, late or disagrees, and the ranks are fixed. Where members come and go
-            that is logged, and a world without the lost one makes the step.
+            A rank is lost, late or disagrees, and the job is not elastic. An elastic job logs the
+            failure, and the remaining ranks make the step.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from ngd import train
+        >>> diloco = train.DiLoCo([np.zeros(2, np.float32)], every=3)
+        >>> [diloco.step() for _ in range(4)]
+        [False, False, True, False]
         """
         self._inner += 1
         if self._inner < self.every:
@@ -292,14 +346,38 @@ class DiLoCo:
 
 
 class LocalSGD(DiLoCo):
-    """The mean of all ranks' weights, each H steps.
+    """Local SGD: the weights of all ranks are averaged every H steps.
 
-    Stich, "Local SGD Converges Fast and Communicates Little" (ICLR 2019), Algorithm 1; McMahan et
-    al., federated averaging (AISTATS 2017). It is DiLoCo whose outer optimizer is SGD of rate 1;
-    what is averaged is how far each rank has moved. With H = 1 and plain SGD inside it is
-    data-parallel SGD. Arguments are as in DiLoCo.
+    It is DiLoCo with the outer optimizer SGD(1.0). With H = 1 and plain SGD as the inner optimizer
+    it is data-parallel SGD.
+
+    Parameters
+    ----------
+    parameters, every, wire, carried, group
+        See DiLoCo.
+
+    Raises
+    ------
+    TypeError, ValueError, CollectiveError
+        See DiLoCo.
+
+    Notes
+    -----
+    Stich, "Local SGD Converges Fast and Communicates Little" (ICLR 2019), Algorithm 1. McMahan et
+    al., federated averaging (AISTATS 2017).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import train
+    >>> weights = np.ones(3, np.float32)
+    >>> local_sgd = train.LocalSGD([weights], every=1)
+    >>> weights -= 0.5  # an inner step
+    >>> local_sgd.step(), weights.tolist()
+    (True, [0.5, 0.5, 0.5])
     """
 
+    @check_constructor("train.LocalSGD")
     def __init__(
         self,
         parameters: Any,

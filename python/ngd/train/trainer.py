@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loop for who does not want to write one: nothing in it needs more than the public API.
+"""The training loop: steps, evaluation, checkpoints, logs and callbacks.
 
     trainer = train.Trainer(
         step, loader, [model.variables(), optimizer.state], epochs=90, model=model,
-        evaluate=lambda: dict(zip(["loss", "accuracy"], train.evaluate(judge, test_loader))),
+        evaluate=lambda: {"accuracy": train.evaluate(accuracy, test_loader)[0]},
+        callbacks=[train.EarlyStopping("accuracy", mode="max", patience=5)],
         save="checkpoints", resume=True, log="log",
     )
     report = trainer.run()
 
-`step` is a compiled step, or whatever takes the columns of a batch and gives the mean loss of all
-ranks first. All ranks call `run`; rank 0 writes.
+All ranks call `run`. Rank 0 writes the files.
 """
 
 from __future__ import annotations
@@ -28,65 +28,110 @@ from typing import Any, Final
 import numpy as np
 
 from .. import LiveState, Variable, all_reduce, checkpoint, metrics
+from ..calls import check_constructor, format_value
 from ..errors import NotFiniteError
+from .callbacks import CALLBACKS, callback_states, check_callbacks, has_hook, load_callbacks
 
-LAST: Final = 50
-"""Of how many steps the loss that is reported is the mean."""
+NUM_REPORTED_LOSSES: Final = 50
+"""The loss of the report is the mean over this many steps, the last ones."""
 
 LOG: Final = "log.jsonl"
+"""The name of the file with one line of JSON per step, in the folder `log` of a Trainer."""
 
 
-def evaluate(judge: Callable[..., Any], loader: Any, *, group: Any = None) -> list[float]:
-    """The means, over all samples of a loader of data on all ranks, of what `judge` gives.
+def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> list[float]:
+    """Return the means of metrics over all samples of a loader, on all ranks.
 
-    It takes the columns of a batch and gives scalars, each a mean over the batch's samples. Batches
-    count as much as they have samples. Collective: every rank of the group, by default the world's,
-    has to call it, also one that gets samples of no weight.
+    All ranks of the group must call it, including a rank without a sample.
+
+    Parameters
+    ----------
+    metric : callable
+        A function of the columns of a batch. It returns a sequence of scalars, each a mean over the
+        samples of the batch. A compiled step with scalar outputs is one.
+    loader : Loader
+        The batches. Iteration starts at the first batch of the epoch.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    list of float
+        One mean per scalar, the same on all ranks. A batch counts by its number of samples.
+
+    Raises
+    ------
+    TypeError
+        The metric cannot be called, or the loader has no sampler.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from ngd import data, train
+    >>> loader = data.Loader(data.Arrays(np.arange(5.0)), data.Sampler(5, 2, shuffle=False))
+    >>> train.evaluate(lambda x: [np.mean(x), np.mean(x**2)], loader)
+    [2.0, 6.0]
     """
-    if not callable(judge) or not hasattr(loader, "sampler"):
+    if not callable(metric) or not hasattr(loader, "sampler"):
         raise TypeError(
             "train.evaluate: expected a function and a data.Loader; got "
-            f"{type(judge).__name__} and {type(loader).__name__}"
+            f"{type(metric).__name__} and {type(loader).__name__}. Write "
+            "train.evaluate(metric, loader)."
         )
-    # From the beginning, also if an earlier one broke off.
-    loader.sampler.done -= loader.sampler.step
+    loader.sampler.done -= loader.sampler.step  # an earlier evaluation may have raised
     sums: Any = 0.0
-    judged = 0
-    for columns, weight, total in loader:
-        values = np.array([float(value) for value in judge(*columns)])
-        sums = sums + (weight * values if weight else np.zeros_like(values))
-        judged += total
-    means = all_reduce(sums, op="sum", group=group) / judged
+    count = 0
+    for batch in loader:
+        values = np.array([float(value) for value in metric(*batch)])
+        sums = sums + (batch.weight * values if batch.weight else np.zeros_like(values))
+        count += batch.total
+    means = all_reduce(sums, op="sum", group=group) / count
     return [float(mean) for mean in means]
 
 
 class StopSignals:
-    """Signals that ask for the end of a training; all ranks hear of them at the same step.
+    """Catches signals, so that all ranks stop at the same step.
 
-        with train.StopSignals(signal.SIGTERM) as stop:
-            for batch in batches:
-                step(batch)
-                if stop.asked():
-                    save()
-                    sys.exit(os.EX_TEMPFAIL)
-
-    A scheduler sends one before it ends a job. It reaches the ranks at different times, or some of
-    them only. Inside the context it is noted and nothing else happens; the handlers that were there
-    before come back at the end.
+    A scheduler sends a signal before it ends a job. The signal reaches the ranks at different
+    times, or only some of them. Inside the context, a signal is recorded and has no other effect.
+    At the end of the context the previous handlers are restored.
 
     Parameters
     ----------
-    signals
-        Which; the same on all ranks. Python takes handlers in the main thread only (ValueError),
-        and none of SIGKILL and SIGSTOP (OSError).
-    group
-        The ranks that stop together; by default the world.
+    *signals : int
+        The signals, the same on all ranks.
+    group : Group, optional
+        The ranks that stop together. The default is the world.
+
+    Attributes
+    ----------
+    noted : int
+        The signal that this rank received, or 0.
+
+    Raises
+    ------
+    ValueError
+        The context is entered outside of the main thread, where Python sets no handlers.
+    OSError
+        The signal cannot be caught, as SIGKILL and SIGSTOP.
+
+    Examples
+    --------
+    >>> import signal
+    >>> from ngd import train
+    >>> with train.StopSignals(signal.SIGTERM, signal.SIGUSR1) as stop:
+    ...     for step in range(10):
+    ...         if step == 3:
+    ...             signal.raise_signal(signal.SIGUSR1)
+    ...         if stop.asked():
+    ...             break  # save here
+    >>> step
+    3
     """
 
     def __init__(self, *signals: int, group: Any = None) -> None:
         self.signals, self.group = [signal.Signals(number) for number in signals], group
         self.noted = 0
-        """The signal that this rank has got, or 0."""
         self._handlers = contextlib.ExitStack()
 
     def __enter__(self) -> StopSignals:
@@ -105,9 +150,19 @@ class StopSignals:
         self.noted = number
 
     def asked(self) -> signal.Signals | None:
-        """The signal that any rank has got, or None; the same on all ranks. Collective.
+        """Return the signal that any rank received, or None. Collective.
 
-        Without signals it is None and asks nobody.
+        Returns
+        -------
+        signal.Signals or None
+            The same on all ranks. Without signals it is None, and nothing is communicated.
+
+        Examples
+        --------
+        >>> from ngd import train
+        >>> with train.StopSignals() as stop:
+        ...     print(stop.asked())
+        None
         """
         if not self.signals:
             return None
@@ -116,42 +171,95 @@ class StopSignals:
 
 
 class Trainer:
-    """A training: steps, evaluations, checkpoints, and what is written of them.
+    """A training loop: steps, evaluation, checkpoints, logs and callbacks.
+
+    Any number of ranks takes the same steps, if the step weights the loss of each rank by its
+    number of samples. All ranks construct the trainer and call its methods.
 
     Parameters
     ----------
-    step
-        Takes the columns of a batch, and gives the mean loss of all ranks as its first result.
-    loader
-        A data.Loader, whose sampler says where the training stands. Each batch needs a sample for
-        each rank (ValueError). Where parts are unlike, the step weighs them by their rows.
-    variables
-        The contents of a checkpoint, in any structure: the model's variables, and
-        `optimizer.state` and the like, which may get their variables in the first step.
-    epochs
-        How many the whole training has.
-    evaluate
-        Called after each epoch; gives numbers by name, the same on all ranks.
-    model
-        A module whose buffers each rank has of its own, as batch normalization's statistics. A
-        checkpoint keeps every rank's; in an evaluation all have their mean.
-    save
-        The folder of checkpoints: one after each epoch, and each `every` steps.
-    resume
-        True: continue from the checkpoint in `save`, if there is one. ValueError at the first
-        step, and at the first `save` after it, if a restored value of a state has no variable, or
-        a variable had no value.
-    log
-        A folder that gets a line of JSON for each step and each evaluation in log.jsonl, and the
-        same for TensorBoard where tensorboardX is installed.
-    progress
-        Whether rank 0 shows a bar, where tqdm is installed.
-    stop_at
-        Signals, the same on all ranks: where any rank gets one, all make the same last step, save,
-        and `run` returns, with the signal in `stopped`. One that comes in an evaluation counts
-        after it. Each step then asks all ranks (a few microseconds on one host).
+    step : callable
+        A function of the columns of a batch. Its first result is the mean loss over all ranks. A
+        compiled step and an `@ngd.function` are such functions.
+    loader : Loader
+        The training batches. Its sampler holds the position in the training.
+    variables : structure of variables
+        The contents of a checkpoint: the model's variables, `optimizer.state` and other live
+        states, in any nested structure. A state may get its variables in the first step.
+    epochs : int
+        The number of epochs of the whole training.
+    evaluate : callable, optional
+        A function without arguments, called after each epoch. It returns a mapping of names to
+        numbers, the same on all ranks.
+    callbacks : sequence of Callback, optional
+        Objects with a method `on_step`, `on_epoch` or both, the same on all ranks. The training
+        ends if one of them returns True on any rank. See Callback.
+    model : nn.Module, optional
+        A module with buffers that differ between ranks, for example the statistics of batch
+        normalization. A checkpoint keeps the buffers of every rank. An evaluation uses their mean.
+    save : path, optional
+        The folder of the checkpoint, which is replaced after each epoch and at the end.
+    every : int, optional
+        Save also each `every` steps.
+    resume : bool, default False
+        Continue from the checkpoint in `save`, if there is one.
+    log : path, optional
+        A folder. log.jsonl in it gets one line of JSON per step and per evaluation. If tensorboardX
+        is installed, TensorBoard's files are written too.
+    progress : bool, default True
+        Show a progress bar on rank 0, if tqdm is installed.
+    stop_at : sequence of int, optional
+        Signals, the same on all ranks. If any rank receives one, all ranks end after the same step,
+        save, and return from `run`. A signal during an evaluation takes effect after it.
+
+    Attributes
+    ----------
+    done : int
+        The number of steps, in all runs.
+    epoch : int
+        The number of finished epochs, in all runs.
+    stopped : signal.Signals or None
+        The signal that ended the last run.
+    has_stopped_early : bool
+        Whether a callback or `stop()` ended the last run.
+    losses : list of float
+        The losses of the last 50 steps.
+    results : dict
+        The results of the last evaluation.
+
+    Raises
+    ------
+    TypeError
+        An unknown argument, or a callback without `on_step` and `on_epoch`.
+    ValueError
+        A number is out of range, `save` is missing, or the checkpoint does not fit.
+
+    Notes
+    -----
+    With callbacks that have `on_step`, or with `stop_at`, each step has one more all-reduce of two
+    integers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ngd
+    >>> from ngd import data, ops, optim, train
+    >>> w = ngd.variable("w", np.zeros(2, np.float32))
+    >>> optimizer = optim.SGD(0.1)
+    >>> @ngd.function(updates=True)
+    ... def step(x, y):
+    ...     loss = ops.mean(ops.square(ops.sum(x * w, 1) - y))
+    ...     return [ops.all_reduce(loss, op="mean")], optimizer.minimize(loss, [w])
+    >>> x = np.eye(2, dtype=np.float32)[[0, 1] * 8]
+    >>> source = data.Arrays(x, x @ np.array([1.0, 2.0], np.float32))
+    >>> loader = data.Loader(source, data.Sampler(len(source), batch_size=8))
+    >>> trainer = train.Trainer(step, loader, [w, optimizer.state], epochs=20, progress=False)
+    >>> report = trainer.run()
+    >>> report["steps"], np.round(w.numpy(), 1).tolist()
+    (40, [1.0, 2.0])
     """
 
+    @check_constructor("train.Trainer")
     def __init__(
         self,
         step: Callable[..., Any],
@@ -160,6 +268,7 @@ class Trainer:
         *,
         epochs: int,
         evaluate: Callable[[], Mapping[str, float]] | None = None,
+        callbacks: Sequence[Any] = (),
         model: Any = None,
         save: str | os.PathLike[str] | None = None,
         every: int | None = None,
@@ -168,29 +277,34 @@ class Trainer:
         progress: bool = True,
         stop_at: Sequence[int] = (),
     ) -> None:
-        if epochs < 0 or (every is not None and every < 1):
-            raise ValueError(
-                f"train.Trainer: expected epochs >= 0 and every >= 1; got {epochs}, {every}"
-            )
+        if epochs < 0:
+            raise ValueError(f"train.Trainer: epochs: expected 0 or more; got {epochs}.")
+        if every is not None and every < 1:
+            raise ValueError(f"train.Trainer: every: expected 1 or more steps; got {every}.")
         if save is None and (resume or every or stop_at):
             raise ValueError(
-                "train.Trainer: expected a folder to save to, for resume, every and stop_at"
+                "train.Trainer: expected save, a folder to save to, for resume, every and stop_at; "
+                'got None. Write save="checkpoints".'
             )
         self.step, self.loader, self.variables, self.epochs = step, loader, variables, epochs
         self.evaluate, self.model, self.save_to, self.every = evaluate, model, save, every
-        self.first = loader.sampler.rank == 0
+        self.callbacks = check_callbacks(callbacks)
+        self.is_first = loader.sampler.rank == 0
         self.progress = progress
-        self.stop = StopSignals(*stop_at)
         self.stopped: signal.Signals | None = None
-        """What has ended the last run before its time."""
+        self.has_stopped_early = False
         self.losses: list[float] = []
-        """The last steps'."""
         self.results: dict[str, float] = {}
-        """The last evaluation's."""
+        self._signals = StopSignals(*stop_at)
+        self._must_stop = False
+        self._agrees_each_step = bool(stop_at) or any(
+            has_hook(callback, "on_step") for callback in self.callbacks
+        )
         if resume and save is not None and checkpoint.exists(save):
             position = checkpoint.load(save, **self._saved())
             loader.sampler.load_state(position)
-        self.log_to = log if self.first else None
+            load_callbacks(self.callbacks, position)
+        self.log_to = log if self.is_first else None
         self._states: list[LiveState] = []
         self._not_finite: set[str] = set()
         if save is not None:
@@ -200,31 +314,86 @@ class Trainer:
 
     @property
     def done(self) -> int:
-        """How many steps were made, in all runs."""
+        """The number of steps, in all runs."""
         return int(self.loader.sampler.done)
 
-    def run(self) -> dict[str, Any]:
-        """Train to the end; what came of it: steps, loss, samples a second, the last evaluation.
+    @property
+    def epoch(self) -> int:
+        """The number of finished epochs, in all runs."""
+        return int(self.loader.sampler.epoch)
 
-        NotFiniteError where the loss is none any more, or a variable that is to be saved; what was
-        saved before is left alone. With NGD_CHECK_FINITE=1 the step itself names the op that began
-        it.
+    def stop(self) -> None:
+        """End the training on all ranks after the current step.
+
+        Any rank may call it, for example in a callback. All ranks end after the same step, save,
+        and return from `run`. Without `stop_at` and callbacks with `on_step`, the ranks agree only
+        at the end of an epoch: then the training ends after the epoch.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from ngd import data, train
+        >>> loader = data.Loader(data.Arrays(np.zeros(8)), data.Sampler(8, 2))
+        >>> class Limit(train.Callback):
+        ...     def on_step(self, trainer, loss):
+        ...         if trainer.done == 3:
+        ...             trainer.stop()
+        >>> trainer = train.Trainer(
+        ...     lambda x: [0.5], loader, [], epochs=5, callbacks=[Limit()], progress=False
+        ... )
+        >>> trainer.run()["steps"], trainer.has_stopped_early
+        (3, True)
+        """
+        self._must_stop = True
+
+    def run(self) -> dict[str, Any]:
+        """Train until the end of the last epoch, or until the training is stopped.
+
+        Returns
+        -------
+        dict
+            "steps", the number of steps in all runs; "loss", the mean of the last 50 losses, or
+            None without a step; "samples_per_s", or None without a step; and the results of the
+            last evaluation.
+
+        Raises
+        ------
+        NotFiniteError
+            The loss, or a variable to be saved, is NaN or infinite. The last checkpoint is kept.
+            With NGD_CHECK_FINITE=1 the step names the op with the first such value.
+        ValueError
+            A batch has fewer samples than there are ranks, or a restored value has no variable.
+        TypeError
+            A callback returned something else than True, False or None.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from ngd import data, train
+        >>> loader = data.Loader(data.Arrays(np.zeros(8)), data.Sampler(8, 2))
+        >>> trainer = train.Trainer(lambda x: [0.5], loader, [], epochs=2, progress=False)
+        >>> report = trainer.run()
+        >>> report["steps"], report["loss"]
+        (8, 0.5)
         """
         sampler, before, seconds = self.loader.sampler, self.done, 0.0
-        self.stopped = None
-        with self.stop, contextlib.closing(Log(self.log_to, self.done)) as log:
-            while sampler.epoch < self.epochs and self.stopped is None:
+        self.stopped, self.has_stopped_early, self._must_stop = None, False, False
+        with self._signals, contextlib.closing(Log(self.log_to, self.done)) as log:
+            while sampler.epoch < self.epochs and not self._is_stopped:
                 start = time.perf_counter()
-                self._epoch(sampler.epoch + 1, log)
+                self._run_epoch(sampler.epoch + 1, log)
                 seconds += time.perf_counter() - start
-                if self.evaluate is not None and self.stopped is None:
-                    with self._averaged():
-                        self.results = {name: float(n) for name, n in self.evaluate().items()}
-                    log.write(self.done, sampler.epoch, self.results)
+                is_whole = sampler.step == 0
+                if is_whole and not self._is_stopped:
+                    if self.evaluate is not None:
+                        with self._averaged():
+                            self.results = {name: float(n) for name, n in self.evaluate().items()}
+                        log.write(self.done, sampler.epoch, self.results)
+                    self._call("on_epoch", self.results)
                 self.save()
-                if sampler.epoch < self.epochs:
-                    self.stopped = self.stopped or self.stop.asked()
-        samples = (self.done - before) * sampler.batch
+                if sampler.epoch < self.epochs and not self._is_stopped:
+                    self._agree_on_stop()
+        samples = (self.done - before) * sampler.batch_size
         return {
             "steps": self.done,
             "loss": float(np.mean(self.losses)) if self.losses else None,
@@ -232,64 +401,112 @@ class Trainer:
             **self.results,
         }
 
-    def _epoch(self, number: int, log: Log) -> None:
-        """Make the rest of an epoch's steps, or those up to a signal."""
-        with bar_of(self.loader, f"epoch {number}", self.first and self.progress) as bar:
-            for columns, weight, total in bar:
-                if total < self.loader.sampler.size:
+    @property
+    def _is_stopped(self) -> bool:
+        return self.stopped is not None or self.has_stopped_early
+
+    def _run_epoch(self, number: int, log: Log) -> None:
+        """Run the remaining steps of an epoch, or the steps until the training is stopped."""
+        with progress_bar(self.loader, f"epoch {number}", self.is_first and self.progress) as bar:
+            for batch in bar:
+                size = self.loader.sampler.size
+                if batch.total < size:
                     raise ValueError(
-                        f"train.Trainer: expected a sample for each of "
-                        f"{self.loader.sampler.size} ranks; a batch has {total}: "
-                        "data.Sampler(..., drop_last=True) leaves it out"
+                        f"train.Trainer: expected a sample for each of {size} ranks; got a batch "
+                        f"of {batch.total}. Write data.Sampler(..., drop_last=True)."
                     )
-                loss = float(self.step(*columns)[0])
-                metrics.count(examples=weight)
+                loss = float(self.step(*batch)[0])
+                metrics.count(examples=int(batch.weight))
                 if not math.isfinite(loss):
                     raise NotFiniteError(
-                        f"train.Trainer: the loss of step {self.done} is {loss}; "
-                        "NGD_CHECK_FINITE=1 names the op that began it"
+                        f"train.Trainer: expected a finite loss; got {loss} in step {self.done}. "
+                        "Run again with NGD_CHECK_FINITE=1: the step then names the op with the "
+                        "first NaN or infinity."
                     )
-                self.losses = [*self.losses[1 - LAST :], loss]
+                self.losses = [*self.losses[1 - NUM_REPORTED_LOSSES :], loss]
                 log.write(self.done, number, {"training_loss": loss})
-                # At the end of an epoch `run` saves, after the evaluation: else a training that is
-                # killed between both would resume without the evaluation.
+                self._call("on_step", loss)
+                # At the end of an epoch `run` saves after the evaluation. If it saved before, a
+                # training that is killed in between would resume without the evaluation.
                 is_inside = self.loader.sampler.step > 0
                 if is_inside and self.every and self.done % self.every == 0:
                     self.save()
-                if is_inside and (stopped := self.stop.asked()):
-                    self.stopped = stopped
-                    return
+                if is_inside and self._agrees_each_step:
+                    self._agree_on_stop()
+                    if self._is_stopped:
+                        return
+
+    def _call(self, hook: str, value: Any) -> None:
+        """Call a method of all callbacks, and record whether one returned True."""
+        for callback in self.callbacks:
+            if not has_hook(callback, hook):
+                continue
+            result = getattr(callback, hook)(self, value)
+            if result is not None and not isinstance(result, (bool, np.bool_)):
+                raise TypeError(
+                    f"train.Trainer: callbacks: expected True, False or None from {hook} of "
+                    f"{type(callback).__name__}; got {format_value(result)}. True ends the "
+                    "training."
+                )
+            self._must_stop = self._must_stop or bool(result)
+
+    def _agree_on_stop(self) -> None:
+        """Set `stopped` and `has_stopped_early` on all ranks as any rank requires. Collective."""
+        noted = np.array([self._signals.noted, self._must_stop], np.int64)
+        number, must_stop = all_reduce(noted, op="max")
+        self.stopped = signal.Signals(number) if number else None
+        self.has_stopped_early = bool(must_stop)
 
     def save(self) -> None:
-        """Replace the checkpoint; all ranks have to call it.
+        """Replace the checkpoint in the folder `save`. All ranks must call it.
 
-        The old one stays if this raises: ValueError, if a restored value has no variable, and
-        NotFiniteError, where a variable that began finite is so no more.
+        Without a folder it does nothing. If it raises, the previous checkpoint is kept.
+
+        Raises
+        ------
+        NotFiniteError
+            A variable that was finite at the start is NaN or infinite.
+        ValueError
+            A restored value has no variable after the first step.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import ngd
+        >>> from ngd import data, train
+        >>> folder, w = tempfile.mkdtemp(), ngd.variable("w", np.ones(2))
+        >>> loader = data.Loader(data.Arrays(np.zeros(8)), data.Sampler(8, 2))
+        >>> trainer = train.Trainer(lambda x: [0.5], loader, [w], epochs=2, save=folder)
+        >>> trainer.save()
+        >>> ngd.checkpoint.exists(folder)
+        True
         """
         if self.save_to is None:
             return
         for state in self._states if self.losses else []:
-            state.expect_complete()  # restored values that no step has taken
+            state.expect_complete()  # raises if a restored value was not used by a step
         for name, variable in checkpoint.collected("save", **self._saved())[0].items():
             if name not in self._not_finite and not is_finite(variable):
                 raise NotFiniteError(
-                    f"train.Trainer: variable {name!r} is not finite after step "
-                    f"{self.done}, which is not saved; "
-                    "NGD_CHECK_FINITE=1 names the op that began it"
+                    f"train.Trainer: expected finite variables; got NaN or infinity in {name!r} "
+                    f"after step {self.done}, which is not saved. Run again with "
+                    "NGD_CHECK_FINITE=1: the step then names the op with the first such value."
                 )
-        checkpoint.save(self.save_to, **self._saved(), position=self.loader.sampler.state())
+        position = self.loader.sampler.state()
+        states = callback_states(self.callbacks)
+        if states:
+            position = {**position, CALLBACKS: states}
+        checkpoint.save(self.save_to, **self._saved(), position=position)
 
     def _averaged(self) -> contextlib.AbstractContextManager[None]:
-        """With the mean of what each rank has of its own."""
+        """Return a context in which the buffers of the model have the mean of all ranks."""
         return contextlib.nullcontext() if self.model is None else self.model.averaged_buffers()
 
     def _saved(self) -> dict[str, Any]:
         """Return the arguments `variables` and `private` of checkpoint.save."""
-        return {"variables": self.variables, "private": self._private()}
-
-    def _private(self) -> Any:
-        """What each rank has of its own."""
-        return {} if self.model is None else self.model.buffers()
+        private = {} if self.model is None else self.model.buffers()
+        return {"variables": self.variables, "private": private}
 
 
 def is_finite(value: Any) -> bool:
@@ -297,9 +514,9 @@ def is_finite(value: Any) -> bool:
     return bool(np.isfinite(value.numpy() if isinstance(value, Variable) else value).all())
 
 
-def bar_of(loader: Any, name: str, shown: bool) -> Any:
-    """A loader with a bar, as a context."""
-    if shown:
+def progress_bar(loader: Any, name: str, is_shown: bool) -> Any:
+    """Return a context that gives the loader, with a progress bar if it is shown."""
+    if is_shown:
         with contextlib.suppress(ImportError):
             from tqdm import tqdm
 
@@ -308,7 +525,7 @@ def bar_of(loader: Any, name: str, shown: bool) -> Any:
 
 
 def step_of(line: str) -> float:
-    """The step of a line of the log; none of one that a full disk has cut off."""
+    """Return the step of a line of the log, or infinity if the line is not complete."""
     try:
         return int(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -316,7 +533,7 @@ def step_of(line: str) -> float:
 
 
 class Log:
-    """Numbers by step, as lines of JSON and for TensorBoard; nothing where there is no folder."""
+    """A log of numbers per step, as JSON lines and for TensorBoard, if there is a folder."""
 
     def __init__(self, folder: str | os.PathLike[str] | None, done: int) -> None:
         self.lines: Any = None
@@ -336,7 +553,7 @@ class Log:
             self.board = SummaryWriter(str(folder), purge_step=done + 1)
 
     def write(self, step: int, epoch: int, numbers: Mapping[str, float]) -> None:
-        """Note numbers of a step."""
+        """Write the numbers of a step."""
         if self.lines is not None:
             self.lines.write(json.dumps({"step": step, "epoch": epoch, **numbers}) + "\n")
         if self.board is not None:
