@@ -43,6 +43,7 @@ PAGES = [
     "from_jax",
     "from_ngraph",
     "running",
+    "training",
     "hosts",
     "slurm",
 ]

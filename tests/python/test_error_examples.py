@@ -133,8 +133,17 @@ class Source:
 
 if __name__ == "__main__":
     sampler = data.Sampler(8, 4, rank=0, size=1)
-    with data.Loader(Source(), sampler, workers=1) as loader:
+    with data.Loader(Source(), sampler, num_workers=1) as loader:
         next(iter(loader))
+""",
+    "UnevenBatchWarning": """
+import numpy as np
+from ngd import data
+
+sampler = data.Sampler(20, 5, rank=0, size=2)
+loader = data.Loader(data.Arrays(np.arange(20)), sampler)
+for (x,) in loader:
+    pass
 """,
     "TypeError": """
 import ngd
