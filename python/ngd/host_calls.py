@@ -109,8 +109,7 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
     --------
     >>> x = ngd.placeholder("x", (2,))
     >>> step = ngd.compile(x, ngd.print(x * 2, "twice"))
-    >>> values = step(np.array([1, 2], np.float32))
-    twice = [2. 4.]
+    >>> values = step(np.array([1, 2], np.float32))  # prints "twice = [2. 4.]"
     """
     node = as_node(x, where="print")
     if not isinstance(name, str):

@@ -162,7 +162,8 @@ def read_idx(path: str | os.PathLike[str]) -> Array:
     >>> with tempfile.NamedTemporaryFile() as file:
     ...     _ = file.write(struct.pack(">4BI", 0, 0, 8, 1, 3) + bytes([5, 6, 7]))
     ...     file.flush()
-    ...     data.read_idx(file.name).tolist()
+    ...     values = data.read_idx(file.name)
+    >>> values.tolist()
     [5, 6, 7]
     """
     return read_array("data.read_idx", path)
