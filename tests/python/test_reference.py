@@ -151,9 +151,6 @@ WITHOUT_ARRAYS = {
 }
 """Names that take no arrays, so their docstring names no shape."""
 
-WRITTEN_LATER = ("ngd.train.",)
-"""The docstrings of these modules do not have all sections yet."""
-
 SHAPE = re.compile(r"\[[^\]`]*\]|\bshapes?\b|\bscalar\b", re.IGNORECASE)
 
 
@@ -228,11 +225,7 @@ def test_there_are_sixty_most_used_names() -> None:
 
 
 @pytest.mark.parametrize("name", MOST_USED)
-def test_the_most_used_names_have_parameters_shapes_and_an_example(
-    name: str, request: pytest.FixtureRequest
-) -> None:
-    if name.startswith(WRITTEN_LATER):
-        request.applymarker(pytest.mark.xfail(strict=False, reason="its docstring is old"))
+def test_the_most_used_names_have_parameters_shapes_and_an_example(name: str) -> None:
     text = inspect.getdoc(look_up(name)) or ""
     assert text.split("\n")[0].endswith("."), "the first line is a sentence"
     assert "\nExamples\n--------\n" in text

@@ -22,7 +22,7 @@ class Arrays:
 
     Parameters
     ----------
-    *columns : array_like
+    *columns : array of shape [samples, ...]_like
         Arrays with the same number of rows.
 
     Attributes
