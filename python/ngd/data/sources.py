@@ -22,7 +22,7 @@ class Arrays:
 
     Parameters
     ----------
-    *columns : array of shape [samples, ...]_like
+    *columns : array_like of shape [samples, ...]
         Arrays with the same number of rows.
 
     Attributes
