@@ -6,7 +6,7 @@ If it is called with arrays, it is compiled as by `ngd.function`, and the compil
 long as the function exists.
 
 Each argument to differentiate by becomes a node of its own (`after`), so f(x, x) has two partial
-derivatives. What a function reads beside its arguments is constant to it.
+derivatives. Other values that a function reads are constants.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from .trees import Structure, flatten
 from .variables import constant
 
 KEPT: Final = 512
-"""So many functions made of functions are remembered, with what they have compiled."""
+"""The number of derived functions that are kept, with their compiled steps."""
 
 Maker = TypeVar("Maker", bound=Callable[..., Any])
 Key = TypeVar("Key")
 
 
 def remembered(make: Maker) -> Maker:
-    """Make the same function of the same one, with the same options: its traces are kept."""
+    """Cache a function transformation: equal arguments give the same function, with its traces."""
     kept = functools.lru_cache(KEPT)(make)
 
     @functools.wraps(make)
-    def asked(f: Any, *args: Any, **kwargs: Any) -> Any:
+    def cached(f: Any, *args: Any, **kwargs: Any) -> Any:
         if not callable(f):
             raise TypeError(f"{make.__name__}: expected a function; got {f!r}")
         hashable = all(isinstance(x, Hashable) for x in (f, *args, *kwargs.values()))
         return (kept if hashable else make)(f, *args, **kwargs)
 
-    return asked  # type: ignore[return-value]
+    return cached  # type: ignore[return-value]
 
 
 class Primals:
-    """What a function is differentiated by: the leaves of some arguments, each its own node."""
+    """The leaves of the arguments to differentiate by, each as a node of its own."""
 
     def __init__(self, where: str, args: Sequence[Any], argnums: int | Sequence[int]) -> None:
         numbers = [argnums] if isinstance(argnums, int) else list(argnums)
@@ -87,7 +87,7 @@ class Primals:
 def pulled(
     results: Sequence[Node], dy: Sequence[Node | None], targets: Sequence[Node]
 ) -> list[Node | None]:
-    """The adjoints of targets from those of results, of which one node may be several."""
+    """Return the adjoints of targets from those of results. One node may be several results."""
     seeds: dict[Node, Node] = {}
     for result, part in zip(results, dy, strict=True):
         if part is not None and is_float(result.dtype):
@@ -97,7 +97,7 @@ def pulled(
 
 
 def expect_float(where: str, path: str, leaf: Any) -> Node:
-    """A floating node to differentiate by."""
+    """Return a leaf as a floating node, or raise GradientError."""
     node = leaf if isinstance(leaf, Node) else None
     if node is None and not isinstance(leaf, (bool, int, str, bytes, type(None))):
         node = constant(leaf)
@@ -111,13 +111,13 @@ def expect_float(where: str, path: str, leaf: Any) -> Node:
 
 
 def as_nodes(where: str, tree: Any) -> tuple[list[Node], Structure]:
-    """What a function returned, all of it nodes."""
+    """Return the leaves of a result as nodes, and its structure."""
     leaves, structure = flatten(tree)
     return [as_node(leaf, where=f"{where}: the result") for leaf in leaves], structure
 
 
 def with_aux(where: str, returned: Any, has_aux: bool) -> tuple[Any, Any]:
-    """A function's result, and what it returns beside."""
+    """Return the result of a function and its auxiliary output, or None."""
     if not has_aux:
         return returned, None
     if not isinstance(returned, tuple) or len(returned) != 2:

@@ -171,7 +171,7 @@ class Variable(Node):
         return self.numpy().item()
 
     def _expect_no_trace(self, call: str) -> None:
-        """Raise in a traced function, where the value of now would be fixed for all calls."""
+        """Raise in a traced function, where the present value would be fixed for all calls."""
         if TRACING.get():
             raise TypeError(
                 f"{call}: expected a variable outside of a traced function; got "

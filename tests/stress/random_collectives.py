@@ -72,7 +72,7 @@ class Job:
 
     @property
     def fails(self) -> bool:
-        """Whether calls of the other ranks must fail."""
+        """Return True if calls of the other ranks must fail."""
         return self.fault in ("kill", "cut") or (
             self.fault == "stop" and self.stopped > TIMEOUT_SECONDS
         )

@@ -2,7 +2,7 @@
 """The metrics of a job for Prometheus: NGD_METRICS (docs/metrics.md).
 
 `counting` records the time of steps. `families` gives the records, and the cost of collectives,
-their names and labels. `serving` collects the ranks of a host behind one port. The last two modules
+their names and labels. `serving` serves the ranks of a host on one port. The last two modules
 are imported only if NGD_METRICS is set. Users call `count` and `address`; the rest is internal.
 """
 

@@ -193,7 +193,7 @@ def training(random: Random | None = None, *, updates: bool = True) -> Iterator[
 
     Notes
     -----
-    Build all draws of one step within one block; another block begins to count anew.
+    Build all draws of one step within one block, because each block counts from zero.
 
     A step that does not update the variables in `state.updates` draws the same numbers in each
     call, and its running statistics do not change. ngd.compile warns of it by

@@ -32,7 +32,7 @@ class LayerNorm(Module):
     elementwise_affine : bool, default True
         Multiply by a weight and add a bias.
     bias : bool, default True
-        Add a bias; without elementwise_affine there is none.
+        Add a bias. Without elementwise_affine it is ignored.
 
     Notes
     -----

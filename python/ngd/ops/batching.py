@@ -600,9 +600,6 @@ def batch_call_host(batching: Batching, node: Node, operands: Sequence[Batched])
     nodes = tuple(x.node for x in operands)
     results = tuple(Type(r.dtype, (batching.size, *r.shape)) for r in function.results)
     whole = examples if len(results) > 1 else lambda *arrays: examples(*arrays)[0]
-    return node.op.node(nodes, {"function": HostFunction(whole, types_of(nodes), results)})
-
-
-def types_of(nodes: Sequence[Node]) -> tuple[Type, ...]:
-    """Return the types of nodes."""
-    return tuple(node.type for node in nodes)
+    return node.op.node(
+        nodes, {"function": HostFunction(whole, tuple(x.type for x in nodes), results)}
+    )
