@@ -16,7 +16,7 @@ from standing import run_in_world
 
 import ngd
 from ngd import _core, ops
-from ngd.profiling import timeline
+from ngd.profiling import perfetto
 
 NAP = 0.1
 
@@ -78,12 +78,12 @@ def apart(shift_ns: int) -> int:
     """What ranks find their clocks to be off by; the last one says that it has another kernel."""
     world = ngd.init()
     if world.rank == world.size - 1:
-        timeline.clock_name = lambda: "another kernel"
-        timeline._core = SimpleNamespace(clock_ns=lambda: _core.clock_ns() + shift_ns)
+        perfetto.clock_name = lambda: "another kernel"
+        perfetto._core = SimpleNamespace(clock_ns=lambda: _core.clock_ns() + shift_ns)
     try:
-        return timeline.offset_to_root(world)
+        return perfetto.offset_to_root(world)
     finally:
-        timeline._core = _core
+        perfetto._core = _core
 
 
 @harness.needs_ranks

@@ -25,6 +25,7 @@ from inject_steps import (
 
 import ngd
 from ngd import _core, errors, ops
+from ngd.profiling import perfetto, recording
 
 # ---- making and leaving a world
 
@@ -408,14 +409,14 @@ def interpreter(rank: int) -> list[Step]:
     ran: list[bool] = []
 
     def recorded() -> None:
-        with ngd.profiling.timeline.recorded(100):
+        with recording.recorded(100):
             if not ran:  # a recording fails at its end, too
                 run(1)
                 ran.append(True)
 
     def told() -> None:
         state[1].native.record()
-        ngd.profiling.timeline.part(rank, _core.recorded_events(), 0, 0)
+        perfetto.part(rank, _core.recorded_events(), 0, 0)
 
     compiled = Step("compile", built), Step("compile", built_larger)
     runs = Step("run", lambda: run(0)), Step("run", lambda: run(1)), Step("run", recorded)
