@@ -215,7 +215,7 @@ class ArrayMethods:
     def take(self, indices: Any, axis: int | None = None) -> Node:
         """The elements at these places along an axis, or of all of them in a row."""
         of = self.flatten() if axis is None else self
-        return self._apply("gather", of, indices, axis or 0)
+        return self._apply("take", of, indices, axis or 0)
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Node:
         """The sum along axes; see ngd.ops.sum."""

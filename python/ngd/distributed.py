@@ -409,7 +409,7 @@ def install_hooks() -> None:
 
 
 def all_reduce(
-    array: Any,
+    x: Any,
     *,
     op: str,
     out: Any = None,
@@ -423,7 +423,7 @@ def all_reduce(
 
     Parameters
     ----------
-    array
+    x
         Array-like of one shape and dtype on all ranks; or a list of arrays, which travel together:
         small ones of a dtype as one message. What NumPy can read is read in place: NumPy's own
         arrays, DLPack (PyTorch's tensors on the CPU), the buffer protocol.
@@ -431,7 +431,7 @@ def all_reduce(
         "sum", "mean", "min", "max" or "prod"; there is no default. A mean of integers is an error.
         NaN propagates through min and max; two-byte floats are accumulated in float32.
     out
-        Where to put the result (may be `array` itself); by default a fresh NumPy array. A list for
+        Where to put the result (may be `x` itself); by default a fresh NumPy array. A list for
         a list. With it, contiguous NumPy arrays take the quickest way.
     weight
         With op="mean": this rank's weight in the weighted mean. A rank of weight 0 contributes
@@ -454,11 +454,11 @@ def all_reduce(
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if weight is None and compression is None and algorithm == "auto" and not async_op:
-        result = ranks.quick("all_reduce", array, out, op)
+        result = ranks.quick("all_reduce", x, out, op)
         if result is not None:
             return result
     return ranks.all_reduce(
-        array,
+        x,
         op=op,
         out=out,
         weight=weight,
@@ -470,7 +470,7 @@ def all_reduce(
 
 
 def reduce_scatter(
-    array: Any,
+    x: Any,
     *,
     op: str,
     axis: int = 0,
@@ -482,7 +482,7 @@ def reduce_scatter(
 
     Parameters
     ----------
-    array
+    x
         Array-like of one shape and dtype on all ranks; its size along `axis` is a multiple of the
         number of ranks. Rank r gets the r-th part along that axis.
     op
@@ -490,22 +490,20 @@ def reduce_scatter(
     axis
         What the ranks share out. Others than 0 cost copies.
     out
-        Where to put the block; with axis 0 it may be this rank's block of `array`.
+        Where to put the block; with axis 0 it may be this rank's block of `x`.
     async_op, group
         As in ngd.all_reduce.
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if axis == 0 and not async_op:
-        result = ranks.quick("reduce_scatter", array, out, op)
+        result = ranks.quick("reduce_scatter", x, out, op)
         if result is not None:
             return result
-    return ranks.reduce_scatter(
-        array, op=op, axis=axis, out=out, async_op=async_op, site=call_site()
-    )
+    return ranks.reduce_scatter(x, op=op, axis=axis, out=out, async_op=async_op, site=call_site())
 
 
 def all_gather(
-    array: Any,
+    x: Any,
     *,
     axis: int = 0,
     out: Any = None,
@@ -516,25 +514,25 @@ def all_gather(
 
     Parameters
     ----------
-    array
+    x
         Array-like of one shape and dtype on all ranks. A number counts as an array of one.
     axis
         Where to join. Others than 0 cost copies.
     out
-        Where to put the result; with axis 0 `array` may be its own block of it.
+        Where to put the result; with axis 0 `x` may be its own block of it.
     async_op, group
         As in ngd.all_reduce.
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if axis == 0 and not async_op:
-        result = ranks.quick("all_gather", array, out, "none")
+        result = ranks.quick("all_gather", x, out, "none")
         if result is not None:
             return result
-    return ranks.all_gather(array, axis=axis, out=out, async_op=async_op, site=call_site())
+    return ranks.all_gather(x, axis=axis, out=out, async_op=async_op, site=call_site())
 
 
 def all_gather_v(
-    array: Any,
+    x: Any,
     *,
     counts: Sequence[int] | None = None,
     out: Any = None,
@@ -545,7 +543,7 @@ def all_gather_v(
 
     Parameters
     ----------
-    array
+    x
         Array-like, of one dtype and one shape behind the first axis on all ranks.
     counts
         The length of every rank's array, the same on all ranks; by default they tell one another
@@ -554,12 +552,12 @@ def all_gather_v(
         As in ngd.all_gather.
     """
     return chosen(group).all_gather_v(
-        array, counts=counts, out=out, async_op=async_op, site=call_site()
+        x, counts=counts, out=out, async_op=async_op, site=call_site()
     )
 
 
 def broadcast(
-    array: Any,
+    x: Any,
     root: int = 0,
     *,
     out: Any = None,
@@ -568,18 +566,18 @@ def broadcast(
 ) -> Any:
     """Give every rank the array of rank `root`; all pass one of the same shape and dtype.
 
-    `out` may be `array` itself. A list of arrays travels together, as in ngd.all_reduce.
+    `out` may be `x` itself. A list of arrays travels together, as in ngd.all_reduce.
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if not async_op:
-        result = ranks.quick("broadcast", array, out, "none", root)
+        result = ranks.quick("broadcast", x, out, "none", root)
         if result is not None:
             return result
-    return ranks.broadcast(array, root, out=out, async_op=async_op, site=call_site())
+    return ranks.broadcast(x, root, out=out, async_op=async_op, site=call_site())
 
 
 def reduce(
-    array: Any,
+    x: Any,
     root: int = 0,
     *,
     op: str,
@@ -589,13 +587,13 @@ def reduce(
 ) -> Any:
     """As ngd.all_reduce, but only rank `root` gets the result, and the others None.
 
-    `out` counts on the root, where it may be `array` itself.
+    `out` counts on the root, where it may be `x` itself.
     """
-    return chosen(group).reduce(array, root, op=op, out=out, async_op=async_op, site=call_site())
+    return chosen(group).reduce(x, root, op=op, out=out, async_op=async_op, site=call_site())
 
 
 def gather(
-    array: Any,
+    x: Any,
     root: int = 0,
     *,
     out: Any = None,
@@ -604,13 +602,13 @@ def gather(
 ) -> Any:
     """As ngd.all_gather with axis 0, but only rank `root` gets the result, and the others None.
 
-    `out` counts on the root, where `array` may be its own block of it.
+    `out` counts on the root, where `x` may be its own block of it.
     """
-    return chosen(group).gather(array, root, out=out, async_op=async_op, site=call_site())
+    return chosen(group).gather(x, root, out=out, async_op=async_op, site=call_site())
 
 
 def scatter(
-    array: Any = None,
+    x: Any = None,
     root: int = 0,
     *,
     out: Any = None,
@@ -623,41 +621,41 @@ def scatter(
 
     Parameters
     ----------
-    array
+    x
         On the root: array-like whose first axis is a multiple of the number of ranks. Elsewhere:
         None, or one of the same shape and dtype, which is only asked for these.
     root
         Whose array it is.
     out
-        Where to put the block; on the root it may be its own block of `array`.
+        Where to put the block; on the root it may be its own block of `x`.
     shape, dtype
-        Of a block: for a rank that gives neither `array` nor `out`.
+        Of a block: for a rank that gives neither `x` nor `out`.
     async_op, group
         As in ngd.all_reduce.
     """
     return chosen(group).scatter(
-        array, root, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
+        x, root, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
     )
 
 
 def all_to_all(
-    array: Any, *, out: Any = None, async_op: bool = False, group: Group | None = None
+    x: Any, *, out: Any = None, async_op: bool = False, group: Group | None = None
 ) -> Any:
-    """Exchange blocks: the r-th part of `array`, along axis 0, goes to rank r.
+    """Exchange blocks: the r-th part of `x`, along axis 0, goes to rank r.
 
     The result is of the same shape: its r-th part came from rank r. The first axis is a multiple
-    of the number of ranks; `out` is `array` itself, or memory apart from it.
+    of the number of ranks; `out` is `x` itself, or memory apart from it.
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if not async_op:
-        result = ranks.quick("all_to_all", array, out, "none")
+        result = ranks.quick("all_to_all", x, out, "none")
         if result is not None:
             return result
-    return ranks.all_to_all(array, out=out, async_op=async_op, site=call_site())
+    return ranks.all_to_all(x, out=out, async_op=async_op, site=call_site())
 
 
 def all_to_all_v(
-    array: Any,
+    x: Any,
     send_counts: Sequence[int],
     receive_counts: Sequence[int] | None = None,
     *,
@@ -669,7 +667,7 @@ def all_to_all_v(
 
     Parameters
     ----------
-    array
+    x
         Array-like, of one dtype and one shape behind the first axis on all ranks: the block for
         rank 0, that for rank 1, and so on.
     send_counts
@@ -681,19 +679,19 @@ def all_to_all_v(
         As in ngd.all_to_all.
     """
     return chosen(group).all_to_all_v(
-        array, send_counts, receive_counts, out=out, async_op=async_op, site=call_site()
+        x, send_counts, receive_counts, out=out, async_op=async_op, site=call_site()
     )
 
 
 def send(
-    array: Any, to: int, tag: int = 0, *, async_op: bool = False, group: Group | None = None
+    x: Any, to: int, tag: int = 0, *, async_op: bool = False, group: Group | None = None
 ) -> Any:
     """Send an array to rank `to`, which receives it by ngd.recv; returns when it is taken.
 
     Between two ranks the order of sends is that of receives; the tag, the dtype and the number of
     elements are compared. What is asynchronous gives an ngd.Work.
     """
-    return chosen(group).send(array, to, tag, async_op=async_op, site=call_site())
+    return chosen(group).send(x, to, tag, async_op=async_op, site=call_site())
 
 
 def recv(
@@ -712,7 +710,7 @@ def recv(
     )
 
 
-def barrier(group: Group | None = None, *, async_op: bool = False) -> Any:
+def barrier(*, async_op: bool = False, group: Group | None = None) -> Any:
     """Return when every rank has come."""
     ranks = (_world or init()) if group is None else chosen(group)
     if not async_op and ranks.quick_barrier():

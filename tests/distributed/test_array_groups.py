@@ -79,11 +79,11 @@ def non_member() -> None:
             "group": lambda: ngd.make_mesh((1,), ("a",), group=some),
             "compile": lambda: ngd.compile([x], [x + 1], group=some),
         }
-        kinds = ["all_gather", "all_to_all", "broadcast", "gather_to", "scatter"]
+        kinds = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]
         for kind in kinds:
             calls[f"{kind}: group"] = lambda kind=kind: getattr(ops, kind)(x, group=some)
         calls["all_reduce: group"] = lambda: ops.all_reduce(x, op="sum", group=some)
-        calls["reduce_to: group"] = lambda: ops.reduce_to(x, op="sum", group=some)
+        calls["reduce: group"] = lambda: ops.reduce(x, op="sum", group=some)
         for name, call in calls.items():
             error = caught(call)
             assert error["error"] == "NotMemberError", (name, error)

@@ -145,7 +145,7 @@ class Group(BoundToProcess):
 
     def all_reduce(
         self,
-        array: Any,
+        x: Any,
         *,
         op: str,
         out: Any = None,
@@ -158,21 +158,21 @@ class Group(BoundToProcess):
         """Reduce over the ranks; see ngd.all_reduce."""
         plain = weight is None and compression is None and algorithm == "auto"
         if plain and site is None and not async_op:
-            result = self.quick("all_reduce", array, out, op)
+            result = self.quick("all_reduce", x, out, op)
             if result is not None:
                 return result
         self.check_open()
         call = reduction.Call(self, op, algorithm, site or call_site())
         if weight is None:
-            plan = reduction.plan(call, array, out, weight, compression)
+            plan = reduction.plan(call, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
         with self.under_way():  # the weights are told first
-            plan = reduction.plan(call, array, out, weight, compression)
+            plan = reduction.plan(call, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
 
     def reduce_scatter(
         self,
-        array: Any,
+        x: Any,
         *,
         op: str,
         axis: int = 0,
@@ -182,15 +182,15 @@ class Group(BoundToProcess):
     ) -> Any:
         """Reduce over the ranks, and keep a block each; see ngd.reduce_scatter."""
         if axis == 0 and site is None and not async_op:
-            result = self.quick("reduce_scatter", array, out, op)
+            result = self.quick("reduce_scatter", x, out, op)
             if result is not None:
                 return result
         where, along = "reduce_scatter", whole(axis, "reduce_scatter", "axis")
-        return self._run_kind(where, array, out, async_op, site, op=op, axis=along)
+        return self._run_kind(where, x, out, async_op, site, op=op, axis=along)
 
     def all_gather(
         self,
-        array: Any,
+        x: Any,
         *,
         axis: int = 0,
         out: Any = None,
@@ -199,15 +199,15 @@ class Group(BoundToProcess):
     ) -> Any:
         """Join the ranks' arrays; see ngd.all_gather."""
         if axis == 0 and site is None and not async_op:
-            result = self.quick("all_gather", array, out, "none")
+            result = self.quick("all_gather", x, out, "none")
             if result is not None:
                 return result
         where, along = "all_gather", whole(axis, "all_gather", "axis")
-        return self._run_kind(where, array, out, async_op, site, axis=along)
+        return self._run_kind(where, x, out, async_op, site, axis=along)
 
     def all_gather_v(
         self,
-        array: Any,
+        x: Any,
         *,
         counts: Sequence[int] | None = None,
         out: Any = None,
@@ -215,7 +215,7 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Join the ranks' arrays of different lengths; see ngd.all_gather_v."""
-        source, site = np.atleast_1d(operand(array, "all_gather_v")), site or call_site()
+        source, site = np.atleast_1d(operand(x, "all_gather_v")), site or call_site()
         if counts is not None:
             rows = self._counts(counts, "all_gather_v", "counts")
             return self._gather_uneven(source, rows, out, async_op, site)
@@ -251,7 +251,7 @@ class Group(BoundToProcess):
 
     def broadcast(
         self,
-        array: Any,
+        x: Any,
         root: int = 0,
         *,
         out: Any = None,
@@ -260,12 +260,12 @@ class Group(BoundToProcess):
     ) -> Any:
         """Give every rank the root's array; see ngd.broadcast."""
         if site is None and not async_op:
-            result = self.quick("broadcast", array, out, "none", root)
+            result = self.quick("broadcast", x, out, "none", root)
             if result is not None:
                 return result
-        where, many = "broadcast", is_list(array)
+        where, many = "broadcast", is_list(x)
         root = whole(root, where, "root")
-        sources = [operand(a, where) for a in (array if many else [array])]
+        sources = [operand(a, where) for a in (x if many else [x])]
         buffers = destinations(out, sources, many, where)
         given = list(buffers) if out is None else list(out) if many else [out]
         if not many:
@@ -288,7 +288,7 @@ class Group(BoundToProcess):
 
     def reduce(
         self,
-        array: Any,
+        x: Any,
         root: int = 0,
         *,
         op: str,
@@ -297,11 +297,11 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Reduce over the ranks to one of them; see ngd.reduce."""
-        return self._run_kind("reduce", array, out, async_op, site, op=op, root=root)
+        return self._run_kind("reduce", x, out, async_op, site, op=op, root=root)
 
     def gather(
         self,
-        array: Any,
+        x: Any,
         root: int = 0,
         *,
         out: Any = None,
@@ -309,11 +309,11 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Join the ranks' arrays on one of them; see ngd.gather."""
-        return self._run_kind("gather", array, out, async_op, site, root=root)
+        return self._run_kind("gather", x, out, async_op, site, root=root)
 
     def scatter(
         self,
-        array: Any = None,
+        x: Any = None,
         root: int = 0,
         *,
         out: Any = None,
@@ -325,12 +325,12 @@ class Group(BoundToProcess):
         """Give every rank its block of the root's array; see ngd.scatter."""
         where = "scatter"
         root, here = self._root(root, where)
-        if array is None:
+        if x is None:
             if here:
                 raise TypeError(f"{where}: expected rank {root}, the root, to give an array")
             buffer = source = self._received(out, shape, dtype, where)
         else:
-            source = operand(array, where)
+            source = operand(x, where)
             rows = block_rows(source.shape, self.size, where)
             buffer = destination(out, source.dtype, (rows, *source.shape[1:]), where)
             self._check_apart(KINDS[where], source, buffer)
@@ -349,7 +349,7 @@ class Group(BoundToProcess):
 
     def all_to_all(
         self,
-        array: Any,
+        x: Any,
         *,
         out: Any = None,
         async_op: bool = False,
@@ -357,14 +357,14 @@ class Group(BoundToProcess):
     ) -> Any:
         """Exchange blocks; see ngd.all_to_all."""
         if site is None and not async_op:
-            result = self.quick("all_to_all", array, out, "none")
+            result = self.quick("all_to_all", x, out, "none")
             if result is not None:
                 return result
-        return self._run_kind("all_to_all", array, out, async_op, site)
+        return self._run_kind("all_to_all", x, out, async_op, site)
 
     def all_to_all_v(
         self,
-        array: Any,
+        x: Any,
         send_counts: Sequence[int],
         receive_counts: Sequence[int] | None = None,
         *,
@@ -374,7 +374,7 @@ class Group(BoundToProcess):
     ) -> Any:
         """Exchange blocks of different lengths; see ngd.all_to_all_v."""
         where, site = "all_to_all_v", site or call_site()
-        source = np.atleast_1d(operand(array, where))
+        source = np.atleast_1d(operand(x, where))
         sent = self._counts(send_counts, where, "send_counts")
         if sent.sum() != len(source):
             raise ShapeError(
@@ -409,10 +409,10 @@ class Group(BoundToProcess):
         )
 
     def send(
-        self, array: Any, to: int, tag: int = 0, *, async_op: bool = False, site: str | None = None
+        self, x: Any, to: int, tag: int = 0, *, async_op: bool = False, site: str | None = None
     ) -> Any:
         """Send to one rank; see ngd.send."""
-        source = operand(array, "send")
+        source = operand(x, "send")
         to, tag = self._other(to, "send", "to"), whole(tag, "send", "tag")
         return self._run(
             "send",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .contraction import *
     from .control import *
     from .convolution import *
+    from .creation import *
     from .cumulative import *
     from .exchange import *
     from .indexing import *
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from .random import *
     from .rearrange import *
     from .recurrent import *
-    from .reduce import *
+    from .reductions import *
     from .scaled_dot_product import *
     from .selection import *
     from .shape import *

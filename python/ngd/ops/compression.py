@@ -15,7 +15,7 @@ from .compare import where
 from .exchange import all_gather
 from .operands import Value, as_node, expect_dtype
 from .ordering import top_k
-from .shape import gather, reshape, scatter_add
+from .shape import reshape, scatter_add, take
 
 
 @public
@@ -57,7 +57,7 @@ def sparse_all_reduce(
     held = reshape(x + residual, (size,))
     _, largest = top_k(abs(held), min(size, max(1, math.ceil(ratio * size))))
     places = cast(largest, int32 if size < 2**31 else int64)
-    values = gather(held, places)
+    values = take(held, places)
     sent = scatter_add(cast(places * 0 + 1, int32), places, 0, size) > 0
     total = scatter_add(all_gather(values, group=ranks), all_gather(places, group=ranks), 0, size)
     result = total / ranks.size if op == "mean" else total

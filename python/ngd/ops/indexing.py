@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of tensors that a step chooses: made of gather."""
+"""Parts of tensors that a step chooses: made of take."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from ..ir import Node, public
 from .arithmetic import maximum, minimum
 from .casting import cast
 from .compare import equal, where
+from .creation import arange
 from .operands import Value, as_node, as_shape
-from .shape import as_indices, expand_dims, gather, iota, stop_gradient
+from .shape import as_indices, expand_dims, stop_gradient, take
 
 
 @public
@@ -21,13 +22,13 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
 
     As torch.nn.functional.embedding: the row padding_idx gets no gradient. An index outside of
     [0, rows) is an OutOfRangeError, an IndexError and a ValueError, when the step runs. A negative
-    index does not count from the end; `ops.gather` and `weight[indices]` count so, as NumPy.
+    index does not count from the end; `ops.take` and `weight[indices]` count so, as NumPy.
     """
     table, chosen = as_node(weight, where="embedding"), as_indices(indices, "embedding")
     if table.ndim != 2:
         raise ShapeError(f"embedding: expected a table [rows, E]; got {table.type}")
     attrs = {"axis": 0, "caller": "embedding", "negative": False}
-    found: Node = gather.node((table, chosen), attrs)
+    found: Node = take.node((table, chosen), attrs)
     if padding_idx is None:
         return found
     rows = table.shape[0]
@@ -56,5 +57,5 @@ def dynamic_slice(x: Value, starts: Sequence[Value], sizes: int | Sequence[int])
             raise DTypeError(f"dynamic_slice: expected integer scalars to start; got {first.type}")
         if size < n:
             begin = minimum(maximum(cast(first, int64), 0), n - size)
-            x = gather(x, iota(size) + begin, axis)
+            x = take(x, arange(size) + begin, axis)
     return x

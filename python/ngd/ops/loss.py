@@ -15,6 +15,7 @@ from .activation import softplus
 from .arithmetic import abs, maximum, minimum, square
 from .casting import cast
 from .compare import not_equal, where
+from .creation import one_hot
 from .elementwise import align
 from .operands import (
     HALVES,
@@ -29,8 +30,8 @@ from .operands import (
     narrow,
     widen,
 )
-from .reduce import max, mean, sum
-from .shape import as_indices, expand_dims, one_hot, stop_gradient, transpose
+from .reductions import max, mean, sum
+from .shape import as_indices, expand_dims, stop_gradient, transpose
 from .transcendental import exp, log
 
 _REDUCTIONS: Final = ("mean", "sum", "none")

@@ -21,17 +21,17 @@ from . import (
     cumulative,
     ordering,
     rearrange,
-    reduce,
+    reductions,
     shape,
 )
 from .casting import cast
 from .operands import Axis, as_node, got, normalize_axes
 
 
-def take(a: Any, indices: Any, axis: int | None = None) -> Node:
+def numpy_take(a: Any, indices: Any, axis: int | None = None) -> Node:
     """numpy.take: along an axis, or of all elements in a row."""
     x = as_node(a, where="numpy.take")
-    return shape.gather(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
+    return shape.take(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
 
 
 def dot(a: Any, b: Any) -> Node:
@@ -55,7 +55,7 @@ def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = F
     if axis is not None and len(axes) not in (1, 2):
         raise ShapeError(f"{where}: expected one axis or two; got {axis}")
     x = x if is_float(x.dtype) else cast(x, float64)
-    return reduce.vector_norm(x, axes, keepdims, 2 if ord is None else ord)
+    return reductions.vector_norm(x, axes, keepdims, 2 if ord is None else ord)
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Node:
@@ -75,19 +75,19 @@ def ones_like(a: Any, dtype: Any = None) -> Node:
 
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
-    np.sum: reduce.sum,
-    np.mean: reduce.mean,
-    np.prod: reduce.prod,
-    np.max: reduce.max,
-    np.min: reduce.min,
-    np.var: reduce.var,
-    np.any: reduce.any,
-    np.all: reduce.all,
+    np.sum: reductions.sum,
+    np.mean: reductions.mean,
+    np.prod: reductions.prod,
+    np.max: reductions.max,
+    np.min: reductions.min,
+    np.var: reductions.var,
+    np.any: reductions.any,
+    np.all: reductions.all,
     np.cumsum: cumulative.cumsum,
     np.sort: ordering.sort,
     np.argsort: ordering.argsort,
-    np.argmax: reduce.argmax,
-    np.argmin: reduce.argmin,
+    np.argmax: reductions.argmax,
+    np.argmin: reductions.argmin,
     np.where: compare.where,
     np.round: arithmetic.round,
     np.clip: arithmetic.clip,
@@ -107,7 +107,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.tril: rearrange.tril,
     np.triu: rearrange.triu,
     np.pad: rearrange.pad,
-    np.take: take,
+    np.take: numpy_take,
     np.dot: dot,
     np.linalg.norm: norm,
     np.ravel: lambda a: shape.reshape(a, -1),

@@ -14,6 +14,7 @@ from ..errors import ShapeError
 from ..ir import Node, public
 from .casting import cast
 from .compare import where
+from .creation import arange
 from .elementwise import zero_like
 from .operands import Axis, Value, as_axis, as_node, as_shape, normalize_axes, scalar_value
 from .shape import (
@@ -21,10 +22,9 @@ from .shape import (
     concat,
     expand_dims,
     full,
-    gather,
-    iota,
     pad_slice,
     reshape,
+    take,
     transpose,
 )
 
@@ -98,8 +98,8 @@ def tile(x: Value, reps: int | Sequence[int]) -> Node:
 @public
 def tri(rows: int, columns: int | None = None, k: int = 0) -> Node:
     """A matrix of bools: True on the diagonal number k, and below it."""
-    line = iota(rows if columns is None else columns)
-    return line <= expand_dims(iota(rows), 1) + operator.index(k)
+    line = arange(rows if columns is None else columns)
+    return line <= expand_dims(arange(rows), 1) + operator.index(k)
 
 
 def _matrices(where_: str, x: Value) -> Node:
@@ -149,7 +149,7 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
         if n == 0 and any(pair):
             raise ShapeError(f"pad: expected elements along axis {axis} of {x.type} for {mode!r}")
         if any(pair):
-            x = gather(x, np.pad(np.arange(n), pair, mode), axis)  # type: ignore[call-overload]
+            x = take(x, np.pad(np.arange(n), pair, mode), axis)  # type: ignore[call-overload]
     return x
 
 
