@@ -86,7 +86,7 @@ class LeakyReLU(Activation):
     function = ops.leaky_relu
 
     def __init__(self, negative_slope: float = 0.01) -> None:
-        self.options = {"slope": negative_slope}
+        self.options = {"negative_slope": negative_slope}
 
 
 class ELU(Activation):

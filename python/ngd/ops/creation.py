@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -21,12 +22,13 @@ from ..dtype import (
     int64,
 )
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, constant_node, register
+from ..ir import Array, Node, Op, Operand, Sample, constant_node, public, register
 from .arithmetic import add, multiply
 from .casting import cast
-from .compare import equal
-from .operands import INDICES, Value, expect_dtype, narrow, scalar
-from .shape import as_indices, expand_dims
+from .compare import equal, where
+from .elementwise import align
+from .operands import INDICES, Value, as_node, expect_dtype, float_of, is_weak, narrow, scalar
+from .shape import as_indices, broadcast_to, expand_dims, reshape
 
 
 class Arange(Op):
@@ -125,3 +127,133 @@ class OneHot(Op):
 
 
 one_hot: Final[OneHot] = register(OneHot())
+
+
+def _bound(where_: str, name: str, value: Value) -> Node:
+    """Return an end of a range as a float scalar."""
+    node = as_node(value, where=where_)
+    if node.shape:
+        raise ShapeError(f"{where_}: expected {name} as a scalar; got {node.type}")
+    return node
+
+
+@public
+def linspace(
+    start: Value,
+    stop: Value,
+    num: int = 50,
+    endpoint: bool = True,
+    dtype: Any = None,
+) -> Node:
+    """Return evenly spaced numbers between two scalars, as numpy.linspace.
+
+    Parameters
+    ----------
+    start, stop
+        The first and the last number. They may be nodes; gradients flow to them.
+    num
+        How many numbers to return, an int >= 0.
+    endpoint
+        If False, stop is left out, and the distance is (stop - start) / num.
+    dtype
+        By default that of the nodes and arrays among start and stop, else float32.
+
+    Returns
+    -------
+    Node
+        A tensor [num].
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.linspace(0, 1, 5))()
+    """
+    count = operator.index(num)
+    if count < 0:
+        raise ShapeError(f"linspace: expected num >= 0; got {num}")
+    given = [x for x in (start, stop) if not is_weak(x)]
+    first, last = (_bound("linspace", n, x) for n, x in (("start", start), ("stop", stop)))
+    if dtype is not None:
+        kind = as_dtype(dtype, "linspace")
+    else:
+        kind = float_of(align("linspace", *given)[0].dtype) if given else float32
+    wide = float64 if kind == float64 or not given else float32
+    first, last = cast(first, wide), cast(last, wide)
+    steps = count - 1 if endpoint else count
+    part = cast(arange(count), wide) / max(steps, 1)
+    points = first + part * (last - first)
+    if endpoint and count > 1:  # the last one exactly
+        points = where(equal(part, 1), last, points)
+    return cast(points, kind)
+
+
+@public
+def eye(rows: int, columns: int | None = None, k: int = 0, dtype: Any = float32) -> Node:
+    """Return a matrix of ones on diagonal number k, and zeros elsewhere, as numpy.eye.
+
+    Parameters
+    ----------
+    rows, columns
+        The shape; by default as many columns as rows.
+    k
+        The diagonal: 0 is the main one, k > 0 lies above it, k < 0 below.
+    dtype
+        The dtype of the result.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.eye(2, 3))()
+    """
+    if rows < 0 or (columns is not None and columns < 0):
+        raise ShapeError(f"eye: expected extents >= 0; got {rows} and {columns}")
+    line = arange(rows if columns is None else columns)
+    return cast(equal(line, expand_dims(arange(rows), 1) + operator.index(k)), dtype)
+
+
+@public
+def meshgrid(*xi: Value, indexing: str = "xy", sparse: bool = False) -> tuple[Node, ...]:
+    """Return the coordinates of the points of a grid, as numpy.meshgrid.
+
+    Parameters
+    ----------
+    xi
+        The coordinates along each axis: tensors of one axis, or scalars.
+    indexing
+        "xy" (Cartesian): the second axis of the results is that of the first tensor. "ij": axes
+        are in the order of the tensors.
+    sparse
+        If True, each result has extent 1 along the axes of the other tensors.
+
+    Returns
+    -------
+    tuple of Node
+        A tensor for each of xi.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.meshgrid([1, 2, 3], [4, 5]))()[1]
+    """
+    if indexing not in ("xy", "ij"):
+        raise ValueError(f'meshgrid: expected indexing "xy" or "ij"; got {indexing!r}')
+    lines = [as_node(x, where="meshgrid") for x in xi]
+    for line in lines:
+        if line.ndim > 1:
+            raise ShapeError(f"meshgrid: expected tensors of one axis; got {line.type}")
+    places = list(range(len(lines)))
+    if indexing == "xy" and len(lines) > 1:
+        places[:2] = [1, 0]
+    shape = [0] * len(lines)
+    for line, place in zip(lines, places, strict=True):
+        shape[place] = line.type.count
+    grids = []
+    for line, place in zip(lines, places, strict=True):
+        own = [1] * len(lines)
+        own[place] = line.type.count
+        grid = reshape(line, own)
+        grids.append(grid if sparse else broadcast_to(grid, shape))
+    return tuple(grids)
