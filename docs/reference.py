@@ -30,6 +30,9 @@ is a graph of other ops, and a *view* changes no byte. The device INTERPRETER co
 NumPy.
 """
 
+NAMES = re.compile(r"[A-Za-z]\w*(, \w+| of \w+)*")
+"""A parameter, several, or a type, of which the lines below it tell."""
+
 KINDS = {"every dtype": ALL, "numbers": NUMBERS, "floats": FLOATS, "integers": INTEGERS}
 
 
@@ -58,7 +61,8 @@ def prose(name: str, text: str) -> str:
     text = re.sub(r"[.;]\s+attrs: [^.]*\.", ".", text, flags=re.IGNORECASE)
     lines, code = [], False
     previous = ""
-    for line in text.splitlines():
+    rows = text.splitlines()
+    for line, after in zip(rows, [*rows[1:], ""], strict=True):
         if set(line) == {"-"}:
             lines[-1] = f"**{previous}**\n"
             continue
@@ -69,7 +73,7 @@ def prose(name: str, text: str) -> str:
         code = code and (indented or not line)
         if indented and not code:
             line = f"  {escaped(line.strip())}"
-        elif previous and not indented and re.fullmatch(r"[a-z]\w*", line):
+        elif not indented and NAMES.fullmatch(line) and after.startswith("    "):
             line = f"- `{line}`:"
         elif not code:
             line = escaped(line)

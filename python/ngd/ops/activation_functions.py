@@ -48,6 +48,7 @@ def glu(x: Value, axis: int = -1) -> Node:
     ::
 
         >>> ngd.function(ops.glu)(np.array([1.0, 2.0, 0.0, 0.0]))
+        array([0.5, 1. ])
     """
     node = as_node(x, where="glu")
     along = as_axis("glu", axis, node.ndim, node.type)
@@ -74,6 +75,7 @@ def mish(x: Value) -> Node:
     ::
 
         >>> ngd.function(ops.mish)(np.array([-1.0, 0.0, 1.0]))
+        array([-0.3034,  0.    ,  0.8651])
     """
     wide, dtype = widened("mish", x)
     return cast(wide * tanh(softplus(wide)), dtype)
@@ -103,6 +105,7 @@ def prelu(x: Value, weight: Value) -> Node:
     ::
 
         >>> ngd.function(ops.prelu)(np.array([-2.0, 2.0]), np.array([0.25]))
+        array([-0.5,  2. ])
     """
     node, slope = as_node(x, where="prelu"), as_node(weight, where="prelu")
     slope = cast(slope, node.dtype)
@@ -134,6 +137,7 @@ def selu(x: Value) -> Node:
     ::
 
         >>> ngd.function(ops.selu)(np.array([-1.0, 0.0, 1.0]))
+        array([-1.1113,  0.    ,  1.0507])
     """
     wide, dtype = widened("selu", x)
     negative = SELU_ALPHA * expm1(minimum(wide, 0))
@@ -154,6 +158,7 @@ def softsign(x: Value) -> Node:
     ::
 
         >>> ngd.function(ops.softsign)(np.array([-1.0, 0.0, 3.0]))
+        array([-0.5 ,  0.  ,  0.75])
     """
     wide, dtype = widened("softsign", x)
     size = where(wide < 0, -wide, wide)  # its gradient at 0 is that of x
@@ -174,6 +179,7 @@ def logsigmoid(x: Value) -> Node:
     ::
 
         >>> ngd.function(ops.logsigmoid)(np.array([-1000.0, 0.0]))
+        array([-1000.    ,    -0.6931])
     """
     wide, dtype = widened("logsigmoid", x)
     return cast(-softplus(-wide), dtype)
@@ -195,6 +201,7 @@ def hardtanh(x: Value, min: float = -1.0, max: float = 1.0) -> Node:
     ::
 
         >>> ngd.function(ops.hardtanh)(np.array([-2.0, 0.5, 3.0]))
+        array([-1. ,  0.5,  1. ])
     """
     return clip(x, min, max)
 
@@ -215,6 +222,7 @@ def softmin(x: Value, axis: int = -1) -> Node:
     ::
 
         >>> ngd.function(ops.softmin)(np.array([0.0, 0.0]))
+        array([0.5, 0.5])
     """
     return softmax(-as_node(x, where="softmin"), axis)
 
@@ -256,6 +264,7 @@ def gumbel_softmax(
     ::
 
         >>> ngd.function(lambda: ops.gumbel_softmax([0.0, 9.0], hard=True, seed=1))()
+        array([0., 1.])
     """
     if not tau > 0:
         raise ValueError(f"gumbel_softmax: expected tau > 0; got {tau}")

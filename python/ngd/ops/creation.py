@@ -168,6 +168,7 @@ def linspace(
     ::
 
         >>> ngd.function(lambda: ops.linspace(0, 1, 5))()
+        array([0.  , 0.25, 0.5 , 0.75, 1.  ], dtype=float32)
     """
     count = operator.index(num)
     if count < 0:
@@ -206,6 +207,8 @@ def eye(rows: int, columns: int | None = None, k: int = 0, dtype: Any = float32)
     ::
 
         >>> ngd.function(lambda: ops.eye(2, 3))()
+        array([[1., 0., 0.],
+               [0., 1., 0.]], dtype=float32)
     """
     if rows < 0 or (columns is not None and columns < 0):
         raise ShapeError(f"eye: expected extents >= 0; got {rows} and {columns}")
@@ -237,6 +240,8 @@ def meshgrid(*xi: Value, indexing: str = "xy", sparse: bool = False) -> tuple[No
     ::
 
         >>> ngd.function(lambda: ops.meshgrid([1, 2, 3], [4, 5]))()[1]
+        array([[4, 4, 4],
+               [5, 5, 5]])
     """
     if indexing not in ("xy", "ij"):
         raise ValueError(f'meshgrid: expected indexing "xy" or "ij"; got {indexing!r}')

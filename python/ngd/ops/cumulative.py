@@ -99,6 +99,7 @@ def cumprod(x: Value, axis: int | None = None) -> Node:
     ::
 
         >>> ngd.function(ops.cumprod)(np.array([1.0, 2.0, 3.0]))
+        array([1., 2., 6.])
     """
     node = as_node(x, where="cumprod")
     dtype = accumulator(node.dtype)
@@ -124,6 +125,7 @@ def cummax(x: Value, axis: int | None = None) -> Node:
     ::
 
         >>> ngd.function(ops.cummax)(np.array([1, 3, 2, 5]))
+        array([1, 3, 3, 5])
     """
     node = as_node(x, where="cummax")
     return _accumulated("cummax", node, axis, maximum, ends_of(node.dtype)[0])
@@ -145,6 +147,7 @@ def cummin(x: Value, axis: int | None = None) -> Node:
     ::
 
         >>> ngd.function(ops.cummin)(np.array([4, 3, 5, 1]))
+        array([4, 3, 3, 1])
     """
     node = as_node(x, where="cummin")
     return _accumulated("cummin", node, axis, minimum, ends_of(node.dtype)[1])
@@ -166,6 +169,7 @@ def logcumsumexp(x: Value, axis: int | None = None) -> Node:
     ::
 
         >>> ngd.function(ops.logcumsumexp)(np.array([0.0, 0.0, 1000.0]))
+        array([   0.    ,    0.6931, 1000.    ])
     """
     wide, dtype = widened("logcumsumexp", x)
     return cast(_accumulated("logcumsumexp", wide, axis, logaddexp, -math.inf), dtype)

@@ -45,6 +45,7 @@ def diff(x: Value, n: int = 1, axis: int = -1) -> Node:
     ::
 
         >>> ngd.function(ops.diff)(np.array([1, 2, 4, 7]))
+        array([1, 2, 3])
     """
     node = as_node(x, where="diff")
     along = as_axis("diff", axis, node.ndim, node.type)
@@ -86,6 +87,7 @@ def gradient(x: Value, *spacing: Value, axis: Any = None) -> Any:
     ::
 
         >>> ngd.function(ops.gradient)(np.array([1.0, 2.0, 4.0, 7.0]))
+        array([1. , 1.5, 2.5, 3. ])
     """
     node = as_node(x, where="gradient")
     node = node if is_float(node.dtype) else cast(node, float64)
@@ -143,6 +145,7 @@ def trapezoid(y: Value, x: Value | None = None, dx: float = 1.0, axis: int = -1)
     ::
 
         >>> ngd.function(ops.trapezoid)(np.array([1.0, 2.0, 3.0]))
+        array(4.)
     """
     node = as_node(y, where="trapezoid")
     node = node if is_float(node.dtype) else cast(node, float64)
@@ -181,6 +184,7 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Node:
     ::
 
         >>> ngd.function(lambda: ops.convolve([1.0, 2.0, 3.0], [0.0, 1.0, 0.5]))()
+        array([0. , 1. , 2.5, 4. , 1.5])
     """
     if mode not in ("full", "same", "valid"):
         raise ValueError(f"convolve: expected mode full, same or valid; got {mode!r}")

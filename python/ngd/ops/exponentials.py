@@ -48,6 +48,7 @@ class Log2(LogTo):
     ::
 
         >>> ngd.function(ops.log2)(np.array([0.5, 1.0, 8.0]))
+        array([-1.,  0.,  3.])
     """
 
     name = "log2"
@@ -71,6 +72,7 @@ class Log10(LogTo):
     ::
 
         >>> ngd.function(ops.log10)(np.array([0.1, 1.0, 1000.0]))
+        array([-1.,  0.,  3.])
     """
 
     name = "log10"
@@ -94,6 +96,7 @@ class Exp2(CompositeUnary):
     ::
 
         >>> ngd.function(ops.exp2)(np.array([-1.0, 0.5, 3.0]))
+        array([0.5   , 1.4142, 8.    ])
     """
 
     name = "exp2"
@@ -123,6 +126,7 @@ class Hypot(CompositeBinary):
     ::
 
         >>> ngd.function(ops.hypot)(np.array([3.0, 5.0]), np.array([4.0, 12.0]))
+        array([ 5., 13.])
     """
 
     name = "hypot"
@@ -160,6 +164,7 @@ class Cbrt(CompositeUnary):
     ::
 
         >>> ngd.function(ops.cbrt)(np.array([-8.0, 0.0, 27.0]))
+        array([-2.,  0.,  3.])
     """
 
     name = "cbrt"
@@ -196,6 +201,7 @@ def logaddexp(a: Value, b: Value) -> Node:
     ::
 
         >>> ngd.function(ops.logaddexp)(np.array([0.0, 1000.0]), np.array([0.0, 1000.0]))
+        array([   0.6931, 1000.6931])
     """
     operands = align("logaddexp", a, b)
     (first, dtype), (second, _) = (widened("logaddexp", x) for x in operands)

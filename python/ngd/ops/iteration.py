@@ -51,6 +51,7 @@ def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any
         >>> def f(x):
         ...     return ops.fori_loop(0, 5, lambda i, total: total + x**i, 0.0 * x)
         >>> ngd.function(f)(np.array(2.0))
+        array(31.)
     """
     for bound in (lower, upper):
         if not isinstance(bound, (int, np.integer)):
@@ -104,6 +105,7 @@ def while_loop(
         >>> def f(x):
         ...     return ops.while_loop(lambda c: c < 100, lambda c: c * 2, x, max_iterations=20)
         >>> ngd.function(f)(np.array(3.0))
+        array(192.)
     """
 
     def step(carry: Any, _: Any) -> tuple[Any, None]:
@@ -137,6 +139,7 @@ def map(function: Callable[[Any], Any], xs: Any) -> Any:
     ::
 
         >>> ngd.function(lambda x: ops.map(ops.sum, x))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([3., 7.])
     """
     _, results = scan(lambda _, x: ((), function(x)), (), xs)
     return results
@@ -175,6 +178,7 @@ def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any)
         >>> def f(i, x):
         ...     return ops.switch(i, [lambda x: x, lambda x: -x, lambda x: x * x], x)
         >>> ngd.function(f)(2, np.array(3.0))
+        array(9.)
     """
     functions = list(branches)
     if not functions:

@@ -45,6 +45,7 @@ def atleast_1d(*x: Value) -> Any:
     ::
 
         >>> ngd.function(lambda: ops.atleast_1d(3))()
+        array([3])
     """
     return _at_least("atleast_1d", 1, x)
 
@@ -67,6 +68,7 @@ def atleast_2d(*x: Value) -> Any:
     ::
 
         >>> ngd.function(lambda: ops.atleast_2d([1, 2]))()
+        array([[1, 2]])
     """
     return _at_least("atleast_2d", 2, x)
 
@@ -89,6 +91,7 @@ def atleast_3d(*x: Value) -> Any:
     ::
 
         >>> ngd.function(lambda: ops.atleast_3d([1, 2]))().shape
+        (1, 2, 1)
     """
     return _at_least("atleast_3d", 3, x)
 
@@ -107,6 +110,8 @@ def vstack(values: Sequence[Value]) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.vstack([[1, 2], [3, 4]]))()
+        array([[1, 2],
+               [3, 4]])
     """
     return concat([_at_least("vstack", 2, [x]) for x in expect_list("vstack", values)], 0)
 
@@ -125,6 +130,7 @@ def hstack(values: Sequence[Value]) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.hstack([[1, 2], [3]]))()
+        array([1, 2, 3])
     """
     nodes = [_at_least("hstack", 1, [x]) for x in expect_list("hstack", values)]
     if not nodes:
@@ -155,6 +161,7 @@ def array_split(x: Value, sections: int | Sequence[int], axis: int = 0) -> tuple
     ::
 
         >>> ngd.function(lambda: ops.array_split([1, 2, 3], 2))()
+        (array([1, 2]), array([3]))
     """
     node = as_node(x, where="array_split")
     along = as_axis("array_split", axis, node.ndim, node.type)
@@ -194,6 +201,7 @@ def chunk(x: Value, chunks: int, axis: int = 0) -> tuple[Node, ...]:
     ::
 
         >>> ngd.function(lambda: ops.chunk([1, 2, 3, 4, 5], 3))()
+        (array([1, 2]), array([3, 4]), array([5]))
     """
     node = as_node(x, where="chunk")
     along = as_axis("chunk", axis, node.ndim, node.type)
@@ -225,6 +233,7 @@ def unbind(x: Value, axis: int = 0) -> tuple[Node, ...]:
     ::
 
         >>> ngd.function(lambda: ops.unbind([[1, 2], [3, 4]], 1))()
+        (array([1, 3]), array([2, 4]))
     """
     node = as_node(x, where="unbind")
     along = as_axis("unbind", axis, node.ndim, node.type)
@@ -256,6 +265,7 @@ def repeat(x: Value, repeats: int | Sequence[int] | Array, axis: int | None = No
     ::
 
         >>> ngd.function(lambda: ops.repeat([1, 2, 3], [2, 0, 1]))()
+        array([1, 1, 3])
     """
     node = as_node(x, where="repeat")
     if isinstance(repeats, Node):

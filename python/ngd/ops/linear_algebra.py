@@ -46,6 +46,7 @@ def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.diagonal([[1, 2, 3], [4, 5, 6]], 1))()
+        array([2, 6])
     """
     x = as_node(x, where="diagonal")
     if x.ndim < 2:
@@ -88,6 +89,8 @@ def diag(x: Value, k: int = 0) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.diag([1, 2]))()
+        array([[1, 0],
+               [0, 2]])
     """
     x = as_node(x, where="diag")
     if x.ndim == 2:
@@ -116,6 +119,7 @@ def trace(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.trace([[1.0, 2.0], [3.0, 4.0]]))()
+        array(5.)
     """
     x = as_node(x, where="trace")
     if x.ndim < 2:
@@ -137,6 +141,8 @@ def outer(a: Value, b: Value) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.outer([1, 2], [3, 4, 5]))()
+        array([[ 3,  4,  5],
+               [ 6,  8, 10]])
     """
     x, y = as_node(a, where="outer"), as_node(b, where="outer")
     return multiply(reshape(x, (x.type.count, 1)), reshape(y, (1, y.type.count)))
@@ -169,6 +175,8 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[int | Sequence[int]] = 2)
     ::
 
         >>> ngd.function(lambda: ops.tensordot(np.ones((2, 3)), np.ones((3, 4)), 1))()
+        array([[3., 3., 3., 3.],
+               [3., 3., 3., 3.]])
     """
     x, y = align("tensordot", a, b)
     if isinstance(axes, (int, np.integer)):
@@ -208,6 +216,7 @@ def inner(a: Value, b: Value) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.inner([1, 2, 3], [4, 5, 6]))()
+        array(32)
     """
     x, y = as_node(a, where="inner"), as_node(b, where="inner")
     if not x.ndim or not y.ndim:
@@ -231,6 +240,7 @@ def vdot(a: Value, b: Value) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.vdot([[1, 2], [3, 4]], [[5, 6], [7, 8]]))()
+        array(70)
     """
     x, y = align("vdot", a, b)
     if x.type.count != y.type.count:
@@ -253,6 +263,8 @@ def kron(a: Value, b: Value) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.kron([[1, 2]], [[1, 1], [0, 1]]))()
+        array([[1, 1, 2, 2],
+               [0, 1, 0, 2]])
     """
     x, y = as_node(a, where="kron"), as_node(b, where="kron")
     ndim = max(x.ndim, y.ndim)
@@ -284,6 +296,7 @@ def cross(a: Value, b: Value, axis: int = -1) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.cross([1, 0, 0], [0, 1, 0]))()
+        array([0, 0, 1])
     """
     moved = []
     for value in align("cross", a, b):

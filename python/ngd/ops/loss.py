@@ -196,6 +196,15 @@ class SoftmaxCrossEntropyGrad(Op):
 softmax_cross_entropy_grad: Final[SoftmaxCrossEntropyGrad] = register(SoftmaxCrossEntropyGrad())
 
 
+def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
+    """Return integer labels; refuse those that have not the shape of x without the classes."""
+    chosen = as_indices(labels, where_)
+    if not x.ndim or chosen.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
+        types = got(x.type, chosen.type)
+        raise ShapeError(f"{where_}: expected {name} [N, C, ...] and labels [N, ...]; got {types}")
+    return chosen
+
+
 def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -> Node:
     """Return the weight of each label's class; the lookup refuses labels outside of [0, C)."""
     count = wide.shape[-1]
@@ -255,6 +264,7 @@ def cross_entropy(
         >>> def f(x):
         ...     return ops.cross_entropy(x, [0, 1], weight=[1.0, 3.0])
         >>> ngd.function(f)(np.array([[2.0, 0.0], [1.0, 1.0]]))
+        array(0.5516)
     """
     where_ = "cross_entropy"
     check_reduction(where_, reduction, LOSS_REDUCTIONS)
@@ -262,46 +272,52 @@ def cross_entropy(
         raise ValueError(f"{where_}: expected smoothing in [0, 1]; got {label_smoothing}")
     x, target = as_node(logits, where=where_), as_node(labels, where=where_)
     soft = is_float(target.dtype) and target.shape == x.shape
-    chosen = target if soft else as_indices(target, where_)
-    if not x.ndim or (not soft and chosen.shape != (*x.shape[: x.ndim > 1], *x.shape[2:])):
-        raise ShapeError(
-            f"{where_}: expected logits [N, C, ...] and labels [N, ...]; got "
-            f"{got(x.type, chosen.type)}"
-        )
+    chosen = target if soft else expect_labels(where_, "logits", x, target)
     dtype = float_of(x.dtype)
     wide = _classes_last(cast(x, float32 if dtype in HALVES else dtype))
     if soft:
-        part = _classes_last(cast(chosen, wide.dtype)) * (1 - label_smoothing)
-        part = part + label_smoothing / wide.shape[-1]
-        if weight is not None:
-            part = part * _weights_of(where_, weight, wide)
-        loss = -sum(part * log_softmax(wide), -1)
-        return reduced(loss, reduction, dtype)
-    counts = not_equal(chosen, ignore_index)
-    safe = where(counts, chosen, 0)
-    loss = softmax_cross_entropy.node((wide, safe), {"caller": where_})
-    factors = None if weight is None else class_weights(where_, weight, wide, safe)
-    loss = loss if factors is None else loss * factors
-    if label_smoothing:
-        logs = log_softmax(wide)
-        if weight is not None:
-            logs = logs * _weights_of(where_, weight, wide)
-        loss = (1 - label_smoothing) * loss - label_smoothing * mean(logs, -1)
-    loss = where(counts, loss, 0)
+        chances = _classes_last(cast(chosen, wide.dtype))
+        return reduced(_soft_loss(wide, chances, weight, label_smoothing), reduction, dtype)
+    loss, factors = _hard_loss(wide, chosen, weight, ignore_index, label_smoothing)
     if reduction != "none":
         loss = sum(loss)
     if reduction == "mean":
-        number = cast(counts, wide.dtype) if factors is None else where(counts, factors, 0)
-        loss = loss / sum(number)
+        loss = loss / sum(factors)
     return cast(loss, dtype)
+
+
+def _soft_loss(logits: Node, chances: Node, weight: Value | None, smoothing: float) -> Node:
+    """Return the cross entropy with probabilities; the classes are the last axis."""
+    part = chances * (1 - smoothing) + smoothing / logits.shape[-1]
+    if weight is not None:
+        part = part * _weights_of(weight, logits)
+    return -sum(part * log_softmax(logits), -1)
+
+
+def _hard_loss(
+    logits: Node, labels: Node, weight: Value | None, ignore_index: int, smoothing: float
+) -> tuple[Node, Node]:
+    """Return the cross entropy with integer labels, and what each counts for in the mean."""
+    counts = not_equal(labels, ignore_index)
+    safe = where(counts, labels, 0)
+    loss = softmax_cross_entropy.node((logits, safe), {"caller": "cross_entropy"})
+    factors = cast(counts, logits.dtype)
+    if weight is not None:
+        own = class_weights("cross_entropy", weight, logits, safe)
+        loss, factors = loss * own, where(counts, own, 0)
+    if smoothing:
+        logs = log_softmax(logits)
+        logs = logs if weight is None else logs * _weights_of(weight, logits)
+        loss = (1 - smoothing) * loss - smoothing * mean(logs, -1)
+    return where(counts, loss, 0), factors
 
 
 def _classes_last(x: Node) -> Node:
     return transpose(x, (0, *range(2, x.ndim), 1)) if x.ndim > 2 else x
 
 
-def _weights_of(where_: str, weight: Value, wide: Node) -> Node:
-    return class_weights(where_, weight, wide, as_indices(arange(wide.shape[-1]), where_))
+def _weights_of(weight: Value, logits: Node) -> Node:
+    return class_weights("cross_entropy", weight, logits, arange(logits.shape[-1]))
 
 
 def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:

@@ -13,10 +13,10 @@ from .casting import cast
 from .compare import not_equal, where
 from .creation import one_hot
 from .elementwise import align
-from .loss import LOSS_REDUCTIONS, check_reduction, class_weights, pair, reduced
+from .loss import LOSS_REDUCTIONS, check_reduction, class_weights, expect_labels, pair, reduced
 from .operands import HALVES, Value, as_node, float_of, got
 from .reductions import sum, vector_norm
-from .shape import as_indices, stop_gradient, transpose
+from .shape import stop_gradient, transpose
 from .transcendental import log
 
 
@@ -57,14 +57,11 @@ def nll_loss(
         >>> def f(x):
         ...     return ops.nll_loss(ops.log_softmax(x), [0, 1])
         >>> ngd.function(f)(np.zeros((2, 4)))
+        array(1.3863)
     """
     check_reduction("nll_loss", reduction, LOSS_REDUCTIONS)
-    x, chosen = as_node(log_probabilities, where="nll_loss"), as_indices(labels, "nll_loss")
-    if not x.ndim or chosen.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
-        raise ShapeError(
-            f"nll_loss: expected log probabilities [N, C, ...] and labels [N, ...]; got "
-            f"{got(x.type, chosen.type)}"
-        )
+    x, target = (as_node(v, where="nll_loss") for v in (log_probabilities, labels))
+    chosen = expect_labels("nll_loss", "log probabilities", x, target)
     dtype = float_of(x.dtype)
     wide = cast(x, float32 if dtype in HALVES else dtype)
     if wide.ndim > 2:
@@ -108,6 +105,7 @@ def smooth_l1_loss(
     ::
 
         >>> ngd.function(lambda x: ops.smooth_l1_loss(x, [0.0, 0.0]))(np.array([0.5, 3.0]))
+        array(1.3125)
     """
     check_reduction("smooth_l1_loss", reduction, LOSS_REDUCTIONS)
     if not beta >= 0:
@@ -157,6 +155,7 @@ def gaussian_nll_loss(
     ::
 
         >>> ngd.function(lambda x: ops.gaussian_nll_loss(x, [0.0], [1.0]))(np.array([2.0]))
+        array(2.)
     """
     check_reduction("gaussian_nll_loss", reduction, LOSS_REDUCTIONS)
     dtype, x, y = pair("gaussian_nll_loss", prediction, target)
@@ -193,6 +192,7 @@ def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> N
     ::
 
         >>> ngd.function(lambda a, b: ops.cosine_similarity(a, b, 0))(np.ones(3), np.ones(3))
+        array(1.)
     """
     first, second = align("cosine_similarity", a, b)
     dtype = float_of(first.dtype)
@@ -237,6 +237,7 @@ def triplet_margin_loss(
         >>> def f(a):
         ...     return ops.triplet_margin_loss(a, np.ones((1, 2)), np.zeros((1, 2)))
         >>> ngd.function(f)(np.ones((1, 2)))
+        array(0.)
     """
     check_reduction("triplet_margin_loss", reduction, LOSS_REDUCTIONS)
     a, pos, neg = align("triplet_margin_loss", anchor, positive, negative)

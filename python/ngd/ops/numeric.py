@@ -33,6 +33,7 @@ def trunc(x: Value) -> Node:
     ::
 
         >>> ngd.function(ops.trunc)(np.array([-1.7, 0.2, 1.7]))
+        array([-1.,  0.,  1.])
     """
     x = as_node(x, where="trunc")
     return where(x < 0, ceil(x), floor(x)) if is_float(x.dtype) else floor(x)
@@ -54,6 +55,7 @@ def fmod(a: Value, b: Value) -> Node:
     ::
 
         >>> ngd.function(ops.fmod)(np.array([-7.5, 7.5]), np.array([2.0, -2.0]))
+        array([-1.5,  1.5])
     """
     first, second = align("fmod", a, b)
     negative = first < 0
@@ -75,6 +77,7 @@ def heaviside(a: Value, b: Value) -> Node:
     ::
 
         >>> ngd.function(ops.heaviside)(np.array([-1.0, 0.0, 2.0]), 0.5)
+        array([0. , 0.5, 1. ])
     """
     x, at_zero = align("heaviside", a, b)
     step = where(x < 0, 0, where(x > 0, 1, at_zero))
@@ -95,6 +98,7 @@ def logical_xor(a: Value, b: Value) -> Node:
     ::
 
         >>> ngd.function(ops.logical_xor)(np.array([0, 1, 1]), np.array([1, 1, 0]))
+        array([ True, False,  True])
     """
     first, second = (cast(as_node(x, where="logical_xor"), bool_) for x in (a, b))
     return not_equal(first, second)
@@ -114,6 +118,7 @@ def isnan(x: Value) -> Node:
     ::
 
         >>> ngd.function(ops.isnan)(np.array([1.0, np.nan, np.inf]))
+        array([False,  True, False])
     """
     x = as_node(x, where="isnan")
     return not_equal(x, x) if is_float(x.dtype) else full(x.shape, False, bool_)
@@ -133,6 +138,7 @@ def isinf(x: Value) -> Node:
     ::
 
         >>> ngd.function(ops.isinf)(np.array([1.0, np.nan, -np.inf]))
+        array([False, False,  True])
     """
     x = as_node(x, where="isinf")
     return equal(abs(x), math.inf) if is_float(x.dtype) else full(x.shape, False, bool_)
@@ -152,6 +158,7 @@ def isfinite(x: Value) -> Node:
     ::
 
         >>> ngd.function(ops.isfinite)(np.array([1.0, np.nan, -np.inf]))
+        array([ True, False, False])
     """
     x = as_node(x, where="isfinite")
     return less(abs(x), math.inf) if is_float(x.dtype) else full(x.shape, True, bool_)
@@ -177,6 +184,7 @@ def nan_to_num(
     ::
 
         >>> ngd.function(ops.nan_to_num)(np.array([1.0, np.nan, np.inf]), posinf=9.0)
+        array([1., 0., 9.])
     """
     x = as_node(x, where="nan_to_num")
     if not is_float(x.dtype):
@@ -219,6 +227,7 @@ def select(conditions: Sequence[Value], choices: Sequence[Value], default: Value
         >>> def f(x):
         ...     return ops.select([x < 1, x < 3], [x, 10 * x], -1)
         >>> ngd.function(f)(np.arange(5))
+        array([ 0, 10, 20, -1, -1])
     """
     if len(conditions) != len(choices) or not conditions:
         raise ShapeError(

@@ -71,6 +71,7 @@ def randint(
     ::
 
         >>> ngd.function(lambda: ops.randint(5, 0, 10, seed=1))()
+        array([8, 9, 6, 7, 3])
     """
     kind = as_dtype(dtype, "randint")
     if kind not in INTEGERS:
@@ -115,6 +116,7 @@ def bernoulli(
     ::
 
         >>> ngd.function(lambda: ops.bernoulli(0.5, 4, seed=1))()
+        array([False, False, False, False])
     """
     chance = cast(as_node(p, where="bernoulli"), float64)
     extents = chance.shape if shape is None else as_shape(shape)
@@ -142,6 +144,7 @@ def permutation(x: int | Value, axis: int = 0, *, seed: int | Node, offset: int 
     ::
 
         >>> ngd.function(lambda: ops.permutation(5, seed=1))()
+        array([4, 3, 1, 2, 0])
     """
     if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
         x = arange(int(x))
@@ -175,6 +178,7 @@ def gumbel(
     ::
 
         >>> ngd.function(lambda: ops.gumbel(3, seed=1))().shape
+        (3,)
     """
     kind = _expect_float("gumbel", dtype)
     u = random_uniform(as_shape(shape), float64, seed=seed, offset=offset)
@@ -217,6 +221,7 @@ def categorical(
     ::
 
         >>> ngd.function(lambda: ops.categorical([0.0, 9.0], shape=3, seed=1))()
+        array([1, 1, 1])
     """
     node = cast(as_node(logits, where="categorical"), float64)
     along = as_axis("categorical", axis, node.ndim, node.type)
@@ -266,6 +271,7 @@ def truncated_normal(
     ::
 
         >>> ngd.function(lambda: ops.truncated_normal(3, seed=1))().shape
+        (3,)
     """
     kind = _expect_float("truncated_normal", dtype)
     if not low < high:

@@ -85,6 +85,8 @@ def rot90(x: Value, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Node:
     ::
 
         >>> ngd.function(lambda: ops.rot90([[1, 2], [3, 4]]))()
+        array([[2, 4],
+               [1, 3]])
     """
     x = as_node(x, where="rot90")
     first, second = (as_axis("rot90", a, x.ndim, x.type) for a in axes)
@@ -191,6 +193,7 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
     ::
 
         >>> ngd.function(lambda: ops.pad([1, 2, 3], (2, 1), "reflect"))()
+        array([3, 2, 1, 2, 3, 2])
     """
     x = as_node(x, where="pad")
     if mode not in PAD_MODES and mode not in TORCH_MODES:

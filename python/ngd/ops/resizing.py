@@ -209,6 +209,7 @@ def resize(
     ::
 
         >>> ngd.function(lambda x: ops.resize(x, 4, "linear"))(np.array([[[0.0, 1.0]]]))
+        array([[[0.  , 0.25, 0.75, 1.  ]]])
     """
     node = _expect_space("resize", x)
     sizes = per_axis("resize", "a size", size, node.ndim - 2, 1)
@@ -249,6 +250,7 @@ def interpolate(
     ::
 
         >>> ngd.function(lambda x: ops.interpolate(x, scale_factor=2))(np.array([[[0.0, 1.0]]]))
+        array([[[0., 0., 1., 1.]]])
     """
     node = _expect_space("interpolate", x)
     axes = node.ndim - 2
@@ -305,6 +307,8 @@ def pixel_shuffle(x: Value, upscale_factor: int) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.pixel_shuffle(x, 2))(np.arange(4.0).reshape(1, 4, 1, 1))
+        array([[[[0., 1.],
+                 [2., 3.]]]])
     """
     r = int(upscale_factor)
     node = _channels("pixel_shuffle", x, r)
@@ -337,7 +341,8 @@ def pixel_unshuffle(x: Value, downscale_factor: int) -> Node:
     --------
     ::
 
-        >>> ngd.function(lambda x: ops.pixel_unshuffle(x, 2))(np.arange(4.0).reshape(1, 1, 2, 2))
+        >>> ngd.function(lambda x: ops.pixel_unshuffle(x, 2))(np.ones((1, 1, 2, 2))).shape
+        (1, 4, 1, 1)
     """
     r = int(downscale_factor)
     node = _channels("pixel_unshuffle", x, r)
@@ -400,6 +405,7 @@ def unfold(
     ::
 
         >>> ngd.function(lambda x: ops.unfold(x, 2))(np.arange(9.0).reshape(1, 1, 3, 3)).shape
+        (1, 4, 4)
     """
     node = as_node(x, where="unfold")
     if node.ndim != 4:
@@ -451,6 +457,9 @@ def fold(
     ::
 
         >>> ngd.function(lambda x: ops.fold(x, 3, 2))(np.ones((1, 4, 4)))
+        array([[[[1., 2., 1.],
+                 [2., 4., 2.],
+                 [1., 2., 1.]]]])
     """
     node = as_node(x, where="fold")
     extents = per_axis("fold", "output_size", output_size, 2, 1)

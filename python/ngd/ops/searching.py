@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import bool_, float32, int64, is_float
+from ..dtype import bool_, int64, is_float
 from ..errors import ShapeError
 from ..ir import Node, public
 from .arithmetic import clip
@@ -16,7 +16,7 @@ from .compare import equal, logical_and, logical_not, logical_or, where
 from .composite import widened
 from .creation import linspace
 from .elementwise import align
-from .operands import HALVES, Value, as_node, float_of, got
+from .operands import Value, as_node, float_of, got
 from .ordering import argsort, sort
 from .reductions import max, min, sum
 from .shape import as_indices, broadcast_to, full, reshape, scatter_add, take
@@ -59,6 +59,7 @@ def searchsorted(sorted: Value, values: Value, side: str = "left") -> Node:
     ::
 
         >>> ngd.function(lambda v: ops.searchsorted([1, 3, 5], v))(np.array([0, 3, 6]))
+        array([0, 1, 3])
     """
     if side not in ("left", "right"):
         raise ValueError(f'searchsorted: expected side "left" or "right"; got {side!r}')
@@ -109,6 +110,7 @@ def digitize(x: Value, bins: Value, right: bool = False) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.digitize(x, [1.0, 2.0]))(np.array([0.5, 1.0, 7.0]))
+        array([0, 1, 2])
     """
     side = "left" if right else "right"
     if not isinstance(bins, Node):
@@ -147,6 +149,7 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.bincount(x, 4))(np.array([1, 3, 1]))
+        array([0, 2, 0, 1])
     """
     indices = expect_line("bincount", "integers", as_indices(x, "bincount"))
     given = full(indices.shape, 1, int64) if weights is None else as_node(weights, where="bincount")
@@ -157,6 +160,18 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
     given = cast(given, int64) if given.dtype == bool_ else given
     attrs = {"axis": 0, "size": int(length), "caller": "bincount", "negative": False}
     return scatter_add.node((given, indices), attrs)
+
+
+def _edges(line: Node, bins: Any, span: tuple[float, float] | None) -> tuple[Node, Node]:
+    """Return the elements in the dtype in which they are compared, and the edges of the bins."""
+    if not isinstance(bins, (int, np.integer)):
+        return line, expect_line("histogram", "edges", as_node(bins, where="histogram"))
+    wide, _ = widened("histogram", line)
+    if span is not None:
+        return wide, linspace(float(span[0]), float(span[1]), int(bins) + 1, dtype=wide.dtype)
+    low, high = min(wide), max(wide)
+    half = where(equal(low, high), 0.5 + 0 * low, 0)
+    return wide, linspace(low - half, high + half, int(bins) + 1, dtype=wide.dtype)
 
 
 @public
@@ -194,22 +209,13 @@ def histogram(
     ::
 
         >>> ngd.function(lambda x: ops.histogram(x, 2)[0])(np.array([1.0, 2.0, 3.0, 5.0]))
+        array([2, 2])
     """
     node = as_node(x, where="histogram")
     line = reshape(node, -1)
     if isinstance(bins, str):
         raise ValueError(f"histogram: expected a number of bins or their edges; got {bins!r}")
-    if isinstance(bins, (int, np.integer)):
-        wide = cast(line, float_of(line.dtype))
-        wide = cast(wide, float32) if wide.dtype in HALVES else wide
-        low, high = (min(wide), max(wide)) if range is None else map(float, range)
-        if isinstance(low, Node):
-            half = where(equal(low, high), 0.5 + 0 * low, 0)
-            low, high = low - half, high + half
-        edges = linspace(low, high, int(bins) + 1, dtype=wide.dtype)
-        line = wide
-    else:
-        edges = expect_line("histogram", "edges", as_node(bins, where="histogram"))
+    line, edges = _edges(line, bins, range)
     count = edges.shape[0] - 1
     if count < 1:
         raise ShapeError(f"histogram: expected at least one bin; got {count}")
@@ -259,6 +265,7 @@ def interp(
     ::
 
         >>> ngd.function(lambda x: ops.interp(x, [0.0, 1.0], [0.0, 10.0]))(np.array([0.25, 2.0]))
+        array([ 2.5, 10. ])
     """
     nodes = align("interp", x, xp, fp)
     (at, dtype), (points, _), (values, _) = (widened("interp", n) for n in nodes)
@@ -302,6 +309,7 @@ def partition(x: Value, kth: int, axis: int = -1) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.partition(x, 1))(np.array([3, 1, 2]))
+        array([1, 2, 3])
     """
     _expect_kth("partition", as_node(x, where="partition"), kth, axis)
     return sort(x, axis)
@@ -321,6 +329,7 @@ def argpartition(x: Value, kth: int, axis: int = -1) -> Node:
     ::
 
         >>> ngd.function(lambda x: ops.argpartition(x, 1))(np.array([3, 1, 2]))
+        array([1, 2, 0])
     """
     _expect_kth("argpartition", as_node(x, where="argpartition"), kth, axis)
     return argsort(x, axis)

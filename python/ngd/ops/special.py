@@ -87,6 +87,7 @@ class Lgamma(CompositeUnary):
     ::
 
         >>> ngd.function(ops.lgamma)(np.array([0.5, 1.0, 10.0]))
+        array([ 0.5724,  0.    , 12.8018])
     """
 
     name = "lgamma"
@@ -181,6 +182,7 @@ class Digamma(CompositeUnary):
     ::
 
         >>> ngd.function(ops.digamma)(np.array([0.5, 1.0, 10.0]))
+        array([-1.9635, -0.5772,  2.2518])
     """
 
     name = "digamma"
@@ -239,6 +241,7 @@ class Erfinv(CompositeUnary):
     ::
 
         >>> ngd.function(ops.erfinv)(np.array([-0.5, 0.0, 0.99]))
+        array([-0.4769,  0.    ,  1.8214])
     """
 
     name = "erfinv"

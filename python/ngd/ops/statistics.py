@@ -47,6 +47,7 @@ def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N
     ::
 
         >>> ngd.function(ops.std)(np.array([1.0, 2.0, 3.0, 4.0]))
+        array(1.118)
     """
     node = as_node(x, where="std")
     node = node if is_float(node.dtype) else cast(node, float64)
@@ -110,6 +111,7 @@ def quantile(
     ::
 
         >>> ngd.function(lambda x: ops.quantile(x, [0.25, 0.5]))(np.arange(9.0))
+        array([2., 4.])
     """
     return _quantile("quantile", x, np.asarray(q, np.float64), axis, keepdims, method)
 
@@ -136,6 +138,7 @@ def percentile(
     ::
 
         >>> ngd.function(lambda x: ops.percentile(x, 90))(np.arange(11.0))
+        array(9.)
     """
     return _quantile("percentile", x, np.asarray(q, np.float64) / 100, axis, keepdims, method)
 
@@ -158,6 +161,7 @@ def median(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
     ::
 
         >>> ngd.function(ops.median)(np.array([3.0, 1.0, 4.0, 2.0]))
+        array(2.5)
     """
     return _quantile("median", x, np.float64(0.5), axis, keepdims, "midpoint")
 
@@ -210,6 +214,7 @@ def ptp(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
     ::
 
         >>> ngd.function(ops.ptp)(np.array([3, 1, 4]))
+        array(3)
     """
     x = as_node(x, where="ptp")
     return max(x, axis, keepdims) - min(x, axis, keepdims)
@@ -233,6 +238,7 @@ def count_nonzero(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
     ::
 
         >>> ngd.function(ops.count_nonzero)(np.array([3, 0, 4]))
+        array(2)
     """
     x = as_node(x, where="count_nonzero")
     return sum(cast(not_equal(x, 0), int64), axis, keepdims)
@@ -265,6 +271,7 @@ def average(
     ::
 
         >>> ngd.function(lambda x: ops.average(x, weights=[1.0, 3.0]))(np.array([2.0, 4.0]))
+        array(3.5)
     """
     x = as_node(x, where="average")
     if weights is None:
@@ -316,6 +323,7 @@ def nansum(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
     ::
 
         >>> ngd.function(ops.nansum)(np.array([1.0, np.nan, 2.0]))
+        array(3.)
     """
     return sum(_without_nan("nansum", x)[0], axis, keepdims)
 
@@ -338,6 +346,7 @@ def nanmean(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
     ::
 
         >>> ngd.function(ops.nanmean)(np.array([1.0, np.nan, 2.0]))
+        array(1.5)
     """
     node = as_node(x, where="nanmean")
     node = node if is_float(node.dtype) else cast(node, float64)
@@ -370,6 +379,8 @@ def cov(x: Value, rowvar: bool = True, ddof: int = 1) -> Node:
     ::
 
         >>> ngd.function(ops.cov)(np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
+        array([[ 1., -1.],
+               [-1.,  1.]])
     """
     node = as_node(x, where="cov")
     if node.ndim not in (1, 2):
@@ -398,6 +409,8 @@ def corrcoef(x: Value, rowvar: bool = True) -> Node:
     ::
 
         >>> ngd.function(ops.corrcoef)(np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
+        array([[ 1., -1.],
+               [-1.,  1.]])
     """
     node, dtype = widened("corrcoef", as_node(x, where="corrcoef"))
     products = cov(node, rowvar)

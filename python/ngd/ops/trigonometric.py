@@ -56,6 +56,7 @@ class Tan(CompositeUnary):
     ::
 
         >>> ngd.function(ops.tan)(np.array([0.0, 0.5]))
+        array([0.    , 0.5463])
     """
 
     name = "tan"
@@ -89,6 +90,7 @@ class Atan(CompositeUnary):
     ::
 
         >>> ngd.function(ops.atan)(np.array([-1.0, 0.0, 1e9]))
+        array([-0.7854,  0.    ,  1.5708])
     """
 
     name = "atan"
@@ -129,6 +131,7 @@ class Asin(CompositeUnary):
     ::
 
         >>> ngd.function(ops.asin)(np.array([-1.0, 0.0, 0.5]))
+        array([-1.5708,  0.    ,  0.5236])
     """
 
     name = "asin"
@@ -161,6 +164,7 @@ class Acos(CompositeUnary):
     ::
 
         >>> ngd.function(ops.acos)(np.array([-1.0, 0.0, 1.0]))
+        array([3.1416, 1.5708, 0.    ])
     """
 
     name = "acos"
@@ -193,6 +197,7 @@ class Atan2(CompositeBinary):
     ::
 
         >>> ngd.function(ops.atan2)(np.array([1.0, -1.0]), np.array([-1.0, 0.0]))
+        array([ 2.3562, -1.5708])
     """
 
     name = "atan2"
@@ -242,6 +247,7 @@ class Sinh(CompositeUnary):
     ::
 
         >>> ngd.function(ops.sinh)(np.array([-1.0, 0.0, 2.0]))
+        array([-1.1752,  0.    ,  3.6269])
     """
 
     name = "sinh"
@@ -278,6 +284,7 @@ class Cosh(CompositeUnary):
     ::
 
         >>> ngd.function(ops.cosh)(np.array([-1.0, 0.0, 2.0]))
+        array([1.5431, 1.    , 3.7622])
     """
 
     name = "cosh"
@@ -312,6 +319,7 @@ class Asinh(CompositeUnary):
     ::
 
         >>> ngd.function(ops.asinh)(np.array([-1.0, 0.0, 2.0]))
+        array([-0.8814,  0.    ,  1.4436])
     """
 
     name = "asinh"
@@ -348,6 +356,7 @@ class Acosh(CompositeUnary):
     ::
 
         >>> ngd.function(ops.acosh)(np.array([1.0, 2.0]))
+        array([0.   , 1.317])
     """
 
     name = "acosh"
@@ -383,6 +392,7 @@ class Atanh(CompositeUnary):
     ::
 
         >>> ngd.function(ops.atanh)(np.array([-0.5, 0.0, 0.9]))
+        array([-0.5493,  0.    ,  1.4722])
     """
 
     name = "atanh"
@@ -414,6 +424,7 @@ class Sinc(CompositeUnary):
     ::
 
         >>> ngd.function(ops.sinc)(np.array([0.0, 0.5, 1.5]))
+        array([ 1.    ,  0.6366, -0.2122])
     """
 
     name = "sinc"
