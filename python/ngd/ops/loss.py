@@ -227,10 +227,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Node:
-    """Compare logits with labels, as torch.nn.functional.cross_entropy.
-
-    For integer labels, logsumexp(logits) - logits[label]. For probabilities, the sum of
-    -probability * log_softmax(logits) over the classes.
+    """Return -log_softmax(logits)[label], as torch.nn.functional.cross_entropy.
 
     Parameters
     ----------
@@ -261,10 +258,8 @@ def cross_entropy(
     --------
     ::
 
-        >>> def f(x):
-        ...     return ops.cross_entropy(x, [0, 1], weight=[1.0, 3.0])
-        >>> ngd.function(f)(np.array([[2.0, 0.0], [1.0, 1.0]]))
-        array(0.5516)
+        >>> ngd.function(lambda x: ops.cross_entropy(x, [0, 1]))(np.array([[2.0, 0.0], [1.0, 1.0]]))
+        array(0.41)
     """
     where_ = "cross_entropy"
     check_reduction(where_, reduction, LOSS_REDUCTIONS)
@@ -279,11 +274,14 @@ def cross_entropy(
         chances = _classes_last(cast(chosen, wide.dtype))
         return reduced(_soft_loss(wide, chances, weight, label_smoothing), reduction, dtype)
     loss, factors = _hard_loss(wide, chosen, weight, ignore_index, label_smoothing)
-    if reduction != "none":
-        loss = sum(loss)
+    return reduced_by(loss, factors, reduction, dtype)
+
+
+def reduced_by(loss: Node, factors: Node, reduction: str, dtype: DType) -> Node:
+    """Return a reduction of a loss; the mean divides by the sum of the factors."""
     if reduction == "mean":
-        loss = loss / sum(factors)
-    return cast(loss, dtype)
+        loss = sum(loss) / sum(factors)
+    return cast(sum(loss) if reduction == "sum" else loss, dtype)
 
 
 def _soft_loss(logits: Node, chances: Node, weight: Value | None, smoothing: float) -> Node:

@@ -13,7 +13,15 @@ from .casting import cast
 from .compare import not_equal, where
 from .creation import one_hot
 from .elementwise import align
-from .loss import LOSS_REDUCTIONS, check_reduction, class_weights, expect_labels, pair, reduced
+from .loss import (
+    LOSS_REDUCTIONS,
+    check_reduction,
+    class_weights,
+    expect_labels,
+    pair,
+    reduced,
+    reduced_by,
+)
 from .operands import HALVES, Value, as_node, float_of, got
 from .reductions import sum, vector_norm
 from .shape import stop_gradient, transpose
@@ -71,11 +79,7 @@ def nll_loss(
     picked = sum(where(one_hot(safe, wide.shape[-1], bool), wide, 0), -1)
     factors = class_weights("nll_loss", weight, wide, safe)
     loss = where(counts, -picked * factors, 0)
-    if reduction != "none":
-        loss = sum(loss)
-    if reduction == "mean":
-        loss = loss / sum(where(counts, factors, 0))
-    return cast(loss, dtype)
+    return reduced_by(loss, where(counts, factors, 0), reduction, dtype)
 
 
 @public
