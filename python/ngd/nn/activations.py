@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from .. import Node, ops
-from .module import Module
+from .initializers import constant
+from .module import Module, Parameter
 
 
 class Activation(Module):
@@ -114,6 +115,93 @@ class Softmax(Activation):
 
     def __init__(self, dim: int = -1) -> None:
         self.options = {"axis": dim}
+
+
+class LogSoftmax(Activation):
+    """The logarithm of softmax along an axis."""
+
+    function = ops.log_softmax
+
+    def __init__(self, dim: int = -1) -> None:
+        self.options = {"axis": dim}
+
+
+class Softmin(Activation):
+    """Softmax of -x along an axis."""
+
+    function = staticmethod(lambda x, axis: ops.softmin(x, axis))
+
+    def __init__(self, dim: int = -1) -> None:
+        self.options = {"axis": dim}
+
+
+class GLU(Activation):
+    """The first half of an axis times sigmoid of the second half."""
+
+    function = staticmethod(lambda x, axis: ops.glu(x, axis))
+
+    def __init__(self, dim: int = -1) -> None:
+        self.options = {"axis": dim}
+
+
+class Mish(Activation):
+    """x * tanh(softplus(x))."""
+
+    function = staticmethod(lambda x: ops.mish(x))
+
+
+class SELU(Activation):
+    """A scaled ELU whose results tend to mean 0 and variance 1."""
+
+    function = staticmethod(lambda x: ops.selu(x))
+
+
+class Softsign(Activation):
+    """x / (1 + abs(x))."""
+
+    function = staticmethod(lambda x: ops.softsign(x))
+
+
+class LogSigmoid(Activation):
+    """log(sigmoid(x))."""
+
+    function = staticmethod(lambda x: ops.logsigmoid(x))
+
+
+class Hardtanh(Activation):
+    """x within [min_val, max_val]."""
+
+    function = staticmethod(lambda x, min, max: ops.hardtanh(x, min, max))
+
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
+        self.options = {"min": min_val, "max": max_val}
+
+
+class PReLU(Module):
+    """x where it is positive, else weight * x: ops.prelu.
+
+    Parameters
+    ----------
+    num_parameters : int
+        1, or the number of channels, which are axis 1.
+    init : float
+        The first value of the weights.
+    """
+
+    weight: Any
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
+        self.num_parameters = num_parameters
+        self.weight = Parameter(num_parameters, constant(init))
+
+    def forward(self, x: Node) -> Node:
+        """Of the shape and dtype of x."""
+        y: Node = ops.prelu(x, self.weight)
+        return y
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"num_parameters={self.num_parameters}"
 
 
 class Identity(Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -135,3 +135,92 @@ class Dropout(Module):
     def describe(self) -> str:
         """See Module."""
         return str(self.p)
+
+
+class ChannelDropout(Dropout):
+    """Dropout of whole channels of [N, C, ...]."""
+
+    axes: ClassVar[int]
+    """The number of spatial axes."""
+
+    def forward(self, x: Node) -> Node:
+        """Of the shape and dtype of x, a float."""
+        name = f"nn.{type(self).__name__}"
+        if x.ndim != self.axes + 2:
+            raise ValueError(f"{name}: expected [N, C, {self.axes} axes]; got {x!r}")
+        state = current()
+        if state is None or not self.p:
+            return x
+        channels = ops.ones((*x.shape[:2], *(1,) * self.axes), x.dtype)
+        y: Node = x * ops.dropout(channels, self.p, **state.draw(name))
+        return y
+
+
+class Dropout1d(ChannelDropout):
+    """In training each channel of [N, C, L] is 0 with probability p, else divided by 1 - p.
+
+    Tompson et al., 2014 (arXiv:1411.4280), section 3.2.
+
+    Parameters
+    ----------
+    p : float
+        The probability, in [0, 1).
+    """
+
+    axes = 1
+
+
+class Dropout2d(ChannelDropout):
+    """Dropout1d of [N, C, H, W]."""
+
+    axes = 2
+
+
+class Dropout3d(ChannelDropout):
+    """Dropout1d of [N, C, D, H, W]."""
+
+    axes = 3
+
+
+class EmbeddingBag(Module):
+    """Means or sums of rows of a table, bag by bag: ops.embedding_bag.
+
+    Parameters
+    ----------
+    num_embeddings, embedding_dim : int
+        The shape of the table.
+    mode : str
+        "mean" or "sum".
+    padding_idx : int, optional
+        A row that counts for nothing. It begins as zeros, and has no gradient.
+    initializer : Initializer, optional
+        By default a normal distribution, as nn.Embedding has.
+    """
+
+    weight: Any
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: str = "mean",
+        padding_idx: int | None = None,
+        *,
+        initializer: Initializer | None = None,
+    ) -> None:
+        if mode not in ("mean", "sum"):
+            raise ValueError(f'nn.EmbeddingBag: expected mode "mean" or "sum"; got {mode!r}')
+        table = Embedding(num_embeddings, embedding_dim, padding_idx, initializer=initializer)
+        self.shape, self.mode, self.padding_idx = table.shape, mode, table.padding_idx
+        self.weight = Parameter(self.shape, table._padded(initializer or normal()))
+
+    def forward(self, numbers: Node, offsets: Any = None, per_sample_weights: Any = None) -> Node:
+        """Map [bags, n], or [n] and the first position of each bag, to [bags, embedding_dim]."""
+        found: Node = ops.embedding_bag(
+            numbers, self.weight, offsets, self.mode, per_sample_weights, self.padding_idx
+        )
+        return found
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"{self.shape[0]}, {self.shape[1]}, mode={self.mode!r}"

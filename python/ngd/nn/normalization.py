@@ -225,3 +225,65 @@ class BatchNorm3d(BatchNorm):
     """BatchNorm of [N, C, D, H, W]."""
 
     axes = (5,)
+
+
+class InstanceNorm(Module):
+    """Normalize each channel of each sample of [N, C, ...] by its own mean and variance.
+
+    Ulyanov, Vedaldi and Lempitsky, 2016 (arXiv:1607.08022). It has no running statistics, as
+    PyTorch's module by default.
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels, C.
+    eps : float
+        Added to the variance.
+    affine : bool
+        Whether a weight and a bias per channel follow.
+    """
+
+    axes: tuple[int, ...] | None = None
+    """How many axes the argument may have; None: any number from three on."""
+
+    weight: Any
+    bias: Any
+
+    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = False) -> None:
+        self.num_features, self.eps = num_features, eps
+        self.weight = Parameter(num_features, ones) if affine else None
+        self.bias = Parameter(num_features, zeros) if affine else None
+
+    def forward(self, x: Node) -> Node:
+        """Of the shape and dtype of x."""
+        if x.ndim < 3 or (self.axes is not None and x.ndim not in self.axes):
+            wanted = "at least 3" if self.axes is None else " or ".join(map(str, self.axes))
+            raise ValueError(f"nn.{type(self).__name__}: expected {wanted} axes; got {x!r}")
+        if x.shape[1] != self.num_features:
+            raise ValueError(
+                f"nn.{type(self).__name__}: expected {self.num_features} channels; got {x!r}"
+            )
+        y: Node = ops.group_norm(x, self.num_features, self.weight, self.bias, self.eps)
+        return y
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"{self.num_features}, eps={self.eps}"
+
+
+class InstanceNorm1d(InstanceNorm):
+    """InstanceNorm of [N, C, L]."""
+
+    axes = (3,)
+
+
+class InstanceNorm2d(InstanceNorm):
+    """InstanceNorm of [N, C, H, W]."""
+
+    axes = (4,)
+
+
+class InstanceNorm3d(InstanceNorm):
+    """InstanceNorm of [N, C, D, H, W]."""
+
+    axes = (5,)

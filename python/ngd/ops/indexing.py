@@ -13,7 +13,9 @@ from .casting import cast
 from .compare import equal, where
 from .creation import arange
 from .operands import Value, as_node, as_shape
-from .shape import as_indices, expand_dims, stop_gradient, take
+from .reductions import sum
+from .searching import searchsorted
+from .shape import as_indices, expand_dims, ones, scatter_add, stop_gradient, take
 
 
 @public
@@ -36,6 +38,80 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
         raise ShapeError(f"embedding: expected padding_idx in [{-rows}, {rows}); got {padding_idx}")
     of_padding = equal(chosen, padding_idx % rows)
     return where(expand_dims(of_padding, -1), stop_gradient(found), found)
+
+
+@public
+def embedding_bag(
+    indices: Value,
+    weight: Value,
+    offsets: Value | None = None,
+    mode: str = "mean",
+    per_sample_weights: Value | None = None,
+    padding_idx: int | None = None,
+) -> Node:
+    """Return means or sums of rows of a table, as torch.nn.functional.embedding_bag.
+
+    Parameters
+    ----------
+    indices
+        Integers [bags, n]; or [n], with offsets.
+    weight
+        The table, [rows, E].
+    offsets
+        [bags]: the position in the indices where each bag begins, in ascending order from 0 on.
+    mode
+        "mean" or "sum". An empty bag gives zeros.
+    per_sample_weights
+        Of the shape of the indices: factors of the rows, for mode "sum".
+    padding_idx
+        A row that counts for nothing, and gets no gradient.
+
+    Returns
+    -------
+    Node
+        [bags, E].
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    OutOfRangeError
+        An index is outside of [0, rows), when the step runs.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda t: ops.embedding_bag([[0, 1], [2, 2]], t))(np.eye(3))
+        array([[0.5, 0.5, 0. ],
+               [0. , 0. , 1. ]])
+    """
+    where_ = "embedding_bag"
+    if mode not in ("mean", "sum"):
+        raise ValueError(f'{where_}: expected mode "mean" or "sum"; got {mode!r}')
+    table, chosen = as_node(weight, where=where_), as_indices(indices, where_)
+    if (chosen.ndim, offsets is None) not in ((2, True), (1, False)):
+        raise ShapeError(f"{where_}: expected [bags, n], or [n] and offsets; got {chosen.type}")
+    rows = embedding(chosen, table, padding_idx)
+    factors = ones(chosen.shape, rows.dtype)
+    if per_sample_weights is not None:
+        factors = cast(as_node(per_sample_weights, where=where_), rows.dtype)
+        if mode != "sum" or factors.shape != chosen.shape:
+            raise ShapeError(
+                f"{where_}: expected per_sample_weights of the shape of the indices, with mode "
+                f'"sum"; got {factors.type} with {mode!r}'
+            )
+    if padding_idx is not None:
+        factors = where(equal(chosen, padding_idx % table.shape[0]), 0, factors)
+    weighted = rows * expand_dims(factors, -1)
+    if offsets is None:
+        total, count = sum(weighted, 1), sum(factors, 1)
+    else:
+        starts = as_indices(offsets, where_)
+        bags = searchsorted(starts, arange(chosen.shape[0], dtype=starts.dtype), "right") - 1
+        total = scatter_add(weighted, bags, 0, starts.shape[0])
+        count = scatter_add(factors, bags, 0, starts.shape[0])
+    return total if mode == "sum" else total / expand_dims(maximum(count, 1), -1)
 
 
 @public
