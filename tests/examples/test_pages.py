@@ -29,6 +29,7 @@ PAGES = [
     "from_pytorch",
     "from_jax",
     "from_ngraph",
+    "limitations",
     "slurm",
 ]
 

@@ -300,6 +300,19 @@ def test_literals() -> None:
     assert shuffled.tolist() == [[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]]
 
 
+def test_embedding_bag() -> None:
+    table = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    assert value(ops.embedding_bag([[0, 1], [2, 2]], table)).tolist() == [[2, 3], [5, 6]]
+    found = ops.embedding_bag([0, 1, 2], table, [0, 1, 1], "sum", [2.0, 1.0, 1.0])
+    assert value(found).tolist() == [[2, 4], [0, 0], [8, 10]]
+    found = ops.embedding_bag([[0, 1], [1, 1]], table, padding_idx=1)
+    assert value(found).tolist() == [[1, 2], [0, 0]]
+    with pytest.raises(ShapeError, match=r"^embedding_bag: expected \[bags, n\], or \[n\]"):
+        ops.embedding_bag([0, 1], table)
+    with pytest.raises(ShapeError, match=r"^embedding_bag: expected per_sample_weights"):
+        ops.embedding_bag([[0]], table, per_sample_weights=[[1.0]])
+
+
 def test_slopes_without_torch() -> None:
     """Resizes are linear: their gradient is the sum of their columns."""
     (x,) = placeholders([Type(float64, (1, 1, 4, 3))])

@@ -30,6 +30,17 @@ class Activation(Module):
         return ", ".join(f"{key}={value!r}" for key, value in self.options.items())
 
 
+class Named(Activation):
+    """An activation that a function of ngd.ops computes; a subclass gives its name."""
+
+    op: ClassVar[str]
+
+    def forward(self, x: Node) -> Node:
+        """Of the dtype of x."""
+        y: Node = getattr(ops, self.op)(x, **self.options)
+        return y
+
+
 class ReLU(Activation):
     """max(x, 0)."""
 
@@ -126,52 +137,52 @@ class LogSoftmax(Activation):
         self.options = {"axis": dim}
 
 
-class Softmin(Activation):
+class Softmin(Named):
     """Softmax of -x along an axis."""
 
-    function = staticmethod(lambda x, axis: ops.softmin(x, axis))
+    op = "softmin"
 
     def __init__(self, dim: int = -1) -> None:
         self.options = {"axis": dim}
 
 
-class GLU(Activation):
+class GLU(Named):
     """The first half of an axis times sigmoid of the second half."""
 
-    function = staticmethod(lambda x, axis: ops.glu(x, axis))
+    op = "glu"
 
     def __init__(self, dim: int = -1) -> None:
         self.options = {"axis": dim}
 
 
-class Mish(Activation):
+class Mish(Named):
     """x * tanh(softplus(x))."""
 
-    function = staticmethod(lambda x: ops.mish(x))
+    op = "mish"
 
 
-class SELU(Activation):
+class SELU(Named):
     """A scaled ELU whose results tend to mean 0 and variance 1."""
 
-    function = staticmethod(lambda x: ops.selu(x))
+    op = "selu"
 
 
-class Softsign(Activation):
+class Softsign(Named):
     """x / (1 + abs(x))."""
 
-    function = staticmethod(lambda x: ops.softsign(x))
+    op = "softsign"
 
 
-class LogSigmoid(Activation):
+class LogSigmoid(Named):
     """log(sigmoid(x))."""
 
-    function = staticmethod(lambda x: ops.logsigmoid(x))
+    op = "logsigmoid"
 
 
-class Hardtanh(Activation):
+class Hardtanh(Named):
     """x within [min_val, max_val]."""
 
-    function = staticmethod(lambda x, min, max: ops.hardtanh(x, min, max))
+    op = "hardtanh"
 
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
         self.options = {"min": min_val, "max": max_val}

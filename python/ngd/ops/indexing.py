@@ -93,25 +93,35 @@ def embedding_bag(
     if (chosen.ndim, offsets is None) not in ((2, True), (1, False)):
         raise ShapeError(f"{where_}: expected [bags, n], or [n] and offsets; got {chosen.type}")
     rows = embedding(chosen, table, padding_idx)
-    factors = ones(chosen.shape, rows.dtype)
-    if per_sample_weights is not None:
-        factors = cast(as_node(per_sample_weights, where=where_), rows.dtype)
-        if mode != "sum" or factors.shape != chosen.shape:
-            raise ShapeError(
-                f"{where_}: expected per_sample_weights of the shape of the indices, with mode "
-                f'"sum"; got {factors.type} with {mode!r}'
-            )
+    factors = _factors(rows, chosen, mode, per_sample_weights)
     if padding_idx is not None:
         factors = where(equal(chosen, padding_idx % table.shape[0]), 0, factors)
-    weighted = rows * expand_dims(factors, -1)
-    if offsets is None:
-        total, count = sum(weighted, 1), sum(factors, 1)
-    else:
-        starts = as_indices(offsets, where_)
-        bags = searchsorted(starts, arange(chosen.shape[0], dtype=starts.dtype), "right") - 1
-        total = scatter_add(weighted, bags, 0, starts.shape[0])
-        count = scatter_add(factors, bags, 0, starts.shape[0])
+    total, count = _bags(rows * expand_dims(factors, -1), factors, offsets)
     return total if mode == "sum" else total / expand_dims(maximum(count, 1), -1)
+
+
+def _bags(rows: Node, factors: Node, offsets: Value | None) -> tuple[Node, Node]:
+    """Return the sums of the rows of each bag, and of their factors."""
+    if offsets is None:
+        return sum(rows, 1), sum(factors, 1)
+    starts = as_indices(offsets, "embedding_bag")
+    places = arange(rows.shape[0], dtype=starts.dtype)
+    bags = searchsorted(starts, places, "right") - 1
+    total, count = (scatter_add(v, bags, 0, starts.shape[0]) for v in (rows, factors))
+    return total, count
+
+
+def _factors(rows: Node, chosen: Node, mode: str, weights: Value | None) -> Node:
+    """Return the factor of each row of a bag."""
+    if weights is None:
+        return ones(chosen.shape, rows.dtype)
+    factors = cast(as_node(weights, where="embedding_bag"), rows.dtype)
+    if mode != "sum" or factors.shape != chosen.shape:
+        raise ShapeError(
+            f"embedding_bag: expected per_sample_weights of the shape of the indices, with mode "
+            f'"sum"; got {factors.type} with {mode!r}'
+        )
+    return factors
 
 
 @public
