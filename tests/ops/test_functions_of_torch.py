@@ -89,8 +89,8 @@ RESIZES: list[tuple[tuple[int, ...], dict[str, Any]]] = [
         for s in ((4, 3), (13, 2), (1, 7))
         for m in ("bilinear", "bicubic")
     ),
-    ((1, 1, 70, 3), {"size": (100, 3), "mode": "bilinear"}),
-    ((1, 1, 70, 3), {"size": (33, 5), "mode": "bicubic"}),
+    ((1, 1, 270, 3), {"size": (300, 3), "mode": "bilinear"}),
+    ((1, 1, 270, 3), {"size": (33, 5), "mode": "bicubic"}),
     ((1, 2, 3, 4, 5), {"size": (5, 3, 10), "mode": "trilinear"}),
     ((1, 2, 3, 4, 5), {"size": (6, 8, 10)}),
     *(((1, 2, 6, 5), {"scale_factor": f}) for f in (2, 0.5, 1.7, (0.7, 2.3))),

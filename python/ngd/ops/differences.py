@@ -51,7 +51,7 @@ def diff(x: Value, n: int = 1, axis: int = -1) -> Node:
     along = as_axis("diff", axis, node.ndim, node.type)
     if n < 0:
         raise ValueError(f"diff: expected n >= 0; got {n}")
-    for _ in range(n):
+    for _ in range(min(n, node.shape[along])):
         later, earlier = _part(node, along, 1, None), _part(node, along, None, -1)
         node = not_equal(later, earlier) if node.dtype == bool_ else later - earlier
     return node

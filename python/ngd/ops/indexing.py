@@ -27,15 +27,20 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
     index does not count from the end; `ops.take` and `weight[indices]` count so, as NumPy.
     """
     table, chosen = as_node(weight, where="embedding"), as_indices(indices, "embedding")
+    return _rows("embedding", table, chosen, padding_idx)
+
+
+def _rows(where_: str, table: Node, chosen: Node, padding_idx: int | None) -> Node:
+    """Return the rows of a table; the padding row gets no gradient."""
     if table.ndim != 2:
-        raise ShapeError(f"embedding: expected a table [rows, E]; got {table.type}")
-    attrs = {"axis": 0, "caller": "embedding", "negative": False}
+        raise ShapeError(f"{where_}: expected a table [rows, E]; got {table.type}")
+    attrs = {"axis": 0, "caller": where_, "negative": False}
     found: Node = take.node((table, chosen), attrs)
     if padding_idx is None:
         return found
     rows = table.shape[0]
     if not -rows <= padding_idx < rows:
-        raise ShapeError(f"embedding: expected padding_idx in [{-rows}, {rows}); got {padding_idx}")
+        raise ShapeError(f"{where_}: expected padding_idx in [{-rows}, {rows}); got {padding_idx}")
     of_padding = equal(chosen, padding_idx % rows)
     return where(expand_dims(of_padding, -1), stop_gradient(found), found)
 
@@ -92,7 +97,7 @@ def embedding_bag(
     table, chosen = as_node(weight, where=where_), as_indices(indices, where_)
     if (chosen.ndim, offsets is None) not in ((2, True), (1, False)):
         raise ShapeError(f"{where_}: expected [bags, n], or [n] and offsets; got {chosen.type}")
-    rows = embedding(chosen, table, padding_idx)
+    rows = _rows(where_, table, chosen, padding_idx)
     factors = _factors(rows, chosen, mode, per_sample_weights)
     if padding_idx is not None:
         factors = where(equal(chosen, padding_idx % table.shape[0]), 0, factors)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -138,6 +138,16 @@ def hstack(values: Sequence[Value]) -> Node:
     return concat(nodes, 0 if nodes[0].ndim == 1 else 1)
 
 
+MOST_PARTS: Final = 2**16
+"""More parts would take minutes to build and compile."""
+
+
+def expect_parts(where_: str, count: int) -> None:
+    """Refuse a number of parts that is not positive, or that no graph can hold."""
+    if not 1 <= count <= MOST_PARTS:
+        raise ShapeError(f"{where_}: expected at least one part, at most {MOST_PARTS}; got {count}")
+
+
 @public
 def array_split(x: Value, sections: int | Sequence[int], axis: int = 0) -> tuple[Node, ...]:
     """Cut a tensor into parts that need not be equal, as numpy.array_split.
@@ -167,8 +177,7 @@ def array_split(x: Value, sections: int | Sequence[int], axis: int = 0) -> tuple
     along = as_axis("array_split", axis, node.ndim, node.type)
     n = node.shape[along]
     if isinstance(sections, (int, np.integer)):
-        if sections < 1:
-            raise ShapeError(f"array_split: expected at least one part; got {sections}")
+        expect_parts("array_split", int(sections))
         part, more = divmod(n, int(sections))
         sizes = [part + (i < more) for i in range(int(sections))]
         cuts = [0, *np.cumsum(sizes).tolist()]
@@ -205,8 +214,7 @@ def chunk(x: Value, chunks: int, axis: int = 0) -> tuple[Node, ...]:
     """
     node = as_node(x, where="chunk")
     along = as_axis("chunk", axis, node.ndim, node.type)
-    if chunks < 1:
-        raise ShapeError(f"chunk: expected at least one part; got {chunks}")
+    expect_parts("chunk", chunks)
     n = node.shape[along]
     if n == 0:
         return (node,) * chunks

@@ -32,8 +32,12 @@ CUBIC: Final = -0.75
 """The coefficient of the cubic kernel (Keys, IEEE Trans. ASSP 29, 1981, equation 15)."""
 SMOOTH: Final = -0.5
 """The same with antialias."""
-DENSE: Final = 64
-"""Up to this extent an axis is multiplied with the matrix; beyond, its few columns are taken."""
+DENSE: Final = 256
+"""Up to this extent an axis is multiplied with the matrix; beyond, its few elements are taken.
+
+On one core of a server CPU, a bilinear resize of float32 [4, 16, n, n] to twice the size takes 4.4
+ms by products and 15 ms by takes for n = 64, 35 and 43 ms for n = 128, 199 and 283 ms for n = 256.
+"""
 
 
 def _cubic(x: Array, a: float) -> Array:
