@@ -44,7 +44,7 @@ def splits() -> None:
     ngd.shutdown()
     for group in (last, *([nobody, inner] if nobody.is_member else [])):
         assert group.closed
-        assert caught(lambda group=group: ngd.barrier(group))["error"] == "GroupClosedError"
+        assert caught(lambda group=group: ngd.barrier(group=group))["error"] == "GroupClosedError"
     assert ngd.all_reduce(1, op="sum") == n
 
 
@@ -74,7 +74,7 @@ def non_member() -> None:
             "all_to_all_v": lambda: ngd.all_to_all_v(ones, [], group=some),
             "send": lambda: ngd.send(ones, 1, group=some),
             "recv": lambda: ngd.recv(1, out=ones, group=some),
-            "barrier": lambda: ngd.barrier(some),
+            "barrier": lambda: ngd.barrier(group=some),
             "split": lambda: some.split(0),
             "group": lambda: ngd.make_mesh((1,), ("a",), group=some),
             "compile": lambda: ngd.compile([x], [x + 1], group=some),
