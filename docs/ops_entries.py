@@ -3,7 +3,7 @@
 
 `TEXTS` is used for an op whose docstring has no section of parameters, `EXAMPLES` for one whose
 docstring has no examples. An example that begins with "(" holds the arguments of
-`ngd.function(ops.NAME)`. A key may begin with the module, such as "shape.gather".
+`ngd.function(ops.NAME)`. A key may begin with the module, such as "shape.take".
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ For ord=inf and -inf it is the largest and smallest abs(x). Integers become floa
     "flip": "Reverse the order of the elements along the axes; the default is all axes.",
     "full": "Return an array whose elements all have one value.",
     "arange": "Return start, start + step, start + 2 * step, ... below stop.",
-    "iota": "Return 0, 1, 2, ..., size - 1.",
+    "arange": "Return 0, 1, 2, ..., size - 1.",
     "moveaxis": "Move one axis to another index. The other axes keep their order.",
     "one_hot": """\
 Return 1 at each index along a new last axis, and 0 elsewhere: [...] to [..., depth].
@@ -183,7 +183,7 @@ A slice that would exceed an axis begins earlier, so that it fits.""",
 
 The row padding_idx gets no gradient. An index outside of [0, rows) raises OutOfRangeError when the
 step runs. Negative indices do not count from the end, in contrast to `weight[indices]`.""",
-    "shape.gather": """Return the elements at some indices along an axis, as numpy.take.
+    "take": """Return the elements at some indices along an axis, as numpy.take.
 
 Negative indices count from the end. An index out of range raises OutOfRangeError when the step
 runs.""",
@@ -372,17 +372,10 @@ The rows are in the order of ranks. The adjoint exchanges the counts.""",
     "broadcast": """Copy the root's x to all ranks.
 
 The adjoint is the sum over ranks on the root, and zero elsewhere.""",
-    "gather_to": """Concatenate the arrays of all ranks along an axis on the root.
+    "gather": """Concatenate the arrays of all ranks along an axis on the root.
 
 The result on the other ranks is zero. x has one shape on all ranks. The adjoint is scatter.""",
-    "exchange.gather": """Concatenate the arrays of all ranks along an axis on the root.
-
-The result on the other ranks is zero. x has one shape on all ranks. The adjoint is scatter.""",
-    "reduce_to": """Reduce an array over all ranks to the root. The result elsewhere is zero.
-
-The op is as for all_reduce. The gradient of sum and mean is broadcast from the root; the other
-reductions have no gradient.""",
-    "collective.reduce": """\
+    "reduce": """\
 Reduce an array over all ranks to the root. The result elsewhere is zero.
 
 The op is as for all_reduce. The gradient of sum and mean is broadcast from the root; the other
@@ -446,11 +439,11 @@ EXAMPLES: Final = {
     **dict.fromkeys(("tril", "triu", "transpose", "flip"), f"({M})"),
     **dict.fromkeys(("zeros", "ones"), "((2, 3))"),
     **dict.fromkeys(("mse_loss", "l1_loss", "huber_loss"), f"({A}, {B})"),
-    **dict.fromkeys(("all_gather", "broadcast", "scatter", "gather_to"), "(np.arange(4.0))"),
-    **dict.fromkeys(("exchange.gather", "all_to_all"), "(np.arange(4.0))"),
+    **dict.fromkeys(("all_gather", "broadcast", "scatter"), "(np.arange(4.0))"),
+    **dict.fromkeys(("gather", "all_to_all"), "(np.arange(4.0))"),
     **dict.fromkeys(("reduce_scatter", "all_reduce"), '(np.arange(4.0), op="sum")'),
-    **dict.fromkeys(("reduce_to", "collective.reduce"), '(np.arange(4.0), op="sum")'),
-    **dict.fromkeys(("shape.gather", "take"), f"({M}, np.array([2, 0]), axis=1)"),
+    **dict.fromkeys(("reduce",), '(np.arange(4.0), op="sum")'),
+    **dict.fromkeys(("take",), f"({M}, np.array([2, 0]), axis=1)"),
     "adaptive_avg_pool": f"({MAPS}, 2)",
     "adaptive_max_pool": f"({MAPS}, 2)",
     "all_gather_v": "(np.arange(3.0), counts=[3])",
@@ -497,7 +490,7 @@ outputs.shape, h.shape""",
     "gru_cell": """\
 step = ngd.function(ops.gru_cell)
 step(np.ones((2, 4)), np.zeros((2, 5)), np.ones((15, 4)), np.ones((15, 5))).shape""",
-    "iota": "(4)",
+    "arange": "(4)",
     "arange": "(4)",
     "iterations": "ops.iterations()",
     "kl_div": "(np.log(np.array([0.5, 0.5])), np.array([0.25, 0.75]))",

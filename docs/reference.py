@@ -103,8 +103,8 @@ TITLES: Final = {
 """The title of a family by the module of its ops, in the order of the page."""
 
 TOPICS: Final = {
-    **dict.fromkeys(("zeros", "ones", "full", "iota", "one_hot", "tri"), "Create arrays"),
-    **dict.fromkeys(("shape.gather", "scatter_add", "slice"), "Indexing"),
+    **dict.fromkeys(("zeros", "ones", "full", "arange", "one_hot", "tri"), "Create arrays"),
+    **dict.fromkeys(("take", "scatter_add", "slice"), "Indexing"),
     **dict.fromkeys(("softmax", "log_softmax"), "Activations"),
     "stop_gradient": "Dtypes and gradients",
 }

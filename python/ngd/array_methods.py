@@ -215,7 +215,7 @@ class ArrayMethods:
     def take(self, indices: Any, axis: int | None = None) -> Node:
         """The elements at these places along an axis, or of all of them in a row."""
         of = self.flatten() if axis is None else self
-        return self._apply("gather", of, indices, axis or 0)
+        return self._apply("take", of, indices, axis or 0)
 
     def sum(self, axis: Axis = None, keepdims: bool = False) -> Node:
         """The sum along axes; see ngd.ops.sum."""
@@ -229,9 +229,13 @@ class ArrayMethods:
         """The mean along axes; see ngd.ops.mean."""
         return self._apply("mean", self, axis, keepdims)
 
-    def var(self, axis: Axis = None, keepdims: bool = False) -> Node:
-        """The variance along axes; see ngd.ops.var."""
-        return self._apply("var", self, axis, keepdims)
+    def var(self, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Node:
+        """Return the variance along axes; see ngd.ops.var."""
+        return self._apply("var", self, axis, keepdims, ddof)
+
+    def std(self, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Node:
+        """Return the standard deviation along axes; see ngd.ops.std."""
+        return self._apply("std", self, axis, keepdims, ddof)
 
     def max(self, axis: Axis = None, keepdims: bool = False) -> Node:
         """The largest element along axes; see ngd.ops.max."""
@@ -252,6 +256,31 @@ class ArrayMethods:
     def cumsum(self, axis: int | None = None) -> Node:
         """The sum of each element and all before it; see ngd.ops.cumsum."""
         return self._apply("cumsum", self, axis)
+
+    def cumprod(self, axis: int | None = None) -> Node:
+        """Return the product of each element and all before it; see ngd.ops.cumprod."""
+        return self._apply("cumprod", self, axis)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Node:
+        """Return each element several times; see ngd.ops.repeat."""
+        return self._apply("repeat", self, repeats, axis)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
+        """Return a diagonal of two axes; see ngd.ops.diagonal."""
+        return self._apply("diagonal", self, offset, axis1, axis2)
+
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
+        """Return the sum of a diagonal; see ngd.ops.trace."""
+        return self._apply("trace", self, offset, axis1, axis2)
+
+    def dot(self, other: Any) -> Node:
+        """Return the product of vectors or matrices, as numpy.dot."""
+        found: Node = NUMPY.call(np.dot, (self, other), {})
+        return found
+
+    def searchsorted(self, values: Any, side: str = "left") -> Node:
+        """Return where values would be inserted; see ngd.ops.searchsorted."""
+        return self._apply("searchsorted", self, values, side)
 
     def argsort(self, axis: int = -1) -> Node:
         """The places of the elements in their order; see ngd.ops.argsort."""

@@ -17,7 +17,7 @@ from .ops.casting import cast
 from .ops.control import WALKS
 from .ops.operands import HALVES
 from .ops.precision import expansion, is_narrow, widened
-from .ops.reduce import sum
+from .ops.reductions import sum
 from .ops.shape import broadcast_to, reshape, zeros
 from .sites import at_site
 from .trees import flatten

@@ -39,6 +39,9 @@ SYNONYMS: Final = {
 }
 """Other libraries' names of parameters, and what ngd may call them."""
 
+SEE_ALSO: Final = {"ops.gather": " ops.take(x, indices, axis) takes elements by index."}
+"""For a call, what users of other libraries may have meant."""
+
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that was probably meant."""
@@ -63,7 +66,7 @@ def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) 
                 continue
             found = nearest(name, named)
             message += f". `{name}` is called `{found}`" if found else f". It takes no `{name}`"
-        raise TypeError(f"{message}.") from None
+        raise TypeError(f"{message}.{SEE_ALSO.get(call, '')}") from None
 
 
 NAMELESS: Final = (

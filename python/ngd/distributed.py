@@ -429,7 +429,7 @@ def install_hooks() -> None:
 
 
 def all_reduce(
-    array: Any,
+    x: Any,
     *,
     op: str,
     out: Any = None,
@@ -443,7 +443,7 @@ def all_reduce(
 
     Parameters
     ----------
-    array : array_like or list of arrays
+    x : array_like or list of arrays
         Of one shape and dtype on all ranks. The arrays of a list are sent together, small ones of
         one dtype as one message. NumPy arrays, DLPack tensors (PyTorch on the CPU) and buffers are
         read without a copy.
@@ -451,7 +451,7 @@ def all_reduce(
         "sum", "mean", "min", "max" or "prod"; there is no default. A mean of integers is an error.
         NaN propagates through min and max, and 16-bit floats are accumulated in float32.
     out : array or list of arrays, optional
-        The array for the result, which may be `array` itself. The default is a new NumPy array. A
+        The array for the result, which may be `x` itself. The default is a new NumPy array. A
         call with `out` and contiguous NumPy arrays is the fastest.
     weight : float, optional
         With op="mean": this rank's weight in the weighted mean. A rank of weight 0 contributes
@@ -469,7 +469,7 @@ def all_reduce(
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The shape and dtype of `array`; a list for a list. All ranks get the same bits in every run.
+        The shape and dtype of `x`; a list for a list. All ranks get the same bits in every run.
 
     Notes
     -----
@@ -486,11 +486,11 @@ def all_reduce(
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if weight is None and compression is None and algorithm == "auto" and not async_op:
-        result = ranks.quick("all_reduce", array, out, op)
+        result = ranks.quick("all_reduce", x, out, op)
         if result is not None:
             return result
     return ranks.all_reduce(
-        array,
+        x,
         op=op,
         out=out,
         weight=weight,
@@ -502,7 +502,7 @@ def all_reduce(
 
 
 def reduce_scatter(
-    array: Any,
+    x: Any,
     *,
     op: str,
     axis: int = 0,
@@ -514,7 +514,7 @@ def reduce_scatter(
 
     Parameters
     ----------
-    array : array_like
+    x : array_like
         Of one shape and dtype on all ranks. Its size along `axis` is a multiple of the number of
         ranks.
     op : str
@@ -522,14 +522,14 @@ def reduce_scatter(
     axis : int, default 0
         The axis that is split into blocks. Other axes than 0 cost copies.
     out : array, optional
-        The array for the block. With axis 0 it may be this rank's block of `array`.
+        The array for the block. With axis 0 it may be this rank's block of `x`.
     async_op, group
         As in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The block: the shape of `array`, with its size along `axis` divided by the number of ranks.
+        The block: the shape of `x`, with its size along `axis` divided by the number of ranks.
 
     Examples
     --------
@@ -540,16 +540,14 @@ def reduce_scatter(
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if axis == 0 and not async_op:
-        result = ranks.quick("reduce_scatter", array, out, op)
+        result = ranks.quick("reduce_scatter", x, out, op)
         if result is not None:
             return result
-    return ranks.reduce_scatter(
-        array, op=op, axis=axis, out=out, async_op=async_op, site=call_site()
-    )
+    return ranks.reduce_scatter(x, op=op, axis=axis, out=out, async_op=async_op, site=call_site())
 
 
 def all_gather(
-    array: Any,
+    x: Any,
     *,
     axis: int = 0,
     out: Any = None,
@@ -560,19 +558,19 @@ def all_gather(
 
     Parameters
     ----------
-    array : array_like
+    x : array_like
         Of one shape and dtype on all ranks. A scalar counts as an array of shape (1,).
     axis : int, default 0
         The axis along which to concatenate. Other axes than 0 cost copies.
     out : array, optional
-        The array for the result. With axis 0, `array` may be this rank's block of it.
+        The array for the result. With axis 0, `x` may be this rank's block of it.
     async_op, group
         As in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The shape of `array`, with its size along `axis` multiplied by the number of ranks.
+        The shape of `x`, with its size along `axis` multiplied by the number of ranks.
 
     Examples
     --------
@@ -583,14 +581,14 @@ def all_gather(
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if axis == 0 and not async_op:
-        result = ranks.quick("all_gather", array, out, "none")
+        result = ranks.quick("all_gather", x, out, "none")
         if result is not None:
             return result
-    return ranks.all_gather(array, axis=axis, out=out, async_op=async_op, site=call_site())
+    return ranks.all_gather(x, axis=axis, out=out, async_op=async_op, site=call_site())
 
 
 def all_gather_v(
-    array: Any,
+    x: Any,
     *,
     counts: Sequence[int] | None = None,
     out: Any = None,
@@ -601,7 +599,7 @@ def all_gather_v(
 
     Parameters
     ----------
-    array : array_like
+    x : array_like
         Of one dtype on all ranks, and of one shape after the first axis.
     counts : sequence of ints, optional
         The length of each rank's array, the same list on all ranks. By default the ranks exchange
@@ -620,12 +618,12 @@ def all_gather_v(
     (2, 2)
     """
     return chosen(group).all_gather_v(
-        array, counts=counts, out=out, async_op=async_op, site=call_site()
+        x, counts=counts, out=out, async_op=async_op, site=call_site()
     )
 
 
 def broadcast(
-    array: Any,
+    x: Any,
     root: int = 0,
     *,
     out: Any = None,
@@ -636,20 +634,20 @@ def broadcast(
 
     Parameters
     ----------
-    array : array_like or list of arrays
+    x : array_like or list of arrays
         Of the same shape and dtype on all ranks. On other ranks than the root, the values are not
         read.
     root : int, default 0
         The rank whose array is sent.
     out : array or list of arrays, optional
-        The array for the result, which may be `array` itself.
+        The array for the result, which may be `x` itself.
     async_op, group
         As in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The shape and dtype of `array`.
+        The shape and dtype of `x`.
 
     Examples
     --------
@@ -658,14 +656,14 @@ def broadcast(
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if not async_op:
-        result = ranks.quick("broadcast", array, out, "none", root)
+        result = ranks.quick("broadcast", x, out, "none", root)
         if result is not None:
             return result
-    return ranks.broadcast(array, root, out=out, async_op=async_op, site=call_site())
+    return ranks.broadcast(x, root, out=out, async_op=async_op, site=call_site())
 
 
 def reduce(
-    array: Any,
+    x: Any,
     root: int = 0,
     *,
     op: str,
@@ -677,32 +675,32 @@ def reduce(
 
     Parameters
     ----------
-    array : array_like
+    x : array_like
         Of one shape and dtype on all ranks.
     root : int, default 0
         The rank that gets the result.
     op : str
         "sum", "mean", "min", "max" or "prod", as in ngd.all_reduce.
     out : array, optional
-        The array for the result on the root, where it may be `array` itself.
+        The array for the result on the root, where it may be `x` itself.
     async_op, group
         As in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, None, or Work
-        The shape and dtype of `array` on the root, and None on the other ranks.
+        The shape and dtype of `x` on the root, and None on the other ranks.
 
     Examples
     --------
     >>> ngd.reduce(np.array([1.0, 2.0]), root=0, op="sum")
     array([1., 2.])
     """
-    return chosen(group).reduce(array, root, op=op, out=out, async_op=async_op, site=call_site())
+    return chosen(group).reduce(x, root, op=op, out=out, async_op=async_op, site=call_site())
 
 
 def gather(
-    array: Any,
+    x: Any,
     root: int = 0,
     *,
     out: Any = None,
@@ -713,12 +711,12 @@ def gather(
 
     Parameters
     ----------
-    array : array_like
+    x : array_like
         Of one shape and dtype on all ranks. A scalar counts as an array of shape (1,).
     root : int, default 0
         The rank that gets the result.
     out : array, optional
-        The array for the result on the root. `array` may be the root's block of it.
+        The array for the result on the root. `x` may be the root's block of it.
     async_op, group
         As in ngd.all_reduce.
 
@@ -732,11 +730,11 @@ def gather(
     >>> ngd.gather(np.array([1.0, 2.0]), root=0)
     array([1., 2.])
     """
-    return chosen(group).gather(array, root, out=out, async_op=async_op, site=call_site())
+    return chosen(group).gather(x, root, out=out, async_op=async_op, site=call_site())
 
 
 def scatter(
-    array: Any = None,
+    x: Any = None,
     root: int = 0,
     *,
     out: Any = None,
@@ -749,15 +747,15 @@ def scatter(
 
     Parameters
     ----------
-    array : array_like, optional
+    x : array_like, optional
         On the root: an array whose first axis is a multiple of the number of ranks. On the other
         ranks: None, or an array of the same shape and dtype, whose values are not read.
     root : int, default 0
         The rank whose array is sent.
     out : array, optional
-        The array for the block. On the root it may be the root's block of `array`.
+        The array for the block. On the root it may be the root's block of `x`.
     shape, dtype : tuple of ints and dtype, optional
-        Those of a block, for a rank that gives neither `array` nor `out`.
+        Those of a block, for a rank that gives neither `x` nor `out`.
     async_op, group
         As in ngd.all_reduce.
 
@@ -772,28 +770,28 @@ def scatter(
     array([0, 1, 2, 3])
     """
     return chosen(group).scatter(
-        array, root, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
+        x, root, out=out, shape=shape, dtype=dtype, async_op=async_op, site=call_site()
     )
 
 
 def all_to_all(
-    array: Any, *, out: Any = None, async_op: bool = False, group: Group | None = None
+    x: Any, *, out: Any = None, async_op: bool = False, group: Group | None = None
 ) -> Any:
-    """Exchange blocks: the r-th block of `array` along axis 0 is sent to rank r.
+    """Exchange blocks: the r-th block of `x` along axis 0 is sent to rank r.
 
     Parameters
     ----------
-    array : array_like
+    x : array_like
         Of one shape and dtype on all ranks. The first axis is a multiple of the number of ranks.
     out : array, optional
-        The array for the result: `array` itself, or one that does not overlap it.
+        The array for the result: `x` itself, or one that does not overlap it.
     async_op, group
         As in ngd.all_reduce.
 
     Returns
     -------
     numpy.ndarray, `out`, or Work
-        The shape of `array`. Its r-th block is from rank r.
+        The shape of `x`. Its r-th block is from rank r.
 
     Examples
     --------
@@ -802,14 +800,14 @@ def all_to_all(
     """
     ranks = (_world or init()) if group is None else chosen(group)
     if not async_op:
-        result = ranks.quick("all_to_all", array, out, "none")
+        result = ranks.quick("all_to_all", x, out, "none")
         if result is not None:
             return result
-    return ranks.all_to_all(array, out=out, async_op=async_op, site=call_site())
+    return ranks.all_to_all(x, out=out, async_op=async_op, site=call_site())
 
 
 def all_to_all_v(
-    array: Any,
+    x: Any,
     send_counts: Sequence[int],
     receive_counts: Sequence[int] | None = None,
     *,
@@ -821,7 +819,7 @@ def all_to_all_v(
 
     Parameters
     ----------
-    array : array_like
+    x : array_like
         The block for rank 0, then the block for rank 1, and so on. The dtype, and the shape after
         the first axis, are the same on all ranks.
     send_counts : sequence of ints
@@ -843,12 +841,12 @@ def all_to_all_v(
     array([0, 1, 2, 3])
     """
     return chosen(group).all_to_all_v(
-        array, send_counts, receive_counts, out=out, async_op=async_op, site=call_site()
+        x, send_counts, receive_counts, out=out, async_op=async_op, site=call_site()
     )
 
 
 def send(
-    array: Any, to: int, tag: int = 0, *, async_op: bool = False, group: Group | None = None
+    x: Any, to: int, tag: int = 0, *, async_op: bool = False, group: Group | None = None
 ) -> Any:
     """Send an array to one rank, which receives it by ngd.recv.
 
@@ -857,7 +855,7 @@ def send(
 
     Parameters
     ----------
-    array : array_like
+    x : array_like
         The array to send, of any shape.
     to : int
         The rank that receives it.
@@ -876,7 +874,7 @@ def send(
     >>> if ngd.world_size() > 1 and ngd.rank() == 0:
     ...     ngd.send(np.arange(4), to=1)
     """
-    return chosen(group).send(array, to, tag, async_op=async_op, site=call_site())
+    return chosen(group).send(x, to, tag, async_op=async_op, site=call_site())
 
 
 def recv(
@@ -919,7 +917,7 @@ def recv(
     )
 
 
-def barrier(group: Group | None = None, *, async_op: bool = False) -> Any:
+def barrier(*, async_op: bool = False, group: Group | None = None) -> Any:
     """Wait until every rank has called it.
 
     Parameters

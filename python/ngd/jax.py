@@ -14,7 +14,7 @@ which needs nothing of the user. Calls of functions that were compiled apart, or
 have that order as long as their operands do; another order is an error on all ranks. JAX drops a
 call whose result nobody reads: all ranks have to read it, or none.
 
-With asynchronous=True XLA goes on with what does not need the result while the call waits for the
+With async_op=True XLA goes on with what does not need the result while the call waits for the
 other ranks; another thread of the process makes the calls then.
 """
 
@@ -297,7 +297,7 @@ def each(
     return jax.tree.map(lambda x: collective(x, kind, op, group, root, asynchronous), tree)
 
 
-def all_reduce(x: Tree, *, op: str, group: Group | None = None, asynchronous: bool = False) -> Tree:
+def all_reduce(x: Tree, *, op: str, async_op: bool = False, group: Group | None = None) -> Tree:
     """Reduce over the ranks, element by element; every rank gets the result.
 
     Parameters
@@ -306,40 +306,38 @@ def all_reduce(x: Tree, *, op: str, group: Group | None = None, asynchronous: bo
         An array of one shape and dtype on all ranks, or a tree of them.
     op
         "sum", "mean", "min", "max" or "prod". The last three have no gradient.
+    async_op
+        If True, XLA continues with work that does not need the result. Ranks may differ in this.
     group
         The ranks; by default the world.
-    asynchronous
-        Whether XLA goes on with what does not need the result; each rank says that for itself.
     """
-    return each(x, "all_reduce", group, asynchronous, op=op)
+    return each(x, "all_reduce", group, async_op, op=op)
 
 
-def reduce_scatter(
-    x: Tree, *, op: str, group: Group | None = None, asynchronous: bool = False
-) -> Tree:
+def reduce_scatter(x: Tree, *, op: str, async_op: bool = False, group: Group | None = None) -> Tree:
     """Reduce over the ranks, and give rank r the r-th part of the first axis."""
-    return each(x, "reduce_scatter", group, asynchronous, op=op)
+    return each(x, "reduce_scatter", group, async_op, op=op)
 
 
-def all_gather(x: Tree, *, group: Group | None = None, asynchronous: bool = False) -> Tree:
+def all_gather(x: Tree, *, async_op: bool = False, group: Group | None = None) -> Tree:
     """Join the ranks' arrays, of one shape, along the first axis."""
-    return each(x, "all_gather", group, asynchronous)
+    return each(x, "all_gather", group, async_op)
 
 
 def broadcast(
-    x: Tree, root: int = 0, *, group: Group | None = None, asynchronous: bool = False
+    x: Tree, root: int = 0, *, async_op: bool = False, group: Group | None = None
 ) -> Tree:
     """Give every rank the root's array; each gives one of its shape and dtype."""
-    return each(x, "broadcast", group, asynchronous, root=root)
+    return each(x, "broadcast", group, async_op, root=root)
 
 
-def all_to_all(x: Tree, *, group: Group | None = None, asynchronous: bool = False) -> Tree:
+def all_to_all(x: Tree, *, async_op: bool = False, group: Group | None = None) -> Tree:
     """Send rank r the r-th part of the first axis, and receive the parts from all ranks."""
-    return each(x, "all_to_all", group, asynchronous)
+    return each(x, "all_to_all", group, async_op)
 
 
 def send(
-    x: Any, to: int, tag: int = 0, *, group: Group | None = None, asynchronous: bool = False
+    x: Any, to: int, tag: int = 0, *, async_op: bool = False, group: Group | None = None
 ) -> Any:
     """Give an array to rank `to`, whose recv takes it. The result is a token.
 
@@ -348,19 +346,19 @@ def send(
     the other rank; see recv. Between two ranks the order of sends is that of receives; the tag, the
     dtype and the number of elements are compared.
     """
-    x, how = operand(x, "ngd.jax.send"), between_two("send", "to", to, tag, group, asynchronous)
+    x, how = operand(x, "ngd.jax.send"), between_two("send", "to", to, tag, group, async_op)
     return send_p.bind(x, np.int32(0), **how)
 
 
 def recv(
+    source: int,
+    tag: int = 0,
+    *,
     shape: int | Sequence[int],
     dtype: Any,
-    source: int,
-    *,
     after: Any = None,
-    tag: int = 0,
+    async_op: bool = False,
     group: Group | None = None,
-    asynchronous: bool = False,
 ) -> Any:
     """Receive an array of this shape and dtype that rank `source` sends.
 
@@ -368,11 +366,16 @@ def recv(
     token of the send that gives the gradient of what was received back to `source`. So a rank whose
     loss rests on what it received differentiates by `after`, too, and reads that token:
 
-        rank 0                                     rank 1
-        loss = lambda w: send(tanh(x @ w), 1)      loss = lambda v, start: jnp.mean(
-                                                       (recv((8, 4), "float32", 0, after=start) @ v
-                                                        - y) ** 2)
-        gw = jax.grad(loss)(w)                     gv, token = jax.grad(loss, (0, 1))(v, 0.0)
+        # rank 0
+        loss = lambda w: send(tanh(x @ w), 1)
+        gw = jax.grad(loss)(w)
+
+        # rank 1
+        def loss(v, start):
+            h = recv(0, shape=(8, 4), dtype="float32", after=start)
+            return jnp.mean((h @ v - y) ** 2)
+
+        gv, token = jax.grad(loss, (0, 1))(v, 0.0)
     """
     where = "ngd.jax.recv"
     wanted = as_dtype(dtype, where)
@@ -381,7 +384,7 @@ def recv(
     after = jnp.zeros((), wanted) if after is None else jnp.asarray(after)
     if after.ndim:
         raise ShapeError(f"{where}: after: expected a scalar; got an array of shape {after.shape}")
-    how = between_two("recv", "source", source, tag, group, asynchronous)
+    how = between_two("recv", "source", source, tag, group, async_op)
     how |= {"shape": lengths(shape, where, wanted.itemsize), "dtype": wanted}
     return recv_p.bind(after, np.int32(0), **how)
 

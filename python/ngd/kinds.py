@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kinds of collectives, a row each: what a rank gives, what it gets, and who gives or gets.
 
-`ngd.NAME` is the function of the world, `ngd.Group.NAME` the method of a group, `ngd.ops.OP` the op
-in the graph. What they share is here; src/cpp/comm/collective.hpp has the same rows for the core.
+`ngd.NAME` is the function of the world, `ngd.Group.NAME` the method of a group, and `ngd.ops.NAME`
+the op in the graph. src/cpp/comm/collective.hpp has the same rows for the core.
 """
 
 from __future__ import annotations
@@ -32,18 +32,11 @@ class Kind:
     """Two ranks alone, outside of the sequence that all share."""
     told: str = ""
     """Of blocks that differ in length: what the communicator calls it, which takes their counts."""
-    as_op: str = ""
-    """The op's name, where it is another: what a rank is given nothing for is zero there."""
 
     @property
     def wire(self) -> str:
         """What the communicator calls it."""
         return self.told or self.name
-
-    @property
-    def op(self) -> str:
-        """The name of the op in the graph."""
-        return self.as_op or self.name
 
     @property
     def in_place(self) -> bool:
@@ -69,8 +62,8 @@ _ROWS = (
     Kind("all_gather", "block", "blocks"),
     Kind("all_gather_v", "block", "blocks", told="all_gather"),
     Kind("broadcast", "whole", "whole", "gives"),
-    Kind("reduce", "whole", "whole", "gets", reduces=True, as_op="reduce_to"),
-    Kind("gather", "block", "blocks", "gets", as_op="gather_to"),
+    Kind("reduce", "whole", "whole", "gets", reduces=True),
+    Kind("gather", "block", "blocks", "gets"),
     Kind("scatter", "blocks", "block", "gives"),
     Kind("all_to_all", "blocks", "blocks"),
     Kind("all_to_all_v", "blocks", "blocks", told="all_to_all"),

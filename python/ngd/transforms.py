@@ -24,10 +24,11 @@ from .functions import Function, building, is_array
 from .ir import CONSTANT, Graph, Leaf, Node, newest, topological
 from .ops.casting import cast
 from .ops.control import scan
+from .ops.creation import arange, one_hot
 from .ops.custom import after, with_gradient
 from .ops.loops import loops, tracing
 from .ops.operands import as_node
-from .ops.shape import iota, one_hot, reshape, stop_gradient, zeros
+from .ops.shape import reshape, stop_gradient, zeros
 from .trees import LEAF, Structure, flatten
 from .variables import constant
 
@@ -239,7 +240,7 @@ def rows(primals: Primals, y: Node) -> Any:
         depends[:] = [part is not None for part in parts]
         return carry, [part for part in parts if part is not None]
 
-    _, stacked = scan(row, (), iota(count))
+    _, stacked = scan(row, (), arange(count))
     found = iter(stacked)
     return primals.structure.rebuild(
         reshape(next(found), (*y.shape, *x.shape)) if of else zeros((*y.shape, *x.shape), x.dtype)

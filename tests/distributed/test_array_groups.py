@@ -44,7 +44,7 @@ def splits() -> None:
     ngd.shutdown()
     for group in (last, *([nobody, inner] if nobody.is_member else [])):
         assert group.closed
-        assert caught(lambda group=group: ngd.barrier(group))["error"] == "GroupClosedError"
+        assert caught(lambda group=group: ngd.barrier(group=group))["error"] == "GroupClosedError"
     assert ngd.all_reduce(1, op="sum") == n
 
 
@@ -74,16 +74,16 @@ def non_member() -> None:
             "all_to_all_v": lambda: ngd.all_to_all_v(ones, [], group=some),
             "send": lambda: ngd.send(ones, 1, group=some),
             "recv": lambda: ngd.recv(1, out=ones, group=some),
-            "barrier": lambda: ngd.barrier(some),
+            "barrier": lambda: ngd.barrier(group=some),
             "split": lambda: some.split(0),
             "group": lambda: ngd.make_mesh((1,), ("a",), group=some),
             "compile": lambda: ngd.compile([x], [x + 1], group=some),
         }
-        kinds = ["all_gather", "all_to_all", "broadcast", "gather_to", "scatter"]
+        kinds = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]
         for kind in kinds:
             calls[f"{kind}: group"] = lambda kind=kind: getattr(ops, kind)(x, group=some)
         calls["all_reduce: group"] = lambda: ops.all_reduce(x, op="sum", group=some)
-        calls["reduce_to: group"] = lambda: ops.reduce_to(x, op="sum", group=some)
+        calls["reduce: group"] = lambda: ops.reduce(x, op="sum", group=some)
         for name, call in calls.items():
             error = caught(call)
             assert error["error"] == "NotMemberError", (name, error)

@@ -334,7 +334,7 @@ def refusals_of_numbers() -> None:
         ("broadcast: root", lambda: ngd.ops.broadcast(even, 2**32)),
         ("broadcast: root", lambda: ngd.ops.broadcast(even, 0.5)),
         ("send: tag", lambda: ngd.ops.send(even, other, tag=2**40)),
-        ("recv: shape", lambda: ngd.ops.recv((2**63,), "f4", other)),
+        ("recv: shape", lambda: ngd.ops.recv(other, shape=(2**63,), dtype="f4")),
         ("placeholder 'x': shape", lambda: ngd.placeholder("x", (2**40, 2**40))),
         ("split: key", lambda: world.split(0, 2**31)),
     ]

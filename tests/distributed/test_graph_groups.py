@@ -135,7 +135,7 @@ def around(device: str) -> None:
     for count in (1, 100_000):
         x = ngd.placeholder("x", (count,), np.float32)
         tokens = [ops.send(x * (tag + 1.0), after, tag=tag) for tag in range(3)]
-        found = [ops.recv((count,), np.float32, before, tag=tag) for tag in range(3)]
+        found = [ops.recv(before, tag, shape=(count,), dtype=np.float32) for tag in range(3)]
         total = ops.all_reduce(ops.sum(found[2]), op="sum")
         step = ngd.compile([x], [total, *found[::-1], *tokens], device=device)
         for turn in range(3):
@@ -177,7 +177,9 @@ def pipeline(device: str) -> None:
     begin = ngd.placeholder("begin", (), np.float64)
     losses = []
     for tag, (x, y) in enumerate(zip(np.split(data, 3), np.split(target, 3), strict=True)):
-        h = x if me == 0 else ops.recv(x.shape, np.float64, me - 1, after=begin, tag=tag)
+        h = x
+        if me > 0:
+            h = ops.recv(me - 1, tag, shape=x.shape, dtype=np.float64, after=begin)
         h = layer(h, w)
         losses.append(ops.sum(ops.square(h - y)) if me == last else ops.send(h, me + 1, tag=tag))
     local = losses[0] + losses[1] + losses[2]
@@ -212,7 +214,7 @@ def second_gradients_of_a_pair(device: str) -> None:
         total = ops.sum(ngd.grad(token, x) * factors)
         wrt = [x]
     else:
-        y = ops.recv((3,), np.float64, 0, after=begin)
+        y = ops.recv(0, shape=(3,), dtype=np.float64, after=begin)
         gradient, back = ngd.grad(ops.sum(ops.square(y) * ops.exp(x)), [x, begin])
         total = ops.sum(gradient * factors) + back
         wrt = [x, begin]
@@ -258,7 +260,7 @@ def mismatched(what: str, device: str) -> dict[str, str]:
         y = ops.all_reduce(x * v, op=first, group=pair)
         y = ops.all_reduce(ops.exp(y), op=second, group=pair)
     elif odd:
-        y = ops.recv((4,), np.float64, 0, tag=what == "tag")
+        y = ops.recv(0, int(what == "tag"), shape=(4,), dtype=np.float64)
     else:
         y = x + ops.send(ops.concat([x, x]) if what == "count" else x, 1)
     step = ngd.compile([x], [y], {v: v + y}, device=device)
@@ -284,8 +286,8 @@ def refused() -> None:
     me, n = world.rank, world.size
     for node, message in (
         (ops.send(x, n), rf"send \(made at .*test_graph_groups.*expected a rank in \[0, {n}\)"),
-        (ops.recv((3,), np.float32, me), f"recv.*expected another rank; got {me}"),
-        (ops.reduce_to(x, op="sum", root=n), rf"reduce_to.*a root in \[0, {n}\)"),
+        (ops.recv(me, shape=(3,), dtype=np.float32), f"recv.*expected another rank; got {me}"),
+        (ops.reduce(x, op="sum", root=n), rf"reduce.*a root in \[0, {n}\)"),
     ):
         for device in ("CPU", "INTERPRETER", "NULL"):
             with pytest.raises(ngd.errors.CompileError, match=message):
@@ -293,7 +295,7 @@ def refused() -> None:
     with pytest.raises(ngd.errors.ShapeError, match=rf"^all_to_all: .*{n} equal blocks"):
         ops.all_to_all(ngd.placeholder("y", (n + 1,), np.float32))
     with pytest.raises(ngd.errors.ShapeError, match=r"^all_gather_v: expected a number of rows"):
-        ops.all_gather_v(x, [3] * (n + 1))
+        ops.all_gather_v(x, counts=[3] * (n + 1))
     with pytest.raises(ValueError, match=r"^send: expected another rank"):
         ops.send(x, me, group=world)
     nobodys: Any = Alone(rank=0, size=2)
@@ -311,7 +313,7 @@ def uniform() -> None:
         ops.all_reduce(x, op="max"),
         ops.all_gather(x),
         ops.broadcast(x),
-        ops.all_gather_v(x, [2 * world.size] * world.size),
+        ops.all_gather_v(x, counts=[2 * world.size] * world.size),
         ops.all_reduce(ngd.constant(3.0), op="sum", group=half),
     ]
     assert [node.uniform for node in equal] == [True] * len(equal)
@@ -319,10 +321,10 @@ def uniform() -> None:
         ops.all_reduce(x, op="max", group=half),
         ops.all_gather(x, group=half),
         ops.reduce_scatter(equal[0], op="sum"),
-        ops.reduce_to(equal[0], op="sum"),
+        ops.reduce(equal[0], op="sum"),
         ops.all_to_all(equal[0]),
         ops.scatter(equal[0]),
-        ops.gather_to(equal[0]),
+        ops.gather(equal[0]),
     ]
     assert [node.uniform for node in varying] == [False] * len(varying)
 

@@ -44,8 +44,8 @@ def only(rank: int, root: int, value: Any) -> Any:
 def reductions(n: int, last: int) -> dict[str, Kind]:
     """What combines."""
     kinds = {
-        f"reduce_to {name}": Kind(
-            lambda x, name=name: ops.reduce_to(x, op=name, root=last),
+        f"reduce {name}": Kind(
+            lambda x, name=name: ops.reduce(x, op=name, root=last),
             lambda g, r, f=f: only(r, last, f(g)),
             lambda rank: (2, 3),
             name in ("sum", "mean"),
@@ -88,22 +88,22 @@ def gathers(n: int, last: int) -> dict[str, Kind]:
             lambda rank: (2, 3, 2),
         ),
         "all_gather_v": Kind(
-            lambda x: ops.all_gather_v(x, rows),
+            lambda x: ops.all_gather_v(x, counts=rows),
             lambda g, r: np.concatenate(g),
             lambda rank: (rows[rank], 3),
         ),
         "all_gather_v axis": Kind(
-            lambda x: ops.all_gather_v(x, rows, axis=1),
+            lambda x: ops.all_gather_v(x, counts=rows, axis=1),
             lambda g, r: np.concatenate(g, 1),
             lambda rank: (3, rows[rank]),
         ),
-        "gather_to": Kind(
-            lambda x: ops.gather_to(x, root=last),
+        "gather": Kind(
+            lambda x: ops.gather(x, root=last),
             lambda g, r: only(r, last, np.concatenate(g)),
             lambda rank: (2, 3),
         ),
-        "gather_to axis": Kind(
-            lambda x: ops.gather_to(x, axis=1),
+        "gather axis": Kind(
+            lambda x: ops.gather(x, axis=1),
             lambda g, r: only(r, 0, np.concatenate(g, 1)),
             lambda rank: (2, 3),
         ),

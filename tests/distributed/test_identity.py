@@ -245,9 +245,15 @@ def differ_by_right() -> None:
         if n > 1:
             half = world.split(r % 2)
             z = ops.all_reduce(x, op="sum", group=half)
-            step = ngd.compile([x], [z, ops.reduce_to(x, op="mean", root=0)], device=device)
+            step = ngd.compile([x], [z, ops.reduce(x, op="mean", root=0)], device=device)
             step(ones)
-            token = ops.send(x, 1) if r == 0 else ops.recv((3,), "float32", 0) if r == 1 else x
+            token = (
+                ops.send(x, 1)
+                if r == 0
+                else ops.recv(0, shape=(3,), dtype="float32")
+                if r == 1
+                else x
+            )
             ngd.compile([x], [token, y], device=device)(ones)
         assert step.compare_ranks()
 

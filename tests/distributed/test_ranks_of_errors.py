@@ -66,7 +66,7 @@ def one_is_odd(fault: str, odd: int, hosts: bool, split: bool, device: str | Non
             step(np.ones(3))
         else:
             ngd.all_reduce(np.ones(3), op="sum", group=group)
-        ngd.barrier(group)
+        ngd.barrier(group=group)
 
     ngd.barrier()
     if split and world.rank < 2:  # the other group, which has nothing to say

@@ -330,7 +330,7 @@ def test_next_values_that_are_proved_equal() -> None:
     assert found(v + ops.cast(ops.own_rank(group=two), "float32")) == ({two}, True)
     assert found(ops.all_reduce(own, op="sum", group=four) + mean) == ({four}, False)
     assert found(ops.broadcast(v, group=two) + mean) == ({two, four}, False)
-    assert found(v + ops.reduce_to(x, op="sum", group=two)) == ({two}, True)
+    assert found(v + ops.reduce(x, op="sum", group=two)) == ({two}, True)
     block = ops.reduce_scatter(ops.concat([x, x]), op="sum", group=two)
     assert found(v - block) is None  # each rank has another block
     assert found(own) == ({two}, True)

@@ -87,7 +87,7 @@ def build_before_the_world() -> list[Any]:
     ngd.shutdown()
     x = ngd.placeholder("x", (2,), "float64")
     gathered = ops.all_gather(x)
-    loss = ops.sum(ops.square(gathered) * (1 + ops.iota(2 * ngd.world_size())))
+    loss = ops.sum(ops.square(gathered) * (1 + ops.arange(2 * ngd.world_size())))
     gradient = ngd.grad(loss, x)
     _, sums = ops.scan(lambda carry, row: (carry, ops.all_gather(row)), x, ops.stack([x, x + 1]))
     local = ngd.compile(x, x + 1)

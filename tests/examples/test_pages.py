@@ -45,6 +45,7 @@ PAGES = [
     "running",
     "training",
     "hosts",
+    "limitations",
     "slurm",
 ]
 

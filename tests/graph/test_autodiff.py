@@ -235,7 +235,7 @@ class TestTorch:
     def test_shapes_and_indices(self, torch: Any) -> None:
         value = np.random.default_rng(2).normal(size=(3, 4))
         x = placeholder("x", 3, 4)
-        parts = [x[::-1, 1:3], ops.gather(x, [2, 0, 2], 0)[:, :2], ops.transpose(x)[:3, :2]]
+        parts = [x[::-1, 1:3], ops.take(x, [2, 0, 2], 0)[:, :2], ops.transpose(x)[:3, :2]]
         loss = ops.sum(ops.logsumexp(ops.concat(parts), 1) ** 3) + ops.sum(
             ops.log_softmax(x, 0) * ops.softmax(x) + ops.erf(x) * ops.prod(x, 1, keepdims=True)
         )

@@ -552,7 +552,7 @@ def test_messages_between_two_ranks_are_refused_inside() -> None:
     with pytest.raises(CompileError, match=r"send \(made at .*\) stands inside a loop"):
         ops.scan(lambda c, p: (c + ops.send(c, 1), None), x, length=3)
     with pytest.raises(CompileError, match=r"recv \(made at .*\) stands inside a loop or a branch"):
-        ops.cond(ops.sum(x) > 0, lambda: ops.recv((2,), "float32", 1), lambda: x)
+        ops.cond(ops.sum(x) > 0, lambda: ops.recv(1, shape=(2,), dtype="float32"), lambda: x)
 
 
 def test_a_collective_of_what_stands_outside_is_no_part_of_a_loop() -> None:

@@ -75,7 +75,7 @@ def test_elementwise_ops_are_counted_one_by_one_and_read_and_write_once_together
 
 def test_what_moves_reads_no_more_than_it_writes() -> None:
     table, rows = ngd.placeholder("t", (1000, 8)), ngd.placeholder("i", (3,), "int64")
-    assert cost([table, rows], [ops.gather(table, rows)]) == Cost(0, 2 * 3 * 8 * 4)
+    assert cost([table, rows], [ops.take(table, rows)]) == Cost(0, 2 * 3 * 8 * 4)
     assert cost([table], [table[::2]]) == Cost(0, 2 * 500 * 8 * 4)
 
 
@@ -124,7 +124,7 @@ def test_every_op_has_a_cost() -> None:
 def test_only_what_grows_faster_than_its_operands_is_heavy() -> None:
     heavy = {name for name, op in REGISTRY.items() if op.heavy}
     assert {"matmul", "conv", "conv_data_grad", "conv_channels_last", "scan"} <= heavy
-    assert not heavy & {"add", "sum", "softmax", "concat", "gather", "all_reduce"}
+    assert not heavy & {"add", "sum", "softmax", "concat", "take", "all_reduce"}
 
 
 def test_resnet50_has_the_operations_that_are_published() -> None:

@@ -37,7 +37,7 @@ CASES: dict[str, tuple[Callable[[Node], Any], str]] = {
     ),
     "a scalar of NumPy on the left": (lambda x: np.float64(2) * x, r"multiply of f64\[\] and f32"),
     "data": (
-        lambda x: nn.Linear(8, 2)(np.ones((4, 8)) + ops.cast(ops.iota(8), "float64")),
+        lambda x: nn.Linear(8, 2)(np.ones((4, 8)) + ops.cast(ops.arange(8), "float64")),
         r"matmul of f64\[4,8\] and f32\[8,2\] .* in Linear\(8, 2, bias=True\)\).* operand f64",
     ),
     "a comparison": (lambda x: x > np.arange(8.0), r"greater of f32\[4,8\] and f64\[8\]"),
@@ -46,7 +46,7 @@ CASES: dict[str, tuple[Callable[[Node], Any], str]] = {
     "where": (lambda x: ops.where(x > 0, x, np.float64(0)), r"where of f32\[4,8\] and f64\[\]"),
     "einsum": (lambda x: ops.einsum("ij,ik->jk", x, MASK), r"einsum of f32\[4,8\] and i64"),
     "positions": (
-        lambda x: x + ops.exp(ops.iota(8) * -0.5),
+        lambda x: x + ops.exp(ops.arange(8) * -0.5),
         r"add of f32\[4,8\] and f64\[8\] .* operand f64\[8\]",
     ),
     "after float64 of an integer mask": (
@@ -124,7 +124,7 @@ def test_programs_of_one_dtype_are_silent(dtype: str) -> None:
         lambda x: x * MASK.astype("float32"),
         lambda x: x * (MASK != 0).astype("float32"),
         lambda x: ngd.constant(0.1) * ops.cast(x, "float64"),
-        lambda x: ops.iota(4) / 2 + ops.iota(4) * np.float64(3),
+        lambda x: ops.arange(4) / 2 + ops.arange(4) * np.float64(3),
         lambda x: ops.cast(x, "uint8") / 255,
         lambda x: (x * 2, 3 - x, x**2, ops.where(x > 0, x, 0.0), ops.maximum(x, 1)),
     ],

@@ -58,7 +58,7 @@ class ThreadGroup:
         if kind == "broadcast":
             return lambda: given[attrs["root"]]
         total = np.asarray(COMBINE[attrs["reduce_op"]](given), operand.dtype)
-        mine = kind != "reduce_to" or attrs["root"] == self.rank
+        mine = kind != "reduce" or attrs["root"] == self.rank
         return lambda: total if mine else np.zeros_like(total)
 
 
@@ -208,8 +208,8 @@ class TestGradients:
             lambda x, w: ops.all_reduce(x, op="sum"),
             lambda x, w: ops.all_reduce(x, op="mean"),
             lambda x, w: ops.broadcast(x, root=0),
-            lambda x, w: ops.reduce_to(x, op="sum", root=0),
-            lambda x, w: ops.reduce_to(x, op="mean", root=0),
+            lambda x, w: ops.reduce(x, op="sum", root=0),
+            lambda x, w: ops.reduce(x, op="mean", root=0),
             lambda x, w: ops.all_reduce(x, op="mean", weight=w),
         ],
         ids=["sum", "mean", "broadcast", "reduce", "reduce-mean", "weighted"],

@@ -67,7 +67,7 @@ def random_calls(seed: int) -> int:
             ]
             how: Any = {"op": op} if kind in ("all_reduce", "reduce_scatter") else {}
             how |= {"root": root} if kind == "broadcast" else {}
-            how["asynchronous"] = bool(own.integers(2))
+            how["async_op"] = bool(own.integers(2))
             calls.append((getattr(nj, kind), how))
             givens.append(jnp.asarray(given[rank].astype("float32")).astype(dtype))
             wanted.append(expected(kind, given, op, root, rank))
@@ -224,14 +224,14 @@ def messages() -> list[Any]:
     """Rank 0 sends and rank 1 receives: plain, compiled, differentiated, in batches."""
     world, seen = ngd.init(), []
     x, v = jnp.arange(3.0), jnp.asarray([1.0, 2.0, 3.0])
-    for asynchronous in (False, True):
-        how: Any = {"asynchronous": asynchronous, "tag": 3}
+    for async_op in (False, True):
+        how: Any = {"async_op": async_op, "tag": 3}
 
         def send(w: Any, how: Any = how) -> Any:
             return nj.send(w * x, 1, **how)
 
         def loss(v: Any, start: Any, how: Any = how) -> Any:
-            return (nj.recv(3, "float32", 0, after=start, **how) * v).sum()
+            return (nj.recv(0, shape=3, dtype="float32", after=start, **how) * v).sum()
 
         for wrapped in (lambda f: f, jax.jit):
             if world.rank == 0:
@@ -264,7 +264,7 @@ def pipeline() -> list[float]:
     x = jnp.ones((2, 4), weights[0].dtype)
 
     def stage(w: Any, start: Any) -> Any:
-        h = nj.recv(x.shape, x.dtype, rank - 1, after=start) if rank else x
+        h = nj.recv(rank - 1, shape=x.shape, dtype=x.dtype, after=start) if rank else x
         h = jnp.tanh(h @ w)
         return (h**2).sum() if rank == last else nj.send(h, rank + 1)
 
@@ -296,10 +296,10 @@ def mistaken() -> list[str]:
         lambda: nj.all_reduce(jnp.ones(2), op="sum", group="world"),
         lambda: nj.all_reduce(jnp.ones(2, jnp.complex64), op="sum"),
         lambda: nj.send(jnp.ones(2), world.rank),
-        lambda: nj.recv(2, "float32", 7),
-        lambda: nj.recv(2, "float32", 1 - world.rank, after=jnp.ones(2)),
-        lambda: nj.recv(2, "complex64", 1 - world.rank),
-        lambda: nj.recv(2, "float64", 1 - world.rank),
+        lambda: nj.recv(7, shape=2, dtype="float32"),
+        lambda: nj.recv(1 - world.rank, shape=2, dtype="float32", after=jnp.ones(2)),
+        lambda: nj.recv(1 - world.rank, shape=2, dtype="complex64"),
+        lambda: nj.recv(1 - world.rank, shape=2, dtype="float64"),
         lambda: nj.all_reduce(jnp.ones(2 + world.rank), op="sum"),
         lambda: nj.all_reduce(jnp.ones(2), op="sum"),
     ):
@@ -336,7 +336,7 @@ def test_mistakes_are_errors_that_name_the_call() -> None:
 
 def lost(asynchronous: bool) -> str:
     world = ngd.init()
-    step = jax.jit(lambda x: nj.all_reduce(x, op="sum", asynchronous=asynchronous))
+    step = jax.jit(lambda x: nj.all_reduce(x, op="sum", async_op=asynchronous))
     step(jnp.ones(3))
     if world.rank == 1:
         return "left"

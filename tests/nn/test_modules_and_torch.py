@@ -130,10 +130,52 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], tuple[int, ..
     "gelu_tanh": (lambda: nn.GELU("tanh"), lambda: torch.nn.GELU("tanh"), (40,)),
     "leaky_relu": (lambda: nn.LeakyReLU(0.2), lambda: torch.nn.LeakyReLU(0.2), (40,)),
     "elu": (lambda: nn.ELU(0.5), lambda: torch.nn.ELU(0.5), (40,)),
+    "log_softmax": (lambda: nn.LogSoftmax(dim=1), lambda: torch.nn.LogSoftmax(dim=1), (3, 4, 2)),
+    "softmin": (lambda: nn.Softmin(dim=1), lambda: torch.nn.Softmin(dim=1), (3, 4, 2)),
+    "glu": (lambda: nn.GLU(1), lambda: torch.nn.GLU(1), (3, 4, 2)),
+    "hardtanh": (lambda: nn.Hardtanh(-2, 0.5), lambda: torch.nn.Hardtanh(-2, 0.5), (40,)),
+    "prelu": (lambda: nn.PReLU(), lambda: torch.nn.PReLU(), (3, 4, 2)),
+    "prelu_of_channels": (lambda: nn.PReLU(4, 0.1), lambda: torch.nn.PReLU(4, 0.1), (3, 4, 2)),
+    "instance_norm1d": (
+        lambda: nn.InstanceNorm1d(3),
+        lambda: torch.nn.InstanceNorm1d(3),
+        (2, 3, 5),
+    ),
+    "instance_norm2d": (
+        lambda: nn.InstanceNorm2d(3, 0.1, affine=True),
+        lambda: torch.nn.InstanceNorm2d(3, 0.1, affine=True),
+        (2, 3, 5, 2),
+    ),
+    "instance_norm3d": (
+        lambda: nn.InstanceNorm3d(2),
+        lambda: torch.nn.InstanceNorm3d(2),
+        (2, 2, 3, 2, 2),
+    ),
+    "upsample": (
+        lambda: nn.Upsample(scale_factor=2, mode="bilinear"),
+        lambda: torch.nn.Upsample(scale_factor=2, mode="bilinear"),
+        (2, 3, 4, 5),
+    ),
+    "upsample_nearest": (lambda: nn.Upsample(7), lambda: torch.nn.Upsample(7), (2, 3, 4)),
+    "pixel_shuffle": (lambda: nn.PixelShuffle(2), lambda: torch.nn.PixelShuffle(2), (2, 4, 3, 2)),
+    "pixel_unshuffle": (
+        lambda: nn.PixelUnshuffle(2),
+        lambda: torch.nn.PixelUnshuffle(2),
+        (2, 3, 4, 2),
+    ),
+    "unfold": (
+        lambda: nn.Unfold(2, padding=1, stride=2),
+        lambda: torch.nn.Unfold(2, padding=1, stride=2),
+        (2, 3, 5, 4),
+    ),
+    "fold": (lambda: nn.Fold((3, 4), 2), lambda: torch.nn.Fold((3, 4), 2), (2, 8, 6)),
     "softmax": (lambda: nn.Softmax(dim=1), lambda: torch.nn.Softmax(dim=1), (3, 4, 2)),
     **{
         name: (getattr(nn, name), getattr(torch.nn, name), (40,))
-        for name in ("ReLU", "GELU", "SiLU", "Sigmoid", "Tanh", "Softplus", "Hardswish")
+        for name in (
+            *("ReLU", "GELU", "SiLU", "Sigmoid", "Tanh", "Softplus", "Hardswish"),
+            *("Mish", "SELU", "Softsign", "LogSigmoid"),
+        )
     },
     "Hardsigmoid": (nn.Hardsigmoid, torch.nn.Hardsigmoid, (40,)),
 }
@@ -219,6 +261,31 @@ def test_an_embedding_is_pytorchs() -> None:
     (wanted * torch.tensor(adjoint)).sum().backward()
     np.testing.assert_array_equal(value, wanted.detach().numpy())
     np.testing.assert_allclose(gradient, theirs.weight.grad.numpy(), 1e-12)
+
+
+@pytest.mark.parametrize("mode", ["mean", "sum"])
+@pytest.mark.parametrize("offsets", [None, [0, 2, 2, 5]])
+@pytest.mark.parametrize("padding", [None, 3])
+def test_an_embedding_bag_is_pytorchs(mode: str, offsets: Any, padding: int | None) -> None:
+    ours = nn.EmbeddingBag(7, 3, mode, padding).astype(F64)
+    theirs = torch.nn.EmbeddingBag(7, 3, mode=mode, padding_idx=padding).double()
+    ours.load_state_dict(theirs.state_dict())
+    numbers = np.array([[1, 3, 3], [5, 1, 0]]) if offsets is None else np.array([1, 3, 3, 5, 1, 0])
+    own = RANDOM(1).normal(size=numbers.shape)
+    for weights in (None, own) if mode == "sum" else (None,):
+        y = ours(ngd.constant(numbers), offsets, weights)
+        adjoint = RANDOM(0).normal(size=y.shape)
+        step = ngd.compile([], [y, ngd.grad(ops.sum(y * adjoint), ours.weight)])
+        value, gradient = step()
+        theirs.zero_grad()
+        wanted = theirs(
+            torch.tensor(numbers),
+            None if offsets is None else torch.tensor(offsets),
+            None if weights is None else torch.tensor(weights),
+        )
+        (wanted * torch.tensor(adjoint)).sum().backward()
+        np.testing.assert_allclose(value, wanted.detach().numpy(), 1e-12)
+        np.testing.assert_allclose(gradient, theirs.weight.grad.numpy(), 1e-12, 1e-15)
 
 
 @pytest.mark.parametrize("bias", [True, False])

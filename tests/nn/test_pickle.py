@@ -41,6 +41,17 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], np.ndarray[Any, Any]]] = {
     "GRU": ((8, 4), X1),
     "MultiHeadAttention": ((8, 2), X1),
     "Dropout": ((0.5,), X1),
+    **{f"Dropout{n}d": ((0.5,), x) for n, x in (("1", X1), *IMAGES[1:])},
+    **{f"InstanceNorm{n}d": ((3, 1e-5, True), x) for n, x in IMAGES},
+    "InstanceNorm": ((3,), X1),
+    "EmbeddingBag": ((9, 4), np.array([[1, 8]])),
+    "PReLU": ((3,), X1),
+    "GLU": ((), X1),
+    "Upsample": ((None, 2), X1),
+    "PixelShuffle": ((1,), X2),
+    "PixelUnshuffle": ((1,), X2),
+    "Unfold": ((2,), X2),
+    "Fold": ((2, 1), np.ones((2, 3, 4))),
     "Flatten": ((), X1),
 }
 MODULES = sorted(

@@ -32,7 +32,7 @@ from ngd.reference import evaluate
 CASES = all_cases()
 NO_GRADIENT = {
     (op, kind)
-    for op in ("all_reduce", "reduce_to", "reduce_scatter")
+    for op in ("all_reduce", "reduce", "reduce_scatter")
     for kind in ("min", "max", "prod")
 }
 POSITIONS = 48

@@ -50,6 +50,21 @@ def test_an_error_of_the_op_itself_is_as_it_was() -> None:
         ops.bitwise_not(X)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ops.gather(X, indices=[1, 0]),  # type: ignore[call-arg]
+        lambda: ops.gather(X, [1, 0]),  # type: ignore[arg-type]
+        lambda: ops.gather(X, np.array([1, 0])),  # type: ignore[arg-type]
+        lambda: ops.gather(X, ops.arange(2)),  # type: ignore[arg-type]
+        lambda: ops.gather(X, [1, 0], 0),  # type: ignore[call-arg, arg-type]
+    ],
+)
+def test_gather_by_index_names_take(call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=r"gather: .*ops\.take\(x, indices, axis\) takes elements"):
+        call()
+
+
 def test_a_nodes_method_names_the_node() -> None:
     x = ngd.placeholder("x", (2, 3))
     with pytest.raises(TypeError, match=r"^Node\.sum\(\) got an unexpected keyword argument 'dim'"):

@@ -153,7 +153,7 @@ def test_cross_entropy(
     agrees(
         run,
         drawn(dtype, shape),
-        lambda x: ops.cross_entropy(x, labels, 7, smoothing, reduction),
+        lambda x: ops.cross_entropy(x, labels, None, 7, smoothing, reduction),
         lambda torch, x: torch.nn.functional.cross_entropy(
             x,
             torch.tensor(labels),

@@ -167,9 +167,18 @@ class TestLiterals:
         assert math.isnan(float(value(ops.mean(np.zeros(0)))))
         assert value(ops.prod([2.0, 3, 4])) == 24
 
-    def test_one_hot_and_iota(self) -> None:
+    def test_one_hot_and_arange(self) -> None:
         assert value(ops.one_hot([2, 0, 3], 3)).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0]]
-        assert value(ops.iota(3)).tolist() == [0, 1, 2]
+        assert value(ops.arange(3)).tolist() == [0, 1, 2]
+        assert value(ops.arange(3, dtype=float32)).dtype == float32
+        for bounds in ((0,), (-2,), (2, 9), (2, 9, 3), (9, 2, -3), (2, 9, -1), (5, -5, -10)):
+            agrees(ops.arange(*bounds), np.arange(*bounds))
+        for fractions in ((2.5,), (0.5, 3), (1, 0, -0.25), (0, 1, 0.1)):
+            agrees(ops.arange(*fractions), np.arange(*fractions).astype(float32))
+        with pytest.raises(ValueError, match=r"^arange: expected a step that is not 0; got 0"):
+            ops.arange(1, 2, 0)
+        with pytest.raises(TypeError, match=r"^arange: expected numbers; got the nodes"):
+            ops.arange(constant_node(np.array(3)))
 
     def test_two_byte_floats_accumulate_in_float32(self) -> None:
         ones = np.ones(4096, float16)
@@ -375,7 +384,7 @@ class TestShapes:
     @pytest.mark.parametrize("axis", [0, 1, -1])
     def test_gather(self, axis: int) -> None:
         indices = np.array([[1, -1], [0, 0]], int8)
-        agrees(ops.gather(self.X, indices, axis), np.take(self.X, indices, axis))
+        agrees(ops.take(self.X, indices, axis), np.take(self.X, indices, axis))
 
     def test_matmul_follows_numpy(self) -> None:
         shapes = [(3,), (3, 3), (2, 3, 3), (4, 1, 3, 3)]
@@ -450,7 +459,7 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ShapeError,
         "broadcast_to: expected a shape that i64[2]",
     ),
-    (lambda: ops.gather([1.0], [0.0]), DTypeError, "gather: expected integer indices; got f64[1]"),
+    (lambda: ops.take([1.0], [0.0]), DTypeError, "take: expected integer indices; got f64[1]"),
     (lambda: ops.one_hot([0], -1), ShapeError, "one_hot: expected a depth >= 0; got -1"),
     (lambda: ops.cast([1], "str"), DTypeError, "cast: expected a dtype among bool, int8"),
     (lambda: ops.softmax(np.ones((2, 0))), ShapeError, "softmax: expected at least one element"),
@@ -465,9 +474,9 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "softmax_cross_entropy: expected an index in [0, 3); got 3 at [1] of the indices (made",
     ),
     (
-        lambda: value(ops.gather([1, 2], [0, -3])),
+        lambda: value(ops.take([1, 2], [0, -3])),
         ValueError,
-        "gather: expected an index in [-2, 2); got -3 at [1] of the indices (made",
+        "take: expected an index in [-2, 2); got -3 at [1] of the indices (made",
     ),
     (lambda: ops.all_reduce([1], op="mean"), DTypeError, 'all_reduce(op="mean"): expected floats'),
     (

@@ -198,7 +198,7 @@ def test_a_group_is_a_group() -> None:
         with pytest.raises(TypeError, match=r"group: expected an ngd.Group; got str"):
             call(np.ones(1), op="sum", group="world")  # type: ignore[operator]
     with pytest.raises(TypeError, match=r"group: expected an ngd.Group; got Mesh"):
-        ngd.barrier(ngd.make_mesh((1,), ("a",), group=alone()))  # type: ignore[arg-type]
+        ngd.barrier(group=ngd.make_mesh((1,), ("a",), group=alone()))  # type: ignore[arg-type]
 
 
 def interrupted(call: Callable[[], Any], at: int) -> Any:
@@ -293,10 +293,17 @@ def test_every_collective_op_has_a_row() -> None:
     for kind in KINDS.values():
         if kind.name in ops:
             call = inspect.signature(ops[kind.name].__call__).parameters
-            assert getattr(ngd.ops, kind.op) is ops[kind.name]
+            assert getattr(ngd.ops, kind.name) is ops[kind.name]
             assert ("op" in call) == kind.reduces
             assert ("root" in call) == bool(kind.rooted)
             assert "group" in call
+            function = inspect.signature(getattr(ngd, kind.name)).parameters
+            common = [name for name in call if name in function]
+            assert common == [name for name in function if name in call]
+            for name in common:
+                if name not in ("counts", "receive_counts", "shape", "dtype", "x"):
+                    assert call[name].kind is function[name].kind, (kind.name, name)
+                    assert call[name].default == function[name].default, (kind.name, name)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

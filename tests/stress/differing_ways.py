@@ -462,7 +462,7 @@ def a_weight_in_a_step(run: Run) -> None:
 @way(NAMED)
 def other_counts_in_a_step(run: Run) -> None:
     counts = [run.choose(2, 4) if r == run.odd else 4 for r in range(run.world.size)]
-    stepped(run, ops.all_gather_v(vector(counts[run.world.rank]), counts))
+    stepped(run, ops.all_gather_v(vector(counts[run.world.rank]), counts=counts))
 
 
 @way(EITHER)
@@ -537,7 +537,7 @@ def evaluation_instead_of_training(run: Run) -> None:
 def a_rank_that_raises(run: Run) -> None:
     v = ngd.variable("v", np.zeros(4, np.float32))
     x, at = vector(), ngd.placeholder("at", (), "int64")
-    y = ops.all_reduce(ops.gather(x, at) + v, op="sum")
+    y = ops.all_reduce(ops.take(x, at) + v, op="sum")
     step = ngd.compile([x, at], [], {v: y}, device="CPU")
     try:
         step(np.ones(4, np.float32), np.int64(run.choose(9, 1)))

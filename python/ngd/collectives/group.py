@@ -165,7 +165,7 @@ class Group(BoundToProcess):
 
     def all_reduce(
         self,
-        array: Any,
+        x: Any,
         *,
         op: str,
         out: Any = None,
@@ -178,21 +178,21 @@ class Group(BoundToProcess):
         """Reduce an array over the ranks; see ngd.all_reduce."""
         plain = weight is None and compression is None and algorithm == "auto"
         if plain and site is None and not async_op:
-            result = self.quick("all_reduce", array, out, op)
+            result = self.quick("all_reduce", x, out, op)
             if result is not None:
                 return result
         self.check_open()
         call = reduction.Call(self, op, algorithm, site or call_site())
         if weight is None:
-            plan = reduction.plan(call, array, out, weight, compression)
+            plan = reduction.plan(call, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
         with self.under_way():  # the weights are told first
-            plan = reduction.plan(call, array, out, weight, compression)
+            plan = reduction.plan(call, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
 
     def reduce_scatter(
         self,
-        array: Any,
+        x: Any,
         *,
         op: str,
         axis: int = 0,
@@ -202,15 +202,15 @@ class Group(BoundToProcess):
     ) -> Any:
         """Reduce an array over the ranks, and return this rank's block; see ngd.reduce_scatter."""
         if axis == 0 and site is None and not async_op:
-            result = self.quick("reduce_scatter", array, out, op)
+            result = self.quick("reduce_scatter", x, out, op)
             if result is not None:
                 return result
         where, along = "reduce_scatter", whole(axis, "reduce_scatter", "axis")
-        return self._run_kind(where, array, out, async_op, site, op=op, axis=along)
+        return self._run_kind(where, x, out, async_op, site, op=op, axis=along)
 
     def all_gather(
         self,
-        array: Any,
+        x: Any,
         *,
         axis: int = 0,
         out: Any = None,
@@ -219,15 +219,15 @@ class Group(BoundToProcess):
     ) -> Any:
         """Concatenate the arrays of the ranks; see ngd.all_gather."""
         if axis == 0 and site is None and not async_op:
-            result = self.quick("all_gather", array, out, "none")
+            result = self.quick("all_gather", x, out, "none")
             if result is not None:
                 return result
         where, along = "all_gather", whole(axis, "all_gather", "axis")
-        return self._run_kind(where, array, out, async_op, site, axis=along)
+        return self._run_kind(where, x, out, async_op, site, axis=along)
 
     def all_gather_v(
         self,
-        array: Any,
+        x: Any,
         *,
         counts: Sequence[int] | None = None,
         out: Any = None,
@@ -235,7 +235,7 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Concatenate arrays of different lengths; see ngd.all_gather_v."""
-        source, site = np.atleast_1d(operand(array, "all_gather_v")), site or call_site()
+        source, site = np.atleast_1d(operand(x, "all_gather_v")), site or call_site()
         if counts is not None:
             rows = self._counts(counts, "all_gather_v", "counts")
             return self._gather_uneven(source, rows, out, async_op, site)
@@ -271,7 +271,7 @@ class Group(BoundToProcess):
 
     def broadcast(
         self,
-        array: Any,
+        x: Any,
         root: int = 0,
         *,
         out: Any = None,
@@ -280,12 +280,12 @@ class Group(BoundToProcess):
     ) -> Any:
         """Copy the array of the root to all ranks; see ngd.broadcast."""
         if site is None and not async_op:
-            result = self.quick("broadcast", array, out, "none", root)
+            result = self.quick("broadcast", x, out, "none", root)
             if result is not None:
                 return result
-        where, many = "broadcast", is_list(array)
+        where, many = "broadcast", is_list(x)
         root = whole(root, where, "root")
-        sources = [operand(a, where) for a in (array if many else [array])]
+        sources = [operand(a, where) for a in (x if many else [x])]
         buffers = destinations(out, sources, many, where)
         given = list(buffers) if out is None else list(out) if many else [out]
         if not many:
@@ -308,7 +308,7 @@ class Group(BoundToProcess):
 
     def reduce(
         self,
-        array: Any,
+        x: Any,
         root: int = 0,
         *,
         op: str,
@@ -317,11 +317,11 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Reduce an array over the ranks to the root; see ngd.reduce."""
-        return self._run_kind("reduce", array, out, async_op, site, op=op, root=root)
+        return self._run_kind("reduce", x, out, async_op, site, op=op, root=root)
 
     def gather(
         self,
-        array: Any,
+        x: Any,
         root: int = 0,
         *,
         out: Any = None,
@@ -329,11 +329,11 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Concatenate the arrays of the ranks on the root; see ngd.gather."""
-        return self._run_kind("gather", array, out, async_op, site, root=root)
+        return self._run_kind("gather", x, out, async_op, site, root=root)
 
     def scatter(
         self,
-        array: Any = None,
+        x: Any = None,
         root: int = 0,
         *,
         out: Any = None,
@@ -345,12 +345,12 @@ class Group(BoundToProcess):
         """Send each rank its block of the root's array; see ngd.scatter."""
         where = "scatter"
         root, here = self._root(root, where)
-        if array is None:
+        if x is None:
             if here:
                 raise TypeError(f"{where}: expected rank {root}, the root, to give an array")
             buffer = source = self._received(out, shape, dtype, where)
         else:
-            source = operand(array, where)
+            source = operand(x, where)
             rows = block_rows(source.shape, self.size, where)
             buffer = destination(out, source.dtype, (rows, *source.shape[1:]), where)
             self._check_apart(KINDS[where], source, buffer)
@@ -369,7 +369,7 @@ class Group(BoundToProcess):
 
     def all_to_all(
         self,
-        array: Any,
+        x: Any,
         *,
         out: Any = None,
         async_op: bool = False,
@@ -377,14 +377,14 @@ class Group(BoundToProcess):
     ) -> Any:
         """Exchange blocks between all ranks; see ngd.all_to_all."""
         if site is None and not async_op:
-            result = self.quick("all_to_all", array, out, "none")
+            result = self.quick("all_to_all", x, out, "none")
             if result is not None:
                 return result
-        return self._run_kind("all_to_all", array, out, async_op, site)
+        return self._run_kind("all_to_all", x, out, async_op, site)
 
     def all_to_all_v(
         self,
-        array: Any,
+        x: Any,
         send_counts: Sequence[int],
         receive_counts: Sequence[int] | None = None,
         *,
@@ -394,7 +394,7 @@ class Group(BoundToProcess):
     ) -> Any:
         """Exchange blocks of different lengths; see ngd.all_to_all_v."""
         where, site = "all_to_all_v", site or call_site()
-        source = np.atleast_1d(operand(array, where))
+        source = np.atleast_1d(operand(x, where))
         sent = self._counts(send_counts, where, "send_counts")
         if sent.sum() != len(source):
             raise ShapeError(
@@ -429,10 +429,10 @@ class Group(BoundToProcess):
         )
 
     def send(
-        self, array: Any, to: int, tag: int = 0, *, async_op: bool = False, site: str | None = None
+        self, x: Any, to: int, tag: int = 0, *, async_op: bool = False, site: str | None = None
     ) -> Any:
         """Send an array to one rank; see ngd.send."""
-        source = operand(array, "send")
+        source = operand(x, "send")
         to, tag = self._other(to, "send", "to"), whole(tag, "send", "tag")
         return self._run(
             "send",

@@ -97,7 +97,7 @@ class AsyncStore(KVStore):
 
     def _of_first(self, values: list[Array]) -> list[Array]:
         return [
-            self._together("init", partial(Group.broadcast, array=v, async_op=True, site="kvstore"))
+            self._together("init", partial(Group.broadcast, x=v, async_op=True, site="kvstore"))
             for v in values
         ]
 

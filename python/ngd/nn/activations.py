@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from .. import Node, ops
-from .module import Module
+from .initializers import constant
+from .module import Module, Parameter
 
 
 class Activation(Module):
@@ -38,6 +39,17 @@ class Activation(Module):
     def describe(self) -> str:
         """Return the options, for `repr`."""
         return ", ".join(f"{key}={value!r}" for key, value in self.options.items())
+
+
+class Named(Activation):
+    """An activation that a function of ngd.ops computes; a subclass gives its name."""
+
+    op: ClassVar[str]
+
+    def forward(self, x: Node) -> Node:
+        """Apply the op; the result has the dtype of x."""
+        y: Node = getattr(ops, self.op)(x, **self.options)
+        return y
 
 
 class ReLU(Activation):
@@ -196,7 +208,7 @@ class LeakyReLU(Activation):
     function = ops.leaky_relu
 
     def __init__(self, negative_slope: float = 0.01) -> None:
-        self.options = {"slope": negative_slope}
+        self.options = {"negative_slope": negative_slope}
 
 
 class ELU(Activation):
@@ -265,6 +277,174 @@ class Softmax(Activation):
 
     def __init__(self, dim: int = -1) -> None:
         self.options = {"axis": dim}
+
+
+class LogSoftmax(Activation):
+    """The logarithm of the softmax along an axis.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 6))
+    >>> nn.LogSoftmax()(features).shape
+    (4, 6)
+    """
+
+    function = ops.log_softmax
+
+    def __init__(self, dim: int = -1) -> None:
+        self.options = {"axis": dim}
+
+
+class Softmin(Named):
+    """The softmax of -x along an axis.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 6))
+    >>> nn.Softmin()(features).shape
+    (4, 6)
+    """
+
+    op = "softmin"
+
+    def __init__(self, dim: int = -1) -> None:
+        self.options = {"axis": dim}
+
+
+class GLU(Named):
+    """Multiply the first half of an axis by the sigmoid of the second half.
+
+    Input: floats whose extent along `dim` is even. Output: half of it along `dim`.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 6))
+    >>> nn.GLU()(features).shape
+    (4, 3)
+    """
+
+    op = "glu"
+
+    def __init__(self, dim: int = -1) -> None:
+        self.options = {"axis": dim}
+
+
+class Mish(Named):
+    """The activation x * tanh(softplus(x)).
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 6))
+    >>> nn.Mish()(features).shape
+    (4, 6)
+    """
+
+    op = "mish"
+
+
+class SELU(Named):
+    """The activation SELU, a scaled ELU whose results tend to mean 0 and variance 1.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 6))
+    >>> nn.SELU()(features).shape
+    (4, 6)
+    """
+
+    op = "selu"
+
+
+class Softsign(Named):
+    """The activation x / (1 + abs(x)).
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 6))
+    >>> nn.Softsign()(features).shape
+    (4, 6)
+    """
+
+    op = "softsign"
+
+
+class LogSigmoid(Named):
+    """The logarithm of the sigmoid of each element.
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 6))
+    >>> nn.LogSigmoid()(features).shape
+    (4, 6)
+    """
+
+    op = "logsigmoid"
+
+
+class Hardtanh(Named):
+    """Limit each element to the range [min_val, max_val].
+
+    Input: floats of any shape. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 6))
+    >>> nn.Hardtanh(-2, 2)(features).shape
+    (4, 6)
+    """
+
+    op = "hardtanh"
+
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
+        self.options = {"min": min_val, "max": max_val}
+
+
+class PReLU(Module):
+    """Return x where it is positive, and weight * x elsewhere; see ops.prelu.
+
+    Input: floats of at least two axes, if num_parameters is not 1. Output: the shape and dtype
+    of the input.
+
+    Parameters
+    ----------
+    num_parameters : int
+        1, or the number of channels, which are axis 1.
+    init : float
+        The first value of the weights.
+
+    Examples
+    --------
+    >>> features = ngd.placeholder("features", (4, 6))
+    >>> nn.PReLU(6)(features).shape
+    (4, 6)
+    """
+
+    weight: Any
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25) -> None:
+        self.num_parameters = num_parameters
+        self.weight = Parameter(num_parameters, constant(init))
+
+    def forward(self, x: Node) -> Node:
+        """Apply the activation; the result has the shape and dtype of x."""
+        y: Node = ops.prelu(x, self.weight)
+        return y
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"num_parameters={self.num_parameters}"
 
 
 class Identity(Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -239,3 +239,126 @@ class Dropout(Module):
     def describe(self) -> str:
         """Return the probability, for `repr`."""
         return str(self.p)
+
+
+class ChannelDropout(Dropout):
+    """Dropout of whole channels of [N, C, ...]."""
+
+    axes: ClassVar[int]
+    """The number of spatial axes."""
+
+    def forward(self, x: Node) -> Node:
+        """Drop channels of x, an array of floats; the result has its shape and dtype."""
+        name = f"nn.{type(self).__name__}"
+        if x.ndim != self.axes + 2:
+            raise ValueError(f"{name}: expected [N, C, {self.axes} axes]; got {x!r}")
+        state = current()
+        if state is None or not self.p:
+            return x
+        channels = ops.ones((*x.shape[:2], *(1,) * self.axes), x.dtype)
+        y: Node = x * ops.dropout(channels, self.p, **state.draw(name))
+        return y
+
+
+class Dropout1d(ChannelDropout):
+    """In training, set each channel to 0 with probability p, and divide the others by 1 - p.
+
+    Tompson et al., 2014 (arXiv:1411.4280), section 3.2.
+
+    Input: [N, C, L]. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    p : float
+        The probability, in [0, 1).
+
+    Examples
+    --------
+    >>> maps = ngd.placeholder("maps", (4, 3, 8))
+    >>> nn.Dropout1d(0.1)(maps).shape
+    (4, 3, 8)
+    """
+
+    axes = 1
+
+
+class Dropout2d(ChannelDropout):
+    """Dropout of whole channels of images, as nn.Dropout1d.
+
+    Input: [N, C, H, W]. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> maps = ngd.placeholder("maps", (4, 3, 8, 8))
+    >>> nn.Dropout2d(0.1)(maps).shape
+    (4, 3, 8, 8)
+    """
+
+    axes = 2
+
+
+class Dropout3d(ChannelDropout):
+    """Dropout of whole channels of volumes, as nn.Dropout1d.
+
+    Input: [N, C, D, H, W]. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> maps = ngd.placeholder("maps", (4, 3, 2, 8, 8))
+    >>> nn.Dropout3d(0.1)(maps).shape
+    (4, 3, 2, 8, 8)
+    """
+
+    axes = 3
+
+
+class EmbeddingBag(Module):
+    """The mean or the sum of the rows of a table that a bag of indices selects.
+
+    Input: integers [N, L]. Output: [N, embedding_dim], in the dtype of the table.
+
+    Parameters
+    ----------
+    num_embeddings, embedding_dim : int
+        The shape of the table.
+    mode : str
+        "mean" or "sum".
+    padding_idx : int, optional
+        A row that counts for nothing. It begins as zeros, and has no gradient.
+    initializer : Initializer, optional
+        By default a normal distribution, as nn.Embedding has.
+
+    Examples
+    --------
+    >>> tokens = ngd.placeholder("tokens", (4, 7), "int64")
+    >>> nn.EmbeddingBag(100, 16)(tokens).shape
+    (4, 16)
+    """
+
+    weight: Any
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: str = "mean",
+        padding_idx: int | None = None,
+        *,
+        initializer: Initializer | None = None,
+    ) -> None:
+        if mode not in ("mean", "sum"):
+            raise ValueError(f'nn.EmbeddingBag: expected mode "mean" or "sum"; got {mode!r}')
+        table = Embedding(num_embeddings, embedding_dim, padding_idx, initializer=initializer)
+        self.shape, self.mode, self.padding_idx = table.shape, mode, table.padding_idx
+        self.weight = Parameter(self.shape, table._padded(initializer or normal()))
+
+    def forward(self, numbers: Node, offsets: Any = None, per_sample_weights: Any = None) -> Node:
+        """Map [bags, n], or [n] and the first position of each bag, to [bags, embedding_dim]."""
+        found: Node = ops.embedding_bag(
+            numbers, self.weight, offsets, self.mode, per_sample_weights, self.padding_idx
+        )
+        return found
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"{self.shape[0]}, {self.shape[1]}, mode={self.mode!r}"

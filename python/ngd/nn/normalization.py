@@ -425,3 +425,100 @@ class BatchNorm3d(BatchNorm):
     """
 
     axes = (5,)
+
+
+class InstanceNorm(Module):
+    """Normalize each channel of each sample by its own mean and variance.
+
+    Ulyanov, Vedaldi and Lempitsky, 2016 (arXiv:1607.08022). It has no running statistics, as
+    PyTorch's module by default.
+
+    Input: [N, C, ...]. Output: the shape and dtype of the input.
+
+    Parameters
+    ----------
+    num_features : int
+        The number of channels, C.
+    eps : float
+        Added to the variance.
+    affine : bool
+        Whether a weight and a bias per channel follow.
+
+    Examples
+    --------
+    >>> maps = ngd.placeholder("maps", (2, 3, 8, 8))
+    >>> nn.InstanceNorm(3)(maps).shape
+    (2, 3, 8, 8)
+    """
+
+    axes: tuple[int, ...] | None = None
+    """The allowed numbers of axes of the argument; None allows three or more."""
+
+    weight: Any
+    bias: Any
+
+    def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = False) -> None:
+        self.num_features, self.eps = num_features, eps
+        self.weight = Parameter(num_features, ones) if affine else None
+        self.bias = Parameter(num_features, zeros) if affine else None
+
+    def forward(self, x: Node) -> Node:
+        """Normalize x; the result has its shape and dtype."""
+        if x.ndim < 3 or (self.axes is not None and x.ndim not in self.axes):
+            wanted = "at least 3" if self.axes is None else " or ".join(map(str, self.axes))
+            raise ValueError(f"nn.{type(self).__name__}: expected {wanted} axes; got {x!r}")
+        if x.shape[1] != self.num_features:
+            raise ValueError(
+                f"nn.{type(self).__name__}: expected {self.num_features} channels; got {x!r}"
+            )
+        y: Node = ops.group_norm(x, self.num_features, self.weight, self.bias, self.eps)
+        return y
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"{self.num_features}, eps={self.eps}"
+
+
+class InstanceNorm1d(InstanceNorm):
+    """InstanceNorm of sequences.
+
+    Input: [N, C, L]. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> maps = ngd.placeholder("maps", (2, 3, 8))
+    >>> nn.InstanceNorm1d(3)(maps).shape
+    (2, 3, 8)
+    """
+
+    axes = (3,)
+
+
+class InstanceNorm2d(InstanceNorm):
+    """InstanceNorm of images.
+
+    Input: [N, C, H, W]. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> maps = ngd.placeholder("maps", (2, 3, 8, 8))
+    >>> nn.InstanceNorm2d(3)(maps).shape
+    (2, 3, 8, 8)
+    """
+
+    axes = (4,)
+
+
+class InstanceNorm3d(InstanceNorm):
+    """InstanceNorm of volumes.
+
+    Input: [N, C, D, H, W]. Output: the shape and dtype of the input.
+
+    Examples
+    --------
+    >>> maps = ngd.placeholder("maps", (2, 3, 2, 8, 8))
+    >>> nn.InstanceNorm3d(3)(maps).shape
+    (2, 3, 2, 8, 8)
+    """
+
+    axes = (5,)

@@ -14,6 +14,7 @@ from ..ir import PUBLIC as _PUBLIC
 
 if TYPE_CHECKING:
     from .activation import *
+    from .activation_functions import *
     from .along_axis import *
     from .arithmetic import *
     from .casting import *
@@ -23,24 +24,38 @@ if TYPE_CHECKING:
     from .contraction import *
     from .control import *
     from .convolution import *
+    from .creation import *
     from .cumulative import *
+    from .differences import *
     from .exchange import *
+    from .exponentials import *
     from .indexing import *
+    from .iteration import *
+    from .joining import *
+    from .linear_algebra import *
     from .loops import *
     from .loss import *
+    from .losses import *
     from .matrix_multiply import *
     from .norm import *
+    from .numeric import *
     from .operands import *
     from .ordering import *
     from .pool import *
     from .random import *
+    from .random_draws import *
     from .rearrange import *
     from .recurrent import *
-    from .reduce import *
+    from .reductions import *
+    from .resizing import *
     from .scaled_dot_product import *
+    from .searching import *
     from .selection import *
     from .shape import *
+    from .special import *
+    from .statistics import *
     from .transcendental import *
+    from .trigonometric import *
 
 for _file in _files(__path__):
     _import(f"{__name__}.{_file.name}")

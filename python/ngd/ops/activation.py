@@ -256,30 +256,30 @@ def clipped(x: Node, bound: float) -> Node:
 
 
 class LeakyRelu(Activation):
-    """leaky_relu(x, slope=0.01): x where it is positive, else slope * x; attrs: slope.
+    """leaky_relu(x, negative_slope=0.01): x where it is positive, else negative_slope * x.
 
     Maas, Hannun and Ng, "Rectifier nonlinearities improve neural network acoustic models" (2013),
-    equation 2. Its gradient at 0 is the slope.
+    equation 2. Its gradient at 0 is negative_slope. Attrs: negative_slope.
     """
 
     name = "leaky_relu"
     kink_at_zero = True
     smooth = False
 
-    def __call__(self, x: Value, slope: float = 0.01) -> Node:
-        return self.of(x, {"slope": float(slope)})
+    def __call__(self, x: Value, negative_slope: float = 0.01) -> Node:
+        return self.of(x, {"negative_slope": float(negative_slope)})
 
     def compute(self, x: Array, **attrs: Any) -> Array:
-        return np.where(x > 0, x, x.dtype.type(attrs["slope"]) * x)
+        return np.where(x > 0, x, x.dtype.type(attrs["negative_slope"]) * x)
 
-    def expand(self, x: Node, *, slope: float) -> Node:
-        return where(x > 0, x, x * slope)
+    def expand(self, x: Node, *, negative_slope: float) -> Node:
+        return where(x > 0, x, x * negative_slope)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return (where(node.inputs[0] > 0, dy, dy * node.attrs["slope"]),)
+        return (where(node.inputs[0] > 0, dy, dy * node.attrs["negative_slope"]),)
 
     def attributes(self) -> Iterable[dict[str, Any]]:
-        return ({"slope": slope} for slope in (0.01, -1.5))
+        return ({"negative_slope": slope} for slope in (0.01, -1.5))
 
 
 leaky_relu: Final[LeakyRelu] = register(LeakyRelu())

@@ -100,7 +100,7 @@ class AddAlongAxis(Op):
     """add_along_axis(updates, indices, axis, size): the adjoint of take_along_axis.
 
     Zeros, with the updates added where take_along_axis reads. Two-byte floats are accumulated in
-    float32 and rounded once. Attrs: axis, size; caller as gather has it.
+    float32 and rounded once. Attrs: axis, size; caller as take has it.
     """
 
     name = "add_along_axis"

@@ -30,6 +30,7 @@ from .casting import Cast, cast
 from .compare import where
 from .control import Cond, Scan, inside, scan
 from .convolution import Conv, ConvDataGrad, ConvWeightGrad
+from .creation import OneHot, arange
 from .cumulative import CumSum
 from .custom import After, Rule, WithGradient
 from .elementwise import Elementwise
@@ -42,26 +43,24 @@ from .pool import AvgPoolGrad, Pool
 from .precision import expansion
 from .random import Draw, Dropout, RandomBits
 from .rearrange import moveaxis
-from .reduce import ArgExtremum, Reduction, sum
+from .reductions import ArgExtremum, Reduction, sum
 from .rows import RowNumber, row_number
 from .scaled_dot_product import Attend, AttendGrad
 from .shape import (
     BroadcastTo,
     Concat,
-    Gather,
-    OneHot,
     PadSlice,
     Reshape,
     ScatterAdd,
     Slice,
     Split,
     StopGradient,
+    Take,
     Transpose,
     broadcast_to,
-    gather,
-    iota,
     reshape,
     scatter_add,
+    take,
     transpose,
 )
 
@@ -284,18 +283,18 @@ def rows_of_examples(batching: Batching, node: Node, indices: Node, extent: int)
     caller = node.attrs.get("caller") or node.op.name
     if not node.attrs.get("negative", True):
         attrs = {"axis": 0, "caller": caller, "negative": False}
-        indices = gather.node((iota(extent), indices), attrs)
+        indices = take.node((arange(extent), indices), attrs)
     indices = cast(indices, int64)
-    examples = reshape(iota(batching.size), (batching.size, *(1,) * (indices.ndim - 1)))
+    examples = reshape(arange(batching.size), (batching.size, *(1,) * (indices.ndim - 1)))
     operands = (broadcast_to(examples, indices.shape), indices)
     axes = (0, node.attrs["axis"])
     attrs = {"extents": (batching.size, extent), "axes": axes, "caller": caller}
     return row_number.node(operands, attrs)
 
 
-@batches(Gather)
-def batch_gather(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Gather along the axis that follows by one, or from the rows of all examples."""
+@batches(Take)
+def batch_take(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
+    """Take along the axis that follows by one, or from the rows of all examples."""
     (x, indices), axis = operands, node.attrs["axis"]
     if not indices.is_mapped:
         return node.op.node((x.node, indices.node), {**node.attrs, "axis": axis + 1})
@@ -304,7 +303,7 @@ def batch_gather(batching: Batching, node: Node, operands: Sequence[Batched]) ->
     first = moveaxis(x.node, axis + 1, 1)
     extent, *others = first.shape[1:]
     rows = reshape(first, (batching.size * extent, *others))
-    found = gather(rows, rows_of_examples(batching, node, indices.node, extent), 0)
+    found = take(rows, rows_of_examples(batching, node, indices.node, extent), 0)
     behind = indices.node.ndim
     order = [*range(behind, behind + axis), *range(1, behind), *range(behind + axis, found.ndim)]
     return transpose(found, [0, *order])

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives in the graph; those that move blocks of rows, and send and recv, in exchange.py.
 
-Each takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce_to, send and recv run
+Each takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce, send and recv run
 over the ranks of the executable (ngd.compile's group=, by default the world). The others need the
 number of ranks for the shape of their result. They mean the world. If it is not joined when the
 graph is built, they take the launcher's numbers, and ngd.compile joins the world.
 
-What a rank is given nothing for, as in `reduce_to` all but the root, is zero there. So each of them
+What a rank is given nothing for, as in `reduce` all but the root, is zero there. So each of them
 is a linear map of all ranks' operands to all ranks' results, and its gradient is the transpose,
 which is again one of them (docs/adr/0003-gradient-of-all-reduce.md).
 
@@ -168,7 +168,7 @@ class Collective(Op):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.name = cls.kind.op
+        cls.name = cls.kind.name
         cls.dtypes = NUMBERS if cls.kind.reduces else ALL
         if cls.kind.gives == "nothing":
             cls.dtypes = ()
@@ -239,7 +239,7 @@ _TOTALS: Final[weakref.WeakValueDictionary[Any, Node]] = weakref.WeakValueDictio
 
 
 class AllReduce(Collective):
-    """all_reduce(x, op=, weight=None, compression=None, algorithm="auto", group=None).
+    """all_reduce(x, op=, weight=None, algorithm="auto", compression=None, group=None).
 
     x combined over the ranks.
 
@@ -265,8 +265,8 @@ class AllReduce(Collective):
         *,
         op: str,
         weight: Value | None = None,
-        compression: str | None = None,
         algorithm: str = "auto",
+        compression: str | None = None,
         group: Ranks | None = None,
     ) -> Node:
         x = as_node(x, where=self.name)
@@ -356,7 +356,7 @@ all_reduce: Final[AllReduce] = register(AllReduce())
 class Broadcast(Collective):
     """broadcast(x, root=0, group=None): the root's x on every rank; attrs: root, group.
 
-    The adjoint is the sum over ranks on the root, and zero elsewhere: reduce_to.
+    The adjoint is the sum over ranks on the root, and zero elsewhere: reduce.
     """
 
     kind = KINDS["broadcast"]
@@ -371,7 +371,7 @@ class Broadcast(Collective):
         return expect_root(self.name, root, group, x)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return (reduce_to.node((dy,), {**node.attrs, "reduce_op": "sum"}),)
+        return (reduce.node((dy,), {**node.attrs, "reduce_op": "sum"}),)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((Operand((2, 3)),), {"root": 0})
@@ -389,8 +389,8 @@ def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
 broadcast: Final[Broadcast] = register(Broadcast())
 
 
-class ReduceTo(Collective):
-    """reduce_to(x, op=, root=0, group=None): x combined over the ranks on the root, zero elsewhere.
+class Reduce(Collective):
+    """reduce(x, root=0, op=, group=None): x reduced over the ranks on the root, zero elsewhere.
 
     op as in all_reduce; attrs: reduce_op, root, group. The adjoint of sum is broadcast, that of
     mean a broadcast of the root's share; the others have no gradient.
@@ -398,7 +398,7 @@ class ReduceTo(Collective):
 
     kind = KINDS["reduce"]
 
-    def __call__(self, x: Value, *, op: str, root: int = 0, group: Ranks | None = None) -> Node:
+    def __call__(self, x: Value, root: int = 0, *, op: str, group: Ranks | None = None) -> Node:
         attrs = with_group(
             self.name, {"reduce_op": op, "root": whole(root, self.name, "root")}, group
         )
@@ -424,7 +424,7 @@ class ReduceTo(Collective):
             yield Sample((Operand((2, 3), dtype=dtype),), {**attrs, "root": 0})
 
 
-reduce_to: Final[ReduceTo] = register(ReduceTo())
+reduce: Final[Reduce] = register(Reduce())
 
 
 class OwnRank(Op):

@@ -15,32 +15,51 @@ from .compare import where
 from .exchange import all_gather
 from .operands import Value, as_node, expect_dtype
 from .ordering import top_k
-from .shape import gather, reshape, scatter_add
+from .shape import reshape, scatter_add, take
 
 
 @public
 def sparse_all_reduce(
     x: Value, residual: Value, *, ratio: float, op: str, group: Ranks | None = None
 ) -> tuple[Node, Node]:
-    """Combine over the ranks only the elements of the largest magnitude; return it, and the rest.
+    """Reduce only the elements of the largest magnitude over all ranks.
 
-    What is not sent is the next residual (error feedback), to be added to the next x, so that over
-    many steps nothing is lost: Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory" (NeurIPS
-    2018), Algorithm 1. ngd.TopK is the same for arrays. A variable keeps the residual of each rank:
+    The elements that a rank does not send are the next residual, which the next call adds to its x
+    (error feedback). So no element is lost over many steps. See Stich, Cordonnier and Jaggi,
+    "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1. ngd.TopK does the same for arrays.
+
+    Parameters
+    ----------
+    x, residual : node or array
+        float32 or float64, of one shape.
+    ratio : float
+        The fraction of the elements that a rank sends, in (0, 1]; at least one is sent. An element
+        costs the bytes of its value, and 4 bytes for its index. In tensors of 2**31 elements and
+        more, an index has 8 bytes.
+    op : str
+        "sum" or "mean". The elements are added in the order of ranks.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    tuple of two nodes
+        The reduced array, and the next residual. Both have the shape of x.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        The operands have different shapes, or other dtypes.
+    ValueError
+        The ratio is not in (0, 1], or the op is another one.
+
+    Examples
+    --------
+    A variable with `per_rank=True` stores the residual of each rank::
 
         left = ngd.variable("left", np.zeros(w.shape, "float32"), per_rank=True)
         mean, rest = ops.sparse_all_reduce(gradient, left, ratio=0.01, op="mean")
         step = ngd.compile(inputs, [loss], updates={w: w - 0.1 * mean, left: rest})
-
-    Parameters
-    ----------
-    x, residual
-        float32 or float64, of one shape.
-    ratio
-        The fraction of the elements that a rank sends, in (0, 1]; at least one is sent. An element
-        costs its value and 4 bytes (8 in tensors of 2**31 elements and more) for its place.
-    op
-        "sum" or "mean", added in the order of ranks.
     """
     x, residual = (as_node(v, where="sparse_all_reduce") for v in (x, residual))
     expect_dtype("sparse_all_reduce", (x.type, residual.type), (float32, float64))
@@ -57,7 +76,7 @@ def sparse_all_reduce(
     held = reshape(x + residual, (size,))
     _, largest = top_k(abs(held), min(size, max(1, math.ceil(ratio * size))))
     places = cast(largest, int32 if size < 2**31 else int64)
-    values = gather(held, places)
+    values = take(held, places)
     sent = scatter_add(cast(places * 0 + 1, int32), places, 0, size) > 0
     total = scatter_add(all_gather(values, group=ranks), all_gather(places, group=ranks), 0, size)
     result = total / ranks.size if op == "mean" else total

@@ -23,7 +23,7 @@ from .casting import cast
 from .elementwise import align
 from .matrix_multiply import matmul
 from .operands import HALVES, Value, got
-from .reduce import sum
+from .reductions import sum
 from .shape import reshape, transpose
 
 Labelled: TypeAlias = tuple[str, Node]

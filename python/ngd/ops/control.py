@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control flow: a loop with carried values, and a choice between two branches.
 
-Their bodies are graphs inside the graph (`ngd.ir.Body`). A body is traced once, so a program is as
-large for a thousand rounds as for one. What it reads from outside becomes an operand; what no
-carried value and no slice leads to is computed once, outside the loop.
+Their bodies are graphs inside the graph (`ngd.ir.Body`). A body is traced once, so the size of a
+program does not depend on the number of iterations. Nodes that a body reads from outside become
+operands. A node that depends on no carried value and on no slice is computed once, outside the
+loop.
 
-A body may talk to other ranks. All must say the same then: a loop has as many rounds on all of
-them, and a choice must be proved equal (`expect_agreement`).
+A body may contain collectives. Then a loop must have the same number of iterations on all ranks,
+and a predicate must be known to be equal on all ranks (`expect_agreement`).
 """
 
 from __future__ import annotations
@@ -641,41 +642,57 @@ def scan(
     length: int | None = None,
     reverse: bool = False,
 ) -> tuple[Any, Any]:
-    """Repeat a function, handing values from round to round.
+    """Run a function once per slice of some tensors, and carry values from one call to the next.
 
-    ::
+    The result is that of this loop, whose body is traced only once:
 
         carry = init
         for t in range(length):
             carry, ys[t] = body(carry, xs[t])
 
+    A collective in the body runs in each iteration, on all ranks. If it depends neither on the
+    carry nor on the slice, it runs once.
+
+    The gradient computes each iteration again from its carry. It keeps the carries of all
+    iterations and the results of matrix products, convolutions and attention. With
+    `ngd.remat(body)` it keeps only the carries.
+
     Parameters
     ----------
-    body
-        Called once, with nodes: (carry, slice) -> (next carry, result), where the result may be
-        None. It may read nodes and variables from outside. Random draws differ in each iteration,
+    body : callable
+        It takes the carry and a slice, and returns the next carry and a result, or None as the
+        result. It may read nodes and variables from outside. Random draws differ in each iteration,
         except if their seed or offset depends on the carry or the slice.
-    init
-        The carry of the first round: a node or an array, or some in dicts, lists, tuples and
-        dataclasses. The body returns the same structure, dtypes and shapes.
-    xs
-        Nodes or arrays, nested at will, of which round t reads slice t along axis 0; None: the
-        body's second argument is None, and `length` says how many rounds there are.
-    length
-        The number of rounds; by default the extent of axis 0 of `xs`. 0 is legal.
-    reverse
-        Go from the last slice to the first; results are stacked in the order of the slices.
+    init : node, array, or a structure of them
+        The first carry. The body returns the same structure, dtypes and shapes.
+    xs : node, array, or a structure of them, optional
+        Iteration t reads slice t along axis 0. If it is None, the body gets None as its slice, and
+        `length` is needed.
+    length : int, optional
+        The number of iterations, which may be 0. The default is the extent of axis 0 of `xs`.
+    reverse : bool, default False
+        Run from the last slice to the first. The results keep the order of the slices.
 
-    Returns the last carry, and what the rounds made, stacked along a new axis 0. Raises ShapeError
-    or DTypeError where extents of `xs` differ, or the body returns another type of carry than it
-    was given.
+    Returns
+    -------
+    tuple
+        The last carry, and the results of all iterations, stacked along a new axis 0.
 
-    A collective that depends on what the body is given runs in each round, on all ranks; any other
-    one runs once. CompileError for a send or a receive: a gradient would make it again.
+    Raises
+    ------
+    ShapeError, DTypeError
+        The extents of `xs` differ, or the body returns a carry of another type.
+    CompileError
+        The body contains a send or a receive.
 
-    Gradients flow to `init`, `xs`, and whatever the body reads. They compute each round again from
-    its carry, but for what products, convolutions and attention have made in it. So memory holds
-    these and the carries of all rounds; `ngd.remat(body)` has it hold the carries alone.
+    Examples
+    --------
+    ::
+
+        >>> def add(total, x):
+        ...     return total + x, total
+        >>> ngd.function(lambda x: ops.scan(add, 0.0, x)[0])(np.array([1.0, 2.0, 3.0]))
+        array(6.)
     """
     initial, structure = trees.flatten(init)
     tensors, slice_structure = trees.flatten(xs) if xs is not None else ([], None)
@@ -696,7 +713,7 @@ def scan(
 
 
 def expect_pair(returned: Any) -> tuple[Any, Any]:
-    """What the body of a scan returns: the next carry, and what it makes."""
+    """Return the pair that the body of a scan returned: the next carry, and a result."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
             f"scan: expected the body to return a carry and what it makes; got {returned!r}"
@@ -740,33 +757,45 @@ def rounds(tensors: Sequence[Node], length: int | None) -> int:
 def cond(
     predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any
 ) -> Any:
-    """Compute one of two functions, as a bool scalar says.
+    """Compute one of two functions, depending on a bool scalar.
+
+    A function may contain collectives if the predicate is known to be equal on all ranks. Results
+    of collectives such as all_reduce are, and variables, constants, placeholders with
+    `uniform=True`, and nodes that depend only on these. If a variable differs between
+    ranks nevertheless, the collectives raise CollectiveMismatchError.
 
     Parameters
     ----------
-    predicate
+    predicate : node or array
         A bool scalar.
-    on_true, on_false
-        Called once each, with the operands; both return the same structure of nodes, of the same
-        dtypes and shapes. They may read nodes and variables from outside.
-    operands
-        Nodes, arrays, or some in dicts, lists, tuples and dataclasses.
+    on_true, on_false : callable
+        Each is traced once, with the operands. Both return the same structure of nodes with the
+        same dtypes and shapes. They may read nodes and variables from outside.
+    operands : node, array, or a structure of them
+        The arguments of both functions.
 
     Returns
     -------
     Any
-        What the chosen function returns. Only that is computed, and only its gradient.
+        The result of the chosen function. A step computes only this function, and only its
+        gradient.
 
     Raises
     ------
     ShapeError, DTypeError
-        The two functions return values of other types, or the predicate is no bool scalar.
+        The two functions return different types, or the predicate is not a bool scalar.
     CompileError
-        A send or a receive is made inside one of the functions. From ngd.compile: so is a
-        collective, and the predicate does not count as equal on all ranks. What collectives such as
-        all_reduce give does; so do variables, constants, placeholders that promise it, and what is
-        computed from these alone. Where a variable differs nevertheless, the collectives raise
-        CollectiveMismatchError.
+        A function contains a send or a receive. ngd.compile raises it for a collective, if the
+        predicate is not known to be equal on all ranks.
+
+    Examples
+    --------
+    ::
+
+        >>> def clipped(x):
+        ...     return ops.cond(ops.max(x) > 1, lambda: x / ops.max(x), lambda: x)
+        >>> ngd.function(clipped)(np.array([1.0, 2.0]))
+        array([0.5, 1. ])
     """
     expect_choice("cond", predicate)
     chosen_by = as_node(predicate, where="cond: predicate")

@@ -23,7 +23,7 @@ from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .activation import POSTS, dy_before, reference_behind
 from .elementwise import align
 from .operands import Value, got, narrow, product_dtype, widen
-from .reduce import sum
+from .reductions import sum
 from .shape import reshape
 from .windows import (
     Padding,

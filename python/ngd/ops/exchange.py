@@ -73,9 +73,9 @@ def expect_rows(where: str, x: Type) -> None:
 
 def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
     """The type of the result, where all blocks have one length."""
-    expect_rows(kind.op, x)
+    expect_rows(kind.name, x)
     if kind.gives == "blocks" and x.shape[0] % size:
-        raise ShapeError(f"{kind.op}: expected rows for {size} equal blocks; got {x}")
+        raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}")
     return with_rows(x, kind.rows(x.shape[0], size))
 
 
@@ -149,7 +149,9 @@ class ReduceScatter(Collective):
             raise no_gradient(node)
         counts = node.attrs.get("counts")
         dx = (
-            all_gather(dy, group=group) if counts is None else all_gather_v(dy, counts, group=group)
+            all_gather(dy, group=group)
+            if counts is None
+            else all_gather_v(dy, counts=counts, group=group)
         )
         return (dx / group.size if kind == "mean" else dx,)
 
@@ -178,7 +180,7 @@ class AllGather(Collective):
 
     kind = KINDS["all_gather"]
 
-    def __call__(self, x: Value, axis: int = 0, *, group: Ranks | None = None) -> Node:
+    def __call__(self, x: Value, *, axis: int = 0, group: Ranks | None = None) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         along = as_axis(self.name, axis, x.ndim, x.type)
         if along == 0:
@@ -203,7 +205,7 @@ all_gather: Final[AllGather] = register(AllGather())
 
 
 class AllGatherV(Collective):
-    """all_gather_v(x, counts, axis=0, group=None): all ranks' x of counts[r] rows each.
+    """all_gather_v(x, counts=, axis=0, group=None): all ranks' x of counts[r] rows each.
 
     Along `axis` rank r's x has counts[r]; all else is one shape on all ranks, and so are the
     counts. Attrs: counts, group. The adjoint is reduce_scatter(op="sum", counts=counts).
@@ -212,7 +214,7 @@ class AllGatherV(Collective):
     kind = KINDS["all_gather_v"]
 
     def __call__(
-        self, x: Value, counts: Sequence[int], axis: int = 0, *, group: Ranks | None = None
+        self, x: Value, *, counts: Sequence[int], axis: int = 0, group: Ranks | None = None
     ) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         along = as_axis(self.name, axis, x.ndim, x.type)
@@ -253,9 +255,9 @@ class AllToAll(Collective):
     def __call__(
         self,
         x: Value,
+        *,
         split_axis: int = 0,
         concat_axis: int = 0,
-        *,
         group: Ranks | None = None,
     ) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
@@ -284,10 +286,10 @@ all_to_all: Final[AllToAll] = register(AllToAll())
 
 
 class AllToAllV(Collective):
-    """all_to_all_v(x, counts, receive_counts, group=None): counts[s] rows of my x go to rank s.
+    """all_to_all_v(x, send_counts, receive_counts, group=None): send_counts[s] rows go to rank s.
 
-    They stand in x in the order of the ranks; receive_counts[r] rows come from rank r, and that is
-    what rank r counts for this one. Attrs: counts, receive_counts, group. The adjoint is the same
+    The rows of x are in the order of the ranks. receive_counts[r] rows come from rank r, which is
+    rank r's send count for this rank. Attrs: counts, receive_counts, group. The adjoint is the same
     with the counts exchanged.
     """
 
@@ -296,13 +298,13 @@ class AllToAllV(Collective):
     def __call__(
         self,
         x: Value,
-        counts: Sequence[int],
+        send_counts: Sequence[int],
         receive_counts: Sequence[int],
         *,
         group: Ranks | None = None,
     ) -> Node:
         attrs = {
-            "counts": as_counts(counts),
+            "counts": as_counts(send_counts),
             "receive_counts": as_counts(receive_counts),
             "group": ranks_of(self.name, group),
         }
@@ -344,18 +346,23 @@ class AllToAllV(Collective):
 all_to_all_v: Final[AllToAllV] = register(AllToAllV())
 
 
-class GatherTo(Collective):
-    """gather_to(x, root=0, axis=0, group=None): all ranks' x along the axis on the root.
+class Gather(Collective):
+    """gather(x, root=0, axis=0, group=None): all ranks' x along the axis on the root.
 
-    Elsewhere the result is zero. (ops.gather picks rows by index.) x has one shape on all ranks.
+    Elsewhere the result is zero. x has one shape on all ranks. `ops.take` takes elements by index.
     Attrs: root, group. The adjoint is scatter.
     """
 
     kind = KINDS["gather"]
 
     def __call__(
-        self, x: Value, root: int = 0, axis: int = 0, *, group: Ranks | None = None
+        self, x: Value, root: int = 0, *, axis: int = 0, group: Ranks | None = None
     ) -> Node:
+        if not isinstance(root, (int, np.integer)):
+            raise TypeError(
+                f"gather: expected the rank that receives as root; got {root!r}. "
+                "ops.take(x, indices, axis) takes elements by index."
+            )
         x, attrs = (
             as_node(x, where=self.name),
             {"root": whole(root, self.name, "root"), "group": ranks_of(self.name, group)},
@@ -375,7 +382,7 @@ class GatherTo(Collective):
         yield Sample((Operand((2, 3)),), {"root": 0, "group": Alone()})
 
 
-gather_to: Final[GatherTo] = register(GatherTo())
+gather: Final[Gather] = register(Gather())
 
 
 class Scatter(Collective):
@@ -383,13 +390,13 @@ class Scatter(Collective):
 
     The axis is cut in as many equal blocks as there are ranks. x has one shape on all ranks; what
     it holds elsewhere than on the root is not looked at. Attrs: root, group. The adjoint is
-    gather_to.
+    gather.
     """
 
     kind = KINDS["scatter"]
 
     def __call__(
-        self, x: Value, root: int = 0, axis: int = 0, *, group: Ranks | None = None
+        self, x: Value, root: int = 0, *, axis: int = 0, group: Ranks | None = None
     ) -> Node:
         x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
         along = as_axis(self.name, axis, x.ndim, x.type)
@@ -406,7 +413,7 @@ class Scatter(Collective):
         return {"root": attrs["root"], **block_counts(x, attrs)}
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return (gather_to.node((dy,), node.attrs),)
+        return (gather.node((dy,), node.attrs),)
 
     def samples(self) -> Iterable[Sample]:
         yield Sample((Operand((2, 3)),), {"root": 0, "group": Alone()})
@@ -430,7 +437,7 @@ class Send(Collective):
 
     kind = KINDS["send"]
 
-    def __call__(self, x: Value, to: int, *, tag: int = 0, group: Ranks | None = None) -> Node:
+    def __call__(self, x: Value, to: int, tag: int = 0, *, group: Ranks | None = None) -> Node:
         attrs = with_group(
             self.name,
             {"root": whole(to, self.name, "to"), "tag": whole(tag, self.name, "tag")},
@@ -466,19 +473,26 @@ send: Final[Send] = register(Send())
 
 
 class Recv(Collective):
-    """recv(shape, dtype, source, after=None, tag=0, group=None): what another rank sends.
+    """recv(source, tag=0, shape=, dtype=, after=None, group=None): what another rank sends.
 
     `after` is a scalar that is computed before: a token of a send, or anything else that shall come
     first; its value is not looked at. Its adjoint is the token of the send that gives the adjoint
     of what was received back to `source`. So a rank whose loss rests on what it received
-    differentiates by `after` too, and makes that token an output, for the other rank to go on:
+    differentiates by `after` too, and makes that token an output, for the other rank to go on.
 
-        rank 0                                      rank 1
-        token = ops.send(ops.tanh(x @ w), 1)        start = ngd.constant(0.0)
-        gw = ngd.grad(token, w)                     h = ops.recv((8, 4), "float32", 0, after=start)
-                                                    loss = ops.mean(ops.square(h @ v - y))
-                                                    gv, back = ngd.grad(loss, [v, start])
-        ngd.compile([x], [token, gw])               ngd.compile([y], [loss, gv, back])
+    ::
+
+        # rank 0
+        token = ops.send(ops.tanh(x @ w), 1)
+        gw = ngd.grad(token, w)
+        step = ngd.compile([x], [token, gw])
+
+        # rank 1
+        start = ngd.constant(0.0)
+        h = ops.recv(0, shape=(8, 4), dtype="float32", after=start)
+        loss = ops.mean(ops.square(h @ v - y))
+        gv, back = ngd.grad(loss, [v, start])
+        step = ngd.compile([y], [loss, gv, back])
 
     gw is the gradient of the sum of the ranks' losses, the token's value being 0. Attrs: shape,
     dtype, root (the other rank), tag, group.
@@ -488,12 +502,12 @@ class Recv(Collective):
 
     def __call__(
         self,
+        source: int,
+        tag: int = 0,
+        *,
         shape: int | Sequence[int],
         dtype: Any,
-        source: int,
-        *,
         after: Value | None = None,
-        tag: int = 0,
         group: Ranks | None = None,
     ) -> Node:
         wanted = as_dtype(dtype, self.name)

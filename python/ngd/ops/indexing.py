@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of tensors that a step chooses: made of gather."""
+"""Parts of tensors that a step chooses: made of take."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from ..ir import Node, public
 from .arithmetic import maximum, minimum
 from .casting import cast
 from .compare import equal, where
+from .creation import arange
 from .operands import Value, as_node, as_shape
-from .shape import as_indices, expand_dims, gather, iota, stop_gradient
+from .reductions import sum
+from .searching import searchsorted
+from .shape import as_indices, expand_dims, ones, scatter_add, stop_gradient, take
 
 
 @public
@@ -21,20 +24,109 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
 
     As torch.nn.functional.embedding: the row padding_idx gets no gradient. An index outside of
     [0, rows) is an OutOfRangeError, an IndexError and a ValueError, when the step runs. A negative
-    index does not count from the end; `ops.gather` and `weight[indices]` count so, as NumPy.
+    index does not count from the end; `ops.take` and `weight[indices]` count so, as NumPy.
     """
     table, chosen = as_node(weight, where="embedding"), as_indices(indices, "embedding")
+    return _rows("embedding", table, chosen, padding_idx)
+
+
+def _rows(where_: str, table: Node, chosen: Node, padding_idx: int | None) -> Node:
+    """Return the rows of a table; the padding row gets no gradient."""
     if table.ndim != 2:
-        raise ShapeError(f"embedding: expected a table [rows, E]; got {table.type}")
-    attrs = {"axis": 0, "caller": "embedding", "negative": False}
-    found: Node = gather.node((table, chosen), attrs)
+        raise ShapeError(f"{where_}: expected a table [rows, E]; got {table.type}")
+    attrs = {"axis": 0, "caller": where_, "negative": False}
+    found: Node = take.node((table, chosen), attrs)
     if padding_idx is None:
         return found
     rows = table.shape[0]
     if not -rows <= padding_idx < rows:
-        raise ShapeError(f"embedding: expected padding_idx in [{-rows}, {rows}); got {padding_idx}")
+        raise ShapeError(f"{where_}: expected padding_idx in [{-rows}, {rows}); got {padding_idx}")
     of_padding = equal(chosen, padding_idx % rows)
     return where(expand_dims(of_padding, -1), stop_gradient(found), found)
+
+
+@public
+def embedding_bag(
+    indices: Value,
+    weight: Value,
+    offsets: Value | None = None,
+    mode: str = "mean",
+    per_sample_weights: Value | None = None,
+    padding_idx: int | None = None,
+) -> Node:
+    """Return means or sums of rows of a table, as torch.nn.functional.embedding_bag.
+
+    Parameters
+    ----------
+    indices
+        Integers [bags, n]; or [n], with offsets.
+    weight
+        The table, [rows, E].
+    offsets
+        [bags]: the position in the indices where each bag begins, in ascending order from 0 on.
+    mode
+        "mean" or "sum". An empty bag gives zeros.
+    per_sample_weights
+        Of the shape of the indices: factors of the rows, for mode "sum".
+    padding_idx
+        A row that counts for nothing, and gets no gradient.
+
+    Returns
+    -------
+    Node
+        [bags, E].
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    OutOfRangeError
+        An index is outside of [0, rows), when the step runs.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda t: ops.embedding_bag([[0, 1], [2, 2]], t))(np.eye(3))
+        array([[0.5, 0.5, 0. ],
+               [0. , 0. , 1. ]])
+    """
+    where_ = "embedding_bag"
+    if mode not in ("mean", "sum"):
+        raise ValueError(f'{where_}: expected mode "mean" or "sum"; got {mode!r}')
+    table, chosen = as_node(weight, where=where_), as_indices(indices, where_)
+    if (chosen.ndim, offsets is None) not in ((2, True), (1, False)):
+        raise ShapeError(f"{where_}: expected [bags, n], or [n] and offsets; got {chosen.type}")
+    rows = _rows(where_, table, chosen, padding_idx)
+    factors = _factors(rows, chosen, mode, per_sample_weights)
+    if padding_idx is not None:
+        factors = where(equal(chosen, padding_idx % table.shape[0]), 0, factors)
+    total, count = _bags(rows * expand_dims(factors, -1), factors, offsets)
+    return total if mode == "sum" else total / expand_dims(maximum(count, 1), -1)
+
+
+def _bags(rows: Node, factors: Node, offsets: Value | None) -> tuple[Node, Node]:
+    """Return the sums of the rows of each bag, and of their factors."""
+    if offsets is None:
+        return sum(rows, 1), sum(factors, 1)
+    starts = as_indices(offsets, "embedding_bag")
+    places = arange(rows.shape[0], dtype=starts.dtype)
+    bags = searchsorted(starts, places, "right") - 1
+    total, count = (scatter_add(v, bags, 0, starts.shape[0]) for v in (rows, factors))
+    return total, count
+
+
+def _factors(rows: Node, chosen: Node, mode: str, weights: Value | None) -> Node:
+    """Return the factor of each row of a bag."""
+    if weights is None:
+        return ones(chosen.shape, rows.dtype)
+    factors = cast(as_node(weights, where="embedding_bag"), rows.dtype)
+    if mode != "sum" or factors.shape != chosen.shape:
+        raise ShapeError(
+            f"embedding_bag: expected per_sample_weights of the shape of the indices, with mode "
+            f'"sum"; got {factors.type} with {mode!r}'
+        )
+    return factors
 
 
 @public
@@ -56,5 +148,5 @@ def dynamic_slice(x: Value, starts: Sequence[Value], sizes: int | Sequence[int])
             raise DTypeError(f"dynamic_slice: expected integer scalars to start; got {first.type}")
         if size < n:
             begin = minimum(maximum(cast(first, int64), 0), n - size)
-            x = gather(x, iota(size) + begin, axis)
+            x = take(x, arange(size) + begin, axis)
     return x

@@ -20,7 +20,8 @@ import numpy as np
 from ..dtype import int64
 from ..ir import Node, constant_node, public, topological
 from .arithmetic import add, multiply
-from .shape import expand_dims, iota
+from .creation import arange
+from .shape import expand_dims
 
 STRIDE: Final = 2**40
 """The distance of the offsets of two iterations."""
@@ -93,6 +94,6 @@ def per_iteration(seed: Node) -> Node:
         )
     for i, loop in enumerate(around[depth:]):
         stride = np.array([0, STRIDE * prod(lengths[i + 1 :])], int64)
-        numbers = expand_dims(iota(loop.length), 1)
+        numbers = expand_dims(arange(loop.length), 1)
         seed = loop.slice(add(seed, multiply(numbers, constant_node(stride))))
     return seed

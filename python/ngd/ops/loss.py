@@ -8,13 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import FLOATS, DType, Type, float32, int32, int64
+from ..dtype import FLOATS, DType, Type, float32, int32, int64, is_float
 from ..errors import ShapeError
 from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .activation import softplus
 from .arithmetic import abs, maximum, minimum, square
 from .casting import cast
 from .compare import not_equal, where
+from .creation import arange, one_hot
 from .elementwise import align
 from .operands import (
     HALVES,
@@ -29,11 +30,11 @@ from .operands import (
     narrow,
     widen,
 )
-from .reduce import max, mean, sum
-from .shape import as_indices, expand_dims, one_hot, stop_gradient, transpose
+from .reductions import max, mean, sum
+from .shape import as_indices, expand_dims, ones, stop_gradient, take, transpose
 from .transcendental import exp, log
 
-_REDUCTIONS: Final = ("mean", "sum", "none")
+LOSS_REDUCTIONS: Final = ("mean", "sum", "none")
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
@@ -195,51 +196,129 @@ class SoftmaxCrossEntropyGrad(Op):
 softmax_cross_entropy_grad: Final[SoftmaxCrossEntropyGrad] = register(SoftmaxCrossEntropyGrad())
 
 
+def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
+    """Return integer labels; refuse those that have not the shape of x without the classes."""
+    chosen = as_indices(labels, where_)
+    if not x.ndim or chosen.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
+        types = got(x.type, chosen.type)
+        raise ShapeError(f"{where_}: expected {name} [N, C, ...] and labels [N, ...]; got {types}")
+    return chosen
+
+
+def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -> Node:
+    """Return the weight of each label's class; the lookup refuses labels outside of [0, C)."""
+    count = wide.shape[-1]
+    if weight is None:
+        factors = ones((count,), wide.dtype)
+    else:
+        factors = cast(as_node(weight, where=where_), wide.dtype)
+    if factors.shape != (count,):
+        raise ShapeError(f"{where_}: expected a weight for {count} classes; got {factors.type}")
+    found: Node = take.node((factors, labels), {"axis": 0, "caller": where_, "negative": False})
+    return found
+
+
 @public
 def cross_entropy(
     logits: Value,
     labels: Value,
+    weight: Value | None = None,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Node:
-    """Compare logits with integer labels, as torch.nn.functional.cross_entropy.
+    """Return -log_softmax(logits)[label], as torch.nn.functional.cross_entropy.
 
-    logsumexp(logits) - logits[label], of each place; the mean is over those that count.
-    The logits are [C], [N, C] or [N, C, d1, ...], the labels have their shape without C. What has
-    the label ignore_index counts for nothing; of nothing else, the mean is NaN. With smoothing, all
-    classes share that part of the label (Szegedy et al. 2016, arXiv:1512.00567, section 7). The
-    reduction is "mean", "sum" or "none".
+    Parameters
+    ----------
+    logits
+        [C], [N, C] or [N, C, d1, ...].
+    labels
+        Integers in [0, C), of that shape without C, or floats of the shape of the logits: the
+        probabilities of the classes.
+    weight
+        [C]: a factor for each class.
+    ignore_index
+        An integer label that counts for nothing. If no other label occurs, the mean is NaN.
+    label_smoothing
+        In [0, 1]: this part of each label is shared by all classes (Szegedy et al. 2016,
+        arXiv:1512.00567, section 7).
+    reduction
+        "mean", "sum" or "none". The mean divides by the sum of the weights of the labels; for
+        probabilities, by the number of labels.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    OutOfRangeError
+        A label is outside of [0, C), when the step runs.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.cross_entropy(x, [0, 1]))(np.array([[2.0, 0.0], [1.0, 1.0]]))
+        array(0.41)
     """
     where_ = "cross_entropy"
-    _check_reduction(where_, reduction, _REDUCTIONS)
+    check_reduction(where_, reduction, LOSS_REDUCTIONS)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"{where_}: expected smoothing in [0, 1]; got {label_smoothing}")
-    x, chosen = as_node(logits, where=where_), as_indices(labels, where_)
-    if not x.ndim or chosen.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
-        raise ShapeError(
-            f"{where_}: expected logits [N, C, ...] and labels [N, ...]; got "
-            f"{got(x.type, chosen.type)}"
-        )
-    if x.ndim > 2:
-        x = transpose(x, (0, *range(2, x.ndim), 1))
-    x = cast(x, float_of(x.dtype))
-    wide = cast(x, float32) if x.dtype in HALVES else x
-    counts = not_equal(chosen, ignore_index)
-    attrs = {"caller": where_}
-    loss = softmax_cross_entropy.node((wide, where(counts, chosen, 0)), attrs)
-    if label_smoothing:
-        even = -mean(log_softmax(wide), -1)
-        loss = (1 - label_smoothing) * loss + label_smoothing * even
-    loss = where(counts, loss, 0)
-    if reduction != "none":
-        loss = sum(loss)
+    x, target = as_node(logits, where=where_), as_node(labels, where=where_)
+    soft = is_float(target.dtype) and target.shape == x.shape
+    chosen = target if soft else expect_labels(where_, "logits", x, target)
+    dtype = float_of(x.dtype)
+    wide = _classes_last(cast(x, float32 if dtype in HALVES else dtype))
+    if soft:
+        chances = _classes_last(cast(chosen, wide.dtype))
+        return reduced(_soft_loss(wide, chances, weight, label_smoothing), reduction, dtype)
+    loss, factors = _hard_loss(wide, chosen, weight, ignore_index, label_smoothing)
+    return reduced_by(loss, factors, reduction, dtype)
+
+
+def reduced_by(loss: Node, factors: Node, reduction: str, dtype: DType) -> Node:
+    """Return a reduction of a loss; the mean divides by the sum of the factors."""
     if reduction == "mean":
-        loss = loss / sum(cast(counts, wide.dtype))
-    return cast(loss, x.dtype)
+        loss = sum(loss) / sum(factors)
+    return cast(sum(loss) if reduction == "sum" else loss, dtype)
 
 
-def _pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
+def _soft_loss(logits: Node, chances: Node, weight: Value | None, smoothing: float) -> Node:
+    """Return the cross entropy with probabilities; the classes are the last axis."""
+    part = chances * (1 - smoothing) + smoothing / logits.shape[-1]
+    if weight is not None:
+        part = part * _weights_of(weight, logits)
+    return -sum(part * log_softmax(logits), -1)
+
+
+def _hard_loss(
+    logits: Node, labels: Node, weight: Value | None, ignore_index: int, smoothing: float
+) -> tuple[Node, Node]:
+    """Return the cross entropy with integer labels, and what each counts for in the mean."""
+    counts = not_equal(labels, ignore_index)
+    safe = where(counts, labels, 0)
+    loss = softmax_cross_entropy.node((logits, safe), {"caller": "cross_entropy"})
+    factors = cast(counts, logits.dtype)
+    if weight is not None:
+        own = class_weights("cross_entropy", weight, logits, safe)
+        loss, factors = loss * own, where(counts, own, 0)
+    if smoothing:
+        logs = log_softmax(logits)
+        logs = logs if weight is None else logs * _weights_of(weight, logits)
+        loss = (1 - smoothing) * loss - smoothing * mean(logs, -1)
+    return where(counts, loss, 0), factors
+
+
+def _classes_last(x: Node) -> Node:
+    return transpose(x, (0, *range(2, x.ndim), 1)) if x.ndim > 2 else x
+
+
+def _weights_of(weight: Value, logits: Node) -> Node:
+    return class_weights("cross_entropy", weight, logits, arange(logits.shape[-1]))
+
+
+def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
     """Give the dtype of the loss, and what is compared, of one shape, in what computes it."""
     x, y = align(where, prediction, target)
     if x.shape != y.shape:
@@ -249,13 +328,15 @@ def _pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, No
     return dtype, cast(x, wide), cast(y, wide)
 
 
-def _check_reduction(where: str, reduction: str, known: Sequence[str]) -> None:
+def check_reduction(where: str, reduction: str, known: Sequence[str]) -> None:
+    """Refuse a reduction that is not among the known ones."""
     if reduction not in known:
         listed = ", ".join(f'"{name}"' for name in known)
         raise ValueError(f"{where}: expected a reduction among {listed}; got {reduction!r}")
 
 
-def _reduced(loss: Node, reduction: str, dtype: DType) -> Node:
+def reduced(loss: Node, reduction: str, dtype: DType) -> Node:
+    """Return the mean or the sum of a loss, or the loss itself, in a dtype."""
     if reduction != "none":
         loss = (mean if reduction == "mean" else sum)(loss)
     return cast(loss, dtype)
@@ -267,17 +348,17 @@ def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
 
     The reduction, of this and of the other losses, is "mean", "sum" or "none".
     """
-    _check_reduction("mse_loss", reduction, _REDUCTIONS)
-    dtype, x, y = _pair("mse_loss", prediction, target)
-    return _reduced(square(x - y), reduction, dtype)
+    check_reduction("mse_loss", reduction, LOSS_REDUCTIONS)
+    dtype, x, y = pair("mse_loss", prediction, target)
+    return reduced(square(x - y), reduction, dtype)
 
 
 @public
 def l1_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
     """abs(prediction - target), as torch.nn.functional.l1_loss."""
-    _check_reduction("l1_loss", reduction, _REDUCTIONS)
-    dtype, x, y = _pair("l1_loss", prediction, target)
-    return _reduced(abs(x - y), reduction, dtype)
+    check_reduction("l1_loss", reduction, LOSS_REDUCTIONS)
+    dtype, x, y = pair("l1_loss", prediction, target)
+    return reduced(abs(x - y), reduction, dtype)
 
 
 @public
@@ -289,13 +370,13 @@ def huber_loss(
     Of d = abs(prediction - target): d ** 2 / 2 where d <= delta, else delta * (d - delta / 2).
     Huber 1964 (Ann. Math. Stat. 35), section 1.
     """
-    _check_reduction("huber_loss", reduction, _REDUCTIONS)
+    check_reduction("huber_loss", reduction, LOSS_REDUCTIONS)
     if not delta > 0:
         raise ValueError(f"huber_loss: expected delta > 0; got {delta}")
-    dtype, x, y = _pair("huber_loss", prediction, target)
+    dtype, x, y = pair("huber_loss", prediction, target)
     distance = abs(x - y)
     near = minimum(distance, delta)  # so that no square overflows, nor its gradient
-    return _reduced(near * (distance - 0.5 * near), reduction, dtype)
+    return reduced(near * (distance - 0.5 * near), reduction, dtype)
 
 
 @public
@@ -309,8 +390,8 @@ def kl_div(
     the divergence's mean over a batch; "mean" divides by all elements.
     Kullback and Leibler 1951 (Ann. Math. Stat. 22), equation 2.4.
     """
-    _check_reduction("kl_div", reduction, (*_REDUCTIONS, "batchmean"))
-    dtype, x, y = _pair("kl_div", log_prediction, target)
+    check_reduction("kl_div", reduction, (*LOSS_REDUCTIONS, "batchmean"))
+    dtype, x, y = pair("kl_div", log_prediction, target)
     if log_target:
         loss = exp(y) * (y - x)
     else:
@@ -320,7 +401,7 @@ def kl_div(
         if not loss.ndim:
             raise ShapeError('kl_div: expected an axis for "batchmean"; got a scalar')
         return cast(sum(loss) / loss.shape[0], dtype)
-    return _reduced(loss, reduction, dtype)
+    return reduced(loss, reduction, dtype)
 
 
 @public
@@ -335,15 +416,15 @@ def binary_cross_entropy(
     No logarithm is below -100, as there; beyond, the gradient is 0. The weight broadcasts.
     binary_cross_entropy_with_logits keeps more digits.
     """
-    _check_reduction("binary_cross_entropy", reduction, _REDUCTIONS)
-    dtype, p, t = _pair("binary_cross_entropy", probabilities, target)
+    check_reduction("binary_cross_entropy", reduction, LOSS_REDUCTIONS)
+    dtype, p, t = pair("binary_cross_entropy", probabilities, target)
 
     def bounded_log(x: Node) -> Node:
         some = x > 0
         return where(some, maximum(log(where(some, x, 1)), -100), -100)
 
     loss = -(t * bounded_log(p) + (1 - t) * bounded_log(1 - p))
-    return _reduced(_weighted("binary_cross_entropy", loss, weight), reduction, dtype)
+    return reduced(_weighted("binary_cross_entropy", loss, weight), reduction, dtype)
 
 
 @public
@@ -359,12 +440,12 @@ def binary_cross_entropy_with_logits(
     The weight broadcasts, and so does pos_weight, that of the positive part alone.
     """
     where_ = "binary_cross_entropy_with_logits"
-    _check_reduction(where_, reduction, _REDUCTIONS)
-    dtype, x, t = _pair(where_, logits, target)
+    check_reduction(where_, reduction, LOSS_REDUCTIONS)
+    dtype, x, t = pair(where_, logits, target)
     # log(sigmoid(x)) = -softplus(-x), log(1 - sigmoid(x)) = -x - softplus(-x)
     positive = t if pos_weight is None else _weighted(where_, t, pos_weight)
     loss = (1 - t) * x + (1 - t + positive) * softplus(-x)
-    return _reduced(_weighted(where_, loss, weight), reduction, dtype)
+    return reduced(_weighted(where_, loss, weight), reduction, dtype)
 
 
 def _weighted(where: str, loss: Node, weight: Value | None) -> Node:

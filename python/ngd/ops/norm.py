@@ -30,7 +30,7 @@ from .operands import (
     normalize_axes,
     widen,
 )
-from .reduce import extent, mean, reduced_shape
+from .reductions import extent, mean, reduced_shape
 from .shape import broadcast_to, moved, reshape
 from .transcendental import rsqrt
 

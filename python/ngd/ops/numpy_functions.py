@@ -18,20 +18,28 @@ from . import (
     arithmetic,
     compare,
     contraction,
+    creation,
     cumulative,
+    differences,
+    joining,
+    linear_algebra,
+    numeric,
     ordering,
     rearrange,
-    reduce,
+    reductions,
+    searching,
     shape,
+    statistics,
+    trigonometric,
 )
 from .casting import cast
 from .operands import Axis, as_node, got, normalize_axes
 
 
-def take(a: Any, indices: Any, axis: int | None = None) -> Node:
+def numpy_take(a: Any, indices: Any, axis: int | None = None) -> Node:
     """numpy.take: along an axis, or of all elements in a row."""
     x = as_node(a, where="numpy.take")
-    return shape.gather(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
+    return shape.take(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
 
 
 def dot(a: Any, b: Any) -> Node:
@@ -55,13 +63,24 @@ def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = F
     if axis is not None and len(axes) not in (1, 2):
         raise ShapeError(f"{where}: expected one axis or two; got {axis}")
     x = x if is_float(x.dtype) else cast(x, float64)
-    return reduce.vector_norm(x, axes, keepdims, 2 if ord is None else ord)
+    return reductions.vector_norm(x, axes, keepdims, 2 if ord is None else ord)
 
 
 def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Node:
     """numpy.full_like."""
     x = as_node(a, where="numpy.full_like")
     return shape.full(x.shape, fill_value, x.dtype if dtype is None else dtype)
+
+
+def nan_to_num(
+    x: Any,
+    copy: bool = True,
+    nan: float = 0.0,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Node:
+    """numpy.nan_to_num; a node is never changed in place."""
+    return numeric.nan_to_num(x, nan, posinf, neginf)
 
 
 def zeros_like(a: Any, dtype: Any = None) -> Node:
@@ -75,20 +94,64 @@ def ones_like(a: Any, dtype: Any = None) -> Node:
 
 
 FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
-    np.sum: reduce.sum,
-    np.mean: reduce.mean,
-    np.prod: reduce.prod,
-    np.max: reduce.max,
-    np.min: reduce.min,
-    np.var: reduce.var,
-    np.any: reduce.any,
-    np.all: reduce.all,
+    np.sum: reductions.sum,
+    np.mean: reductions.mean,
+    np.prod: reductions.prod,
+    np.max: reductions.max,
+    np.min: reductions.min,
+    np.var: reductions.var,
+    np.any: reductions.any,
+    np.all: reductions.all,
     np.cumsum: cumulative.cumsum,
     np.sort: ordering.sort,
     np.argsort: ordering.argsort,
-    np.argmax: reduce.argmax,
-    np.argmin: reduce.argmin,
+    np.argmax: reductions.argmax,
+    np.argmin: reductions.argmin,
     np.where: compare.where,
+    np.std: statistics.std,
+    np.median: statistics.median,
+    np.quantile: statistics.quantile,
+    np.percentile: statistics.percentile,
+    np.ptp: statistics.ptp,
+    np.count_nonzero: statistics.count_nonzero,
+    np.average: statistics.average,
+    np.nansum: statistics.nansum,
+    np.nanmean: statistics.nanmean,
+    np.cov: statistics.cov,
+    np.corrcoef: statistics.corrcoef,
+    np.cumprod: cumulative.cumprod,
+    np.diagonal: linear_algebra.diagonal,
+    np.diag: linear_algebra.diag,
+    np.trace: linear_algebra.trace,
+    np.outer: linear_algebra.outer,
+    np.inner: linear_algebra.inner,
+    np.vdot: linear_algebra.vdot,
+    np.kron: linear_algebra.kron,
+    np.cross: linear_algebra.cross,
+    np.tensordot: linear_algebra.tensordot,
+    np.linspace: creation.linspace,
+    np.meshgrid: creation.meshgrid,
+    np.nan_to_num: nan_to_num,
+    np.select: numeric.select,
+    np.sinc: trigonometric.sinc,
+    np.repeat: joining.repeat,
+    np.vstack: joining.vstack,
+    np.hstack: joining.hstack,
+    np.array_split: joining.array_split,
+    np.atleast_1d: joining.atleast_1d,
+    np.atleast_2d: joining.atleast_2d,
+    np.atleast_3d: joining.atleast_3d,
+    np.diff: differences.diff,
+    np.gradient: differences.gradient,
+    np.trapezoid: differences.trapezoid,
+    np.convolve: differences.convolve,
+    np.rot90: rearrange.rot90,
+    np.searchsorted: searching.searchsorted,
+    np.digitize: searching.digitize,
+    np.histogram: searching.histogram,
+    np.interp: searching.interp,
+    np.partition: searching.partition,
+    np.argpartition: searching.argpartition,
     np.round: arithmetic.round,
     np.clip: arithmetic.clip,
     np.concatenate: shape.concat,
@@ -107,7 +170,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.tril: rearrange.tril,
     np.triu: rearrange.triu,
     np.pad: rearrange.pad,
-    np.take: take,
+    np.take: numpy_take,
     np.dot: dot,
     np.linalg.norm: norm,
     np.ravel: lambda a: shape.reshape(a, -1),
@@ -121,9 +184,24 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.size: lambda a: a.type.count,
 }
 
+SHAPES: Final = (
+    "its shape would depend on values, and shapes are known when the graph is built; "
+    "ngd.ops.where(mask, x, y) or x.at[mask].set(y) choose by a mask"
+)
+DECOMPOSITIONS: Final = "ngd has no decompositions of matrices; see docs/limitations.md"
+
 INSTEAD: Final[dict[Any, str]] = {
-    np.std: "ngd.ops.sqrt(ngd.ops.var(x))",
-    np.average: "ngd.ops.mean(x), or ngd.ops.sum(x * w) / ngd.ops.sum(w)",
+    np.nonzero: SHAPES,
+    np.argwhere: SHAPES,
+    np.flatnonzero: SHAPES,
+    np.unique: SHAPES,
+    np.linalg.inv: DECOMPOSITIONS,
+    np.linalg.solve: DECOMPOSITIONS,
+    np.linalg.svd: DECOMPOSITIONS,
+    np.linalg.qr: DECOMPOSITIONS,
+    np.linalg.det: DECOMPOSITIONS,
+    np.linalg.eigh: DECOMPOSITIONS,
+    np.linalg.cholesky: DECOMPOSITIONS,
     np.array_equal: "x == y, elementwise",
     np.allclose: "abs(x - y) <= tolerance, elementwise",
 }
@@ -134,6 +212,13 @@ UFUNCS: Final[dict[str, str]] = {
     "rint": "round",
     "invert": "bitwise_not",
     "positive": "as_node",
+    "arctan": "atan",
+    "arcsin": "asin",
+    "arccos": "acos",
+    "arctan2": "atan2",
+    "arcsinh": "asinh",
+    "arccosh": "acosh",
+    "arctanh": "atanh",
 }
 """Functions whose ops are called otherwise."""
 

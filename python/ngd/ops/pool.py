@@ -23,7 +23,7 @@ from .casting import cast
 from .matrix_multiply import matmul
 from .operands import Value, as_node, expect_dtype, float_of, got, narrow, widen
 from .rearrange import moveaxis
-from .reduce import max, mean
+from .reductions import max, mean
 from .shape import concat, moved, reshape
 from .windows import (
     Padding,

@@ -14,6 +14,7 @@ from ..errors import ShapeError
 from ..ir import Node, public
 from .casting import cast
 from .compare import where
+from .creation import arange
 from .elementwise import zero_like
 from .operands import Axis, Value, as_axis, as_node, as_shape, normalize_axes, scalar_value
 from .shape import (
@@ -21,14 +22,15 @@ from .shape import (
     concat,
     expand_dims,
     full,
-    gather,
-    iota,
     pad_slice,
     reshape,
+    take,
     transpose,
 )
 
 PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+TORCH_MODES = {"replicate": "edge", "circular": "wrap"}
+"""Names of torch.nn.functional.pad, and what NumPy calls the mode."""
 
 
 @public
@@ -58,6 +60,44 @@ def flip(x: Value, axis: Axis = None) -> Node:
     x = as_node(x, where="flip")
     axes = normalize_axes("flip", axis, x.type)
     return x[tuple(slice(None, None, -1 if a in axes else 1) for a in range(x.ndim))]
+
+
+@public
+def rot90(x: Value, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Node:
+    """Rotate by k times 90 degrees in the plane of two axes, as numpy.rot90.
+
+    Parameters
+    ----------
+    x
+        A tensor of at least two axes.
+    k
+        The number of rotations, from the first axis to the second; negative: the other way.
+    axes
+        Two axes that differ.
+
+    Raises
+    ------
+    ShapeError
+        The axes are equal, or one does not exist.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.rot90([[1, 2], [3, 4]]))()
+        array([[2, 4],
+               [1, 3]])
+    """
+    x = as_node(x, where="rot90")
+    first, second = (as_axis("rot90", a, x.ndim, x.type) for a in axes)
+    if first == second:
+        raise ShapeError(f"rot90: expected two axes that differ; got {axes}")
+    turns = operator.index(k) % 4
+    if turns == 2:
+        return flip(flip(x, first), second)
+    if turns == 1:
+        return swapaxes(flip(x, second), first, second)
+    return flip(swapaxes(x, first, second), second) if turns else x
 
 
 @public
@@ -98,8 +138,8 @@ def tile(x: Value, reps: int | Sequence[int]) -> Node:
 @public
 def tri(rows: int, columns: int | None = None, k: int = 0) -> Node:
     """A matrix of bools: True on the diagonal number k, and below it."""
-    line = iota(rows if columns is None else columns)
-    return line <= expand_dims(iota(rows), 1) + operator.index(k)
+    line = arange(rows if columns is None else columns)
+    return line <= expand_dims(arange(rows), 1) + operator.index(k)
 
 
 def _matrices(where_: str, x: Value) -> Node:
@@ -125,14 +165,41 @@ def triu(x: Value, k: int = 0) -> Node:
 
 @public
 def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node:
-    """Put elements before and after each axis: numpy.pad.
+    """Put elements before and after each axis, as numpy.pad.
 
-    The widths are a number for all sides, a pair (before, after) for all axes, or a pair an axis.
-    The mode is "constant" (of this value), "edge", "reflect", "symmetric" or "wrap".
+    Parameters
+    ----------
+    x
+        A tensor of any dtype.
+    widths
+        The number of elements: one for all sides, a pair (before, after) for all axes, or a pair
+        per axis.
+    mode
+        "constant": the value. "edge", which torch calls "replicate": the nearest element.
+        "reflect": mirrored at the outermost element. "symmetric": mirrored, with the outermost
+        element repeated. "wrap", which torch calls "circular": from the other end.
+    value
+        A scalar, for mode "constant".
+
+    Raises
+    ------
+    ValueError
+        The mode is unknown.
+    ShapeError
+        The widths do not fit, or an axis without elements is padded in another mode.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.pad([1, 2, 3], (2, 1), "reflect"))()
+        array([3, 2, 1, 2, 3, 2])
     """
     x = as_node(x, where="pad")
-    if mode not in PAD_MODES:
-        raise ValueError(f"pad: expected a mode among {', '.join(PAD_MODES)}; got {mode!r}")
+    if mode not in PAD_MODES and mode not in TORCH_MODES:
+        known = ", ".join([*PAD_MODES, *TORCH_MODES])
+        raise ValueError(f"pad: expected a mode among {known}; got {mode!r}")
+    mode = TORCH_MODES.get(mode, mode)
     try:
         sides = np.broadcast_to(np.asarray(widths), (x.ndim, 2))
         if sides.dtype.kind not in "iu" or (sides < 0).any():
@@ -149,7 +216,7 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
         if n == 0 and any(pair):
             raise ShapeError(f"pad: expected elements along axis {axis} of {x.type} for {mode!r}")
         if any(pair):
-            x = gather(x, np.pad(np.arange(n), pair, mode), axis)  # type: ignore[call-overload]
+            x = take(x, np.pad(np.arange(n), pair, mode), axis)  # type: ignore[call-overload]
     return x
 
 

@@ -20,7 +20,7 @@ from .elementwise import align
 from .matrix_multiply import matmul
 from .operands import HALVES, Value, as_node, broadcast_shapes, expect_dtype, float_of, got
 from .rearrange import swapaxes, tri
-from .reduce import any, max, sum
+from .reductions import any, max, sum
 from .shape import expand_dims, reshape, zeros
 from .transcendental import exp, log
 

@@ -22,6 +22,7 @@ from ..ir import Array, Node, public
 from .arithmetic import add, maximum, minimum, multiply
 from .casting import cast
 from .compare import equal, not_equal, where
+from .creation import arange
 from .operands import Value, as_node, broadcast_shapes, is_weak
 from .ordering import argsort
 from .rows import row_number
@@ -29,13 +30,12 @@ from .shape import (
     basic_index,
     broadcast_to,
     concat,
-    gather,
-    iota,
     ones,
     pad_slice,
     reshape,
     scatter_add,
     slice,
+    take,
     transpose,
 )
 
@@ -222,9 +222,9 @@ class Rows:
         selection = self.selection
         if len(selection.axes) == 1:
             attrs = {"axis": selection.axes[0], "caller": self.where}
-            taken: Node = gather.node((self.x, as_node(selection.arrays[0])), attrs)
+            taken: Node = take.node((self.x, as_node(selection.arrays[0])), attrs)
             return taken
-        found = gather(self.rows, self.places(), 0)
+        found = take(self.rows, self.places(), 0)
         many, before = len(selection.shape), self.before
         order = [*range(many, many + before), *range(many), *range(many + before, found.ndim)]
         return transpose(found, order)
@@ -392,19 +392,19 @@ def changed_rows(rows: Rows, values: Node, combine: Combine | None) -> Node:
     places = reshape(as_node(found), (many,))
     if combine is add:
         return add(rows.rows, scatter_add(values, places, 0, count))
-    order = iota(many)
+    order = arange(many)
     if isinstance(found, np.ndarray) and np.unique(found).size == many:
         lasts = ones((many,), bool_)
     else:
         order = argsort(places)
-        places = gather(places, order)
+        places = take(places, order)
         lasts = concat([not_equal(places[1:], places[:-1]), ones((1,), bool_)])
         if combine is not None:
-            values, order = combined_runs(gather(values, order), places, combine), iota(many)
+            values, order = combined_runs(take(values, order), places, combine), arange(many)
     # For each row the number of its value, from 1 on; 0 for none.
     source = scatter_add(where(lasts, order + 1, 0), places, 0, count)
     chosen = reshape(source > 0, (count, *(1 for _ in rows.row)))
-    new = gather(values, maximum(source - 1, 0))
+    new = take(values, maximum(source - 1, 0))
     return where(chosen, combine(rows.rows, new) if combine else new, rows.rows)
 
 

@@ -16,20 +16,17 @@ from ..dtype import (
     ALL,
     INTEGERS,
     NUMBERS,
-    DType,
     Shape,
     Type,
     as_dtype,
-    bool_,
     float32,
     int32,
     int64,
     lengths,
 )
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, constant_node, public, register
+from ..ir import Array, Node, Op, Operand, Sample, public, register
 from .casting import cast
-from .compare import equal
 from .elementwise import align
 from .operands import (
     INDICES,
@@ -533,13 +530,13 @@ def as_indices(indices: Value, where: str) -> Node:
     return node if node.dtype in INDICES else cast(node, int64)
 
 
-class Gather(Op):
-    """gather(x, indices, axis=0): numpy.take. Negative indices count from the end; attrs: axis.
+class Take(Op):
+    """take(x, indices, axis=0): numpy.take. Negative indices count from the end; attrs: axis.
 
     An index out of range is an OutOfRangeError, an IndexError and a ValueError, when the step runs.
     """
 
-    name = "gather"
+    name = "take"
     moves = True
     dtypes = ALL
 
@@ -569,6 +566,9 @@ class Gather(Op):
         check_indices(caller or self.name, indices, x.shape[axis], negative=negative)
         return np.take(x, indices, axis=axis)
 
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return "gather", {"caller": self.name, **attrs}
+
     def samples(self) -> Iterable[Sample]:
         yield Sample((Operand((5,)), Operand((3,), -5, 4, dtype=int64)), {"axis": 0})
         yield Sample((Operand((4, 3)), Operand((), 0, 3, dtype=int32)), {"axis": 0})
@@ -579,14 +579,14 @@ class Gather(Op):
         yield Sample((Operand((4, 3)), Operand((2,), 0, 3, dtype=int64)), attrs)
 
 
-gather: Final[Gather] = register(Gather())
+take: Final[Take] = register(Take())
 
 
 class ScatterAdd(Op):
-    """scatter_add(updates, indices, axis, size): zeros, with the updates added where gather reads.
+    """scatter_add(updates, indices, axis, size): zeros, with the updates added where take reads.
 
     Two-byte floats are accumulated in float32 and rounded once. Attrs: axis, size; caller and
-    negative. An index out of range is an OutOfRangeError when the step runs, as that of gather.
+    negative. An index out of range is an OutOfRangeError when the step runs, as that of take.
     """
 
     name = "scatter_add"
@@ -613,7 +613,7 @@ class ScatterAdd(Op):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         attrs = {"caller": self.name, **node.attrs}
         del attrs["size"]
-        return gather.node((dy, node.inputs[1]), attrs), None
+        return take.node((dy, node.inputs[1]), attrs), None
 
     def reference(
         self,
@@ -644,78 +644,6 @@ class ScatterAdd(Op):
 
 
 scatter_add: Final[ScatterAdd] = register(ScatterAdd())
-
-
-class Iota(Op):
-    """iota(size, dtype=int64): 0, 1, 2, ... as numpy.arange; attrs: size, dtype."""
-
-    name = "iota"
-    dtypes = ()
-
-    def __call__(self, size: int, dtype: Any = int64) -> Node:
-        return self.node((), {"size": int(size), "dtype": as_dtype(dtype, self.name)})
-
-    def infer(self, *, size: int, dtype: DType) -> Type:
-        if size < 0 or dtype == bool_:
-            raise ShapeError(f"iota: expected a size >= 0 and not bool; got {size}, {dtype}")
-        return Type(dtype, (size,))
-
-    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
-        return self.name, {"axis": 0}
-
-    def expand(self, *, size: int, dtype: DType) -> Node:
-        return constant_node(self.reference(size=size, dtype=dtype))
-
-    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return ()
-
-    def reference(self, *, size: int, dtype: DType) -> Array:
-        return narrow(np.arange(size), dtype)
-
-    def samples(self) -> Iterable[Sample]:
-        for dtype in NUMBERS:
-            yield Sample((), {"size": 5, "dtype": dtype})
-        yield Sample((), {"size": 0, "dtype": int64})
-
-
-iota: Final[Iota] = register(Iota())
-
-
-class OneHot(Op):
-    """one_hot(indices, depth, dtype=float32): 1 at the index along a new last axis, else 0.
-
-    An index outside [0, depth) makes a row of zeros. Attrs: depth, dtype.
-    """
-
-    name = "one_hot"
-    dtypes = INDICES
-
-    def __call__(self, indices: Value, depth: int, dtype: Any = float32) -> Node:
-        chosen = as_indices(indices, self.name)
-        return self.node((chosen,), {"depth": int(depth), "dtype": as_dtype(dtype, self.name)})
-
-    def infer(self, indices: Type, *, depth: int, dtype: DType) -> Type:
-        expect_dtype(self.name, (indices,), self.dtypes)
-        if depth < 0:
-            raise ShapeError(f"one_hot: expected a depth >= 0; got {depth}")
-        return Type(dtype, (*indices.shape, depth))
-
-    def expand(self, indices: Node, *, depth: int, dtype: DType) -> Node:
-        return cast(equal(expand_dims(indices, -1), iota(depth, indices.dtype)), dtype)
-
-    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
-        return (None,)
-
-    def reference(self, indices: Array, *, depth: int, dtype: DType) -> Array:
-        return narrow(indices[..., None] == np.arange(depth), dtype)
-
-    def samples(self) -> Iterable[Sample]:
-        yield Sample((Operand((4,), -1, 3),), {"depth": 3, "dtype": float32})
-        yield Sample((Operand((2, 2), 0, 4),), {"depth": 5, "dtype": int32})
-        yield Sample((Operand((), 0, 1),), {"depth": 2, "dtype": bool_})
-
-
-one_hot: Final[OneHot] = register(OneHot())
 
 
 class StopGradient(Op):

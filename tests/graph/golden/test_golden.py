@@ -100,10 +100,10 @@ def exchange(group: Any, row: Any) -> Any:
     y = ops.reduce_scatter(x * 2, op="mean", group=group)
     z = ops.all_gather(y + 1, axis=1, group=row)
     moved = ops.all_to_all_v(ops.all_to_all(x, group=row), [1, 3], [1, 2], group=row)
-    rooted = ops.scatter(ops.gather_to(x, root=1, group=group), group=group)
-    token = ops.send(ops.reduce_to(x, op="max"), 1, tag=7)
-    back = ops.recv((2,), "float32", 1, after=token)
-    spread = ops.broadcast(ops.all_gather_v(back, [2, 1], group=row), root=1, group=group)
+    rooted = ops.scatter(ops.gather(x, root=1, group=group), group=group)
+    token = ops.send(ops.reduce(x, op="max"), 1, tag=7)
+    back = ops.recv(1, shape=(2,), dtype="float32", after=token)
+    spread = ops.broadcast(ops.all_gather_v(back, counts=[2, 1], group=row), root=1, group=group)
     return [x], [z, moved, rooted, spread], {}
 
 

@@ -3,7 +3,7 @@
 
 All are called as NumPy's: (x, axis=None | int | tuple, keepdims=False). Nodes carry `axes`, sorted
 and non-negative, and `keepdims`. Sums of bools and small integers are int64 or uint64, means of
-integers float64. Two-byte floats are accumulated in float32 and rounded once.
+integers float64. float16 and bfloat16 are accumulated in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Reduction(Op):
     gradient_rounds = True
     compute: ClassVar[Callable[..., Any]]
     has_identity: ClassVar[bool] = True
-    """Whether there is a result for no elements at all."""
+    """True if a reduction of no elements has a result."""
     distinct: ClassVar[bool] = False
 
     def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
@@ -258,7 +258,7 @@ class Truth(Reduction):
 
 
 class AnyTrue(Truth):
-    """Whether any element is not 0; False of none."""
+    """Return True if any element is not 0; of no elements, False."""
 
     name, reduces = "any", "max"
     of_none = False
@@ -269,7 +269,7 @@ any: Final[AnyTrue] = register(AnyTrue())
 
 
 class AllTrue(Truth):
-    """Whether no element is 0; True of none."""
+    """Return True if no element is 0; of no elements, True."""
 
     name, reduces = "all", "min"
     of_none = True
@@ -337,7 +337,7 @@ argmin: Final[ArgMin] = register(ArgMin())
 
 
 def _shift(x: Node, axes: Shape) -> Node:
-    """What exponents are taken off, so that none overflows: the largest one, where it is finite."""
+    """Return the largest element, or 0 if it is infinite; exp(x - shift) does not overflow."""
     largest = max(x, axes, keepdims=True)
     return stop_gradient(where(abs(largest) < math.inf, largest, 0))
 
@@ -378,28 +378,41 @@ class LogSumExp(Reduction):
 logsumexp: Final[LogSumExp] = register(LogSumExp())
 
 
-def _centered(x: Node, axes: Shape) -> Node:
-    """Take the mean off, twice: the first one is rounded, as much as x is far from zero."""
+def centered(x: Node, axes: Shape) -> Node:
+    """Subtract the mean twice: the first mean is rounded, the more the farther x is from zero."""
     distance = x - mean(x, axes, keepdims=True)
     return distance - mean(distance, axes, keepdims=True)
 
 
 class Var(Reduction):
-    """The mean of the squared distances from the mean (NumPy's ddof=0); integers become float64."""
+    """var(x, axis=None, keepdims=False, ddof=0): the mean of the squared distances from the mean.
+
+    Integers become float64. With ddof, the sum of squares is divided by the number of elements
+    minus ddof; torch.var has ddof=1.
+    """
 
     name = "var"
     dtypes = FLOATS
+
+    def __call__(self, x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Node:
+        found: Node = super().__call__(x, axis, keepdims)
+        if not ddof:
+            return found
+        operand = found.inputs[0]
+        count = extent(operand.shape, normalize_axes(self.name, axis, operand.type))
+        divisor = count - ddof
+        return found * (count / divisor if divisor > 0 else math.nan)
 
     def prepare(self, x: Node) -> Node:
         return x if is_float(x.dtype) else cast(x, float64)
 
     def expand(self, x: Node, *, axes: Shape, keepdims: bool) -> Node:
-        return mean(square(_centered(x, axes)), axes, keepdims)
+        return mean(square(centered(x, axes)), axes, keepdims)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         axes = node.attrs["axes"]
-        slope = _centered(x, axes) * (2 / (extent(x.shape, axes) or 1))
+        slope = centered(x, axes) * (2 / (extent(x.shape, axes) or 1))
         return (restore(dy, x, axes) * slope,)
 
     def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops and choices that are made of scan and cond, with JAX's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import trees
+from ..dtype import INTEGERS, int64
+from ..errors import DTypeError
+from ..ir import public
+from .arithmetic import clip
+from .casting import cast
+from .control import cond, scan
+from .creation import arange
+from .operands import Value, as_node
+
+
+@public
+def fori_loop(lower: int, upper: int, body: Callable[[Any, Any], Any], init: Any) -> Any:
+    """Repeat a function for i from lower to upper - 1, as jax.lax.fori_loop.
+
+    Parameters
+    ----------
+    lower, upper
+        Ints that are known when the graph is built.
+    body
+        (i, carry) -> next carry. It is called once, with nodes; i is int64.
+    init
+        The first carry: a node or an array, or a nested structure of them.
+
+    Returns
+    -------
+    Any
+        The last carry.
+
+    Raises
+    ------
+    TypeError
+        A bound is not an int. ops.while_loop ends by a condition.
+    ShapeError, DTypeError
+        The body returns other types than it was given.
+
+    Examples
+    --------
+    ::
+
+        >>> def f(x):
+        ...     return ops.fori_loop(0, 5, lambda i, total: total + x**i, 0.0 * x)
+        >>> ngd.function(f)(np.array(2.0))
+        array(31.)
+    """
+    for bound in (lower, upper):
+        if not isinstance(bound, (int, np.integer)):
+            raise TypeError(
+                f"fori_loop: expected ints that are known when the graph is built; got {bound!r}. "
+                "ops.while_loop repeats until a condition is false."
+            )
+    count = max(int(upper) - int(lower), 0)
+    carry, _ = scan(lambda c, i: (body(i, c), None), init, arange(count) + int(lower))
+    return carry
+
+
+@public
+def while_loop(
+    condition: Callable[[Any], Any],
+    body: Callable[[Any], Any],
+    init: Any,
+    *,
+    max_iterations: int,
+) -> Any:
+    """Repeat a function while a condition is true, at most max_iterations times.
+
+    As jax.lax.while_loop, with a bound, so that it has a gradient. The iterations after the end
+    compute the condition only.
+
+    Parameters
+    ----------
+    condition
+        carry -> bool scalar. It is called once, with nodes.
+    body
+        carry -> next carry. It is called once, with nodes.
+    init
+        The first carry: a node or an array, or a nested structure of them.
+    max_iterations
+        The largest number of iterations. Memory for the gradient grows with it.
+
+    Returns
+    -------
+    Any
+        The carry for which the condition was false, or that of the last iteration.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        The body returns other types than it was given, or the condition is not a bool scalar.
+
+    Examples
+    --------
+    ::
+
+        >>> def f(x):
+        ...     return ops.while_loop(lambda c: c < 100, lambda c: c * 2, x, max_iterations=20)
+        >>> ngd.function(f)(np.array(3.0))
+        array(192.)
+    """
+
+    def step(carry: Any, _: Any) -> tuple[Any, None]:
+        return cond(condition(carry), body, lambda c: c, carry), None
+
+    last, _ = scan(step, init, length=max_iterations)
+    return last
+
+
+@public
+def map(function: Callable[[Any], Any], xs: Any) -> Any:
+    """Apply a function to each slice along axis 0, one after the other, as jax.lax.map.
+
+    The function is traced once. Elementwise ops and matmul compute all slices at once and are
+    faster, where they can say the same.
+
+    Parameters
+    ----------
+    function
+        slice -> result. It is called once, with nodes.
+    xs
+        A node or an array, or a nested structure of them, of one extent along axis 0.
+
+    Returns
+    -------
+    Any
+        The results, stacked along a new axis 0.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.map(ops.sum, x))(np.array([[1.0, 2.0], [3.0, 4.0]]))
+        array([3., 7.])
+    """
+    _, results = scan(lambda _, x: ((), function(x)), (), xs)
+    return results
+
+
+@public
+def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+    """Compute one of several functions, as jax.lax.switch.
+
+    Parameters
+    ----------
+    index
+        An integer scalar. It is clamped to [0, len(branches) - 1].
+    branches
+        Functions of the operands, at least one. They are called once each, and return the same
+        structure, dtypes and shapes.
+    operands
+        Nodes, arrays, or nested structures of them.
+
+    Returns
+    -------
+    Any
+        What the chosen function returns. Only that one is computed.
+
+    Raises
+    ------
+    ValueError
+        There is no branch.
+    DTypeError
+        The index is not an integer scalar.
+
+    Examples
+    --------
+    ::
+
+        >>> def f(i, x):
+        ...     return ops.switch(i, [lambda x: x, lambda x: -x, lambda x: x * x], x)
+        >>> ngd.function(f)(2, np.array(3.0))
+        array(9.)
+    """
+    functions = list(branches)
+    if not functions:
+        raise ValueError("switch: expected at least one branch; got none")
+    chosen = as_node(index, where="switch: index")
+    if chosen.shape or chosen.dtype not in INTEGERS:
+        raise DTypeError(f"switch: expected an integer scalar as index; got {chosen.type}")
+    place = clip(cast(chosen, int64), 0, len(functions) - 1)
+
+    def among(low: int, high: int, *given: Any) -> Any:
+        if high - low == 1:
+            return functions[low](*given)
+        middle = (low + high) // 2
+        return cond(
+            place < middle,
+            lambda *inner: among(low, middle, *inner),
+            lambda *inner: among(middle, high, *inner),
+            *given,
+        )
+
+    leaves, structure = trees.flatten(list(operands))
+    nodes = [as_node(leaf, where="switch: operands") for leaf in leaves]
+    return among(0, len(functions), *structure.rebuild(nodes))

@@ -1,0 +1,485 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that NumPy has too: values on both devices, and gradients by finite differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+from tests.ops.cases import placeholders, run_reference
+from tests.ops.conftest import Runner
+
+from ngd import ops
+from ngd.autodiff import grad
+from ngd.dtype import Type, float32, float64, int32
+from ngd.errors import DTypeError, OutOfRangeError, ShapeError
+from ngd.ir import Array, Node
+
+pytestmark = pytest.mark.filterwarnings("ignore::ngd.errors.PromotionWarning")
+
+
+class Same(NamedTuple):
+    """A call of ngd's, NumPy's, and the shapes of the operands."""
+
+    ours: Callable[..., Any]
+    theirs: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    integers: bool = True
+    """True if integers are tried too."""
+    gradient: bool = True
+
+
+EDGES = np.array([-1.0, 0.0, 0.5, 2.0])
+SAME: dict[str, Same] = {
+    "trunc": Same(ops.trunc, np.trunc, ((3, 4),), gradient=False),
+    "fmod": Same(ops.fmod, np.fmod, ((3, 4), (4,)), gradient=False),
+    "fmod by 0.7": Same(lambda x: ops.fmod(x, 0.7), lambda x: np.fmod(x, 0.7), ((3, 4),), False),
+    "heaviside": Same(ops.heaviside, np.heaviside, ((3, 4), (4,)), False, False),
+    "logical_xor": Same(ops.logical_xor, np.logical_xor, ((3, 4), (4,)), gradient=False),
+    "isnan": Same(ops.isnan, np.isnan, ((3, 0),), gradient=False),
+    "isinf": Same(ops.isinf, np.isinf, ((3,),), gradient=False),
+    "isfinite": Same(ops.isfinite, np.isfinite, ((),), gradient=False),
+    "nan_to_num": Same(ops.nan_to_num, np.nan_to_num, ((3,),)),
+    "logaddexp": Same(ops.logaddexp, np.logaddexp, ((3, 4), (4,))),
+    "select": Same(
+        lambda x: ops.select([x < -1, x < 1], [x * 2, x * x], -7),
+        lambda x: np.select([x < -1, x < 1], [x * 2, x * x], np.asarray(-7, x.dtype)),
+        ((3, 5),),
+    ),
+    "diagonal": Same(ops.diagonal, np.diagonal, ((3, 4),)),
+    "diagonal of axes": Same(
+        lambda x: ops.diagonal(x, -1, 2, 0), lambda x: np.diagonal(x, -1, 2, 0), ((3, 2, 4),)
+    ),
+    "diagonal beyond": Same(
+        lambda x: ops.diagonal(x, 9), lambda x: np.diagonal(x, 9), ((3, 4),), gradient=False
+    ),
+    "diagonal below": Same(lambda x: ops.diagonal(x, -2), lambda x: np.diagonal(x, -2), ((4, 3),)),
+    "diagonal of none": Same(ops.diagonal, np.diagonal, ((3, 0),), gradient=False),
+    "diag": Same(ops.diag, np.diag, ((4,),)),
+    "diag above": Same(lambda x: ops.diag(x, 2), lambda x: np.diag(x, 2), ((3,),)),
+    "diag below": Same(lambda x: ops.diag(x, -1), lambda x: np.diag(x, -1), ((3,),)),
+    "diag of a matrix": Same(lambda x: ops.diag(x, 1), lambda x: np.diag(x, 1), ((3, 4),)),
+    "trace": Same(ops.trace, np.trace, ((3, 4),)),
+    "trace of axes": Same(
+        lambda x: ops.trace(x, 1, 1, 2), lambda x: np.trace(x, 1, 1, 2), ((2, 3, 4),)
+    ),
+    "outer": Same(ops.outer, np.outer, ((2, 3), (4,))),
+    "inner": Same(ops.inner, np.inner, ((2, 3), (4, 3))),
+    "inner of vectors": Same(ops.inner, np.inner, ((3,), (3,))),
+    "inner of scalars": Same(ops.inner, np.inner, ((), (3,))),
+    "vdot": Same(ops.vdot, np.vdot, ((2, 3), (2, 3))),
+    "kron": Same(ops.kron, np.kron, ((2, 3), (3, 2))),
+    "kron of ranks": Same(ops.kron, np.kron, ((2,), (3, 1, 2))),
+    "cross": Same(ops.cross, np.cross, ((2, 3), (2, 3))),
+    "cross of axes": Same(
+        lambda x, y: ops.cross(x, y, axis=0), lambda x, y: np.cross(x, y, axis=0), ((3, 2), (3, 2))
+    ),
+    "tensordot": Same(ops.tensordot, np.tensordot, ((2, 3, 4), (3, 4, 5))),
+    "tensordot 0": Same(
+        lambda x, y: ops.tensordot(x, y, 0), lambda x, y: np.tensordot(x, y, 0), ((2,), (3,))
+    ),
+    "tensordot pairs": Same(
+        lambda x, y: ops.tensordot(x, y, ((2, 0), (1, 2))),
+        lambda x, y: np.tensordot(x, y, ((2, 0), (1, 2))),
+        ((2, 5, 4), (3, 4, 2)),
+    ),
+    "std": Same(ops.std, np.std, ((3, 4),)),
+    "std ddof": Same(
+        lambda x: ops.std(x, 1, True, 1),
+        lambda x: np.std(x, axis=1, keepdims=True, ddof=1),
+        ((3, 4),),
+    ),
+    "var ddof": Same(
+        lambda x: ops.var(x, (0, 2), ddof=1), lambda x: np.var(x, (0, 2), ddof=1), ((2, 3, 4),)
+    ),
+    "median": Same(ops.median, np.median, ((3, 4),)),
+    "median of axes": Same(
+        lambda x: ops.median(x, (0, 2), True),
+        lambda x: np.median(x, (0, 2), keepdims=True),
+        ((3, 2, 3),),
+    ),
+    "quantile": Same(lambda x: ops.quantile(x, 0.3), lambda x: np.quantile(x, 0.3), ((3, 4),)),
+    "quantiles": Same(
+        lambda x: ops.quantile(x, [[0.0, 0.25], [0.9, 1.0]], 1),
+        lambda x: np.quantile(x, [[0.0, 0.25], [0.9, 1.0]], 1),
+        ((3, 7),),
+    ),
+    **{
+        f"quantile {method}": Same(
+            lambda x, m=method: ops.quantile(x, [0.1, 0.5], 0, True, m),
+            lambda x, m=method: np.quantile(x, [0.1, 0.5], 0, keepdims=True, method=m),
+            ((6, 2),),
+            integers=method in ("linear", "midpoint"),
+        )
+        for method in ("linear", "lower", "higher", "nearest", "midpoint")
+    },
+    "percentile": Same(
+        lambda x: ops.percentile(x, 40, -1), lambda x: np.percentile(x, 40, -1), ((3, 6),)
+    ),
+    "ptp": Same(lambda x: ops.ptp(x, 0), lambda x: np.ptp(x, 0), ((3, 4),)),
+    "count_nonzero": Same(
+        lambda x: ops.count_nonzero(x > 0, 1),
+        lambda x: np.count_nonzero(x > 0, 1),
+        ((3, 4),),
+        gradient=False,
+    ),
+    "average": Same(ops.average, np.average, ((3, 4),)),
+    "average of weights": Same(
+        lambda x: ops.average(x, 1, np.arange(1.0, 5).astype(x.dtype)),
+        lambda x: np.average(x, 1, np.arange(1.0, 5).astype(x.dtype)),
+        ((3, 4),),
+        integers=False,
+    ),
+    "average of all weights": Same(
+        lambda x, w: ops.average(x, None, w * w),
+        lambda x, w: np.average(x, None, w * w),
+        ((3, 4),) * 2,
+    ),
+    "nansum": Same(lambda x: ops.nansum(x, 0), lambda x: np.nansum(x, 0), ((3, 4),)),
+    "nanmean": Same(lambda x: ops.nanmean(x, 0), lambda x: np.nanmean(x, 0), ((3, 4),)),
+    "cov": Same(ops.cov, np.cov, ((3, 5),)),
+    "cov of columns": Same(
+        lambda x: ops.cov(x, False, 0), lambda x: np.cov(x, rowvar=False, ddof=0), ((5, 2),)
+    ),
+    "cov of one": Same(ops.cov, np.cov, ((5,),)),
+    "corrcoef": Same(ops.corrcoef, np.corrcoef, ((3, 5),)),
+    "cumprod": Same(lambda x: ops.cumprod(x, 1), lambda x: np.cumprod(x, 1), ((3, 5),)),
+    "cumprod flat": Same(ops.cumprod, np.cumprod, ((2, 3),)),
+    "cumprod of none": Same(ops.cumprod, np.cumprod, ((0, 3),), gradient=False),
+    "cummax": Same(lambda x: ops.cummax(x, 0), lambda x: np.maximum.accumulate(x, 0), ((7, 2),)),
+    "cummin": Same(lambda x: ops.cummin(x, 1), lambda x: np.minimum.accumulate(x, 1), ((2, 6),)),
+    "logcumsumexp": Same(
+        lambda x: ops.logcumsumexp(x, 1), lambda x: np.logaddexp.accumulate(x, 1), ((2, 6),), False
+    ),
+    "repeat": Same(lambda x: ops.repeat(x, 2), lambda x: np.repeat(x, 2), ((2, 3),)),
+    "repeat axis": Same(lambda x: ops.repeat(x, 3, 1), lambda x: np.repeat(x, 3, 1), ((2, 3),)),
+    "repeats": Same(
+        lambda x: ops.repeat(x, [2, 0, 1], -1), lambda x: np.repeat(x, [2, 0, 1], -1), ((2, 3),)
+    ),
+    "repeat 0": Same(
+        lambda x: ops.repeat(x, 0, 0), lambda x: np.repeat(x, 0, 0), ((2, 3),), gradient=False
+    ),
+    "vstack": Same(lambda x, y: ops.vstack([x, y]), lambda x, y: np.vstack([x, y]), ((3,), (2, 3))),
+    "hstack": Same(
+        lambda x, y: ops.hstack([x, y]), lambda x, y: np.hstack([x, y]), ((2, 1), (2, 3))
+    ),
+    "hstack of lines": Same(
+        lambda x, y: ops.hstack([x, y]), lambda x, y: np.hstack([x, y]), ((), (2,))
+    ),
+    "atleast_1d": Same(ops.atleast_1d, np.atleast_1d, ((),)),
+    "atleast_2d": Same(ops.atleast_2d, np.atleast_2d, ((3,),)),
+    "atleast_3d": Same(ops.atleast_3d, np.atleast_3d, ((3, 2),)),
+    "atleast_3d of a line": Same(ops.atleast_3d, np.atleast_3d, ((3,),)),
+    "diff": Same(ops.diff, np.diff, ((3, 4),)),
+    "diff 2": Same(lambda x: ops.diff(x, 2, 0), lambda x: np.diff(x, 2, 0), ((4, 2),)),
+    "diff of bools": Same(
+        lambda x: ops.diff(x > 0), lambda x: np.diff(x > 0), ((9,),), gradient=False
+    ),
+    "gradient": Same(ops.gradient, np.gradient, ((5,),)),
+    "gradient axis": Same(
+        lambda x: ops.gradient(x, 0.5, axis=1), lambda x: np.gradient(x, 0.5, axis=1), ((2, 5),)
+    ),
+    "gradient of places": Same(
+        lambda x: ops.gradient(x, EDGES), lambda x: np.gradient(x, EDGES), ((4,),)
+    ),
+    "gradient of two": Same(
+        lambda x: ops.gradient(x, 2.0, EDGES)[1], lambda x: np.gradient(x, 2.0, EDGES)[1], ((3, 4),)
+    ),
+    "trapezoid": Same(ops.trapezoid, np.trapezoid, ((3, 4),)),
+    "trapezoid of places": Same(
+        lambda x: ops.trapezoid(x, EDGES, axis=0),
+        lambda x: np.trapezoid(x, EDGES, axis=0),
+        ((4, 2),),
+    ),
+    "convolve": Same(ops.convolve, np.convolve, ((7,), (3,)), False),
+    "convolve same": Same(
+        lambda x, y: ops.convolve(x, y, "same"),
+        lambda x, y: np.convolve(x, y, "same"),
+        ((3,), (6,)),
+        False,
+    ),
+    "convolve valid": Same(
+        lambda x, y: ops.convolve(x, y, "valid"),
+        lambda x, y: np.convolve(x, y, "valid"),
+        ((7,), (4,)),
+        False,
+    ),
+    **{
+        f"rot90 {k}": Same(
+            lambda x, k=k: ops.rot90(x, k, (2, 0)),
+            lambda x, k=k: np.rot90(x, k, (2, 0)),
+            ((2, 3, 4),),
+        )
+        for k in (-1, 0, 1, 2, 3)
+    },
+    "pad replicate": Same(
+        lambda x: ops.pad(x, (2, 1), "replicate"), lambda x: np.pad(x, (2, 1), "edge"), ((2, 3),)
+    ),
+    "pad circular": Same(
+        lambda x: ops.pad(x, (2, 1), "circular"), lambda x: np.pad(x, (2, 1), "wrap"), ((2, 3),)
+    ),
+    "searchsorted": Same(
+        lambda v: ops.searchsorted(EDGES.astype(v.dtype), v),
+        lambda v: np.searchsorted(EDGES.astype(v.dtype), v),
+        ((3, 4),),
+        gradient=False,
+    ),
+    "searchsorted right": Same(
+        lambda v: ops.searchsorted(EDGES, v, "right"),
+        lambda v: np.searchsorted(EDGES, v, "right"),
+        ((),),
+        gradient=False,
+    ),
+    "digitize": Same(
+        lambda x: ops.digitize(x, EDGES), lambda x: np.digitize(x, EDGES), ((9,),), gradient=False
+    ),
+    "digitize right": Same(
+        lambda x: ops.digitize(x, EDGES[::-1], True),
+        lambda x: np.digitize(x, EDGES[::-1], True),
+        ((9,),),
+        gradient=False,
+    ),
+    "interp": Same(
+        lambda x, f: ops.interp(x, EDGES, f),
+        lambda x, f: np.interp(x, EDGES, f),
+        ((3, 4), (4,)),
+    ),
+    "interp of bounds": Same(
+        lambda x: ops.interp(x, EDGES, EDGES**2, left=-5.0, right=7.0),
+        lambda x: np.interp(x, EDGES, EDGES**2, left=-5.0, right=7.0),
+        ((3, 4),),
+    ),
+    "partition": Same(lambda x: ops.partition(x, 2), lambda x: np.sort(x), ((3, 5),)),
+    "histogram": Same(
+        lambda x: ops.histogram(x, 5)[0], lambda x: np.histogram(x, 5)[0], ((40,),), gradient=False
+    ),
+    "histogram edges": Same(
+        lambda x: ops.histogram(x, 5)[1], lambda x: np.histogram(x, 5)[1], ((40,),), False
+    ),
+    "histogram of edges": Same(
+        lambda x: ops.histogram(x, EDGES)[0],
+        lambda x: np.histogram(x, EDGES)[0],
+        ((9, 5),),
+        gradient=False,
+    ),
+    "histogram range": Same(
+        lambda x: ops.histogram(x, 4, (-1.0, 1.0), density=True)[0],
+        lambda x: np.histogram(x, 4, (-1.0, 1.0), density=True)[0],
+        ((50,),),
+        gradient=False,
+    ),
+    "meshgrid": Same(
+        lambda x, y: ops.meshgrid(x, y)[0], lambda x, y: np.meshgrid(x, y)[0], ((3,), (4,))
+    ),
+    "meshgrid ij": Same(
+        lambda x, y, z: ops.meshgrid(x, y, z, indexing="ij")[1],
+        lambda x, y, z: np.meshgrid(x, y, z, indexing="ij")[1],
+        ((3,), (4,), ()),
+    ),
+    "meshgrid sparse": Same(
+        lambda x, y: ops.meshgrid(x, y, sparse=True)[1],
+        lambda x, y: np.meshgrid(x, y, sparse=True)[1],
+        ((3,), (4,)),
+    ),
+    "linspace": Same(
+        lambda x, y: ops.linspace(x, y, 7), lambda x, y: np.linspace(x, y, 7), ((), ()), False
+    ),
+    "array_split": Same(
+        lambda x: ops.array_split(x, 3, 1)[0], lambda x: np.array_split(x, 3, 1)[0], ((2, 7),)
+    ),
+    "array_split at": Same(
+        lambda x: ops.array_split(x, [2, 3])[1], lambda x: np.array_split(x, [2, 3])[1], ((7,),)
+    ),
+}
+
+
+def drawn(dtype: Any, shapes: tuple[tuple[int, ...], ...]) -> list[Array]:
+    """Numbers in [-2, 2], no two of which are equal if they are floats."""
+    rng = np.random.default_rng(5)
+    if np.dtype(dtype).kind == "i":
+        return [np.asarray(rng.integers(-3, 4, shape), dtype) for shape in shapes]
+    return [
+        np.asarray(rng.permutation(np.linspace(-2, 1.9, math.prod(shape))).reshape(shape), dtype)
+        for shape in shapes
+    ]
+
+
+CASES = [
+    (name, dtype)
+    for name, same in SAME.items()
+    for dtype in (float32, float64, *([int32] if same.integers else []))
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES, ids=str)
+def test_values(name: str, dtype: Any, run: Runner) -> None:
+    same = SAME[name]
+    arrays = drawn(dtype, same.shapes)
+    with np.errstate(all="ignore"):
+        expected = np.asarray(same.theirs(*arrays))
+    inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
+    (found,) = run(inputs, [same.ours(*inputs)], arrays)
+    assert found.shape == expected.shape
+    assert found.dtype.kind == expected.dtype.kind
+    tolerance = 1e-5 if dtype == float32 else 1e-12
+    npt.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", [name for name, same in SAME.items() if same.gradient])
+def test_gradients(name: str) -> None:
+    same = SAME[name]
+    arrays = drawn(float64, same.shapes)
+    inputs = placeholders([Type(a.dtype, a.shape) for a in arrays])
+    y = same.ours(*inputs)
+    seed = np.random.default_rng(6).uniform(-1, 1, y.shape)
+    loss = ops.sum(y * seed)
+    slopes = run_reference(inputs, grad(loss, inputs, unused="zero"), arrays)
+    for number, slope in enumerate(slopes):
+        for place in range(arrays[number].size):
+            ends = []
+            for sign in (1, -1):
+                changed = [a.copy() for a in arrays]
+                changed[number].reshape(-1)[place] += sign * 1e-6
+                ends.append(float(np.sum(np.asarray(same.theirs(*changed)) * seed)))
+            wanted = (ends[0] - ends[1]) / 2e-6
+            npt.assert_allclose(slope.reshape(-1)[place], wanted, rtol=2e-5, atol=2e-6)
+
+
+def value(node: Node) -> Array:
+    """A node that needs no input."""
+    found: Array = run_reference([], [node], [])[0]
+    return found
+
+
+def test_numbers_that_are_none() -> None:
+    x = np.array([1.0, np.nan, np.inf, -np.inf], float32)
+    assert value(ops.isnan(x)).tolist() == [False, True, False, False]
+    assert value(ops.isinf(x)).tolist() == [False, False, True, True]
+    assert value(ops.isfinite(x)).tolist() == [True, False, False, False]
+    npt.assert_array_equal(value(ops.nan_to_num(x)), np.nan_to_num(x))
+    npt.assert_array_equal(value(ops.nan_to_num(x, 2, 3, 4)), [1, 2, 3, 4])
+    assert math.isnan(value(ops.heaviside(x, 0.5))[1])
+    assert value(ops.nansum(x[:2])) == 1
+    assert value(ops.nanmean(x[:2])) == 1
+    assert math.isnan(float(value(ops.nanmean(x[1:2]))))
+    assert math.isnan(float(value(ops.median(x))))
+    assert np.isnan(value(ops.quantile(x[:, None], [0.1, 0.2], 0))).all()
+    assert value(ops.cummax(x))[:1] == 1
+    places = value(ops.searchsorted([0.0, 1.0, np.nan], [np.nan, 0.5]))
+    assert places.tolist() == np.searchsorted([0.0, 1.0, np.nan], [np.nan, 0.5]).tolist()
+    assert value(ops.logaddexp([np.inf, -np.inf], [np.inf, -np.inf])).tolist() == [np.inf, -np.inf]
+
+
+def test_what_torch_has() -> None:
+    x = np.arange(7.0)
+    assert [value(p).tolist() for p in ops.chunk(x, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert len(ops.chunk(x, 6)) == 4
+    assert [value(p).tolist() for p in ops.unbind(np.eye(2), 1)] == [[1, 0], [0, 1]]
+    assert len(ops.unbind(np.ones((0, 2)))) == 0
+
+
+def test_matrices_that_are_made() -> None:
+    for arguments in ((3,), (2, 4), (4, 2, -1), (3, 3, 2), (0, 2), (2, 2, 5)):
+        npt.assert_array_equal(value(ops.eye(*arguments)), np.eye(*arguments, dtype=float32))
+    assert value(ops.eye(2, dtype=bool)).tolist() == [[True, False], [False, True]]
+    for arguments in ((0, 1, 5), (1, 0, 2), (3, 3, 1), (0, 1, 0), (0, 1, 4, False)):
+        expected = np.linspace(*arguments).astype(float32)
+        npt.assert_array_equal(value(ops.linspace(*arguments)), expected)
+    assert value(ops.linspace(0, 10, 3, dtype=int32)).tolist() == [0, 5, 10]
+
+
+def test_bincount(run: Runner) -> None:
+    (x,) = placeholders([Type(int32, (5,))])
+    given = np.array([3, 0, 3, 1, 3], int32)
+    weights = np.arange(5.0)
+    found = run([x], [ops.bincount(x, 5), ops.bincount(x, 4, weights)], [given])
+    assert found[0].tolist() == [1, 1, 0, 3, 0]
+    npt.assert_array_equal(found[1], np.bincount(given, weights))
+    for bad in (5, -1):
+        with pytest.raises(OutOfRangeError, match=r"bincount: expected an index in \[0, 5\)"):
+            run([x], [ops.bincount(x, 5)], [np.full(5, bad, int32)])
+
+
+MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    (lambda: ops.select([], []), ShapeError, "select: expected a choice for each"),
+    (lambda: ops.linspace(0, [1.0, 2.0]), ShapeError, "linspace: expected stop as a scalar"),
+    (lambda: ops.linspace(0, 1, -1), ShapeError, "linspace: expected num >= 0; got -1"),
+    (lambda: ops.eye(-1), ShapeError, "eye: expected extents >= 0"),
+    (lambda: ops.meshgrid([[1]]), ShapeError, "meshgrid: expected tensors of one axis"),
+    (lambda: ops.meshgrid([1], indexing="yx"), ValueError, "meshgrid: expected indexing"),
+    (lambda: ops.diagonal([1]), ShapeError, "diagonal: expected at least two axes"),
+    (lambda: ops.diagonal([[1]], 0, 1, -1), ShapeError, "diagonal: expected two axes that differ"),
+    (lambda: ops.diag([[[1]]]), ShapeError, "diag: expected one axis or two"),
+    (lambda: ops.trace([1]), ShapeError, "trace: expected at least two axes"),
+    (lambda: ops.inner([1, 2], [1]), ShapeError, "inner: expected last axes of one extent"),
+    (lambda: ops.vdot([1, 2], [1]), ShapeError, "vdot: expected as many elements in both"),
+    (lambda: ops.cross([1, 2], [1, 2]), ShapeError, "cross: expected extent 3 along axis -1"),
+    (lambda: ops.tensordot([1, 2], [1]), ShapeError, "tensordot: expected axes in both; got 2"),
+    (lambda: ops.tensordot([1, 2], [1], 1), ShapeError, "tensordot: expected axes of equal"),
+    (lambda: ops.quantile([1.0], 1.5), ValueError, "quantile: expected numbers from 0"),
+    (lambda: ops.quantile([1.0], 0.5, method="x"), ValueError, "quantile: expected a method"),
+    (lambda: ops.median(np.ones((2, 0)), 1), ShapeError, "median: expected at least one element"),
+    (lambda: ops.average([1.0], weights=[[1.0]]), ShapeError, "average: expected weights of"),
+    (lambda: ops.average([1.0], 0, [1.0, 2]), ShapeError, "average: expected 1 weights"),
+    (lambda: ops.cov(np.ones((1, 1, 1))), ShapeError, "cov: expected one axis or two"),
+    (lambda: ops.repeat([1, 2], -1), ShapeError, "repeat: expected a number >= 0"),
+    (lambda: ops.repeat([1, 2], ops.arange(2)), ShapeError, "repeat: expected numbers that are"),
+    (lambda: ops.hstack([]), ShapeError, "hstack: expected at least one tensor"),
+    (lambda: ops.array_split([1], 0), ShapeError, "array_split: expected at least one part"),
+    (lambda: ops.chunk([1], 0), ShapeError, "chunk: expected at least one part"),
+    (lambda: ops.diff([1], -1), ValueError, "diff: expected n >= 0; got -1"),
+    (lambda: ops.gradient([1.0]), ShapeError, "gradient: expected two elements along axis 0"),
+    (lambda: ops.gradient([1.0, 2], 1, 2), ShapeError, "gradient: expected a spacing for each"),
+    (lambda: ops.convolve([], [1.0]), ShapeError, "convolve: expected two tensors of one axis"),
+    (lambda: ops.convolve([1.0], [1.0], "x"), ValueError, "convolve: expected mode full"),
+    (lambda: ops.rot90([[1]], 1, (0, 0)), ShapeError, "rot90: expected two axes that differ"),
+    (lambda: ops.searchsorted([[1]], 1), ShapeError, "searchsorted: expected the sorted tensor"),
+    (lambda: ops.searchsorted([1], 1, "up"), ValueError, "searchsorted: expected side"),
+    (lambda: ops.bincount([1.0], 3), DTypeError, "bincount: expected integer indices"),
+    (lambda: ops.bincount([1], 3, [1, 2]), ShapeError, "bincount: expected a weight for each"),
+    (lambda: ops.interp([1.0], [1.0, 2], [1.0]), ShapeError, "interp: expected a value for each"),
+    (lambda: ops.partition([1, 2], 2), ShapeError, r"partition: expected kth in \[-2, 2\); got 2"),
+    (lambda: ops.histogram([1.0], "auto"), ValueError, "histogram: expected a number of bins"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), MESSAGES, ids=lambda v: str(v)[:40])
+def test_messages(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=f"^{message}"):
+        call()
+
+
+def test_numpy_calls_on_nodes() -> None:
+    given = np.random.default_rng(0).uniform(-0.9, 0.9, (3, 3))
+    x = ops.as_node(given)
+    for function in (
+        *(np.tan, np.arctan, np.arcsin, np.arccos, np.sinh, np.cosh, np.arcsinh, np.arctanh),
+        *(np.exp2, np.cbrt, np.sinc, np.trunc, np.isnan, np.isfinite, np.nan_to_num),
+        *(np.std, np.median, np.ptp, np.count_nonzero, np.average, np.nansum, np.nanmean),
+        *(np.cumprod, np.diagonal, np.diag, np.trace, np.diff, np.rot90, np.cov, np.corrcoef),
+        *(np.atleast_3d, np.trapezoid),
+    ):
+        npt.assert_allclose(value(function(x)), function(given), rtol=1e-12, atol=1e-15)
+    for function in (
+        np.arctan2,
+        np.hypot,
+        np.fmod,
+        np.logaddexp,
+        np.outer,
+        np.inner,
+        np.kron,
+        np.cross,
+    ):
+        npt.assert_allclose(value(function(x, given[0])), function(given, given[0]), rtol=1e-12)
+    npt.assert_allclose(value(x.std(0, ddof=1)), given.std(0, ddof=1))
+    npt.assert_allclose(value(x.repeat(2, 1)), given.repeat(2, 1))
+    npt.assert_allclose(value(x.dot(given)), given.dot(given))
+    npt.assert_allclose(value(x.trace()), given.trace())
+    with pytest.raises(TypeError, match=r"numpy.unique has no op on a Node: its shape"):
+        np.unique(x)
+    with pytest.raises(TypeError, match=r"decompositions of matrices; see docs/limitations"):
+        np.linalg.inv(x)
