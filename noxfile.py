@@ -31,13 +31,14 @@ def tracked(session: nox.Session, *patterns: str) -> list[str]:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check the style of Python, Cython, C++ and prose."""
+    """Check the style of Python, Cython, C++ and prose, and the links of the documents."""
     prepare(session, "ruff", "cython-lint", "clang-format")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("cython-lint", *tracked(session, "*.pyx", "*.pxd", "*.pxi"))
     session.run("clang-format", "--dry-run", "-Werror", *tracked(session, "*.cpp", "*.hpp"))
     session.run("python", ".ci/prose.py")
+    session.run("python", ".ci/links.py")
 
 
 @nox.session

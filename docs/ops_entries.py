@@ -135,7 +135,6 @@ For ord=inf and -inf it is the largest and smallest abs(x). Integers become floa
     "flip": "Reverse the order of the elements along the axes; the default is all axes.",
     "full": "Return an array whose elements all have one value.",
     "arange": "Return start, start + step, start + 2 * step, ... below stop.",
-    "arange": "Return 0, 1, 2, ..., size - 1.",
     "moveaxis": "Move one axis to another index. The other axes keep their order.",
     "one_hot": """\
 Return 1 at each index along a new last axis, and 0 elsewhere: [...] to [..., depth].
@@ -183,10 +182,6 @@ A slice that would exceed an axis begins earlier, so that it fits.""",
 
 The row padding_idx gets no gradient. An index outside of [0, rows) raises OutOfRangeError when the
 step runs. Negative indices do not count from the end, in contrast to `weight[indices]`.""",
-    "take": """Return the elements at some indices along an axis, as numpy.take.
-
-Negative indices count from the end. An index out of range raises OutOfRangeError when the step
-runs.""",
     "take": """Return the elements at some indices along an axis, as numpy.take.
 
 Negative indices count from the end. An index out of range raises OutOfRangeError when the step
@@ -490,7 +485,6 @@ outputs.shape, h.shape""",
     "gru_cell": """\
 step = ngd.function(ops.gru_cell)
 step(np.ones((2, 4)), np.zeros((2, 5)), np.ones((15, 4)), np.ones((15, 5))).shape""",
-    "arange": "(4)",
     "arange": "(4)",
     "iterations": "ops.iterations()",
     "kl_div": "(np.log(np.array([0.5, 0.5])), np.array([0.25, 0.75]))",
