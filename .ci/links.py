@@ -5,8 +5,9 @@
     python .ci/links.py FILE...    check these files
 
 A relative link names a file or folder of the tree, and its fragment is the anchor of a heading. An
-address of the documentation site names a page of docs/. A page exists if a source file contains its
-path, or calls `page_url`. Other addresses are checked only for their form, without the network.
+address of the documentation site names a page of docs/. A source file that contains the path of a
+page has the path of one that exists. Other addresses are checked only for their form, without the
+network.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ REFERENCE = re.compile(r"\[([^\[\]]+)\]\[([^\[\]]*)\]")
 ADDRESS = re.compile(r"\bhttps?:[^\s)>\]\"'`|]*[^\s)>\]\"'`|.,;:]")
 HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$", re.MULTILINE)
 ENTRY = re.compile(r"^::: (\S+)$", re.MULTILINE)
-PAGE = re.compile(r"\bdocs/[\w/-]+\.md\b|\bpage_url\([\"']([\w/-]+)[\"']\)")
+PAGE = re.compile(r"\bdocs/[\w/-]+\.md\b")
 HOST = re.compile(r"localhost|[\d.]+|(?:[a-z\d-]+\.)+[a-z]{2,}")
 
 
@@ -146,8 +147,7 @@ def markdown_faults(path: str, text: str) -> Iterator[tuple[int, str]]:
 def source_faults(text: str) -> Iterator[tuple[int, str]]:
     """Yield the position and the message of each fault of a source file."""
     for found in PAGE.finditer(text):
-        page = f"docs/{found[1]}.md" if found[1] else found[0]
-        if not (ROOT / page).is_file():
+        if not (ROOT / found[0]).is_file():
             yield text.count("\n", 0, found.start()), f"expected a page of docs/; got {found[0]}"
 
 

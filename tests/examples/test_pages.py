@@ -45,9 +45,25 @@ PAGES = [
     "running",
     "training",
     "hosts",
-    "limitations",
     "slurm",
+    "benchmarks",
+    "ops",
 ]
+"""The pages whose blocks run here, in one process."""
+
+PAGES_OF_OTHER_TESTS = {
+    "architecture": "graph/test_architecture_page.py",
+    "cli": "python/test_cli.py",
+    "elastic": "torch/test_torch_horovod.py",
+    "horovod": "torch/test_torch_horovod.py",
+    "jax": "jax/test_jax_collectives.py",
+    "keras": "keras/test_keras_horovod.py",
+    "model_parallel": "distributed/test_pages_of_ranks.py",
+    "mxnet": "kvstore/test_kvstore_mxnet.py",
+    "paddle": "paddle/test_paddle_collectives.py",
+    "torch": "torch/test_torch_launchers.py",
+}
+"""The pages whose blocks need ranks, another framework or a command line, and their tests."""
 
 
 def blocks(page: str) -> list[str]:
@@ -65,6 +81,19 @@ def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for number, block in enumerate(blocks(page)):
         if not SCRIPT.match(block):
             exec(compile(block, f"{page}.md, block {number + 1}", "exec"), names)
+
+
+def test_every_page_with_python_is_in_a_test() -> None:
+    """tests/python/test_reference.py runs the blocks of every page of docs/api."""
+    found = {
+        str(path.relative_to(DOCS).with_suffix(""))
+        for path in DOCS.rglob("*.md")
+        if path.parent.name != "api" and re.search(r"(?m)^ *```python", path.read_text())
+    }
+    assert found == {*PAGES, *PAGES_OF_OTHER_TESTS}
+    for page, test in PAGES_OF_OTHER_TESTS.items():
+        text = (DOCS.parent / "tests" / test).read_text()
+        assert f"docs/{page}.md" in text or f'"{page}.md"' in text or f'"{page}"' in text, test
 
 
 @pytest.mark.skipif(ngd.build_info()["mode"] == "OFF", reason="built without collectives")
