@@ -82,7 +82,9 @@ Hendrycks and Gimpel, 2016 (arXiv:1606.08415), section 2.""",
     "hardswish": """Return x * min(max(x + 3, 0), 6) / 6. The gradient at -3 is 0, and at 3 it is 1.
 
 Howard et al., 2019 (arXiv:1905.02244), section 5.2.""",
-    "leaky_relu": """Return x for x > 0, and slope * x otherwise. The gradient at 0 is the slope.
+    "leaky_relu": """Return x for x > 0, and negative_slope * x otherwise.
+
+The gradient at 0 is negative_slope.
 
 Maas, Hannun and Ng, "Rectifier nonlinearities improve neural network acoustic models" (2013),
 equation 2.""",
@@ -124,7 +126,8 @@ Return the smallest element along the axes. NaN propagates, and equals share the
     "sum": "Return the sum of the elements along the axes, and 0 for no elements.",
     "var": """Return the variance along the axes: the mean squared distance from the mean.
 
-It is divided by the number of elements (ddof=0). Integers become float64.""",
+The sum of the squares is divided by n - ddof, where n is the number of elements. Integers become
+float64.""",
     "vector_norm": """Return (sum of abs(x) ** ord) ** (1 / ord) along the axes.
 
 For ord=inf and -inf it is the largest and smallest abs(x). Integers become floats.""",
@@ -162,7 +165,8 @@ Keep elements on and above the k-th diagonal of the last two axes; the others be
     "cast": """Return the values in another dtype.
 
 Integers wrap. A float becomes an integer towards zero, out of range it saturates, and NaN is 0.
-All values except 0 become True. float64 and integers become 16-bit floats by way of float32.""",
+All values except 0 become True. float64 and integers are rounded to float32 first if they become
+16-bit floats.""",
     "stop_gradient": "Return x. No gradient flows through it.",
     "as_node": """Return a node unchanged, and everything else as a constant.
 
@@ -361,7 +365,7 @@ reductions have no gradient.""",
 split_axis is split into one equal block per rank. The blocks are joined along concat_axis in the
 order of ranks. x has one shape on all ranks. The adjoint exchanges the two axes.""",
     "all_to_all_v": """\
-Send counts[r] rows of x to rank r, and receive receive_counts[r] rows from it.
+Send send_counts[r] rows of x to rank r, and receive receive_counts[r] rows from it.
 
 The rows are in the order of ranks. The adjoint exchanges the counts.""",
     "broadcast": """Copy the root's x to all ranks.
@@ -591,6 +595,7 @@ PARAMETERS: Final = {
     "min": "The lower bound, or None.",
     "mode": "The values of the new elements.",
     "normalized_shape": "The shape of the last axes.",
+    "negative_slope": "The slope for negative x.",
     "num_groups": "The number of groups of channels.",
     "offset": "The position in the sequence of random numbers.",
     "op": '"sum", "mean", "min", "max" or "prod".',
@@ -621,7 +626,6 @@ PARAMETERS: Final = {
     "shift": "The number of positions.",
     "size": "The size of the axis.",
     "sizes": "The sizes of the result.",
-    "slope": "The slope for negative x.",
     "source": "The axis to move.",
     "split_axis": "The axis that is split into blocks.",
     "starts": "The first index per axis.",
@@ -642,6 +646,11 @@ PARAMETERS: Final = {
 }
 """The meaning of a parameter by its name, or by "OP.NAME"."""
 PARAMETERS |= {
+    "arange.start": "The first number, or the bound if stop is None.",
+    "arange.stop": "The bound, which is not part of the result.",
+    "arange.step": "The difference between neighbours. It may be negative.",
+    "send_counts": "The number of rows to each rank.",
+    "var.ddof": "The number that is subtracted from the number of elements in the divisor.",
     "top_k.k": "The number of elements.",
     "recv.source": "The rank that sends.",
     "recv.shape": "The shape of the received array.",

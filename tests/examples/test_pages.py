@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import subprocess
@@ -127,3 +128,16 @@ def test_the_page_of_ops_is_of_today() -> None:
     """docs/reference.py has written it since the last op changed."""
     written = runpy.run_path(str(DOCS / "reference.py"))["page"]()
     assert written == (DOCS / "ops.md").read_text(), "run python docs/reference.py"
+
+
+def test_the_page_of_ops_describes_every_parameter() -> None:
+    missing = []
+    for entry in (DOCS / "ops.md").read_text().split("\n### ")[1:]:
+        name, signature = entry.split("\n", 1)[0], entry.split("```")[1].removeprefix("text\n")
+        function = ast.parse(f"def {signature.removeprefix('ops.').strip()}: ...").body[0]
+        assert isinstance(function, ast.FunctionDef)
+        given = [node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)]
+        rows = re.findall(r"^- `([^`]+)`", entry, re.MULTILINE)
+        described = {each for row in rows for each in row.replace("*", "").split(", ")}
+        missing += [f"{name}.{each}" for each in given if each not in described]
+    assert missing == []

@@ -196,7 +196,7 @@ def eye(rows: int, columns: int | None = None, k: int = 0, dtype: Any = float32)
     Parameters
     ----------
     rows, columns
-        The shape; by default as many columns as rows.
+        The shape. By default, the number of columns is the number of rows.
     k
         The diagonal: 0 is the main one, k > 0 is above it, k < 0 below.
     dtype

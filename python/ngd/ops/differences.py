@@ -134,7 +134,8 @@ def trapezoid(y: Value, x: Value | None = None, dx: float = 1.0, axis: int = -1)
     y
         Samples. Integers become float64.
     x
-        The coordinates: of one axis, or of the shape of y. By default they are dx apart.
+        The coordinates, as a tensor of one axis or of the shape of y. By default, the distance
+        between neighbours is dx.
     dx
         The distance of the samples.
     axis
@@ -171,8 +172,8 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Node:
     a, v
         Numbers of one axis, at least one element each. Integers become floats.
     mode
-        "full": all places where they overlap; "same": as many as the longer one has; "valid":
-        where they overlap completely.
+        "full" returns all positions at which a and v overlap. "same" returns the length of the
+        longer one. "valid" returns the positions at which they overlap completely.
 
     Raises
     ------

@@ -67,7 +67,7 @@ def embedding_bag(
     mode
         "mean" or "sum". An empty bag gives zeros.
     per_sample_weights
-        Of the shape of the indices: factors of the rows, for mode "sum".
+        The factor of each row, as a tensor of the shape of the indices. Only mode "sum" takes it.
     padding_idx
         A row that counts for nothing, and gets no gradient.
 

@@ -21,7 +21,7 @@ from .shape import full
 
 @public
 def trunc(x: Value) -> Node:
-    """Return the whole part of x, rounded towards zero; integers as they are. Its gradient is 0.
+    """Round x towards zero. Integers do not change, and the gradient is 0.
 
     Parameters
     ----------
@@ -175,9 +175,10 @@ def nan_to_num(
     x
         Values of any shape. Integers stay as they are.
     nan
-        What replaces NaN.
+        The number that replaces NaN.
     posinf, neginf
-        What replaces inf and -inf; by default the largest and the least number of the dtype.
+        The numbers that replace inf and -inf. By default, they are the largest and the least
+        number of the dtype.
 
     Examples
     --------

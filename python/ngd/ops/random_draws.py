@@ -107,7 +107,7 @@ def bernoulli(
     p
         Probabilities: a number, or a tensor that broadcasts to the shape.
     shape
-        The shape of the result; by default that of p.
+        The shape of the result. The default is the shape of p.
     seed, offset
         As in ops.random_uniform.
 

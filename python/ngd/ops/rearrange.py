@@ -71,7 +71,8 @@ def rot90(x: Value, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Node:
     x
         A tensor of at least two axes.
     k
-        The number of rotations, from the first axis to the second; negative: the other way.
+        The number of rotations by 90 degrees, from the first axis to the second. A negative number
+        rotates in the opposite direction.
     axes
         Two axes that differ.
 

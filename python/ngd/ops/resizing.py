@@ -392,7 +392,7 @@ def unfold(
     x
         [N, C, H, W].
     kernel_size, dilation, padding, stride
-        Of the windows: one number, or one per axis. Zeros are padded on both sides.
+        The sizes of the windows, as one number or one per axis. Zeros are padded on both sides.
 
     Returns
     -------

@@ -132,7 +132,7 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
     length
         The number of results: shapes are known when the graph is built.
     weights
-        For each element what it adds to its count, by default 1.
+        The amount that each element adds to its count. The default is 1.
 
     Returns
     -------
@@ -182,7 +182,7 @@ def histogram(
     weights: Value | None = None,
     density: bool = False,
 ) -> tuple[Node, Node]:
-    """Return how many elements lie in each bin, and the edges of the bins, as numpy.histogram.
+    """Return the number of elements per bin, and the edges of the bins, as numpy.histogram.
 
     Parameters
     ----------
@@ -193,9 +193,9 @@ def histogram(
         its right edge. NumPy's rules such as "auto" do not exist: shapes are known when the graph
         is built.
     range
-        The first and the last edge; by default the least and the largest element.
+        The first and the last edge. By default, they are the least and the largest element.
     weights
-        Of the shape of x: what an element adds to its count.
+        The amount that each element adds to its count, as a tensor of the shape of x.
     density
         If True, the counts are divided by their sum and by the width of the bin.
 
@@ -248,7 +248,8 @@ def interp(
     xp, fp
         The coordinates of the points, of one axis, and their values. xp is ascending.
     left, right
-        The values below the first point and beyond the last one; by default theirs.
+        The values below the first point and above the last one. By default, they are the values of
+        these points.
 
     Returns
     -------
@@ -291,7 +292,7 @@ def interp(
 
 @public
 def partition(x: Value, kth: int, axis: int = -1) -> Node:
-    """Return x with element kth of its sorted order in place, smaller ones before it.
+    """Return x with the element of sorted index kth at this index, and smaller ones before it.
 
     numpy.partition. It sorts, which is one of the allowed orders.
 

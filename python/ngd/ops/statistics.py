@@ -257,7 +257,8 @@ def average(
     axis
         One axis, several, or None for all.
     weights
-        Of the shape of x, or, for one axis, a tensor of its length. By default all are 1.
+        The weight of each element: a tensor of the shape of x or, for one axis, of the length of
+        this axis. By default all weights are 1.
     keepdims
         If True, the reduced axes stay with extent 1.
 
