@@ -52,7 +52,8 @@ def typecheck(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """The site of docs/, without a warning: build/site."""
-    prepare(session, "mkdocs-material>=9.5", "mkdocs-redirects>=1.2", "mkdocstrings[python]>=0.26")
+    site = ("mkdocs-material>=9.5", "mkdocs-redirects>=1.2", "mkdocstrings-python>=2.0")
+    prepare(session, *site, "ruff>=0.6")
     session.run(
         "mkdocs",
         "build",

@@ -149,7 +149,17 @@ def signature(name: str, public: Callable[..., Any]) -> str:
         if isinstance(default, np.dtype):
             default = Name(default.name)
         bare.append(p.replace(annotation=p.empty, default=default))
-    return f"{name}{given.replace(parameters=bare, return_annotation=given.empty)}"
+    line = f"{name}{given.replace(parameters=bare, return_annotation=given.empty)}"
+    if len(line) + len("ops.") <= SIGNATURE_COLUMNS:
+        return line
+    rows, kinds = [str(p) for p in bare], [p.kind for p in bare]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        rows.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    return f"{name}(\n" + "".join(f"    {row},\n" for row in rows) + ")"
+
+
+SIGNATURE_COLUMNS = 76
+"""The width of a block of code on the site."""
 
 
 class Name(str):

@@ -8,6 +8,7 @@ import doctest
 import importlib
 import inspect
 import re
+import runpy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -211,6 +212,15 @@ def test_each_entry_is_a_name_of_ngd() -> None:
 def test_each_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES.glob("*.md") if f"api/{page.name}" not in navigation] == []
+
+
+def test_the_site_separates_parameters_that_share_a_description() -> None:
+    pytest.importorskip("griffe", reason="only the site needs it")
+    separated = runpy.run_path(str(ROOT / "docs" / "separate_parameters.py"))["separated"]
+    text = "First.\n\nParameters\n----------\na\n    A.\nb, c : int\n    Text, text.\n"
+    text += "\nReturns\n-------\nx, y\n    Two."
+    expected = text.replace("b, c : int", "b : int\n    Text, text.\nc : int")
+    assert separated(text) == expected
 
 
 def test_each_class_of_nn_has_an_example() -> None:
