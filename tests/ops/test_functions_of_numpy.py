@@ -13,8 +13,7 @@ import pytest
 from tests.ops.cases import placeholders, run_reference
 from tests.ops.conftest import Runner
 
-from ngd import ops
-from ngd.autodiff import grad
+from ngd import grad, ops
 from ngd.dtype import Type, float32, float64, int32
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
 from ngd.ir import Array, Node

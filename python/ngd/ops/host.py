@@ -146,6 +146,10 @@ class CallHost(Op):
     def samples(self) -> Iterable[Sample]:
         for function, operands in SAMPLES:
             yield Sample(operands, {"function": function})
+        for dtype in ALL:
+            types = (Type(dtype, (3,)),)
+            function = HostFunction(np.flip, types, types, lambda x, dy: np.flip(dy))
+            yield Sample((Operand((3,), dtype=dtype),), {"function": function})
 
 
 def _two_results(x: Array, y: Array) -> tuple[Array, Array]:
