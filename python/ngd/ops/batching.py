@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 
 from .. import notes
-from ..dtype import Shape, Type, int64
+from ..dtype import Shape, Type, int64, is_float
 from ..errors import CompileError
 from ..ir import Array, Body, Graph, Node, Op, bodies_of, communicates, topological
 from ..narrowing import WIDE, wide
@@ -181,7 +181,11 @@ class Batching:
 
     def batched_type(self, node: Node) -> Type:
         """Return the type of a traced node with the batch axis in front."""
-        return Type(node.dtype, (self.size, *node.shape))
+        return self.batched_type_of(node.type)
+
+    def batched_type_of(self, one: Type) -> Type:
+        """Return a type with the batch axis in front."""
+        return Type(one.dtype, (self.size, *one.shape))
 
     def with_batch_axis(self, x: Batched) -> Node:
         """Return the node with a batch axis; an operand that is not mapped is repeated."""
@@ -580,25 +584,54 @@ class BatchedRule:
 
 @batches(CallHost)
 def batch_call_host(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
-    """Call the Python function once per example."""
+    """Call the Python function once per example, and its gradient too."""
     function: HostFunction = node.attrs["function"]
     is_mapped = [x.is_mapped for x in operands]
-
-    def examples(*arrays: Array) -> tuple[Array, ...]:
-        rows = [
-            function(*(a[i] if mapped else a for a, mapped in zip(arrays, is_mapped, strict=True)))
-            for i in range(batching.size)
-        ]
-        return tuple(
-            np.stack([row[number] for row in rows])
-            if rows
-            else np.empty((0, *result.shape), result.dtype)
-            for number, result in enumerate(function.results)
-        )
-
     nodes = tuple(x.node for x in operands)
-    results = tuple(Type(r.dtype, (batching.size, *r.shape)) for r in function.results)
-    whole = examples if len(results) > 1 else lambda *arrays: examples(*arrays)[0]
-    return node.op.node(
-        nodes, {"function": HostFunction(whole, tuple(x.type for x in nodes), results)}
+    results = tuple(batching.batched_type_of(result) for result in function.results)
+    forward = once_per_example(function, function.results, is_mapped, batching.size)
+    gradient = function.gradient and gradient_per_example(
+        function, function.gradient, is_mapped, batching.size
     )
+    types = tuple(x.type for x in nodes)
+    return node.op.node(nodes, {"function": HostFunction(forward, types, results, gradient)})
+
+
+def once_per_example(
+    function: Callable[..., Any], results: Sequence[Type], is_mapped: Sequence[bool], size: int
+) -> Callable[..., Any]:
+    """Return a function that calls another one per example, and stacks the results."""
+
+    def examples(*arrays: Array) -> Any:
+        stacks = [np.empty((size, *result.shape), result.dtype) for result in results]
+        for i in range(size):
+            row = [a[i] if mapped else a for a, mapped in zip(arrays, is_mapped, strict=True)]
+            returned = function(*row)
+            values = returned if isinstance(returned, tuple) else (returned,)
+            for stack, value in zip(stacks, values, strict=True):
+                stack[i] = value
+        return tuple(stacks) if len(stacks) > 1 else stacks[0]
+
+    return examples
+
+
+def gradient_per_example(
+    function: HostFunction, one: Callable[..., Any], is_mapped: Sequence[bool], size: int
+) -> Callable[..., Any]:
+    """Return the gradient of all examples, given that of one.
+
+    An operand that is not mapped gets the sum over the examples.
+    """
+    floats = [i for i, operand in enumerate(function.inputs) if is_float(operand.dtype)]
+    types = [function.inputs[i] for i in floats]
+    all_mapped = [*is_mapped, *(True for _ in function.results)]
+
+    def gradient(*arrays: Array) -> Any:
+        each = once_per_example(one, types, all_mapped, size)(*arrays)
+        stacks = each if len(types) > 1 else (each,)
+        adjoints = [
+            stack if is_mapped[i] else stack.sum(0) for i, stack in zip(floats, stacks, strict=True)
+        ]
+        return tuple(adjoints) if len(adjoints) > 1 else adjoints[0]
+
+    return gradient
