@@ -3,222 +3,97 @@
 
     mpirun -np 2 python examples/dist_mnist_mlp.py --data DIR
 
-Every rank holds the whole network and computes the gradients of its part of each batch. An
-all-reduce in the graph averages them, each rank weighing as much as it has images, so that any
-number of ranks takes the steps that one would take alone.
+DIR has MNIST's four IDX files. Without --data, the images are the 1,797 digits of scikit-learn.
+Any number of ranks takes the same steps, because means are weighted by the numbers of images.
 """
 
-from __future__ import annotations
-
 import argparse
-import functools
 import json
-import math
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import digits
 import numpy as np
 
 import ngd
-from ngd import data, ops
-
-HIDDEN = 600
+from ngd import data, nn, ops, optim, train
 
 
-def logits_of(pixels: Any, W0: Any, b0: Any, W1: Any, b1: Any) -> Any:
-    """Build the network: one score a class."""
-    return ops.relu(pixels @ W0 + b0) @ W1 + b1
+def load_digits(folder):
+    """Return the training and the test set: images with pixels in [0, 1], and their classes."""
+    if folder:
+        return data.mnist(folder)
+    from sklearn import datasets  # pip install scikit-learn
+
+    images, labels = datasets.load_digits(return_X_y=True)
+    source = data.Arrays((images / 16).astype(np.float32), labels)
+    order = np.random.default_rng(0).permutation(len(source))
+    return data.Arrays(*source[order[360:]]), data.Arrays(*source[order[:360]])
 
 
-def compile_step(images: int, network: Sequence[Any], args: argparse.Namespace) -> Any:
-    """Build the training step of a rank that has this many images of the batch."""
-    pixels = ngd.placeholder("pixels", (images, network[0].shape[0]), args.dtype)
-    labels = ngd.placeholder("labels", (images,), "int64")
-    weight = ngd.placeholder("weight", (), args.dtype)
-
-    loss = ops.mean(ops.softmax_cross_entropy(logits_of(pixels, *network), labels))
-    gradients = ngd.grad(loss, network)
-    averaged = [ops.all_reduce(g, op="mean", weight=weight) for g in gradients]
-    updates = {v: v - args.lr * g for v, g in zip(network, averaged, strict=True)}
-    global_loss = ops.all_reduce(loss, op="mean", weight=weight)
-
-    inputs = [pixels, labels, weight]
-    return ngd.compile(inputs, [global_loss], updates=updates, device=args.device)
-
-
-def compile_prediction(images: int, network: Sequence[Any], args: argparse.Namespace) -> Any:
-    """Build the most likely class of each of this many images."""
-    pixels = ngd.placeholder("pixels", (images, network[0].shape[0]), args.dtype)
-    classes = ops.argmax(logits_of(pixels, *network), axis=1)
-    return ngd.compile([pixels], [classes], device=args.device)
-
-
-def make_network(features: int, classes: int, args: argparse.Namespace) -> list[Any]:
-    """Make the variables; the same seed gives every rank the same values (He et al., 2015)."""
-    random = np.random.default_rng(args.seed)
-    network = []
-    for layer, (rows, columns) in enumerate([(features, HIDDEN), (HIDDEN, classes)]):
-        initial = random.standard_normal((rows, columns)) * math.sqrt(2 / rows)
-        network.append(ngd.variable(f"W{layer}", initial.astype(args.dtype)))
-        network.append(ngd.variable(f"b{layer}", np.zeros(columns, args.dtype)))
-    return network
-
-
-def train(
-    images: digits.Digits, network: Sequence[Any], world: Any, args: argparse.Namespace
-) -> tuple[int, float | None, float | None]:
-    """Run all epochs; return the number of steps, the last epoch's loss, and images a second."""
-    from tqdm import tqdm
-
-    step = functools.cache(lambda count: compile_step(count, network, args))
-    count = len(images.labels)
-    shards = data.Sampler(count, batch_size=args.batch, seed=args.seed)
-    for number in range(shards.steps):
-        step(len(shards.shard(number).indices))
-    writer = None
-    if args.log_dir and world.rank == 0:
-        from tensorboardX import SummaryWriter
-
-        writer = SummaryWriter(str(args.log_dir))
-    steps, loss = 0, None
-    ngd.barrier()
-    start = time.perf_counter()
-    for epoch in range(args.epochs):
-        total = 0.0
-        with tqdm(shards, f"epoch {epoch + 1}", disable=world.rank != 0) as bar:
-            for shard in bar:
-                mine, weight = shard.indices, np.array(shard.weight, args.dtype)
-                (step_loss,) = step(len(mine))(images.pixels[mine], images.labels[mine], weight)
-                total += float(step_loss) * shard.total
-                steps += 1
-                if writer:
-                    writer.add_scalar("loss", float(step_loss), steps)
-        loss = total / count
-    seconds = time.perf_counter() - start
-    if writer:
-        writer.close()
-    return steps, loss, args.epochs * count / seconds if steps else None
-
-
-def evaluate(
-    images: digits.Digits, network: Sequence[Any], world: Any, args: argparse.Namespace
-) -> float:
-    """Return the accuracy; the ranks take turns at blocks that do not depend on their number."""
-    predict = functools.cache(lambda count: compile_prediction(count, network, args))
-    correct = 0
-    for start in range(world.rank * args.batch, len(images.labels), world.size * args.batch):
-        block = slice(start, start + args.batch)
-        (classes,) = predict(len(images.labels[block]))(images.pixels[block])
-        correct += int(np.sum(classes == images.labels[block]))
-    return float(ngd.all_reduce(np.array(correct), op="sum")) / len(images.labels)
-
-
-def check(args: argparse.Namespace, world: Any) -> None:
-    """Refuse what cannot work, before anything is loaded."""
-    if args.epochs < 0:
-        raise ValueError(f"--epochs {args.epochs} is negative")
-    if args.batch < world.size:
-        raise ValueError(f"--batch {args.batch} is smaller than the number of ranks, {world.size}")
-    if not 0 < args.lr < math.inf:
-        raise ValueError(f"--lr {args.lr} is not a positive number")
-    if args.seed < 0:
-        raise ValueError(f"--seed {args.seed} is negative")
-    if args.save and (args.save.is_dir() or not args.save.parent.is_dir()):
-        raise ValueError(f"--save: {args.save} cannot be made: a file in a directory is needed")
-    if args.log_dir and args.log_dir.exists() and not args.log_dir.is_dir():
-        raise ValueError(f"--log-dir: {args.log_dir} is not a directory")
-
-
-def load_checkpoint(path: Path, network: Sequence[Any]) -> None:
-    """Assign to the variables what an earlier run has saved."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    try:
-        saved: Mapping[str, Any] = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"--load: {path} is not a safetensors file ({error})") from error
-    for variable in network:
-        found = saved.get(variable.name)
-        if found is None or found.shape != variable.shape:
-            has = "nothing" if found is None else f"shape {found.shape}"
-            raise ValueError(
-                f"--load: {path} holds {has} for {variable.name}, needed is {variable.shape}"
-            )
-    for variable in network:
-        variable.assign(saved[variable.name].astype(variable.dtype))
-
-
-@contextmanager
-def all_or_none(world: Any) -> Iterator[None]:
-    """Go on only if the block went well on every rank; else the first that failed says why."""
-    problem = ""
-    try:
-        yield
-    except (ImportError, OSError, ValueError) as error:
-        problem = str(error)
-    first = int(ngd.all_reduce(np.array(world.rank if problem else world.size), op="min"))
-    if first == world.rank:
-        print(f"{Path(sys.argv[0]).name}: {problem}", file=sys.stderr, flush=True)
-    if first < world.size:
-        ngd.barrier()  # the line is out before the launcher sees a rank exit
-        sys.exit(1)
-
-
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments():
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add = parser.add_argument
-    add("--data", type=Path, metavar="DIR", help="MNIST's four IDX files (default: sklearn's)")
+    add("--data", type=Path, metavar="DIR", help="folder of MNIST's four files")
     add("--epochs", type=int, default=10)
-    add("--batch", type=int, default=128, help="images a step, of all ranks together")
-    add("--lr", type=float, default=0.3)
+    add("--batch", type=int, default=128, help="images per step, of all ranks together")
+    add("--lr", type=float, default=0.1, help="learning rate")
     add("--seed", type=int, default=0)
-    add("--dtype", choices=["float32", "float64"], default="float32")
     add("--device", choices=["CPU", "INTERPRETER"], default="CPU")
-    add("--save", type=Path, metavar="FILE", help="where rank 0 writes the weights (safetensors)")
-    add("--load", type=Path, metavar="FILE", help="weights to begin with (safetensors)")
-    add("--log-dir", type=Path, metavar="DIR", help="every step's loss, for TensorBoard")
-    return parser.parse_args()
+    add("--save", type=Path, metavar="DIR", help="save a checkpoint here after each epoch")
+    add("--resume", action="store_true", help="continue from the checkpoint in --save, if any")
+    add("--smoke", action="store_true", help="run a few steps only")
+    args = parser.parse_args()
+    if args.resume and not args.save:
+        parser.error("--resume: expected --save DIR too; got none. Give the checkpoint's folder.")
+    return args
 
 
-def main() -> None:
-    """Train, evaluate, and report as one line of JSON."""
+def main():
+    """Train, evaluate, and print a report as one line of JSON."""
     args = parse_arguments()
-    world = ngd.init()
-    with all_or_none(world):
-        check(args, world)
-        training, test = digits.load(args.data, args.dtype)
-        if len(training.labels) < world.size:
-            raise ValueError(f"{len(training.labels)} training images for {world.size} ranks")
-        classes = int(max(training.labels.max(), test.labels.max())) + 1
-        network = make_network(training.pixels.shape[1], classes, args)
-        if args.load and world.rank == 0:
-            load_checkpoint(args.load, network)
-    ngd.broadcast_variables(network, root=0)
+    training, test = load_digits(args.data)
+    if args.smoke:
+        args.epochs, training = 1, data.Arrays(*training[: 4 * args.batch])
+    sampler = data.Sampler(len(training), args.batch, seed=args.seed)
+    loader = data.Loader(training, sampler)
+    test_loader = data.Loader(test, data.Sampler(len(test), args.batch, shuffle=False))
 
-    steps, loss, images_per_s = train(training, network, world, args)
-    accuracy = evaluate(test, network, world, args)
-    if world.rank == 0:
-        if args.save:
-            from safetensors.numpy import save_file
+    features = training.columns[0][0].size
+    model = nn.Sequential(nn.Flatten(), nn.Linear(features, 600), nn.ReLU(), nn.Linear(600, 10))
+    model.initialize(args.seed)
+    optimizer = optim.SGD(args.lr, momentum=0.9)
+    saved = [model.variables(), optimizer.state]
 
-            save_file({v.name: v.numpy() for v in network}, args.save)
-        report = {
-            "ranks": world.size,
-            "device": args.device,
-            "mode": ngd.build_info()["mode"],
-            "steps": steps,
-            "loss": loss,
-            "test_accuracy": accuracy,
-            "images_per_s": images_per_s,
-        }
-        print(json.dumps(report), flush=True)
+    @ngd.function(updates=True, device=args.device)
+    def train_step(images, labels, weight):
+        loss = ops.mean(ops.softmax_cross_entropy(model(images), labels))
+        updates = optimizer.minimize(loss, model.parameters(), weight=weight)  # a mean over ranks
+        return ops.all_reduce(loss, op="mean", weight=weight), updates
+
+    @ngd.function(device=args.device)
+    def accuracy(images, labels):
+        return [ops.mean(ops.cast(ops.argmax(model(images), axis=1) == labels, "float32"))]
+
+    if args.resume and ngd.checkpoint.exists(args.save):
+        sampler.load_state(ngd.checkpoint.load(args.save, saved))
+    loss = images_per_s = None
+    while sampler.epoch < args.epochs:
+        start, total = time.perf_counter(), 0.0
+        for batch in loader:
+            total += float(train_step(*batch, batch.weight)) * batch.total
+        loss, images_per_s = total / len(training), len(training) / (time.perf_counter() - start)
+        if ngd.rank() == 0:
+            print(f"epoch {sampler.epoch}: loss {loss:.4f}", flush=True)
+            if args.save:
+                ngd.checkpoint.save(args.save, saved, position=sampler.state())
+
+    (test_accuracy,) = train.evaluate(accuracy, test_loader)
+    if ngd.rank() == 0:
+        report = {"ranks": ngd.world_size(), "device": args.device}
+        report |= {"mode": ngd.build_info()["mode"], "steps": sampler.done, "loss": loss}
+        report |= {"test_accuracy": round(test_accuracy, 4), "images_per_s": images_per_s}
+        print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dist_mnist_mlp import all_or_none
+from low_level_mnist import all_or_none
 
 import ngd
 from ngd import data, nn, ops, optim

@@ -1,242 +1,187 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main example, as its users start it: the same steps for any number of ranks, and clear words
-for bad input."""
+"""The main example: the same steps on any number of ranks, checkpoints, and the report."""
 
 from __future__ import annotations
 
-import gzip
+import json
 import os
+import re
 import shutil
-import struct
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from mnist_files import write_images
 from numpy.typing import NDArray
-from runs import EXAMPLES, ONE_RANK_ONLY, expect_refused, report_of, run, start
+from runs import EXAMPLES, ONE_RANK_ONLY, Run, alone, needs_ranks, report_of, run, start
 
 import ngd
+from ngd import data, nn
+from ngd.checkpoint import read_safetensors
 
 EXAMPLE = "dist_mnist_mlp.py"
-RANKS = [1] if ONE_RANK_ONLY else [1, 2, 3, 4]
+RANKS = [1] if ONE_RANK_ONLY else [1, 2, 3]
 SOME = RANKS[min(1, len(RANKS) - 1)]
-
+KEYS = ["ranks", "device", "mode", "steps", "loss", "test_accuracy", "images_per_s"]
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 
-
-def train(ranks: int, *options: str | Path) -> dict[str, Any]:
-    """Run the example; what it reports in its last line."""
-    return report_of(start(EXAMPLE, ranks, *options))
-
-
-def write_idx(path: Path, array: NDArray[Any], zipped: bool = False) -> None:
-    """An array of bytes in IDX format."""
-    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
-    data = header + array.astype(np.uint8).tobytes()
-    if zipped:
-        path.with_name(path.name + ".gz").write_bytes(gzip.compress(data))
-    else:
-        path.write_bytes(data)
-
-
-def write_images(directory: Path, train_images: int, zipped: bool = False) -> Path:
-    """Four files of 6 x 6 images in three classes: a bright third each, and noise."""
-    random = np.random.default_rng(5)
-    directory.mkdir()
-    for name, count in (("train", train_images), ("t10k", 150)):
-        labels = random.integers(0, 3, count)
-        images = random.integers(0, 90, (count, 6, 6))
-        for image, label in zip(images, labels, strict=True):
-            image[2 * label : 2 * label + 2] += 120
-        write_idx(directory / f"{name}-images-idx3-ubyte", images, zipped)
-        write_idx(directory / f"{name}-labels-idx1-ubyte", labels, zipped)
-    return directory
+Weights = dict[str, NDArray[Any]]
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """641 training images: batches of 16 leave a last one of a single image."""
+    """Write 641 training images: batches of 16 leave a last one of a single image."""
     return write_images(tmp_path_factory.mktemp("images") / "plain", 641)
 
 
-def logged_losses(directory: Path) -> dict[int, float]:
-    """The loss of every step, from TensorBoard's file: records of length, crc, data, crc."""
-    from tensorboardX.proto.event_pb2 import Event
-
-    (file,) = directory.glob("events*")
-    data = file.read_bytes()
-
-    def events() -> Iterator[Any]:
-        at = 0
-        while at < len(data):
-            (length,) = struct.unpack_from("<Q", data, at)
-            yield Event.FromString(data[at + 12 : at + 12 + length])
-            at += 16 + length
-
-    return {e.step: v.simple_value for e in events() for v in e.summary.value if v.tag == "loss"}
+def weights_in(folder: Path) -> Weights:
+    """Return the values in a checkpoint by name."""
+    (file,) = folder.glob("*.safetensors")
+    return dict(read_safetensors(file))
 
 
-def relative_difference(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """The largest difference over the largest value."""
-    return float(np.max(np.abs(a - b)) / np.max(np.abs(a)))
+def printed_losses(done: Run) -> list[float]:
+    """Return the losses of the epochs, as rank 0 prints them."""
+    return [float(loss) for loss in re.findall(r"^epoch \d+: loss (\S+)$", done.stdout, re.M)]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-9), ("float32", 1e-3)])
-def test_any_number_of_ranks_takes_the_same_steps(
-    images: Path, tmp_path: Path, dtype: str, tolerance: float
-) -> None:
-    from safetensors.numpy import load_file
+def assert_close(a: Weights, b: Weights, tolerance: float) -> None:
+    """Compare checkpoints, relative to the largest value of each variable."""
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        difference = np.max(np.abs(value - b[name]), initial=0)
+        assert difference <= tolerance * np.max(np.abs(value), initial=0), name
 
-    options = ["--data", images, "--dtype", dtype, "--batch", "16", "--epochs", "3"]
-    losses, weights = {}, {}
+
+def test_any_number_of_ranks_takes_the_same_steps(images: Path, tmp_path: Path) -> None:
+    reports, losses, weights = {}, {}, {}
     for ranks in RANKS:
-        saved, log = tmp_path / f"{ranks}.safetensors", tmp_path / f"log{ranks}"
-        report = train(ranks, *options, "--save", saved, "--log-dir", log)
-        assert report["ranks"] == ranks
-        assert report["steps"] == 3 * 41
-        losses[ranks] = np.array([logged_losses(log)[step] for step in range(1, 124)])
-        weights[ranks] = load_file(saved)
-        assert {w.dtype for w in weights[ranks].values()} == {np.dtype(dtype)}
-    # TensorBoard's file holds float32: no finer than that can losses be compared.
-    loss_tolerance = max(tolerance, 1e-7)
+        folder = tmp_path / str(ranks)
+        options = ["--data", images, "--batch", "16", "--epochs", "3", "--lr", "0.01"]
+        done = start(EXAMPLE, ranks, *options, "--save", folder)
+        reports[ranks], losses[ranks] = report_of(done), printed_losses(done)
+        weights[ranks] = weights_in(folder)
+        assert (reports[ranks]["ranks"], reports[ranks]["steps"]) == (ranks, 3 * 41)
+    assert len(losses[1]) == 3
+    assert losses[1][0] > losses[1][-1]
     for ranks in RANKS[1:]:
-        assert relative_difference(losses[1][:100], losses[ranks][:100]) <= loss_tolerance
-        for name, value in weights[1].items():
-            assert relative_difference(value, weights[ranks][name]) <= tolerance, name
+        assert losses[ranks] == pytest.approx(losses[1], rel=1e-3, abs=1e-4)
+        assert reports[ranks]["test_accuracy"] == pytest.approx(reports[1]["test_accuracy"])
+        assert_close(weights[1], weights[ranks], 1e-3)
 
 
-def test_the_first_loss_is_that_of_numpy(images: Path, tmp_path: Path) -> None:
-    """The first step's global loss from the initial weights, by another program."""
-    options = ["--data", images, "--dtype", "float64", "--batch", "16", "--epochs", "1"]
-    train(SOME, *options, "--log-dir", tmp_path, "--seed", "3")
-    pixels = np.frombuffer((images / "train-images-idx3-ubyte").read_bytes()[16:], np.uint8)
-    labels = np.frombuffer((images / "train-labels-idx1-ubyte").read_bytes()[8:], np.uint8)
-    batch = np.random.default_rng((3, 0)).permutation(641)[:16]
-    x, t = pixels.reshape(641, 36)[batch] / 255, labels[batch]
-    random = np.random.default_rng(3)
-    W0 = random.standard_normal((36, 600)) * np.sqrt(2 / 36)
-    W1 = random.standard_normal((600, 3)) * np.sqrt(2 / 600)
-    scores = np.maximum(x @ W0, 0) @ W1
-    losses = np.log(np.exp(scores).sum(1)) - scores[np.arange(16), t]
-    assert logged_losses(tmp_path)[1] == pytest.approx(losses.mean(), rel=1e-6)
+def numpy_training(images: Path, seed: int, lr: float, epochs: int) -> tuple[list[float], Weights]:
+    """Train the network with NumPy on all images per step, in float64."""
+    pixels, labels = data.mnist(images, dtype="float64")[0].columns
+    x, one_hot = pixels.reshape(len(pixels), -1), np.eye(10)[labels]
+    network = nn.Sequential(nn.Flatten(), nn.Linear(36, 600), nn.ReLU(), nn.Linear(600, 10))
+    network.initialize(seed)
+    w0, b0, w1, b1 = weights = [
+        network.state_dict()[name].astype(np.float64)
+        for name in ("1.weight", "1.bias", "3.weight", "3.bias")
+    ]
+    momenta = [np.zeros_like(w) for w in weights]
+    losses = []
+    for _ in range(epochs):
+        hidden = np.maximum(x @ w0.T + b0, 0)
+        logits = hidden @ w1.T + b1
+        probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        losses.append(float(-np.mean(np.log(np.sum(probabilities * one_hot, 1)))))
+        d_logits = (probabilities - one_hot) / len(x)
+        d_hidden = (d_logits @ w1) * (hidden > 0)
+        gradients = [d_hidden.T @ x, d_hidden.sum(0), d_logits.T @ hidden, d_logits.sum(0)]
+        for weight, momentum, gradient in zip(weights, momenta, gradients, strict=True):
+            momentum *= 0.9
+            momentum += gradient
+            weight -= lr * momentum
+    return losses, {"1.weight": w0, "1.bias": b0, "3.weight": w1, "3.bias": b1}
 
 
-def test_it_learns_reports_and_goes_on_from_a_checkpoint(images: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "weights.safetensors"
-    report = train(SOME, "--data", images, "--epochs", "2", "--save", saved)
-    names = ["ranks", "device", "mode", "steps", "loss", "test_accuracy", "images_per_s"]
-    assert list(report) == names
+@pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
+def test_the_steps_are_those_of_numpy(images: Path, tmp_path: Path, device: str) -> None:
+    options = ["--batch", "641", "--epochs", "4", "--lr", "0.2", "--seed", "3", "--device", device]
+    done = start(EXAMPLE, SOME, "--data", images, *options, "--save", tmp_path)
+    losses, weights = numpy_training(images, seed=3, lr=0.2, epochs=4)
+    assert printed_losses(done) == pytest.approx(losses, abs=2e-4)
+    report = report_of(done)
+    assert report["device"] == device
+    assert report["loss"] == pytest.approx(losses[-1], rel=1e-5)
+    found = weights_in(tmp_path)
+    assert_close(weights, {name: found[name] for name in weights}, 1e-4)
+
+
+def test_a_resumed_training_ends_with_the_same_bits(images: Path, tmp_path: Path) -> None:
+    options = ["--data", images, "--batch", "64", "--resume"]
+    whole = start(EXAMPLE, SOME, *options, "--epochs", "3", "--save", tmp_path / "whole")
+    parts = [*options, "--save", tmp_path / "parts"]
+    first = start(EXAMPLE, SOME, *parts, "--epochs", "1")
+    second = start(EXAMPLE, SOME, *parts, "--epochs", "3")
+    assert printed_losses(first) + printed_losses(second) == printed_losses(whole)
+    assert report_of(second)["steps"] == report_of(whole)["steps"] == 3 * 11
+    weights, expected = weights_in(tmp_path / "parts"), weights_in(tmp_path / "whole")
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(weights[name], value, err_msg=name)
+
+    complete = report_of(start(EXAMPLE, RANKS[-1], *parts, "--epochs", "3"))
+    assert complete["steps"] == 3 * 11
+    assert (complete["loss"], complete["images_per_s"]) == (None, None)
+    assert complete["test_accuracy"] == pytest.approx(report_of(whole)["test_accuracy"])
+
+
+def test_the_last_line_is_a_report(images: Path) -> None:
+    done = start(EXAMPLE, SOME, "--data", images, "--epochs", "3")
+    report = report_of(done)
+    assert list(report) == KEYS
+    assert [json.loads(line) for line in done.stdout.splitlines() if line[0] == "{"] == [report]
+    assert (report["ranks"], report["device"], report["steps"]) == (SOME, "CPU", 3 * 6)
     assert report["mode"] == ngd.build_info()["mode"]
-    assert (report["ranks"], report["device"], report["steps"]) == (SOME, "CPU", 12)
+    assert report["loss"] == pytest.approx(printed_losses(done)[-1], abs=1e-4)
     assert report["test_accuracy"] > 0.95
-    assert report["loss"] < 1.1  # ln 3: what guessing has
     assert report["images_per_s"] > 0
-    for ranks in RANKS:
-        again = train(ranks, "--data", images, "--epochs", "0", "--load", saved)
-        assert again["test_accuracy"] == report["test_accuracy"]
-        assert (again["steps"], again["loss"], again["images_per_s"]) == (0, None, None)
 
 
-def test_the_interpreter_learns_the_same(images: Path) -> None:
-    options = ["--data", images, "--epochs", "2", "--dtype", "float64"]
-    cpu, slow = (train(SOME, *options, "--device", d) for d in ("CPU", "INTERPRETER"))
-    assert slow["device"] == "INTERPRETER"
-    assert slow["loss"] == pytest.approx(cpu["loss"], rel=1e-9)
-    assert slow["test_accuracy"] == cpu["test_accuracy"]
+def test_the_digits_of_scikit_learn_are_the_default() -> None:
+    assert report_of(start(EXAMPLE, SOME))["test_accuracy"] >= 0.93
 
 
-def test_gzipped_files_and_plain_ones_are_the_same(images: Path, tmp_path: Path) -> None:
-    zipped = write_images(tmp_path / "zipped", 641, zipped=True)
-    options = ["--epochs", "1", "--batch", "64"]
-    reports = [train(1, "--data", d, *options) for d in (images, zipped)]
-    assert reports[0]["loss"] == reports[1]["loss"]
+@needs_ranks
+def test_a_batch_may_have_fewer_images_than_there_are_ranks(images: Path) -> None:
+    options = ["--data", images, "--batch", "2", "--smoke"]
+    one, three = (report_of(start(EXAMPLE, ranks, *options)) for ranks in (1, 3))
+    assert three["loss"] == pytest.approx(one["loss"], rel=1e-4)
 
 
-def test_the_bundled_digits_are_the_default() -> None:
-    assert train(SOME, "--epochs", "3")["test_accuracy"] > 0.85
+def test_a_copy_runs_a_few_steps(tmp_path: Path) -> None:
+    copy = shutil.copy(EXAMPLES / EXAMPLE, tmp_path)
+    command = [sys.executable, "-m", "ngd.launch", "-n", str(SOME), "--no-prefix", "--"]
+    report = report_of(run([*command, copy, "--smoke"]))
+    assert (report["ranks"], report["steps"]) == (SOME, 4)
+    assert [path.name for path in tmp_path.iterdir()] == [EXAMPLE]
 
 
 @pytest.mark.skipif(MPIRUN is None or ONE_RANK_ONLY, reason="no mpirun here, or mode OFF")
-def test_under_mpirun(images: Path) -> None:
+def test_under_mpirun() -> None:
     assert MPIRUN is not None
-    options = ["--data", str(images), "--epochs", "1"]
-    program = [sys.executable, str(EXAMPLES / EXAMPLE), *options]
-    done = run([MPIRUN, "--oversubscribe", "-np", "2", *program])
-    assert report_of(done)["ranks"] == 2
+    program = [sys.executable, str(EXAMPLES / EXAMPLE), "--smoke"]
+    assert report_of(run([MPIRUN, "--oversubscribe", "-np", "2", *program]))["ranks"] == 2
 
 
-def cut(path: Path, count: int = 10) -> None:
-    path.write_bytes(path.read_bytes()[:-count])
+def test_resume_needs_a_folder() -> None:
+    done = alone(EXAMPLE, "--resume")
+    assert done.returncode == 2
+    assert "--resume: expected --save DIR too" in done.stderr
 
 
-def relabel(directory: Path) -> None:
-    write_idx(directory / "train-labels-idx1-ubyte", np.zeros(7))
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    done = alone(EXAMPLE, "--data", tmp_path / "nothing")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "data.mnist: expected a folder with the IDX files" in last
+    assert str(tmp_path / "nothing") in last
 
 
-def swap(directory: Path) -> None:
-    (directory / "train-images-idx3-ubyte").rename(directory / "x")
-    (directory / "train-labels-idx1-ubyte").rename(directory / "train-images-idx3-ubyte")
-    (directory / "x").rename(directory / "train-labels-idx1-ubyte")
-
-
-def cut_zipped(directory: Path) -> None:
-    path = directory / "t10k-images-idx3-ubyte"
-    write_idx(path, np.zeros((150, 6, 6)), zipped=True)
-    path.unlink()
-    cut(path.with_name(path.name + ".gz"))
-
-
-Damage = Callable[[Path], object]
-DAMAGES: dict[str, tuple[Damage, str]] = {
-    "missing": (lambda d: (d / "t10k-labels-idx1-ubyte").unlink(), "t10k-labels-idx1-ubyte"),
-    "truncated": (lambda d: cut(d / "train-images-idx3-ubyte"), "truncated"),
-    "headless": (lambda d: (d / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03"), "header"),
-    "empty": (lambda d: (d / "train-images-idx3-ubyte").write_bytes(b""), "not an IDX file"),
-    "wrong": (lambda d: (d / "t10k-images-idx3-ubyte").write_text("hello"), "not an IDX file"),
-    "swapped": (swap, "expected grey images"),
-    "unequal": (relabel, "7 labels"),
-    "half a gzip": (cut_zipped, "gzip"),
-    "no directory": (shutil.rmtree, "is not a directory"),
-}
-
-
-def check_refused(ranks: int, words: str, *options: str | Path) -> None:
-    """One clear line, from one rank; all fail; in time."""
-    expect_refused(EXAMPLE, start(EXAMPLE, ranks, *options), words)
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_bad_data_is_refused_in_one_line(images: Path, tmp_path: Path, damage: str) -> None:
-    directory = shutil.copytree(images, tmp_path / "damaged")
-    harm, words = DAMAGES[damage]
-    harm(directory)
-    check_refused(SOME, words, "--data", directory)
-
-
-def test_bad_arguments_are_refused_in_one_line(images: Path, tmp_path: Path) -> None:
-    check_refused(SOME, "--epochs -1", "--epochs", "-1")
-    check_refused(SOME, "--lr 0.0", "--lr", "0")
-    check_refused(SOME, "--lr nan", "--lr", "nan")
-    check_refused(SOME, "--seed -2", "--seed", "-2")
-    check_refused(SOME, "cannot be made", "--save", tmp_path / "none" / "weights")
-    check_refused(SOME, "cannot be made", "--save", tmp_path)
-    check_refused(SOME, "is not a directory", "--log-dir", images / "train-labels-idx1-ubyte")
-    check_refused(RANKS[-1], "smaller than the number of ranks", "--batch", str(RANKS[-1] - 1))
-
-
-@pytest.mark.skipif(ONE_RANK_ONLY, reason="one rank has always enough images")
-def test_fewer_images_than_ranks_are_refused_in_one_line(tmp_path: Path) -> None:
-    few = write_images(tmp_path / "few", 2)
-    check_refused(3, "2 training images for 3 ranks", "--data", few)
-
-
-def test_a_bad_checkpoint_is_refused_in_one_line(images: Path, tmp_path: Path) -> None:
-    saved = tmp_path / "digits"
-    train(1, "--epochs", "0", "--save", saved)
-    check_refused(SOME, "holds shape (64, 600) for W0", "--data", images, "--load", saved)
-    cut(saved)
-    check_refused(SOME, "is not a safetensors file", "--load", saved)
-    check_refused(SOME, "No such file", "--load", tmp_path / "nothing")
+def test_the_program_is_short() -> None:
+    assert len((EXAMPLES / EXAMPLE).read_text().splitlines()) <= 100
