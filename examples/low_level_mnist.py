@@ -219,7 +219,11 @@ def parse_arguments() -> argparse.Namespace:
     add("--save", type=Path, metavar="FILE", help="where rank 0 writes the weights (safetensors)")
     add("--load", type=Path, metavar="FILE", help="weights to begin with (safetensors)")
     add("--log-dir", type=Path, metavar="DIR", help="every step's loss, for TensorBoard")
-    return parser.parse_args()
+    add("--smoke", action="store_true", help="run one epoch only")
+    args = parser.parse_args()
+    if args.smoke:
+        args.epochs = min(args.epochs, 1)
+    return args
 
 
 def main() -> None:

@@ -181,7 +181,3 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     last = done.stderr.splitlines()[-1]
     assert "data.mnist: expected a folder with the IDX files" in last
     assert str(tmp_path / "nothing") in last
-
-
-def test_the_program_is_short() -> None:
-    assert len((EXAMPLES / EXAMPLE).read_text().splitlines()) <= 100

@@ -135,6 +135,10 @@ def test_the_bundled_digits_are_the_default() -> None:
     assert train(SOME, "--epochs", "3")["test_accuracy"] > 0.85
 
 
+def test_smoke_is_one_epoch(images: Path) -> None:
+    assert train(SOME, "--smoke", "--data", images)["steps"] == 6
+
+
 @pytest.mark.skipif(MPIRUN is None or ONE_RANK_ONLY, reason="no mpirun here, or mode OFF")
 def test_under_mpirun(images: Path) -> None:
     assert MPIRUN is not None
