@@ -78,10 +78,11 @@ def main() -> None:
         losses = [float(step(x[rows], y[rows])) for _ in range(args.steps)]
         memory = step.memory()
         own = memory["variables"] - memory["sharded"] + memory["private"] + memory["shared"]
-        reports[form] = {"host_bytes": size * own + memory["sharded"], "losses": losses}
-        reports[form] |= {key: memory[key] for key in ("variables", "private", "shared", "sharded")}
+        report = {key: memory[key] for key in ("variables", "private", "shared", "sharded")}
+        report |= {"host_bytes": size * own + memory["sharded"]}
+        reports[form] = {**report, "first_loss": losses[0], "loss": losses[-1]}
         if rank == 0:
-            mebibytes = reports[form]["host_bytes"] / 2**20
+            mebibytes = report["host_bytes"] / 2**20
             print(f"{form:12} {mebibytes:8.1f} MiB on this host, loss {losses[-1]:.6f}")
     if rank == 0:
         print(json.dumps({"ranks": size, **reports}), flush=True)
