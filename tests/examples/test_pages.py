@@ -24,6 +24,7 @@ PAGES = [
     "tutorial",
     "concepts",
     "choosing",
+    "examples",
     "limitations",
     "functions",
     "data_parallel",
