@@ -25,6 +25,7 @@ PAGES = [
     "tutorial",
     "concepts",
     "choosing",
+    "examples",
     "limitations",
     "functions",
     "data_parallel",

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two lists of the examples, examples/README.md and docs/examples.md, are complete."""
+
+from __future__ import annotations
+
+import re
+
+from runs import EXAMPLES
+
+from ngd import examples
+
+PROGRAMS = set(examples.find_scripts(EXAMPLES))
+
+
+def test_the_readme_has_a_row_for_each_example() -> None:
+    text = (EXAMPLES / "README.md").read_text()
+    assert set(re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\) \|", text, re.MULTILINE)) >= PROGRAMS
+
+
+def test_the_page_has_a_row_for_each_example() -> None:
+    text = (EXAMPLES.parent / "docs" / "examples.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) >= PROGRAMS
