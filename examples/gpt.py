@@ -102,7 +102,8 @@ def make_model(tokens: Any, args: argparse.Namespace) -> GPT:
         loaded = checkpoint.read_safetensors(args.weights)
         state = {key.removeprefix("transformer."): value for key, value in loaded.items()}
         state["wpe.weight"] = state["wpe.weight"][: args.context]
-        args.context, (vocab_size, args.width) = len(state["wpe.weight"]), state["wte.weight"].shape
+        args.context, vocab_size = len(state["wpe.weight"]), len(state["wte.weight"])
+        args.width = state["wte.weight"].shape[1]
         args.layers, args.heads = sum(k.endswith("ln_1.weight") for k in state), args.width // 64
     if tokens.max() >= vocab_size:
         raise ValueError(f"--weights: expected tokens below {vocab_size}; got {tokens.max()}")
