@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a network too wide for one rank: its hidden layer is divided between the ranks of a group.
+"""Train a network with tensor parallelism: its hidden layer is divided among the ranks.
 
-    ngd run -n 4 examples/tensor_parallel_mlp.py --model 2
+    ngd run -n 4 tensor_parallel_mlp.py --model 2
 
-The ranks form a grid of (data, model). Along "model" each has some columns of the first layer and
-the rows of the second that belong to them; one all-reduce sums what they make of a batch (Shoeybi
-et al. 2019, arXiv:1909.08053, section 3). Along "data" each has its part of the batch, and an
-all-reduce averages gradients. Any grid takes the steps that one rank would take alone.
+The ranks form a mesh with the axes "data" and "model". Along "model" each rank has some columns of
+the first layer and the same rows of the second. One all-reduce sums the logits (Shoeybi et al.,
+2019, arXiv:1909.08053, section 3). Along "data" each rank has its shard of the batch, and an
+all-reduce averages the gradients. Any mesh takes the steps of one rank.
 """
 
 from __future__ import annotations
@@ -14,105 +14,95 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import digits
 import numpy as np
 
 import ngd
 from ngd import ops
 
 
-def loss_of(pixels: Any, labels: Any, network: Sequence[Any], model: Any) -> Any:
-    """Build the loss of a batch; the same value on all ranks of `model`."""
-    W0, b0, W1, b1 = network
-    hidden = ops.relu(pixels @ W0 + b0)  # my columns
-    scores = ops.all_reduce(hidden @ W1, op="sum", group=model) + b1  # of everybody's rows
-    return ops.mean(ops.softmax_cross_entropy(scores, labels))
+def read_digits(folder: Path | None) -> Any:
+    """Return the images and labels of MNIST in a folder, or those of scikit-learn."""
+    if folder is not None:
+        return ngd.data.mnist(folder)[0].columns
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return digits.data / 16, digits.target
 
 
-def gradients_of(loss: Any, network: Sequence[Any], mesh: Any) -> list[Any]:
-    """Build the gradients of the mean loss of the whole batch.
-
-    ngd.grad differentiates the sum of all ranks' losses. Along "model" that is one loss as many
-    times as there are ranks, hence the division. b1 is one value in a copy a rank: each rank gets
-    the derivative by its own copy, and the derivative by the value is their sum.
-    """
-    model, data = mesh["model"], mesh["data"]
-    *mine, of_my_copy = ngd.grad(loss / model.size, network)
-    gradients = [*mine, ops.all_reduce(of_my_copy, op="sum", group=model)]
-    return [ops.all_reduce(g, op="mean", group=data) for g in gradients]
-
-
-def make_network(features: int, classes: int, mesh: Any, args: argparse.Namespace) -> list[Any]:
-    """Make this rank's part of the variables, cut out of what the seed gives one rank alone."""
-    random = np.random.default_rng(args.seed)
-    model = mesh["model"]
+def make_network(features: int, mesh: Any, args: argparse.Namespace) -> list[Any]:
+    """Return this rank's shards of the variables, which together do not depend on the mesh."""
+    random, model = np.random.default_rng(args.seed), mesh["model"]
     W0 = random.standard_normal((features, args.hidden)) * math.sqrt(2 / features)
-    W1 = random.standard_normal((args.hidden, classes)) * math.sqrt(2 / args.hidden)
+    W1 = random.standard_normal((args.hidden, 10)) * math.sqrt(2 / args.hidden)
     columns = np.split(W0, model.size, axis=1)[model.rank]
     rows = np.split(W1, model.size, axis=0)[model.rank]
-    initial = {"W0": columns, "b0": np.zeros(len(rows)), "W1": rows, "b1": np.zeros(classes)}
+    initial = {"W0": columns, "b0": np.zeros(len(rows)), "W1": rows, "b1": np.zeros(10)}
     return [ngd.variable(name, value.astype(args.dtype)) for name, value in initial.items()]
 
 
-def compile_step(images: int, network: Sequence[Any], mesh: Any, args: argparse.Namespace) -> Any:
-    """Build the training step of a rank that has this many images of the batch."""
-    pixels = ngd.placeholder("pixels", (images, network[0].shape[0]), args.dtype)
-    labels = ngd.placeholder("labels", (images,), "int64")
-    loss = loss_of(pixels, labels, network, mesh["model"])
-    gradients = gradients_of(loss, network, mesh)
-    updates = {v: v - args.lr * g for v, g in zip(network, gradients, strict=True)}
-    whole = ops.all_reduce(loss, op="mean", group=mesh["data"])
-    return ngd.compile([pixels, labels], [whole], updates=updates, device=args.device)
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Train, and return the report."""
+    mesh = ngd.make_mesh((ngd.world_size() // args.model, args.model), ("data", "model"))
+    data, model = mesh["data"], mesh["model"]
+    with ngd.raise_together():  # one rank may fail to read a file
+        images, labels = read_digits(args.data)
+    images = images.reshape(len(images), -1).astype(args.dtype)
+    network = make_network(images.shape[1], mesh, args)
+
+    @ngd.function(updates=True)
+    def step(x: Any, y: Any) -> Any:
+        W0, b0, W1, b1 = network
+        hidden = ops.relu(x @ W0 + b0)  # the columns of this rank
+        logits = ops.all_reduce(hidden @ W1, op="sum", group=model) + b1
+        loss = ops.mean(ops.softmax_cross_entropy(logits, y))
+        # ngd.grad differentiates the sum of the losses of all ranks. Along "model" the ranks have
+        # the same loss, so it is divided by their number. Each rank has a copy of b1. The gradient
+        # of b1 is the sum of the gradients of the copies.
+        *gradients, of_copy = ngd.grad(loss / model.size, network)
+        gradients.append(ops.all_reduce(of_copy, op="sum", group=model))
+        means = [ops.all_reduce(g, op="mean", group=data) for g in gradients]
+        updates = {v: v - args.lr * g for v, g in zip(network, means, strict=True)}
+        return ops.all_reduce(loss, op="mean", group=data), updates
+
+    random, losses = np.random.default_rng(args.seed + 1), []
+    for _ in range(args.steps):
+        batch = random.integers(0, len(labels), args.batch)  # the same on all ranks
+        shard = np.split(batch, data.size)[data.rank]
+        losses.append(float(step(images[shard], labels[shard])))
+    return {"ranks": ngd.world_size(), "model": args.model, "losses": losses}
 
 
-def parse_arguments(world: Any) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line. Settings without an option are here too."""
+    parser = argparse.ArgumentParser(description="Train a network with tensor parallelism.")
+    parser.set_defaults(lr=0.3, seed=0, dtype="float32")
     add = parser.add_argument
-    add("--data", type=Path, metavar="DIR", help="MNIST's four IDX files (default: sklearn's)")
-    add("--model", type=int, help="ranks that share a network (default: all)")
+    add("--data", type=Path, metavar="DIR", help="the files of MNIST (default: scikit-learn's)")
+    add("--model", type=int, help="ranks that share one network (default: all)")
     add("--hidden", type=int, default=256, help="a multiple of --model")
-    add("--batch", type=int, default=96, help="images a step, a multiple of the parts of a batch")
+    add("--batch", type=int, default=96, help="images per step, of all ranks together")
     add("--steps", type=int, default=50)
-    add("--lr", type=float, default=0.3)
-    add("--seed", type=int, default=0)
-    add("--dtype", choices=["float32", "float64"], default="float32")
-    add("--device", choices=["CPU", "INTERPRETER"], default="CPU")
+    add("--smoke", action="store_true", help="make 5 steps")
     args = parser.parse_args()
-    args.model = args.model or world.size
+    if args.smoke:
+        args.steps = 5
+    size = ngd.world_size()
+    args.model = args.model or size
     for name, value, divisor in (
-        ("the number of ranks", world.size, args.model),
+        ("the number of ranks", size, args.model),
         ("--hidden", args.hidden, args.model),
-        ("--batch", args.batch, world.size // args.model or 1),
+        ("--batch", args.batch, size // args.model),
     ):
-        if divisor < 1 or value < 1 or value % divisor:
-            parser.error(f"{name}: {value} is no positive multiple of {divisor}")
+        if value < 1 or divisor < 1 or value % divisor:
+            parser.error(f"{name}: expected a positive multiple of {divisor}; got {value}")
     return args
 
 
-def main() -> None:
-    """Train, and report the losses as one line of JSON."""
-    world = ngd.init()
-    args = parse_arguments(world)
-    mesh = ngd.make_mesh((world.size // args.model, args.model), ("data", "model"))
-    training, _ = digits.load(args.data, args.dtype)
-    network = make_network(training.pixels.shape[1], int(training.labels.max()) + 1, mesh, args)
-    data = mesh["data"]
-    step = compile_step(args.batch // data.size, network, mesh, args)
-    random = np.random.default_rng(args.seed + 1)
-    losses = []
-    for _ in range(args.steps):
-        batch = random.integers(0, len(training.labels), args.batch)
-        mine = np.split(batch, data.size)[data.rank]
-        (loss,) = step(training.pixels[mine], training.labels[mine])
-        losses.append(float(loss))
-    if world.rank == 0:
-        print(json.dumps({"ranks": world.size, "model": args.model, "losses": losses}))
-
-
 if __name__ == "__main__":
-    main()
+    report = run(parse_arguments())
+    if ngd.rank() == 0:
+        print(json.dumps(report), flush=True)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's DistributedDataParallel on handwritten digits, over ngd.
+"""Train with PyTorch's DistributedDataParallel on handwritten digits, over ngd.
 
-    torchrun --nproc-per-node 2 examples/torch_ddp.py
-    ngd run -n 2 examples/torch_ddp.py --backend gloo     # for comparison
+    torchrun --nproc-per-node 2 torch_ddp.py
+    ngd run -n 2 torch_ddp.py --backend gloo     # for comparison
 
-Of ngd there are two lines here: the import, and the backend's name.
+Two lines use ngd: the import, and the name of the backend.
 """
 
 from __future__ import annotations
@@ -25,15 +25,19 @@ import ngd.torch  # noqa: F401
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--backend", default="ngd", help='"ngd", or another of torch.distributed')
+    parser.add_argument("--backend", default="ngd", help='"ngd", or another backend')
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch", type=int, default=32, help="images a rank and step")
+    parser.add_argument("--batch", type=int, default=32, help="images per rank and step")
     parser.add_argument("--lr", type=float, default=0.1)
-    return parser.parse_args(argv)
+    parser.add_argument("--smoke", action="store_true", help="train for one epoch")
+    args = parser.parse_args(argv)
+    if args.smoke:
+        args.epochs = 1
+    return args
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """1797 images of 8 x 8, shuffled alike on every rank."""
+    """Return 1797 images of 8 x 8 and their labels, in the same random order on all ranks."""
     images, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     inputs = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
@@ -41,7 +45,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, test, and say how well."""
+    """Train, test, and print the accuracy."""
     args = parse(argv)
     distributed.init_process_group(args.backend)
     rank, size = distributed.get_rank(), distributed.get_world_size()
@@ -61,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             loss.backward()
             optimizer.step()
     seconds = time.perf_counter() - begin
-    # Each rank tests a part; together they know the accuracy.
+    # Each rank tests its shard. The all-reduce adds the counts.
     with torch.no_grad():
         right = model(inputs[train + rank :: size]).argmax(1) == labels[train + rank :: size]
     total = torch.tensor([right.sum().item(), right.numel()])

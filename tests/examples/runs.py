@@ -56,3 +56,11 @@ def expect_refused(example: str, done: Run, words: str) -> None:
     assert said[0].startswith(f"{example}: ")
     assert words in said[0]
     assert done.stdout == ""
+
+
+def expect_raised(done: Run, words: str) -> None:
+    """Expect an exception whose last line contains the words, and no output."""
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("ngd run:")]
+    assert words in lines[-1], done.stderr
+    assert done.stdout == ""

@@ -1,40 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ResNet example: any number of ranks, folders of images, checkpoints, torchvision's names."""
+"""Test the ResNet: any number of ranks, folders of images, checkpoints, torchvision's names."""
 
 from __future__ import annotations
 
 import json
-import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from runs import EXAMPLES, ONE_RANK_ONLY, alone, expect_refused, needs_ranks, report_of, start
+import resnet50
+from configured import train_configured
+from runs import ONE_RANK_ONLY, alone, expect_raised, needs_ranks, start
 from safetensors.numpy import load_file, save_file
 
 EXAMPLE = "resnet50.py"
 SOME = 1 if ONE_RANK_ONLY else 2
 
 
-def train(ranks: int, *options: str | Path) -> dict[str, Any]:
-    return report_of(start(EXAMPLE, ranks, "--smoke", *options))
-
-
-@pytest.fixture(scope="module")
-def example() -> dict[str, Any]:
-    """What the example defines."""
-    sys.path.insert(0, str(EXAMPLES))
-    try:
-        return runpy.run_path(str(EXAMPLES / EXAMPLE), run_name="resnet50")
-    finally:
-        sys.path.remove(str(EXAMPLES))
+def train(ranks: int, *options: str | Path, **changes: Any) -> dict[str, Any]:
+    return train_configured(EXAMPLE, ranks, "--smoke", *options, **changes)
 
 
 @pytest.mark.parametrize("preset", ["momentum", "large-batch"])
 def test_it_runs_and_reports(preset: str) -> None:
-    report = train(SOME, "--preset", preset, "--workers", "1")
+    report = train(SOME, "--preset", preset, workers=1)
     names = ["ranks", "device", "depth", "steps", "loss", "accuracy", "images_per_s"]
     assert list(report) == names
     assert (report["ranks"], report["depth"], report["steps"]) == (SOME, 18, 8)
@@ -44,7 +36,8 @@ def test_it_runs_and_reports(preset: str) -> None:
 
 
 def test_bfloat16_learns_what_float32_learns() -> None:
-    exact, found = (train(1, "--precision", p)["loss"] for p in ("float32", "bfloat16"))
+    kinds = ("float32", "bfloat16")
+    exact, found = (train(1, function={"precision": kind})["loss"] for kind in kinds)
     assert found == pytest.approx(exact, rel=0.1)
 
 
@@ -56,8 +49,11 @@ def test_any_number_of_ranks_takes_the_same_steps(
     ranks: int, dtype: str, tolerance: float, tmp_path: Path
 ) -> None:
     """Three ranks have different numbers of samples. (Convolutions in float64 are slow.)"""
-    options = ["--synchronized", "--dtype", dtype, "--lr", "0.02", "--steps", "2"]
-    one, several = (train(n, *options, "--save", tmp_path / str(n)) for n in (1, ranks))
+    settings = {"sync": True, "lr": 0.02, "images": 32, "epochs": 1}
+    one, several = (
+        train(n, "--save", tmp_path / str(n), dtype=dtype, **settings) for n in (1, ranks)
+    )
+    assert one["steps"] == several["steps"] == 2
     assert several["loss"] == pytest.approx(one["loss"], rel=tolerance)
     assert several["accuracy"] == one["accuracy"]
     weights = [load_file(next((tmp_path / str(n)).glob("*.safetensors"))) for n in (1, ranks)]
@@ -69,11 +65,11 @@ def test_any_number_of_ranks_takes_the_same_steps(
 def test_it_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
     """From the middle of the second epoch."""
     whole = train(SOME, "--save", tmp_path / "whole")
-    part = train(SOME, "--save", tmp_path / "part", "--steps", "6", "--workers", "1")
+    part = train(SOME, "--save", tmp_path / "part", workers=1, stop_after=6)
     assert part["steps"] == 6
     index = json.loads((tmp_path / "part" / "checkpoint.json").read_text())
     assert (index["position"]["epoch"], index["position"]["step"]) == (1, 2)
-    rest = train(SOME, "--resume", tmp_path / "part", "--save", tmp_path / "rest")
+    rest = train(SOME, "--resume", "--save", shutil.copytree(tmp_path / "part", tmp_path / "rest"))
     assert rest["steps"] == whole["steps"] == 8
     assert rest["accuracy"] == whole["accuracy"]
     ends = [load_file(next((tmp_path / n).glob("*.safetensors"))) for n in ("whole", "rest")]
@@ -83,15 +79,17 @@ def test_it_goes_on_from_a_checkpoint_bit_for_bit(tmp_path: Path) -> None:
 
 
 @needs_ranks
-def test_weights_once_a_host_are_the_same_weights(tmp_path: Path) -> None:
-    """Bit for bit, also from the middle on, and there by another way of keeping them."""
-    once = ["--shard", "host"]
-    train(2, "--save", tmp_path / "a copy a rank")
-    train(2, *once, "--save", tmp_path / "once a host")
-    train(2, *once, "--save", tmp_path / "begun", "--steps", "6")
-    train(2, *once, "--resume", tmp_path / "begun", "--save", tmp_path / "ended")
-    train(2, "--resume", tmp_path / "begun", "--save", tmp_path / "ended otherwise")
-    folders = ["a copy a rank", "once a host", "ended", "ended otherwise"]
+def test_the_sharded_update_gives_the_same_weights(tmp_path: Path) -> None:
+    """Compare all bits, also after a resume with and without shards."""
+    host = {"function": {"shard": "host"}}
+    train(2, "--save", tmp_path / "a copy per rank")
+    train(2, "--save", tmp_path / "sharded", **host)
+    train(2, "--save", tmp_path / "begun", stop_after=6, **host)
+    for name, changes in (("ended", host), ("ended without shards", {})):
+        train(
+            2, "--resume", "--save", shutil.copytree(tmp_path / "begun", tmp_path / name), **changes
+        )
+    folders = ["a copy per rank", "sharded", "ended", "ended without shards"]
     first, *others = [load_file(next((tmp_path / n).glob("*.safetensors"))) for n in folders]
     for folder, other in zip(folders[1:], others, strict=True):
         assert other.keys() == first.keys()
@@ -100,8 +98,8 @@ def test_weights_once_a_host_are_the_same_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("depth", "count"), [(18, 122), (34, 218), (50, 320)])
-def test_variables_have_torchvisions_names(example: dict[str, Any], depth: int, count: int) -> None:
-    state = {key: p.shape for key, p in example["ResNet"](depth, 1000).declared()}
+def test_variables_have_torchvisions_names(depth: int, count: int) -> None:
+    state = {key: p.shape for key, p in resnet50.ResNet(depth, 1000).declared()}
     assert len(state) == count
     wide = 2048 if depth == 50 else 512
     expected = {
@@ -118,14 +116,12 @@ def test_variables_have_torchvisions_names(example: dict[str, Any], depth: int, 
     assert ("layer1.0.conv3.weight" in state) == (depth == 50)
 
 
-def test_weights_that_always_say_three_are_as_right_as_there_are_threes(
-    example: dict[str, Any], tmp_path: Path
-) -> None:
-    model = example["ResNet"](18, 10)
+def test_a_model_that_always_answers_three_has_the_accuracy_of_threes(tmp_path: Path) -> None:
+    model = resnet50.ResNet(18, 10)
     state = {**model.state_dict(), "fc.bias": np.eye(10, dtype=np.float32)[3] * 1e6}
     save_file(state, tmp_path / "weights")
-    report = train(SOME, "--weights", tmp_path / "weights", "--steps", "0")
-    _, labels = example["synthetic"](64 // 4 + 1, 32, 2).columns
+    report = train(SOME, "--weights", tmp_path / "weights", epochs=0)
+    _, labels = resnet50.synthetic(64 // 4 + 1, 32, 2).columns
     assert report["accuracy"] == pytest.approx(np.mean(labels == 3))
     assert (report["steps"], report["loss"], report["images_per_s"]) == (0, None, None)
 
@@ -144,7 +140,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_images_is_learned_alike_by_any_number_of_processes(folder: Path) -> None:
-    reports = [train(SOME, "--data", folder, "--workers", w) for w in ("0", "2")]
+    reports = [train(SOME, "--data", folder, workers=count) for count in (0, 2)]
     assert reports[0]["steps"] == 2
     for name in ("steps", "loss", "accuracy"):
         assert reports[0][name] == reports[1][name]
@@ -153,20 +149,34 @@ def test_a_folder_of_images_is_learned_alike_by_any_number_of_processes(folder: 
 def test_a_folder_of_other_classes_is_refused(folder: Path) -> None:
     (folder / "val" / "dark").rename(folder / "val" / "black")
     done = start(EXAMPLE, SOME, "--smoke", "--data", folder)
-    expect_refused(EXAMPLE, done, "train/ and val/ hold different classes")
+    expect_raised(done, "train/ and val/ hold different classes")
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--lr", "0"], "--lr 0.0 is not a positive number"),
-        (["--seed", "-1"], "--seed -1: at least 0 is needed"),
-        (["--workers", "-1"], "--workers -1: at least 0 is needed"),
         (["--data", "/nowhere"], "/nowhere/train, which is not a directory"),
-        (["--resume", "/nowhere"], "/nowhere"),
+        (["--resume"], "train.Trainer: expected save"),
         (["--weights", __file__], "safetensors"),
-        (["--save", __file__], "is not a directory"),
+        (["--save", __file__], "test_resnet50.py"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(options: list[str], words: str) -> None:
-    expect_refused(EXAMPLE, alone(EXAMPLE, "--smoke", *options), words)
+def test_bad_arguments_are_errors(options: list[str], words: str) -> None:
+    expect_raised(alone(EXAMPLE, "--smoke", *options), words)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"epochs": -1}, "train.Trainer: epochs: expected 0 or more; got -1"),
+        ({"workers": -1}, "data.Loader: num_workers: expected"),
+    ],
+)
+def test_bad_settings_are_errors(
+    settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [EXAMPLE, "--smoke"])
+    args = resnet50.parse_arguments()
+    vars(args).update(settings)
+    with pytest.raises(ValueError, match=words):
+        resnet50.make_trainer(args)

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from runs import needs_ranks, report_of, start
+from configured import train_configured
+from runs import needs_ranks, start
 
 EXAMPLE = "tensor_parallel_mlp.py"
 pytest.importorskip("sklearn", reason="the example's data are scikit-learn's")
 
 
 def losses(ranks: int, *options: str) -> list[float]:
-    wanted = ["--dtype", "float64", "--steps", "50", "--hidden", "60", *options]
-    found: list[float] = report_of(start(EXAMPLE, ranks, *wanted))["losses"]
+    wanted = ["--steps", "50", "--hidden", "60", *options]
+    found: list[float] = train_configured(EXAMPLE, ranks, *wanted, dtype="float64")["losses"]
     return found
 
 
@@ -33,9 +34,10 @@ def test_alone_it_learns(alone: list[float]) -> None:
     [(2, 2, "CPU"), (2, 2, "INTERPRETER"), (3, 3, "CPU"), (4, 2, "CPU")],
 )
 def test_any_grid_takes_the_steps_of_one_rank(
-    ranks: int, model: int, device: str, alone: list[float]
+    ranks: int, model: int, device: str, alone: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = losses(ranks, "--model", str(model), "--device", device)
+    monkeypatch.setenv("NGD_DEVICE", device)
+    found = losses(ranks, "--model", str(model))
     np.testing.assert_allclose(found, alone, rtol=0, atol=1e-9)
 
 
@@ -43,4 +45,4 @@ def test_any_grid_takes_the_steps_of_one_rank(
 def test_what_cannot_be_divided_is_refused() -> None:
     done = start(EXAMPLE, 2, "--hidden", "61")
     assert done.returncode == 2
-    assert "--hidden: 61 is no positive multiple of 2" in done.stderr
+    assert "--hidden: expected a positive multiple of 2; got 61" in done.stderr

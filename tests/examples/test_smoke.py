@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copy each example alone into an empty folder, and run it with --smoke on two ranks."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import EXAMPLES, ONE_RANK_ONLY
+
+from ngd import examples
+
+PROGRAMS = sorted(examples.find_scripts(EXAMPLES))
+RANKS = 1 if ONE_RANK_ONLY else 2
+DEADLINE = 240
+"""Seconds. Most of them are for a machine that is busy with other tests."""
+
+MAX_LINES = {"dist_mnist_mlp": 100, "gpt": 200, "resnet50": 180}
+OTHERS_MAX_LINES = 130
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_example_runs_alone(name: str, tmp_path: Path) -> None:
+    if name == "torch_ddp" and importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
+    launcher = [sys.executable, "-m", "ngd.launch", "-n", str(RANKS), "--no-prefix", "--"]
+    done = subprocess.run(
+        [*launcher, f"{name}.py", "--smoke"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        cwd=tmp_path,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "VaryingVariableWarning" not in done.stderr
+    assert "UnevenBatchWarning" not in done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "low_level_mnist"])
+def test_an_example_is_short(name: str) -> None:
+    lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
+    assert len(lines) <= MAX_LINES.get(name, OTHERS_MAX_LINES)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_example_imports_no_other_example(name: str) -> None:
+    assert examples.required_files(EXAMPLES / f"{name}.py") == [EXAMPLES / f"{name}.py"]
