@@ -30,6 +30,7 @@ from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
 from .narrowing import WIDE, wide
 from .sites import at_site, call_site
+from .variable_names import DuplicateNameError, UniqueNames, sort_key
 
 Array: TypeAlias = NDArray[Any]
 
@@ -662,7 +663,20 @@ class Graph:
         """The variables that are read or written, by name."""
         written = topological(v for v, _ in self.updates)  # of some, a part alone
         found = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
-        return sorted(found, key=lambda n: str(n.attrs["name"]))
+        return sorted(found, key=sort_key)
+
+    @cached_property
+    def names(self) -> dict[Node, str]:
+        """The unique names of the variables; CompileError if two without models have one name."""
+        unique = UniqueNames()
+        try:
+            unique.add(self.variables)
+        except DuplicateNameError as error:
+            raise CompileError(
+                f"{error}: one made at {error.first.site}, one at {error.second.site}. Give each "
+                "variable a name of its own, and each optimizer and nn.Random a name="
+            ) from None
+        return unique.names
 
     def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
         """The graph with every node replaced by change(node, its replaced inputs), bottom up.
@@ -708,15 +722,7 @@ class Graph:
         """Check the inputs, variables and updates that the caller gave."""
         if len(set(self.inputs)) != len(self.inputs):
             raise CompileError("a placeholder stands twice among the inputs")
-        names: dict[str, Node] = {}
-        for variable in self.variables:
-            other = names.setdefault(str(variable.attrs["name"]), variable)
-            if other is not variable:
-                raise CompileError(
-                    f"two variables are called {variable.attrs['name']!r}: one made at "
-                    f"{other.site}, one at {variable.site}. Give each model a name before its "
-                    'first call, model.name = "critic", and each optimizer and nn.Random a name='
-                )
+        _ = self.names  # raises for two variables of one name
         given = set(self.inputs)
         for node in self.nodes:
             if node.op is PLACEHOLDER and node not in given:
