@@ -16,6 +16,7 @@ import itertools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, TypeAlias
@@ -630,6 +631,10 @@ def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
     return order
 
 
+REWRITES: Final[ContextVar[list[dict[Node, Node]] | None]] = ContextVar("rewrites", default=None)
+"""If set, a list to which each Graph.rewrite adds the nodes that it replaced, by the old ones."""
+
+
 Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
 """What `Graph.rewrite` asks: it gives a node, or a tuple of what replaces several results."""
 
@@ -702,6 +707,9 @@ class Graph:
                     new[node] = changed  # type: ignore[assignment]
         if not new:
             return self
+        record = REWRITES.get()
+        if record is not None:
+            record.append(new)
         inputs, outputs = (tuple(new.get(n, n) for n in o) for o in (self.inputs, self.outputs))
         updates = tuple((v, new.get(value, value)) for v, value in self.updates)
         return replace(self, inputs=inputs, outputs=outputs, updates=updates)
