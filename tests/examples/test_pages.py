@@ -24,6 +24,7 @@ PAGES = [
     "tutorial",
     "concepts",
     "choosing",
+    "changes",
     "limitations",
     "functions",
     "data_parallel",

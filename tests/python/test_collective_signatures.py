@@ -34,13 +34,13 @@ DEFAULTS = {"root": 0, "tag": 0, "axis": 0, "async_op": False, "group": None, "a
 
 
 def of_callable(function: Any) -> dict[str, tuple[bool, Any]]:
-    """Whether each parameter is positional, and its default."""
+    """Return for each parameter if it is positional, and its default."""
     found = inspect.signature(function).parameters.values()
     return {p.name: (p.kind is p.POSITIONAL_OR_KEYWORD, p.default) for p in found}
 
 
 def of_source(function: ast.FunctionDef) -> dict[str, tuple[bool, Any]]:
-    """The same of a function of ngd.jax, which cannot be imported without JAX."""
+    """Return the same for a function of ngd.jax, which cannot be imported without JAX."""
     given = function.args
     defaults = [None] * (len(given.args) - len(given.defaults)) + list(given.defaults)
     pairs = [(a, d, True) for a, d in zip(given.args, defaults, strict=True)]
