@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from typing import Any
 
 import numpy as np
@@ -144,6 +145,16 @@ def test_the_step_and_the_nodes_stay_as_they_are() -> None:
     assert type(kept[0].site) is str
     assert (kept[0].site, str(step)) == (site, program)
     np.testing.assert_array_equal(f(X), before)
+
+
+def test_a_step_that_nothing_uses_is_freed_at_once() -> None:
+    x = ngd.placeholder("x", (4, 8))
+    y = ops.exp(x)
+    step = ngd.compile([x], [y])
+    step.explain(y)
+    alive = weakref.ref(step)
+    del step
+    assert alive() is None  # without the garbage collector
 
 
 def test_nodes_of_other_steps_are_refused() -> None:

@@ -259,7 +259,7 @@ class CpuExecutable(CompiledStep):
         shares = shared_by(graph, group, storages)
         alike = bool(shares.variables) and are_alike(graph, group)
         target = CpuTarget(group, shares, alike=alike)
-        self.explanation = Explanation(self, lower, target)
+        self.explanation = Explanation(lower, target)
         lowered = lower(target)
         self.plan, self.ordering = lowered.plan, lowered.ordering
         whole = {v: storages[v] for v in self.plan.whole}
@@ -323,7 +323,7 @@ class CpuExecutable(CompiledStep):
 
     def explain(self, node: Node) -> str:
         """See Executable."""
-        return self.explanation.of(node)
+        return self.explanation.of(self, node)
 
     def __str__(self) -> str:
         return self.program

@@ -32,15 +32,15 @@ LEAVES: Final[dict[Op, str]] = {
 
 
 class Explanation:
-    """Explains the nodes of a step that a target was compiled for."""
+    """Explains the nodes of a step that was compiled for a target."""
 
-    def __init__(self, step: CompiledStep, lower: Lower, target: Target) -> None:
-        self.step, self.lower, self.target = step, lower, target
+    def __init__(self, lower: Lower, target: Target) -> None:
+        self.lower, self.target = lower, target
 
-    def of(self, node: Node) -> str:
-        """Return the text for a node."""
-        expect_computed(self.step, node)
-        with tagged(self.step.graph.nodes), recorded() as rewrites, catch_warnings():
+    def of(self, step: CompiledStep, node: Node) -> str:
+        """Return the text for a node of a step."""
+        expect_computed(step, node)
+        with tagged(step.graph.nodes), recorded() as rewrites, catch_warnings():
             simplefilter("ignore")  # the first compilation has issued them
             plan = self.lower(self.target).plan
             replaced = lineage_of(node, rewrites)

@@ -25,7 +25,7 @@ class NullExecutable(CompiledStep):
     def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
         super().__init__(graph, group)
         target = CpuTarget(group, shared_by(graph, group, {}))
-        self.explanation = Explanation(self, lower, target)
+        self.explanation = Explanation(lower, target)
         lowered = lower(target)
         self.plan, self.ordering = lowered.plan, lowered.ordering
         self.program = str(lowered.program)
@@ -46,7 +46,7 @@ class NullExecutable(CompiledStep):
 
     def explain(self, node: Node) -> str:
         """See Executable."""
-        return self.explanation.of(node)
+        return self.explanation.of(self, node)
 
     def __str__(self) -> str:
         return self.program
