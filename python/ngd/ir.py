@@ -16,7 +16,6 @@ import itertools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, TypeAlias
@@ -30,8 +29,8 @@ from .cost import Cost
 from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
 from .narrowing import WIDE, wide
-from .sites import at_site, call_site
-from .variable_names import DuplicateNameError, UniqueNames, sort_key
+from .sites import REWRITES, at_site, call_site
+from .variable_names import sort_key, unique_names
 
 Array: TypeAlias = NDArray[Any]
 
@@ -631,10 +630,6 @@ def topological(roots: Iterable[Node], stop: Iterable[Node] = ()) -> list[Node]:
     return order
 
 
-REWRITES: Final[ContextVar[list[dict[Node, Node]] | None]] = ContextVar("rewrites", default=None)
-"""If set, a list to which each Graph.rewrite adds the nodes that it replaced, by the old ones."""
-
-
 Change: TypeAlias = Callable[[Node, tuple[Node, ...]], Node | tuple[Node, ...]]
 """What `Graph.rewrite` asks: it gives a node, or a tuple of what replaces several results."""
 
@@ -673,15 +668,7 @@ class Graph:
     @cached_property
     def names(self) -> dict[Node, str]:
         """The unique names of the variables; CompileError if two without models have one name."""
-        unique = UniqueNames()
-        try:
-            unique.add(self.variables)
-        except DuplicateNameError as error:
-            raise CompileError(
-                f"{error}: one made at {error.first.site}, one at {error.second.site}. Give each "
-                "variable a name of its own, and each optimizer and nn.Random a name="
-            ) from None
-        return unique.names
+        return unique_names(self.variables)
 
     def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
         """The graph with every node replaced by change(node, its replaced inputs), bottom up.
@@ -707,8 +694,7 @@ class Graph:
                     new[node] = changed  # type: ignore[assignment]
         if not new:
             return self
-        record = REWRITES.get()
-        if record is not None:
+        if (record := REWRITES.get()) is not None:
             record.append(new)
         inputs, outputs = (tuple(new.get(n, n) for n in o) for o in (self.inputs, self.outputs))
         updates = tuple((v, new.get(value, value)) for v, value in self.updates)

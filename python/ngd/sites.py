@@ -16,9 +16,10 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from .errors import LAYER
 
@@ -89,6 +90,10 @@ class NodeSite(str):
         return made
 
     id: int
+
+
+REWRITES: Final[ContextVar[list[dict[Any, Any]] | None]] = ContextVar("rewrites", default=None)
+"""If set, a list to which each Graph.rewrite adds the nodes that it replaced, by the old ones."""
 
 
 def node_id(site: str) -> int | None:

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from .errors import CompileError
+
 _next_number: Final = itertools.count(1)
 
 
@@ -96,6 +98,19 @@ class DuplicateNameError(ValueError):
     def __init__(self, first: Any, second: Any) -> None:
         super().__init__(f"two variables are called {first.attrs['name']!r}")
         self.first, self.second = first, second
+
+
+def unique_names(variables: Iterable[Any]) -> dict[Any, str]:
+    """Return unique names of the variables of a graph, or raise a CompileError."""
+    unique = UniqueNames()
+    try:
+        unique.add(variables)
+    except DuplicateNameError as error:
+        raise CompileError(
+            f"{error}: one made at {error.first.site}, one at {error.second.site}. Give each "
+            "variable a name of its own, and each optimizer and nn.Random a name="
+        ) from None
+    return unique.names
 
 
 def with_prefix(variable: Any, own: str, prefix: str) -> str:

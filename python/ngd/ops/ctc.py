@@ -73,7 +73,7 @@ def ctc_loss(
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Return the CTC loss, as torch.nn.functional.ctc_loss.
 
     Parameters

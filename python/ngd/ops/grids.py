@@ -77,7 +77,7 @@ def grid_sample(
     mode: str = "bilinear",
     padding_mode: str = "zeros",
     align_corners: bool = False,
-) -> Node:
+) -> Node:  # long because each argument is described
     """Return the pixels of images at given positions, as torch.nn.functional.grid_sample.
 
     Parameters
