@@ -40,12 +40,15 @@ EXPECTED = {
 
 LAYERS = (
     "LSTM GRU Dropout1d Dropout2d Dropout3d InstanceNorm1d InstanceNorm2d InstanceNorm3d "
+    "CrossEntropyLoss NLLLoss MSELoss L1Loss SmoothL1Loss HuberLoss KLDivLoss BCELoss "
+    "BCEWithLogitsLoss CTCLoss TransformerEncoder TransformerEncoderLayer "
     "EmbeddingBag Upsample PixelShuffle Unfold Fold GLU Mish PReLU SELU Softsign LogSigmoid "
     "Hardtanh"
 )
 
 NOT_THERE = (
-    "cholesky solve inv det svd qr eigh matrix_power fft nonzero argwhere unique histogram repeat"
+    "cholesky solve inv det svd qr eigh matrix_power fft nonzero argwhere unique histogram repeat "
+    "weight_norm spectral_norm multinomial"
 )
 """Functions whose limits docs/limitations.md describes, with what to write instead."""
 
