@@ -270,7 +270,11 @@ def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[L
                 raise TypeError(f"checkpoint.{where}: {path}: expected a variable; got {leaf!r}")
             for v in variables:
                 if found.setdefault(v.name, v) is not v:
-                    raise ValueError(f"checkpoint.{where}: two variables are called {v.name!r}")
+                    raise ValueError(
+                        f"checkpoint.{where}: two variables are called {v.name!r}. Give each model "
+                        'a name before its first call, model.name = "critic", and each optimizer '
+                        "and nn.Random a name="
+                    )
     names = [state.name for state in states.values()]
     for name in names:
         if names.count(name) > 1:

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from . import notes
-from .errors import PromotionWarning, UpdatesWarning
+from .errors import EqualModelsWarning, PromotionWarning, UpdatesWarning
 from .ir import Graph
 from .sites import warn
+from .variable_names import scope_of
 
 MAX_LAYERS = 5
 """A warning names this many layers."""
@@ -18,6 +21,7 @@ def warn_of_graph(graph: Graph) -> None:
     if found:
         _warn_of_updates(graph, [note for _, note in found])
         _warn_of_promotions(found)
+    _warn_of_equal_models(graph)
 
 
 def _warn_of_updates(graph: Graph, found: list[object]) -> None:
@@ -40,6 +44,35 @@ def _warn_of_updates(graph: Graph, found: list[object]) -> None:
         "is wanted, build the graph in nn.training(..., updates=False).",
         UpdatesWarning,
     )
+
+
+def _warn_of_equal_models(graph: Graph) -> None:
+    """Warn if the step trains two models whose random first values are the same."""
+    updated = {variable for variable, _ in graph.updates}
+    met: dict[str, Any] = {}
+    for variable in graph.variables:
+        other = met.setdefault(variable.attrs["name"], variable)
+        if other is not variable and {other, variable} <= updated and begin_alike(other, variable):
+            warn(
+                f"compile: expected models that begin with different values; got {other.name!r} "
+                f"of two models (made at {other.site} and at {variable.site}) with the same random "
+                'values. Give one of the models a name before its first call, model.name = "second"'
+                ", or call its initialize(seed=1). If this is wanted, make one of them by "
+                "copy.deepcopy.",
+                EqualModelsWarning,
+            )
+            return
+
+
+def begin_alike(one: Any, other: Any) -> bool:
+    """Return True if two variables were drawn with the same values and not assigned since."""
+    scopes = scope_of(one), scope_of(other)
+    if one.type != other.type or any(scope is None or scope.is_copy for scope in scopes):
+        return False
+    if one.version or other.version:
+        return False
+    first = one.numpy()
+    return bool(first.size and (first != first.flat[0]).any() and (first == other.numpy()).all())
 
 
 def _warn_of_promotions(found: list[tuple[int, object]]) -> None:

@@ -30,6 +30,7 @@ from .passes import Plan, Target
 from .passes.collectives import talks
 from .profiling.recording import made
 from .trees import LEAF, Structure, flatten
+from .variable_names import sort_key
 from .variables import Variable
 
 WORLD.join, WORLD.living = distributed.init, distributed.living_world
@@ -165,6 +166,8 @@ def compile(
     -----
     UpdatesWarning
         The graph was built in nn.training and has random numbers or statistics without updates.
+    EqualModelsWarning
+        The step trains two models of one structure and name that begin with the same values.
     PromotionWarning
         A float32 operand became float64 by promotion. The message has the line of the first one.
 
@@ -301,7 +304,7 @@ def sorted_updates(updates: Any) -> tuple[tuple[Node, Node], ...]:
                 f"compile: updates: variable {variable.name!r} has two next values, "
                 f"made at {pairs[variable].site} and at {value.site}"
             )
-    return tuple(sorted(pairs.items(), key=lambda item: item[0].name))
+    return tuple(sorted(pairs.items(), key=lambda item: sort_key(item[0])))
 
 
 def pairs_of(part: Any) -> Iterable[tuple[Any, Any]]:

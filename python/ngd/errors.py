@@ -121,6 +121,10 @@ class UpdatesWarning(UserWarning):
     """A step without the updates of its random numbers or running statistics."""
 
 
+class EqualModelsWarning(UserWarning):
+    """Two models of a training step that begin with the same random values."""
+
+
 class PromotionWarning(UserWarning):
     """A step that computes in float64 because another operand met float32."""
 

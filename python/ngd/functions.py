@@ -566,7 +566,7 @@ def function(
     -----
     RetraceWarning
         The function was traced for the eighth time, or is made and traced again and again.
-    UpdatesWarning, PromotionWarning
+    UpdatesWarning, EqualModelsWarning, PromotionWarning
         As from ngd.compile.
 
     Examples

@@ -29,7 +29,8 @@ from .cost import Cost
 from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
 from .narrowing import WIDE, wide
-from .sites import at_site, call_site
+from .sites import REWRITES, at_site, call_site
+from .variable_names import sort_key, unique_names
 
 Array: TypeAlias = NDArray[Any]
 
@@ -662,7 +663,12 @@ class Graph:
         """The variables that are read or written, by name."""
         written = topological(v for v, _ in self.updates)  # of some, a part alone
         found = {n for n in (*self.nodes, *written) if n.op is VARIABLE}
-        return sorted(found, key=lambda n: str(n.attrs["name"]))
+        return sorted(found, key=sort_key)
+
+    @cached_property
+    def names(self) -> dict[Node, str]:
+        """The unique names of the variables; CompileError if two without models have one name."""
+        return unique_names(self.variables)
 
     def rewrite(self, change: Change, order: Iterable[Node] | None = None) -> Graph:
         """The graph with every node replaced by change(node, its replaced inputs), bottom up.
@@ -688,6 +694,8 @@ class Graph:
                     new[node] = changed  # type: ignore[assignment]
         if not new:
             return self
+        if (record := REWRITES.get()) is not None:
+            record.append(new)
         inputs, outputs = (tuple(new.get(n, n) for n in o) for o in (self.inputs, self.outputs))
         updates = tuple((v, new.get(value, value)) for v, value in self.updates)
         return replace(self, inputs=inputs, outputs=outputs, updates=updates)
@@ -708,15 +716,7 @@ class Graph:
         """Check the inputs, variables and updates that the caller gave."""
         if len(set(self.inputs)) != len(self.inputs):
             raise CompileError("a placeholder stands twice among the inputs")
-        names: dict[str, Node] = {}
-        for variable in self.variables:
-            other = names.setdefault(str(variable.attrs["name"]), variable)
-            if other is not variable:
-                raise CompileError(
-                    f"two variables are called {variable.attrs['name']!r}: one made at "
-                    f"{other.site}, one at {variable.site}. Give each model a name before its "
-                    'first call, model.name = "critic", and each optimizer and nn.Random a name='
-                )
+        _ = self.names  # raises for two variables of one name
         given = set(self.inputs)
         for node in self.nodes:
             if node.op is PLACEHOLDER and node not in given:

@@ -16,9 +16,10 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import Enum
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from .errors import LAYER
 
@@ -61,15 +62,45 @@ def owner(file: str) -> Owner:
 class ExpansionSite(str):
     """The call site of the nodes that one op was expanded into, with the name of that op."""
 
-    __slots__ = ("op",)
+    __slots__ = ("op", "origin")
 
     def __new__(cls, site: str, op: str) -> ExpansionSite:
         """Make one per expansion: two expansions are distinguished by identity."""
         made = super().__new__(cls, site)
-        made.op = op
+        made.op, made.origin = op, site
         return made
 
     op: str
+    origin: str
+    """The call site of the op."""
+
+
+class NodeSite(str):
+    """The call site of one node of a graph, with the id of the node.
+
+    Passes keep the call sites of nodes, so the id leads to the instructions that compute the node.
+    """
+
+    __slots__ = ("id",)
+
+    def __new__(cls, site: str, id: int) -> NodeSite:
+        """Make the site of the node with this id."""
+        made = super().__new__(cls, site)
+        made.id = id
+        return made
+
+    id: int
+
+
+REWRITES: Final[ContextVar[list[dict[Any, Any]] | None]] = ContextVar("rewrites", default=None)
+"""If set, a list to which each Graph.rewrite adds the nodes that it replaced, by the old ones."""
+
+
+def node_id(site: str) -> int | None:
+    """Return the id of the node that a call site belongs to, or None if it has none."""
+    while isinstance(site, ExpansionSite):
+        site = site.origin
+    return site.id if isinstance(site, NodeSite) else None
 
 
 def call_site() -> str:

@@ -16,6 +16,7 @@ from .dtype import DType, Shape, Type, as_dtype, lengths
 from .errors import ShapeError
 from .ir import PLACEHOLDER, VARIABLE, Array, Node, constant_node
 from .sites import at_site
+from .variable_names import Scope
 
 TRACING: Final[ContextVar[bool]] = ContextVar("tracing", default=False)
 """True while the Python function of an ngd.function is traced."""
@@ -79,7 +80,7 @@ class Variable(Node):
     array([1., 2.], dtype=float32)
     """
 
-    __slots__ = ("_initial", "_storages", "cell", "owner", "per_rank")
+    __slots__ = ("_initial", "_storages", "cell", "owner", "per_rank", "scope")
 
     def __init__(self, name: str, initial: Array, per_rank: bool = False) -> None:
         super().__init__(VARIABLE, (), {"name": name}, Type(initial.dtype, initial.shape))
@@ -91,6 +92,8 @@ class Variable(Node):
         self.cell = _core.Cell(name)
         self.owner: Any = None
         """The ngd.LiveState that the variable belongs to, or None."""
+        self.scope: Scope | None = None
+        """The model that the variable belongs to, or None."""
 
     @property
     def name(self) -> str:

@@ -101,3 +101,32 @@ def test_statistics_of_ranks_are_averaged() -> None:
         np.testing.assert_allclose(value, wanted, 1e-6, err_msg=key)
     assert first["own"]["running_mean"] != second["own"]["running_mean"]
     assert (first["after"], second["after"]) == (first["own"], second["own"])
+
+
+def two_models() -> dict[str, Any]:
+    """Two steps of two models of one structure; rank 0 constructs another one before."""
+    world = ngd.init()
+    if world.rank == 0:
+        nn.Linear(3, 3)
+    models = [nn.Linear(3, 3) for _ in range(2)]
+    models[1].initialize(1)
+    optimizer = optim.SGD(0.1, momentum=0.9)
+
+    @ngd.function(updates=True)
+    def step(x: Any) -> Any:
+        loss = ops.mean(ops.square(models[0](x) - models[1](x)))
+        return loss, optimizer.minimize(loss, [model.parameters() for model in models])
+
+    for _ in range(2):
+        step(np.full((2, 3), world.rank + 1.0, np.float32))
+    weights = [model.weight.numpy().tolist() for model in models]
+    return {"weights": weights, "state": sorted(optimizer.state), "names": models[1].weight.name}
+
+
+@harness.needs_ranks
+def test_two_models_of_one_structure_train_alike_on_all_ranks() -> None:
+    first, second = (rank.value for rank in run_in_world(two_models, "shm", 2))
+    assert first == second
+    assert first["weights"][0] != first["weights"][1]
+    assert first["names"] == "weight"
+    assert {"sgd.weight.momentum", "sgd.model_1.weight.momentum"} <= set(first["state"])

@@ -26,6 +26,7 @@ PAGES = [
     "concepts",
     "choosing",
     "examples",
+    "changes",
     "limitations",
     "functions",
     "data_parallel",

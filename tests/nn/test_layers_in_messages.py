@@ -85,17 +85,6 @@ def test_rows_of_profiles_tell_layers_apart() -> None:
     assert all(f"{line}" in row and "/" not in row for row in str(report).splitlines()[-3:])
 
 
-def test_two_variables_of_one_name_are_named_with_their_layers() -> None:
-    x = ngd.placeholder("x", (2, 8))
-    both = stack(8, 8)(x) + stack(8, 8)(x)
-    with pytest.raises(
-        errors.CompileError,
-        match=r"called '0\.0\.bias'.* in 0\.0: Linear, one at .* in 0\.0: Linear\. Give each mod.*"
-        r'model\.name = "critic"',
-    ):
-        ngd.compile([x], [both])
-
-
 def test_a_description_makes_no_variable() -> None:
     layer = nn.Linear(2, 2)
     assert repr(layer) == layer.title == "Linear(2, 2, bias=True)"

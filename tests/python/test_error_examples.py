@@ -169,6 +169,16 @@ with nn.training(nn.Random(seed=1)) as state:
 updates = optim.SGD(0.1).minimize(loss, model.parameters())
 step = ngd.compile([x], [loss], updates)
 """,
+    "EqualModelsWarning": """
+import ngd
+from ngd import nn, ops, optim
+
+first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+x = ngd.placeholder("x", (8, 4))
+loss = ops.mean((first(x) + second(x)) ** 2)
+updates = optim.SGD(0.1).minimize(loss, [first.parameters(), second.parameters()])
+step = ngd.compile([x], [loss], updates)
+""",
     "PromotionWarning": """
 import numpy as np
 import ngd

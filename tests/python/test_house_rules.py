@@ -29,7 +29,7 @@ LAYERS = (
     {"errors", "kinds", "links", "local"},
     {"dtype", "config", "environment", "binding", "members", "sites"},
     {"logs"},
-    {"array_methods", "calls", "cost", "narrowing", "notes", "trees"},
+    {"array_methods", "calls", "cost", "narrowing", "notes", "trees", "variable_names"},
     {"ir"},
     {"arrays"},
     {"ops"},
@@ -84,8 +84,8 @@ KNOW_NO_OP = {"autodiff", "compiler", "devices", "passes", "reference"}
 USERS_OF_THE_PUBLIC_API = {"checkpoint", "data", "nn", "optim", "train"}
 """They import public names only, and one another, and MESSAGES."""
 
-MESSAGES = {"calls", "sites"}
-"""Modules that help to write error messages and warnings."""
+MESSAGES = {"calls", "sites", "variable_names"}
+"""Modules that help to write error messages and warnings, and that name variables."""
 
 COMPUTING = {op.name for op in REGISTRY.values() if not isinstance(op, Leaf)}
 

@@ -21,6 +21,7 @@ from ..profiling import Report, report_of
 from ..sites import call_site
 from ..variables import Variable, placeholder
 from .executable import CompiledStep, Lower
+from .explanation import Explanation
 from .native import native_attrs, spec
 from .ordering import opened
 from .sharing import (
@@ -257,7 +258,9 @@ class CpuExecutable(CompiledStep):
         """Compile, and share variables, where the ranks agree."""
         shares = shared_by(graph, group, storages)
         alike = bool(shares.variables) and are_alike(graph, group)
-        lowered = lower(CpuTarget(group, shares, alike=alike))
+        target = CpuTarget(group, shares, alike=alike)
+        self.explanation = Explanation(lower, target)
+        lowered = lower(target)
         self.plan, self.ordering = lowered.plan, lowered.ordering
         whole = {v: storages[v] for v in self.plan.whole}
         read = [s for v, s in storages.items() if v not in self.plan.shared and v not in whole]
@@ -317,6 +320,10 @@ class CpuExecutable(CompiledStep):
     def cost(self) -> Cost:
         """See Executable."""
         return self.plan.cost
+
+    def explain(self, node: Node) -> str:
+        """See Executable."""
+        return self.explanation.of(self, node)
 
     def __str__(self) -> str:
         return self.program

@@ -97,6 +97,38 @@ class Executable(Protocol):
         """
         ...
 
+    def explain(self, node: Node) -> str:
+        """Show how a node is computed: the instructions, their kernels, and what is fused.
+
+        The call compiles the step once more, to follow the node through the compiler.
+
+        Parameters
+        ----------
+        node : Node
+            A node of the graph of the step.
+
+        Returns
+        -------
+        str
+            The type of the node and the line and layer that made it. Then, for each instruction
+            that computes the node, its number in `report().rows`, the op, the kernel, the types of
+            its operands and results, and the ops that it computes together.
+
+        Raises
+        ------
+        ValueError
+            The step does not compute the node.
+
+        Examples
+        --------
+        >>> x = ngd.placeholder("x", (2, 3))
+        >>> scaled = x * 2.0
+        >>> step = ngd.compile(x, ops.exp(scaled))
+        >>> print(step.explain(scaled).splitlines()[1])
+        instruction 0: elementwise (kernel fused), f32[2,3] -> f32[2,3]
+        """
+        ...
+
     def compare_ranks(self) -> str:
         """Compare the collectives that the ranks will call. Every rank calls this.
 
@@ -247,6 +279,10 @@ class CompiledStep(BoundToProcess):
     def cost(self) -> Cost:
         """See Executable; of the nodes as they were given, where the device has no planner."""
         return cost_of_graph(self.graph)
+
+    def explain(self, node: Node) -> str:
+        """See Executable."""
+        raise NotImplementedError(self.device)
 
     def compare_ranks(self) -> str:
         """See Executable."""

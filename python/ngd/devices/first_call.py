@@ -174,7 +174,7 @@ def add_entries(comparisons: Sequence[Comparison], step: CompiledStep) -> None:
     checksums = checksums_of(step, [value.variable for value, _ in places])
     for (value, (first, *others)), checksum in zip(places, checksums, strict=True):
         if checksum is not None:
-            name = str(value.variable.attrs["name"])
+            name = step.graph.names[value.variable]
             head = hash_of(name.encode(errors="backslashreplace")), int(bool(others))
             words = (*head, hash_of(value.computation), *checksum)
             found[first].entries.append(Entry(name, words, tuple(others)))

@@ -18,6 +18,7 @@ from ..passes import in_two_bytes
 from ..passes.collectives import check_root, in_order, is_message
 from ..variables import Variable
 from .executable import CompiledStep, Lower
+from .explanation import explain_reference
 from .ordering import Ordering, opened
 
 
@@ -134,7 +135,9 @@ class InterpreterExecutable(CompiledStep):
         super().__init__(graph, group)
         graph.verify()
         if graph.precision != float32:
-            self.graph = graph = in_two_bytes(graph, None)
+            graph = in_two_bytes(graph, None)
+        self.evaluated = graph
+        """The graph, with the casts of its precision."""
         self.ranks = Conversation(graph, group)
         self.ordering = self.ranks.ordering
         self.variables_touched = False
@@ -156,7 +159,7 @@ class InterpreterExecutable(CompiledStep):
         """Run once, while the variables are held."""
         values: dict[Node, Array] = {v: s.value for v, s in self.storages.items()}
         with self.ranks.under_way():
-            results, updates = reference.evaluate(self.graph, inputs, values, self.ranks)
+            results, updates = reference.evaluate(self.evaluated, inputs, values, self.ranks)
             for destination, result in zip(outputs, results, strict=True):
                 destination[...] = result
             self.variables_touched = bool(updates)
@@ -169,4 +172,8 @@ class InterpreterExecutable(CompiledStep):
         return _core.checksum(self.storages[variable].value)
 
     def __str__(self) -> str:
-        return str(self.graph)
+        return str(self.evaluated)
+
+    def explain(self, node: Node) -> str:
+        """See Executable."""
+        return explain_reference(self, node)

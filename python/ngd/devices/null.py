@@ -9,10 +9,11 @@ from typing import Any
 from ..collectives import Group
 from ..cost import Cost
 from ..errors import CompileError
-from ..ir import Array, Graph
+from ..ir import Array, Graph, Node
 from ..profiling import Report, report_of
 from .cpu import CpuTarget
 from .executable import CompiledStep, Lower
+from .explanation import Explanation
 from .sharing import shared_by
 
 
@@ -23,7 +24,9 @@ class NullExecutable(CompiledStep):
 
     def __init__(self, graph: Graph, group: Group, lower: Lower) -> None:
         super().__init__(graph, group)
-        lowered = lower(CpuTarget(group, shared_by(graph, group, {})))
+        target = CpuTarget(group, shared_by(graph, group, {}))
+        self.explanation = Explanation(lower, target)
+        lowered = lower(target)
         self.plan, self.ordering = lowered.plan, lowered.ordering
         self.program = str(lowered.program)
 
@@ -40,6 +43,10 @@ class NullExecutable(CompiledStep):
     def cost(self) -> Cost:
         """See Executable."""
         return self.plan.cost
+
+    def explain(self, node: Node) -> str:
+        """See Executable."""
+        return self.explanation.of(self, node)
 
     def __str__(self) -> str:
         return self.program

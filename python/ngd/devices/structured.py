@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import arguments
 from ..cost import Cost
+from ..ir import Node
 from ..local import BoundToProcess
 from ..profiling import Report
 from ..trees import LEAF, Structure
@@ -70,6 +71,10 @@ class StructuredStep(BoundToProcess):
     def cost(self) -> Cost:
         """See Executable."""
         return self.step.cost()
+
+    def explain(self, node: Node) -> str:
+        """See Executable."""
+        return self.step.explain(node)
 
     def compare_ranks(self) -> str:
         """See Executable."""

@@ -44,6 +44,18 @@ from .attention import MultiHeadAttention
 from .containers import ModuleDict, ModuleList, Sequential
 from .convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .linear import Dropout, Dropout1d, Dropout2d, Dropout3d, Embedding, EmbeddingBag, Linear
+from .losses import (
+    BCELoss,
+    BCEWithLogitsLoss,
+    CrossEntropyLoss,
+    CTCLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
+)
 from .modes import Random, Training, current, evaluation, training
 from .module import Buffer, Keys, Module, Parameter
 from .normalization import (
@@ -75,6 +87,7 @@ from .pooling import (
 )
 from .recurrent import GRU, LSTM
 from .resampling import Fold, PixelShuffle, PixelUnshuffle, Unfold, Upsample
+from .transformer import TransformerEncoder, TransformerEncoderLayer
 
 __all__ = [
     "ELU",
@@ -92,17 +105,21 @@ __all__ = [
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
+    "BCELoss",
+    "BCEWithLogitsLoss",
     "BatchNorm",
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
     "Buffer",
+    "CTCLoss",
     "Conv1d",
     "Conv2d",
     "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "CrossEntropyLoss",
     "Dropout",
     "Dropout1d",
     "Dropout2d",
@@ -115,17 +132,21 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
+    "HuberLoss",
     "Identity",
     "InstanceNorm",
     "InstanceNorm1d",
     "InstanceNorm2d",
     "InstanceNorm3d",
+    "KLDivLoss",
     "Keys",
+    "L1Loss",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
     "LogSigmoid",
     "LogSoftmax",
+    "MSELoss",
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
@@ -134,6 +155,7 @@ __all__ = [
     "ModuleDict",
     "ModuleList",
     "MultiHeadAttention",
+    "NLLLoss",
     "PReLU",
     "Parameter",
     "PixelShuffle",
@@ -145,12 +167,15 @@ __all__ = [
     "Sequential",
     "SiLU",
     "Sigmoid",
+    "SmoothL1Loss",
     "Softmax",
     "Softmin",
     "Softplus",
     "Softsign",
     "Tanh",
     "Training",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
     "Unfold",
     "Upsample",
     "current",

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import Variable, all_reduce, bfloat16, errors, float32, trees, variable
+from ..variable_names import Scope
 from .initializers import Initializer, zeros
 from .modes import current
 from .plain import CONTAINERS, Held, find_in, refusal
@@ -117,7 +118,11 @@ class Parameter:
         assert self._place is not None
         module = self._place[0]
         with errors.in_layer(module._layer(type(module).__name__)):
-            return variable(name, value, per_rank=self.per_rank)
+            made = variable(name, value, per_rank=self.per_rank)
+        model = module._outermost()
+        made.scope = model._scope
+        made.scope.prefix = model.name
+        return made
 
     def draw(self, seed: int) -> Any:
         """Return the first value for a seed, an array."""
@@ -272,9 +277,9 @@ class Module:
     Attributes
     ----------
     name : str
-        The prefix of the names of the model's variables. Two models in one step need two names. Set
-        it before the model is first called or its variables are made; later it is a RuntimeError.
-        Keys of state dicts do not contain it.
+        The prefix of the names of the model's variables. The first values depend on it: models of
+        one structure and name begin with equal values. Set it before the model is first called or
+        its variables are made; later it is a RuntimeError. Keys of state dicts do not contain it.
 
     Notes
     -----
@@ -303,6 +308,8 @@ class Module:
     _parameters: dict[str, Parameter]
     _modules: dict[str, Module]
     _parent: tuple[Module, str] | None
+    _scope: Scope
+    """The scope of the variables of this model, if it is not a part of another one."""
 
     def __init_subclass__(cls) -> None:
         if "__init__" in vars(cls) and cls.__module__.startswith(f"{__package__}."):
@@ -317,7 +324,7 @@ class Module:
                 "that takes them."
             )
         made = super().__new__(cls)
-        made.__dict__.update(_parameters={}, _modules={}, _parent=None)
+        made.__dict__.update(_parameters={}, _modules={}, _parent=None, _scope=Scope())
         return made
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -374,10 +381,13 @@ class Module:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which is a model of its own without a parent."""
-        return {**self.__dict__, "_parent": None}
+        state = {**self.__dict__, "_parent": None}
+        del state["_scope"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._scope.is_copy = True
         for key, parameter in self._parameters.items():
             parameter.place(self, key)
         for key, module in self._modules.items():

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from .control import *
     from .convolution import *
     from .creation import *
+    from .ctc import *
     from .cumulative import *
     from .differences import *
     from .exchange import *
     from .exponentials import *
+    from .grids import *
     from .indexing import *
     from .iteration import *
     from .joining import *

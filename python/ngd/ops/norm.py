@@ -321,6 +321,33 @@ def group_norm(
 
 
 @public
+def instance_norm(
+    x: Value, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5
+) -> Node:
+    """Normalize each channel of each sample, as torch.nn.functional.instance_norm.
+
+    Parameters
+    ----------
+    x
+        [N, C, ...].
+    weight, bias
+        [C]: a factor and a summand for each channel.
+    eps
+        Added to the variance.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.instance_norm(x))(np.array([[[1.0, 3.0]]])).round(3)
+        array([[[-1.,  1.]]])
+    """
+    node = as_node(x, where="instance_norm")
+    channels = _of_channels("instance_norm", node)[0]
+    return group_norm(node, channels, weight, bias, eps)
+
+
+@public
 def batch_norm(
     x: Value,
     weight: Value | None = None,

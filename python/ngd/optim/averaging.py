@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import LiveState, Node, Variable, float64, ops, trees
-from .options import expect_one_of_a_name, flag, fraction
+from ..variable_names import UniqueNames
+from .options import add_names, flag, fraction
 
 
 class ExponentialMovingAverage:
@@ -42,7 +43,7 @@ class ExponentialMovingAverage:
         self.name = name
         self.averages: dict[Variable, Variable] = {}
         """The average of each variable."""
-        self._met: dict[str, Variable] = {}
+        self._names = UniqueNames()
         self.state = LiveState(name)
         """The averages and the step counter, by name, for checkpoints. `updates` makes the
         averages; values that are loaded before are pending until then."""
@@ -64,11 +65,12 @@ class ExponentialMovingAverage:
         if self.warm_up:
             decay = ops.minimum(decay, (1.0 + step) / (10.0 + step))
         made: dict[Variable, Node] = {self._step: self._step + 1}
+        add_names(f"{self.name}: updates", wanted, self._names)
         for v in wanted:
             if v not in next:
                 raise ValueError(f"{self.name}: updates: {v!r} has no next value")
-            expect_one_of_a_name(f"{self.name}: updates", v, self._met)
-            a = self.averages[v] = self.state.variable(f"{self.name}.{v.name}", v.numpy)
+            name = f"{self.name}.{self._names.names[v]}"
+            a = self.averages[v] = self.state.variable(name, v.numpy)
             kept = ops.cast(decay, v.dtype)
             made[a] = kept * a + (1.0 - kept) * next[v]
         return made

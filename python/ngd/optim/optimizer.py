@@ -12,16 +12,17 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from .. import LiveState, Node, Variable, float32, float64, grad, ops, trees, variable
+from ..variable_names import UniqueNames
 from .clipping import clip_by_global_norm
 from .loss_scale import LossScale
 from .options import (
     Check,
+    add_names,
     at_least,
     check_call,
     checked,
     count,
     describe,
-    expect_one_of_a_name,
     number,
     positive,
     public_name,
@@ -119,7 +120,7 @@ class State:
 
     def now(self, name: str, initial: float = 0.0) -> Variable:
         """Return a variable of the state, which has the shape of the parameter."""
-        key = f"{self._variable.name}.{name}"
+        key = f"{self._optimizer._names.names[self._variable]}.{name}"
         return self._optimizer.state_variable(key, self._variable.shape, self.dtype, initial)
 
     def keep(self, name: str, value: Node) -> Node:
@@ -188,7 +189,7 @@ class Optimizer:
         """The optimizer's own variables by name, for checkpoints. `minimize` and `apply` make them;
         values that are loaded before are pending until then."""
         self._accumulators: dict[Variable, Variable] = {}
-        self._met: dict[str, Variable] = {}
+        self._names = UniqueNames()
         self._weighted: bool | None = None  # the micro-batches; None: not known yet
         self.step = self.state_variable("step", (), np.dtype(np.int64))
         """The number of updates so far."""
@@ -213,7 +214,7 @@ class Optimizer:
         """
         other = copy.copy(self)
         other.name, other.clip_norm, other.loss_scale = name, None, None
-        other.state, other._accumulators, other._met = LiveState(name), {}, {}
+        other.state, other._accumulators, other._names = LiveState(name), {}, UniqueNames()
         other._weighted = None
         other.step = other.state_variable("step", (), np.dtype(np.int64))
         return other
@@ -345,7 +346,6 @@ class Optimizer:
         lr = ops.cast(lr, float64)
         made: dict[Variable, Node] = {self.step: updated(self.step, self.step + 1, where)}
         for v, g in gradients.items():
-            expect_one_of_a_name(f"{self.name}: apply", v, self._met)
             options = next((o.options for o in self.groups if o.holds(v)), {})
             state = State(self, v, lr, done + 1.0, {**self.options, **options}, where)
             new = self.rule(ops.cast(v, state.dtype), ops.cast(g, state.dtype), state)
@@ -356,7 +356,7 @@ class Optimizer:
     def _accumulator(self, of: Variable) -> Variable:
         if of not in self._accumulators:
             dtype = of.dtype if of.dtype == float64 else float32
-            name = f"{self.name}.{of.name}.accumulated"
+            name = f"{self.name}.{self._names.names[of]}.accumulated"
             zeros = np.zeros(of.shape, dtype)
             self._accumulators[of] = variable(name, zeros, per_rank=True)
         return self._accumulators[of]
@@ -366,9 +366,12 @@ class Optimizer:
         for leaf, path in zip(leaves, structure.paths("parameters"), strict=True):
             if not isinstance(leaf, Variable):
                 raise TypeError(f"{self.name}: {where}: {path}: expected a variable; got {leaf!r}")
-        for name, times in Counter(v.name for v in leaves).items():
+        for leaf, times in Counter(leaves).items():
             if times > 1:
-                raise ValueError(f"{self.name}: {where}: {times} parameters are called {name!r}")
+                raise ValueError(
+                    f"{self.name}: {where}: {times} parameters are called {leaf.name!r}"
+                )
+        add_names(f"{self.name}: {where}", leaves, self._names)
         return leaves
 
 

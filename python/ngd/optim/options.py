@@ -14,6 +14,7 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 import numpy as np
 
 from .. import Node, Variable
+from ..variable_names import DuplicateNameError, UniqueNames
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -223,15 +224,16 @@ def checked(where: str, checks: Mapping[str, Check], options: Mapping[str, Any])
     }
 
 
-def expect_one_of_a_name(where: str, new: Variable, met: dict[str, Variable]) -> None:
-    """Refuse a variable whose name one met before has: both would share their state."""
-    other = met.setdefault(new.name, new)
-    if other is not new:
+def add_names(where: str, variables: Iterable[Variable], names: UniqueNames) -> None:
+    """Give variables unique names, by which their state is named."""
+    try:
+        names.add(variables)
+    except DuplicateNameError as error:
         raise ValueError(
             f"{where}: expected variables of different names; got two that are called "
-            f"{new.name!r}, made at {other.site} and at {new.site}. Give each model a name, "
-            'model.name = "generator", or make an optimizer for each.'
-        )
+            f"{error.second.name!r}, made at {error.first.site} and at {error.second.site}. Give "
+            "each variable a name of its own, or make an optimizer for each."
+        ) from None
 
 
 def public_function(function: Callable[P, T]) -> Callable[P, T]:

@@ -46,7 +46,7 @@ def number_of(graph: Graph, digests: dict[int, bytes]) -> int:
     if graph.precision != float32:
         sent.append(graph.precision.name.encode())
     if graph.updates:
-        made = [name_of(v) + digests[value.id] for v, value in graph.updates]
+        made = [encoded(graph.names[v]) + digests[value.id] for v, value in graph.updates]
     else:
         made = [digests[node.id] for node in graph.outputs]
     return int.from_bytes(combined([b"sent", *sent, b"made", *made]), "little") or 1
@@ -69,9 +69,9 @@ def shown(node: Node, key: str, value: Any) -> str:
     return repr(value)
 
 
-def name_of(node: Node) -> bytes:
-    """Of a variable."""
-    return str(node.attrs["name"]).encode(errors="backslashreplace")
+def encoded(name: str) -> bytes:
+    """Return the name of a variable as bytes."""
+    return name.encode(errors="backslashreplace")
 
 
 def combined(parts: list[bytes]) -> bytes:

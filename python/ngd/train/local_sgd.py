@@ -45,6 +45,8 @@ from .. import (
 )
 from ..calls import check_constructor
 from ..errors import CollectiveError, CollectiveMismatchError
+from ..optim.options import add_names
+from ..variable_names import UniqueNames
 
 logger = logging.getLogger("ngd")
 
@@ -239,8 +241,11 @@ class DiLoCo:
                 )
         if parameters and len({isinstance(leaf, Variable) for leaf in leaves}) != 1:
             raise TypeError(f"{self.where}: parameters: expected variables alone, or arrays alone")
-        pairs = zip(leaves, structure.paths(), strict=True)
-        return leaves, [v.name if isinstance(v, Variable) else path for v, path in pairs]
+        if parameters and isinstance(leaves[0], Variable):
+            unique = UniqueNames()
+            add_names(self.where, leaves, unique)
+            return leaves, [unique.names[v] for v in leaves]
+        return leaves, structure.paths()
 
     def _meet(self, weight: float) -> None:
         """Make an outer step with all who are there then.

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instructions that compute a node of a step, for `Executable.explain`.
+
+The compiler keeps no reference from an instruction to the nodes that it computes. So the step is
+compiled once more, with call sites that have the ids of their nodes, and with a record of which
+node each pass replaced by which other node. An instruction computes a node if it has the call site
+of the node, or of a node that replaced it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+from warnings import catch_warnings, simplefilter
+
+from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Node, Op
+from ..passes import Plan, Step, Target
+from ..passes.scheduling import is_view, source_of
+from ..profiling.report import Peaks, Row, rows_of
+from ..sites import REWRITES, NodeSite, node_id
+
+if TYPE_CHECKING:
+    from .executable import CompiledStep, Lower
+
+LEAVES: Final[dict[Op, str]] = {
+    PLACEHOLDER: "an input of the step: each call gives its value",
+    VARIABLE: "a variable: the step reads its value",
+    CONSTANT: "a constant: its value is known since the step was compiled",
+}
+"""The text for a leaf."""
+
+
+class Explanation:
+    """Explains the nodes of a step that was compiled for a target."""
+
+    def __init__(self, lower: Lower, target: Target) -> None:
+        self.lower, self.target = lower, target
+
+    def of(self, step: CompiledStep, node: Node) -> str:
+        """Return the text for a node of a step."""
+        expect_computed(step, node)
+        with tagged(step.graph.nodes), recorded() as rewrites, catch_warnings():
+            simplefilter("ignore")  # the first compilation has issued them
+            plan = self.lower(self.target).plan
+            replaced = lineage_of(node, rewrites)
+            found = instructions_of(plan, replaced)
+            lines = [] if found else [without_instruction(replaced[-1])]
+            if not found and is_view(replaced[-1]):
+                found = instructions_of(plan, lineage_of(source_of(replaced[-1]), rewrites))
+        rows = [row for row in rows_of(plan, None, 0, Peaks(0.0), "") if row.depth == 0]
+        for number in found:
+            lines += self.lines_of(plan.steps[number], rows[number])
+        return "\n".join([heading(node), *lines])
+
+    def lines_of(self, step: Step, row: Row) -> Iterator[str]:
+        """Yield the lines about one instruction."""
+        layout = "" if row.layout == "row-major" else f", {row.layout}"
+        title = row.op if row.action == row.op else row.title
+        yield f"instruction {row.number}: {title}{self.kernel_of(step)}, {row.types}{layout}"
+        yield from fused(row)
+
+    def kernel_of(self, step: Step) -> str:
+        """Return the kernel of an instruction in parentheses, or "" if it has none."""
+        if step.action != "run":
+            return ""
+        operands, results = [t for t, _ in step.inputs], [t for t, _ in step.outputs]
+        verdict = self.target.query(step.op, operands, results, step.attrs)
+        return f" (kernel {verdict.implementation})"
+
+
+def expect_computed(step: CompiledStep, node: Any) -> None:
+    """Raise an error if a step does not compute a node."""
+    if not isinstance(node, Node):
+        raise TypeError(f"Executable.explain: expected a node of the step; got {node!r}")
+    first = node.results[0]
+    if not any(first is each for each in (*step.graph.nodes, *step.graph.inputs)):
+        raise ValueError(
+            f"Executable.explain: expected a node that the step compiled at {step.ordering.site} "
+            f"computes; got {node!r} (made at {node.site}). Give a node of the same trace that its "
+            "outputs or updates are computed from, or add the node to the outputs."
+        )
+
+
+def explain_reference(step: CompiledStep, node: Node) -> str:
+    """Return the text for a node of a device that runs the references of ops."""
+    expect_computed(step, node)
+    leaf = LEAVES.get(node.op)
+    return f"{heading(node)}\n{leaf or f'computed by the NumPy reference of {node.op.name}'}"
+
+
+def heading(node: Node) -> str:
+    """Return the op, the type and the call site of a node."""
+    name = node.attrs.get("name")
+    called = f" {name!r}" if isinstance(name, str) else ""
+    return f"{node.op.name}{called} {node.type}, made at {node.site}"
+
+
+def without_instruction(node: Node) -> str:
+    """Return why a node has no instruction of its own."""
+    if is_view(node):
+        source = source_of(node)
+        return f"no instruction: the result is a view of {source.type}, made at {source.site}"
+    if node.op.broadcasts:
+        return "no instruction: kernels that read the result repeat the elements of its operand"
+    return LEAVES.get(node.op, "no instruction: nothing in the compiled step needs the value")
+
+
+def fused(row: Row) -> Iterator[str]:
+    """Yield the lines about the ops that an instruction computes together."""
+    posts = [f"then {post}" for post in row.attrs.get("post", ())]
+    ops = [f"{op} (made at {site})" for op, site in dict.fromkeys(row.made_of)]
+    if len(row.made_of) > 1 or posts:
+        yield "  computes together:"
+        yield from (f"    {text}" for text in (*ops, *posts))
+
+
+@contextmanager
+def tagged(nodes: Sequence[Node]) -> Iterator[None]:
+    """Give the call sites of nodes the ids of their nodes within this block."""
+    results = [result for node in nodes for result in node.results]
+    before = [result.site for result in results]
+    try:
+        for result in results:
+            result.site = NodeSite(result.site, result.results[0].id)
+        yield
+    finally:
+        for result, site in zip(results, before, strict=True):
+            result.site = site
+
+
+@contextmanager
+def recorded() -> Iterator[list[dict[Node, Node]]]:
+    """Record which nodes passes replace within this block."""
+    rewrites: list[dict[Node, Node]] = []
+    token = REWRITES.set(rewrites)
+    try:
+        yield rewrites
+    finally:
+        REWRITES.reset(token)
+
+
+def lineage_of(node: Node, rewrites: Sequence[dict[Node, Node]]) -> list[Node]:
+    """Return a node and all nodes that replaced it, the last one last."""
+    nodes = dict.fromkeys([node])
+    for new in rewrites:
+        nodes |= dict.fromkeys([new[each] for each in nodes if each in new])
+    return [*nodes]
+
+
+def instructions_of(plan: Plan, nodes: Sequence[Node]) -> list[int]:
+    """Return the numbers of the instructions that have the call sites of nodes."""
+    ids = {node_id(node.site) for node in nodes} - {None}
+    found = []
+    for number, step in enumerate(plan.steps):
+        sites = [step.site, *(site for _, site in step.made_of)]
+        if any(node_id(site) in ids for site in sites):
+            found.append(number)
+    return found
+
+
+__all__ = ["Explanation", "explain_reference"]

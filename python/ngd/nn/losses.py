@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses as modules, with PyTorch's names and arguments. ngd.ops has the functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import Node, ops
+from .module import Module
+
+
+class Loss(Module):
+    """A loss of ngd.ops with options."""
+
+    options: dict[str, Any]
+
+    def describe(self) -> str:
+        """See Module."""
+        shown = {key: value for key, value in self.options.items() if value is not None}
+        return ", ".join(f"{key}={value!r}" for key, value in shown.items())
+
+
+class CrossEntropyLoss(Loss):
+    """The cross entropy of logits and classes; see ops.cross_entropy.
+
+    Input: logits [N, C, ...], and labels [N, ...] or probabilities of the logits' shape.
+    Output: a scalar, or [N, ...] with `reduction="none"`.
+
+    Parameters
+    ----------
+    weight : array_like, optional
+        [C]: a factor for each class.
+    ignore_index : int, default -100
+        A label that does not count.
+    label_smoothing : float, default 0
+        The part of the target that is spread over all classes.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    >>> logits, labels = ngd.placeholder("x", (8, 10)), ngd.placeholder("y", (8,), "int64")
+    >>> nn.CrossEntropyLoss(label_smoothing=0.1)(logits, labels).shape
+    ()
+    """
+
+    def __init__(
+        self,
+        weight: Any = None,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+    ) -> None:
+        self.weight = weight
+        self.options = {
+            "ignore_index": ignore_index,
+            "label_smoothing": label_smoothing,
+            "reduction": reduction,
+        }
+
+    def forward(self, logits: Node, labels: Any) -> Node:
+        """Return the loss."""
+        return ops.cross_entropy(logits, labels, self.weight, **self.options)
+
+
+class NLLLoss(Loss):
+    """The negative log-likelihood of log-probabilities; see ops.nll_loss.
+
+    Input: log-probabilities [N, C, ...] and labels [N, ...].
+    Output: a scalar, or [N, ...] with `reduction="none"`.
+
+    Parameters
+    ----------
+    weight : array_like, optional
+        [C]: a factor for each class.
+    ignore_index : int, default -100
+        A label that does not count.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    >>> x, labels = ngd.placeholder("x", (8, 10)), ngd.placeholder("labels", (8,), "int64")
+    >>> nn.NLLLoss()(ops.log_softmax(x), labels).shape
+    ()
+    """
+
+    def __init__(
+        self, weight: Any = None, ignore_index: int = -100, reduction: str = "mean"
+    ) -> None:
+        self.weight = weight
+        self.options = {"ignore_index": ignore_index, "reduction": reduction}
+
+    def forward(self, log_probabilities: Node, labels: Any) -> Node:
+        """Return the loss."""
+        return ops.nll_loss(log_probabilities, labels, self.weight, **self.options)
+
+
+class PairLoss(Loss):
+    """A loss of a prediction and a target of one shape."""
+
+    function: Any
+
+    def forward(self, prediction: Node, target: Any) -> Node:
+        """Return the loss."""
+        made: Node = type(self).function(prediction, target, **self.options)
+        return made
+
+
+class MSELoss(PairLoss):
+    """The mean of the squared differences; see ops.mse_loss.
+
+    Input: a prediction and a target of one shape. Output: a scalar, or that shape with
+    `reduction="none"`.
+
+    Parameters
+    ----------
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
+    >>> nn.MSELoss()(prediction, target).shape
+    ()
+    """
+
+    function = staticmethod(ops.mse_loss)
+
+    def __init__(self, reduction: str = "mean") -> None:
+        self.options = {"reduction": reduction}
+
+
+class L1Loss(PairLoss):
+    """The mean of the absolute differences; see ops.l1_loss.
+
+    Input: a prediction and a target of one shape. Output: a scalar, or that shape with
+    `reduction="none"`.
+
+    Parameters
+    ----------
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
+    >>> nn.L1Loss()(prediction, target).shape
+    ()
+    """
+
+    function = staticmethod(ops.l1_loss)
+
+    def __init__(self, reduction: str = "mean") -> None:
+        self.options = {"reduction": reduction}
+
+
+class SmoothL1Loss(PairLoss):
+    """A loss that is quadratic for small differences; see ops.smooth_l1_loss.
+
+    Input: a prediction and a target of one shape. Output: a scalar, or that shape with
+    `reduction="none"`.
+
+    Parameters
+    ----------
+    beta : float, default 1
+        The difference from which the loss is linear.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
+    >>> nn.SmoothL1Loss(beta=0.5)(prediction, target).shape
+    ()
+    """
+
+    function = staticmethod(ops.smooth_l1_loss)
+
+    def __init__(self, beta: float = 1.0, reduction: str = "mean") -> None:
+        self.options = {"beta": beta, "reduction": reduction}
+
+
+class HuberLoss(PairLoss):
+    """Huber's loss, which is linear for large differences; see ops.huber_loss.
+
+    Input: a prediction and a target of one shape. Output: a scalar, or that shape with
+    `reduction="none"`.
+
+    Parameters
+    ----------
+    delta : float, default 1
+        The difference from which the loss is linear.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
+    >>> nn.HuberLoss(delta=2.0)(prediction, target).shape
+    ()
+    """
+
+    function = staticmethod(ops.huber_loss)
+
+    def __init__(self, delta: float = 1.0, reduction: str = "mean") -> None:
+        self.options = {"delta": delta, "reduction": reduction}
+
+
+class KLDivLoss(PairLoss):
+    """The Kullback-Leibler divergence of log-probabilities from a target; see ops.kl_div.
+
+    Input: log-probabilities, and probabilities of that shape. Output: a scalar, or that shape with
+    `reduction="none"`.
+
+    Parameters
+    ----------
+    log_target : bool, default False
+        True if the target has log-probabilities too.
+    reduction : str, default "mean"
+        "mean", "batchmean", "sum" or "none".
+
+    Examples
+    --------
+    >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
+    >>> nn.KLDivLoss(reduction="batchmean")(prediction, target).shape
+    ()
+    """
+
+    function = staticmethod(ops.kl_div)
+
+    def __init__(self, log_target: bool = False, reduction: str = "mean") -> None:
+        self.options = {"log_target": log_target, "reduction": reduction}
+
+
+class BCELoss(PairLoss):
+    """The binary cross entropy of probabilities; see ops.binary_cross_entropy.
+
+    Input: probabilities, and targets in [0, 1] of that shape. Output: a scalar, or that shape with
+    `reduction="none"`.
+
+    Parameters
+    ----------
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
+    >>> nn.BCELoss()(ops.sigmoid(prediction), target).shape
+    ()
+    """
+
+    function = staticmethod(ops.binary_cross_entropy)
+
+    def __init__(self, reduction: str = "mean") -> None:
+        self.options = {"reduction": reduction}
+
+
+class BCEWithLogitsLoss(PairLoss):
+    """The binary cross entropy of logits; see ops.binary_cross_entropy_with_logits.
+
+    Input: logits, and targets in [0, 1] of that shape. Output: a scalar, or that shape with
+    `reduction="none"`.
+
+    Parameters
+    ----------
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
+    >>> nn.BCEWithLogitsLoss()(prediction, target).shape
+    ()
+    """
+
+    function = staticmethod(ops.binary_cross_entropy_with_logits)
+
+    def __init__(self, reduction: str = "mean") -> None:
+        self.options = {"reduction": reduction}
+
+
+class CTCLoss(Loss):
+    """The CTC loss of log-probabilities; see ops.ctc_loss.
+
+    Input: log-probabilities [T, N, C], targets [N, S], and the numbers of steps and labels [N].
+    Output: a scalar, or [N] with `reduction="none"`.
+
+    Parameters
+    ----------
+    blank : int, default 0
+        The class of the blank.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+    zero_infinity : bool, default False
+        Count 0 for sequences that have too few steps for their target.
+
+    Examples
+    --------
+    >>> x = ngd.placeholder("x", (6, 2, 5))
+    >>> nn.CTCLoss()(ops.log_softmax(x), [[1, 2], [3, 3]], [6, 6], [2, 2]).shape
+    ()
+    """
+
+    def __init__(
+        self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False
+    ) -> None:
+        self.options = {"blank": blank, "reduction": reduction, "zero_infinity": zero_infinity}
+
+    def forward(
+        self, log_probabilities: Node, targets: Any, input_lengths: Any, target_lengths: Any
+    ) -> Node:
+        """Return the loss."""
+        return ops.ctc_loss(
+            log_probabilities, targets, input_lengths, target_lengths, **self.options
+        )

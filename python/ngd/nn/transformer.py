@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of Transformers, with PyTorch's names and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from .. import Node, ops
+from .attention import MultiHeadAttention
+from .containers import ModuleList
+from .linear import Dropout, Linear
+from .module import Module
+from .normalization import LayerNorm
+
+ACTIVATIONS: Final[dict[str, Callable[[Any], Node]]] = {"relu": ops.relu, "gelu": ops.gelu}
+
+
+class TransformerEncoderLayer(Module):
+    """Self-attention and a feed-forward network, each with a residual connection.
+
+    Parameters
+    ----------
+    d_model : int
+        The size of the last axis of input and output.
+    nhead : int
+        The number of heads, which divides d_model.
+    dim_feedforward : int, default 2048
+        The width of the feed-forward network.
+    dropout : float, default 0.1
+        The probability of dropout after both parts and inside the network.
+    activation : str, default "relu"
+        "relu" or "gelu".
+    layer_norm_eps : float, default 1e-5
+        Added to the variance in the normalizations.
+    norm_first : bool, default False
+        Normalize before both parts, instead of after the residual sums.
+
+    Notes
+    -----
+    Input and output: [batch, L, d_model]. See Vaswani et al., 2017 (arXiv:1706.03762), section 3.1.
+
+    The variables have the names, shapes and first values of torch.nn.TransformerEncoderLayer with
+    `batch_first=True`. Attention weights have no dropout.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerEncoderLayer(64, nhead=4, dim_feedforward=128)
+    >>> hidden = ngd.placeholder("hidden", (8, 16, 64))
+    >>> layer(hidden).shape
+    (8, 16, 64)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str = "relu",
+        layer_norm_eps: float = 1e-5,
+        norm_first: bool = False,
+    ) -> None:
+        if activation not in ACTIVATIONS:
+            raise ValueError(
+                "nn.TransformerEncoderLayer: activation: expected "
+                f'"relu" or "gelu"; got {activation!r}'
+            )
+        self.self_attn = MultiHeadAttention(d_model, nhead)
+        self.linear1 = Linear(d_model, dim_feedforward)
+        self.linear2 = Linear(dim_feedforward, d_model)
+        self.norm1 = LayerNorm(d_model, layer_norm_eps)
+        self.norm2 = LayerNorm(d_model, layer_norm_eps)
+        self.dropout, self.dropout1, self.dropout2 = (Dropout(dropout) for _ in range(3))
+        self.activation, self.norm_first = activation, norm_first
+
+    def forward(self, x: Node, mask: Any = None, causal: bool = False) -> Node:
+        """Return the hidden states of the next layer.
+
+        Parameters
+        ----------
+        x : Node
+            [batch, L, d_model].
+        mask : array_like, optional
+            Broadcasts to [batch, nhead, L, L]; see MultiHeadAttention.
+        causal : bool, default False
+            Each position attends to itself and to positions before it.
+
+        Returns
+        -------
+        Node
+            [batch, L, d_model].
+        """
+        if self.norm_first:
+            x = x + self._attended(self.norm1(x), mask, causal)
+            return x + self._transformed(self.norm2(x))
+        x = self.norm1(x + self._attended(x, mask, causal))
+        made: Node = self.norm2(x + self._transformed(x))
+        return made
+
+    def _attended(self, x: Node, mask: Any, causal: bool) -> Node:
+        """Return the self-attention."""
+        made: Node = self.dropout1(self.self_attn(x, mask=mask, causal=causal))
+        return made
+
+    def _transformed(self, x: Node) -> Node:
+        """Return the result of the feed-forward network."""
+        inner = self.dropout(ACTIVATIONS[self.activation](self.linear1(x)))
+        made: Node = self.dropout2(self.linear2(inner))
+        return made
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"norm_first={self.norm_first}, activation={self.activation!r}"
+
+
+class TransformerEncoder(Module):
+    """Several layers one after the other.
+
+    Parameters
+    ----------
+    make_layer : callable
+        A function without arguments that returns a layer, such as a TransformerEncoderLayer. Each
+        layer has variables of its own.
+    num_layers : int
+        The number of layers.
+    norm : Module, optional
+        A normalization of the result.
+
+    Notes
+    -----
+    Input and output: [batch, L, d_model]. The variables are those of torch.nn.TransformerEncoder:
+    `layers.0.linear1.weight` and so on. PyTorch takes a layer and copies it; this takes a function,
+    so that each layer has first values of its own.
+
+    Examples
+    --------
+    >>> encoder = nn.TransformerEncoder(lambda: nn.TransformerEncoderLayer(64, 4), num_layers=2)
+    >>> hidden = ngd.placeholder("hidden", (8, 16, 64))
+    >>> encoder(hidden, causal=True).shape
+    (8, 16, 64)
+    """
+
+    def __init__(
+        self, make_layer: Callable[[], Module], num_layers: int, norm: Module | None = None
+    ) -> None:
+        if isinstance(make_layer, Module) or not callable(make_layer):
+            raise TypeError(
+                "nn.TransformerEncoder: expected a function that returns a layer; got "
+                f"{make_layer!r}. Write nn.TransformerEncoder(lambda: layer(...), num_layers)."
+            )
+        self.layers = ModuleList(make_layer() for _ in range(num_layers))
+        self.norm = norm
+
+    def forward(self, x: Node, mask: Any = None, causal: bool = False) -> Node:
+        """Return the hidden states after the last layer; see TransformerEncoderLayer."""
+        for layer in self.layers:
+            x = layer(x, mask=mask, causal=causal)
+        return x if self.norm is None else self.norm(x)

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of variables that are unique among the variables of one step or optimizer.
+
+A variable's own name depends on its model only, so one model has the same keys and first values in
+each program. Two models may therefore have variables of one name. Where they meet, each model has a
+prefix of its own: the variables of the second model are "model_1.weight" and so on. The models
+count in the order in which they were constructed, which is equal on all ranks that run one program.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from .errors import CompileError
+
+_next_number: Final = itertools.count(1)
+
+
+def new_number() -> int:
+    """Return a number that is greater than those of all models that were constructed before."""
+    return next(_next_number)
+
+
+@dataclass(eq=False)
+class Scope:
+    """One model, whose variables have different names."""
+
+    prefix: str = ""
+    """The name of the model, with which the names of its variables begin."""
+    number: int = field(default_factory=new_number)
+    is_copy: bool = False
+    """True if the model is a copy of another model, with its values."""
+
+
+def scope_of(variable: Any) -> Scope | None:
+    """Return the model of a variable, or None for a variable of no model."""
+    return getattr(variable, "scope", None)
+
+
+def sort_key(variable: Any) -> tuple[str, int]:
+    """Return a key by name. Variables of one name follow the order of their models."""
+    return str(variable.attrs["name"]), number_of_model(variable)
+
+
+def number_of_model(variable: Any) -> int:
+    """Return the number of a variable's model, or 0 for a variable of no model."""
+    scope = scope_of(variable)
+    return scope.number if scope else 0
+
+
+class UniqueNames:
+    """The names of some variables, unique among them."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Any] = {}
+        """The variables by their unique names."""
+        self.names: dict[Any, str] = {}
+        """The reverse."""
+        self.prefixes: dict[Scope | None, str] = {}
+        """The prefix of each model that has another one here than its own."""
+
+    def add(self, variables: Iterable[Any]) -> None:
+        """Add variables. Two of one name that belong to no model, or to one, are a ValueError."""
+        new = [v for v in variables if v not in self.names]
+        scopes: dict[Scope | None, list[Any]] = {}
+        for v in sorted(new, key=number_of_model):
+            scopes.setdefault(scope_of(v), []).append(v)
+        for scope, members in scopes.items():
+            if scope is not None and scope not in self.prefixes:
+                self.prefixes[scope] = self.free_prefix(scope, members)
+            for v in members:
+                name = self.renamed(v, scope)
+                other = self.by_name.setdefault(name, v)
+                if other is not v:
+                    raise DuplicateNameError(other, v)
+                self.names[v] = name
+
+    def free_prefix(self, scope: Scope, members: Iterable[Any]) -> str:
+        """Return the first prefix with which the names of a model's variables are free."""
+        prefix, number = scope.prefix, 0
+        while any(with_prefix(v, scope.prefix, prefix) in self.by_name for v in members):
+            number += 1
+            prefix = f"{scope.prefix or 'model'}_{number}"
+        return prefix
+
+    def renamed(self, variable: Any, scope: Scope | None) -> str:
+        """Return the name of a variable with the prefix that its model has here."""
+        own = scope.prefix if scope else ""
+        return with_prefix(variable, own, self.prefixes.get(scope, own))
+
+
+class DuplicateNameError(ValueError):
+    """Two variables of one name; `first` and `second` are the variables."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        super().__init__(f"two variables are called {first.attrs['name']!r}")
+        self.first, self.second = first, second
+
+
+def unique_names(variables: Iterable[Any]) -> dict[Any, str]:
+    """Return unique names of the variables of a graph, or raise a CompileError."""
+    unique = UniqueNames()
+    try:
+        unique.add(variables)
+    except DuplicateNameError as error:
+        raise CompileError(
+            f"{error}: one made at {error.first.site}, one at {error.second.site}. Give each "
+            "variable a name of its own, and each optimizer and nn.Random a name="
+        ) from None
+    return unique.names
+
+
+def with_prefix(variable: Any, own: str, prefix: str) -> str:
+    """Return the name of a variable with another prefix than its own."""
+    name = str(variable.attrs["name"])
+    if prefix == own:
+        return name
+    rest = name.removeprefix(f"{own}.") if own else name
+    return f"{prefix}.{rest}"

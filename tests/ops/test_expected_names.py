@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The functions that users of NumPy, PyTorch and JAX expect, under the names of ngd.ops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ngd
+from ngd import nn, ops
+
+LIMITATIONS = Path(__file__).parents[2] / "docs" / "limitations.md"
+
+EXPECTED = {
+    "making": "zeros ones full arange one_hot tri linspace eye meshgrid diag",
+    "elementwise": "exp log log1p sqrt rsqrt sin cos tanh erf sign round clip where tan atan2 asin "
+    "acos atan sinh cosh asinh acosh atanh log2 log10 exp2 logaddexp hypot cbrt trunc fmod sinc "
+    "logical_xor isnan isinf isfinite nan_to_num lgamma digamma erfinv heaviside select",
+    "reductions": "sum mean var std max min prod argmax argmin all any logsumexp cumsum median "
+    "quantile percentile cumprod cummax cummin ptp count_nonzero average nansum nanmean "
+    "logcumsumexp trapezoid cov corrcoef",
+    "order and sets": "sort argsort top_k searchsorted digitize bincount histogram partition "
+    "interp",
+    "moving": "concat stack split tile roll flip pad moveaxis take take_along_axis repeat vstack "
+    "hstack array_split diff gradient convolve rot90 atleast_2d chunk unbind",
+    "nn": "conv conv_transpose avg_pool max_pool attention softmax cross_entropy "
+    "binary_cross_entropy kl_div huber_loss mse_loss interpolate pixel_shuffle unfold fold "
+    "grid_sample embedding_bag instance_norm glu mish prelu selu softsign logsigmoid hardtanh "
+    "gumbel_softmax ctc_loss nll_loss triplet_margin_loss cosine_similarity smooth_l1_loss "
+    "gaussian_nll_loss",
+    "random": "random_bits random_uniform random_normal dropout randint bernoulli permutation "
+    "categorical truncated_normal gumbel",
+    "linear algebra": "einsum matmul vector_norm tril triu outer kron trace diagonal inner "
+    "tensordot cross vdot",
+    "loops": "scan cond while_loop fori_loop switch map",
+}
+"""Functions of ngd.ops by family."""
+
+LAYERS = (
+    "LSTM GRU Dropout1d Dropout2d Dropout3d InstanceNorm1d InstanceNorm2d InstanceNorm3d "
+    "CrossEntropyLoss NLLLoss MSELoss L1Loss SmoothL1Loss HuberLoss KLDivLoss BCELoss "
+    "BCEWithLogitsLoss CTCLoss TransformerEncoder TransformerEncoderLayer "
+    "EmbeddingBag Upsample PixelShuffle Unfold Fold GLU Mish PReLU SELU Softsign LogSigmoid "
+    "Hardtanh"
+)
+
+NOT_THERE = (
+    "cholesky solve inv det svd qr eigh matrix_power fft nonzero argwhere unique histogram repeat "
+    "weight_norm spectral_norm multinomial"
+)
+"""Functions whose limits docs/limitations.md describes, with what to write instead."""
+
+
+@pytest.mark.parametrize("family", EXPECTED)
+def test_functions_have_the_expected_names(family: str) -> None:
+    assert [name for name in EXPECTED[family].split() if name not in ops.__all__] == []
+
+
+def test_layers_have_pytorchs_names() -> None:
+    assert [name for name in LAYERS.split() if not hasattr(nn, name)] == []
+
+
+def test_other_functions_are_limitations_with_a_work_around() -> None:
+    rows = [row for row in LIMITATIONS.read_text().splitlines() if row.startswith("| ")]
+    for name in NOT_THERE.split():
+        (row,) = [r for r in rows if f"{name}`" in r.split("|")[1] or f"`{name}" in r.split("|")[1]]
+        assert len(row.split("|")[2].strip()) > 20, name
+
+
+@pytest.mark.parametrize("name", ["arctan2", "maximum", "isnan", "std", "outer", "diff", "interp"])
+def test_numpys_functions_take_nodes(name: str) -> None:
+    x = ngd.placeholder("x", (4,))
+    arguments = {"arctan2": 2, "maximum": 2, "outer": 2, "interp": 3}.get(name, 1)
+    assert isinstance(getattr(np, name)(*[x] * arguments), ngd.Node)
