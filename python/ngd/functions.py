@@ -32,6 +32,7 @@ from .errors import CompileError, RetraceWarning
 from .ir import PLACEHOLDER, Graph, Node
 from .narrowing import WIDE
 from .ops.operands import as_node
+from .passes.identity import Family, compiling
 from .sites import call_site
 from .trees import LEAF, Structure, flatten, leaves_of, split
 from .variables import TRACING, Variable, placeholder
@@ -182,6 +183,7 @@ class Function:
         self._arity = len(parameters) if plain else -1
         self._forms: list[Form] = []
         self._traces: dict[Key, Trace] = {}
+        self._families: dict[Key, Family] = {}
         self._lock = threading.RLock()
         self._warned = False
 
@@ -223,6 +225,7 @@ class Function:
         """Forget all traces, and free what they hold."""
         with self._lock:
             self._traces.clear()
+            self._families.clear()
             self._forms.clear()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -333,7 +336,8 @@ class Function:
         graph = self._graph(inputs, returned, updates)
         how: dict[str, Any] = {"device": self.device, "group": self.group}
         how |= {"precision": self.precision, "shard": self.shard}
-        step = compile([*graph.inputs], [*graph.outputs], updates, **how)
+        with compiling(self._families.setdefault(without_extents(key), Family())):
+            step = compile([*graph.inputs], [*graph.outputs], updates, **how)
         made, structure = flatten(returned)
         places = [i for i, node in enumerate(inputs) if node is not None]
         return Trace(
@@ -416,6 +420,12 @@ class Function:
             )
         if what:
             warnings.warn(what, RetraceWarning, stacklevel=4)
+
+
+def without_extents(key: Key) -> Key:
+    """Return a key that is equal for arguments whose arrays differ only in extents."""
+    specs = ((spec[0], len(spec[1])) if isinstance(spec[0], np.dtype) else spec for spec in key[1:])
+    return (key[0], *specs)
 
 
 def reason(key: Key, others: Sequence[Key]) -> str:

@@ -574,7 +574,7 @@ class Placeholder(Leaf):
 
 
 class Constant(Leaf):
-    """A value known when the graph is built; attrs: value (a read-only array), weak."""
+    """A value known when the graph is built; attrs: value (a read-only array), weak, local."""
 
     name = "constant"
 
