@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
+from enum import Enum
 from types import CodeType, MethodType
 from typing import Any, ClassVar, Final, TypeAlias, overload
 
@@ -47,8 +48,21 @@ MANY_FUNCTIONS: Final = 100
 """So many functions that are made of one Python function, and traced, are reported: it is made anew
 in a loop, and so is each trace. Few are made on purpose, as by tests with many cases."""
 
+
+class Default(Enum):
+    """The type of `DEFAULT`."""
+
+    NOT_GIVEN = "the default"
+
+    def __repr__(self) -> str:
+        return str(self.value)
+
+
+DEFAULT: Final = Default.NOT_GIVEN
+"""Stands for an argument that the call does not give. The Python function takes its default."""
+
 FLOAT: Final = "a Python float"
-STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None)})
+STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None), Default})
 ARRAY_METHODS: Final = ("__dlpack__", "__array_interface__", "__array__")
 
 
@@ -130,9 +144,10 @@ class Function:
     - Python floats are placeholders too. They are float64 scalars that take the dtype of the other
       operand, as Python numbers do. Another value is not another trace.
     - Everything else is fixed in the trace: ints, bools, strings, None, variables, modules. It must
-    be
-      hashable, and another value is another trace. If an int changes in each call, give it as an
+      be hashable, and another value is another trace. If an int changes in each call, give it as an
       array, np.int64(n).
+    - A parameter that the call does not give has its default value, which is not a placeholder
+      even if it is a float or an array.
 
     Nodes and arrays in the result of the Python function are returned as new arrays. Everything
     else is returned unchanged.
@@ -262,8 +277,7 @@ class Function:
                 bound = self._signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{self.name}: {error}") from None
-            bound.apply_defaults()
-            args = tuple(bound.arguments.values())
+            args = self._in_order(bound)
         for form in self._forms:
             leaves = form.take(args)
             key = self._key(form, leaves) if leaves is not None else None
@@ -276,6 +290,10 @@ class Function:
         key = self._key(form, leaves)
         assert key is not None
         return key, leaves
+
+    def _in_order(self, bound: inspect.BoundArguments) -> tuple[Any, ...]:
+        """Return a value for each parameter, `DEFAULT` for those that the call does not give."""
+        return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _key(self, form: Form, leaves: list[Any]) -> Key | None:
         """What is fixed in a trace; None where a leaf is none: the arguments have another form.
@@ -364,7 +382,8 @@ class Function:
                 inputs.append(None)
         given = (x if x is not None else leaf for x, leaf in zip(inputs, leaves, strict=True))
         bound = inspect.BoundArguments(self._signature, {})
-        bound.arguments.update(zip(self._signature.parameters, form.rebuild(given), strict=True))
+        arguments = zip(self._signature.parameters, form.rebuild(given), strict=True)
+        bound.arguments.update((name, value) for name, value in arguments if value is not DEFAULT)
         outer = len(_tracing.groups)
         try:
             _tracing.groups.append(self.group)

@@ -371,6 +371,13 @@ class Node(ArrayMethods):
         )
 
     def __float__(self) -> float:
+        if self.op is PLACEHOLDER and self.attrs.get("weak"):
+            name = self.attrs["name"]
+            raise TypeError(
+                f"{name}: expected a number that is fixed in the graph; got a Node, because the "
+                "float arguments of a traced function may change in each call. Fix it: "
+                f"functools.partial(f, {name}=2.0)."
+            )
         raise TypeError(
             f"a Node is no number: a step computes its value (made at {self.site}); return it from "
             "the step, or use ngd.ops on it"
