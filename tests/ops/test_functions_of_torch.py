@@ -14,8 +14,7 @@ from tests.ops.cases import placeholders, run_reference
 from tests.ops.conftest import Runner
 from tests.ops.witness import agrees, drawn
 
-from ngd import ops
-from ngd.autodiff import grad
+from ngd import grad, ops
 from ngd.dtype import DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
 from ngd.ir import Array, Node

@@ -12,8 +12,7 @@ import pytest
 from tests.ops.cases import placeholders
 from tests.ops.conftest import Runner
 
-from ngd import ops
-from ngd.autodiff import grad
+from ngd import grad, ops
 from ngd.dtype import Type, float32, float64
 
 INF, NAN = math.inf, math.nan
