@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .array_methods import NUMPY, ArrayMethods
-from .calls import Given, Made, name_errors, name_method_errors
+from .calls import Given, Made, name_errors, name_method_errors, not_a_number
 from .cost import Cost
 from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
@@ -371,17 +371,7 @@ class Node(ArrayMethods):
         )
 
     def __float__(self) -> float:
-        if self.op is PLACEHOLDER and self.attrs.get("weak"):
-            name = self.attrs["name"]
-            raise TypeError(
-                f"{name}: expected a number that is fixed in the graph; got a Node, because the "
-                "float arguments of a traced function may change in each call. Fix it: "
-                f"functools.partial(f, {name}=2.0)."
-            )
-        raise TypeError(
-            f"a Node is no number: a step computes its value (made at {self.site}); return it from "
-            "the step, or use ngd.ops on it"
-        )
+        raise not_a_number(self.attrs, self.site)
 
     def __int__(self) -> int:
         return int(float(self))
