@@ -98,6 +98,21 @@ def format_value(value: Any) -> str:
     return words if len(words) <= MOST_LETTERS else f"{words[:MOST_LETTERS]}..."
 
 
+def not_a_number(attrs: Mapping[str, Any], site: Any) -> TypeError:
+    """Return the error for a node, of these attributes and this line, that is used as a number."""
+    if attrs.get("weak") is True:  # a placeholder for a Python float
+        name = attrs["name"]
+        return TypeError(
+            f"{name}: expected a number that is fixed in the graph; got a Node, because the float "
+            "arguments of a traced function may change in each call. Fix it: "
+            f"functools.partial(f, {name}=2.0)."
+        )
+    return TypeError(
+        f"a Node is no number: a step computes its value (made at {site}); return it from the "
+        "step, or use ngd.ops on it"
+    )
+
+
 MOST_LETTERS: Final = 60
 
 AS_VALUE: Final = (ValueError, ArithmeticError, IndexError)

@@ -1,64 +1,99 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment switches that Python reads, one function each.
+"""The environment variables that Python reads, one function each, and the checks of all others.
 
-src/cpp/base/config.hpp has those of the core.
+src/cpp/base/config.hpp has the variables that the core reads. `check_variables` also checks these,
+so that `ngd.init()` reports an invalid value before the first step.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 from .errors import CompileError, InitError
 
 LOOPBACK = "127.0.0.1"
-LOGS = ("text", "json")
-COMMUNICATORS = ("auto", "self", "shm", "mpi")
-MPIS = ("openmpi", "mpich")
+LOGS: Final = ("text", "json")
+COMMUNICATORS: Final = ("auto", "self", "shm", "mpi")
+COMMUNICATORS_OF_MODE: Final = {
+    "OFF": COMMUNICATORS[:2],
+    "MLSL": COMMUNICATORS[:3],
+    "OMPI": COMMUNICATORS,
+}
+"""The values of NGD_COMM that each build mode has."""
+MPIS: Final = ("openmpi", "mpich")
+SWITCH: Final = ("0", "1")
 DEVICES: list[str] = []
 """The names of the devices, the default first; ngd/devices fills it."""
 
 
+def choose(name: str, values: Sequence[str]) -> str:
+    """Return the value of a variable that has one of some values; the first is the default."""
+    value = os.environ.get(name, "") or values[0]
+    if value not in values:
+        known = ", ".join(filter(None, values))
+        raise InitError(f"{name}: expected one of {known}; got {value!r}")
+    return value
+
+
+def expect_whole_number(name: str, most: int, word: str = "") -> None:
+    """Raise InitError unless a variable is a whole number from 0 to `most`, or the word, or empty.
+
+    The core reads the number.
+    """
+    text = os.environ.get(name, "")
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most
+    if text and text != word and not is_number:
+        also = f"{word} or " if word else ""
+        raise InitError(f"{name}: expected {also}a whole number from 0 to {most}; got {text!r}")
+
+
 def device(name: str | None, where: str) -> str:
     """Return the device that the caller names, or NGD_DEVICE, or the default; checked."""
-    chosen = name or os.environ.get("NGD_DEVICE", "") or DEVICES[0]
-    if chosen not in DEVICES:
-        raise CompileError(f"{where}: expected a device among {', '.join(DEVICES)}; got {chosen!r}")
-    return chosen
+    if not name:
+        return choose("NGD_DEVICE", DEVICES)
+    if name not in DEVICES:
+        raise CompileError(f"{where}: expected a device among {', '.join(DEVICES)}; got {name!r}")
+    return name
 
 
-def communicator() -> str:
-    """NGD_COMM: which of the built communicators a run uses."""
-    name = os.environ.get("NGD_COMM", "") or "auto"
-    if name not in COMMUNICATORS:
-        raise InitError(f"NGD_COMM: expected one of {', '.join(COMMUNICATORS)}; got {name!r}")
+def communicator(mode: str | None = None) -> str:
+    """Return NGD_COMM, the communicator to use; with a build mode, one that the mode has."""
+    name = choose("NGD_COMM", COMMUNICATORS)
+    if mode is not None and name not in COMMUNICATORS_OF_MODE[mode]:
+        known = ", ".join(COMMUNICATORS_OF_MODE[mode])
+        needed = "OMPI" if name == "mpi" else "MLSL"
+        raise InitError(
+            f"ngd.init: NGD_COMM: expected one of {known} in mode {mode}; got {name!r}. Unset "
+            f"NGD_COMM, or install ngd with cmake.define.NGD_DISTRIBUTED_ENABLE={needed}."
+        )
     return name
 
 
 def mpi() -> str | None:
-    """NGD_MPI: which MPI a run uses of those that ngd was built for; None where nothing is said."""
-    name = os.environ.get("NGD_MPI", "")
-    if name and name not in MPIS:
-        raise InitError(f"NGD_MPI: expected one of {', '.join(MPIS)}; got {name!r}")
-    return name or None
+    """Return NGD_MPI, the MPI to use of those that ngd was built for, or None."""
+    return choose("NGD_MPI", ("", *MPIS)) or None
 
 
 def host() -> str | None:
-    """NGD_HOST: what this rank's host is called; ranks of the same name share memory."""
+    """Return NGD_HOST, the name of this rank's host; ranks with the same name share memory."""
     return os.environ.get("NGD_HOST") or None
 
 
 def check_finite() -> bool:
-    """NGD_CHECK_FINITE: a step fails where a value begins that is no finite number."""
-    return os.environ.get("NGD_CHECK_FINITE", "0") not in ("", "0")
+    """Return NGD_CHECK_FINITE: a step fails at the first op whose result is not finite."""
+    return choose("NGD_CHECK_FINITE", SWITCH) == "1"
 
 
 def check() -> bool:
-    """NGD_CHECK: verify the graph after every pass."""
-    return os.environ.get("NGD_CHECK", "0") not in ("", "0")
+    """Return NGD_CHECK: verify the graph after every pass."""
+    return choose("NGD_CHECK", SWITCH) == "1"
 
 
 def metrics() -> tuple[str, int] | None:
-    """NGD_METRICS: the address and the port at which the metrics of this host are served."""
+    """Return NGD_METRICS, the address and port that serve the metrics of this host, or None."""
     text = os.environ.get("NGD_METRICS", "")
     if not text:
         return None
@@ -69,8 +104,28 @@ def metrics() -> tuple[str, int] | None:
 
 
 def log_as_json() -> bool:
-    """NGD_LOG: whether what ngd logs is JSON, a line an object."""
-    how = os.environ.get("NGD_LOG", "") or LOGS[0]
-    if how not in LOGS:
-        raise InitError(f"NGD_LOG: expected one of {', '.join(LOGS)}; got {how!r}")
-    return how == "json"
+    """Return NGD_LOG: the lines of the log are JSON objects."""
+    return choose("NGD_LOG", LOGS) == "json"
+
+
+CHECKS: Final[tuple[Callable[[], object], ...]] = (
+    communicator,
+    mpi,
+    metrics,
+    log_as_json,
+    check,
+    check_finite,
+    partial(device, None, "NGD_DEVICE"),
+    partial(choose, "NGD_ALLREDUCE", ("auto", "flat", "ring")),
+    partial(choose, "NGD_PROGRESS", ("auto", "on", "off")),
+    partial(choose, "NGD_SIMD", ("", "baseline", "avx2", "avx512")),
+    partial(expect_whole_number, "NGD_THREADS", 1024),
+    partial(expect_whole_number, "NGD_NUMA_NODE", 1023, "auto"),
+)
+"""A check of each variable, except of NGD_TIMEOUT and NGD_EXPECT_SIZE, which `ngd.init()` reads."""
+
+
+def check_variables() -> None:
+    """Raise InitError if a variable has a value that docs/environment.md does not allow."""
+    for check_variable in CHECKS:
+        check_variable()

@@ -100,11 +100,12 @@ def _join(comm: Any) -> Group:
             f"already, {_world!r}: ngd.shutdown() ends it"
         )
     _place = None
+    config.check_variables()
+    timeout = _core.timeout_seconds()
     if comm is not None:
         communicator = communicator_of(comm)
         environment.expect_size(communicator.size, "comm", os.environ)
     else:
-        config.log_as_json()  # says what is wrong with NGD_LOG
         seat = members.seat(os.environ)
         launch = seat or environment.detect()
         mark = None
@@ -112,9 +113,8 @@ def _join(comm: Any) -> Group:
             environment.refuse_inherited_place(launch)
             mark = _core.Mark(environment.name_of_place(launch))
         if seat is not None:
-            members.take_place(os.environ, _core.timeout_seconds())
+            members.take_place(os.environ, timeout)
             launch = environment.detect()
-        timeout = _core.timeout_seconds()
         communicator = make_communicator(launch, members.to_meet(timeout) if seat else timeout)
         _place = mark
     with to_its_end(communicator):
@@ -261,7 +261,8 @@ def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
 
     Over shared memory the ranks have so many seconds to meet.
     """
-    mode, wanted = _core.build_info()["mode"], config.communicator()
+    mode = _core.build_info()["mode"]
+    wanted = config.communicator(mode)
     one_host = launch.one_host and (mode == "MLSL" or config.host() is None)
     if wanted == "auto":
         if launch.size == 1:

@@ -192,15 +192,18 @@ def version_of_mpirun(path: str) -> tuple[str, str] | None:
 
 
 def _switches() -> Iterator[Finding]:
-    """The environment variables of ngd, each read as it will be."""
+    """Report the environment variables of ngd, and those that have an invalid value."""
     names = sorted(name for name in os.environ if name.startswith("NGD_") and name != "NGD_JOB")
     text = ", ".join(f"{name}={os.environ[name]}" for name in names) or "no NGD_ variable is set"
     yield Finding("switches", "ok", text)
-    for read in (lambda: config.device(None, "NGD_DEVICE"), config.communicator, thread_count):
+    mode, problems = build_info()["mode"], []
+    for check in (*config.CHECKS, lambda: config.communicator(mode), thread_count):
         try:
-            read()
+            check()
         except Error as error:
-            yield Finding("switches", "trouble", str(error), FIX_OF_VARIABLES)
+            problems.append(str(error))
+    for problem in dict.fromkeys(problems):
+        yield Finding("switches", "trouble", problem, FIX_OF_VARIABLES)
 
 
 def _memory() -> Iterator[Finding]:

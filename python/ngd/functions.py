@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
+from enum import Enum
 from types import CodeType, MethodType
 from typing import Any, ClassVar, Final, TypeAlias, overload
 
@@ -32,6 +33,7 @@ from .errors import CompileError, RetraceWarning
 from .ir import PLACEHOLDER, Graph, Node
 from .narrowing import WIDE
 from .ops.operands import as_node
+from .passes.identity import Family, compiling
 from .sites import call_site
 from .trees import LEAF, Structure, flatten, leaves_of, split
 from .variables import TRACING, Variable, placeholder
@@ -46,8 +48,21 @@ MANY_FUNCTIONS: Final = 100
 """So many functions that are made of one Python function, and traced, are reported: it is made anew
 in a loop, and so is each trace. Few are made on purpose, as by tests with many cases."""
 
+
+class Default(Enum):
+    """The type of `DEFAULT`."""
+
+    NOT_GIVEN = "the default"
+
+    def __repr__(self) -> str:
+        return str(self.value)
+
+
+DEFAULT: Final = Default.NOT_GIVEN
+"""Stands for an argument that the call does not give. The Python function takes its default."""
+
 FLOAT: Final = "a Python float"
-STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None)})
+STATIC_TYPES: Final = frozenset({int, bool, str, bytes, type(None), Default})
 ARRAY_METHODS: Final = ("__dlpack__", "__array_interface__", "__array__")
 
 
@@ -129,9 +144,10 @@ class Function:
     - Python floats are placeholders too. They are float64 scalars that take the dtype of the other
       operand, as Python numbers do. Another value is not another trace.
     - Everything else is fixed in the trace: ints, bools, strings, None, variables, modules. It must
-    be
-      hashable, and another value is another trace. If an int changes in each call, give it as an
+      be hashable, and another value is another trace. If an int changes in each call, give it as an
       array, np.int64(n).
+    - A parameter that the call does not give has its default value, which is not a placeholder
+      even if it is a float or an array.
 
     Nodes and arrays in the result of the Python function are returned as new arrays. Everything
     else is returned unchanged.
@@ -182,6 +198,7 @@ class Function:
         self._arity = len(parameters) if plain else -1
         self._forms: list[Form] = []
         self._traces: dict[Key, Trace] = {}
+        self._families: dict[Key, Family] = {}
         self._lock = threading.RLock()
         self._warned = False
 
@@ -223,6 +240,7 @@ class Function:
         """Forget all traces, and free what they hold."""
         with self._lock:
             self._traces.clear()
+            self._families.clear()
             self._forms.clear()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -259,8 +277,7 @@ class Function:
                 bound = self._signature.bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{self.name}: {error}") from None
-            bound.apply_defaults()
-            args = tuple(bound.arguments.values())
+            args = self._in_order(bound)
         for form in self._forms:
             leaves = form.take(args)
             key = self._key(form, leaves) if leaves is not None else None
@@ -273,6 +290,10 @@ class Function:
         key = self._key(form, leaves)
         assert key is not None
         return key, leaves
+
+    def _in_order(self, bound: inspect.BoundArguments) -> tuple[Any, ...]:
+        """Return a value for each parameter, `DEFAULT` for those that the call does not give."""
+        return tuple(bound.arguments.get(name, DEFAULT) for name in self._signature.parameters)
 
     def _key(self, form: Form, leaves: list[Any]) -> Key | None:
         """What is fixed in a trace; None where a leaf is none: the arguments have another form.
@@ -333,7 +354,8 @@ class Function:
         graph = self._graph(inputs, returned, updates)
         how: dict[str, Any] = {"device": self.device, "group": self.group}
         how |= {"precision": self.precision, "shard": self.shard}
-        step = compile([*graph.inputs], [*graph.outputs], updates, **how)
+        with compiling(self._families.setdefault(without_extents(key), Family())):
+            step = compile([*graph.inputs], [*graph.outputs], updates, **how)
         made, structure = flatten(returned)
         places = [i for i, node in enumerate(inputs) if node is not None]
         return Trace(
@@ -360,7 +382,8 @@ class Function:
                 inputs.append(None)
         given = (x if x is not None else leaf for x, leaf in zip(inputs, leaves, strict=True))
         bound = inspect.BoundArguments(self._signature, {})
-        bound.arguments.update(zip(self._signature.parameters, form.rebuild(given), strict=True))
+        arguments = zip(self._signature.parameters, form.rebuild(given), strict=True)
+        bound.arguments.update((name, value) for name, value in arguments if value is not DEFAULT)
         outer = len(_tracing.groups)
         try:
             _tracing.groups.append(self.group)
@@ -416,6 +439,12 @@ class Function:
             )
         if what:
             warnings.warn(what, RetraceWarning, stacklevel=4)
+
+
+def without_extents(key: Key) -> Key:
+    """Return a key that is equal for arguments whose arrays differ only in extents."""
+    specs = ((spec[0], len(spec[1])) if isinstance(spec[0], np.dtype) else spec for spec in key[1:])
+    return (key[0], *specs)
 
 
 def reason(key: Key, others: Sequence[Key]) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .array_methods import NUMPY, ArrayMethods
-from .calls import Given, Made, name_errors, name_method_errors
+from .calls import Given, Made, name_errors, name_method_errors, not_a_number
 from .cost import Cost
 from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
@@ -372,10 +372,7 @@ class Node(ArrayMethods):
         )
 
     def __float__(self) -> float:
-        raise TypeError(
-            f"a Node is no number: a step computes its value (made at {self.site}); return it from "
-            "the step, or use ngd.ops on it"
-        )
+        raise not_a_number(self.attrs, self.site)
 
     def __int__(self) -> int:
         return int(float(self))
@@ -575,7 +572,7 @@ class Placeholder(Leaf):
 
 
 class Constant(Leaf):
-    """A value known when the graph is built; attrs: value (a read-only array), weak."""
+    """A value known when the graph is built; attrs: value (a read-only array), weak, local."""
 
     name = "constant"
 

@@ -33,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType
 from typing import IO, Any, Final, TextIO
 
@@ -59,7 +60,7 @@ exit status:
   128+N    the rank that failed first was killed by signal N, or ngd run was
   2        the command line is wrong
   126      the program cannot be executed
-  127      the script or program does not exist
+  127      the script, module or program does not exist
 
 documentation: {page_url("cli")}
 elastic scripts: {page_url("elastic")}
@@ -191,12 +192,14 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         _say(str(error))
         return 2
-    if args.script.endswith(".py") and not args.module:
-        try:
+    try:
+        if args.module:
+            check_module(args.script)
+        elif args.script.endswith(".py"):
             check_script(args.script)
-        except FileNotFoundError as error:
-            _say(str(error))
-            return 127
+    except FileNotFoundError as error:
+        _say(str(error))
+        return 127
     return _Job(args).run(command)
 
 
@@ -231,6 +234,39 @@ def check_script(script: str) -> None:
         raise FileNotFoundError(f"cannot start {script}: there is no such file{where}") from None
     except OSError:  # the interpreter reports it
         pass
+
+
+def check_module(name: str) -> None:
+    """Raise FileNotFoundError if `python -m` would not find the module or the package's __main__.
+
+    Nothing is imported: a package may start threads or take seconds.
+    """
+    package: list[str] | None = None
+    path = [os.getcwd(), *sys.path]
+    parts = name.split(".")
+    for count, part in enumerate([*parts, "__main__"], 1):
+        full_name = ".".join([*parts[: count - 1], part])
+        spec = find_spec(full_name, path if package is None else package)
+        if spec is None:
+            raise FileNotFoundError(
+                f"cannot start -m {name}: there is no module {full_name} in {os.getcwd()} or on "
+                f"the path of {sys.executable}"
+            )
+        try:
+            package = list(spec.submodule_search_locations or ())
+        except KeyError:  # a namespace package in a package that is not imported
+            return
+        if not package and count >= len(parts):
+            return
+
+
+def find_spec(name: str, path: list[str]) -> ModuleSpec | None:
+    """Return the spec of a module, from a path or from the finders of this interpreter."""
+    found = PathFinder.find_spec(name, path)
+    finders = iter(sys.meta_path)
+    while found is None and (finder := next(finders, None)) is not None:
+        found = finder.find_spec(name, path)
+    return found
 
 
 def rank_environment(

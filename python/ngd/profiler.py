@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from . import environment
 from .errors import Error, InitError
-from .launch import check_script
+from .launch import check_module, check_script
 from .links import page_url
 from .profiling import Recording, Report, profile, timeline
 
@@ -27,7 +27,7 @@ examples:
                                               a timeline of 2 ranks for Perfetto
 
 exit status:
-  that of the script, or 127 if the script does not exist
+  that of the script, or 127 if the script or module does not exist
 
 documentation: {page_url("profiling")}
 """
@@ -60,12 +60,11 @@ def run(args: argparse.Namespace) -> int:
 
     In a job each rank runs this. Rank 0 prints and writes.
     """
-    if not args.module:
-        try:
-            check_script(args.script)
-        except FileNotFoundError as error:
-            print(f"ngd profile: {error}", file=sys.stderr)
-            return 127
+    try:
+        check_module(args.script) if args.module else check_script(args.script)
+    except FileNotFoundError as error:
+        print(f"ngd profile: {error}", file=sys.stderr)
+        return 127
     sys.argv = [args.script, *args.args]
     sys.path[0] = os.getcwd() if args.module else os.path.dirname(os.path.realpath(args.script))
     recording: Recording | None = None

@@ -30,15 +30,6 @@ Axes: TypeAlias = Any
 """An int, None, or a tree of these."""
 
 
-class NotGiven:
-    """The default of a parameter for which a call gives no argument."""
-
-    def __repr__(self) -> str:
-        return "its own default"
-
-
-NOT_GIVEN: Final = NotGiven()
-
 BY_POSITION: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -120,17 +111,9 @@ def vectorize(
     """Return the mapped function for axes as `axes_tree` returns them."""
     in_axes, out_axes = in_structure.rebuild(in_leaves), out_structure.rebuild(out_leaves)
     signature = signature_of(f)
-    parameters = [
-        p if p.default is p.empty else p.replace(default=NOT_GIVEN)
-        for p in signature.parameters.values()
-    ]
-    signature = signature.replace(parameters=parameters)
 
     def python(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        given = {k: v for k, v in bound.arguments.items() if v is not NOT_GIVEN}
-        bound = inspect.BoundArguments(signature, given)
-        return Vectorization(f, bound, in_axes).call(out_axes)
+        return Vectorization(f, signature.bind(*args, **kwargs), in_axes).call(out_axes)
 
     functools.update_wrapper(python, f, ("__doc__",), ())
     python.__qualname__ = f"vmap({getattr(f, '__qualname__', repr(f))})"

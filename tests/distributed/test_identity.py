@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from harness import caught
 from standing import fail_in_world, run_in_world
 
 import ngd
-from ngd import ops
+from ngd import nn, ops, optim
 
 pytestmark = harness.needs_ranks
 over = pytest.mark.parametrize("communicator", harness.communicators())
@@ -261,6 +262,95 @@ def differ_by_right() -> None:
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(1, 2, 3))
 def test_steps_may_differ_between_ranks_by_right(communicator: str, ranks: int) -> None:
     run_in_world(differ_by_right, communicator, ranks)
+
+
+def batch_norm_loss(x: Any, w: Any) -> Any:
+    norm = nn.BatchNorm1d(2)
+    with nn.training() as state:
+        y = norm(x * w)
+    return ops.sum(y * x) + sum(ops.sum(v) for v in state.updates.values())
+
+
+# Losses of x[rows, 2] whose graphs contain numbers that follow from the number of rows.
+LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "mean": lambda x, w: ops.mean(ops.square(x @ w)),
+    "var": lambda x, w: ops.var(x * w, 0, ddof=1)[0],
+    "std": lambda x, w: ops.std(x @ w),
+    "cov": lambda x, w: ops.sum(ops.cov(x * w, rowvar=False)),
+    "batchmean": lambda x, w: ops.kl_div(x * w, ops.abs(x), reduction="batchmean"),
+    "cross_entropy": lambda x, w: ops.mean(ops.softmax_cross_entropy(x * w, ops.argmax(x, 1))),
+    "batch_norm": batch_norm_loss,
+    "take": lambda x, w: ops.sum(ops.take(x * w, np.array([0]), 0)),
+    "scan": lambda x, w: ops.scan(lambda total, row: (total + row @ w, total), 0.0, x)[0],
+}
+# The same for ngd.function alone: plain Python numbers, and positions from the end.
+LOSSES_OF_FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    **LOSSES,
+    "len": lambda x, w: ops.sum(x @ w) / x.shape[0],
+    "positions": lambda x, w: ops.sum((x @ w) * np.arange(x.shape[0], dtype=np.float32)),
+    "last": lambda x, w: ops.sum(ops.square(x[1:] @ w - x[:-1] @ w)) + x[-1] @ w,
+}
+ROWS = ((3, 3, 3), (3, 2, 4), (4, 3, 3), (2, 2, 2), (2, 4, 3))
+
+
+def lengths_differ(names: list[str]) -> None:
+    """Each rank trains on batches of its own length; every rank has seen some lengths before."""
+    world = ngd.init()
+    for name in names:
+        w = ngd.variable(f"{name}.w", np.ones(2, np.float32))
+        optimizer = optim.SGD(0.1)
+
+        def train(x: Any, name: str = name, w: Any = w, optimizer: Any = optimizer) -> Any:
+            loss = ops.reshape(LOSSES_OF_FUNCTIONS[name](x, w), ())
+            return loss, optimizer.minimize(loss, [w])
+
+        def compiled(rows: int, train: Any = train) -> Any:
+            x = ngd.placeholder("x", (rows, 2))
+            return ngd.compile([x], *train(x))
+
+        steps = {rows: compiled(rows) for rows in range(1, 5)} if name in LOSSES else {}
+        function = ngd.function(train, updates=True)
+        for rows in ROWS:
+            batch = np.arange(8, dtype=np.float32).reshape(4, 2)[: rows[world.rank]]
+            function(batch)
+            if steps:
+                steps[len(batch)](batch)
+        equal = ngd.all_gather(w.numpy()[None])
+        assert (equal == equal[0]).all(), name
+
+
+@pytest.mark.parametrize("name", list(LOSSES_OF_FUNCTIONS))
+@pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(2, 3))
+def test_batches_of_other_lengths_are_no_mismatch(communicator: str, ranks: int, name: str) -> None:
+    run_in_world(lengths_differ, communicator, ranks, names=[name])
+
+
+def crossed_functions(what: str) -> dict[str, str]:
+    world = ngd.init()
+
+    def scaled(x: Any, factor: int) -> Any:
+        return ops.all_reduce(x * factor, op="sum")
+
+    one, other = ngd.function(scaled), ngd.function(scaled)
+    first = functools.partial(one, factor=2)
+    second = functools.partial(other if what == "functions" else one, factor=3)
+    x = np.ones(3, np.float32)
+    both = [first, second]
+
+    def call() -> None:
+        for step in [*both, *(both[::-1] if world.rank else both)]:
+            step(x)
+
+    return caught(call)
+
+
+@over
+@pytest.mark.parametrize("what", ["functions", "fixed arguments"])
+def test_functions_in_another_order_are_a_mismatch(communicator: str, what: str) -> None:
+    for outcome in fail_in_world(crossed_functions, communicator, 2, what=what):
+        error = outcome.value
+        assert error["error"] == "CollectiveMismatchError", error
+        assert "whose collectives are the same" in error["message"], error
 
 
 def compare_computations() -> list[str]:

@@ -15,8 +15,10 @@ import ngd
 from ngd import ops
 from ngd.dtype import Type
 from ngd.errors import BusyError, CompileError, PoisonedVariableError, ShapeError
+from ngd.ir import Graph, Node, Op
 from ngd.passes import elementwise
 from ngd.passes.memory_planning import Plan, Step, Storage
+from ngd.passes.simplification import simplify
 
 DEVICES = ("CPU", "INTERPRETER")
 
@@ -37,6 +39,52 @@ def test_a_call_returns_fresh_arrays(device: str) -> None:
     np.testing.assert_array_equal(first[2], a)
     np.testing.assert_array_equal(second[0], (a + 1) * 2)
     assert not any(np.shares_memory(r, a) for r in first)
+
+
+class Wrong(Op):
+    """An op whose expansion or simpler form is of another type; it is not in the registry."""
+
+    name = "wrong"
+
+    def __init__(self, method: str, rewrite: Callable[[Any], Any]) -> None:
+        self.method, self.rewrite = method, rewrite
+
+    def infer(self, x: Type) -> Type:
+        return x
+
+    def expand(self, x: Node) -> Node:
+        return self.rewrite(x) if self.method == "expand" else x * 2
+
+    def simplify(self, node: Node) -> Node | None:
+        return self.rewrite(node.inputs[0]) if self.method == "simplify" else None
+
+    def reference(self, x: np.ndarray) -> np.ndarray:
+        return 2 * x
+
+
+@pytest.mark.parametrize("method", ["expand", "simplify"])
+@pytest.mark.parametrize(
+    ("rewrite", "made"),
+    [
+        (lambda x: ops.where(x > 0, 1.0, 0.0), r"f64\[3\]"),
+        (lambda x: ops.concat([x, x]), r"f32\[6\]"),
+        (lambda x: ops.sum(x), r"f32\[\]"),
+    ],
+    ids=["dtype", "longer", "scalar"],
+)
+def test_a_rewrite_of_another_type_is_an_error(method: str, rewrite: Any, made: str) -> None:
+    x = ngd.placeholder("x", (3,))
+    y = Wrong(method, rewrite).node((x,))
+    message = (
+        rf"^wrong: expected Wrong\.{method} to return f32\[3\], as infer does; got {made} "
+        rf"\(made at .*test_compiler\.py:\d+\)\. Cast or reshape in {method}\.$"
+    )
+    if method == "expand":
+        with pytest.raises(CompileError, match=message):
+            ngd.compile([x], [y + 1, ops.sum(y)])
+    else:  # the pipeline expands this op before it would simplify it, because it has no kernel
+        with pytest.raises(CompileError, match=message):
+            simplify(Graph((x,), (y + 1,)), None)  # type: ignore[arg-type]
 
 
 def test_one_node_twice_among_the_outputs(device: str) -> None:
@@ -186,8 +234,8 @@ def test_numpys_functions_make_nodes() -> None:
     x = ngd.placeholder("x", (3,))
     assert np.exp(x).op is ops.exp
     assert (np.ones(3, np.float32) - x).op is ops.subtract
-    with pytest.raises(TypeError, match=r"numpy\.arctan2 has no op"):
-        np.arctan2(x, x)
+    with pytest.raises(TypeError, match=r"numpy\.ldexp has no op"):
+        np.ldexp(x, 2)
 
 
 def test_equality_of_nodes_is_elementwise(device: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import array
 import copy
 import dataclasses
+import functools
 import pickle
 import threading
 import warnings
@@ -19,6 +20,7 @@ import ngd
 from ngd import ops
 from ngd.dtype import bfloat16
 from ngd.errors import CompileError, DTypeError, RetraceWarning
+from ngd.ir import Node
 
 DEVICES = ("CPU", "INTERPRETER")
 
@@ -74,6 +76,59 @@ def test_traced_once_for_each_kind() -> None:
     assert f.num_traces == 0
     npt.assert_array_equal(f(ones(2)), 2 * ones(2))
     assert len(runs) == 4
+
+
+def test_defaults_that_are_not_given_stay_python_values() -> None:
+    table, seen = ones(2), []
+
+    @ngd.function
+    def f(x: Any, rate: float = 0.5, *rest: Any, shift: Any = table, **named: Any) -> Any:
+        seen.append((rate, shift))
+        return x * rate + shift + sum(rest) + sum(named.values())
+
+    npt.assert_array_equal(f(ones(2)), [1.5, 1.5])
+    assert seen == [(0.5, table)]
+    assert seen[0][1] is table
+    npt.assert_array_equal(f(ones(2), 0.5), [1.5, 1.5])
+    assert isinstance(seen[1][0], Node)
+    npt.assert_array_equal(f(ones(2), 2.5), [3.5, 3.5])
+    npt.assert_array_equal(f(ones(2), shift=2.0), [2.5, 2.5])
+    npt.assert_array_equal(f(ones(2), 1.0, 2.0, three=3.0), [7, 7])
+    npt.assert_array_equal(f(ones(2)), [1.5, 1.5])
+    assert f.num_traces == len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        (ops.elu, lambda x: np.where(x > 0, x, np.expm1(x))),
+        (ops.leaky_relu, lambda x: np.where(x > 0, x, 0.01 * x)),
+        (ops.hardtanh, lambda x: np.clip(x, -1, 1)),
+        (ops.nan_to_num, lambda x: x),
+    ],
+    ids=["elu", "leaky_relu", "hardtanh", "nan_to_num"],
+)
+def test_ops_with_float_defaults_are_functions(op: Any, expected: Any) -> None:
+    x = np.array([-2.0, -0.5, 0.0, 1.5])
+    npt.assert_allclose(ngd.function(op)(x), expected(x), rtol=1e-12)
+    npt.assert_allclose(ngd.vmap(op)(x), expected(x), rtol=1e-12)
+
+
+def test_floats_that_an_op_needs_when_it_is_built_are_fixed_by_partial() -> None:
+    x = np.array([-1.0, 2.0])
+    message = r"alpha: expected a number that is fixed .* functools\.partial\(f, alpha=2\.0\)"
+    with pytest.raises(TypeError, match=message):
+        ngd.function(ops.elu)(x, 2.0)
+    fixed = ngd.function(functools.partial(ops.elu, alpha=2.0))
+    npt.assert_allclose(fixed(x), [2 * np.expm1(-1), 2])
+
+
+def test_defaults_of_differentiated_functions_stay_python_values() -> None:
+    slope = ngd.grad(lambda x, alpha=1.0: ops.sum(ops.elu(x, alpha)))
+    npt.assert_allclose(slope(np.array([-1.0, 2.0])), [np.exp(-1), 1])
+    both = ngd.grad(lambda x, rate=3.0: ops.sum(x * rate), argnums=(0, 1))
+    npt.assert_allclose(both(np.array([1.0, 2.0]))[0], [3, 3])
+    npt.assert_allclose(both(np.array([1.0, 2.0]))[1], 3)
 
 
 def test_order_of_keys_and_lists_for_tuples_are_no_other_trace() -> None:
@@ -362,7 +417,7 @@ def test_a_choice_by_a_value_says_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"ngd\.ops\.where"):
         ngd.function(lambda x: x if x > 0 else -x)(1.0)
     for made in (float, int, range, lambda x: [1, 2][x], lambda x: f"{x:.2}"):
-        with pytest.raises(TypeError, match=r"a Node is no number: a step computes|format string"):
+        with pytest.raises(TypeError, match=r"x: expected a number that is fixed|format string"):
             ngd.function(lambda x, made=made: made(x))(1.0)
 
 

@@ -216,6 +216,19 @@ class TestGradients:
         (found,), _ = evaluate(Graph((x,), graph.outputs), [np.array(3.0)], {})
         assert found == 66
 
+    def test_an_expansion_of_another_number_is_an_error(self) -> None:
+        class One(SinCos):
+            def expand(self, x: Node) -> tuple[Node, ...]:
+                return (ops.sin(x),)
+
+        x = x_of(3)
+        message = (
+            r"^sin_cos: expected One.expand to return f32\[3\], f32\[3\], as infer does; got "
+            r"f32\[3\] \(made at .*test_results\.py:\d+\)\. Cast or reshape in expand\.$"
+        )
+        with pytest.raises(CompileError, match=message):
+            ngd.compile([x], [*One().node((x,)).results])
+
     def test_in_two_bytes_they_are_computed_in_float32(self) -> None:
         class Rounds(WithRule):
             gradient_rounds = True

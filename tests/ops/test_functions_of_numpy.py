@@ -13,6 +13,7 @@ import pytest
 from tests.ops.cases import placeholders, run_reference
 from tests.ops.conftest import Runner
 
+import ngd
 from ngd import grad, ops
 from ngd.dtype import Type, float32, float64, int32
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
@@ -482,3 +483,86 @@ def test_numpy_calls_on_nodes() -> None:
         np.unique(x)
     with pytest.raises(TypeError, match=r"decompositions of matrices; see docs/limitations"):
         np.linalg.inv(x)
+
+
+NAN, INF = np.nan, np.inf
+HOLES = np.array([[1.0, NAN, -3.0], [NAN, NAN, NAN], [INF, 2.0, -INF]])
+WHOLE = np.array([[15, -25, 34], [7, 0, -1]])
+SINCE_2_1 = {
+    "unstack": lambda np_, x: np_.unstack(x, axis=1),
+    "cumulative_sum": lambda np_, x: np_.cumulative_sum(x, axis=1),
+    "cumulative_sum initial": lambda np_, x: np_.cumulative_sum(
+        x, axis=-2, include_initial=True, dtype=float64
+    ),
+    "cumulative_prod": lambda np_, x: np_.cumulative_prod(x, axis=0, include_initial=True),
+    "cumulative_prod line": lambda np_, x: np_.cumulative_prod(np_.ravel(x)),
+}
+COMPOSED: dict[str, Callable[[Any], Any]] = {
+    "amax": lambda x: np.amax(x, axis=1),
+    "amin": lambda x: np.amin(x, axis=0, keepdims=True),
+    "around": lambda x: np.around(x / 7, 2),
+    "around halves": lambda x: np.around(x / 2),
+    "around tens": lambda x: np.around(x, decimals=-1),
+    "round": lambda x: np.round(x, 1),
+    "flipud": np.flipud,
+    "fliplr": np.fliplr,
+    "isclose": lambda x: np.isclose(x, x + 1e-6),
+    "isclose of others": lambda x: np.isclose(x, 7.05, rtol=0.01, atol=0.0),
+    "isclose nan": lambda x: np.isclose(x, x[::-1][::-1], equal_nan=True),
+    "column_stack": lambda x: np.column_stack([x[0], x, x[1]]) if len(x) == 3 else x,
+    "dstack": lambda x: np.dstack([x, x * 2]),
+    "dstack of lines": lambda x: np.dstack([x[0], x[1]]),
+    "isin": lambda x: np.isin(x, [7, 15, 2]),
+    "isin invert": lambda x: np.isin(x, x[0], invert=True),
+    "nanmax": np.nanmax,
+    "nanmax axis": lambda x: np.nanmax(x, 1, keepdims=True),
+    "nanmin axis": lambda x: np.nanmin(x, axis=0),
+    "matrix_transpose": np.matrix_transpose,
+    "matrix_transpose of linalg": lambda x: np.linalg.matrix_transpose(x),
+    "empty_like": lambda x: np.empty_like(x).shape,
+    "copy": np.copy,
+    "broadcast_arrays": lambda x: np.broadcast_arrays(x, x[:1], 2.0),
+    **{
+        name: lambda x, call=call: call(np, x)
+        for name, call in SINCE_2_1.items()
+        if hasattr(np, name.split()[0])
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning", "ignore:invalid value")
+@pytest.mark.parametrize("given", [HOLES, WHOLE, HOLES.astype(float32)], ids=["f64", "i64", "f32"])
+@pytest.mark.parametrize("name", list(COMPOSED))
+def test_composed_functions_of_numpy(name: str, given: Array) -> None:
+    call = COMPOSED[name]
+    expected, found = call(given), call(ops.as_node(given))
+    if name == "empty_like":
+        assert found == expected
+        return
+    pairs = [(expected, found)]
+    if isinstance(found, tuple):
+        pairs = list(zip(expected, found, strict=True))
+    for wanted, node in pairs:
+        assert node.dtype == np.asarray(wanted).dtype
+        npt.assert_allclose(value(node), wanted, rtol=1e-6 if given.dtype == float32 else 1e-12)
+
+
+def test_composed_functions_of_numpy_refuse_too_few_axes() -> None:
+    line = ops.as_node(np.ones(3))
+    for function, least in ((np.fliplr, 2), (np.matrix_transpose, 2)):
+        with pytest.raises(
+            ShapeError, match=rf"numpy.{function.__name__}: expected at least {least}"
+        ):
+            function(line)
+    with pytest.raises(ShapeError, match=r"numpy.flipud: expected at least 1 axes; got f64\[\]"):
+        np.flipud(line[0])
+    if hasattr(np, "cumulative_sum"):
+        with pytest.raises(ShapeError, match=r"numpy.cumulative_sum: expected an axis"):
+            np.cumulative_sum(ops.as_node(np.ones((2, 2))))
+
+
+def test_gradients_of_composed_functions() -> None:
+    x = ngd.placeholder("x", (2, 3), "float64")
+    loss = np.nanmax(x) + ops.sum(np.isclose(x, 1.0) * x) + ops.sum(np.flipud(x)[0])
+    (slope,) = run_reference([x], grad(loss, [x]), [np.array([[1.0, 5.0, 2.0], [0.0, NAN, 3.0]])])
+    assert slope.tolist() == [[1, 1, 0], [1, 1, 1]]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import ngd
-from ngd import binding
+from ngd import binding, launch
 from ngd.distributed import available_cores
 from ngd.launch import rank_environment
 
@@ -504,6 +504,48 @@ def test_what_cannot_be_started(arguments: list[str], code: int, words: str) -> 
     assert done.returncode == code
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--max-restarts", "2"], ["--min-ranks", "1"]])
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [
+        ("train", "train"),
+        ("package.train", "package.train"),
+        ("package", "package.__main__"),
+        ("package.module.train", "package.module.train"),
+        ("", ""),
+    ],
+)
+def test_a_module_that_does_not_exist(
+    tmp_path: Path, options: list[str], module: str, missing: str
+) -> None:
+    """One line for all ranks, before any of them starts; nothing is imported."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "package" / "module.py").write_text("")
+    command = launcher("-n", "3", *options, "-m", module, "--epochs", "3")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=tmp_path)
+    assert done.returncode == 127
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    begin = f"ngd run: cannot start -m {module}: there is no module {missing} in {tmp_path}"
+    assert line.startswith(begin)
+
+
+def test_modules_that_exist() -> None:
+    for name in (
+        "ngd",
+        "ngd.doctor",
+        "json.tool",
+        "this",
+        "pytest",
+        "numpy.testing.print_coercion_tables",
+    ):
+        launch.check_module(name)
+    for name in ("ngd.nothing", "json.tool.more", "nothing.json", "numpy.testing"):
+        with pytest.raises(FileNotFoundError, match=f"^cannot start -m {name}: there is no module"):
+            launch.check_module(name)
 
 
 @pytest.mark.parametrize("options", [[], ["--max-restarts", "2"], ["--min-ranks", "1"]])

@@ -43,7 +43,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from inject_sites import FUNCTIONS, Sites, find
@@ -137,8 +140,14 @@ class Hook:
         numbers = (ctypes.c_int32 * n)(*sites.numbers)
         size = ctypes.c_size_t(n)
         assert len(sites.names) <= MOST_SITES
-        if self.library.inject_install(b"/ngd/_core/_core.", ends, begins, numbers, size) != 0:
-            raise SystemExit("no ngd to inject faults into")
+        built = str(module()).encode()
+        if self.library.inject_install(built, ends, begins, numbers, size) != 0:
+            from ngd import _core
+
+            raise SystemExit(
+                f"inject: expected ngd to be loaded from {module()}, which has the breakpoints' "
+                f"addresses; got {_core.__file__}. Uninstall the editable ngd of this environment."
+            )
         self.sites = sites
         for name in ("inject_reached", "inject_failed"):
             getattr(self.library, name).restype = ctypes.POINTER(ctypes.c_uint8)
@@ -617,6 +626,18 @@ def module() -> Path:
     return Path(found)
 
 
+class BuiltPackage(MetaPathFinder):
+    """Finds ngd in the folder of the build, before the finder of an editable install does."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of ngd or of one of its modules, else None."""
+        if fullname.partition(".")[0] != "ngd":
+            return None
+        return PathFinder.find_spec(fullname, [str(PACKAGE)] if path is None else path)
+
+
 def known_sites() -> Sites:
     """From the disassembly, once for each build."""
     kept, built = BUILD / "sites.pickle", module().stat().st_mtime
@@ -650,6 +671,7 @@ def main() -> int:
         env |= {"LD_LIBRARY_PATH": libraries, "PYTHONPATH": path}
         os.execve(sys.executable, [sys.executable, *sys.argv], env)
     del os.environ["LD_PRELOAD"]
+    sys.meta_path.insert(0, BuiltPackage())
     import inject_scenarios  # noqa: F401  (with all that a rank needs, before the first fork)
 
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import ngd
-from ngd import checkpoint, data, train
+from ngd import checkpoint, data, ops, train
 from ngd.errors import NotFiniteError
 
 
@@ -215,6 +215,62 @@ def test_a_batch_that_leaves_a_rank_without_a_sample_is_refused() -> None:
     trainer = train.Trainer(lambda x, y: [0.0], loader, [], epochs=1, progress=False)
     with pytest.raises(ValueError, match=r"each of 2 ranks; got a batch of 1\. Write"):
         trainer.run()
+
+
+def four_steps(returned: Any) -> dict[str, Any]:
+    loader = data.Loader(data.Arrays(np.zeros(8)), data.Sampler(8, 2))
+    trainer = train.Trainer(lambda x: returned, loader, [], epochs=1, progress=False)
+    report: dict[str, Any] = trainer.run()
+    return report
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        0.5,
+        np.float32(0.5),
+        np.array(0.5),
+        [0.5],
+        (np.array(0.5), 3),
+        [0.5, np.zeros(3)],
+        np.array([0.5, 0.25]),
+    ],
+    ids=str,
+)
+def test_a_step_returns_the_loss_or_a_sequence(world: Any, returned: Any) -> None:
+    assert four_steps(returned)["loss"] == 0.5
+
+
+def test_a_function_returns_a_loss_by_itself(world: Any) -> None:
+    step = ngd.function(lambda x: ops.mean(x) + 0.5)
+    loader = data.Loader(data.Arrays(np.zeros(8)), data.Sampler(8, 2))
+    assert train.Trainer(step, loader, [], epochs=1, progress=False).run()["loss"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        (None, "None"),
+        ([], r"\[\]"),
+        ({"loss": 0.5}, r"\{'loss': 0.5\}"),
+        ([np.zeros(2)], r"\[array\(\[0., 0.\]\)\]"),
+        (np.zeros((2, 2)), r"float64\[2, 2\]"),
+        ("loss", "'loss'"),
+    ],
+    ids=str,
+)
+def test_a_step_without_a_loss_is_an_error(world: Any, returned: Any, shown: str) -> None:
+    message = rf"^train.Trainer: step: expected a function that returns the loss.*; got {shown}\. "
+    with pytest.raises(TypeError, match=message):
+        four_steps(returned)
+
+
+def test_a_metric_returns_a_scalar_or_a_sequence(world: Any) -> None:
+    loader = data.Loader(data.Arrays(np.arange(5.0)), data.Sampler(5, 2, shuffle=False))
+    assert train.evaluate(np.mean, loader) == [2.0]
+    assert train.evaluate(lambda x: np.array([np.mean(x), 1]), loader) == [2.0, 1.0]
+    with pytest.raises(TypeError, match=r"^train.evaluate: metric: expected .*; got None\."):
+        train.evaluate(lambda x: None, loader)
 
 
 def test_a_log_of_numpys_numbers_whose_end_is_lost(tmp_path: Path) -> None:

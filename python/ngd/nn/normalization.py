@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import Node, int64, ops
+from ..ops.operands import local_number
 from .initializers import ones, zeros
 from .modes import Training, current
 from .module import Buffer, Module, Parameter
@@ -321,7 +322,7 @@ class BatchNorm(Module):
             y, mean, variance, count = self._over_ranks(x)
         else:
             y, mean, variance = ops.batch_norm(x, *affine)
-            count = ops.full((), math.prod(x.shape) // x.shape[1], variance.dtype)
+            count = local_number(math.prod(x.shape) // x.shape[1], variance)
         if state is not None and self.track_running_stats:
             self._track(state, mean, variance * (count / ops.maximum(count - 1.0, 1.0)))
         return y
@@ -334,8 +335,8 @@ class BatchNorm(Module):
         """
         channels, axes = x.shape[1], (0, *range(2, x.ndim))
         wide = x if x.dtype == np.float64 else ops.cast(x, np.float32)
-        mine = ops.full((1,), math.prod(x.shape) // max(channels, 1), wide.dtype)
-        sums = ops.concat([ops.sum(wide, axes), mine])
+        mine = local_number(math.prod(x.shape) // max(channels, 1), wide)
+        sums = ops.concat([ops.sum(wide, axes), ops.reshape(mine, 1)])
         total = ops.all_reduce(sums, op="sum", group=self.group)
         count = total[channels]
         mean = total[:channels] / count

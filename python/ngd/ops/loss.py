@@ -27,6 +27,7 @@ from .operands import (
     expect_dtype,
     float_of,
     got,
+    local_number,
     narrow,
     widen,
 )
@@ -400,7 +401,7 @@ def kl_div(
     if reduction == "batchmean":
         if not loss.ndim:
             raise ShapeError('kl_div: expected an axis for "batchmean"; got a scalar')
-        return cast(sum(loss) / loss.shape[0], dtype)
+        return cast(sum(loss) / local_number(loss.shape[0], loss), dtype)
     return reduced(loss, reduction, dtype)
 
 

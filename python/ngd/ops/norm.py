@@ -26,6 +26,7 @@ from .operands import (
     as_node,
     expect_dtype,
     float_of,
+    local_number,
     narrow,
     normalize_axes,
     widen,
@@ -142,11 +143,11 @@ class Standardize(Op):
             slope = mean(to_value * value, axes, keepdims=True)
             parts.append((to_value - level - value * slope) * rsqrt(variance + eps))
         if to_mean is not None:
-            parts.append(to_mean * (1 / count))
+            parts.append(to_mean * local_number(1 / count, to_mean))
         if to_variance is not None:
             distance = x - mean(x, axes, keepdims=True)
             centered = distance - mean(distance, axes, keepdims=True)
-            parts.append(centered * (to_variance * (2 / count)))
+            parts.append(centered * (to_variance * local_number(2 / count, to_variance)))
         total = parts[0]
         for part in parts[1:]:
             total = total + part

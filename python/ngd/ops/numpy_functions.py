@@ -24,6 +24,7 @@ from . import (
     joining,
     linear_algebra,
     numeric,
+    numpy_compositions,
     ordering,
     rearrange,
     reductions,
@@ -152,7 +153,22 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.interp: searching.interp,
     np.partition: searching.partition,
     np.argpartition: searching.argpartition,
-    np.round: arithmetic.round,
+    np.round: numpy_compositions.round_to,
+    np.around: numpy_compositions.round_to,
+    np.amax: reductions.max,
+    np.amin: reductions.min,
+    np.nanmax: numpy_compositions.nanmax,
+    np.nanmin: numpy_compositions.nanmin,
+    np.isclose: numpy_compositions.isclose,
+    np.isin: numpy_compositions.isin,
+    np.flipud: numpy_compositions.flipud,
+    np.fliplr: numpy_compositions.fliplr,
+    np.matrix_transpose: numpy_compositions.matrix_transpose,
+    np.linalg.matrix_transpose: numpy_compositions.matrix_transpose,
+    np.column_stack: numpy_compositions.column_stack,
+    np.dstack: numpy_compositions.dstack,
+    np.copy: numpy_compositions.copy,
+    np.broadcast_arrays: numpy_compositions.broadcast_arrays,
     np.clip: arithmetic.clip,
     np.concatenate: shape.concat,
     np.stack: shape.stack,
@@ -176,6 +192,7 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.ravel: lambda a: shape.reshape(a, -1),
     np.full_like: full_like,
     np.zeros_like: zeros_like,
+    np.empty_like: zeros_like,
     np.ones_like: ones_like,
     np.take_along_axis: along_axis.take_along_axis,
     np.einsum: contraction.einsum,
@@ -183,6 +200,15 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.ndim: lambda a: a.ndim,
     np.size: lambda a: a.type.count,
 }
+
+SINCE_2_1: Final[dict[str, Callable[..., Any]]] = {
+    "unstack": numpy_compositions.unstack,
+    "cumulative_sum": numpy_compositions.cumulative_sum,
+    "cumulative_prod": numpy_compositions.cumulative_prod,
+}
+"""Functions that NumPy 2.0 does not have."""
+
+FUNCTIONS.update((getattr(np, name), op) for name, op in SINCE_2_1.items() if hasattr(np, name))
 
 SHAPES: Final = (
     "its shape would depend on values, and shapes are known when the graph is built; "
@@ -203,7 +229,7 @@ INSTEAD: Final[dict[Any, str]] = {
     np.linalg.eigh: DECOMPOSITIONS,
     np.linalg.cholesky: DECOMPOSITIONS,
     np.array_equal: "x == y, elementwise",
-    np.allclose: "abs(x - y) <= tolerance, elementwise",
+    np.allclose: "np.isclose(x, y).all()",
 }
 
 UFUNCS: Final[dict[str, str]] = {

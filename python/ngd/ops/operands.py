@@ -171,6 +171,16 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
         raise DTypeError(f"{where}: {value} does not fit in {SHORT_NAMES[dtype]}") from None
 
 
+def local_number(value: float, like: Node) -> Node:
+    """Make a scalar that follows from local shapes, such as a number of rows.
+
+    Ranks with shards of different lengths have different values of it, in steps that belong
+    together (passes/identity.py).
+    """
+    made = scalar(value, like.dtype, "local_number")
+    return Node(CONSTANT, (), {**made.attrs, "local": True}, made.type)
+
+
 def scalar_value(node: Node) -> Any:
     """The one value of a constant, also behind views and broadcasts; None for anything else."""
     while node.op.view or node.op.broadcasts:

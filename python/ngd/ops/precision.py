@@ -9,7 +9,8 @@ narrowed.
 from __future__ import annotations
 
 from ..dtype import float32
-from ..ir import Node
+from ..errors import CompileError
+from ..ir import Node, print_types
 from .casting import cast
 from .operands import HALVES
 
@@ -31,4 +32,21 @@ def expansion(node: Node) -> tuple[Node, ...]:
         wide = widened(node).results
         return tuple(cast(w, n.dtype) for w, n in zip(wide, node.results, strict=True))
     made = node.op.expand(*node.inputs, **node.attrs)
-    return made if isinstance(made, tuple) else (made,)
+    results = made if isinstance(made, tuple) else (made,)
+    expect_types(node, "expand", results)
+    return results
+
+
+def expect_types(node: Node, method: str, made: tuple[Node, ...]) -> None:
+    """Raise CompileError unless a method of an op returned nodes of the types of the op's results.
+
+    The buffers of the results have these types, so other nodes would write out of bounds.
+    """
+    expected = tuple(result.type for result in node.results)
+    found = tuple(part.type for part in made)
+    if found != expected:
+        raise CompileError(
+            f"{node.op.name}: expected {type(node.op).__name__}.{method} to return "
+            f"{print_types(expected)}, as infer does; got {print_types(found)} (made at "
+            f"{node.site}). Cast or reshape in {method}."
+        )

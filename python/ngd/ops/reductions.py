@@ -29,6 +29,7 @@ from .operands import (
     as_node,
     expect_dtype,
     float_of,
+    local_number,
     narrow,
     normalize_axes,
     widen,
@@ -148,7 +149,8 @@ class Mean(Reduction):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         axes = node.attrs["axes"]
-        return (broadcast_back(dy / (extent(x.shape, axes) or 1), x, axes),)
+        count = local_number(extent(x.shape, axes) or 1, dy)
+        return (broadcast_back(dy / count, x, axes),)
 
     def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:
         total = np.sum(widen(x), axis=axes, keepdims=keepdims)
@@ -401,7 +403,7 @@ class Var(Reduction):
         operand = found.inputs[0]
         count = extent(operand.shape, normalize_axes(self.name, axis, operand.type))
         divisor = count - ddof
-        return found * (count / divisor if divisor > 0 else math.nan)
+        return found * local_number(count / divisor if divisor > 0 else math.nan, found)
 
     def prepare(self, x: Node) -> Node:
         return x if is_float(x.dtype) else cast(x, float64)
@@ -412,7 +414,7 @@ class Var(Reduction):
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         (x,) = node.inputs
         axes = node.attrs["axes"]
-        slope = centered(x, axes) * (2 / (extent(x.shape, axes) or 1))
+        slope = centered(x, axes) * local_number(2 / (extent(x.shape, axes) or 1), x)
         return (restore(dy, x, axes) * slope,)
 
     def reference(self, x: Array, *, axes: Shape, keepdims: bool) -> Array:

@@ -18,7 +18,7 @@ from .compare import equal, not_equal, where
 from .composite import widened
 from .linear_algebra import diagonal
 from .matrix_multiply import matmul
-from .operands import Axis, Value, as_axis, as_node, got, normalize_axes
+from .operands import Axis, Value, as_axis, as_node, got, local_number, normalize_axes
 from .ordering import sort
 from .reductions import centered, extent, l2_norm, max, mean, min, reduced_shape, sum
 from .shape import broadcast_to, expand_dims, reshape, take, transpose
@@ -56,7 +56,8 @@ def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> N
     count = extent(wide.shape, axes)
     divisor = count - ddof
     factor = 1 / math.sqrt(divisor) if divisor > 0 else math.nan
-    return cast(l2_norm(centered(wide, axes), axes, keepdims) * factor, dtype)
+    root = l2_norm(centered(wide, axes), axes, keepdims)
+    return cast(root * local_number(factor, root), dtype)
 
 
 def lines_of(where_: str, x: Value, axis: Axis) -> tuple[Node, Shape]:
@@ -392,7 +393,8 @@ def cov(x: Value, rowvar: bool = True, ddof: int = 1) -> Node:
     rows = expand_dims(wide, 0) if alone else wide if rowvar else transpose(wide)
     distances = centered(rows, (1,))
     divisor = rows.shape[1] - ddof
-    product = matmul(distances, transpose(distances)) * (1 / divisor if divisor > 0 else math.nan)
+    factor = local_number(1 / divisor if divisor > 0 else math.nan, wide)
+    product = matmul(distances, transpose(distances)) * factor
     return cast(reshape(product, ()) if product.shape == (1, 1) else product, dtype)
 
 

@@ -1,40 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step computes, as a number by which the ranks tell their steps apart.
+"""The number of a step: a hash of its computation, by which ranks recognise equal steps.
 
-Two steps may call the same collectives and mean other data by them; called in different orders on
-two ranks, they would mix. The ranks compare these numbers (src/cpp/comm/computations.hpp), and take
-them for an error only where one of them holds both steps: what a step computes may differ between
-ranks by right. What does so most often is left out, for the numbers to be equal where they can:
-shapes and counts, which follow a rank's shard; groups and algorithms; the values of arrays.
+Two steps may have the same collectives and different data. If two ranks call them in different
+orders, the data would mix. The ranks compare these numbers (src/cpp/comm/computations.hpp). Two
+numbers that differ are an error only if one rank holds both steps, because the computations of
+ranks may differ correctly. Therefore the number leaves out the usual differences: shapes and
+constants that follow from shapes, groups, algorithms, and the values of large arrays.
+
+The traces of one ngd.function that differ only in extents have one number (`Family`). A Python
+number that the function takes from a shape, such as `x.shape[0]`, then does no harm.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ..dtype import float32
 from ..ir import CONSTANT, Body, Graph, Node
 from .collectives import in_order
 
-LOCAL: Final = frozenset({"shape", "counts", "receive_counts", "group", "algorithm"})
-"""Attributes that ranks may have different values of."""
+EXTENTS: Final = frozenset({"shape", "extents", "length", "size", "sizes", "spatial"})
+LOCAL: Final = EXTENTS | {"counts", "receive_counts", "group", "algorithm"}
+"""The attributes that may differ between ranks."""
 
 SMALL: Final = 16
-"""Constants of so many elements count with their values."""
+"""The values of constants of at most so many elements are compared."""
+
+
+@dataclass
+class Family:
+    """The traces of one function whose arguments differ only in extents, and their number."""
+
+    number: int = 0
+
+
+_family: ContextVar[Family | None] = ContextVar("ngd.family", default=None)
+
+
+@contextmanager
+def compiling(family: Family) -> Iterator[None]:
+    """Give the steps that are compiled in this context one number, that of the first step."""
+    before = _family.set(family)
+    try:
+        yield
+    finally:
+        _family.reset(before)
 
 
 def computation(graph: Graph) -> int:
-    """The number of a step: of all that its collectives send, and of what it is for.
+    """Return the number of a step.
 
-    That is what its variables become; of a step that updates none, what it returns. So a step that
-    returns more than another one is the same.
+    It covers the operands of all collectives, and the next values of the variables. In a step
+    without updates it covers the outputs instead. So a step that also returns a metric has the same
+    number as the step without it.
     """
-    return number_of(graph, {})
+    family = _family.get()
+    if family is None:
+        return number_of(graph, {})
+    family.number = family.number or number_of(graph, {})
+    return family.number
 
 
 def number_of(graph: Graph, digests: dict[int, bytes]) -> int:
-    """The number of a graph, where those of some nodes are known."""
+    """Return the number of a graph; `digests` has those of the nodes that are known."""
     for node in graph.nodes:
         if node.id in digests:
             continue
@@ -53,16 +86,17 @@ def number_of(graph: Graph, digests: dict[int, bytes]) -> int:
 
 
 def digest(node: Node, inputs: list[bytes]) -> bytes:
-    """Of a node and all that it is made of."""
+    """Return the digest of a node and everything that it is computed from."""
     attrs = [f"{k}={shown(node, k, v)}" for k, v in sorted(node.attrs.items()) if k not in LOCAL]
     what = f"{node.op.name} {node.dtype.name} {' '.join(attrs)}"
     return combined([what.encode(errors="backslashreplace"), *inputs])
 
 
 def shown(node: Node, key: str, value: Any) -> str:
-    """An attribute as the number counts it."""
+    """Return the text of an attribute."""
     if node.op is CONSTANT and key == "value":
-        return str(value.tobytes()) if value.size <= SMALL else ""
+        is_compared = value.size <= SMALL and not node.attrs.get("local")
+        return str(value.tobytes()) if is_compared else ""
     if isinstance(value, Body):
         places = {p.id: str(i).encode() for i, p in enumerate(value.graph.inputs)}
         return str(number_of(value.graph, places))
@@ -75,7 +109,7 @@ def encoded(name: str) -> bytes:
 
 
 def combined(parts: list[bytes]) -> bytes:
-    """One digest of several texts; where they part, counts."""
+    """Return one digest of several texts; it depends on their boundaries."""
     whole = hashlib.blake2b(digest_size=8)
     for part in parts:
         whole.update(len(part).to_bytes(8, "little"))

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, constant_node
+from ..ops.precision import expect_types
 from .target import Target
 
 FOLD_LIMIT: Final = 64
@@ -32,6 +33,8 @@ def simplify(graph: Graph, target: Target) -> Graph:
                 simpler = fold_constant(node)
             if simpler is None:
                 break
+            if simpler.type != node.type:
+                expect_types(node, "simplify", (simpler,))
             node = simpler
             if node.number:  # of an input, which is as simple as it gets
                 return node

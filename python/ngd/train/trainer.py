@@ -47,8 +47,8 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
     Parameters
     ----------
     metric : callable
-        A function of the columns of a batch. It returns a sequence of scalars, each a mean over the
-        samples of the batch. A compiled step with scalar outputs is one.
+        A function of the columns of a batch. It returns a scalar or a sequence of scalars, each a
+        mean over the samples of the batch. A compiled step with scalar outputs is one.
     loader : Loader
         The batches. Iteration starts at the first batch of the epoch.
     group : Group, optional
@@ -62,7 +62,7 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
     Raises
     ------
     TypeError
-        The metric cannot be called, or the loader has no sampler.
+        The metric cannot be called or does not return scalars, or the loader has no sampler.
 
     Examples
     --------
@@ -82,11 +82,23 @@ def evaluate(metric: Callable[..., Any], loader: Any, *, group: Any = None) -> l
     sums: Any = 0.0
     count = 0
     for batch in loader:
-        values = np.array([float(value) for value in metric(*batch)])
+        values = scalars_in(metric(*batch))
         sums = sums + (batch.weight * values if batch.weight else np.zeros_like(values))
         count += batch.total
     means = all_reduce(sums, op="sum", group=group) / count
     return [float(mean) for mean in means]
+
+
+def scalars_in(result: Any) -> np.ndarray[Any, Any]:
+    """Return the scalars in the result of a metric: one scalar, or a sequence of scalars."""
+    try:
+        return np.array([float(value) for value in items_of(result)])
+    except (TypeError, ValueError):
+        raise TypeError(
+            "train.evaluate: metric: expected a function that returns a scalar or a sequence of "
+            f"scalars; got {format_value(result)}. Return means over the batch, such as "
+            "[accuracy]."
+        ) from None
 
 
 class StopSignals:
@@ -179,8 +191,8 @@ class Trainer:
     Parameters
     ----------
     step : callable
-        A function of the columns of a batch. Its first result is the mean loss over all ranks. A
-        compiled step and an `@ngd.function` are such functions.
+        A function of the columns of a batch. It returns the mean loss over all ranks, or a sequence
+        whose first item is the loss. A compiled step and an `@ngd.function` are such functions.
     loader : Loader
         The training batches. Its sampler holds the position in the training.
     variables : structure of variables
@@ -364,7 +376,7 @@ class Trainer:
         ValueError
             A batch has fewer samples than there are ranks, or a restored value has no variable.
         TypeError
-            A callback returned something else than True, False or None.
+            The step did not return a loss, or a callback something else than True, False or None.
 
         Examples
         --------
@@ -415,7 +427,7 @@ class Trainer:
                         f"train.Trainer: expected a sample for each of {size} ranks; got a batch "
                         f"of {batch.total}. Write data.Sampler(..., drop_last=True)."
                     )
-                loss = float(self.step(*batch)[0])
+                loss = loss_in(self.step(*batch))
                 metrics.count(examples=int(batch.weight))
                 if not math.isfinite(loss):
                     raise NotFiniteError(
@@ -507,6 +519,25 @@ class Trainer:
         """Return the arguments `variables` and `private` of checkpoint.save."""
         private = {} if self.model is None else self.model.buffers()
         return {"variables": self.variables, "private": private}
+
+
+def items_of(result: Any) -> Sequence[Any]:
+    """Return the items of a sequence or array, or a list with the single result of a function."""
+    shape: Any = getattr(result, "shape", None)
+    is_sequence = isinstance(result, (list, tuple)) or shape
+    return result if is_sequence else [result]
+
+
+def loss_in(result: Any) -> float:
+    """Return the loss in the result of a step: the result itself, or its first item."""
+    try:
+        return float(items_of(result)[0])
+    except (TypeError, ValueError, IndexError, KeyError):
+        raise TypeError(
+            "train.Trainer: step: expected a function that returns the loss, a scalar, or a "
+            f"sequence that starts with the loss; got {format_value(result)}. Return "
+            'ops.all_reduce(loss, op="mean") of the step\'s mean loss.'
+        ) from None
 
 
 def is_finite(value: Any) -> bool:
