@@ -163,7 +163,7 @@ TEST(Mismatch, OfProgramsShowsTheFirstLineThatDiffers) {
     group.wait(group.submit(collective), kSeconds);
   });
   expect_all(outcomes, ErrorKind::CollectiveMismatch,
-             {"line 2", "6 float32 at x.py:2", "7 float32 at y.py:2"});
+             {"collective 2:", "6 float32 at x.py:2", "7 float32 at y.py:2"});
 }
 
 TEST(Mismatch, DoesNotHideBehindARankThatIsMissing) {
@@ -192,7 +192,7 @@ TEST(Mismatch, IsOverAndTheGroupStaysClosedWithTheFirstMessage) {
   for (std::size_t r = 0; r < 2; ++r) {
     EXPECT_EQ(second[r].kind, ErrorKind::GroupClosed);
     EXPECT_EQ(second[r].message,
-              "barrier: an earlier failure closed this group. To continue, call "
+              "barrier at test.py:3: an earlier failure closed this group. To continue, call "
               "ngd.shutdown() and then ngd.init() on all ranks, and make groups "
               "and steps again. The failure was:\n" +
                   first[r].message);

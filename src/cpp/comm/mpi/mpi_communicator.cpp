@@ -156,11 +156,10 @@ MpiCommunicator::Pending MpiCommunicator::prepare(const Collective& collective) 
 }
 
 Work MpiCommunicator::submit(const Collective& collective) {
-  const std::string call(name_of(collective.kind));
-  refuse_child(call.c_str());
+  refuse_child(name_of(collective.kind).data());
   const Entry entry(*this);
   const std::lock_guard lock(family_->mutex());
-  require_open(call.c_str());
+  if (state_ != State::Open || family_->failed()) require_open(describe(collective).c_str());
   validate(collective, rank(), size());
   try {
     if (between_two(collective.kind)) {
@@ -173,7 +172,7 @@ Work MpiCommunicator::submit(const Collective& collective) {
     mailbox_.post(pending.header, pending.payload.data(), pending.payload.size());
   } catch (const Error& error) {
     close_failed(error.kind(), concat(describe(collective), ": ", error.what()), error.ranks());
-    require_open(call.c_str());
+    require_open(describe(collective).c_str());
   } catch (const std::exception&) {
     close_failed(ErrorKind::OutOfMemory, "out of memory");
     family_->mark_thrown();
