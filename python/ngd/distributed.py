@@ -245,7 +245,7 @@ def share_cores(world: Group) -> None:
     elif world.local_size == world.size:
         ranks_on = np.zeros(4096, np.int16)
         ranks_on[mine] = 1
-        ranks_on = world.all_reduce(ranks_on, op="sum", site="ngd.init")
+        ranks_on = world.all_reduce(ranks_on, op="sum", site="ngd.init()")
         share = float((1 / ranks_on[mine]).sum())
     else:
         share = len(mine) / world.local_size if len(mine) == os.cpu_count() else len(mine)
@@ -330,7 +330,7 @@ def meet(job_key: str, rank: int, size: int, name: str) -> Group:
 def members_of(group: Group) -> list[int]:
     """The ranks of the world that a group has, in its order; all of them call this."""
     mine = np.array([init().rank])
-    return [int(rank) for rank in group.all_gather(mine, site="ngd.kvstore.create")]
+    return [int(rank) for rank in group.all_gather(mine, site="ngd.kvstore.create()")]
 
 
 def beside(group: Group, name: str) -> Group:
@@ -340,7 +340,7 @@ def beside(group: Group, name: str) -> Group:
     """
     if group.size == 1:
         return Group(_core.Communicator.make_self(), name)
-    world, site = world_over_mpi(), "ngd.kvstore.create"
+    world, site = world_over_mpi(), "ngd.kvstore.create()"
     key = np.frombuffer(secrets.token_bytes(16), np.uint8)
     key = group.broadcast(key, 0, site=site).tobytes().hex()
     if world is None:

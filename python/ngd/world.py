@@ -115,6 +115,7 @@ def _exchange(ranks: Group, text: str, site: str) -> dict[int, str]:
     """Return the texts that are not empty, by the numbers of the ranks in the world."""
     mine = text.encode(errors="replace")[:MOST_BYTES]
     number = np.array([rank(), len(mine)], np.int64)
+    site = f"raise_together() at {site}"
     heads = ranks.all_gather(number.reshape(1, 2), site=site)
     counts = [int(length) for length in heads[:, 1]]
     if not any(counts):

@@ -46,7 +46,7 @@ def test_a_late_rank_of_a_host_is_told_with_the_deadline() -> None:
     with Job(wait_for_a_late_rank, 4, launcher="mpirun", env={"NGD_TIMEOUT": "3"}) as job:
         (error,) = job.values([0])
     assert error["error"] == "CollectiveTimeoutError"
-    assert "rank 1 did not come" in error["message"]
+    assert "rank 1 did not arrive" in error["message"]
     assert "within 3 s" in error["message"]
 
 
@@ -82,7 +82,7 @@ def test_a_stopped_rank_is_named_by_all(kind: str) -> None:
     for name, ranks, message in found:
         assert name == "CollectiveTimeoutError", found
         assert ranks == [0], found
-        assert "rank 0 stopped half-way" in message or "rank 0 did not" in message, found
+        assert "rank 0 did not finish" in message or "rank 0 did not" in message, found
 
 
 def run_out_of_address_space() -> str:

@@ -159,7 +159,7 @@ def test_threads_that_init_in_vain_fail_together() -> None:
     assert outcome.value["seconds"] < 3.5
     kinds = sorted(error["error"] for error in outcome.value["errors"])
     assert kinds == ["CollectiveTimeoutError", "InitError", "InitError"]
-    assert all("rank 1 did not come" in error["message"] for error in outcome.value["errors"])
+    assert all("rank 1 did not arrive" in error["message"] for error in outcome.value["errors"])
 
 
 def init_in_a_handler() -> dict[str, str]:

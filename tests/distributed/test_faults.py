@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import re
 import signal
 import sys
 import threading
@@ -27,11 +28,11 @@ pytestmark = harness.needs_ranks
 over = pytest.mark.parametrize("communicator", harness.communicators())
 
 
-def last_line(outcome: Outcome) -> str:
-    """The error that a rank died of: Python's last words."""
-    lines = [line for line in outcome.err.splitlines() if line.startswith("ngd.errors.")]
-    assert lines, outcome
-    return lines[-1]
+def last_error(outcome: Outcome) -> str:
+    """Return the error that ended a rank, at the end of its traceback, with its message."""
+    _, name, message = outcome.err.rpartition("\nngd.errors.")
+    assert name, outcome
+    return f"ngd.errors.{message}"
 
 
 # Death.
@@ -62,8 +63,8 @@ def check_survivors(job: Job, victim: int, survivors: list[int], since: float) -
         seconds = time.monotonic() - since
         assert seconds < 2, f"too late: {seconds:.2f} s\n{outcome}"
         assert outcome.code not in (0, None), outcome
-        assert last_line(outcome).startswith("ngd.errors.RankLostError"), outcome
-        assert f"rank {victim}" in last_line(outcome), outcome
+        assert last_error(outcome).startswith("ngd.errors.RankLostError"), outcome
+        assert f"rank {victim}" in last_error(outcome), outcome
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ def one_raises(caught_by_others: bool) -> Any:
     if not caught_by_others:
         ngd.barrier()
     error = caught(ngd.barrier)
-    error["again"] = caught(lambda: ngd.all_reduce(1, op="sum"))["error"]
+    error["again"] = caught(lambda: ngd.all_reduce(1, op="sum"))
     return error
 
 
@@ -140,7 +141,8 @@ def test_exception_reaches_the_others_with_its_traceback() -> None:
     assert raised.code == first.code == third.code == 1
     for outcome in (first, third):
         message = outcome.err.split("ngd.errors.RemoteRankError", 1)[1]
-        assert message.startswith(": rank 1 failed: Traceback")  # whoever has told it first
+        assert message.startswith(": rank 1 failed: Traceback")  # whichever rank reported it first
+        assert message.endswith("ValueError: broken shard\n")  # the end of Python's own report
         assert "ValueError: broken shard" in message
         assert "raise ValueError(shard[0])" in message
 
@@ -152,7 +154,15 @@ def test_failure_closes_the_group(communicator: str) -> None:
         outcome = job.wait(20)[0]
     assert outcome.value["error"] == "RemoteRankError", outcome
     assert "ValueError: broken shard" in outcome.value["message"]
-    assert outcome.value["again"] == "GroupClosedError"
+    assert outcome.value["message"].endswith("ValueError: broken shard")  # no empty line
+    again = outcome.value["again"]
+    assert again["error"] == "GroupClosedError"
+    assert re.match(r"all_reduce\S* of 1 int64 at \S*test_faults\.py:\d+: ", again["message"]), (
+        again
+    )
+    assert "an earlier failure closed this group" in again["message"]
+    assert "ngd.shutdown() and then ngd.init() on all ranks" in again["message"]
+    assert again["message"].endswith(f"\n{outcome.value['message']}")
 
 
 def asks(dies: bool) -> dict[str, str]:
@@ -202,12 +212,12 @@ def test_stopped_rank_is_named_at_the_deadline(count: int) -> None:
         job.kill(1, signal.SIGCONT)
         (stopped,) = job.wait(10, [1])
     for outcome in survivors:
-        assert last_line(outcome).startswith("ngd.errors.CollectiveTimeoutError"), outcome
-        assert "rank 1" in last_line(outcome)
-        assert "all_reduce(mean)" in last_line(outcome)
-        assert "rank 0" not in last_line(outcome)
+        assert last_error(outcome).startswith("ngd.errors.CollectiveTimeoutError"), outcome
+        assert "rank 1" in last_error(outcome)
+        assert "all_reduce(mean)" in last_error(outcome)
+        assert "rank 0" not in last_error(outcome)
     assert stopped.code != 0
-    assert last_line(stopped), stopped
+    assert last_error(stopped), stopped
 
 
 def test_rank_that_is_stopped_for_a_while_is_waited_for() -> None:
@@ -287,8 +297,15 @@ def elsewhere(instead: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("instead", "words"),
     [
-        ("recv", "rank 1 waits in recv of 3 float64 from rank 0 at "),
-        ("a step", "rank 1 waits in no collective; its last one of this group was barrier"),
+        ("recv", r"rank 1 \(process \d+\) waits in recv of 3 float64 from rank 0 at "),
+        (
+            "a step",
+            r"rank 1 \(process \d+\) is in no collective\. Its last call in this group was barrier",
+        ),
+        (
+            "nothing",
+            r"rank 1 \(process \d+\) is in no collective\. It has called none since ngd\.init",
+        ),
     ],
 )
 def test_what_a_missing_rank_is_in_is_told(communicator: str, instead: str, words: str) -> None:
@@ -296,9 +313,15 @@ def test_what_a_missing_rank_is_in_is_told(communicator: str, instead: str, word
         first, second = job.wait(30)
     assert first.value["error"] in ("CollectiveTimeoutError", "RankLostError"), first
     messages = [first.value["message"], (second.value or {"message": ""})["message"]]
-    if communicator == "mpi":  # a receive is told to nobody; who receives hears of the other
+    if (
+        communicator == "mpi"
+    ):  # a receive is sent to no rank; its rank is notified of the other call
         words = "recv of 3 float64 from rank 0 at " if instead == "recv" else ""
-    assert any(words in m and "all_reduce(sum) of 4 float64 at " in m for m in messages), messages
+    call = "all_reduce(sum) of 4 float64 at "
+    found = [m for m in messages if re.search(words, m) and call in m]
+    assert found, messages
+    next_step = "compare the call sites" if instead == "recv" else "py-spy dump --pid"
+    assert communicator == "mpi" or next_step in found[0], messages
 
 
 def one_gives_up(receives: bool) -> dict[str, Any]:
@@ -332,7 +355,7 @@ def two_groups() -> dict[str, Any] | None:
     if rank == 1:
         time.sleep(30)
     x = ngd.placeholder("x", (3,), np.float64)
-    y = ops.recv((3,), np.float64, 1, group=first) if rank == 0 else x
+    y = ops.recv(1, shape=(3,), dtype="float64", group=first) if rank == 0 else x
     step = ngd.compile([x], [x + ops.all_reduce(y, op="sum", group=second)])
     said = caught(lambda: step(np.ones(3)))
     atexit.register(time.sleep, 20)
@@ -345,7 +368,7 @@ def test_who_receives_in_one_group_hears_of_another(communicator: str) -> None:
         first, third = job.values([0, 2], 10)
     for said in (first, third):
         assert said["error"] == "CollectiveTimeoutError", said
-        assert "rank 0 did not come" in said["message"], said
+        assert "rank 0 did not arrive" in said["message"], said
 
 
 def round_the_corner() -> dict[str, Any]:
@@ -377,7 +400,7 @@ def test_a_failure_goes_round_the_corner(communicator: str) -> None:
         words = job.values([1, 2, 3], 10)
     for said in words:
         assert said["error"] in ("CollectiveTimeoutError", "RemoteRankError"), words
-        assert "rank 0 did not come" in said["message"], words
+        assert "rank 0 did not arrive" in said["message"], words
 
 
 # Disagreement.
@@ -447,6 +470,7 @@ def test_disagreement_shows_both_sides(communicator: str, ranks: int) -> None:
             assert WORDS.get(usual, "") in message, (usual, odd, error)
             assert WORDS.get(odd, "") in message, (usual, odd, error)
             assert message.count("test_faults.py:") >= 2, (usual, odd, error)
+            assert "All ranks must call the same collectives" in message, (usual, odd, error)
 
 
 def only_some_call() -> dict[str, str]:
@@ -500,6 +524,7 @@ def test_a_receive_of_something_else_is_a_mismatch(
         assert "from rank 0" in message
         assert words in message
         assert message.count("test_faults.py:") >= 2
+        assert "must have the same number of elements, dtype and tag" in message
 
 
 def other_group(size: int) -> dict[str, str]:
@@ -589,7 +614,10 @@ def test_a_collective_after_shutdown(communicator: str) -> None:
     for outcome in run_in_world(after_shutdown, communicator, 2):
         held, step, total, same = outcome.value
         assert held["error"] == step["error"] == "GroupClosedError"
-        assert "ngd.init()" in held["message"]
+        assert held["message"].startswith("all_reduce: this group, 'world', was closed by "), held
+        assert step["message"].startswith("all_reduce(sum) of 3 float64 at "), step
+        assert ": this group was closed by close() or ngd.shutdown(). " in step["message"], step
+        assert all("ngd.init() returns an open world" in e["message"] for e in (held, step))
         assert total == 2
         assert not same
 

@@ -203,6 +203,7 @@ def test_steps_in_another_order_are_a_mismatch(
         error = outcome.value
         assert error["error"] == "CollectiveMismatchError", error
         assert "rank 0: the step with " in error["message"], error
+        assert "All ranks must call the same steps in the same order" in error["message"], error
         assert "whose collectives are the same" in error["message"], error
         assert error["message"].count("compiled at ") == 2, error
         assert error["message"].count("test_identity.py:") >= 4, error

@@ -271,7 +271,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
     with pytest.raises(OSError, match=r"trace\.json"), ngd.timeline(tmp_path / "trace.json"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
-    world.check_open()
+    world.check_open("barrier")
     with ngd.profile():
         pass
 

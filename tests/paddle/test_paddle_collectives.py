@@ -454,8 +454,8 @@ def test_mistakes_are_errors_that_name_the_call() -> None:
         "GradientError: functional.all_reduce: op: expected ReduceOp.SUM or AVG",
         "functional.all_to_all: expected a first axis that 2 ranks can share evenly",
         "functional.all_gather: expected a tensor of at least one axis; got a scalar",
-        "the ranks disagree: rank 0: all_reduce(sum) of 2 float32",
-        "the ranks disagree",  # the group is closed since
+        "called different collectives:\n  rank 0: all_reduce(sum) of 2 float32",
+        "an earlier failure closed this group",
     ]
     for got in run(mistaken, 2):
         assert len(got) == len(parts)

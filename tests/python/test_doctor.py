@@ -135,7 +135,7 @@ def test_a_rank_that_does_not_come() -> None:
     environ = {"NGD_JOB": f"doctor-{os.getpid()}", "RANK": "0", "WORLD_SIZE": "2"}
     code, findings = examine(**environ, NGD_TIMEOUT="1")
     assert code == 1
-    assert "rank 1 did not come" in only(findings, "ranks", "trouble")["text"]
+    assert "rank 1 did not arrive" in only(findings, "ranks", "trouble")["text"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -231,6 +232,20 @@ if ngd.init().rank == 0:
 else:
     ngd.all_reduce(np.ones(999), op="mean")
 """,
+    "CollectiveMismatchError 2": """
+import numpy as np
+import ngd
+from ngd import ops
+
+rank, x = ngd.init().rank, ngd.placeholder("x", (4,))
+
+if rank == 0:
+    y = ops.all_reduce(x, op="sum")
+else:
+    y = ops.all_reduce(x, op="mean")
+step = ngd.compile([x], [y])
+step(np.ones(4, np.float32))
+""",
     "CollectiveTimeoutError": """
 import os
 import time
@@ -293,7 +308,7 @@ ngd.init()
 def normalized(text: str) -> str:
     """Join wrapped lines; replace folders, process numbers and sizes, which differ."""
     text = re.sub(r'[^\s"(]*train\.py', "train.py", text)
-    text = re.sub(r"process \d+", "process N", text)
+    text = re.sub(r"(process|--pid) \d+", r"\1 N", text)
     return " ".join(re.sub(r"\d+ MiB", "N MiB", text).split())
 
 
@@ -323,10 +338,17 @@ def output_of(name: str, folder: Path) -> str:
 
 
 def check(name: str, folder: Path) -> None:
-    (example,) = examples("errors.md")[name]
+    kind, _, number = name.partition(" ")
+    example = examples("errors.md")[kind][int(number or 1) - 1]
     assert example in normalized(output_of(name, folder))
     elsewhere = examples("troubleshooting.md").get(name)
     assert elsewhere is None or example in elsewhere
+
+
+def test_each_example_has_a_script() -> None:
+    scripts = Counter(name.partition(" ")[0] for name in (*SCRIPTS, *SCRIPTS_OF_TWO_RANKS))
+    found = {kind: len(blocks) for kind, blocks in examples("errors.md").items()}
+    assert {kind: found.get(kind) for kind in scripts} == scripts
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))

@@ -507,7 +507,7 @@ def two_steps(run: Run) -> list[Any]:
     return steps
 
 
-@way(NAMED, "different programs")
+@way(NAMED, "different compiled steps")
 def another_order_of_steps(run: Run) -> None:
     steps = two_steps(run)
     for step in run.choose(steps[::-1], steps):

@@ -139,7 +139,9 @@ def waits_of_their_own(rank: int, size: int) -> None:
         return
     group = dist.new_group(timeout=timedelta(seconds=300))
     if rank == 0:
-        with pytest.raises(RuntimeError, match=r"rank 1 did not come .* Timed out waiting 50ms"):
+        with pytest.raises(
+            RuntimeError, match=r"(?s)rank 1 did not arrive .* Timed out waiting 50ms"
+        ):
             dist.barrier(group=group, timeout=timedelta(seconds=0.05))
 
 

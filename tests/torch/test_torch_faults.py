@@ -109,8 +109,8 @@ def test_the_timeout_is_the_process_groups() -> None:
     (found, seconds), _ = torch_ranks.run(stay_away, 2, arguments={"seconds": 1.5})
     assert found["error"] == "CollectiveTimeoutError"
     assert "rank 1" in found["message"]
-    assert " within 1.5 s; rank 1 " in found["message"]
-    assert found["message"].endswith(": Timed out waiting 1500ms")
+    assert ": rank 1 did not arrive within 1.5 s.\n  rank 1 (process " in found["message"]
+    assert found["message"].endswith("\nTimed out waiting 1500ms")
     assert 1.4 < seconds < 10
 
 

@@ -92,7 +92,8 @@ def test_ctrl_c_closes_the_group_and_frees_nothing_in_flight(kind: str) -> None:
         job.kill(0, signal.SIGINT)
         first, other = job.wait(60)
     assert first.code == other.code == 0, f"{first}\n{other}"
-    assert first.value[0].startswith("GroupClosedError: this group is closed: "), first
+    assert first.value[0].startswith("GroupClosedError: all_reduce(sum) of "), first
+    assert ": an earlier failure closed this group. To continue, call " in first.value[0], first
     assert other.value[0].startswith("RemoteRankError: rank 0 failed: interrupted in"), other
     assert kind in other.value[0] or "interrupted in all_reduce" in other.value[0]
     assert other.value[1].startswith("GroupClosedError: "), other

@@ -103,11 +103,14 @@ class Group(BoundToProcess):
             f"<ngd.Group {self.name}: rank {self.rank} of {self.size} ({self.communicator.name})>"
         )
 
-    def check_open(self) -> None:
-        """Raise GroupClosedError if the group is closed."""
+    def check_open(self, call: str) -> None:
+        """Raise the GroupClosedError of a call if the group is closed."""
         if self.closed:
             _core.stay_if_ending()
-            raise GroupClosedError("this group was shut down; ngd.init() makes a new one")
+            raise GroupClosedError(
+                f"{call}: this group, {self.name!r}, was closed by close() or ngd.shutdown(). "
+                "ngd.init() returns an open world, and its split() makes new groups."
+            )
 
     def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group:
         """Split the group into smaller groups. Every rank of the group calls it.
@@ -139,7 +142,7 @@ class Group(BoundToProcess):
         number = -1 if color is None else whole(color, "split", "color")
         if color is not None and number < 0:
             raise ValueError(f"split: expected a color >= 0, or None; got {color}")
-        self.check_open()
+        self.check_open("split")
         made = self.communicator.split(number, whole(key, "split", "key"))
         if made is None:
             return NonMember(name or f"{self.name}/None")
@@ -151,7 +154,7 @@ class Group(BoundToProcess):
         They have agreed on the list, on a key of their own, and on the largest of their
         next_group_number()s. Errors use the rank numbers of this group.
         """
-        self.check_open()
+        self.check_open("new_group")
         made = self.communicator.group_of(members, number, key, self.timeout)
         return self._adopt(Group(made, name))
 
@@ -160,7 +163,7 @@ class Group(BoundToProcess):
         self._children.add(child)
         if self.closed:
             child.close()
-        self.check_open()
+        self.check_open("split")
         return child
 
     def all_reduce(
@@ -181,7 +184,7 @@ class Group(BoundToProcess):
             result = self.quick("all_reduce", x, out, op)
             if result is not None:
                 return result
-        self.check_open()
+        self.check_open("all_reduce")
         call = reduction.Call(self, op, algorithm, site or call_site())
         if weight is None:
             plan = reduction.plan(call, x, out, weight, compression)
@@ -241,7 +244,7 @@ class Group(BoundToProcess):
             return self._gather_uneven(source, rows, out, async_op, site)
         expect_rows(out, async_op, source.dtype, source.shape[1:], "all_gather_v")
         with self.under_way():
-            rows = self.all_gather(np.array([len(source)]), site=site)
+            rows = self.all_gather(np.array([len(source)]), site=f"all_gather_v() at {site}")
             return self._gather_uneven(source, rows, out, async_op, site)
 
     def _gather_uneven(
@@ -300,7 +303,7 @@ class Group(BoundToProcess):
                 count=sources[0].size,
                 shape=sources[0].shape,
             )
-        self.check_open()
+        self.check_open(where)
         pending = _core.Pending.each(
             self.communicator, where, "none", root, sources, buffers, site=site or call_site()
         )
@@ -406,7 +409,7 @@ class Group(BoundToProcess):
             return self._exchange_uneven(source, sent, received, out, async_op, site)
         expect_rows(out, async_op, source.dtype, source.shape[1:], where)
         with self.under_way():
-            received = self.all_to_all(sent, site=site)
+            received = self.all_to_all(sent, site=f"{where}() at {site}")
             return self._exchange_uneven(source, sent, received, out, async_op, site)
 
     def _exchange_uneven(
@@ -569,7 +572,7 @@ class Group(BoundToProcess):
         more: int = 0,
     ) -> Any:
         """One collective on arrays."""
-        self.check_open()
+        self.check_open(kind)
         pending = _core.Pending.one(
             self.communicator,
             kind,
@@ -650,9 +653,13 @@ class Group(BoundToProcess):
     def _other(self, rank: int, where: str, name: str) -> int:
         rank = whole(rank, where, name)
         if not 0 <= rank < self.size or rank == self.rank:
+            lone = (
+                f". The group {self.name!r} has 1 rank: start several with a launcher, such as "
+                "`ngd run -n 2 script.py`."
+            )
             raise ValueError(
                 f"{where}: {name}: expected another rank in [0, {self.size}); got {rank} on rank "
-                f"{self.rank}"
+                f"{self.rank}{lone if self.size == 1 else ''}"
             )
         return rank
 
@@ -700,9 +707,9 @@ class NonMember(Group):
             "(group.is_member tells)"
         )
 
-    def check_open(self) -> None:
-        """Raise the error of a use."""
-        self.refuse("group")
+    def check_open(self, call: str) -> None:
+        """Raise the error of a call."""
+        self.refuse(call)
 
     def quick(self, kind: str, *_: Any) -> Any:
         """Raise the error of a collective."""

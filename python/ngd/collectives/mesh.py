@@ -50,7 +50,7 @@ class Mesh:
     """
 
     def __init__(self, group: Group, shape: Sequence[int], names: Sequence[str]) -> None:
-        group.check_open()
+        group.check_open("make_mesh")
         self.shape = tuple(whole(n, "make_mesh", "shape") for n in shape)
         self.names = tuple(names)
         if len(self.shape) != len(self.names) or len(set(self.names)) != len(self.names):
@@ -84,8 +84,9 @@ class Mesh:
     def _compare(self) -> str:
         """Return how the ranks' grids differ, or "". All ranks get the same answer."""
         mine = np.frombuffer(repr((self.shape, self.names)).encode(), np.uint8)
-        lengths = self.group.all_gather(np.array([len(mine)]), site=call_site())
-        texts = self.group.all_gather_v(mine, counts=lengths, site=call_site())
+        site = f"make_mesh() at {call_site()}"
+        lengths = self.group.all_gather(np.array([len(mine)]), site=site)
+        texts = self.group.all_gather_v(mine, counts=lengths, site=site)
         ends = np.cumsum(lengths)
         said = [
             texts[end - n : end].tobytes().decode() for n, end in zip(lengths, ends, strict=True)

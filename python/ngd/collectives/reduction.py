@@ -135,7 +135,7 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
         raise TypeError(f"all_reduce: weight: expected a number; got {weight!r}") from None
     if not 0 <= weight < float("inf"):
         raise ValueError(f"all_reduce: expected a finite weight >= 0; got {weight}")
-    weights = call.group.all_gather(np.float64(weight), site=call.site)
+    weights = call.group.all_gather(np.float64(weight), site=f"all_reduce() at {call.site}")
     weights /= power_of_two(weights.max())
     total = tree_sum(weights)
     unit = 4 * power_of_two(max(total, 1.0))

@@ -111,6 +111,7 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     gets the same answer.
     """
     mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
+    site = f"compare_ranks() at {site}"
     with group.under_way():
         lengths = group.all_gather(np.array([len(mine)]), site=site)
         everything = group.all_gather_v(mine, counts=lengths, site=site).tobytes()

@@ -18,7 +18,7 @@ def join(
     batches: Iterable[Batch], group: Group, empty: Batch | None = None
 ) -> Iterator[tuple[Batch, float]]:
     """See ngd.join."""
-    site, source, batch = call_site(), iter(batches), empty
+    site, source, batch = f"join() at {call_site()}", iter(batches), empty
     mine = np.empty(1, np.uint8)
     more = True
     while True:

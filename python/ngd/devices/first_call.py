@@ -30,6 +30,7 @@ from ..collectives import Group
 from ..errors import VariableMismatchError, VaryingVariableWarning
 from ..ir import Array, Node
 from ..passes.uniform import NextValue, source_of_variation, varying
+from ..sites import call_site
 
 if TYPE_CHECKING:
     from .executable import CompiledStep
@@ -110,7 +111,7 @@ class FirstCall(_core.Hold):
         with ExitStack() as until_compared:
             watched = Watched(native, self.step, until_compared)
             self.hold.run(watched, inputs, outputs)
-            different = compare(watched.comparisons, self.step.ordering.site)
+            different = compare(watched.comparisons)
             if different and len(watched.comparisons) > 1:  # closes the groups
                 raise mismatch(different, self.step)
         if different:
@@ -194,13 +195,13 @@ def hash_of(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
-def compare(comparisons: Sequence[Comparison], compiled_at: str) -> list[Difference]:
+def compare(comparisons: Sequence[Comparison]) -> list[Difference]:
     """Compare variables with the other ranks, and return what differs.
 
     All ranks of the groups call this, and get the same, except that a rank gets nothing of a group
     that it is not in.
     """
-    site = f"the comparison of variables after the first call (compiled at {compiled_at})"
+    site = f"step() at {call_site()}"
     heads = [exchange_heads(each, site) for each in comparisons]
     for each, head in zip(comparisons, heads, strict=True):
         _members[each.group] = head[:, 0].tolist()

@@ -87,7 +87,7 @@ class Conversation:
         number = self.ordering.number(node.attrs.get("group"))
         group, kind, attrs = self.groups[number], kind_of(node), submission(node)
         result: Array = np.zeros(node.shape, node.dtype)
-        group.check_open()
+        group.check_open(kind)
         pending = _core.Pending.one(
             group.communicator,
             kind,

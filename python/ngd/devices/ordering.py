@@ -124,5 +124,5 @@ def opened(groups: Sequence[Ranks]) -> list[Group]:
     for group in groups:
         if not isinstance(group, Group):
             raise TypeError(f"compile: expected groups made by ngd; got {group!r}")
-        group.check_open()
+        group.check_open("step")
     return [g for g in groups if isinstance(g, Group)]

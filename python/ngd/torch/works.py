@@ -250,7 +250,7 @@ class Work(torch.distributed.Work):
                 self._group.communicator.wait(sequence, LAST_SLICE_SECONDS)
         except CollectiveTimeoutError as error:
             text = str(error).replace(f"within {LAST_SLICE_SECONDS:g} s", f"within {seconds:g} s")
-            words = f"{text}: Timed out waiting {1000 * seconds:g}ms"  # as gloo says it
+            words = f"{text}\nTimed out waiting {1000 * seconds:g}ms"  # as gloo says it
             late = CollectiveTimeoutError(words)
             late.ranks = error.ranks
             raise late from None

@@ -102,7 +102,11 @@ void validate(const Collective& collective, int rank, int size) {
     refuse("expected root to be in [0, ", size, "); got ", collective.root);
   if (between_two(collective.kind) &&
       (collective.root < 0 || collective.root >= size || collective.root == rank))
-    refuse("expected another rank in [0, ", size, "); got ", collective.root, " on rank ", rank);
+    refuse("expected another rank in [0, ", size, "); got ", collective.root, " on rank ", rank,
+           size == 1
+               ? ". The group has 1 rank: start several with a launcher, such as \"ngd run -n "
+                 "2 script.py\""
+               : "");
   const bool uneven = collective.counts != nullptr || collective.receive_counts != nullptr;
   if (collective.kind == Kind::AllToAll) {
     if ((collective.counts == nullptr) != (collective.receive_counts == nullptr))
@@ -116,6 +120,8 @@ void validate(const Collective& collective, int rank, int size) {
 }
 
 std::string describe(const Collective& collective) {
+  const std::string_view site = collective.site == nullptr ? "" : collective.site;
+  if (!public_call(site).empty()) return std::string(site);
   std::string text(name_of(collective.kind));
   if (reduces(collective.kind)) text += concat("(", name_of(collective.op), ")");
   if (collective.kind != Kind::Barrier && collective.counts == nullptr)
@@ -123,8 +129,7 @@ std::string describe(const Collective& collective) {
   if (collective.counts != nullptr) text += concat(" of blocks of ", name_of(collective.dtype));
   if (between_two(collective.kind))
     text += concat(collective.kind == Kind::Send ? " to rank " : " from rank ", collective.root);
-  if (collective.site != nullptr && *collective.site != '\0')
-    text += concat(" at ", collective.site);
+  if (!site.empty()) text += concat(" at ", site);
   return text;
 }
 

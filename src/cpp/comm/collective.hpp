@@ -2,8 +2,11 @@
 // ONE descriptor for every collective, whoever runs it.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "base/dtype.hpp"
@@ -92,7 +95,9 @@ struct Collective {
   const Layout* layout = nullptr;  // null: a row. Read in submit() only
   Algorithm algorithm = Algorithm::Auto;
   const ProgramIdentity* program = nullptr;
-  const char* site = "";  // "train.py:42": carried for messages, never compared
+  // "train.py:42", or "join() at train.py:42" for a collective that ngd makes in a public call.
+  // Carried for messages, never compared.
+  const char* site = "";
 };
 
 std::string_view name_of(Kind kind) noexcept;      // "all_reduce"
@@ -116,7 +121,19 @@ std::uint64_t destination_elements(const Collective& collective, int rank, int s
 // outside [0, size), a reduction without an op, a send to oneself, counts where none belong.
 void validate(const Collective& collective, int rank, int size);
 
-// "all_reduce(mean) of 512 float32", plus " at train.py:42" when the site is known.
+// "all_reduce(mean) of 512 float32", plus " at train.py:42" when the site is known. The site alone
+// for a collective that ngd makes in a public call.
 std::string describe(const Collective& collective);
+
+// "join() at " of a site "join() at train.py:42", "ngd.init()" of that; empty for a user's line.
+constexpr std::string_view public_call(std::string_view site) noexcept {
+  constexpr std::string_view kName =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";
+  constexpr std::string_view kCall = "()", kAt = "() at ";
+  const std::size_t end = std::min(site.find_first_not_of(kName), site.size());
+  const std::string_view rest = site.substr(end);
+  if (end > 0 && rest == kCall) return site;
+  return end > 0 && rest.starts_with(kAt) ? site.substr(0, end + kAt.size()) : site.substr(0, 0);
+}
 
 }  // namespace ngd::comm

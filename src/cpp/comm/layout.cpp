@@ -71,12 +71,14 @@ std::string layout_difference(int rank_a, const Layout& a, int rank_b, const Lay
   const std::size_t other = first_other(a, b);
   const std::string text_a = describe(a, other), text_b = describe(b, other);
   if (text_a != text_b)
-    return concat("rank ", rank_a, " gives ", text_a, ", rank ", rank_b, " ", text_b);
+    return concat("The arrays differ: rank ", rank_a, " gives ", text_a, ", rank ", rank_b, " ",
+                  text_b);
   const std::string_view what = a.of == Layout::Of::Shape
                                     ? "along another axis or with other options"
                                 : a.known < a.entries ? "some of which differ"
                                                       : "with other shapes";
-  return concat("rank ", rank_a, " and rank ", rank_b, " give ", text_a, ", ", what);
+  return concat("The arrays differ: rank ", rank_a, " and rank ", rank_b, " give ", text_a, ", ",
+                what);
 }
 
 }  // namespace ngd::comm

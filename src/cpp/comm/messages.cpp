@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/messages.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -30,8 +32,13 @@ std::string_view collectives_of(std::string_view text) { return text.substr(0, t
 
 std::string_view name_of_program(std::string_view text) {
   const std::size_t end = text.find(kEnd);
-  return end == std::string_view::npos ? "a program" : text.substr(end + kEnd.size());
+  return end == std::string_view::npos ? "a compiled step" : text.substr(end + kEnd.size());
 }
+
+constexpr std::string_view kNoMore = "no more collectives";
+constexpr std::string_view kSameSteps =
+    "All ranks must call the same steps in the same order, and build them from the same graph. "
+    "step.compare_ranks(), called on all ranks, compares the collectives of one step.";
 
 }  // namespace
 
@@ -52,6 +59,10 @@ std::string_view tail_of(std::string_view text, std::size_t most) noexcept {
   return text.substr(begin);
 }
 
+std::string_view without_end(std::string_view text) noexcept {
+  return text.substr(0, text.find_last_not_of(" \n") + 1);
+}
+
 void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept {
   const std::size_t length = site == nullptr ? 0 : std::strlen(site);
   if (length < kSiteBytes) {
@@ -59,10 +70,14 @@ void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept {
     to[length] = '\0';
     return;
   }
-  const std::string_view kept = tail_of({site, length}, kSiteBytes - 1 - kCut.size());
-  std::memcpy(to, kCut.data(), kCut.size());
-  std::memcpy(to + kCut.size(), kept.data(), kept.size());
-  to[kCut.size() + kept.size()] = '\0';
+  const std::string_view whole(site, length);
+  const std::string_view call = public_call(whole).substr(0, kSiteBytes / 2);
+  const std::string_view path = whole.substr(call.size());
+  const std::string_view kept = tail_of(path, kSiteBytes - 1 - call.size() - kCut.size());
+  char* end = to;
+  for (const std::string_view part : {call, kCut, kept})
+    end = std::copy(part.begin(), part.end(), end);
+  *end = '\0';
 }
 
 std::string list_ranks(const std::vector<int>& ranks) {
@@ -71,27 +86,111 @@ std::string list_ranks(const std::vector<int>& ranks) {
   return list;
 }
 
-std::string first_difference(int rank, std::string_view mine, int peer, std::string_view theirs) {
-  mine = collectives_of(mine);
-  theirs = collectives_of(theirs);
-  for (int number = 1; !mine.empty() || !theirs.empty(); ++number) {
-    const bool mine_ended = mine.empty();
-    const bool theirs_ended = theirs.empty();
-    const std::string_view my_line = take_line(mine);
-    const std::string_view their_line = take_line(theirs);
-    if (without_site(my_line) == without_site(their_line) && mine_ended == theirs_ended) continue;
-    return concat("the first difference is in line ", number, ":\n  rank ", rank, ": ",
-                  mine_ended ? "(the end)" : my_line, "\n  rank ", peer, ": ",
-                  theirs_ended ? "(the end)" : their_line);
-  }
-  return "their texts are equal";
+std::string mismatch(std::string_view what, RankCall a, RankCall b, std::string_view rule) {
+  if (b.rank < a.rank) std::swap(a, b);
+  return concat("rank ", a.rank, " and rank ", b.rank, " ", what, ":\n  rank ", a.rank, ": ",
+                a.call, "\n  rank ", b.rank, ": ", b.call, "\n", rule);
 }
 
-std::string computation_difference(int rank_a, const std::string& call_a, std::string_view text_a,
-                                   int rank_b, const std::string& call_b, std::string_view text_b) {
-  return concat(", whose collectives are the same: rank ", rank_a, ": ", name_of_program(text_a),
-                ", in ", call_a, "; rank ", rank_b, ": ", name_of_program(text_b), ", in ", call_b,
-                "; all ranks call their programs in one order");
+std::string mismatch_of_counts(std::string_view where, const RankCall& sender, std::uint64_t sent,
+                               const RankCall& receiver, std::uint64_t expected) {
+  return mismatch(concat("called all_to_all with numbers of elements that differ", where),
+                  {sender.rank, concat("sends ", sent, " elements to rank ", receiver.rank, " in ",
+                                       sender.call)},
+                  {receiver.rank, concat("expects ", expected, " elements from rank ", sender.rank,
+                                         " in ", receiver.call)},
+                  "The number that a rank sends to another rank must be the number that the other "
+                  "rank expects from it.");
+}
+
+std::string mismatch_of_collectives(std::string_view where, int rank_a, std::string_view text_a,
+                                    int rank_b, std::string_view text_b) {
+  text_a = collectives_of(text_a);
+  text_b = collectives_of(text_b);
+  for (int number = 1; !text_a.empty() || !text_b.empty(); ++number) {
+    const bool a_ended = text_a.empty();
+    const bool b_ended = text_b.empty();
+    const std::string_view line_a = take_line(text_a);
+    const std::string_view line_b = take_line(text_b);
+    if (without_site(line_a) == without_site(line_b) && a_ended == b_ended) continue;
+    return mismatch(concat("called compiled steps with different collectives", where,
+                           "; the first difference is collective ", number),
+                    {rank_a, std::string(a_ended ? kNoMore : line_a)},
+                    {rank_b, std::string(b_ended ? kNoMore : line_b)}, kSameSteps);
+  }
+  return mismatch(concat("called different compiled steps", where), {rank_a, "a compiled step"},
+                  {rank_b, "a compiled step"}, kSameSteps);
+}
+
+std::string mismatch_of_computations(std::string_view where, const RankCall& a,
+                                     std::string_view text_a, const RankCall& b,
+                                     std::string_view text_b) {
+  return mismatch(concat("called different compiled steps, whose collectives are the same", where),
+                  {a.rank, concat(name_of_program(text_a), ", in ", a.call)},
+                  {b.rank, concat(name_of_program(text_b), ", in ", b.call)}, kSameSteps);
+}
+
+bool are_described_alike(Collective a, Collective b) {
+  a.site = b.site = "";
+  return describe(a) == describe(b);
+}
+
+std::string options_of(const Collective& collective, bool is_compiled) {
+  return concat("root ", collective.root, ", ",
+                collective.algorithm == Algorithm::Ring ? "ring" : "flat",
+                is_compiled ? ", in a compiled step" : ", not in a compiled step");
+}
+
+std::string late(std::string_view call, const std::vector<int>& ranks, bool has_arrived,
+                 double seconds, const std::vector<std::string>& facts, std::string_view advice) {
+  std::string text =
+      concat(call, ": ", list_ranks(ranks),
+             has_arrived ? " did not finish within " : " did not arrive within ", seconds, " s.");
+  for (const std::string& fact : facts) text += concat("\n  ", fact);
+  return concat(text, "\n", advice);
+}
+
+std::string late_advice(bool is_in_other_call, int pid) {
+  if (is_in_other_call)
+    return "All ranks must call the same collectives in the same order: compare the call sites "
+           "above.";
+  const std::string shown =
+      pid == 0 ? "" : concat(" \"py-spy dump --pid ", pid, "\" shows where it is.");
+  return concat("A late rank hangs, is slow, was stopped, or has skipped this call.", shown,
+                " If it is only slow, set NGD_TIMEOUT to more seconds.");
+}
+
+std::string rank_died(std::string_view call, int rank, int pid) {
+  return concat(call, ": rank ", rank, " (process ", pid,
+                ") has died.\nRead the last output of rank ", rank,
+                ", and the line of the launcher about it. SIGKILL mostly means that the memory of "
+                "the machine or container was used up.");
+}
+
+std::string rank_left(std::string_view call, int rank, bool of_world) {
+  return concat(call, ": rank ", rank, " has left the ", of_world ? "job" : "group",
+                ".\nIt ended, or it closed the ", of_world ? "world" : "group",
+                ", while this rank waits for it. All ranks must make the same number of calls; for "
+                "loops of different lengths, use ngd.join.");
+}
+
+std::string closed_by_failure(std::string_view call, std::string_view failure) {
+  return concat(call,
+                ": an earlier failure closed this group. To continue, call ngd.shutdown() and then "
+                "ngd.init() on all ranks, and make groups and steps again. The failure was:\n",
+                failure);
+}
+
+std::string closed_in_order(std::string_view call) {
+  return concat(call,
+                ": this group was closed by close() or ngd.shutdown(). ngd.init() returns an open "
+                "world, and its split() makes new groups.");
+}
+
+std::string closed_while_waiting(std::string_view call) {
+  return concat(call,
+                ": this group was closed by close() or ngd.shutdown() while this rank waited in "
+                "it. Close a group after its last call has returned.");
 }
 
 }  // namespace ngd::comm

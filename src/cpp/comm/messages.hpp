@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pieces of the error messages that every communicator words alike.
+// Error messages, and parts of them, that all communicators share.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "comm/collective.hpp"
 
 namespace ngd::comm {
 
@@ -14,20 +17,74 @@ namespace ngd::comm {
 std::string_view head_of(std::string_view text, std::size_t most) noexcept;
 std::string_view tail_of(std::string_view text, std::size_t most) noexcept;
 
-// Copies a call site that is shown to other ranks. The end says most, the file's name and the line:
-// a long one is cut from the left, and then begins with "...".
+// A text without the spaces and newlines at its end.
+std::string_view without_end(std::string_view text) noexcept;
+
+// Copies a call site that is shown to other ranks. The end, file and line, matters most. A long
+// path is cut from the left, and then begins with "...". The name of a public call before it stays
+// (public_call).
 inline constexpr std::size_t kSiteBytes = 56;
 void copy_site(const char* site, char (&to)[kSiteBytes]) noexcept;
 
 std::string list_ranks(const std::vector<int>& ranks);  // "rank 1", "rank 1, rank 3"
 
-// Of two programs' texts (collective.hpp), where their collectives part: "the first difference is
-// in line 2:\n  rank 0: ...\n  rank 1:
-// ...".
-std::string first_difference(int rank, std::string_view mine, int peer, std::string_view theirs);
+// ---- failures between ranks: the facts of each rank, the rule, and the next step
 
-// The other case: the collectives are the same, and what the programs compute is not.
-std::string computation_difference(int rank_a, const std::string& call_a, std::string_view text_a,
-                                   int rank_b, const std::string& call_b, std::string_view text_b);
+// What a rank called, in a message.
+struct RankCall {
+  int rank;
+  std::string call;
+};
+
+inline constexpr std::string_view kDifferentCollectives = "called different collectives";
+inline constexpr std::string_view kSameCalls =
+    "All ranks must call the same collectives in the same order, with equal shapes, dtypes and "
+    "options. Look for a collective inside \"if rank == ...\", and for ranks with different "
+    "numbers of batches.";
+inline constexpr std::string_view kSamePairs =
+    "A send and its recv must have the same number of elements, dtype and tag. A rank receives the "
+    "messages of another rank in the order in which that rank sends them.";
+
+// "rank 0 and rank 1 <what>:\n  rank 0: <call>\n  rank 1: <call>\n<rule>", by ascending rank.
+std::string mismatch(std::string_view what, RankCall a, RankCall b, std::string_view rule);
+
+// A mismatch of an all_to_all: a rank sends more or fewer elements than the other one expects.
+std::string mismatch_of_counts(std::string_view where, const RankCall& sender, std::uint64_t sent,
+                               const RankCall& receiver, std::uint64_t expected);
+
+// A mismatch of two compiled steps, from their texts (collective.hpp). In the first case the
+// sequences of collectives differ. In the second case these are equal, and the steps compute
+// different values; the calls are the collectives in which that was found.
+std::string mismatch_of_collectives(std::string_view where, int rank_a, std::string_view text_a,
+                                    int rank_b, std::string_view text_b);
+std::string mismatch_of_computations(std::string_view where, const RankCall& a,
+                                     std::string_view text_a, const RankCall& b,
+                                     std::string_view text_b);
+
+// Whether describe() returns the same text for both, call sites apart. Then a message adds the
+// options that describe() leaves out.
+bool are_described_alike(Collective a, Collective b);
+std::string options_of(const Collective& collective, bool is_compiled);
+
+// Ranks that did not arrive, or that arrived and did not finish. `facts` has a line per rank.
+std::string late(std::string_view call, const std::vector<int>& ranks, bool has_arrived,
+                 double seconds, const std::vector<std::string>& facts, std::string_view advice);
+// The advice: the ranks are in different calls; or the process of this id (0: not known) is slow.
+std::string late_advice(bool is_in_other_call, int pid);
+
+// A process that ended without a word while another rank waited for it.
+std::string rank_died(std::string_view call, int rank, int pid);
+// A rank that left in good order while another rank waited for it.
+std::string rank_left(std::string_view call, int rank, bool of_world);
+
+inline constexpr std::string_view kForkedChild =
+    "collectives do not work in a forked child of a rank: start a process of its own "
+    "(multiprocessing with the start method \"spawn\"), and call no collectives in it";
+
+// A call that is refused: an earlier failure, or close(), has closed the group. The last one is of
+// a call that waited meanwhile.
+std::string closed_by_failure(std::string_view call, std::string_view failure);
+std::string closed_in_order(std::string_view call);
+std::string closed_while_waiting(std::string_view call);
 
 }  // namespace ngd::comm

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
+#include "comm/messages.hpp"
 #include "device/device.hpp"
 
 namespace ngd::comm {
@@ -23,7 +24,7 @@ class SelfCommunicator final : public Communicator {
   int local_size() const noexcept override { return 1; }
 
   Work submit(const Collective& collective) override {
-    check_open();
+    check_open([&] { return describe(collective); });
     validate(collective, 0, 1);
     const std::uint64_t elements = destination_elements(collective, 0, 1);
     if (source_elements(collective, 0, 1) != elements) [[unlikely]]
@@ -34,17 +35,19 @@ class SelfCommunicator final : public Communicator {
     return Work{++submitted_};
   }
 
-  void wait(Work, double) override { check_open(); }
+  void wait(Work, double) override {
+    check_open([] { return "wait"; });
+  }
 
   bool done(Work) override {
-    check_open();
+    check_open([] { return "wait"; });
     return true;
   }
 
   bool wait_for(Work work, double) override { return done(work); }
 
   std::unique_ptr<Communicator> split(int color, int) override {
-    check_open();
+    check_open([] { return "split"; });
     return color < 0 ? nullptr : std::make_unique<SelfCommunicator>();
   }
 
@@ -53,13 +56,17 @@ class SelfCommunicator final : public Communicator {
   }
   void release(SharedBlock block) noexcept override { device::cpu().release(block.data); }
 
-  void abort(std::string_view traceback) noexcept override { close_with(traceback); }
-  void close() noexcept override { close_with("it was shut down"); }
+  void abort(std::string_view traceback) noexcept override { close_with(without_end(traceback)); }
+  void close() noexcept override { close_with(""); }
 
  private:
-  void check_open() const {
-    if (closed_.load(std::memory_order_acquire))
-      fail(ErrorKind::GroupClosed, "this group is closed: ", why_);
+  template <class Call>
+  void check_open(Call&& call) const {
+    if (!closed_.load(std::memory_order_acquire)) [[likely]]
+      return;
+    const bool has_failed = why_[0] != '\0';
+    fail(ErrorKind::GroupClosed,
+         has_failed ? closed_by_failure(call(), why_) : closed_in_order(call()));
   }
   void close_with(std::string_view why) noexcept {
     const std::lock_guard lock(closing_);
@@ -71,7 +78,7 @@ class SelfCommunicator final : public Communicator {
   std::atomic<std::uint64_t> submitted_{0};
   std::mutex closing_;
   std::atomic<bool> closed_{false};
-  char why_[256] = {};  // written before closed_ says so
+  char why_[256] = {};  // the failure, or empty; written before closed_
 };
 
 }  // namespace

@@ -345,7 +345,7 @@ TEST_F(Mpi, MismatchOfProgramsShowsTheLine) {
   ProgramIdentity program{odd ? 7u : 8u, odd ? "same\nmean x\n" : "same\nsum y\nmore\n"};
   Collective c = all_reduce(data);
   c.program = &program;
-  expect_error(ErrorKind::CollectiveMismatch, c, {"line 2", "mean x", "sum y"});
+  expect_error(ErrorKind::CollectiveMismatch, c, {"collective 2:", "mean x", "sum y"});
 }
 
 TEST_F(Mpi, MissingRankIsNamed) {

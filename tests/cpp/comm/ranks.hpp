@@ -2,6 +2,8 @@
 // Runs a function once a rank, on threads, and keeps what each rank threw.
 #pragma once
 
+#include <unistd.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
@@ -19,6 +21,16 @@ struct Outcome {
   std::optional<ErrorKind> kind;  // nothing: the rank came through
   std::string message;
 };
+
+// The end of the message about a rank that did not arrive, where the ranks are threads.
+inline std::string in_no_collective(int rank) {
+  const std::string number = std::to_string(rank), process = std::to_string(::getpid());
+  return "\n  rank " + number + " (process " + process +
+         ") is in no collective. It has called none of this group.\nA late rank hangs, is slow, "
+         "was "
+         "stopped, or has skipped this call. \"py-spy dump --pid " +
+         process + "\" shows where it is. If it is only slow, set NGD_TIMEOUT to more seconds.";
+}
 
 inline constexpr double kSeconds = 60;  // enough for anything that works
 

@@ -318,9 +318,10 @@ TEST(Groups, ATimeoutNamesTheRankOfTheWorld) {
     group->wait(group->submit(barrier("g.py:9")), 0.2);
   });
   EXPECT_EQ(outcomes[1].kind, ErrorKind::CollectiveTimeout);
-  EXPECT_EQ(outcomes[1].message,
-            "rank 3 did not come to barrier at g.py:9 in the group of rank 1, rank 3 within 0.2 s"
-            "; rank 3 waits in no collective, and has called none of this group");
+  EXPECT_EQ(
+      outcomes[1].message,
+      "barrier at g.py:9 in the group of rank 1, rank 3: rank 3 did not arrive within 0.2 s." +
+          in_no_collective(3));
 }
 
 TEST(Groups, OneThreadDrivesAFamily) {
@@ -465,8 +466,8 @@ TEST(SendReceive, WhoDoesNotComeIsNamed) {
   });
   EXPECT_EQ(outcomes[0].kind, ErrorKind::CollectiveTimeout);
   EXPECT_EQ(outcomes[0].message,
-            "rank 1 did not come to recv of 1 int32 from rank 1 at p2p.py:1 within 0.2 s"
-            "; rank 1 waits in no collective, and has called none of this group");
+            "recv of 1 int32 from rank 1 at p2p.py:1: rank 1 did not arrive within 0.2 s." +
+                in_no_collective(1));
 }
 
 TEST(SendReceive, WhatALeaverHasSentArrives) {

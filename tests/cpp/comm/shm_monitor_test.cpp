@@ -60,8 +60,9 @@ TEST(Close, EndsTheWaitOfAnotherThreadAndIsTold) {
   auto ranks = shm::make_thread_ranks(2);
   const auto outcomes = run_ranks(ranks, [](Communicator& group) {
     if (group.rank() == 0)
-      return expect_says(waiting_rank(group, [&] { group.close(); }), ErrorKind::GroupClosed,
-                         "this group was shut down while this rank waited for a barrier");
+      return expect_says(
+          waiting_rank(group, [&] { group.close(); }), ErrorKind::GroupClosed,
+          "barrier: this group was closed by close() or ngd.shutdown() while this rank");
     std::this_thread::sleep_for(Milliseconds(300));
     wait_for_barrier(group);  // rank 0 has come to it
     wait_for_barrier(group);
@@ -69,8 +70,9 @@ TEST(Close, EndsTheWaitOfAnotherThreadAndIsTold) {
   EXPECT_LT(seconds_since(start), kPrompt);
   EXPECT_FALSE(outcomes[0].kind) << outcomes[0].message;
   expect_says(outcomes[1], ErrorKind::RankLost, "rank 0 has left the job");
-  expect_says(outcome_of([&] { wait_for_barrier(*ranks[0]); }), ErrorKind::GroupClosed,
-              "it was shut down");
+  expect_says(
+      outcome_of([&] { wait_for_barrier(*ranks[0]); }), ErrorKind::GroupClosed,
+      ": this group was closed by close() or ngd.shutdown(). ngd.init() returns an open world");
 }
 
 TEST(Close, OfTheWorldEndsAWaitInASmallerGroup) {
@@ -79,7 +81,7 @@ TEST(Close, OfTheWorldEndsAWaitInASmallerGroup) {
     const auto group = world.split(0, 0);
     if (world.rank() == 0)
       expect_says(waiting_rank(*group, [&] { world.close(); }), ErrorKind::GroupClosed,
-                  "was shut down while");
+                  "ngd.shutdown() while this rank");
     else
       std::this_thread::sleep_for(Milliseconds(300));
   }));
@@ -151,7 +153,7 @@ TEST(Interrupt, MayCloseTheGroupAndDropOthers) {
       return false;
     });
     const Outcome outcome = outcome_of([&] { wait_for_barrier(world); });
-    expect_says(outcome, ErrorKind::GroupClosed, "was shut down while");
+    expect_says(outcome, ErrorKind::GroupClosed, "ngd.shutdown() while this rank");
     ASSERT_EQ(inner.kind, ErrorKind::Busy) << inner.message;
   });
   EXPECT_LT(seconds_since(start), kPrompt);
@@ -391,7 +393,7 @@ TEST(Backlog, ALateRankIsNamedWithWhatItLacks) {
     world.wait(last, 0.4);
   });
   expect_says(outcomes[0], ErrorKind::CollectiveTimeout,
-              "rank 1 did not come to barrier at site.py:0 within 0.4 s");
+              "barrier at site.py:0: rank 1 did not arrive within 0.4 s.\n");
 }
 
 TEST(Backlog, WhoLeavesIsMissed) {

@@ -168,11 +168,12 @@ void expect_the_loss(const Outcome& outcome, bool died, const std::string& victi
     return;
   }
   EXPECT_TRUE(died) << outcome.message;
-  const bool never_came = outcome.kind == ErrorKind::CollectiveTimeout &&
-                          outcome.message.find("ngd.init()") != std::string::npos;
+  const bool never_came =
+      outcome.kind == ErrorKind::CollectiveTimeout && outcome.message.find("ngd.init: ") == 0;
   EXPECT_TRUE(outcome.kind == ErrorKind::RankLost || never_came) << outcome.message;
   const bool named = outcome.message.find(victim) != std::string::npos;
-  EXPECT_TRUE(named || (never_came && outcome.message.find("rank 0") == 0)) << outcome.message;
+  EXPECT_TRUE(named || (never_came && outcome.message.find("ngd.init: rank 0 ") == 0))
+      << outcome.message;
 }
 
 // What becomes of a run in which `victim` dies at `step`. False where it has fewer steps.

@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "comm/messages.hpp"
 #include "comm/mpi/backoff.hpp"
 #include "comm/mpi/process.hpp"
 
@@ -224,7 +225,7 @@ void LocalGroup::abort(std::string_view traceback) noexcept {
   }
   if (in_child()) return;
   const std::lock_guard lock(family_->mutex());
-  family_->fail(ErrorKind::RemoteRank, traceback, {});
+  family_->fail(ErrorKind::RemoteRank, without_end(traceback), {});
   family_->mark_thrown();
 }
 

@@ -37,7 +37,7 @@ std::vector<Card> exchange_cards(Communicator& world, double timeout_seconds) {
   gather.count = sizeof(Card);
   gather.source = &mine;
   gather.destination = cards.data();
-  gather.site = "ngd.init";
+  gather.site = "ngd.init()";
   world.wait(world.submit(gather), timeout_seconds);
   return cards;
 }
@@ -104,7 +104,7 @@ std::unique_ptr<Communicator> make_hierarchical_communicator(
   };
   mpi::or_abort(*world, meet);
   Collective barrier;
-  barrier.site = "ngd.init";
+  barrier.site = "ngd.init()";
   world->wait(world->submit(barrier), timeout_seconds);
   if (!hosts) {  // one host after all
     world->close();

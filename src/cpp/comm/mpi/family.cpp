@@ -16,6 +16,7 @@
 
 #include "base/config.hpp"
 #include "base/error.hpp"
+#include "comm/messages.hpp"
 #include "device/threads.hpp"
 
 namespace ngd::comm::mpi {
@@ -131,8 +132,7 @@ void Family::throw_failure(std::string_view call) {
     thrown_ = true;
     throw Error(failure_.kind, failure_.words.text, failure_.words.ranks);
   }
-  fail_of(failure_.words.ranks, ErrorKind::GroupClosed, call,
-          ": an earlier failure closed the group: ", failure_.text());
+  fail_of(failure_.words.ranks, ErrorKind::GroupClosed, closed_by_failure(call, failure_.text()));
 }
 
 double Family::farewell_seconds() noexcept {

@@ -27,11 +27,6 @@ std::uint64_t nanoseconds(std::chrono::steady_clock::duration time) {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(time).count());
 }
 
-std::string describe_program(const Header& header) {
-  return header.program_hash == 0 ? "no compiled program"
-                                  : concat("the program ", std::hex, header.program_hash);
-}
-
 // A layout as it travels, and what it says there.
 std::string bytes_of(const Layout& layout) {
   std::string bytes(1, static_cast<char>(layout.of));
@@ -104,15 +99,13 @@ int MpiCommunicator::local_size() const noexcept {
 // ---- whether it is usable
 
 void MpiCommunicator::refuse_child(const char* call) const {
-  if (in_child())
-    fail(ErrorKind::GroupClosed, call,
-         ": this is a forked child of a rank; only the rank itself takes part in collectives");
+  if (in_child()) fail(ErrorKind::GroupClosed, call, ": ", kForkedChild);
 }
 
 // A failure that was found meanwhile is thrown as what it is, once.
 void MpiCommunicator::require_open(const char* call) {
   if (state_ != State::Closed && family_->failed()) family_->throw_failure(call);
-  if (state_ == State::Closed) fail(ErrorKind::GroupClosed, call, ": the group was closed");
+  if (state_ == State::Closed) fail(ErrorKind::GroupClosed, closed_in_order(call));
 }
 
 // ---- starting
@@ -163,11 +156,10 @@ MpiCommunicator::Pending MpiCommunicator::prepare(const Collective& collective) 
 }
 
 Work MpiCommunicator::submit(const Collective& collective) {
-  const std::string call(name_of(collective.kind));
-  refuse_child(call.c_str());
+  refuse_child(name_of(collective.kind).data());
   const Entry entry(*this);
   const std::lock_guard lock(family_->mutex());
-  require_open(call.c_str());
+  if (state_ != State::Open || family_->failed()) require_open(describe(collective).c_str());
   validate(collective, rank(), size());
   try {
     if (between_two(collective.kind)) {
@@ -180,7 +172,7 @@ Work MpiCommunicator::submit(const Collective& collective) {
     mailbox_.post(pending.header, pending.payload.data(), pending.payload.size());
   } catch (const Error& error) {
     close_failed(error.kind(), concat(describe(collective), ": ", error.what()), error.ranks());
-    require_open(call.c_str());
+    require_open(describe(collective).c_str());
   } catch (const std::exception&) {
     close_failed(ErrorKind::OutOfMemory, "out of memory");
     family_->mark_thrown();
@@ -289,7 +281,7 @@ bool MpiCommunicator::progress() noexcept {
 void MpiCommunicator::close_unreachable(const Unreachable& lost) noexcept {
   std::string message;
   try {
-    if (!works_.empty()) message = concat(lost.what(), " in ", describe(works_.front().header));
+    if (!works_.empty()) message = concat(describe(works_.front().header), ": ", lost.what());
   } catch (const std::bad_alloc&) {  // the message does without the collective
   }
   close_failed(lost.kind(), message.empty() ? lost.what() : message, lost.ranks());
@@ -403,9 +395,8 @@ void MpiCommunicator::check_counts(const Pending& work, int peer) const {
   const std::uint64_t expected = work.receive_counts[static_cast<std::size_t>(peer)];
   if (sent != expected)
     fail_of(worlds_of({peer, rank()}), ErrorKind::CollectiveMismatch,
-            "the ranks' collectives differ: ", world_name(peer), " sends ", sent, " elements in ",
-            describe(message.header), "; ", world_name(rank()), " expects ", expected, " of it in ",
-            describe(work.header));
+            mismatch_of_counts("", {channel_.world(peer), describe(message.header)}, sent,
+                               {channel_.world(rank()), describe(work.header)}, expected));
 }
 
 // ---- failing
@@ -416,15 +407,8 @@ std::vector<int> MpiCommunicator::worlds_of(std::vector<int> peers) const {
 }
 
 void MpiCommunicator::fail_mismatch(const Pending& mine, int peer, const Header& theirs) {
-  std::string message =
-      concat("the ranks' collectives differ: ", world_name(rank()), " calls ",
-             describe(mine.header), "; ", world_name(peer), " calls ", describe(theirs));
-  if (mine.header.counts_hash != theirs.counts_hash) message += "; the blocks' numbers differ";
-  if (mine.header.program_hash != theirs.program_hash)
-    message += concat("; ", world_name(rank()), " runs ", describe_program(mine.header), ", ",
-                      world_name(peer), " runs ", describe_program(theirs));
-  message += differing_details(mine, peer, theirs);
-  throw Error(ErrorKind::CollectiveMismatch, message, worlds_of({rank(), peer}));
+  throw Error(ErrorKind::CollectiveMismatch, describe_mismatch(mine, peer, theirs),
+              worlds_of({rank(), peer}));
 }
 
 // Whether a peer is in another program of the same collectives, which I hold as well.
@@ -432,23 +416,33 @@ bool MpiCommunicator::is_elsewhere(const Header& mine, const Header& theirs) con
   return mine.computation != theirs.computation && computations()->hold(theirs.computation);
 }
 
-std::string MpiCommunicator::differing_details(const Pending& mine, int peer,
+std::string MpiCommunicator::describe_mismatch(const Pending& mine, int peer,
                                                const Header& theirs) {
-  const int me = channel_.world(rank()), other = channel_.world(peer);
+  RankCall my_call{channel_.world(rank()), describe(mine.header)};
+  RankCall their_call{channel_.world(peer), describe(theirs)};
   const bool programs = mine.header.has_program_text && theirs.has_program_text;
   const bool sequences = programs && mine.header.program_hash != theirs.program_hash;
   const bool computations = programs && !sequences && is_elsewhere(mine.header, theirs);
   const bool layouts = mine.header.layout_hash != theirs.layout_hash;
-  if (!sequences && !computations && !layouts) return "";
-  const std::optional<std::string> details = exchange_details(mine, peer);
-  if (!details) return "";
-  if (sequences) return "; " + first_difference(me, mine.details, other, *details);
-  if (computations)
-    return "; the ranks run different programs" +
-           computation_difference(me, describe(mine.header), mine.details, other, describe(theirs),
-                                  *details);
-  return "; " +
-         layout_difference(me, ReadLayout(mine.details).layout, other, ReadLayout(*details).layout);
+  std::optional<std::string> details;
+  if (sequences || computations || layouts) details = exchange_details(mine, peer);
+  if (details && sequences)
+    return mismatch_of_collectives("", my_call.rank, mine.details, their_call.rank, *details);
+  if (details && computations)
+    return mismatch_of_computations("", my_call, mine.details, their_call, *details);
+  std::string differences;
+  if (details && layouts)
+    differences = layout_difference(my_call.rank, ReadLayout(mine.details).layout, their_call.rank,
+                                    ReadLayout(*details).layout) +
+                  ".\n";
+  if (mine.header.counts_hash != theirs.counts_hash)
+    differences += "The numbers of elements per rank differ.\n";
+  if (differences.empty() &&
+      are_described_alike(collective_of(mine.header), collective_of(theirs))) {
+    my_call.call += concat(" (", options_of(mine.header), ")");
+    their_call.call += concat(" (", options_of(theirs), ")");
+  }
+  return mismatch(kDifferentCollectives, my_call, their_call, concat(differences, kSameCalls));
 }
 
 // Ranks whose details differ all come here, and each shows its own to all; none where the peer's do
@@ -472,20 +466,20 @@ std::string MpiCommunicator::describe_awaited(Work work) const {
   return describe(works_.front().header);
 }
 
-// What ranks of the world that are missed have said meanwhile.
-std::string MpiCommunicator::heard_of(const std::vector<int>& missing) {
-  std::string text;
+// The calls in which missing ranks of the world wait, as far as their messages show them.
+std::vector<std::string> MpiCommunicator::calls_of(const std::vector<int>& missing) {
+  std::vector<std::string> facts;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank() || std::count(missing.begin(), missing.end(), channel_.world(peer)) == 0)
       continue;
     if (!mailbox_.from(peer).empty())
-      text += concat("; ", world_name(peer), " has come to ",
-                     describe(mailbox_.from(peer).front().header));
+      facts.push_back(
+          concat(world_name(peer), " called ", describe(mailbox_.from(peer).front().header), "."));
     else if (!mailbox_.sent_by(peer).empty())
-      text += concat("; ", world_name(peer), " has come to ",
-                     describe(mailbox_.sent_by(peer).front().header));
+      facts.push_back(concat(world_name(peer), " called ",
+                             describe(mailbox_.sent_by(peer).front().header), "."));
   }
-  return text;
+  return facts;
 }
 
 void MpiCommunicator::fail_interrupted(Work work) {
@@ -545,7 +539,7 @@ void MpiCommunicator::drop_works() noexcept {
 }
 
 void MpiCommunicator::abort(std::string_view traceback) noexcept {
-  give_up(ErrorKind::RemoteRank, traceback, {});
+  give_up(ErrorKind::RemoteRank, without_end(traceback), {});
 }
 
 void MpiCommunicator::give_up(ErrorKind kind, std::string_view why,
@@ -617,7 +611,7 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
   gather.count = kNumbers;
   gather.source = mine;
   gather.destination = choices.data();
-  gather.site = "split";
+  gather.site = "split()";
   const Work gathered = submit(gather);
   finish(gathered, timeout);
   const int group = take_group_number(choices, kNumbers);
@@ -635,7 +629,7 @@ std::unique_ptr<Communicator> MpiCommunicator::split(int color, int key) {
 }
 
 int MpiCommunicator::next_group() const {
-  refuse_child("a new group");
+  refuse_child("split");
   const std::lock_guard lock(family_->mutex());
   return family_->next_group;
 }
@@ -650,7 +644,9 @@ int MpiCommunicator::take_group_number(const std::vector<std::int64_t>& choices,
 
 int MpiCommunicator::first_tag(int group) const {
   if (group >= family_->tag_limit() / kTagsPerGroup)
-    fail(ErrorKind::Init, "this MPI has no tags for a group number ", group);
+    fail(ErrorKind::Init, "split: expected at most ", family_->tag_limit() / kTagsPerGroup,
+         " groups in the life of a world; this MPI has no message tags for more. Make groups once, "
+         "outside of loops");
   return group * kTagsPerGroup;
 }
 
@@ -661,10 +657,10 @@ std::unique_ptr<Communicator> MpiCommunicator::group_of(const std::vector<int>& 
                                                         const std::string& key,
                                                         double timeout_seconds,
                                                         const std::function<bool()>& interrupt) {
-  refuse_child("a new group");
+  refuse_child("split");
   {
     const std::lock_guard lock(family_->mutex());
-    require_open("a new group");
+    require_open("split");
     check(number >= family_->next_group, "a group's number ", number, ", which this rank has used");
     family_->next_group = number + 1;
   }
@@ -683,7 +679,7 @@ std::unique_ptr<Communicator> MpiCommunicator::group_of(const std::vector<int>& 
     if (shortcut_) group->use(shortcut_->meet(channel, meeting));
   });
   Collective barrier;
-  barrier.site = "a new group";
+  barrier.site = "new_group()";
   group->wait(group->submit(barrier), timeout_seconds);
   return group;
 }
@@ -699,7 +695,7 @@ std::unique_ptr<Communicator> MpiCommunicator::split_host(int color, int key, Wo
   }
   for (Work each{oldest}; each.sequence < last.sequence; ++each.sequence) finish(each, timeout);
   Collective barrier;
-  barrier.site = "split";
+  barrier.site = "split()";
   finish(in_turn(timeout, [&] { return submit(barrier); }), timeout);
   // Shared memory may be in use by another thread, which must not shift the ranks' sequence.
   return in_turn(timeout, [&] {

@@ -141,11 +141,11 @@ class MpiCommunicator final : public Communicator, private Member {
   [[noreturn]] void fail_mismatch(const Pending& mine, int peer, const Header& theirs);
   bool is_elsewhere(const Header& mine, const Header& theirs) const;
   std::optional<std::string> exchange_details(const Pending& mine, int peer);
-  std::string differing_details(const Pending& mine, int peer, const Header& theirs);
+  std::string describe_mismatch(const Pending& mine, int peer, const Header& theirs);
   std::string describe_awaited(Work work) const;
-  std::string heard_of(const std::vector<int>& missing);
+  std::vector<std::string> calls_of(const std::vector<int>& missing);
   std::vector<int> awaited_ranks(Work work) const;
-  std::string find_culprits(std::vector<int>& missing, bool& is_certain) const;
+  std::vector<std::string> find_culprits(std::vector<int>& missing, bool& is_certain) const;
   void hear_last_words(Work work);
   [[noreturn]] void fail_timeout(Work work, double timeout_seconds);
   void fail_interrupted(Work work);  // unless it is complete
@@ -158,6 +158,7 @@ class MpiCommunicator final : public Communicator, private Member {
   int take_group_number(const std::vector<std::int64_t>& choices, std::size_t numbers);
   int first_tag(int group) const;
   std::vector<int> worlds_of(std::vector<int> peers) const;
+  bool is_world() const noexcept { return channel_.size() == family_->endpoint().size; }
   std::string world_name(int peer) const { return concat("rank ", channel_.world(peer)); }
 
   const std::shared_ptr<Family> family_;

@@ -66,10 +66,13 @@ bool Pairs::match(Mailbox& mailbox, int peer, Pair& receive) {
   const Header& theirs = message.header;
   const Header& mine = receive.header;
   if (theirs.dtype != mine.dtype || theirs.count != mine.count || theirs.tag != mine.tag)
-    fail_of({channel_.world(peer), channel_.world(channel_.rank)}, ErrorKind::CollectiveMismatch,
-            "a send and its receive differ: rank ", channel_.world(peer), " calls ",
-            mpi::describe(theirs), " with tag ", theirs.tag, "; rank ",
-            channel_.world(channel_.rank), " calls ", mpi::describe(mine), " with tag ", mine.tag);
+    fail_of(
+        {channel_.world(peer), channel_.world(channel_.rank)}, ErrorKind::CollectiveMismatch,
+        mismatch(
+            "called a send and a recv that differ",
+            {channel_.world(peer), concat(mpi::describe(theirs), " (tag ", theirs.tag, ")")},
+            {channel_.world(channel_.rank), concat(mpi::describe(mine), " (tag ", mine.tag, ")")},
+            kSamePairs));
   receive.matched = true;
   ++moves_;
   if (!message.payload.empty())

@@ -97,8 +97,9 @@ Endpoint open_endpoint(int fortran_handle, double timeout_seconds) {
     const auto limit = std::chrono::duration<double>(timeout_seconds);
     if (timeout_seconds > 0 && result.wait_for(limit) != std::future_status::ready) {
       process.stuck = true;
-      fail(ErrorKind::CollectiveTimeout, "ngd.init: not every rank of the MPI job came within ",
-           timeout_seconds, " s (NGD_TIMEOUT); MPI cannot say which");
+      fail(ErrorKind::CollectiveTimeout, "ngd.init: not every rank of the MPI job arrived within ",
+           timeout_seconds, " s (NGD_TIMEOUT). MPI does not report which: read the output of each ",
+           "rank, and of mpirun");
     }
     endpoint = result.get();
   }

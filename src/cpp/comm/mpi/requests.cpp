@@ -13,7 +13,9 @@ namespace ngd::comm::mpi {
 Unreachable::Unreachable(const std::vector<int>& who, int code)
     : Error(ErrorKind::RankLost,
             concat(who.empty() ? "a rank" : list_ranks(who),
-                   " cannot be reached any more: MPI says ", error_text(code)),
+                   " cannot be reached any more (MPI: ", error_text(code),
+                   "). It died, or the network failed: read its last output, and the line of the "
+                   "launcher about it"),
             who) {}
 
 // MPI may use the memory as soon as the message is posted, so the request is recorded first.

@@ -42,16 +42,16 @@ bool MpiCommunicator::has_left(int peer) const {
 
 void MpiCommunicator::check_not_ended(int peer, const Header& mine, bool needed) {
   if (!needed || !mailbox_.ended(peer)) return;
-  const std::string who = world_name(peer);
+  const int world = channel_.world(peer);
   if (has_left(peer))
-    fail_of(worlds_of({peer}), ErrorKind::RankLost, who,
-            " left the group while this rank waited for it in ", describe(mine));
+    fail_of({world}, ErrorKind::RankLost, rank_left(describe(mine), world, is_world()));
   const ErrorKind kind = mailbox_.ended(peer)->header.error;
   const LastWords last = LastWords::of(*mailbox_.ended(peer));
   if (is_between_ranks(kind))
-    fail_of(last.ranks, kind, who, " gave up: ", last.text, "; this rank was in ", describe(mine));
-  fail_of(last.ranks, ErrorKind::RemoteRank, who, " failed while this rank was in ", describe(mine),
-          ":\n", last.text);
+    fail_of(last.ranks, kind, last.text, "\nRank ", world, " reported this; this rank waited in ",
+            describe(mine), ".");
+  fail_of(last.ranks, ErrorKind::RemoteRank, describe(mine), ": rank ", world, " failed:\n",
+          last.text);
 }
 
 // Of a send or a receive. A rank that has left in order has sent all it had to: the data may still be
@@ -110,18 +110,19 @@ MpiCommunicator::Awaited::~Awaited() {
   if (noted_) group_.shortcut_->local().note_awaited(-1);
 }
 
-// A missing rank may wait for another one itself, which ranks of my host publish. Replaces it by that
-// one, and returns the text of it. A missing rank of my host that waits for no other has stopped for
-// certain.
-std::string MpiCommunicator::find_culprits(std::vector<int>& missing, bool& is_certain) const {
-  std::string said;
+// A missing rank may wait for another one itself, which ranks of my host publish. Replaces it by
+// that one, and returns a line per replacement. A missing rank of my host that waits for no other
+// has stopped for certain.
+std::vector<std::string> MpiCommunicator::find_culprits(std::vector<int>& missing,
+                                                        bool& is_certain) const {
+  std::vector<std::string> facts;
   std::vector<int> stopped, others;
   const int me = channel_.world(rank());
   for (int missed : missing) {
     for (int hops = 0; shortcut_ && hops < size(); ++hops) {
       const int awaited = shortcut_->awaited_by(missed);
       if (awaited < 0 || awaited == me) break;
-      said += concat("; rank ", missed, " waits for rank ", awaited);
+      facts.push_back(concat("rank ", missed, " waits for rank ", awaited, "."));
       missed = awaited;
     }
     const bool is_stopped =
@@ -132,7 +133,7 @@ std::string MpiCommunicator::find_culprits(std::vector<int>& missing, bool& is_c
   is_certain = !stopped.empty();
   missing = is_certain ? stopped : others;
   std::sort(missing.begin(), missing.end());
-  return said;
+  return facts;
 }
 
 // Another rank that is certain which one has stopped sends its failure at the same deadline.
@@ -151,13 +152,14 @@ void MpiCommunicator::fail_timeout(Work work, double timeout_seconds) {
   const bool pair = work.sequence >= Pairs::kFirst;
   const bool has_begun = !pair && works_.front().transfer;
   std::vector<int> missing = awaited_ranks(work);
-  const std::string heard = heard_of(missing);
+  const std::vector<std::string> calls = calls_of(missing);
+  std::vector<std::string> facts;
   bool is_certain = false;
-  const std::string said = has_begun ? find_culprits(missing, is_certain) : "";
+  if (has_begun) facts = find_culprits(missing, is_certain);
   if (has_begun && !is_certain) hear_last_words(work);
-  const std::string message = concat(describe_awaited(work), ": ", list_ranks(missing),
-                                     has_begun ? " stopped half-way" : " did not come", " within ",
-                                     timeout_seconds, " s (NGD_TIMEOUT)", said, heard);
+  facts.insert(facts.end(), calls.begin(), calls.end());
+  const std::string message = late(describe_awaited(work), missing, has_begun, timeout_seconds,
+                                   facts, late_advice(!calls.empty(), 0));
   close_failed(ErrorKind::CollectiveTimeout, message, missing);
   family_->mark_thrown();
   throw Error(ErrorKind::CollectiveTimeout, message, missing);

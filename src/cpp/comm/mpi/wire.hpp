@@ -117,7 +117,8 @@ inline bool agree(const Header& a, const Header& b) {
          a.program_hash == b.program_hash && a.layout_hash == b.layout_hash;
 }
 
-inline std::string describe(const Header& header) {
+// The collective of a header, for messages. Of `counts` only whether there are any.
+inline Collective collective_of(const Header& header) {
   Collective collective;
   collective.kind = header.kind;
   collective.op = header.op;
@@ -125,9 +126,13 @@ inline std::string describe(const Header& header) {
   collective.count = header.count;
   collective.root = header.root;
   collective.algorithm = header.algorithm;
-  if (header.counts_hash != 0) collective.counts = &header.counts_hash;  // it only asks whether
+  if (header.counts_hash != 0) collective.counts = &header.counts_hash;
   collective.site = header.site;
-  return comm::describe(collective);
+  return collective;
+}
+inline std::string describe(const Header& header) { return comm::describe(collective_of(header)); }
+inline std::string options_of(const Header& header) {
+  return comm::options_of(collective_of(header), header.program_hash != 0);
 }
 
 }  // namespace ngd::comm::mpi

@@ -31,6 +31,15 @@ namespace ngd::comm::shm {
 namespace {
 
 constexpr int kConnectRetryMs = 5;
+constexpr const char* kLateStart =
+    "A late rank did not start, ended early, or has not called ngd.init(). Read its output and the "
+    "launcher's. \"ngd doctor\" under the same launcher checks the start. If the ranks are only "
+    "slow, "
+    "set NGD_TIMEOUT to more seconds.";
+constexpr const char* kOtherVersion =
+    "ngd.init: expected one version of ngd on all ranks; rank 0 runs another one. Install the same "
+    "version in the environment of each rank";
+
 // A full queue moves on as rank 0 reads it. Who waits in line gets in, however many strangers knock
 // without waiting.
 constexpr timeval kConnectWait{0, 20'000};
@@ -52,7 +61,7 @@ void check_descriptors(int size) {
   rlimit limit{};
   const auto needed = static_cast<rlim_t>(open_descriptors() + 3 * size + 4);
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < needed)
-    fail(ErrorKind::Init, "ngd.init(): ", size, " ranks need ", needed,
+    fail(ErrorKind::Init, "ngd.init: ", size, " ranks need ", needed,
          " file descriptors, and this process may have ", limit.rlim_cur,
          ": raise RLIMIT_NOFILE (ulimit -n)");
 }
@@ -116,12 +125,12 @@ class Rendezvous {
     return ranks;
   }
   [[noreturn]] void late(const std::vector<int>& who, const std::string& why = {}) const {
-    fail_of(who, ErrorKind::CollectiveTimeout, list_ranks(who),
-            " did not come to ngd.init() within ", clock_.seconds(), " s", why.empty() ? "" : "; ",
-            why);
+    fail_of(who, ErrorKind::CollectiveTimeout, "ngd.init: ", list_ranks(who),
+            " did not arrive within ", clock_.seconds(), " s.\n", why, why.empty() ? "" : "\n",
+            kLateStart);
   }
   [[noreturn]] void no_room() const {
-    fail(ErrorKind::Init, "ngd.init(): rank ", rank_, ": ", error_text(EMFILE));
+    fail(ErrorKind::Init, "ngd.init: rank ", rank_, ": ", error_text(EMFILE));
   }
   // The limit of open descriptors of one process is also that of the descriptors that all processes
   // of the user have sent and not yet received.
@@ -129,7 +138,7 @@ class Rendezvous {
     rlimit limit{};
     ::getrlimit(RLIMIT_NOFILE, &limit);
     const auto messages = static_cast<rlim_t>(size_ - 1) * static_cast<rlim_t>(size_ - 1);
-    fail(ErrorKind::Init, "ngd.init(): expected room for the file descriptors that the ranks send ",
+    fail(ErrorKind::Init, "ngd.init: expected room for the file descriptors that the ranks send ",
          "to one another; got none on rank ", rank_,
          " for 5 s, because this user's processes have ",
          "more descriptors under way than RLIMIT_NOFILE allows (", limit.rlim_cur,
@@ -137,7 +146,8 @@ class Rendezvous {
          std::max(2 * messages, 2 * limit.rlim_cur), "), or start fewer jobs at the same time");
   }
   [[noreturn]] static void lost(int rank) {
-    fail_of({rank}, ErrorKind::RankLost, "rank ", rank, " was lost in ngd.init()");
+    fail_of({rank}, ErrorKind::RankLost, "ngd.init: rank ", rank,
+            " has died or ended. Read its last output, and the line of the launcher about it");
   }
   [[noreturn]] static void relay(const Message& failure) {
     fail_of(ranks_of(failure.ranks), failure.error_kind, failure.text);
@@ -166,7 +176,7 @@ class Rendezvous {
     failure.ranks = set_of(ranks.empty() ? std::span<const int>(&rank_, 1) : ranks);
     char text[sizeof failure.text + 64];
     if (failure.error_kind != kind)
-      std::snprintf(text, sizeof text, "rank %d failed in ngd.init(): %s", rank_, what);
+      std::snprintf(text, sizeof text, "ngd.init: rank %d failed: %s", rank_, what);
     else
       std::snprintf(text, sizeof text, "%s", what);
     failure.set_text(text);
@@ -182,7 +192,7 @@ class Rendezvous {
     Descriptor own;
     for (int r = 0; r < size_; ++r) {
       Parcel& each = parcel(r);
-      mappings.push_back(map_segment(each.segment));
+      mappings.push_back(map_segment(each.segment, r));
       if (r == rank_) own = std::move(each.segment);
       each.segment = Descriptor();
       peers.push_back(
@@ -224,28 +234,28 @@ class Host final : public Rendezvous {
     const auto bound = [&](const Address& each) {
       if (::bind(listener_.get(), each.get(), each.length) == 0) return true;
       if (errno == EADDRINUSE) return false;
-      fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
+      fail(ErrorKind::Init, "ngd.init: no rendezvous: ", error_text(errno));
     };
     for (std::size_t i = 0; i < addresses_.size() && !bound(addresses_[i]); ++i) {
       const Holders holders = holders_of(addresses_);
       if (holders[i] == ::geteuid())
         fail(ErrorKind::Init,
-             "ngd.init(): another running job of this user has the same job key, "
+             "ngd.init: another running job of this user has the same job key, "
              "or this job has two ranks 0: give each job a key of its own");
       if (i + 1 == addresses_.size())
-        fail(ErrorKind::Init, "ngd.init(): no rendezvous is free: ", describe_others(holders));
+        fail(ErrorKind::Init, "ngd.init: no rendezvous is free: ", describe_others(holders));
     }
     protocol_step();
     if (::listen(listener_.get(), SOMAXCONN) != 0)
-      fail(ErrorKind::Init, "ngd.init(): no rendezvous: ", error_text(errno));
+      fail(ErrorKind::Init, "ngd.init: no rendezvous: ", error_text(errno));
     protocol_step();
   }
 
   void agree() override {
     for (ready_ = 1; ready_ < size_;) {
       if (clock_.expired())
-        fail(ErrorKind::CollectiveTimeout, "ngd.init() did not end within ", clock_.seconds(),
-             " s");
+        fail(ErrorKind::CollectiveTimeout, "ngd.init: the ranks were not ready within ",
+             clock_.seconds(), " s.\n", kLateStart);
       poll_once();
     }
     const Message go = make_message(Topic::Go, rank_, size_);
@@ -368,14 +378,14 @@ class Host final : public Rendezvous {
     const Message& message = hello.message;
     if (message.magic != kMagic || message.version != kLayoutVersion ||
         message.topic != Topic::Hello || !hello.segment.valid())
-      return "ngd.init(): rank 0 runs another version of ngd";
+      return kOtherVersion;
     if (message.size != size_)
-      return concat("ngd.init(): rank 0 was told that the job has ", size_, " ranks, rank ",
+      return concat("ngd.init: rank 0 was told that the job has ", size_, " ranks, rank ",
                     message.rank, " that it has ", message.size);
     if (message.rank <= 0 || message.rank >= size_)
-      return concat("ngd.init(): rank ", message.rank, " is none of a job of ", size_, " ranks");
+      return concat("ngd.init: rank ", message.rank, " is none of a job of ", size_, " ranks");
     if (here(message.rank))
-      return concat("ngd.init(): rank ", message.rank, " is there already: another running job of ",
+      return concat("ngd.init: rank ", message.rank, " is there already: another running job of ",
                     "this user has the same job key, or two ranks have the same number");
     return {};
   }
@@ -427,7 +437,7 @@ class Guest final : public Rendezvous {
         const Holders holders = holders_of(addresses_);
         const std::string others = describe_others(holders);
         if (all_held_by_others(holders))
-          fail(ErrorKind::Init, "ngd.init(): no way to rank 0: ", others);
+          fail(ErrorKind::Init, "ngd.init: no way to rank 0: ", others);
         if (too_late) late({0}, others);
       }
       ::poll(nullptr, 0, std::min(kConnectRetryMs, clock_.next_poll_ms()));
@@ -459,7 +469,7 @@ class Guest final : public Rendezvous {
     for (;;) {
       Parcel got;
       if (!hear(got))
-        fail(ErrorKind::Init, "ngd.init(): rank 0 cannot be told anything: ", error_text(error));
+        fail(ErrorKind::Init, "ngd.init: rank 0 cannot be told anything: ", error_text(error));
     }
   }
 
@@ -485,7 +495,7 @@ class Guest final : public Rendezvous {
         break;
     }
     if (got.message.magic != kMagic || got.message.version != kLayoutVersion)
-      fail(ErrorKind::Init, "ngd.init(): rank 0 runs another version of ngd");
+      fail(ErrorKind::Init, kOtherVersion);
     if (got.message.topic == Topic::Failure) {
       host_.close();  // it knows
       relay(got.message);
@@ -514,10 +524,10 @@ std::unique_ptr<Communicator> make_shm_communicator(const std::string& job_key, 
                                                     double timeout_seconds,
                                                     const std::function<bool()>& interrupt) {
   if (rank < 0 || rank >= size)
-    fail(ErrorKind::Init, "ngd.init(): rank ", rank, " is none of a job of ", size, " ranks");
+    fail(ErrorKind::Init, "ngd.init: rank ", rank, " is none of a job of ", size, " ranks");
   if (size > shm::kMaxRanks)
-    fail(ErrorKind::Init, "ngd.init(): expected at most ", shm::kMaxRanks,
-         " ranks on one host; got ", size);
+    fail(ErrorKind::Init, "ngd.init: expected at most ", shm::kMaxRanks, " ranks on one host; got ",
+         size);
   return shm::meet(job_key, rank, size, timeout_seconds, interrupt);
 }
 

@@ -27,6 +27,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
+#include "comm/messages.hpp"
 #include "comm/shm/algorithms.hpp"
 #include "comm/shm/copy.hpp"
 
@@ -237,9 +238,10 @@ void meet_counts(const Group& group, const Task& task, int producer, Piece& piec
   const std::size_t element = size_of(task.dtype);
   if (counts[me] * element != piece.bytes)
     fail_of({group.world(producer), group.world(me)}, ErrorKind::CollectiveMismatch,
-            "the ranks disagree", group.where(), " in ", describe(group.read(task.sequence, me)),
-            ": rank ", group.world(producer), " sends ", counts[me], " elements to rank ",
-            group.world(me), ", which expects ", piece.bytes / element);
+            mismatch_of_counts(
+                group.where(),
+                {group.world(producer), describe(group.read(task.sequence, producer))}, counts[me],
+                {group.world(me), describe(group.read(task.sequence, me))}, piece.bytes / element));
   piece.source = ByteBlocks(counts, 0, element).begin(me);
 }
 

@@ -17,12 +17,9 @@ std::string_view program_text(const Segment& segment, const Slot& slot) {
   return {reinterpret_cast<const char*>(segment.at(offset)), bytes};
 }
 
-// What tells two collectives apart that describe() describes alike.
-std::string particulars(const Group& group, const Collective& collective,
-                        std::uint64_t program_hash) {
-  std::string text = concat(" (root ", collective.root, ", ",
-                            collective.algorithm == Algorithm::Ring ? "ring" : "flat",
-                            program_hash == 0 ? ", eager" : ", in a compiled program");
+// The options of a collective that describe() leaves out.
+std::string options(const Group& group, const Collective& collective, const Slot& slot) {
+  std::string text = concat(" (", options_of(collective, slot.program_hash != 0));
   if (collective.counts != nullptr) {
     text += ", counts";
     for (int r = 0; r < group.size(); ++r) text += concat(" ", collective.counts[r]);
@@ -46,21 +43,21 @@ std::string difference(const Group& group, std::uint64_t sequence, int first, in
   const std::string_view text_b = program_text(group.segment(second), slot_b);
   const Collective a = group.read(sequence, first), b = group.read(sequence, second);
   if (slot_a.bare_fingerprint == slot_b.bare_fingerprint)
-    return concat("the ranks run different programs", group.where(),
-                  computation_difference(rank_a, describe(a), text_a, rank_b, describe(b), text_b));
+    return mismatch_of_computations(group.where(), {rank_a, describe(a)}, text_a,
+                                    {rank_b, describe(b)}, text_b);
   if (slot_a.program_hash != slot_b.program_hash && !text_a.empty() && !text_b.empty())
-    return concat("rank ", rank_a, " and rank ", rank_b, " run programs with other collectives; ",
-                  first_difference(rank_a, text_a, rank_b, text_b));
-  Collective bare_a = a, bare_b = b;
-  bare_a.site = bare_b.site = "";
-  const bool alike = describe(bare_a) == describe(bare_b);
-  return concat("the ranks disagree", group.where(), ": rank ", rank_a, ": ", describe(a),
-                alike ? particulars(group, a, slot_a.program_hash) : "", "; rank ", rank_b, ": ",
-                describe(b), alike ? particulars(group, b, slot_b.program_hash) : "",
-                slot_a.layout_hash == slot_b.layout_hash
-                    ? ""
-                    : "; " + layout_difference(rank_a, layout_of(group.segment(first), sequence),
-                                               rank_b, layout_of(group.segment(second), sequence)));
+    return mismatch_of_collectives(group.where(), rank_a, text_a, rank_b, text_b);
+  const bool is_layout = slot_a.layout_hash != slot_b.layout_hash;
+  const bool is_alike = !is_layout && are_described_alike(a, b);
+  const std::string arrays =
+      is_layout ? layout_difference(rank_a, layout_of(group.segment(first), sequence), rank_b,
+                                    layout_of(group.segment(second), sequence)) +
+                      ".\n"
+                : "";
+  return mismatch(concat(kDifferentCollectives, group.where()),
+                  {rank_a, describe(a) + (is_alike ? options(group, a, slot_a) : "")},
+                  {rank_b, describe(b) + (is_alike ? options(group, b, slot_b) : "")},
+                  concat(arrays, kSameCalls));
 }
 
 Nodes nodes_of_members(const std::vector<Group::Member>& members) {

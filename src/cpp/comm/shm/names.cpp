@@ -101,7 +101,7 @@ std::vector<Address> addresses_of(const std::string& job_key) {
 
 Descriptor open_socket() {
   Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket.valid()) fail(ErrorKind::Init, "ngd.init(): no socket: ", error_text(errno));
+  if (!socket.valid()) fail(ErrorKind::Init, "ngd.init: no socket: ", error_text(errno));
   return socket;
 }
 

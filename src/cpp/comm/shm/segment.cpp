@@ -39,7 +39,7 @@ bool address_space_holds(std::size_t bytes) {
 
 [[noreturn]] void fail_to_map(std::size_t bytes, int error) {
   const std::string limit = address_space_limit(bytes);
-  fail(ErrorKind::OutOfMemory, "ngd.init(): expected address space for ", bytes >> 20,
+  fail(ErrorKind::OutOfMemory, "ngd.init: expected address space for ", bytes >> 20,
        " MiB of shared memory; got: ", error_text(error), ". ",
        limit.empty() ? "Start fewer ranks on this host" : limit);
 }
@@ -144,7 +144,7 @@ std::uint64_t Segment::offset_of(const void* pointer, std::size_t bytes) const n
 Descriptor create_segment(int size) {
   const std::size_t bytes = fitting_bytes(size);
   Descriptor fd(::memfd_create("ngd", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid() && errno == EMFILE) fail(ErrorKind::Init, "ngd.init(): ", error_text(EMFILE));
+  if (!fd.valid() && errno == EMFILE) fail(ErrorKind::Init, "ngd.init: ", error_text(EMFILE));
   const auto resized = [&] {
     int result = 0;
     do {
@@ -159,12 +159,14 @@ Descriptor create_segment(int size) {
   return fd;
 }
 
-Mapping map_segment(const Descriptor& fd) {
+Mapping map_segment(const Descriptor& fd, int rank) {
   struct stat status{};
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // -1 of what is no memfd
   if (::fstat(fd.get(), &status) != 0 || static_cast<std::size_t>(status.st_size) < kHeapOffset ||
       seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-    fail(ErrorKind::Init, "what a rank sent as its segment is none");
+    fail_of({rank}, ErrorKind::Init, "ngd.init: expected rank ", rank,
+            " to send a file descriptor of shared memory; got one of another file. Start the job "
+            "again, with one version of ngd on all ranks");
   const auto bytes = static_cast<std::size_t>(status.st_size);
   void* base =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);

@@ -208,8 +208,8 @@ class Memory {
 // space (RLIMIT_AS). Pages come when they are committed. Throws OutOfMemory.
 Descriptor create_segment(int size);
 
-// Maps a segment that create_segment made, in this process or in a peer. Throws Init, OutOfMemory.
-Mapping map_segment(const Descriptor& fd);
+// Maps a segment that create_segment made in the process of a rank. Throws Init, OutOfMemory.
+Mapping map_segment(const Descriptor& fd, int rank);
 
 // Commits all of my own segment but the heap, and writes the record. The segment is zeroed.
 void found(Memory& memory, int rank, int size, int node);

@@ -8,6 +8,7 @@
 #include "base/config.hpp"
 #include "base/error.hpp"
 #include "base/step.hpp"
+#include "comm/messages.hpp"
 #include "comm/shm/algorithms.hpp"
 #include "comm/shm/guarded.hpp"
 
@@ -52,22 +53,33 @@ ShmCommunicator::~ShmCommunicator() { close(); }
 // Comes first: in a child the monitor stays as another thread of the parent has left it.
 void ShmCommunicator::check_not_child() const {
   if (family_->in_child()) [[unlikely]]
-    fail(ErrorKind::GroupClosed, "collectives do not work in a forked child: start a new program ",
-         "(spawn) instead");
+    fail(ErrorKind::GroupClosed, kForkedChild);
 }
 
-void ShmCommunicator::check_usable() const {
-  const bool closed = closed_ || family_->closed();
-  if (family_->failed() || closed) [[unlikely]]
-    fail_of(closed ? std::vector<int>() : family_->blamed(), ErrorKind::GroupClosed,
-            "this group is closed: ", closed ? "it was shut down" : family_->why());
+void ShmCommunicator::refuse(const std::string& call) const {
+  if (closed_ || family_->closed()) fail(ErrorKind::GroupClosed, closed_in_order(call));
+  fail_of(family_->blamed(), ErrorKind::GroupClosed, closed_by_failure(call, family_->why()));
+}
+
+// The collective of a work, for a message. The slots of a closed group may serve another one.
+std::string ShmCommunicator::describe_work(Work work) const {
+  if (closed_) return "wait";
+  if (is_transfer(work)) return streams_.describe(work.sequence);
+  if (in_backlog(work)) {
+    const Waiting& waiting = backlog_[work.sequence - submitted_ - 1];
+    Collective collective = waiting.collective;
+    collective.site = waiting.site;
+    return describe(collective);
+  }
+  if (group_.mine().slot(work.sequence).published.load() != work.sequence) return "wait";
+  return describe(group_.read(work.sequence, group_.rank())) + group_.where();
 }
 
 void ShmCommunicator::abort(std::string_view traceback) noexcept {
   if (family_->in_child()) return;
   const Locked locked(family_->monitor(), family_->record());
   char text[kErrorBytes];
-  const std::string_view kept = tail_of(traceback, sizeof text - 64);
+  const std::string_view kept = tail_of(without_end(traceback), sizeof text - 64);
   const int length = std::snprintf(text, sizeof text, "rank %d failed: %.*s", family_->rank(),
                                    static_cast<int>(kept.size()), kept.data());
   if (!closed_) family_->fail_with(ErrorKind::RemoteRank, {text, static_cast<std::size_t>(length)});
@@ -112,7 +124,7 @@ void ShmCommunicator::close() noexcept {
 Work ShmCommunicator::submit(const Collective& collective) {
   check_not_child();
   const Inside inside(family_->monitor());
-  check_usable();
+  check_usable([&] { return describe(collective); });
   validate(collective, group_.rank(), group_.size());
   return submit_inside(collective);
 }
@@ -509,7 +521,7 @@ bool ShmCommunicator::is_over() const noexcept {
 std::uint64_t ShmCommunicator::make_common(std::size_t bytes) {
   check_not_child();
   const Locked locked(family_->monitor(), family_->record());
-  check_usable();
+  check_usable([] { return std::string("a collective"); });
   return family_->new_common(bytes);
 }
 

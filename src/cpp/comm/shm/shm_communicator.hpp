@@ -95,7 +95,14 @@ class ShmCommunicator final : public Communicator {
   };
 
   void check_not_child() const;
-  void check_usable() const;
+  // Throws GroupClosed if the group is closed; call() describes the refused call.
+  template <class Call>
+  void check_usable(Call&& call) const {
+    if (family_->failed() || closed_ || family_->closed()) [[unlikely]]
+      refuse(call());
+  }
+  [[noreturn]] void refuse(const std::string& call) const;
+  std::string describe_work(Work work) const;
   void check_still_open(Work work) const;
   void check_known(Work work) const;
 

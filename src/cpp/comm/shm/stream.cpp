@@ -107,7 +107,7 @@ Need Streams::need_of(std::uint64_t work) const noexcept {
 
 std::string Streams::describe(std::uint64_t work) const {
   const Transfer* transfer = find(work);
-  return transfer == nullptr ? "a transfer"
+  return transfer == nullptr ? "send or recv"
                              : comm::describe(call_of(*transfer, group_.world(transfer->peer)));
 }
 
@@ -235,10 +235,12 @@ void Streams::check_letter(const Transfer& receive, const Letter& letter) const 
   sent.count = letter.count;
   std::memcpy(sent.site, letter.site, sizeof sent.site);
   const int mine = group_.world(group_.rank()), theirs = group_.world(receive.peer);
-  fail_of({theirs, mine}, ErrorKind::CollectiveMismatch, "the ranks disagree", group_.where(),
-          ": rank ", theirs, ": ", comm::describe(call_of(sent, mine)), " (tag ", letter.tag,
-          "); rank ", mine, ": ", comm::describe(call_of(receive, theirs)), " (tag ", receive.tag,
-          ")");
+  fail_of(
+      {theirs, mine}, ErrorKind::CollectiveMismatch,
+      mismatch(concat("called a send and a recv that differ", group_.where()),
+               {theirs, concat(comm::describe(call_of(sent, mine)), " (tag ", letter.tag, ")")},
+               {mine, concat(comm::describe(call_of(receive, theirs)), " (tag ", receive.tag, ")")},
+               kSamePairs));
 }
 
 }  // namespace ngd::comm::shm

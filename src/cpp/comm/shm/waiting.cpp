@@ -33,14 +33,14 @@ void ShmCommunicator::check_known(Work work) const {
 void ShmCommunicator::wait(Work work, double timeout_seconds) {
   check_not_child();
   const Inside inside(family_->monitor());
-  check_usable();
+  check_usable([&] { return describe_work(work); });
   wait_inside(work, {timeout_seconds});
 }
 
 void ShmCommunicator::wait_on(Work work, double timeout_seconds, double waited_seconds) {
   check_not_child();
   const Inside inside(family_->monitor());
-  check_usable();
+  check_usable([&] { return describe_work(work); });
   Deadline deadline{timeout_seconds};
   if (timeout_seconds > 0) deadline.at_ns = now_ns() + ns_of(timeout_seconds - waited_seconds);
   wait_inside(work, deadline);
@@ -71,14 +71,14 @@ int ShmCommunicator::awaited_by(int rank) const noexcept {
 bool ShmCommunicator::wait_for(Work work, double seconds) {
   check_not_child();
   const Inside inside(family_->monitor());
-  check_usable();
+  check_usable([&] { return describe_work(work); });
   return wait_inside(work, {seconds, false, now_ns() + ns_of(seconds)});
 }
 
 bool ShmCommunicator::done(Work work) {
   check_not_child();
   const Inside inside(family_->monitor());
-  check_usable();
+  check_usable([&] { return describe_work(work); });
   return guarded(*family_, [&] {
     check_known(work);
     family_->progress();
@@ -123,13 +123,14 @@ Need ShmCommunicator::need_of(Work work) const noexcept {
 
 // Another thread had its turn, or my caller's code ran: is there still a group?
 void ShmCommunicator::check_still_open(Work work) const {
-  if (family_->failed()) check_usable();
+  if (family_->failed()) refuse(describe_work(work));
   if (!closed_ && !family_->closed()) return;
-  const bool transfer = is_transfer(work);
-  const Kind kind = in_backlog(work) ? backlog_[work.sequence - submitted_ - 1].collective.kind
-                                     : task(work.sequence).kind;
-  fail(ErrorKind::GroupClosed, "this group was shut down while this rank waited for ",
-       transfer ? streams_.describe(work.sequence) : concat("a ", name_of(kind)));
+  const bool waits = in_backlog(work);
+  const Kind kind =
+      waits ? backlog_[work.sequence - submitted_ - 1].collective.kind : task(work.sequence).kind;
+  const std::string call =
+      is_transfer(work) ? streams_.describe(work.sequence) : std::string(name_of(kind));
+  fail(ErrorKind::GroupClosed, closed_while_waiting(call));
 }
 
 bool ShmCommunicator::block(Work work, Deadline deadline) {
@@ -260,10 +261,8 @@ void ShmCommunicator::look_at_peers(Work work) {
       return;       // its last flag was raised before its end
     check_peers();  // and so was what it had to say
     if (left)
-      fail_of({world}, ErrorKind::RankLost, "rank ", world, " has left the ",
-              group_.id() == 0 ? "job" : "group", "; it is missed in ", missed(need));
-    fail_of({world}, ErrorKind::RankLost, "rank ", world, " (process ", group_.record(r).pid,
-            ") has died; it is missed in ", missed(need));
+      fail_of({world}, ErrorKind::RankLost, rank_left(missed(need), world, group_.id() == 0));
+    fail_of({world}, ErrorKind::RankLost, rank_died(missed(need), world, group_.record(r).pid));
   }
 }
 
@@ -284,25 +283,34 @@ std::string ShmCommunicator::missed(const Need& need) const {
 void ShmCommunicator::late(const Need& need, double seconds) const {
   const std::vector<int> missing = group_.missing(need);
   if (missing.empty()) return;
-  const bool came = need.flag != Need::Flag::Published && need.flag != Need::Flag::Letter;
-  std::string elsewhere;
-  for (int r = need.first; r < need.last; ++r)
-    if (!came && !group_.has(need, r)) elsewhere += "; " + whereabouts(r);
-  fail_of(missing, ErrorKind::CollectiveTimeout, list_ranks(missing),
-          came ? " did not finish " : " did not come to ", missed(need), " within ", seconds, " s",
-          elsewhere);
+  const bool has_arrived = need.flag != Need::Flag::Published && need.flag != Need::Flag::Letter;
+  std::vector<std::string> facts;
+  bool is_in_other_call = false;
+  for (int r = need.first; r < need.last; ++r) {
+    if (group_.has(need, r)) continue;
+    const std::string wait = has_arrived ? "" : noted_wait(group_.record(r));
+    is_in_other_call |= !wait.empty();
+    facts.push_back(concat("rank ", group_.world(r), " (process ", group_.record(r).pid, ") ",
+                           has_arrived    ? "takes part in the call"
+                           : wait.empty() ? whereabouts(r)
+                                          : "waits in " + wait,
+                           "."));
+  }
+  const int pid = missing.size() == 1 ? family_->segment(missing.front()).record().pid : 0;
+  fail_of(missing, ErrorKind::CollectiveTimeout,
+          comm::late(missed(need), missing, has_arrived, seconds, facts,
+                     late_advice(is_in_other_call, pid)));
 }
 
-// What a rank that is missed is in instead.
+// The last call of a rank that is in no collective. Those of ngd.init() are not the user's.
 std::string ShmCommunicator::whereabouts(int rank) const {
-  const std::string who = concat("rank ", group_.world(rank));
-  if (const std::string wait = noted_wait(group_.record(rank)); !wait.empty())
-    return concat(who, " waits in ", wait);
   const std::uint64_t last = group_.control(rank).sequence.load();
   if (last == 0 || group_.segment(rank).slot(last).published.load() != last)
-    return concat(who, " waits in no collective, and has called none of this group");
-  return concat(who, " waits in no collective; its last one of this group was ",
-                describe(group_.read(last, rank)));
+    return "is in no collective. It has called none of this group";
+  const Collective collective = group_.read(last, rank);
+  if (std::string_view(collective.site) == "ngd.init()")
+    return "is in no collective. It has called none since ngd.init()";
+  return concat("is in no collective. Its last call in this group was ", describe(collective));
 }
 
 }  // namespace ngd::comm::shm
