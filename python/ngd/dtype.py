@@ -88,6 +88,11 @@ class Type:
         return f"Type({self})"
 
     def __str__(self) -> str:
+        return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def short(self) -> str:
+        """The type as listings of graphs and programs print it, such as f32[2,3]."""
         return f"{SHORT_NAMES[self.dtype]}[{','.join(map(str, self.shape))}]"
 
 

@@ -27,7 +27,7 @@ from .arrays import view
 from .collectives import Group
 from .compiler import as_precision, as_shard, compile, sorted_updates, together
 from .devices.executable import Executable
-from .dtype import SHORT_NAMES, Type, as_dtype, float32, float64
+from .dtype import Type, as_dtype, float32, float64
 from .errors import CompileError, RetraceWarning
 from .ir import PLACEHOLDER, Graph, Node
 from .narrowing import WIDE
@@ -498,7 +498,7 @@ def shown(spec: Any) -> str:
         return FLOAT
     kind, value = spec
     if isinstance(kind, np.dtype):
-        return str(Type(kind, value)) if kind in SHORT_NAMES else f"{kind}{list(value)}"
+        return f"{kind}{list(value)}"
     return "another variable" if kind is Variable else f"{value!r}, a value fixed in the trace"
 
 

@@ -734,7 +734,7 @@ class Graph:
     def __str__(self) -> str:
         values = [result for node in self.nodes for result in node.results]
         numbers = {value: f"%{i}" for i, value in enumerate(values)}
-        given = ", ".join(f'"{n.attrs["name"]}": {n.type}' for n in self.inputs)
+        given = ", ".join(f'"{n.attrs["name"]}": {n.type.short}' for n in self.inputs)
         width = "" if self.precision == float32 else f" in {SHORT_NAMES[self.precision]}"
         lines = [f"graph({given}){width}"]
         for node in self.nodes:
@@ -744,7 +744,8 @@ class Graph:
                 f" {key}={print_attr(value)}" for key, value in sorted(node.attrs.items())
             )
             mark = "=" if node.uniform else "~"
-            applied, types = f"{node.op.name}({operands}){attrs}", print_types(types_of(node))
+            applied = f"{node.op.name}({operands}){attrs}"
+            types = ", ".join(result.type.short for result in node.results)
             lines.append(f"  {made} {mark} {applied} : {types}")
             for body in bodies_of(node):
                 lines += [f"    {line}" for line in str(body).splitlines()]

@@ -153,7 +153,7 @@ ONES = np.ones(4, "f")
         (
             lambda: ops.all_reduce(ONES.astype("f8"), op="sum", compression="bf16"),
             ngd.errors.DTypeError,
-            r"compression='bf16' is for float32; got f64\[4\]",
+            r"compression='bf16' is for float32; got float64\[4\]",
         ),
         (
             lambda: ops.all_reduce(ONES, op="mean", weight=1.0, compression="bf16"),
@@ -163,7 +163,7 @@ ONES = np.ones(4, "f")
         (
             lambda: ops.sparse_all_reduce(ONES, ONES[:2], ratio=0.5, op="sum"),
             ngd.errors.ShapeError,
-            r"one shape; got f32\[4\] and f32\[2\]",
+            r"one shape; got float32\[4\] and float32\[2\]",
         ),
         (
             lambda: ops.sparse_all_reduce(ONES, ONES, ratio=0, op="sum"),

@@ -186,8 +186,8 @@ def test_numpys_functions_make_nodes() -> None:
     x = ngd.placeholder("x", (3,))
     assert np.exp(x).op is ops.exp
     assert (np.ones(3, np.float32) - x).op is ops.subtract
-    with pytest.raises(TypeError, match=r"numpy\.arctan2 has no op"):
-        np.arctan2(x, x)
+    with pytest.raises(TypeError, match=r"numpy\.spacing has no op"):
+        np.spacing(x)
 
 
 def test_equality_of_nodes_is_elementwise(device: str) -> None:
@@ -214,7 +214,7 @@ def test_bad_graphs_are_refused_with_their_line() -> None:
     a, b = ngd.variable("w", np.zeros(2, np.float32)), ngd.variable("w", np.ones(2, np.float32))
     with pytest.raises(CompileError, match="two variables are called 'w'"):
         ngd.compile([], [a + b])
-    with pytest.raises(CompileError, match=r"variable 'w' is f32\[2\]"):
+    with pytest.raises(CompileError, match=r"variable 'w' is float32\[2\]"):
         ngd.compile([x], [], updates={a: ops.reshape(x, (2, 1))})
     with pytest.raises(CompileError, match="expected a device among CPU, INTERPRETER, NULL"):
         ngd.compile([x], [x], device="TPU")
@@ -448,7 +448,9 @@ def test_a_variable_is_read_as_a_number_or_an_array(device: str) -> None:
     assert float(w) == w.item() == 5.0
     assert (int(n), [*range(n)]) == (3, [0, 1, 2])
     assert np.asarray(w, np.float64).dtype == np.float64
-    with pytest.raises(TypeError, match=r"expected an integer; got f32\[\] of the variable 'w'"):
+    with pytest.raises(
+        TypeError, match=r"expected an integer; got float32\[\] of the variable 'w'"
+    ):
         range(w)
     for read in (float, int, np.asarray, lambda v: v.item()):
         with pytest.raises(TypeError, match=r"expected a variable outside of a traced function"):

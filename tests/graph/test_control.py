@@ -571,12 +571,12 @@ X = np.zeros((4, 2), np.float32)
 BAD: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     "another dtype": (
         DTypeError,
-        r"scan: expected the body to return carry as it was given, f64\[2\]; got f32\[2\]",
+        r"scan: expected the body to return carry as it was given, float64\[2\]; got float32\[2\]",
         lambda: ops.scan(lambda c, p: (p, None), np.zeros(2), X),
     ),
     "another shape": (
         ShapeError,
-        r"return carry\['a'\] as it was given, f32\[\]; got f32\[2\]",
+        r"return carry\['a'\] as it was given, float32\[\]; got float32\[2\]",
         lambda: ops.scan(lambda c, p: ({"a": p}, None), {"a": np.float32(0)}, X),
     ),
     "another structure": (
@@ -601,7 +601,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     ),
     "extents that differ": (
         ShapeError,
-        r"expected xs of 4 slices each; got f32\[3\]",
+        r"expected xs of 4 slices each; got float32\[3\]",
         lambda: ops.scan(lambda c, p: (c, None), np.zeros(2), [X, np.zeros(3, np.float32)]),
     ),
     "a negative length": (
@@ -611,12 +611,12 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     ),
     "a condition of numbers": (
         DTypeError,
-        r"cond: expected a bool scalar to choose by; got f32\[\]",
+        r"cond: expected a bool scalar to choose by; got float32\[\]",
         lambda: ops.cond(np.float32(1), lambda: np.zeros(2), lambda: np.zeros(2)),
     ),
     "branches of other types": (
         ShapeError,
-        r"return result of one type; got f64\[2\] .* and f64\[3\]",
+        r"return result of one type; got float64\[2\] .* and float64\[3\]",
         lambda: ops.cond(np.bool_(True), lambda: np.zeros(2), lambda: np.zeros(3)),
     ),
     "branches of other structures": (

@@ -319,7 +319,9 @@ def test_retraces_are_reported_once() -> None:
         warnings.simplefilter("error")
         for size in range(1, 8):
             f(ones(size, 2), 3)
-    with pytest.warns(RetraceWarning, match=r"8 times.*x is f32\[8,2\], not f32\[7,2\]") as seen:
+    with pytest.warns(
+        RetraceWarning, match=r"8 times.*x is float32\[8, 2\], not float32\[7, 2\]"
+    ) as seen:
         f(ones(8, 2), 3)
     assert seen[0].filename == __file__
     f(ones(9, 2), 3)  # not again: a warning would be an error here

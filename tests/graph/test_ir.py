@@ -47,7 +47,7 @@ def line() -> int:
 
 
 def test_type() -> None:
-    assert str(Type(float32, (2, 3))) == "f32[2,3]"
+    assert str(Type(float32, (2, 3))) == "float32[2, 3]"
     assert str(Type(bool_, ())) == "bool[]"
     assert Type(float64, (2, 3)).bytes == 48
     assert Type(float64, (2, 0)).count == 0
@@ -92,8 +92,8 @@ def test_more_operators() -> None:
     assert x[0, 1:].shape == (2,)
     assert (x**2).op is ops.square
     assert (x.ndim, x.dtype, x.shape, len(x)) == (2, float32, (2, 3), 2)
-    assert repr(x) == "<ngd.Node placeholder 'x' f32[2,3]>"
-    assert repr(-x) == "<ngd.Node negative f32[2,3]>"
+    assert repr(x) == "<ngd.Node placeholder 'x' float32[2, 3]>"
+    assert repr(-x) == "<ngd.Node negative float32[2, 3]>"
 
 
 def test_equality_compares_values_and_keys_are_nodes() -> None:
@@ -232,8 +232,11 @@ def broken_graphs() -> list[tuple[Graph, str]]:
         (Graph((x, x), (x,)), "a placeholder stands twice"),
         (Graph((x,), (x + y,)), r"placeholder 'y' \(made at .*test_ir\.py:\d+\) is needed"),
         (Graph((), (w + other,)), r"two variables are called 'w': one made at .*, one at .*\.py"),
-        (Graph((x,), (lying,)), r"exp at .*\.py:\d+ is typed f64\[2\], .* make f32\[2\]"),
-        (Graph((), (), ((w, ops.sum(w)),)), r"variable 'w' is f32\[2\], its next value .* f32\[\]"),
+        (Graph((x,), (lying,)), r"exp at .*\.py:\d+ is typed float64\[2\], .* make float32\[2\]"),
+        (
+            Graph((), (), ((w, ops.sum(w)),)),
+            r"variable 'w' is float32\[2\], its next value .* float32\[\]",
+        ),
     ]
 
 

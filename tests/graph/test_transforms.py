@@ -113,9 +113,11 @@ def test_what_has_no_gradient_is_an_error() -> None:
     close(ngd.value_and_grad(f, 1, unused="zero")(X, Y)[1], np.zeros_like(Y))
     with pytest.raises(GradientError, match=r"expected floats to differentiate by.*got 3"):
         ngd.value_and_grad(f)(3, Y)
-    with pytest.raises(GradientError, match=r"got i64\[2\]"):
+    with pytest.raises(GradientError, match=r"got int64\[2\]"):
         ngd.value_and_grad(f)(np.arange(2), Y)
-    with pytest.raises(GradientError, match=r"floating scalar to differentiate; got f64\[3,2\]"):
+    with pytest.raises(
+        GradientError, match=r"floating scalar to differentiate; got float64\[3, 2\]"
+    ):
         ngd.value_and_grad(lambda x: x)(X)
     with pytest.raises(GradientError, match="floating scalar to differentiate; got None"):
         ngd.value_and_grad(lambda x: None)(X)
@@ -185,11 +187,13 @@ def test_vjp_and_jvp_in_a_graph(device: str) -> None:
 
 def test_vectors_that_do_not_fit() -> None:
     _, pull = ngd.vjp(layer, X, Y)
-    with pytest.raises(GradientError, match=r"vjp: the vector: expected f64\[3,4\].*got f64\[3\]"):
+    with pytest.raises(
+        GradientError, match=r"vjp: the vector: expected float64\[3, 4\].*got float64\[3\]"
+    ):
         pull(np.ones(3))
     with pytest.raises(TypeError, match="expected a tangent for each primal; got 2 and 1"):
         ngd.jvp(layer, (X, Y), (X,))
-    with pytest.raises(GradientError, match=r"tangents: arguments\[1\]: expected f64\[2,4\]"):
+    with pytest.raises(GradientError, match=r"tangents: arguments\[1\]: expected float64\[2, 4\]"):
         ngd.jvp(layer, (X, Y), (X, X))
 
 
@@ -311,7 +315,9 @@ def test_custom_gradient_says_what_is_wrong() -> None:
     with pytest.raises(TypeError, match="expected a tuple of 2 adjoints"):
         ngd.value_and_grad(lambda x: ops.sum(bad(x, x)))(X)
     bad = ngd.custom_gradient(lambda x: (ops.sum(x), lambda dy: ops.ones((5,))))
-    with pytest.raises(GradientError, match=r"gradient: expected f64\[3,2\].*got f64\[5\]"):
+    with pytest.raises(
+        GradientError, match=r"gradient: expected float64\[3, 2\].*got float64\[5\]"
+    ):
         ngd.value_and_grad(bad)(X)
 
 

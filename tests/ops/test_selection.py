@@ -308,7 +308,7 @@ def test_an_index_that_a_step_computes_is_checked_when_it_runs(device: str) -> N
         (
             lambda x: x[ops.cast(x, "float32")],
             DTypeError,
-            r"integers as an index; got f32\[2,3,4\]",
+            r"integers as an index; got float32\[2, 3, 4\]",
         ),
         (lambda x: x[np.ones((2, 4), bool)], ShapeError, "mask of 3 elements along axis 1.*got 4"),
         (lambda x: x[[0], 0, 0, 0], ShapeError, "at most 3 indices"),
@@ -319,7 +319,11 @@ def test_an_index_that_a_step_computes_is_checked_when_it_runs(device: str) -> N
         (lambda x: x.at[x > 0].set(np.ones(5)), ShapeError, r"part \(\)"),
         (lambda x: x.at[x[0] > 0].set(1), ShapeError, "expected a mask of the shape"),
         (lambda x: x.at[0].set(np.ones(4, np.complex64)), DTypeError, "complex64"),
-        (lambda x: ops.cast(x, "int32").at[0].set(x[0]), DTypeError, r"i32\[2,3,4\]; got f64"),
+        (
+            lambda x: ops.cast(x, "int32").at[0].set(x[0]),
+            DTypeError,
+            r"int32\[2, 3, 4\]; got float64",
+        ),
     ],
 )
 def test_what_cannot_be(apply: Callable[[Any], Any], error: type[Exception], message: str) -> None:

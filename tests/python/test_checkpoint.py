@@ -85,9 +85,9 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
         ngd.variable("b", np.zeros(1)),
     )
     cases: list[tuple[Callable[[], Any], str]] = [
-        (lambda: checkpoint.load(tmp_path, [a, missing]), r"holds nothing for .*'c' f32\[1\]"),
-        (lambda: checkpoint.load(tmp_path, [a, shape]), r"holds float32\[1\] for .*f32\[2\]"),
-        (lambda: checkpoint.load(tmp_path, [a, dtype]), r"holds float32\[1\] for .*f64\[1\]"),
+        (lambda: checkpoint.load(tmp_path, [a, missing]), r"holds nothing for .*'c' float32\[1\]"),
+        (lambda: checkpoint.load(tmp_path, [a, shape]), r"holds float32\[1\] for .*float32\[2\]"),
+        (lambda: checkpoint.load(tmp_path, [a, dtype]), r"holds float32\[1\] for .*float64\[1\]"),
         (
             lambda: checkpoint.load(tmp_path, a, generators={"g": np.random.default_rng()}),
             "holds no generator 'g'",

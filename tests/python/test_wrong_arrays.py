@@ -169,7 +169,7 @@ WRONG: dict[str, tuple[type[Exception], str, Call]] = {
     "assign a node": (TypeError, "a Node is no array", lambda p: p.w.assign(p.x)),
     "update of another shape": (
         CompileError,
-        r"'w' is f32\[3\], its next value .* is f32\[2,3\]",
+        r"'w' is float32\[3\], its next value .* is float32\[2, 3\]",
         lambda p: ngd.compile([p.x], [], {p.w: p.x}),
     ),
     "a node as an array": (TypeError, "a Node is no array", lambda p: np.asarray(p.x)),

@@ -16,7 +16,6 @@ from ..dtype import (
     FLOATS,
     INTEGERS,
     NUMBERS,
-    SHORT_NAMES,
     DType,
     Shape,
     Type,
@@ -61,7 +60,7 @@ def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]
             break
     else:
         return dtype
-    family = _FAMILIES.get(allowed) or " or ".join(SHORT_NAMES[d] for d in allowed)
+    family = _FAMILIES.get(allowed) or " or ".join(d.name for d in allowed)
     if any(t.dtype not in allowed for t in types):
         raise DTypeError(f"{where}: expected {family}; got {got(*types)}")
     if any(t.dtype != types[0].dtype for t in types):
@@ -106,8 +105,7 @@ def product_dtype(
         raise DTypeError(f"{where}: expected operands of one dtype; got {got(*factors, *behind)}")
     if dtype is not None and dtype not in known:
         raise DTypeError(
-            f"{where}: expected a result of {' or '.join(SHORT_NAMES[d] for d in known)}; "
-            f"got {SHORT_NAMES[dtype]}"
+            f"{where}: expected a result of {' or '.join(d.name for d in known)}; got {dtype.name}"
         )
     return dtype or own
 
@@ -168,7 +166,7 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
         with np.errstate(over="ignore"):
             return constant_node(value, dtype)
     except OverflowError:
-        raise DTypeError(f"{where}: {value} does not fit in {SHORT_NAMES[dtype]}") from None
+        raise DTypeError(f"{where}: {value} does not fit in {dtype.name}") from None
 
 
 def scalar_value(node: Node) -> Any:
