@@ -272,9 +272,15 @@ def test_who_draws_needs_a_source() -> None:
         (lambda: nn.MultiHeadAttention(6, 4), "heads that divides 6; got 4"),
         (lambda: nn.Conv2d(3, 4, (3,)), r"Conv2d: expected kernel_size of 2 axes; got \(3,\)"),
         (lambda: nn.Conv1d(3, 4, 3, groups=2), "groups that divide 3 and 4 channels; got 2"),
-        (lambda: nn.Conv2d(3, 4, 3)(ngd.placeholder("x", (3, 5, 5))), r"Conv2d: expected \[N, C"),
-        (lambda: nn.MaxPool1d(2)(ngd.placeholder("x", (3, 5))), r"MaxPool1d: expected \[N, C"),
-        (lambda: nn.BatchNorm2d(3)(ngd.placeholder("x", (2, 3))), "BatchNorm2d: expected 4 axes"),
+        (lambda: nn.Conv2d(3, 4, 3)(ngd.placeholder("x", (3, 5, 5))), r"Conv2d: .* \[N, 3, H"),
+        (
+            lambda: nn.MaxPool1d(2)(ngd.placeholder("x", (3, 5))),
+            r"MaxPool1d: expected an input \[N, C",
+        ),
+        (
+            lambda: nn.BatchNorm2d(3)(ngd.placeholder("x", (2, 3))),
+            "BatchNorm2d: expected an input of 4 axes",
+        ),
         (lambda: nn.initializers.fans((3,)), "weight of two axes or more"),
         (lambda: nn.initializers.he_std((3, 2), 1.0, "up"), 'fan "in" or "out"'),
     ],
@@ -288,7 +294,9 @@ def test_an_integer_mask_is_refused() -> None:
     """Added to the scores, its ones and zeros would mask nothing."""
     attend, x = nn.MultiHeadAttention(4, 2), np.ones((1, 3, 4), np.float32)
     mask = np.array([[[1, 1, 0]]])
-    with pytest.raises(ngd.errors.DTypeError, match=r"mask: expected bools .*i64.* mask != 0, or"):
+    with pytest.raises(
+        ngd.errors.DTypeError, match=r"mask: expected bools .*int64.* mask != 0, or"
+    ):
         attend(x, mask=mask)
     rows = [ngd.compile([], [attend(x, mask=m)])()[0] for m in (mask != 0, mask.astype(bool))]
     np.testing.assert_array_equal(*rows)
