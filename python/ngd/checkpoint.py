@@ -49,6 +49,7 @@ from . import (
     uint32,
     uint64,
 )
+from .calls import name_calls
 
 INDEX: Final = "checkpoint.json"
 TENSORS: Final = "checkpoint-{}.safetensors"
@@ -434,7 +435,14 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def read_index(place: Path) -> dict[str, Any]:
     """Return the index of a folder."""
-    index: dict[str, Any] = json.loads((place / INDEX).read_text(), object_hook=decoded)
+    try:
+        text = (place / INDEX).read_text()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"checkpoint.load: expected a checkpoint in {str(place)!r}; got a folder without "
+            f"{INDEX}, or none. checkpoint.exists(folder) returns whether there is a checkpoint."
+        ) from None
+    index: dict[str, Any] = json.loads(text, object_hook=decoded)
     return index
 
 
@@ -471,3 +479,5 @@ def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 __all__ = ["exists", "load", "read_safetensors", "save"]
+
+name_calls("checkpoint", globals(), __all__)

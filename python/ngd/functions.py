@@ -24,6 +24,7 @@ import numpy as np
 
 from . import distributed
 from .arrays import view
+from .calls import expect_fit
 from .collectives import Group
 from .compiler import as_precision, as_shard, compile, sorted_updates, together
 from .devices.executable import Executable
@@ -257,8 +258,9 @@ class Function:
         if kwargs or len(args) != self._arity:
             try:
                 bound = self._signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"{self.name}: {error}") from None
+            except TypeError:
+                expect_fit(self.name, self._signature, args, kwargs)
+                raise
             bound.apply_defaults()
             args = tuple(bound.arguments.values())
         for form in self._forms:

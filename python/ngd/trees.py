@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .calls import name_calls
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -259,3 +261,5 @@ def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 __all__ = ["Structure", "flatten", "leaves_of", "map"]
+
+name_calls("trees", globals(), __all__)

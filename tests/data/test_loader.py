@@ -464,7 +464,7 @@ def test_other_sources_and_samplers_are_refused() -> None:
         data.Loader(loaded.Numbers(), 32)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="source: expected an object with a length; got int"):
         data.Loader(3, data.Sampler(40, 4))
-    with pytest.raises(TypeError, match=r"data\.Loader: .*missing a required argument: 'sampler'"):
+    with pytest.raises(TypeError, match=r"data\.Loader: .*got no `sampler`"):
         data.Loader(loaded.Numbers())  # type: ignore[call-arg]
 
 

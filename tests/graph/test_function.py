@@ -336,7 +336,7 @@ def test_what_an_argument_cannot_be() -> None:
     f = ngd.function(lambda x, table: x)
     with pytest.raises(TypeError, match=r"table\['a'\]\[0\]: expected an array, or .*; got set"):
         f(ones(2), {"a": [set()]})
-    with pytest.raises(TypeError, match="missing a required argument: 'table'"):
+    with pytest.raises(TypeError, match=r"expected .*<lambda>\(x, table\); got no `table`"):
         f(ones(2))
     with pytest.raises(DTypeError, match="x: expected a dtype among"):
         f(np.array(["a"]), None)
@@ -364,7 +364,7 @@ def test_a_choice_by_a_value_says_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"ngd\.ops\.where"):
         ngd.function(lambda x: x if x > 0 else -x)(1.0)
     for made in (float, int, range, lambda x: [1, 2][x], lambda x: f"{x:.2}"):
-        with pytest.raises(TypeError, match=r"a Node is no number: a step computes|format string"):
+        with pytest.raises(TypeError, match=r"float: expected a number; got a Node|format string"):
             ngd.function(lambda x, made=made: made(x))(1.0)
 
 

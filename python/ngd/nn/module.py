@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import Variable, all_reduce, bfloat16, errors, float32, trees, variable
+from ..calls import expect_fit, without_self
 from .initializers import Initializer, zeros
 from .modes import current
 from .plain import CONTAINERS, Held, find_in, refusal
@@ -221,21 +222,6 @@ def shape_of(value: Any, where: str) -> Any:
         raise TypeError(f"{where}: expected an array of numbers; got {error}") from None
 
 
-def expect_fit(name: str, init: Any, args: Any, kwargs: Any) -> None:
-    """Raise a TypeError that names the class, where arguments do not fit its constructor."""
-    signature = inspect.signature(init)
-    try:
-        signature.bind(None, *args, **kwargs)
-    except TypeError as error:
-        parameters = [*signature.parameters.values()][1:]
-        bare = [p.replace(annotation=p.empty) for p in parameters]
-        shown = signature.replace(parameters=bare, return_annotation=signature.empty)
-        any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        taken = kwargs if any_name else {p.name for p in parameters}
-        unknown = [f" It takes no `{key}`." for key in kwargs if key not in taken]
-        raise TypeError(f"{name}: expected {name}{shown}; {error}.{''.join(unknown)}") from None
-
-
 def naming_errors(init: Any) -> Any:
     """Wrap a constructor of this package, so that errors of its arguments name the class."""
 
@@ -245,7 +231,7 @@ def naming_errors(init: Any) -> Any:
             init(self, *args, **kwargs)
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
             name = type(self).__name__
-            expect_fit(f"nn.{name}", init, args, kwargs)
+            expect_fit(f"nn.{name}", without_self(inspect.signature(init)), args, kwargs)
             if isinstance(error, errors.Error) or name in str(error):
                 raise
             kind = ValueError if isinstance(error, (ValueError, ArithmeticError)) else TypeError
