@@ -22,7 +22,10 @@ def device(name: str | None, where: str) -> str:
     """Return the device that the caller names, or NGD_DEVICE, or the default; checked."""
     chosen = name or os.environ.get("NGD_DEVICE", "") or DEVICES[0]
     if chosen not in DEVICES:
-        raise CompileError(f"{where}: expected a device among {', '.join(DEVICES)}; got {chosen!r}")
+        wanted = f"{', '.join(DEVICES[:-1])} or {DEVICES[-1]}"
+        if name:
+            raise CompileError(f"{where}: device: expected {wanted}; got {chosen!r}")
+        raise InitError(f"NGD_DEVICE: expected {wanted}; got {chosen!r}")
     return chosen
 
 

@@ -364,16 +364,17 @@ class Node(ArrayMethods):
 
     def __bool__(self) -> bool:
         raise TypeError(
-            f"a Node has no truth value: it is computed later (made at {self.site}); use "
-            "ngd.ops.where to choose inside the graph, ngd.ops.logical_and, logical_or and "
-            "logical_not for conditions, and `is` to ask whether two nodes are one (`==` and "
-            "`in` compare values)"
+            f"bool: expected a value that Python knows; a Node has no truth value (made at "
+            f"{self.site}), because a step computes it later. Use ngd.ops.where to choose in the "
+            "graph, ngd.ops.logical_and, logical_or and logical_not for conditions, and `is` to "
+            "ask whether two nodes are one (`==` and `in` compare values)."
         )
 
     def __float__(self) -> float:
         raise TypeError(
-            f"a Node is no number: a step computes its value (made at {self.site}); return it from "
-            "the step, or use ngd.ops on it"
+            f"float: expected a number; got a Node without a value (made at {self.site}): a step "
+            "computes it. Return it from an @ngd.function, or make it an output of ngd.compile, "
+            "and call that. In the graph, use ngd.ops on it."
         )
 
     def __int__(self) -> int:
@@ -382,11 +383,17 @@ class Node(ArrayMethods):
     __index__ = __int__
 
     def __iter__(self) -> Iterator[Node]:
-        raise TypeError(f"a Node cannot be iterated over (made at {self.site}); slice it: x[i]")
+        raise TypeError(
+            f"iter: expected a sequence; got the Node {self.type} (made at {self.site}), which "
+            "cannot be iterated over. Take its parts by x[i], ops.split or ops.scan."
+        )
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of a scalar Node")
+            raise TypeError(
+                f"len: expected a Node of at least one axis; got the scalar {self.type} (made at "
+                f"{self.site}). Its shape is ()."
+            )
         return self.shape[0]
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
@@ -410,7 +417,10 @@ class Node(ArrayMethods):
         name = NUMPY.ufuncs.get(ufunc.__name__, ufunc.__name__)
         if method != "__call__" or kwargs or name not in PUBLIC:
             called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-            raise TypeError(f"numpy.{called} has no op on a Node: see ngd.ops")
+            raise TypeError(
+                f"numpy.{called}: expected arrays; got a Node, for which this function has no op. "
+                "Use the functions of ngd.ops."
+            )
         return self._apply(name, *inputs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -419,8 +429,9 @@ class Node(ArrayMethods):
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
         raise TypeError(
-            f"a Node is no array: a step computes its value (made at {self.site}); "
-            "compile it, and call that"
+            f"numpy.asarray: expected an array; got a Node without a value (made at {self.site}): "
+            "a step computes it. Return it from an @ngd.function, or make it an output of "
+            "ngd.compile, and call that."
         )
 
 
@@ -707,28 +718,35 @@ class Graph:
     def verify_leaves(self) -> None:
         """Check the inputs, variables and updates that the caller gave."""
         if len(set(self.inputs)) != len(self.inputs):
-            raise CompileError("a placeholder stands twice among the inputs")
+            shown = [str(node.attrs["name"]) for node in self.inputs]
+            raise CompileError(
+                f"compile: inputs: expected each placeholder once; got one twice among {shown}. "
+                "Remove it."
+            )
         names: dict[str, Node] = {}
         for variable in self.variables:
             other = names.setdefault(str(variable.attrs["name"]), variable)
             if other is not variable:
                 raise CompileError(
-                    f"two variables are called {variable.attrs['name']!r}: one made at "
-                    f"{other.site}, one at {variable.site}. Give each model a name before its "
-                    'first call, model.name = "critic", and each optimizer and nn.Random a name='
+                    f"compile: expected variables with different names; got two variables called "
+                    f"{variable.attrs['name']!r}: one made at {other.site}, one at "
+                    f"{variable.site}. Give each model a name before its first call, "
+                    'model.name = "critic", and each optimizer and nn.Random a name=.'
                 )
         given = set(self.inputs)
         for node in self.nodes:
             if node.op is PLACEHOLDER and node not in given:
                 raise CompileError(
-                    f"placeholder {node.attrs['name']!r} (made at {node.site}) is needed "
-                    "but is not among the inputs"
+                    f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "
+                    f"{node.site}), which the outputs or updates need; got inputs without it. Add "
+                    "it to the inputs."
                 )
         for variable, value in self.updates:
             if variable.type != value.type:
                 raise CompileError(
-                    f"updates: variable {variable.attrs.get('name')!r} is {variable.type}, "
-                    f"its next value (made at {value.site}) is {value.type}"
+                    f"compile: updates: expected {variable.type} as the next value of variable "
+                    f"{variable.attrs.get('name')!r}; got {value.type} (made at {value.site}). "
+                    "Reshape or cast it, for example by value.astype(variable.dtype)."
                 )
 
     def __str__(self) -> str:

@@ -317,8 +317,12 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
     wanted = as_dtype(dtype, where)
     try:
         sizes = lengths(shape, where, wanted.itemsize)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"{error}; shapes are static: expected integers >= 0") from None
+    except (TypeError, ValueError):
+        raise ShapeError(
+            f"{where}: expected a shape of integers >= 0 and of fewer than 2**63 bytes; got "
+            f"{shape!r}. Shapes are static: make one step per shape, or use @ngd.function, which "
+            "compiles one per shape."
+        ) from None
     attrs = {"name": str(name), "uniform": bool(uniform)}
     return Node(PLACEHOLDER, (), attrs, Type(wanted, sizes))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -47,6 +47,10 @@ def living(groups: weakref.WeakSet[Group]) -> list[Group]:
 
 MOST_ROWS = 2**48
 """The largest number of rows that a rank may give: the sum over ranks does not overflow."""
+
+
+ALONE: Final = " The group has 1 rank: start the job by a launcher, such as ngd run -n 2 train.py."
+"""The advice of an error for a message in a group of one rank."""
 
 
 class Group(BoundToProcess):
@@ -652,7 +656,7 @@ class Group(BoundToProcess):
         if not 0 <= rank < self.size or rank == self.rank:
             raise ValueError(
                 f"{where}: {name}: expected another rank in [0, {self.size}); got {rank} on rank "
-                f"{self.rank}"
+                f"{self.rank}.{ALONE if self.size == 1 else ''}"
             )
         return rank
 

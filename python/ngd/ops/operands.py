@@ -21,6 +21,7 @@ from ..dtype import (
     Type,
     as_dtype,
     bfloat16,
+    bool_,
     float16,
     float32,
     float64,
@@ -62,10 +63,24 @@ def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]
         return dtype
     family = _FAMILIES.get(allowed) or " or ".join(d.name for d in allowed)
     if any(t.dtype not in allowed for t in types):
-        raise DTypeError(f"{where}: expected {family}; got {got(*types)}")
+        raise DTypeError(
+            f"{where}: expected {family}; got {got(*types)}. {cast_fix(types, allowed)}"
+        )
     if any(t.dtype != types[0].dtype for t in types):
-        raise DTypeError(f"{where}: expected operands of one dtype; got {got(*types)}")
+        fix = f'Cast the others: x.astype("{types[0].dtype.name}").'
+        raise DTypeError(f"{where}: expected operands of one dtype; got {got(*types)}. {fix}")
     return types[0].dtype
+
+
+def cast_fix(types: tuple[Type, ...], allowed: tuple[DType, ...]) -> str:
+    """Return the advice for operands whose dtype an op does not take."""
+    dtype = next(d for d in (float32, INDICES[1], bool_, allowed[0]) if d in allowed)
+    if any(t.dtype == bool_ for t in types) and allowed == NUMBERS:
+        return (
+            "For bools use ops.logical_and, ops.logical_or or ops.logical_not, or cast them: "
+            'x.astype("float32").'
+        )
+    return f'Cast: x.astype("{dtype.name}").'
 
 
 def check_indices(
