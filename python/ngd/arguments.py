@@ -28,17 +28,20 @@ def in_order(
         if names.count(name) != 1:
             found = f"{name!r}, the name of {names.count(name)} inputs: give those by position"
             found = found if name in names else f"{name!r}"
-            raise TypeError(f"{where}: expected inputs by name among ({shown}); got {found}")
+            raise TypeError(f"{where}: expected inputs by name among ({shown}); got {found}.")
         if names.index(name) < len(given):
             raise TypeError(
-                f"{where}: expected input {name!r} once; got it by position and by name"
+                f"{where}: expected input {name!r} once; got it by position and by name. "
+                "Give it once."
             )
     missing = [name for name in names[len(given) :] if name not in named]
     if missing or len(given) > len(names):
         count = len(given) + len(named)
         number = "1 array" if len(names) == 1 else f"{len(names)} arrays"
         lacking = f", without {', '.join(missing)}" if missing else ""
-        raise TypeError(f"{where}: expected {number} ({shown}); got {count}{lacking}")
+        raise TypeError(
+            f"{where}: expected {number} ({shown}); got {count}{lacking}. Give one per input."
+        )
     return [*given, *(named[name] for name in names[len(given) :])]
 
 
@@ -56,7 +59,9 @@ def convert(value: Any, wanted: Type, where: str) -> Array:
         raise ShapeError(f"{where}: expected {wanted}; got {got}") from None
     if array.dtype == object:
         got = "Python's objects" if isinstance(value, np.ndarray) else type(value).__name__
-        raise TypeError(f"{where}: expected an array {wanted}; got {got}")
+        raise TypeError(
+            f"{where}: expected an array {wanted}; got {got}. Give an array or numbers."
+        )
     if array.shape != wanted.shape:
         raise ShapeError(f"{where}: expected shape {wanted.shape}; got {array.shape}. {STATIC}")
     if not is_python(value):

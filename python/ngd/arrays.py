@@ -93,6 +93,6 @@ def destination(out: Any, dtype: DType, shape: Shape, where: str, name: str = "o
         raise ShapeError(
             f"{where}: {name}: expected a contiguous, writable {dtype} array of shape {shape}; "
             f"got a {contiguous}{'' if flags.writeable else ', read-only'} {seen.dtype} one of "
-            f"{seen.shape}"
+            f'{seen.shape}. Make it by np.empty({shape}, "{dtype}").'
         )
     return seen

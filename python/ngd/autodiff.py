@@ -66,11 +66,13 @@ def _name(node: Node) -> str:
 
 def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> str:
     """Return the message for a target that gets no gradient: the op that ends the path, if any."""
-    message = f"grad: the loss (made at {loss.site}) does not depend on {_name(target)}"
     end = end_of_path(loss, target, adjoints)
-    if end is not None:
-        message += f" through differentiable ops: the path ends at {_name(end)}"
-    return f'{message}. Leave it out, or pass unused="zero" to get zeros.'
+    through = "" if end is None else f" through differentiable ops: the path ends at {_name(end)}"
+    return (
+        f"grad: expected a loss that depends on {_name(target)}; got one (made at {loss.site}) "
+        "that "
+        f'does not{through}. Leave it out, or pass unused="zero" to get zeros.'
+    )
 
 
 def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node | None:

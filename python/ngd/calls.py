@@ -92,7 +92,7 @@ SYNONYMS: Final = {
 }
 """Other libraries' names of parameters, and what ngd may call them."""
 
-SEE_ALSO: Final = {"ops.gather": " ops.take(x, indices, axis) takes elements by index."}
+SEE_ALSO: Final = {"ops.gather": " Use ops.take(x, indices, axis) to take elements by index."}
 """For a call, what users of other libraries may have meant."""
 
 
@@ -136,7 +136,8 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
             return f"got an unexpected keyword argument '{name}'. {fix}."
     positional = [p for p in parameters if p.kind in POSITIONAL]
     if len(args) > len(positional) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return f"got {len(args)} positional arguments. {by_keyword(args[len(positional) :], named)}"
+        count = "1 positional argument" if len(args) == 1 else f"{len(args)} positional arguments"
+        return f"got {count}. {by_keyword(args[len(positional) :], named)}"
     twice = [p.name for p in positional[: len(args)] if p.name in kwargs]
     if twice:
         return f"got `{twice[0]}` by position and by keyword. Give it once."
@@ -238,7 +239,10 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
         return
     kind = ValueError if isinstance(error, AS_VALUE) else TypeError
     given = format_arguments(signature, args, kwargs)
-    raise kind(f"{call}: expected other arguments: {error}; got {given}.") from error
+    raise kind(
+        f"{call}: expected arguments that fit {call}{format_signature(signature)}; got {given}: "
+        f"{error}."
+    ) from error
 
 
 CAUSED: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)

@@ -79,7 +79,9 @@ class Type:
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"a Type does not change; got {name} = {value!r}")
+        raise AttributeError(
+            f"Type: expected no assignment, as a Type does not change; got {name} = {value!r}"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Type, (self.dtype, self.shape)
@@ -152,5 +154,7 @@ def promote(*operands: Any) -> np.dtype[Any]:
     except TypeError:
         dtype = float32
     if dtype not in SHORT_NAMES:
-        raise DTypeError(f"no common dtype among {', '.join(map(str, operands))}")
+        raise DTypeError(
+            f"promote: expected dtypes that ngd has; got {', '.join(map(str, operands))}"
+        )
     return dtype

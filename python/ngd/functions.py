@@ -242,15 +242,17 @@ class Function:
         outer = _tracing.groups[-1] if _tracing.groups else None
         if self.group is not None and self.group is not outer:
             raise TypeError(
-                f"{self.name}: a function with a group of its own cannot be part of another graph: "
-                "give the group to its collectives instead"
+                f"{self.name}: expected a function without a group of its own in another graph; "
+                "got "
+                "one with a group. Give the group to its collectives."
             )
         return self.__wrapped__(*args, **kwargs)
 
     def _refuse_block(self, name: str) -> None:
         raise TypeError(
-            f"{self.name}: it is called inside of a block of {name}, which a traced function does "
-            "not see: begin the block in the function"
+            f"{self.name}: expected a call outside of blocks of {name}; got one inside, which a "
+            "traced "
+            "function does not see. Begin the block in the function."
         )
 
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
@@ -310,7 +312,7 @@ class Function:
         except TypeError:
             raise TypeError(
                 f"{self.name}: {path}: expected an array, or something hashable that is fixed in "
-                f"the trace; got {leaf!r}"
+                f"the trace; got {leaf!r}. Give lists, tuples or dicts of arrays and numbers."
             ) from None
         return leaf
 
@@ -390,9 +392,9 @@ class Function:
         for node in graph.nodes:
             if node.op is PLACEHOLDER and node not in own:
                 raise CompileError(
-                    f"{self.name}: it reads {node.attrs['name']!r} (made at {node.site}), an "
-                    "argument of another function or step, which has no value here; make it an "
-                    "argument"
+                    f"{self.name}: expected arguments of its own; got {node.attrs['name']!r} (made "
+                    f"at {node.site}), an argument of another function or step, which has no value "
+                    "here. Make it an argument."
                 )
         return graph
 
@@ -481,8 +483,9 @@ def expect_no_updates(where: str, tree: Any) -> None:
     _, found = split(tree)
     if any(isinstance(key, Variable) for key in found):
         raise TypeError(
-            f"{where}: it returns a dict by variables; where these are next values, declare it: "
-            "@ngd.function(updates=True), and return (result, updates)"
+            f"{where}: expected a result without variables as keys; got a dict by variables. For "
+            "next "
+            "values write @ngd.function(updates=True), and return (result, updates)."
         )
     for part in found.values():
         expect_no_updates(where, part)
@@ -586,7 +589,10 @@ def function(
         as_precision("function", precision), as_shard("function", shard)
         return functools.partial(Function, updates=updates, **how)
     if not callable(python):
-        raise TypeError(f"function: expected a Python function; got {python!r}")
+        raise TypeError(
+            f"function: expected a Python function; got {python!r}. Write @ngd.function above a "
+            "def."
+        )
     return Function(python, updates, **how)
 
 

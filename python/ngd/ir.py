@@ -155,7 +155,11 @@ class Op:
         Of several results `dy` is a tuple of adjoints, and `node` the first result. None stands for
         zeros: the loss does not depend on that result.
         """
-        raise GradientError(f"{self.name}: this op has no gradient (used at {node.site})")
+        raise GradientError(
+            f"{self.name}: expected an op with a gradient; got {self.name} (used at {node.site}), "
+            "which has "
+            "no gradient. Use ops.stop_gradient on its operand."
+        )
 
     def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
         """As `grad`, where the adjoints of some operands alone are wanted."""
@@ -364,8 +368,8 @@ class Node(ArrayMethods):
 
     def __bool__(self) -> bool:
         raise TypeError(
-            f"bool: expected a value that Python knows; a Node has no truth value (made at "
-            f"{self.site}), because a step computes it later. Use ngd.ops.where to choose in the "
+            f"bool: expected a value that Python knows; got a Node (made at {self.site}), which a "
+            "step computes later: a Node has no truth value. Use ngd.ops.where to choose in the "
             "graph, ngd.ops.logical_and, logical_or and logical_not for conditions, and `is` to "
             "ask whether two nodes are one (`==` and `in` compare values)."
         )

@@ -132,7 +132,8 @@ class Structure:
             return ""
         found = self._at_keys(tree)
         if found is None or found.keys() != set(self.keys):
-            return f"{where}: expected {self}; got {shown(*split(tree), tree)}"
+            found_shown = shown(*split(tree), tree)
+            return f"{where}: expected {self}; got {found_shown}. Give it this structure."
         parts = zip(self.keys, self.parts, strict=True)
         faults = (part._misfit(found[key], where + self.step(key)) for key, part in parts)
         return next(filter(None, faults), "")

@@ -160,7 +160,7 @@ class Variable(Node):
     def __index__(self) -> int:
         if self.dtype.kind not in "iub":
             raise TypeError(
-                f"expected an integer; got {self.type} of the variable {self.name!r} "
+                f"int: expected an integer; got {self.type} of the variable {self.name!r} "
                 f"(made at {self.site})"
             )
         return int(self)
@@ -197,11 +197,13 @@ class Variable(Node):
         BusyError
             A step that runs now reads or writes the variable.
         """
-        where = f"variable {self.name!r}: assign()"
+        where = f"variable {self.name!r}: assign"
         array = view(value, where)
         as_dtype(array.dtype, where)
         if array.shape != self.shape:
-            raise ShapeError(f"{where} expected shape {self.shape}; got {array.shape}")
+            raise ShapeError(
+                f"{where}: expected shape {self.shape}; got {array.shape}. Reshape the value."
+            )
         array = np.ascontiguousarray(array.astype(self.dtype)).reshape(self.shape)
         storages = list(self._storages.values())
         with ExitStack() as stack:
@@ -209,7 +211,7 @@ class Variable(Node):
                 stack.enter_context(storage.assigning())
             refusal = self.cell.replace(storages, array)
         if refusal is not None:
-            raise ValueError(f"{where} {refusal}")
+            raise ValueError(f"{where}: {refusal}")
         self._initial = None if self._storages else array.copy()
 
     def expect_update(self, node: Node, layer: str) -> None:

@@ -210,7 +210,7 @@ def test_a_process_that_hangs_has_a_deadline(monkeypatch: pytest.MonkeyPatch) ->
     source = loaded.Numbers(at=(0,), what="hang")
     loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), num_workers=1, timeout=1.0)
     with pytest.raises(
-        WorkerError, match=r"worker 0 of 1 \(process \d+\) has not answered for 1 s"
+        WorkerError, match=r"an answer of worker 0 of 1 \(process \d+\); got none for 1 s"
     ):
         next(iter(loader))
 

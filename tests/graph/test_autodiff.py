@@ -98,7 +98,7 @@ class TestPathsThatEnd:
         x, y = placeholder("x", 2), placeholder("y", 2, dtype=float32)
         loss = ops.sum(x) + ops.cast(ops.sum(ops.stop_gradient(y)), float64)
         message = (
-            r"does not depend on placeholder 'y' float32\[2\] \(made at .*test_autodiff\.py:\d+\)"
+            r"a loss that depends on placeholder 'y' float32\[2\] \(made at .*autodiff\.py:\d+\)"
         )
         with pytest.raises(GradientError, match=message):
             grad(loss, [x, y])
@@ -158,7 +158,10 @@ class TestRefusals:
     def test_a_missing_gradient_names_the_op_and_its_line(self) -> None:
         x = placeholder("x")
         loss = Opaque().node((x,)) * 2
-        with pytest.raises(GradientError, match=r"^opaque: .*no gradient \(used at .*\.py:"):
+        with pytest.raises(
+            GradientError,
+            match=r"^opaque: .*expected an op with a gradient; got opaque \(used at .*\.py:",
+        ):
             grad(loss, x)
 
     def test_a_missing_gradient_off_the_path_is_no_matter(self) -> None:

@@ -121,7 +121,7 @@ def test_equality_compares_values_and_keys_are_nodes() -> None:
     ],
 )
 def test_a_node_has_no_truth_value(ask: Callable[[Node, Node], Any]) -> None:
-    words = r"no truth value.*test_ir\.py:\d+.*ops\.where.*logical_and.*`is`"
+    words = r"test_ir\.py:\d+.*no truth value.*ops\.where.*logical_and.*`is`"
     with pytest.raises(TypeError, match=words):
         ask(placeholder("x", 3), placeholder("y", 3))
 
@@ -256,5 +256,5 @@ def test_two_ops_of_one_name_are_refused() -> None:
 
 def test_broadcast_shapes() -> None:
     assert broadcast_shapes("call", (2, 1), (3,)) == (2, 3)
-    with pytest.raises(ShapeError, match=r"^call: shapes do not broadcast: \(2,\) with \(3,\)"):
+    with pytest.raises(ShapeError, match=r"^call: .* that broadcast; got \(2,\) with \(3,\)"):
         broadcast_shapes("call", (2,), (3,))

@@ -108,7 +108,7 @@ def test_what_has_no_gradient_is_an_error() -> None:
     def f(x: Any, y: Any) -> Any:
         return ops.sum(x) if x is not None else None
 
-    with pytest.raises(GradientError, match=r"does not depend on the argument\['a'\]"):
+    with pytest.raises(GradientError, match=r"a result that depends on the argument\['a'\]"):
         ngd.value_and_grad(lambda x: ops.sum(x["b"]))({"a": 1.0, "b": 2.0})
     close(ngd.value_and_grad(f, 1, unused="zero")(X, Y)[1], np.zeros_like(Y))
     with pytest.raises(GradientError, match=r"expected floats to differentiate by.*got 3"):
@@ -121,7 +121,7 @@ def test_what_has_no_gradient_is_an_error() -> None:
         ngd.value_and_grad(lambda x: x)(X)
     with pytest.raises(GradientError, match="floating scalar to differentiate; got None"):
         ngd.value_and_grad(lambda x: None)(X)
-    with pytest.raises(TypeError, match="expected argnums among the 2 positional"):
+    with pytest.raises(TypeError, match="expected argnums below 2, the number of positional"):
         ngd.value_and_grad(f, 2)(X, Y)
     with pytest.raises(TypeError, match=r"returns \(result, aux\)"):
         ngd.value_and_grad(lambda x: ops.sum(x), has_aux=True)(X)
@@ -305,7 +305,7 @@ def test_custom_gradient_in_loops_and_of_gradients(device: str) -> None:
 def test_custom_gradient_says_what_is_wrong() -> None:
     w = ngd.variable("w", X)
     reads = ngd.custom_gradient(lambda x: (x * w, lambda dy: dy))
-    with pytest.raises(GradientError, match=r"reads <ngd.Node variable 'w'.*make it an argument"):
+    with pytest.raises(GradientError, match=r"reads <ngd.Node variable 'w'.*Make it an argument"):
         reads(X)
     stopped = ngd.custom_gradient(lambda x: (x * ops.stop_gradient(w), lambda dy: dy))
     close(stopped(X), X * X)

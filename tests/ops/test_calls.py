@@ -64,7 +64,9 @@ def test_an_error_of_the_op_itself_is_as_it_was() -> None:
     ],
 )
 def test_gather_by_index_names_take(call: Callable[[], Any]) -> None:
-    with pytest.raises(TypeError, match=r"gather: .*ops\.take\(x, indices, axis\) takes elements"):
+    with pytest.raises(
+        TypeError, match=r"gather: .*ops\.take\(x, indices, axis\) to take elements"
+    ):
         call()
 
 

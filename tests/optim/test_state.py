@@ -164,7 +164,7 @@ def test_the_same_of_a_compiled_step(tmp_path: Path) -> None:
     checkpoint.load(tmp_path, both.state)
     assert both.state["sgd.b.momentum"].numpy() == 1
     step()
-    with pytest.raises(ValueError, match=r"holds nothing for <ngd.Node variable 'sgd.c.momentum'"):
+    with pytest.raises(ValueError, match=r"for variable 'sgd.c.momentum'; got nothing in"):
         checkpoint.load(tmp_path, made([w, b, ngd.variable("c", [1.0])])[0].state)
     started, step = made([w])
     step()
@@ -280,7 +280,7 @@ def test_two_optimizers_of_one_checkpoint(tmp_path: Path) -> None:
     _, resumed = trained(3, 5)
     for got, want in zip(resumed, straight, strict=True):
         np.testing.assert_array_equal(got, want)
-    with pytest.raises(ValueError, match=r"two variables are called 'a\.step'"):
+    with pytest.raises(ValueError, match=r"got two called 'a\.step'"):
         checkpoint.save(tmp_path, [saved, optim.AdamW(0.1, name="a").state])
 
 

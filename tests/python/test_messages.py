@@ -127,14 +127,17 @@ def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda x: np.unwrap(x), r"numpy\.unwrap has no op on a Node: see ngd\.ops"),
-        (lambda x: np.linalg.inv(x), r"numpy\.linalg\.inv has no op .*docs/limitations\.md"),
-        (lambda x: np.nonzero(x), r"numpy\.nonzero has no op .*ngd\.ops\.where\(mask, x, y\)"),
+        (lambda x: np.unwrap(x), r"numpy\.unwrap: .* has no op: use the functions of ngd\.ops"),
+        (lambda x: np.linalg.inv(x), r"numpy\.linalg\.inv: .* has no op: .*docs/limitations\.md"),
+        (lambda x: np.nonzero(x), r"numpy\.nonzero: .* has no op: .*ngd\.ops\.where\(mask, x, y\)"),
         (lambda x: np.linalg.norm(x, 1), r"numpy\.linalg\.norm: expected ord=None, or a number"),
         (lambda x: np.linalg.norm(x, "fro"), r"numpy\.linalg\.norm: expected ord=None.*'fro'"),
         (lambda x: np.linalg.norm(x, axis=()), r"numpy\.linalg\.norm: expected one axis or two"),
         (lambda x: np.dot(x, np.ones((2, 3, 2))), r"numpy\.dot: expected at most 2 axes"),
-        (lambda x: np.var(x, out=0), r"numpy\.var on a Node takes \(x, axis, .*ddof\): .*out"),
+        (
+            lambda x: np.var(x, out=0),
+            r"numpy\.var: expected \(x, axis, .*ddof\) .*; got .*out",
+        ),
         (lambda x: np.add.reduce(x), r"numpy\.add\.reduce: expected arrays; got a Node"),
         (
             lambda x: np.asarray(x),
@@ -150,7 +153,10 @@ def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -
             lambda x: ops.cond(x == None, lambda: x, lambda: -x),  # noqa: E711
             "cond: expected a node or an array as the condition; got the Python bool False",
         ),
-        (lambda x: ops.concat(x, x), r"concat: expected a list of tensors, as in concat\(\[a, b\]"),
+        (
+            lambda x: ops.concat(x, x),
+            r"concat: expected a list of .* Write concat\(\[a, b\]",
+        ),
         (lambda x: ops.stack(x, 0), r"stack: expected a list of tensors"),
         (lambda x: ops.reshape(x, (4, -1)), r"reshape: expected 6 elements .*that divide them"),
         (lambda x: ops.reshape(x, (-1, 0)), r"reshape: .*that divide them; got \(-1, 0\)"),

@@ -351,7 +351,10 @@ class Group(BoundToProcess):
         root, here = self._root(root, where)
         if x is None:
             if here:
-                raise TypeError(f"{where}: expected rank {root}, the root, to give an array")
+                raise TypeError(
+                    f"{where}: expected an array on rank {root}, the root; got None. Give x there; "
+                    "the other ranks give None."
+                )
             buffer = source = self._received(out, shape, dtype, where)
         else:
             source = operand(x, where)
@@ -640,7 +643,9 @@ class Group(BoundToProcess):
             seen = operand(out, f"{where}: out")
             return destination(out, seen.dtype, seen.shape, where)
         if shape is None or dtype is None:
-            raise TypeError(f"{where}: expected out, or shape and dtype, of what is received")
+            raise TypeError(
+                f"{where}: expected out, or shape and dtype, of the received array; got neither"
+            )
         wanted = as_dtype(dtype, where)
         return destination(out, wanted, lengths(shape, where, wanted.itemsize), where)
 
@@ -662,7 +667,10 @@ class Group(BoundToProcess):
 
     def _check_disjoint(self, source: Array, buffer: Array, where: str) -> None:
         if np.may_share_memory(source, buffer):
-            raise ValueError(f"{where}: out: expected memory apart from the array's; they overlap")
+            raise ValueError(
+                f"{where}: out: expected memory apart from the array's; got overlapping memory. "
+                "Pass a copy."
+            )
 
     def _counts(self, counts: Sequence[int], where: str, name: str) -> Array:
         numbers = np.asarray(counts)
@@ -700,8 +708,9 @@ class NonMember(Group):
     def refuse(self, call: str) -> Any:
         """Raise the error of a call."""
         raise NotMemberError(
-            f"{call}: this rank is no member of the group {self.name!r}: its split() gave no color "
-            "(group.is_member tells)"
+            f"{call}: expected a group that includes this rank; got {self.name!r}: this rank is "
+            "not "
+            "a member, because its split() gave no color. Ask group.is_member before the call."
         )
 
     def check_open(self) -> None:

@@ -53,7 +53,7 @@ class MultiHeadAttention(Module):
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
                 f"nn.MultiHeadAttention: expected a number of heads that divides {embed_dim}; "
-                f"got {num_heads}"
+                f"got {num_heads}. Choose a divisor of embed_dim."
             )
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.in_proj_weight = Parameter((3 * embed_dim, embed_dim), xavier_uniform())

@@ -100,7 +100,9 @@ class Parameter:
     def name(self) -> str:
         """The path from the outermost module."""
         if self._place is None:
-            raise RuntimeError("nn.Parameter: expected an attribute of a module; it is of none")
+            raise RuntimeError(
+                "nn.Parameter: expected an attribute of a module; got one outside of modules"
+            )
         module, key = self._place
         return f"{module.path}.{key}" if module.path else key
 
@@ -348,15 +350,21 @@ class Module:
             return self._parameters[key].variable
         if key in self.__dict__.get("_modules", {}):
             return self._modules[key]
-        instead = f"; see {INSTEAD[key]}" if key in INSTEAD else ""
-        raise AttributeError(f"{type(self).__name__} has no attribute {key!r}{instead}")
+        instead = f". Use {INSTEAD[key]}" if key in INSTEAD else ""
+        raise AttributeError(
+            f"{type(self).__name__}: expected an attribute of the module; got {key!r}, and "
+            f"{type(self).__name__} has no attribute {key!r}{instead}"
+        )
 
     def __delattr__(self, key: str) -> None:
         for register in (self._parameters, self._modules, self.__dict__):
             if key in register:
                 del register[key]
                 return
-        raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
+        raise AttributeError(
+            f"{type(self).__name__}: expected an attribute of the module; got {key!r}, and "
+            f"{type(self).__name__} has no attribute {key!r}"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which is a model of its own without a parent."""
@@ -426,7 +434,8 @@ class Module:
             if parameter.made and place is not None and place[0]._outermost() is self:
                 raise RuntimeError(
                     f"{type(self).__name__}.name: expected a name before the model is first called "
-                    f"or its variables are made; variable {parameter.variable.name!r} exists. Set "
+                    "or its variables are made; got one after variable "
+                    f"{parameter.variable.name!r}. Set "
                     "`model.name` where the model is constructed."
                 )
 
@@ -467,7 +476,10 @@ class Module:
         """
         found = dict(self.declared()).get(key)
         if found is None:
-            raise KeyError(f"{type(self).__name__} has no parameter {key!r}")
+            raise KeyError(
+                f"{type(self).__name__}.parameter: expected a name of a parameter; got {key!r}, "
+                f"and there is no parameter {key!r}"
+            )
         return found
 
     def declared(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
@@ -594,7 +606,9 @@ class Module:
         """
         for key, parameter in self.declared():
             if parameter.made:
-                raise RuntimeError(f"Module.astype: expected a fresh module; {key!r} is in use")
+                raise RuntimeError(
+                    f"Module.astype: expected a fresh module; got one whose {key!r} is in use"
+                )
         for _, parameter in self.declared():
             if is_floating(parameter.dtype):
                 parameter.dtype = np.dtype(dtype)
@@ -669,12 +683,18 @@ class Module:
         >>> model.load_state_dict(model.state_dict())
         Keys(missing=[], unexpected=[])
         """  # long because each error is described
+        where = f"{type(self).__name__}.load_state_dict"
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"{where}: expected a mapping of names to arrays; got {state!r}. Pass the result "
+                "of "
+                "state_dict()."
+            )
         declared = {key: p for key, p in self.declared() if p.saved}
         given = {id(p) for key, p in declared.items() if key in state}
         missing = [key for key, p in declared.items() if id(p) not in given]
         unexpected = [key for key in state if key not in declared]
         present = {key: p for key, p in declared.items() if key in state}
-        where = f"{type(self).__name__}.load_state_dict"
         given_shapes = {key: shape_of(state[key], f"{where}: {key}") for key in present}
         shapes = [
             f"{key}: expected shape {p.shape}; got {given_shapes[key]}"
@@ -684,7 +704,10 @@ class Module:
         if strict and (missing or unexpected):
             parts = {"missing": missing, "unexpected": unexpected}
             faults = [f"{len(k)} {what}: {', '.join(k)}" for what, k in parts.items() if k]
-            raise ValueError(f"{where}: keys: {'; '.join(faults)}")
+            raise ValueError(
+                f"{where}: keys: expected those of the module; got {'; '.join(faults)}. Pass "
+                "strict=False to load the keys that exist."
+            )
         if shapes:
             raise errors.ShapeError(f"{where}: {'; '.join(shapes)}")
         for parameter in present.values():

@@ -191,7 +191,7 @@ class GroupNorm(Module):
         if num_groups < 1 or num_channels % num_groups:
             raise ValueError(
                 f"nn.GroupNorm: expected a number of groups that divides {num_channels} channels; "
-                f"got {num_groups}"
+                f"got {num_groups}. Choose a divisor."
             )
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         self.weight = Parameter(num_channels, ones) if affine else None

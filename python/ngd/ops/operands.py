@@ -181,7 +181,10 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
         with np.errstate(over="ignore"):
             return constant_node(value, dtype)
     except OverflowError:
-        raise DTypeError(f"{where}: {value} does not fit in {dtype.name}") from None
+        raise DTypeError(
+            f"{where}: expected a number that fits into {dtype.name}, the dtype of the other "
+            f"operand; got {value}, which does not. Cast that operand first."
+        ) from None
 
 
 def scalar_value(node: Node) -> Any:
@@ -263,8 +266,12 @@ def broadcast_shapes(where: str, *shapes: Shape) -> Shape:
     try:
         return _broadcast(shapes)
     except ValueError:
-        got = " with ".join(str(s) for s in shapes)
-        raise ShapeError(f"{where}: shapes do not broadcast: {got}") from None
+        found = " with ".join(str(s) for s in shapes)
+        raise ShapeError(
+            f"{where}: expected shapes that broadcast; got {found}. Reshape one, or add axes of "
+            "size "
+            "1 by ops.expand_dims."
+        ) from None
 
 
 @lru_cache(maxsize=4096)

@@ -66,7 +66,7 @@ class ExponentialMovingAverage:
         made: dict[Variable, Node] = {self._step: self._step + 1}
         for v in wanted:
             if v not in next:
-                raise ValueError(f"{self.name}: updates: {v!r} has no next value")
+                raise ValueError(f"{self.name}: updates: expected a next value of {v!r}; got none")
             expect_one_of_a_name(f"{self.name}: updates", v, self._met)
             a = self.averages[v] = self.state.variable(f"{self.name}.{v.name}", v.numpy)
             kept = ops.cast(decay, v.dtype)
@@ -81,8 +81,8 @@ class ExponentialMovingAverage:
         """
         if self.state.pending:
             raise RuntimeError(
-                f"{self.name}: applied: expected the averages of variables; they are loaded and "
-                "pending. Make a step, or call step.trace(...), before."
+                f"{self.name}: applied: expected the averages of variables; got pending ones, "
+                "from a file. Make a step, or call step.trace(...), before."
             )
         before = {v: v.numpy() for v in self.averages}
         try:

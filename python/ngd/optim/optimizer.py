@@ -317,7 +317,8 @@ class Optimizer:
             self._weighted = weighted
         if self._weighted != weighted:
             raise ValueError(
-                f"{self.name}: {where}: expected weights for all micro-batches, or for none"
+                f"{self.name}: {where}: expected weights for all micro-batches, or for none; got "
+                "some"
             )
 
     def apply(
@@ -368,7 +369,10 @@ class Optimizer:
                 raise TypeError(f"{self.name}: {where}: {path}: expected a variable; got {leaf!r}")
         for name, times in Counter(v.name for v in leaves).items():
             if times > 1:
-                raise ValueError(f"{self.name}: {where}: {times} parameters are called {name!r}")
+                raise ValueError(
+                    f"{self.name}: {where}: expected parameters with different names; got {times} "
+                    f"called {name!r}. Name the models."
+                )
         return leaves
 
 

@@ -89,7 +89,9 @@ def describe(value: Any) -> str:
 def number(where: str, name: str, value: Any, *, least: float = -math.inf) -> float:
     """Check an option that is a finite number."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (Real, np.number)):
-        raise TypeError(f"{where}: {name}: expected a number; got {describe(value)}")
+        raise TypeError(
+            f"{where}: {name}: expected a number; got {describe(value)}. Convert it by float()."
+        )
     found = float(value)
     if not math.isfinite(found):
         raise ValueError(f"{where}: {name}: expected a finite number; got {value!r}")
@@ -123,7 +125,10 @@ def fraction(where: str, name: str, value: Any) -> float:
 def pair(where: str, name: str, value: Any) -> tuple[float, float]:
     """Check the two decays of moments."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"{where}: {name}: expected a pair of numbers; got {describe(value)}")
+        raise TypeError(
+            f"{where}: {name}: expected a pair of numbers; got {describe(value)}. Write (0.9, "
+            "0.999)."
+        )
     first, second = (fraction(where, f"{name}[{i}]", each) for i, each in enumerate(value))
     return first, second
 

@@ -238,7 +238,9 @@ class DiLoCo:
                     f"{' of floats' if parameters else ''}; got {leaf!r}"
                 )
         if parameters and len({isinstance(leaf, Variable) for leaf in leaves}) != 1:
-            raise TypeError(f"{self.where}: parameters: expected variables alone, or arrays alone")
+            raise TypeError(
+                f"{self.where}: parameters: expected only variables, or only arrays; got both"
+            )
         pairs = zip(leaves, structure.paths(), strict=True)
         return leaves, [v.name if isinstance(v, Variable) else path for v, path in pairs]
 
