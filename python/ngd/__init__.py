@@ -5,6 +5,7 @@ from importlib import import_module as _import
 from typing import TYPE_CHECKING, Any
 
 from . import errors, logs, metrics, ops, trees
+from .calls import name_calls as _name_calls
 from .collectives import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
 from .compiler import compile
 from .devices.executable import Executable
@@ -155,3 +156,6 @@ def __getattr__(name: str) -> Any:
     if name in ("checkpoint", "data", "nn", "optim", "train"):
         return _import(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+_name_calls("ngd", globals(), __all__)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,43 +13,63 @@ from .dtype import DType, Type, bfloat16, is_float
 from .errors import ShapeError
 from .ir import Array, Node
 
+STATIC: Final = (
+    "Shapes are static: compile another step for this shape, or use @ngd.function, which compiles "
+    "one per shape."
+)
 
-def in_order(names: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-    """All arguments by position: those without a name come first, as in a call of a function."""
+
+def in_order(
+    where: str, names: Sequence[str], given: Sequence[Any], named: Mapping[str, Any]
+) -> list[Any]:
+    """Return all arguments by position; those without a name come first, as in a call in Python."""
     shown = ", ".join(names)
     for name in named:
         if names.count(name) != 1:
-            which = f"{names.count(name)} inputs are" if name in names else "no input is"
-            raise TypeError(f"Executable: {which} called {name!r}; the inputs are ({shown})")
+            found = f"{name!r}, the name of {names.count(name)} inputs: give those by position"
+            found = found if name in names else f"{name!r}"
+            raise TypeError(f"{where}: expected inputs by name among ({shown}); got {found}.")
         if names.index(name) < len(given):
-            raise TypeError(f"Executable: input {name!r} is given twice, by position and by name")
+            raise TypeError(
+                f"{where}: expected input {name!r} once; got it by position and by name. "
+                "Give it once."
+            )
     missing = [name for name in names[len(given) :] if name not in named]
     if missing or len(given) > len(names):
         count = len(given) + len(named)
-        raise TypeError(f"Executable: expected {len(names)} arrays ({shown}); got {count}")
+        number = "1 array" if len(names) == 1 else f"{len(names)} arrays"
+        lacking = f", without {', '.join(missing)}" if missing else ""
+        raise TypeError(
+            f"{where}: expected {number} ({shown}); got {count}{lacking}. Give one per input."
+        )
     return [*given, *(named[name] for name in names[len(given) :])]
 
 
 def convert(value: Any, wanted: Type, where: str) -> Array:
     """One argument made to fit; what would lose values is an error that says `where`."""
     if isinstance(value, Node):
-        raise TypeError(f"{where}: expected an array {wanted}; got {value!r}")
+        raise TypeError(
+            f"{where}: expected an array {wanted}; got {value!r}. A step takes arrays; call the "
+            "Python function that builds the graph to apply it to a node."
+        )
     try:
         array = view(value, where)
     except ValueError as error:
         got = "lists of different lengths" if isinstance(value, (list, tuple)) else error
-        raise ShapeError(f"{where}: expected shape {wanted.shape}; got {got}") from None
+        raise ShapeError(f"{where}: expected {wanted}; got {got}") from None
     if array.dtype == object:
         got = "Python's objects" if isinstance(value, np.ndarray) else type(value).__name__
-        raise TypeError(f"{where}: expected an array {wanted}; got {got}")
+        raise TypeError(
+            f"{where}: expected an array {wanted}; got {got}. Give an array or numbers."
+        )
     if array.shape != wanted.shape:
-        raise ShapeError(f"{where}: expected shape {wanted.shape}; got {array.shape}")
+        raise ShapeError(f"{where}: expected shape {wanted.shape}; got {array.shape}. {STATIC}")
     if not is_python(value):
         if not np.can_cast(array.dtype, wanted.dtype, "safe"):
             name = "ngd.bfloat16" if wanted.dtype == bfloat16 else f"np.{wanted.dtype.name}"
             raise TypeError(
-                f"{where}: expected dtype {wanted.dtype}; got {array.dtype}, of which values "
-                f"might be lost: if that is meant, convert it by .astype({name})"
+                f"{where}: expected dtype {wanted.dtype}; got {array.dtype}, which can "
+                f"hold values that {wanted.dtype} cannot. Convert it: .astype({name})."
             )
         return np.ascontiguousarray(array, wanted.dtype).reshape(wanted.shape)
     with np.errstate(over="ignore"):

@@ -152,7 +152,10 @@ class ArrayMethods:
         return self._apply("getitem", self, index)
 
     def __setitem__(self, index: Any, values: Any) -> None:
-        raise TypeError("a Node does not change: x = x.at[index].set(values) has a part changed")
+        raise TypeError(
+            "setitem: expected an array that changes; got a Node, which does not. Write "
+            "x = x.at[index].set(values)."
+        )
 
     @property
     def at(self) -> At:

@@ -25,7 +25,9 @@ def view(array: Any, where: str) -> Array:
     if not isinstance(array, np.ndarray) and hasattr(array, "__dlpack__"):
         return _from_dlpack(array, where)
     if has_mask(array):
-        raise TypeError(f"{where}: expected an array without a mask: its filled() is one")
+        raise TypeError(
+            f"{where}: expected an array without a mask; got a masked array. Pass x.filled(value)."
+        )
     return np.asarray(memoryview(array) if isinstance(array, bytes) else array)
 
 
@@ -49,8 +51,8 @@ def _from_dlpack(array: Any, where: str) -> Array:
         if str(getattr(array, "dtype", "")) == "bfloat16":
             return np.asarray(array)
         raise TypeError(
-            f"{where}: expected an array in the CPU's memory; NumPy cannot read this "
-            f"{type(array).__name__}: {error}"
+            f"{where}: expected an array in the CPU's memory; got a {type(array).__name__} that "
+            f"NumPy cannot read: {error}. Copy it to the CPU."
         ) from None
 
 
@@ -91,6 +93,6 @@ def destination(out: Any, dtype: DType, shape: Shape, where: str, name: str = "o
         raise ShapeError(
             f"{where}: {name}: expected a contiguous, writable {dtype} array of shape {shape}; "
             f"got a {contiguous}{'' if flags.writeable else ', read-only'} {seen.dtype} one of "
-            f"{seen.shape}"
+            f'{seen.shape}. Make it by np.empty({shape}, "{dtype}").'
         )
     return seen

@@ -38,11 +38,13 @@ def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
     if loss.shape or not is_float(loss.dtype):
         raise GradientError(
             f"grad: expected a floating scalar to differentiate; got {loss.type} "
-            f"(made at {loss.site}); reduce it first, by ngd.ops.mean or ngd.ops.sum"
+            f"(made at {loss.site}). Reduce it first, by ngd.ops.mean or ngd.ops.sum."
         )
     for target in targets:
         if not is_float(target.dtype):
-            raise GradientError(f"grad: expected floats to differentiate by; got {_name(target)}")
+            raise GradientError(
+                f"grad: expected floats to differentiate by; got {_name(target)}. Leave it out."
+            )
     with at_site(loss.site):
         seed = constant_node(np.ones((), loss.dtype))
     adjoints = walk_back({loss: seed}, targets)
@@ -51,10 +53,7 @@ def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
         adjoint = adjoints.get(target)
         if adjoint is None:
             if unused == "error":
-                raise GradientError(
-                    f"grad: the loss (made at {loss.site}) does not depend on {_name(target)} "
-                    'through anything differentiable; unused="zero" would give zeros'
-                )
+                raise GradientError(without_gradient(loss, target, adjoints))
             adjoint = zeros(target.shape, target.dtype)
         results.append(adjoint)
     return structure.rebuild(results)
@@ -63,6 +62,35 @@ def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
 def _name(node: Node) -> str:
     name = node.attrs.get("name")
     return f"{node.op.name}{f' {name!r}' if name else ''} {node.type} (made at {node.site})"
+
+
+def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> str:
+    """Return the message for a target that gets no gradient: the op that ends the path, if any."""
+    end = end_of_path(loss, target, adjoints)
+    through = "" if end is None else f" through differentiable ops: the path ends at {_name(end)}"
+    return (
+        f"grad: expected a loss that depends on {_name(target)}; got one (made at {loss.site}) "
+        "that "
+        f'does not{through}. Leave it out, or pass unused="zero" to get zeros.'
+    )
+
+
+def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node | None:
+    """Return the first op between a target and the loss that gives the target no gradient."""
+    dependent, active = {target}, {target}
+    for node in topological((loss,)):
+        given = [i for i in node.inputs if i in dependent]
+        if not given:
+            continue
+        dependent.update(node.results)
+        reached = any(i in active for i in given)
+        floats = [r for r in node.results if is_float(r.dtype)]
+        has_adjoint = any(r in adjoints for r in node.results)
+        if reached and (not floats or (has_adjoint and not any(i in adjoints for i in given))):
+            return node
+        if reached:
+            active.update(floats)
+    return None
 
 
 def walk_back(

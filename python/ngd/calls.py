@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -36,10 +36,63 @@ SYNONYMS: Final = {
     "root": ("folder",),
     "workers": ("num_workers",),
     "world_size": ("size",),
+    "rate": ("lr",),
+    "learning_rate": ("lr",),
+    "init_value": ("lr",),
+    "peak_value": ("lr",),
+    "base_lr": ("lr",),
+    "max_lr": ("lr",),
+    "end_value": ("final_lr",),
+    "end_factor": ("final_lr",),
+    "eta_min": ("final_lr",),
+    "min_lr": ("final_lr",),
+    "alpha": ("final_lr",),
+    "T_max": ("steps",),
+    "total_iters": ("steps",),
+    "total_steps": ("steps",),
+    "decay_steps": ("steps",),
+    "transition_steps": ("steps",),
+    "warmup_steps": ("steps",),
+    "num_warmup_steps": ("steps",),
+    "milestones": ("factors",),
+    "boundaries_and_scales": ("factors",),
+    "epsilon": ("eps",),
+    "eps_root": ("eps",),
+    "b1": ("betas",),
+    "b2": ("betas",),
+    "beta": ("betas", "momentum"),
+    "beta1": ("betas",),
+    "beta2": ("betas",),
+    "beta_1": ("betas",),
+    "beta_2": ("betas",),
+    "mu": ("momentum",),
+    "mass": ("momentum",),
+    "momentum_factor": ("momentum",),
+    "decay": ("alpha", "weight_decay"),
+    "decay_rate": ("alpha", "lr_decay"),
+    "rho": ("alpha",),
+    "smoothing_constant": ("alpha",),
+    "wd": ("weight_decay",),
+    "l2": ("weight_decay",),
+    "l2_regularization": ("weight_decay",),
+    "initial": ("init_scale", "initial_accumulator_value"),
+    "eta": ("trust_coefficient",),
+    "backend_steps": ("ns_steps",),
+    "max_norm": ("clip_norm",),
+    "max_grad_norm": ("clip_norm",),
+    "grad_clip": ("clip_norm",),
+    "gradient_clip_norm": ("clip_norm",),
+    "gradient_clip_val": ("clip_norm",),
+    "clipnorm": ("clip_norm",),
+    "global_clipnorm": ("clip_norm",),
+    "grad_scaler": ("loss_scale",),
+    "scaler": ("loss_scale",),
+    "lr_mult": ("lr_factor",),
+    "lr_scale": ("lr_factor",),
 }
 """Other libraries' names of parameters, and what ngd may call them."""
 
-SEE_ALSO: Final = {"ops.gather": " ops.take(x, indices, axis) takes elements by index."}
+SEE_ALSO: Final = {"ops.gather": " Use ops.take(x, indices, axis) to take elements by index."}
 """For a call, what users of other libraries may have meant."""
 
 
@@ -49,26 +102,73 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     for synonym in SYNONYMS.get(name, ()):
         if synonym in names:
             return synonym
-    return next(iter(get_close_matches(name, names, 1)), None)
+    return next(iter(get_close_matches(name.lower(), names, 1)), None)
+
+
+REDUCTIONS: Final = 'op="sum", "mean", "min", "max" or "prod"'
+CHOICES: Final = {
+    "all_reduce": REDUCTIONS,
+    "reduce": REDUCTIONS,
+    "reduce_scatter": REDUCTIONS,
+}
+"""For a collective, the values of its required keyword."""
 
 
 def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
-    """Raise a TypeError that names the public call, where arguments do not fit its signature."""
+    """Raise a TypeError that names the public call if arguments do not fit its signature."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        message = f"{call}: expected {call}{format_signature(signature)}; {error}"
-        parameters = signature.parameters.values()
-        named = {p.name for p in parameters if p.kind not in NAMELESS}
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        for name in kwargs:
-            if name in named or takes_any:
-                continue
+        fault = misfit(call, signature, args, kwargs) or f"got other arguments: {error}."
+        wanted = f"expected {call}{format_signature(signature)}"
+        raise TypeError(f"{call}: {wanted}; {fault}{SEE_ALSO.get(call, '')}") from None
+
+
+def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> str:
+    """Return the first fault of the arguments of a call, and the fix; empty for another fault."""
+    parameters = signature.parameters.values()
+    named = {p.name: p for p in parameters if p.kind not in NAMELESS}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for name in kwargs:
+        if name not in named and not takes_any:
             found = nearest(name, named)
-            message += f". `{name}` is called `{found}`" if found else f". It takes no `{name}`"
-        raise TypeError(f"{message}.{SEE_ALSO.get(call, '')}") from None
+            fix = f"`{name}` is called `{found}`" if found else f"It takes no `{name}`"
+            return f"got an unexpected keyword argument '{name}'. {fix}."
+    positional = [p for p in parameters if p.kind in POSITIONAL]
+    if len(args) > len(positional) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        count = "1 positional argument" if len(args) == 1 else f"{len(args)} positional arguments"
+        return f"got {count}. {by_keyword(args[len(positional) :], named)}"
+    twice = [p.name for p in positional[: len(args)] if p.name in kwargs]
+    if twice:
+        return f"got `{twice[0]}` by position and by keyword. Give it once."
+    given = {p.name for p in positional[: len(args)]} | set(kwargs)
+    missing = [p.name for p in parameters if is_required(p) and p.name not in given]
+    if not missing:
+        return ""
+    fix = CHOICES.get(call.split(".")[-1], "") if missing == ["op"] else ""
+    fix = fix or " and ".join(f"`{name}`" for name in missing)
+    return f"got no {' and no '.join(f'`{name}`' for name in missing)}. Give {fix}."
 
 
+def by_keyword(surplus: Sequence[Any], named: Mapping[str, inspect.Parameter]) -> str:
+    """Return the advice for positional arguments that are too many."""
+    keywords = [name for name, p in named.items() if p.kind is p.KEYWORD_ONLY]
+    if len(surplus) > len(keywords):
+        return f"Leave {'one' if len(surplus) == 1 else len(surplus)} out."
+    pairs = zip(keywords, surplus, strict=False)
+    return f"Write {', '.join(f'{name}={format_value(value)}' for name, value in pairs)}."
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Return whether a call must give the parameter."""
+    is_variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not is_variadic
+
+
+POSITIONAL: Final = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
 NAMELESS: Final = (
     inspect.Parameter.VAR_POSITIONAL,
     inspect.Parameter.VAR_KEYWORD,
@@ -81,6 +181,12 @@ def format_signature(signature: inspect.Signature) -> str:
     empty = inspect.Parameter.empty
     parameters = [p.replace(annotation=empty) for p in signature.parameters.values()]
     return str(inspect.Signature(parameters))
+
+
+def without_self(signature: inspect.Signature) -> inspect.Signature:
+    """Return the signature of a method as its callers see it."""
+    _, *parameters = signature.parameters.values()
+    return signature.replace(parameters=parameters)
 
 
 def format_arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> str:
@@ -108,8 +214,9 @@ def not_a_number(attrs: Mapping[str, Any], site: Any) -> TypeError:
             f"functools.partial(f, {name}=2.0)."
         )
     return TypeError(
-        f"a Node is no number: a step computes its value (made at {site}); return it from the "
-        "step, or use ngd.ops on it"
+        f"float: expected a number; got a Node without a value (made at {site}): a step computes "
+        "it. Return it from an @ngd.function, or make it an output of ngd.compile, and call that. "
+        "In the graph, use ngd.ops on it."
     )
 
 
@@ -148,7 +255,10 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
         return
     kind = ValueError if isinstance(error, AS_VALUE) else TypeError
     given = format_arguments(signature, args, kwargs)
-    raise kind(f"{call}: expected other arguments: {error}; got {given}.") from error
+    raise kind(
+        f"{call}: expected arguments that fit {call}{format_signature(signature)}; got {given}: "
+        f"{error}."
+    ) from error
 
 
 CAUSED: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
@@ -184,6 +294,45 @@ def name_method_errors(method: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+def name_signature(
+    call: str, function: Callable[Given, Made], *, is_method: bool = False
+) -> Callable[Given, Made]:
+    """Wrap a public function, so that arguments that do not fit its signature are named."""
+
+    @functools.wraps(function)
+    def checked(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            signature = inspect.signature(function)
+            if is_method:
+                expect_fit(call, without_self(signature), args[1:], kwargs)
+            else:
+                expect_fit(call, signature, args, kwargs)
+            raise
+
+    return checked
+
+
+def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Wrap the public functions of a package by `name_signature`, also in their own modules.
+
+    Methods of the public classes, except the constructors, are wrapped too.
+    """
+    for name in names:
+        found = namespace.get(name)
+        if not getattr(found, "__module__", "").startswith(f"{__package__}."):
+            continue
+        if inspect.isfunction(found):
+            checked = name_signature(f"{package}.{name}", found)
+            setattr(sys.modules[found.__module__], found.__name__, checked)
+            namespace[name] = checked
+        elif inspect.isclass(found):
+            for key, method in list(vars(found).items()):
+                if inspect.isfunction(method) and not key.startswith("_"):
+                    setattr(found, key, name_signature(f"{name}.{key}", method, is_method=True))
+
+
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 
@@ -201,8 +350,7 @@ def check_constructor(
     """
 
     def decorate(init: Constructor) -> Constructor:
-        _, *parameters = inspect.signature(init).parameters.values()
-        signature = inspect.Signature(parameters)
+        signature = without_self(inspect.signature(init))
 
         @functools.wraps(init)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:

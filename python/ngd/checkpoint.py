@@ -49,6 +49,7 @@ from . import (
     uint32,
     uint64,
 )
+from .calls import name_calls
 
 INDEX: Final = "checkpoint.json"
 TENSORS: Final = "checkpoint-{}.safetensors"
@@ -205,9 +206,17 @@ def load(
         array = found.get(name)
         if array is None or array.shape != v.shape or array.dtype != v.dtype:
             has = "nothing" if array is None else f"{array.dtype}{list(array.shape)}"
-            raise ValueError(f"checkpoint.load: {place} holds {has} for {v!r}")
+            raise ValueError(
+                f"checkpoint.load: expected {v.type} for variable {v.name!r}; got {has} in "
+                f"{place}. "
+                "Build the model as it was when it was saved, or leave the variable out."
+            )
     for name in (generators or {}).keys() - index["generators"].keys():
-        raise ValueError(f"checkpoint.load: {place} holds no generator {name!r}")
+        raise ValueError(
+            f"checkpoint.load: expected names of saved generators; got {name!r}, which {place} "
+            "does "
+            "not contain. Leave it out."
+        )
     expect_states(by_name, states, saved)
     rest = {
         state.name: {n: found[n] for n in names_in(saved, state.name) if n not in by_name}
@@ -267,18 +276,24 @@ def collected(where: str, **arguments: Any) -> tuple[dict[str, Variable], list[L
             elif isinstance(leaf, Variable):
                 variables = [leaf]
             else:
-                raise TypeError(f"checkpoint.{where}: {path}: expected a variable; got {leaf!r}")
+                raise TypeError(
+                    f"checkpoint.{where}: {path}: expected a variable; got {leaf!r}. Pass "
+                    "model.variables()."
+                )
             for v in variables:
                 if found.setdefault(v.name, v) is not v:
                     raise ValueError(
-                        f"checkpoint.{where}: two variables are called {v.name!r}. Give each model "
-                        'a name before its first call, model.name = "critic", and each optimizer '
-                        "and nn.Random a name="
+                        f"checkpoint.{where}: expected variables with different names; got two "
+                        f"called {v.name!r}. Give each model a name before its first call, "
+                        'model.name = "critic", and each optimizer and nn.Random a name='
                     )
     names = [state.name for state in states.values()]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"checkpoint.{where}: two states are called {name!r}")
+            raise ValueError(
+                f"checkpoint.{where}: expected states with different names; got two called "
+                f"{name!r}. Give each optimizer and nn.Random a name."
+            )
     return found, [*states.values()]
 
 
@@ -296,8 +311,8 @@ def with_pending(
         for name, value in state.own_pending.items():
             if name in values:
                 raise ValueError(
-                    f"checkpoint.{where}: {name!r} is a variable, and a pending value of the "
-                    f"state {state.name!r}"
+                    f"checkpoint.{where}: expected different names; got {name!r} as a variable and "
+                    f"as a pending value of the state {state.name!r}. Rename one."
                 )
             values[name] = value
     return values
@@ -419,14 +434,19 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise ValueError(f"checkpoint: {path} is no whole safetensors file")
+            raise ValueError(
+                f"checkpoint: expected a complete safetensors file; got {path}, which is cut or "
+                "damaged"
+            )
         header = json.loads(file.read(length))
     header.pop("__metadata__", None)
     parts = {
         name: (DTYPES[t["dtype"]], t["shape"], *t["data_offsets"]) for name, t in header.items()
     }
     if 8 + length + max([end for *_, end in parts.values()], default=0) != size:
-        raise ValueError(f"checkpoint: {path} is no whole safetensors file")
+        raise ValueError(
+            f"checkpoint: expected a complete safetensors file; got {path}, which is cut or damaged"
+        )
     data: Any = (
         np.memmap(path, np.uint8, "r", 8 + length) if size > 8 + length else np.empty(0, "u1")
     )
@@ -438,7 +458,14 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def read_index(place: Path) -> dict[str, Any]:
     """Return the index of a folder."""
-    index: dict[str, Any] = json.loads((place / INDEX).read_text(), object_hook=decoded)
+    try:
+        text = (place / INDEX).read_text()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"checkpoint.load: expected a checkpoint in {str(place)!r}; got a folder without "
+            f"{INDEX}, or none. Call checkpoint.exists(folder) before."
+        ) from None
+    index: dict[str, Any] = json.loads(text, object_hook=decoded)
     return index
 
 
@@ -448,7 +475,11 @@ def encoded(value: Any) -> Any:
         return {"array": value.tolist(), "dtype": value.dtype.name}
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"checkpoint.save: JSON cannot hold {value!r}")
+    raise TypeError(
+        f"checkpoint.save: position: expected a JSON value; got {value!r}. Use dicts, lists, "
+        "strings "
+        "and numbers."
+    )
 
 
 def decoded(value: dict[str, Any]) -> Any:
@@ -475,3 +506,5 @@ def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 __all__ = ["exists", "load", "read_safetensors", "save"]
+
+name_calls("checkpoint", globals(), __all__)

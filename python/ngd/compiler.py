@@ -200,6 +200,10 @@ def compile(
     return StructuredStep(executable, given, results, num_prints)
 
 
+NODES: Final = "Make nodes by ngd.placeholder, ngd.constant and the functions of ngd.ops."
+"""The advice for a value that is not a node."""
+
+
 def with_prints(graph: Graph) -> tuple[Graph, int]:
     """Return a graph that also computes the prints of its nodes, as last outputs, and their number.
 
@@ -285,7 +289,8 @@ def nodes_in(argument: str, tree: Any) -> tuple[list[Any], Structure]:
         leaves, structure = flatten(list(tree))
     if structure is LEAF and not isinstance(tree, Node):
         raise TypeError(
-            f"compile: {argument}: expected a node, or a list, tuple or dict of nodes; got {tree!r}"
+            f"compile: {argument}: expected a node, or a list, tuple or dict of nodes; got "
+            f"{tree!r}. {NODES}"
         )
     return leaves, structure
 
@@ -301,8 +306,9 @@ def sorted_updates(updates: Any) -> tuple[tuple[Node, Node], ...]:
             )
         if pairs.setdefault(variable, value) is not value:
             raise ValueError(
-                f"compile: updates: variable {variable.name!r} has two next values, "
-                f"made at {pairs[variable].site} and at {value.site}"
+                f"compile: updates: expected one next value of variable {variable.name!r}; got "
+                "two, "
+                f"made at {pairs[variable].site} and at {value.site}. Remove one."
             )
     return tuple(sorted(pairs.items(), key=lambda item: sort_key(item[0])))
 
@@ -314,7 +320,7 @@ def pairs_of(part: Any) -> Iterable[tuple[Any, Any]]:
     if not isinstance(part, tuple) or len(part) != 2:
         raise TypeError(
             "compile: updates: expected {variable: node}, or a list of such dicts and of pairs "
-            f"(variables, nodes); got {part!r}"
+            f"(variables, nodes); got {part!r}. Write {{variable: next_value}}."
         )
     variables, structure = flatten(part[0])
     return zip(variables, structure.match(part[1], "compile: updates"), strict=True)
@@ -335,4 +341,4 @@ def check_signature(graph: Graph, given: Structure, results: Structure) -> None:
     for number, node in enumerate(graph.outputs):
         if not isinstance(node, Node):
             at = results.paths("outputs")[number]
-            raise TypeError(f"compile: outputs: expected nodes; got {node!r} at {at}")
+            raise TypeError(f"compile: outputs: expected nodes; got {node!r} at {at}. {NODES}")

@@ -55,7 +55,8 @@ def device(name: str | None, where: str) -> str:
     if not name:
         return choose("NGD_DEVICE", DEVICES)
     if name not in DEVICES:
-        raise CompileError(f"{where}: expected a device among {', '.join(DEVICES)}; got {name!r}")
+        wanted = f"{', '.join(DEVICES[:-1])} or {DEVICES[-1]}"
+        raise CompileError(f"{where}: device: expected {wanted}; got {name!r}")
     return name
 
 

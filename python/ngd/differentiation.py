@@ -43,7 +43,9 @@ def remembered(make: Maker) -> Maker:
     @functools.wraps(make)
     def cached(f: Any, *args: Any, **kwargs: Any) -> Any:
         if not callable(f):
-            raise TypeError(f"{make.__name__}: expected a function; got {f!r}")
+            raise TypeError(
+                f"{make.__name__}: expected a function; got {f!r}. Give a function of arrays."
+            )
         hashable = all(isinstance(x, Hashable) for x in (f, *args, *kwargs.values()))
         return (kept if hashable else make)(f, *args, **kwargs)
 
@@ -57,8 +59,8 @@ class Primals:
         numbers = [argnums] if isinstance(argnums, int) else list(argnums)
         if any(not -len(args) <= n < len(args) for n in numbers):
             raise TypeError(
-                f"{where}: expected argnums among the {len(args)} positional arguments; "
-                f"got {argnums}"
+                f"{where}: expected argnums below {len(args)}, the number of positional arguments; "
+                f"got {argnums}. Arguments count from 0."
             )
         tree = args[numbers[0]] if isinstance(argnums, int) else tuple(args[n] for n in numbers)
         leaves, self.structure = flatten(tree)
@@ -221,13 +223,19 @@ class Differentiation(NamedTuple):
         value = as_node(returned, where=f"{where}: the value") if returned is not None else None
         if value is None or value.shape or not is_float(value.dtype):
             got = value.type if value is not None else None
-            raise GradientError(f"{where}: expected a floating scalar to differentiate; got {got}")
+            raise GradientError(
+                f"{where}: expected a floating scalar to differentiate; got {got}. Reduce it "
+                "first, "
+                "by ngd.ops.mean or ngd.ops.sum."
+            )
         parts = primals.pull([value], [constant_node(np.ones((), value.dtype))])
         lacking = [p for p, part in zip(primals.paths, parts, strict=True) if part is None]
         if lacking and self.unused == "error":
             raise GradientError(
-                f"{where}: the value (made at {value.site}) does not depend on {lacking[0]} "
-                'through anything differentiable; unused="zero" would give zeros'
+                f"{where}: expected a result that depends on {lacking[0]} through differentiable "
+                f"ops; got one (made at {value.site}) that does not. Leave the argument out, or "
+                "pass "
+                'unused="zero" to get zeros.'
             )
         return value, aux, primals.filled(parts)
 

@@ -96,8 +96,8 @@ def _join(comm: Any) -> Group:
         if comm is None:
             return _world
         raise InitError(
-            "ngd.init: comm: expected to be the first to make the world; there is one "
-            f"already, {_world!r}: ngd.shutdown() ends it"
+            f"ngd.init: comm: expected a process without a world; got {_world!r}, which exists "
+            "already. Call ngd.shutdown() first."
         )
     _place = None
     config.check_variables()
@@ -1034,7 +1034,9 @@ def broadcast_variables(
     site, ranks = call_site(), chosen(group)
     listed = list(variables) if isinstance(variables, Iterable) else [variables]
     if any(not isinstance(variable, Variable) for variable in listed):
-        raise TypeError(f"broadcast_variables: expected variables; got {variables!r}")
+        raise TypeError(
+            f"broadcast_variables: expected variables; got {variables!r}. Pass model.variables()."
+        )
     for variable in listed:
         variable.cell.check_readable()
     with ranks.under_way():

@@ -79,7 +79,9 @@ class Type:
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"a Type does not change; got {name} = {value!r}")
+        raise AttributeError(
+            f"Type: expected no assignment, as a Type does not change; got {name} = {value!r}"
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Type, (self.dtype, self.shape)
@@ -88,6 +90,11 @@ class Type:
         return f"Type({self})"
 
     def __str__(self) -> str:
+        return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
+
+    @property
+    def short(self) -> str:
+        """The type as listings of graphs and programs print it, such as f32[2,3]."""
         return f"{SHORT_NAMES[self.dtype]}[{','.join(map(str, self.shape))}]"
 
 
@@ -147,5 +154,7 @@ def promote(*operands: Any) -> np.dtype[Any]:
     except TypeError:
         dtype = float32
     if dtype not in SHORT_NAMES:
-        raise DTypeError(f"no common dtype among {', '.join(map(str, operands))}")
+        raise DTypeError(
+            f"promote: expected dtypes that ngd has; got {', '.join(map(str, operands))}"
+        )
     return dtype

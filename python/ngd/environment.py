@@ -83,13 +83,13 @@ def expect_size(size: int, launcher: str, environ: Environ) -> None:
     """Refuse a job of another size than NGD_EXPECT_SIZE, where that is set."""
     if not environ.get("NGD_EXPECT_SIZE"):
         return
-    expected = _number(environ, "NGD_EXPECT_SIZE", least=1)
-    if size != expected:
+    count = _number(environ, "NGD_EXPECT_SIZE", least=1)
+    if size != count:
         raise InitError(
-            f"ngd.init: NGD_EXPECT_SIZE: expected {expected} ranks; there "
-            f"{'is 1' if size == 1 else f'are {size}'} ({launcher}): the launcher has not started "
-            "them all, or not told them so; an mpirun that has not found its list of hosts starts "
-            "what it can on one"
+            f"ngd.init: NGD_EXPECT_SIZE: expected {count} ranks; got {size} ({launcher}): the "
+            "launcher has not started them all, or did not give them their places. An mpirun that "
+            "has not found its list of hosts starts ranks on one host only. Run ngd doctor under "
+            "the same launcher."
         )
 
 
@@ -267,7 +267,10 @@ def _torchrun(environ: Environ) -> Launch | None:
     for name in meeting_point:
         if name not in environ:
             other = meeting_point[name == "MASTER_ADDR"]
-            raise InitError(f"ngd.init: {other} is set but {name} is not; set both or neither")
+            raise InitError(
+                f"ngd.init: expected both {other} and {name}, or neither; got {other} only. Set "
+                "both."
+            )
     parts = (*meeting_point, "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     return _world(environ, "torchrun", ":".join(["torch", *(environ.get(p, "") for p in parts)]))
 
@@ -324,7 +327,9 @@ def _launch(
     rank = _number(environ, rank_name, least=0, because=size_name)
     if rank >= size:
         raise InitError(
-            f"ngd.init: {rank_name}={rank} is not below {size_name}={size}: ranks count from 0"
+            f"ngd.init: expected a rank below {size_name}={size}; got {rank_name}={rank}, which "
+            "is not "
+            "below it. Ranks count from 0."
         )
     if isinstance(local_size, str):
         known = local_size in environ
@@ -333,13 +338,14 @@ def _launch(
         return Launch(launcher, rank, size, rank, size, job_key)
     if local_size > size:
         raise InitError(
-            f"ngd.init: {local_size} ranks on this host are more than {size_name}={size} in all"
+            f"ngd.init: expected at most {size_name}={size} ranks on this host; got {local_size}. "
+            "Set both as the launcher does."
         )
     local_rank = _number(environ, local_rank_name, least=0) if local_size > 1 else 0
     if local_rank >= local_size:
         raise InitError(
-            f"ngd.init: {local_rank_name}={local_rank} is not below the {local_size} ranks that "
-            f"{launcher} says are on this host"
+            f"ngd.init: expected a local rank below {local_size}, the number of ranks on this host "
+            f"by {launcher}; got {local_rank_name}={local_rank}, which is not below it"
         )
     return Launch(launcher, rank, size, local_rank, local_size, job_key)
 
@@ -349,12 +355,17 @@ def _number(environ: Environ, name: str, least: int, because: str | None = None)
     if text is None:
         hint = f" although {because} is" if because in environ else ""
         raise InitError(
-            f"ngd.init: {name} is not set{hint}; start the ranks with a launcher, or set both"
+            f"ngd.init: expected the variable {name}; got none: {name} is not set{hint}. Start the "
+            "ranks with a launcher, or set both."
         )
     plain = text.isascii() and text.isdecimal() and len(text) <= 2 * len(str(MOST))
     if not plain or not least <= int(text) <= MOST:
         shown = text if len(text) < 40 else f"{text[:40]}..."
-        raise InitError(f"ngd.init: {name}={shown!r} is not a whole number from {least} to {MOST}")
+        raise InitError(
+            f"ngd.init: expected a whole number from {least} to {MOST}; got {name}={shown!r}, "
+            "which "
+            "is not a whole number in this range"
+        )
     return int(text)
 
 
@@ -371,8 +382,8 @@ def _slurm_local_size(environ: Environ) -> int | None:
         return counts[int(environ.get("SLURM_NODEID", "0"))]
     except (ValueError, IndexError):
         raise InitError(
-            f"ngd.init: SLURM_STEP_TASKS_PER_NODE={tasks!r} with SLURM_NODEID="
-            f"{environ.get('SLURM_NODEID')!r} does not tell how many tasks are on this node"
+            "ngd.init: expected the number of tasks on this node; got SLURM_STEP_TASKS_PER_NODE="
+            f"{tasks!r} with SLURM_NODEID={environ.get('SLURM_NODEID')!r}, which does not give it"
         ) from None
 
 

@@ -25,10 +25,11 @@ import numpy as np
 
 from . import distributed
 from .arrays import view
+from .calls import expect_fit
 from .collectives import Group
 from .compiler import as_precision, as_shard, compile, sorted_updates, together
 from .devices.executable import Executable
-from .dtype import SHORT_NAMES, Type, as_dtype, float32, float64
+from .dtype import Type, as_dtype, float32, float64
 from .errors import CompileError, RetraceWarning
 from .ir import PLACEHOLDER, Graph, Node
 from .narrowing import WIDE
@@ -259,15 +260,17 @@ class Function:
         outer = _tracing.groups[-1] if _tracing.groups else None
         if self.group is not None and self.group is not outer:
             raise TypeError(
-                f"{self.name}: a function with a group of its own cannot be part of another graph: "
-                "give the group to its collectives instead"
+                f"{self.name}: expected a function without a group of its own in another graph; "
+                "got "
+                "one with a group. Give the group to its collectives."
             )
         return self.__wrapped__(*args, **kwargs)
 
     def _refuse_block(self, name: str) -> None:
         raise TypeError(
-            f"{self.name}: it is called inside of a block of {name}, which a traced function does "
-            "not see: begin the block in the function"
+            f"{self.name}: expected a call outside of blocks of {name}; got one inside, which a "
+            "traced "
+            "function does not see. Begin the block in the function."
         )
 
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Key, list[Any]]:
@@ -275,8 +278,9 @@ class Function:
         if kwargs or len(args) != self._arity:
             try:
                 bound = self._signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"{self.name}: {error}") from None
+            except TypeError:
+                expect_fit(self.name, self._signature, args, kwargs)
+                raise
             args = self._in_order(bound)
         for form in self._forms:
             leaves = form.take(args)
@@ -329,7 +333,7 @@ class Function:
         except TypeError:
             raise TypeError(
                 f"{self.name}: {path}: expected an array, or something hashable that is fixed in "
-                f"the trace; got {leaf!r}"
+                f"the trace; got {leaf!r}. Give lists, tuples or dicts of arrays and numbers."
             ) from None
         return leaf
 
@@ -411,9 +415,9 @@ class Function:
         for node in graph.nodes:
             if node.op is PLACEHOLDER and node not in own:
                 raise CompileError(
-                    f"{self.name}: it reads {node.attrs['name']!r} (made at {node.site}), an "
-                    "argument of another function or step, which has no value here; make it an "
-                    "argument"
+                    f"{self.name}: expected arguments of its own; got {node.attrs['name']!r} (made "
+                    f"at {node.site}), an argument of another function or step, which has no value "
+                    "here. Make it an argument."
                 )
         return graph
 
@@ -508,8 +512,9 @@ def expect_no_updates(where: str, tree: Any) -> None:
     _, found = split(tree)
     if any(isinstance(key, Variable) for key in found):
         raise TypeError(
-            f"{where}: it returns a dict by variables; where these are next values, declare it: "
-            "@ngd.function(updates=True), and return (result, updates)"
+            f"{where}: expected a result without variables as keys; got a dict by variables. For "
+            "next "
+            "values write @ngd.function(updates=True), and return (result, updates)."
         )
     for part in found.values():
         expect_no_updates(where, part)
@@ -527,7 +532,7 @@ def shown(spec: Any) -> str:
         return FLOAT
     kind, value = spec
     if isinstance(kind, np.dtype):
-        return str(Type(kind, value)) if kind in SHORT_NAMES else f"{kind}{list(value)}"
+        return f"{kind}{list(value)}"
     return "another variable" if kind is Variable else f"{value!r}, a value fixed in the trace"
 
 
@@ -613,7 +618,10 @@ def function(
         as_precision("function", precision), as_shard("function", shard)
         return functools.partial(Function, updates=updates, **how)
     if not callable(python):
-        raise TypeError(f"function: expected a Python function; got {python!r}")
+        raise TypeError(
+            f"function: expected a Python function; got {python!r}. Write @ngd.function above a "
+            "def."
+        )
     return Function(python, updates, **how)
 
 

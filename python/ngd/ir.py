@@ -156,7 +156,11 @@ class Op:
         Of several results `dy` is a tuple of adjoints, and `node` the first result. None stands for
         zeros: the loss does not depend on that result.
         """
-        raise GradientError(f"{self.name}: this op has no gradient (used at {node.site})")
+        raise GradientError(
+            f"{self.name}: expected an op with a gradient; got {self.name} (used at {node.site}), "
+            "which has "
+            "no gradient. Use ops.stop_gradient on its operand."
+        )
 
     def grad_of(self, node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
         """As `grad`, where the adjoints of some operands alone are wanted."""
@@ -365,10 +369,10 @@ class Node(ArrayMethods):
 
     def __bool__(self) -> bool:
         raise TypeError(
-            f"a Node has no truth value: it is computed later (made at {self.site}); use "
-            "ngd.ops.where to choose inside the graph, ngd.ops.logical_and, logical_or and "
-            "logical_not for conditions, and `is` to ask whether two nodes are one (`==` and "
-            "`in` compare values)"
+            f"bool: expected a value that Python knows; got a Node (made at {self.site}), which a "
+            "step computes later: a Node has no truth value. Use ngd.ops.where to choose in the "
+            "graph, ngd.ops.logical_and, logical_or and logical_not for conditions, and `is` to "
+            "ask whether two nodes are one (`==` and `in` compare values)."
         )
 
     def __float__(self) -> float:
@@ -380,11 +384,17 @@ class Node(ArrayMethods):
     __index__ = __int__
 
     def __iter__(self) -> Iterator[Node]:
-        raise TypeError(f"a Node cannot be iterated over (made at {self.site}); slice it: x[i]")
+        raise TypeError(
+            f"iter: expected a sequence; got the Node {self.type} (made at {self.site}), which "
+            "cannot be iterated over. Take its parts by x[i], ops.split or ops.scan."
+        )
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of a scalar Node")
+            raise TypeError(
+                f"len: expected a Node of at least one axis; got the scalar {self.type} (made at "
+                f"{self.site}). Its shape is ()."
+            )
         return self.shape[0]
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
@@ -408,7 +418,10 @@ class Node(ArrayMethods):
         name = NUMPY.ufuncs.get(ufunc.__name__, ufunc.__name__)
         if method != "__call__" or kwargs or name not in PUBLIC:
             called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-            raise TypeError(f"numpy.{called} has no op on a Node: see ngd.ops")
+            raise TypeError(
+                f"numpy.{called}: expected arrays; got a Node, for which this function has no op. "
+                "Use the functions of ngd.ops."
+            )
         return self._apply(name, *inputs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -417,8 +430,9 @@ class Node(ArrayMethods):
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
         raise TypeError(
-            f"a Node is no array: a step computes its value (made at {self.site}); "
-            "compile it, and call that"
+            f"numpy.asarray: expected an array; got a Node without a value (made at {self.site}): "
+            "a step computes it. Return it from an @ngd.function, or make it an output of "
+            "ngd.compile, and call that."
         )
 
 
@@ -712,26 +726,32 @@ class Graph:
     def verify_leaves(self) -> None:
         """Check the inputs, variables and updates that the caller gave."""
         if len(set(self.inputs)) != len(self.inputs):
-            raise CompileError("a placeholder stands twice among the inputs")
+            shown = [str(node.attrs["name"]) for node in self.inputs]
+            raise CompileError(
+                f"compile: inputs: expected each placeholder once; got one twice among {shown}. "
+                "Remove it."
+            )
         _ = self.names  # raises for two variables of one name
         given = set(self.inputs)
         for node in self.nodes:
             if node.op is PLACEHOLDER and node not in given:
                 raise CompileError(
-                    f"placeholder {node.attrs['name']!r} (made at {node.site}) is needed "
-                    "but is not among the inputs"
+                    f"compile: inputs: expected placeholder {node.attrs['name']!r} (made at "
+                    f"{node.site}), which the outputs or updates need; got inputs without it. Add "
+                    "it to the inputs."
                 )
         for variable, value in self.updates:
             if variable.type != value.type:
                 raise CompileError(
-                    f"updates: variable {variable.attrs.get('name')!r} is {variable.type}, "
-                    f"its next value (made at {value.site}) is {value.type}"
+                    f"compile: updates: expected {variable.type} as the next value of variable "
+                    f"{variable.attrs.get('name')!r}; got {value.type} (made at {value.site}). "
+                    "Reshape or cast it, for example by value.astype(variable.dtype)."
                 )
 
     def __str__(self) -> str:
         values = [result for node in self.nodes for result in node.results]
         numbers = {value: f"%{i}" for i, value in enumerate(values)}
-        given = ", ".join(f'"{n.attrs["name"]}": {n.type}' for n in self.inputs)
+        given = ", ".join(f'"{n.attrs["name"]}": {n.type.short}' for n in self.inputs)
         width = "" if self.precision == float32 else f" in {SHORT_NAMES[self.precision]}"
         lines = [f"graph({given}){width}"]
         for node in self.nodes:
@@ -741,7 +761,8 @@ class Graph:
                 f" {key}={print_attr(value)}" for key, value in sorted(node.attrs.items())
             )
             mark = "=" if node.uniform else "~"
-            applied, types = f"{node.op.name}({operands}){attrs}", print_types(types_of(node))
+            applied = f"{node.op.name}({operands}){attrs}"
+            types = ", ".join(result.type.short for result in node.results)
             lines.append(f"  {made} {mark} {applied} : {types}")
             for body in bodies_of(node):
                 lines += [f"    {line}" for line in str(body).splitlines()]

@@ -102,8 +102,10 @@ class LiveState(Mapping[str, Variable]):
     def __iter__(self) -> Iterator[str]:
         if self.pending:
             raise RuntimeError(
-                f"state {self.name!r}: expected a variable for each value; {listed(self.pending)} "
-                f"were loaded from {self._source} and are pending. Make the variables first, by a "
+                f"state {self.name!r}: expected a variable for each value; got "
+                f"{listed(self.pending)} "
+                f"without one, from {self._source}: they are pending. Make the variables first, "
+                "by a "
                 "step or by step.trace(...). ngd.checkpoint.save saves pending values, too."
             )
         return iter(self.variables)
@@ -120,7 +122,8 @@ class LiveState(Mapping[str, Variable]):
     def __or__(self, other: Any) -> Any:
         """Refuse a union: it would be a copy."""
         raise TypeError(
-            f"state {self.name!r}: expected no union, which is a copy and does not follow the "
+            f"state {self.name!r}: expected a state; got a union, which is a copy and does not "
+            "follow the "
             "state. Give a list: [model.variables(), optimizer.state]."
         )
 
@@ -260,7 +263,7 @@ def check_values(
         if array is None or array.shape != v.shape or array.dtype != v.dtype:
             has = "nothing" if array is None else Type(array.dtype, array.shape)
             raise ValueError(
-                f"{where}: expected {v.type} for variable {name!r}; {source} holds {has}"
+                f"{where}: expected {v.type} for variable {name!r}; got {has} in {source}"
             )
 
 

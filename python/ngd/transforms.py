@@ -92,7 +92,10 @@ def fitted(where: str, given: Any, like: Node) -> Node | None:
         return None
     node = cast(as_node(given, like, where), like.dtype)
     if node.shape != like.shape:
-        raise GradientError(f"{where}: expected {like.type}, as it belongs to; got {node.type}")
+        raise GradientError(
+            f"{where}: expected {like.type}, the type of the value that it belongs to; got "
+            f"{node.type}. Reshape or cast it."
+        )
     return node
 
 
@@ -223,7 +226,9 @@ def jacobian(f: Callable[..., Any], argnums: int | tuple[int, ...] = 0) -> Funct
         results, structure = as_nodes("jacobian", f(*primals.args, **kwargs))
         for y in results:
             if not is_float(y.dtype):
-                raise GradientError(f"jacobian: expected floats as a result; got {y.type}")
+                raise GradientError(
+                    f"jacobian: expected floats as a result; got {y.type}. Cast it."
+                )
         return structure.rebuild(rows(primals, y) for y in results)
 
     return like(f, derivatives, "jacobian")
@@ -353,8 +358,10 @@ def expect_closed(
         seen.add(node)
         if node.id < since or isinstance(node.op, Leaf):
             raise GradientError(
-                f"{where}: it reads {node!r} (made at {node.site}) from outside, which would get "
-                "no gradient: make it an argument, or read it by ops.stop_gradient"
+                f"{where}: expected a function that reads only its arguments; got one that reads "
+                f"{node!r} (made at {node.site}), which would get no gradient. Make it an "
+                "argument, "
+                "or read it by ops.stop_gradient."
             )
         waiting += node.inputs
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .calls import name_calls
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -130,7 +132,8 @@ class Structure:
             return ""
         found = self._at_keys(tree)
         if found is None or found.keys() != set(self.keys):
-            return f"{where}: expected {self}; got {shown(*split(tree), tree)}"
+            found_shown = shown(*split(tree), tree)
+            return f"{where}: expected {self}; got {found_shown}. Give it this structure."
         parts = zip(self.keys, self.parts, strict=True)
         faults = (part._misfit(found[key], where + self.step(key)) for key, part in parts)
         return next(filter(None, faults), "")
@@ -259,3 +262,5 @@ def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 __all__ = ["Structure", "flatten", "leaves_of", "map"]
+
+name_calls("trees", globals(), __all__)

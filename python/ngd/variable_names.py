@@ -96,7 +96,7 @@ class DuplicateNameError(ValueError):
     """Two variables of one name; `first` and `second` are the variables."""
 
     def __init__(self, first: Any, second: Any) -> None:
-        super().__init__(f"two variables are called {first.attrs['name']!r}")
+        super().__init__(f"two variables called {first.attrs['name']!r}")
         self.first, self.second = first, second
 
 
@@ -107,8 +107,9 @@ def unique_names(variables: Iterable[Any]) -> dict[Any, str]:
         unique.add(variables)
     except DuplicateNameError as error:
         raise CompileError(
-            f"{error}: one made at {error.first.site}, one at {error.second.site}. Give each "
-            "variable a name of its own, and each optimizer and nn.Random a name="
+            f"compile: expected variables with different names; got {error}: one made at "
+            f"{error.first.site}, one at {error.second.site}. Give each variable a name of its "
+            "own, and each optimizer and nn.Random a name="
         ) from None
     return unique.names
 

@@ -163,7 +163,7 @@ class Variable(Node):
     def __index__(self) -> int:
         if self.dtype.kind not in "iub":
             raise TypeError(
-                f"expected an integer; got {self.type} of the variable {self.name!r} "
+                f"int: expected an integer; got {self.type} of the variable {self.name!r} "
                 f"(made at {self.site})"
             )
         return int(self)
@@ -200,11 +200,13 @@ class Variable(Node):
         BusyError
             A step that runs now reads or writes the variable.
         """
-        where = f"variable {self.name!r}: assign()"
+        where = f"variable {self.name!r}: assign"
         array = view(value, where)
         as_dtype(array.dtype, where)
         if array.shape != self.shape:
-            raise ShapeError(f"{where} expected shape {self.shape}; got {array.shape}")
+            raise ShapeError(
+                f"{where}: expected shape {self.shape}; got {array.shape}. Reshape the value."
+            )
         array = np.ascontiguousarray(array.astype(self.dtype)).reshape(self.shape)
         storages = list(self._storages.values())
         with ExitStack() as stack:
@@ -212,7 +214,7 @@ class Variable(Node):
                 stack.enter_context(storage.assigning())
             refusal = self.cell.replace(storages, array)
         if refusal is not None:
-            raise ValueError(f"{where} {refusal}")
+            raise ValueError(f"{where}: {refusal}")
         self._initial = None if self._storages else array.copy()
 
     def expect_update(self, node: Node, layer: str) -> None:
@@ -320,8 +322,12 @@ def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bo
     wanted = as_dtype(dtype, where)
     try:
         sizes = lengths(shape, where, wanted.itemsize)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"{error}; shapes are static: expected integers >= 0") from None
+    except (TypeError, ValueError):
+        raise ShapeError(
+            f"{where}: expected a shape of integers >= 0 and of fewer than 2**63 bytes; got "
+            f"{shape!r}. Shapes are static: make one step per shape, or use @ngd.function, which "
+            "compiles one per shape."
+        ) from None
     attrs = {"name": str(name), "uniform": bool(uniform)}
     return Node(PLACEHOLDER, (), attrs, Type(wanted, sizes))
 

@@ -82,7 +82,7 @@ def vmap(f: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Functi
     array([0., 8.])
     """
     if not callable(f):
-        raise TypeError(f"vmap: expected a function; got {f!r}")
+        raise TypeError(f"vmap: expected a function; got {f!r}. Give a function of one example.")
     (in_leaves, in_structure), (out_leaves, out_structure) = (
         axes_tree(f"vmap: {name}", axes)
         for name, axes in (("in_axes", in_axes), ("out_axes", out_axes))
@@ -258,7 +258,10 @@ def common_size(arguments: Sequence[Argument]) -> int:
     first = arguments[0]
     for other in arguments:
         if other.size != first.size:
-            raise ShapeError(f"vmap: expected mapped axes of one size; got {first}, and {other}")
+            raise ShapeError(
+                f"vmap: expected mapped axes of one size; got {first}, and {other}. Give None in "
+                "in_axes for an argument that all examples share."
+            )
     return first.size
 
 

@@ -170,7 +170,7 @@ def test_launcher_that_has_not_found_its_hosts_is_refused(tmp_path: Path) -> Non
         refused = cluster.launch("python", "-c", TELL, options=deaf, env=expected)
         assert refused.returncode != 0
         assert refused.stdout == ""
-        assert f"NGD_EXPECT_SIZE: expected {other} ranks; there " in refused.stderr
+        assert f"NGD_EXPECT_SIZE: expected {other} ranks; got " in refused.stderr
 
         trapped = cluster.launch("python", "-c", TELL, options=deaf, env={"NGD_EXPECT_SIZE": ""})
         assert trapped.returncode == 0, trapped.stderr

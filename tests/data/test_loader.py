@@ -210,7 +210,7 @@ def test_a_process_that_hangs_has_a_deadline(monkeypatch: pytest.MonkeyPatch) ->
     source = loaded.Numbers(at=(0,), what="hang")
     loader = data.Loader(source, data.Sampler(40, 4, shuffle=False), num_workers=1, timeout=1.0)
     with pytest.raises(
-        WorkerError, match=r"worker 0 of 1 \(process \d+\) has not answered for 1 s"
+        WorkerError, match=r"an answer of worker 0 of 1 \(process \d+\); got none for 1 s"
     ):
         next(iter(loader))
 
@@ -464,7 +464,7 @@ def test_other_sources_and_samplers_are_refused() -> None:
         data.Loader(loaded.Numbers(), 32)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="source: expected an object with a length; got int"):
         data.Loader(3, data.Sampler(40, 4))
-    with pytest.raises(TypeError, match=r"data\.Loader: .*missing a required argument: 'sampler'"):
+    with pytest.raises(TypeError, match=r"data\.Loader: .*got no `sampler`"):
         data.Loader(loaded.Numbers())  # type: ignore[call-arg]
 
 

@@ -91,7 +91,7 @@ def sparse_lists() -> None:
     for got, given in zip(outs, arrays, strict=True):
         assert np.allclose(got, ngd.all_reduce(given, op="mean"))
     error = harness.caught(lambda: ngd.all_reduce(arrays[1], op="sum", compression=top[0]))
-    assert "remembers a float32 array of shape (2, 3)" in error["message"]
+    assert "for this ngd.TopK, a float32 array of shape (2, 3)" in error["message"]
     top.reset()
     assert top[0].residual is None
 
@@ -153,17 +153,17 @@ ONES = np.ones(4, "f")
         (
             lambda: ops.all_reduce(ONES.astype("f8"), op="sum", compression="bf16"),
             ngd.errors.DTypeError,
-            r"compression='bf16' is for float32; got f64\[4\]",
+            r"expected float32 for compression='bf16'; got float64\[4\]",
         ),
         (
             lambda: ops.all_reduce(ONES, op="mean", weight=1.0, compression="bf16"),
             ValueError,
-            "weight does not go with compression",
+            "expected weight or compression; got both",
         ),
         (
             lambda: ops.sparse_all_reduce(ONES, ONES[:2], ratio=0.5, op="sum"),
             ngd.errors.ShapeError,
-            r"one shape; got f32\[4\] and f32\[2\]",
+            r"one shape; got float32\[4\] and float32\[2\]",
         ),
         (
             lambda: ops.sparse_all_reduce(ONES, ONES, ratio=0, op="sum"),
@@ -233,6 +233,9 @@ def nothing_to_repeat() -> None:
 def test_join_without_any_batch() -> None:
     with harness.Job(nothing_to_repeat, 2, **harness.over("shm", 2)) as job:
         outcomes = job.wait(60)
-        assert "join: rank 0 has no batch to repeat" in outcomes[0].err
+        assert (
+            "join: expected at least one batch, or empty=, on each rank; got none on rank 0"
+            in outcomes[0].err
+        )
         assert "RemoteRankError" in outcomes[1].err
-        assert "rank 0 has no batch" in outcomes[1].err
+        assert "got none on rank 0" in outcomes[1].err

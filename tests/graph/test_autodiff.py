@@ -97,7 +97,9 @@ class TestPathsThatEnd:
     def test_what_the_loss_does_not_depend_on(self) -> None:
         x, y = placeholder("x", 2), placeholder("y", 2, dtype=float32)
         loss = ops.sum(x) + ops.cast(ops.sum(ops.stop_gradient(y)), float64)
-        message = r"does not depend on placeholder 'y' f32\[2\] \(made at .*test_autodiff\.py:\d+\)"
+        message = (
+            r"a loss that depends on placeholder 'y' float32\[2\] \(made at .*autodiff\.py:\d+\)"
+        )
         with pytest.raises(GradientError, match=message):
             grad(loss, [x, y])
         gx, gy = grad(loss, [x, y], unused="zero")
@@ -138,9 +140,9 @@ class Square(Opaque):
 class TestRefusals:
     def test_not_a_floating_scalar(self) -> None:
         x = placeholder("x", 3)
-        with pytest.raises(GradientError, match=r"floating scalar .*; got f64\[3\] \(made at "):
+        with pytest.raises(GradientError, match=r"floating scalar .*; got float64\[3\] \(made at "):
             grad(x * 2, x)
-        with pytest.raises(GradientError, match=r"floating scalar .*; got i64\[\]"):
+        with pytest.raises(GradientError, match=r"floating scalar .*; got int64\[\]"):
             grad(ops.argmax(x), x)
 
     def test_not_by_integers(self) -> None:
@@ -156,7 +158,10 @@ class TestRefusals:
     def test_a_missing_gradient_names_the_op_and_its_line(self) -> None:
         x = placeholder("x")
         loss = Opaque().node((x,)) * 2
-        with pytest.raises(GradientError, match=r"^opaque: .*no gradient \(used at .*\.py:"):
+        with pytest.raises(
+            GradientError,
+            match=r"^opaque: .*expected an op with a gradient; got opaque \(used at .*\.py:",
+        ):
             grad(loss, x)
 
     def test_a_missing_gradient_off_the_path_is_no_matter(self) -> None:
@@ -165,7 +170,9 @@ class TestRefusals:
 
     def test_a_wrong_rule_is_an_internal_error(self) -> None:
         x = placeholder("x")
-        with pytest.raises(Error, match=r"internal error: wrong made .* f32\[\] .* f64\[\]"):
+        with pytest.raises(
+            Error, match=r"internal error: wrong made .* float32\[\] .* float64\[\]"
+        ):
             grad(Wrong().node((x,)), x)
 
 
@@ -251,7 +258,7 @@ class TestTorch:
 def test_variables_are_named_in_errors() -> None:
     w = Node(VARIABLE, (), {"name": "weight"}, Type(float32, (2,)))
     x = placeholder("x", dtype=float32)
-    with pytest.raises(GradientError, match=r"variable 'weight' f32\[2\]"):
+    with pytest.raises(GradientError, match=r"variable 'weight' float32\[2\]"):
         grad(x, w)
 
 

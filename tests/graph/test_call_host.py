@@ -96,9 +96,9 @@ def test_arrays_of_the_step_are_read_only(device: str) -> None:
 @pytest.mark.parametrize(
     ("returned", "says"),
     [
-        (np.ones(3), r"to return f64\[2\]; got float64\[3\] as result 0"),
+        (np.ones(3), r"to return float64\[2\]; got float64\[3\] as result 0"),
         (np.ones(2, complex), r"got complex128\[2\] as result 0 .*Convert it"),
-        ("text", r"to return f64\[2\]; got "),
+        ("text", r"to return float64\[2\]; got "),
     ],
 )
 def test_another_result_is_an_error(returned: Any, says: str, device: str) -> None:

@@ -172,7 +172,7 @@ def test_the_same_nodes_give_the_same_executable() -> None:
 def test_bad_arguments_are_named() -> None:
     x = ngd.placeholder("images", (2, 3))
     step = ngd.compile([x], [x + 1])
-    with pytest.raises(TypeError, match=r"expected 1 arrays \(images\); got 0"):
+    with pytest.raises(TypeError, match=r"expected 1 array \(images\); got 0"):
         step()
     with pytest.raises(ShapeError, match=r"input 0 \('images'\): expected shape \(2, 3\)"):
         step(np.zeros((3, 2), np.float32))
@@ -201,7 +201,9 @@ def test_a_mask_is_refused_wherever_an_array_goes_in(device: str) -> None:
         lambda: step(np.ones(2, np.float32), out=[MASKED.copy()]),
     ]
     for call in calls:
-        with pytest.raises(TypeError, match=r"expected an array without a mask: its filled\(\)"):
+        with pytest.raises(
+            TypeError, match=r"expected an array without a mask; got .*filled\(value\)"
+        ):
             call()
     np.testing.assert_array_equal(step(MASKED.filled(5))[0], [1, 5])
     np.testing.assert_array_equal(step(np.ones(2, np.float32).view(np.ndarray))[0], [1, 1])
@@ -224,9 +226,9 @@ def test_what_would_be_lost_or_overwritten_is_refused(device: str) -> None:
         step(a, 300)
     with pytest.raises(TypeError, match="expected an array"):
         step(x, 3)
-    with pytest.raises(ValueError, match=r"out\[0\] overlaps"):
+    with pytest.raises(ValueError, match=r"out\[0\]: .*overlaps"):
         step(a, 3, out=[a, np.empty(2, np.float32)])
-    with pytest.raises(ValueError, match=r"out\[1\] overlaps"):
+    with pytest.raises(ValueError, match=r"out\[1\]: .*overlaps"):
         step(a, 3, out=[b := np.empty(2, np.float32), b])
 
 
@@ -234,8 +236,8 @@ def test_numpys_functions_make_nodes() -> None:
     x = ngd.placeholder("x", (3,))
     assert np.exp(x).op is ops.exp
     assert (np.ones(3, np.float32) - x).op is ops.subtract
-    with pytest.raises(TypeError, match=r"numpy\.ldexp has no op"):
-        np.ldexp(x, 2)
+    with pytest.raises(TypeError, match=r"numpy\.spacing: expected arrays; got a Node"):
+        np.spacing(x)
 
 
 def test_equality_of_nodes_is_elementwise(device: str) -> None:
@@ -257,14 +259,14 @@ def test_steps_of_equal_looking_nodes_are_two() -> None:
 
 def test_bad_graphs_are_refused_with_their_line() -> None:
     x, y = ngd.placeholder("x", (2,)), ngd.placeholder("y", (2,))
-    with pytest.raises(CompileError, match=r"'y' \(made at .*test_compiler.py:\d+\) is needed"):
+    with pytest.raises(CompileError, match=r"'y' \(made at .*test_compiler.py:\d+\), which"):
         ngd.compile([x], [x + y])
     a, b = ngd.variable("w", np.zeros(2, np.float32)), ngd.variable("w", np.ones(2, np.float32))
-    with pytest.raises(CompileError, match="two variables are called 'w'"):
+    with pytest.raises(CompileError, match="got two variables called 'w'"):
         ngd.compile([], [a + b])
-    with pytest.raises(CompileError, match=r"variable 'w' is f32\[2\]"):
+    with pytest.raises(CompileError, match=r"updates: expected float32\[2\] .* variable 'w'; got"):
         ngd.compile([x], [], updates={a: ops.reshape(x, (2, 1))})
-    with pytest.raises(CompileError, match="expected a device among CPU, INTERPRETER, NULL"):
+    with pytest.raises(CompileError, match="device: expected CPU, INTERPRETER or NULL"):
         ngd.compile([x], [x], device="TPU")
     with pytest.raises(TypeError, match="inputs: expected placeholders"):
         ngd.compile([x + 1], [x])
@@ -274,7 +276,7 @@ def test_the_null_device_compiles_only() -> None:
     x = ngd.placeholder("x", (2,))
     step = ngd.compile([x], [ops.exp(x)], device="NULL")
     assert "elementwise" in str(step)
-    with pytest.raises(CompileError, match="compiles only"):
+    with pytest.raises(CompileError, match="got NULL, which only compiles"):
         step(np.zeros(2, np.float32))
 
 
@@ -496,7 +498,9 @@ def test_a_variable_is_read_as_a_number_or_an_array(device: str) -> None:
     assert float(w) == w.item() == 5.0
     assert (int(n), [*range(n)]) == (3, [0, 1, 2])
     assert np.asarray(w, np.float64).dtype == np.float64
-    with pytest.raises(TypeError, match=r"expected an integer; got f32\[\] of the variable 'w'"):
+    with pytest.raises(
+        TypeError, match=r"expected an integer; got float32\[\] of the variable 'w'"
+    ):
         range(w)
     for read in (float, int, np.asarray, lambda v: v.item()):
         with pytest.raises(TypeError, match=r"expected a variable outside of a traced function"):

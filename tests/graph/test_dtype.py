@@ -93,5 +93,5 @@ def test_no_common_type_is_float32() -> None:
 
 
 def test_complex_is_refused() -> None:
-    with pytest.raises(DTypeError, match="no common dtype"):
+    with pytest.raises(DTypeError, match="promote: expected dtypes that ngd has"):
         promote(float32, np.dtype(np.complex64))

@@ -374,7 +374,9 @@ def test_retraces_are_reported_once() -> None:
         warnings.simplefilter("error")
         for size in range(1, 8):
             f(ones(size, 2), 3)
-    with pytest.warns(RetraceWarning, match=r"8 times.*x is f32\[8,2\], not f32\[7,2\]") as seen:
+    with pytest.warns(
+        RetraceWarning, match=r"8 times.*x is float32\[8, 2\], not float32\[7, 2\]"
+    ) as seen:
         f(ones(8, 2), 3)
     assert seen[0].filename == __file__
     f(ones(9, 2), 3)  # not again: a warning would be an error here
@@ -389,7 +391,7 @@ def test_what_an_argument_cannot_be() -> None:
     f = ngd.function(lambda x, table: x)
     with pytest.raises(TypeError, match=r"table\['a'\]\[0\]: expected an array, or .*; got set"):
         f(ones(2), {"a": [set()]})
-    with pytest.raises(TypeError, match="missing a required argument: 'table'"):
+    with pytest.raises(TypeError, match=r"expected .*<lambda>\(x, table\); got no `table`"):
         f(ones(2))
     with pytest.raises(DTypeError, match="x: expected a dtype among"):
         f(np.array(["a"]), None)
@@ -408,7 +410,7 @@ def test_a_function_reads_its_own_arguments_alone() -> None:
         return x + kept[0]
 
     leaks(ones(2))
-    with pytest.raises(CompileError, match=r"it reads 'x' \(made at .*an argument of another"):
+    with pytest.raises(CompileError, match=r"got 'x' \(made at .*an argument of another"):
         leaks(ones(3)[:1])
     assert leaks.num_traces == 1
 
@@ -442,7 +444,9 @@ def test_a_block_of_training_belongs_into_the_function() -> None:
     npt.assert_array_equal(f(ones(64)), ones(64))
     with ngd.nn.training(random):
         for given in (ones(64), ones(65)):
-            with pytest.raises(TypeError, match=r"block of nn\.training.*begin the block in the f"):
+            with pytest.raises(
+                TypeError, match=r"blocks of nn\.training.*Begin the block in the f"
+            ):
                 f(given)
         with ngd.nn.evaluation():
             npt.assert_array_equal(f(ones(64)), ones(64))

@@ -47,7 +47,7 @@ def line() -> int:
 
 
 def test_type() -> None:
-    assert str(Type(float32, (2, 3))) == "f32[2,3]"
+    assert str(Type(float32, (2, 3))) == "float32[2, 3]"
     assert str(Type(bool_, ())) == "bool[]"
     assert Type(float64, (2, 3)).bytes == 48
     assert Type(float64, (2, 0)).count == 0
@@ -92,8 +92,8 @@ def test_more_operators() -> None:
     assert x[0, 1:].shape == (2,)
     assert (x**2).op is ops.square
     assert (x.ndim, x.dtype, x.shape, len(x)) == (2, float32, (2, 3), 2)
-    assert repr(x) == "<ngd.Node placeholder 'x' f32[2,3]>"
-    assert repr(-x) == "<ngd.Node negative f32[2,3]>"
+    assert repr(x) == "<ngd.Node placeholder 'x' float32[2, 3]>"
+    assert repr(-x) == "<ngd.Node negative float32[2, 3]>"
 
 
 def test_equality_compares_values_and_keys_are_nodes() -> None:
@@ -121,14 +121,14 @@ def test_equality_compares_values_and_keys_are_nodes() -> None:
     ],
 )
 def test_a_node_has_no_truth_value(ask: Callable[[Node, Node], Any]) -> None:
-    words = r"no truth value.*test_ir\.py:\d+.*ops\.where.*logical_and.*`is`"
+    words = r"test_ir\.py:\d+.*no truth value.*ops\.where.*logical_and.*`is`"
     with pytest.raises(TypeError, match=words):
         ask(placeholder("x", 3), placeholder("y", 3))
 
 
 def test_what_a_node_is_not() -> None:
     x = placeholder("x", 3)
-    with pytest.raises(TypeError, match=r"cannot be iterated over.*test_ir\.py:\d+"):
+    with pytest.raises(TypeError, match=r"test_ir\.py:\d+\), which cannot be iterated over"):
         list(x)
     with pytest.raises(TypeError, match="scalar"):
         len(placeholder("s"))
@@ -229,11 +229,17 @@ def broken_graphs() -> list[tuple[Graph, str]]:
     w, other = variable("w", 2), variable("w", 2)
     lying = Node(ops.exp, (x,), {}, Type(float64, (2,)))
     return [
-        (Graph((x, x), (x,)), "a placeholder stands twice"),
-        (Graph((x,), (x + y,)), r"placeholder 'y' \(made at .*test_ir\.py:\d+\) is needed"),
-        (Graph((), (w + other,)), r"two variables are called 'w': one made at .*, one at .*\.py"),
-        (Graph((x,), (lying,)), r"exp at .*\.py:\d+ is typed f64\[2\], .* make f32\[2\]"),
-        (Graph((), (), ((w, ops.sum(w)),)), r"variable 'w' is f32\[2\], its next value .* f32\[\]"),
+        (
+            Graph((x, x), (x,)),
+            r"inputs: expected each placeholder once; got one twice among \['x', 'x'\]",
+        ),
+        (Graph((x,), (x + y,)), r"placeholder 'y' \(made at .*test_ir\.py:\d+\), which"),
+        (Graph((), (w + other,)), r"got two variables called 'w': one made at .*, one at .*\.py"),
+        (Graph((x,), (lying,)), r"exp at .*\.py:\d+ is typed float64\[2\], .* make float32\[2\]"),
+        (
+            Graph((), (), ((w, ops.sum(w)),)),
+            r"updates: expected float32\[2\] .* variable 'w'; got float32\[\]",
+        ),
     ]
 
 
@@ -250,5 +256,5 @@ def test_two_ops_of_one_name_are_refused() -> None:
 
 def test_broadcast_shapes() -> None:
     assert broadcast_shapes("call", (2, 1), (3,)) == (2, 3)
-    with pytest.raises(ShapeError, match=r"^call: shapes do not broadcast: \(2,\) with \(3,\)"):
+    with pytest.raises(ShapeError, match=r"^call: .* that broadcast; got \(2,\) with \(3,\)"):
         broadcast_shapes("call", (2,), (3,))

@@ -29,37 +29,49 @@ def here() -> str:
 CASES: dict[str, tuple[Callable[[Node], Any], str]] = {
     "an integer mask": (
         lambda x: x * MASK,
-        r"got float64 of multiply of f32\[4,8\] and i64\[4,1\] .* operand i64\[4,1\]: x\.astype",
+        r"got float64 of multiply of float32\[4, 8\] and int64\[4, 1\] .* "
+        r"operand int64\[4, 1\]: x\.astype",
     ),
     "a scalar of NumPy": (
         lambda x: x / np.sqrt(8),
-        r"of divide of f32\[4,8\] and f64\[\] .*a Python float, .*: float\(np\.sqrt\(d\)\)",
+        r"of divide of float32\[4, 8\] and float64\[\] .*a Python float, .*: "
+        r"float\(np\.sqrt\(d\)\)",
     ),
-    "a scalar of NumPy on the left": (lambda x: np.float64(2) * x, r"multiply of f64\[\] and f32"),
+    "a scalar of NumPy on the left": (
+        lambda x: np.float64(2) * x,
+        r"multiply of float64\[\] and float32",
+    ),
     "data": (
         lambda x: nn.Linear(8, 2)(np.ones((4, 8)) + ops.cast(ops.arange(8), "float64")),
-        r"matmul of f64\[4,8\] and f32\[8,2\] .* in Linear\(8, 2, bias=True\)\).* operand f64",
+        r"matmul of float64\[4, 8\] and float32\[8, 2\] .* in Linear\(8, 2, bias=True\)\).* "
+        r"operand float64",
     ),
-    "a comparison": (lambda x: x > np.arange(8.0), r"greater of f32\[4,8\] and f64\[8\]"),
-    "two bytes": (lambda x: ops.cast(x, "float16") + MASK, r"add of f16\[4,8\] and i64"),
-    "a list": (lambda x: ops.concat([x, np.ones((1, 8))]), r"concat of f32\[4,8\] and f64\[1,8\]"),
-    "where": (lambda x: ops.where(x > 0, x, np.float64(0)), r"where of f32\[4,8\] and f64\[\]"),
-    "einsum": (lambda x: ops.einsum("ij,ik->jk", x, MASK), r"einsum of f32\[4,8\] and i64"),
+    "a comparison": (lambda x: x > np.arange(8.0), r"greater of float32\[4, 8\] and float64\[8\]"),
+    "two bytes": (lambda x: ops.cast(x, "float16") + MASK, r"add of float16\[4, 8\] and int64"),
+    "a list": (
+        lambda x: ops.concat([x, np.ones((1, 8))]),
+        r"concat of float32\[4, 8\] and float64\[1, 8\]",
+    ),
+    "where": (
+        lambda x: ops.where(x > 0, x, np.float64(0)),
+        r"where of float32\[4, 8\] and float64\[\]",
+    ),
+    "einsum": (lambda x: ops.einsum("ij,ik->jk", x, MASK), r"einsum of float32\[4, 8\] and int64"),
     "positions": (
         lambda x: x + ops.exp(ops.arange(8) * -0.5),
-        r"add of f32\[4,8\] and f64\[8\] .* operand f64\[8\]",
+        r"add of float32\[4, 8\] and float64\[8\] .* operand float64\[8\]",
     ),
     "after float64 of an integer mask": (
         lambda x: ops.exp(x * MASK) * x,
-        r"multiply of f32\[4,8\] and i64\[4,1\]",
+        r"multiply of float32\[4, 8\] and int64\[4, 1\]",
     ),
     "a loop": (
         lambda x: ops.scan(lambda c, t: (c, t * np.float64(2)), np.float32(0), x)[1],
-        r"multiply of f32\[8\] and f64\[\]",
+        r"multiply of float32\[8\] and float64\[\]",
     ),
     "a branch": (
         lambda x: ops.cond(x[0, 0] > 0, lambda: x * MASK, lambda: ops.zeros((4, 8), "float64")),
-        r"multiply of f32\[4,8\] and i64",
+        r"multiply of float32\[4, 8\] and int64",
     ),
 }
 

@@ -128,14 +128,14 @@ class Lying(Op):
 
 def test_a_reference_of_the_wrong_type_is_an_internal_error() -> None:
     x = placeholder("x", 2)
-    message = r"internal error: the value of <ngd.Node lying f64\[2\]> .* is f32\[2\]"
+    message = r"internal error: the value of <ngd.Node lying float64\[2\]> .* is float32\[2\]"
     with pytest.raises(Error, match=message):
         evaluate(Graph((x,), (Lying().node((x,)),)), [np.ones(2)], {})
 
 
 def test_an_input_of_the_wrong_type_is_an_error() -> None:
     x = placeholder("x", 2)
-    with pytest.raises(Error, match=r"placeholder 'x' f64\[2\]> .* is f64\[3\]"):
+    with pytest.raises(Error, match=r"placeholder 'x' float64\[2\]> .* is float64\[3\]"):
         evaluate(Graph((x,), (x,)), [np.ones(3)], {})
 
 

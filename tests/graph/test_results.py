@@ -81,8 +81,8 @@ def test_results_share_one_application() -> None:
     assert values.attrs is places.attrs
     assert values.site == places.site
     assert values.inputs is places.inputs
-    assert [str(n.type) for n in (values, places)] == ["f32[2,2]", "i64[2,2]"]
-    assert repr(places) == "<ngd.Node top_k, result 1: i64[2,2]>"
+    assert [str(n.type) for n in (values, places)] == ["float32[2, 2]", "int64[2, 2]"]
+    assert repr(places) == "<ngd.Node top_k, result 1: int64[2, 2]>"
 
 
 def test_a_node_of_one_result_has_no_more_than_before() -> None:
@@ -118,7 +118,9 @@ def test_verify_compares_all_results() -> None:
     lying = Result.all_of(
         ops.top_k, (x,), {"k": 2, "largest": True}, (Type(float32, (2,)), Type(float32, (2,)))
     )
-    message = r"top_k at .*\.py:\d+ is typed f32\[2\], f32\[2\], .* make f32\[2\], i64\[2\]"
+    message = (
+        r"top_k at .*\.py:\d+ is typed float32\[2\], float32\[2\], .* make float32\[2\], int64\[2\]"
+    )
     with pytest.raises(CompileError, match=message):
         Graph((x,), (lying[0],)).verify()
 
@@ -148,7 +150,7 @@ def test_the_interpreter_gives_all_results_and_checks_them() -> None:
     (found,), _ = evaluate(Graph((x,), (cos,)), [np.zeros(2, np.float32)], {})
     assert found.tolist() == [1, 1]
     lying = Lying().node((x,)).results[1]
-    with pytest.raises(Error, match=r"result 1: .* is f64"):
+    with pytest.raises(Error, match=r"result 1: .* is float64"):
         evaluate(Graph((x,), (lying,)), [np.zeros(2, np.float32)], {})
 
 
@@ -169,7 +171,7 @@ def test_copies_share_what_was_shared(copier: Callable[[Any], Any]) -> None:
     assert total.inputs[0] is first
     assert first.uniform
     assert second.uniform
-    assert [second.number, str(second.type)] == [1, "i64[2,2]"]
+    assert [second.number, str(second.type)] == [1, "int64[2, 2]"]
     deep = x
     for _ in range(2000):
         deep = ops.top_k(deep, 3)[0]
@@ -240,7 +242,7 @@ class TestGradients:
         x = x_of(3, dtype="bfloat16")
         _, cos = Rounds().node((x,)).results
         assert ngd.grad(ops.sum(cos), x).type == x.type
-        assert [str(n.type) for n in expansion(cos.results[0])] == ["bf16[3]"] * 2
+        assert [str(n.type) for n in expansion(cos.results[0])] == ["bfloat16[3]"] * 2
 
     def test_an_integer_result_ends_the_path(self) -> None:
         x = x_of(2, 3)

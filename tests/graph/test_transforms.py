@@ -108,18 +108,20 @@ def test_what_has_no_gradient_is_an_error() -> None:
     def f(x: Any, y: Any) -> Any:
         return ops.sum(x) if x is not None else None
 
-    with pytest.raises(GradientError, match=r"does not depend on the argument\['a'\]"):
+    with pytest.raises(GradientError, match=r"a result that depends on the argument\['a'\]"):
         ngd.value_and_grad(lambda x: ops.sum(x["b"]))({"a": 1.0, "b": 2.0})
     close(ngd.value_and_grad(f, 1, unused="zero")(X, Y)[1], np.zeros_like(Y))
     with pytest.raises(GradientError, match=r"expected floats to differentiate by.*got 3"):
         ngd.value_and_grad(f)(3, Y)
-    with pytest.raises(GradientError, match=r"got i64\[2\]"):
+    with pytest.raises(GradientError, match=r"got int64\[2\]"):
         ngd.value_and_grad(f)(np.arange(2), Y)
-    with pytest.raises(GradientError, match=r"floating scalar to differentiate; got f64\[3,2\]"):
+    with pytest.raises(
+        GradientError, match=r"floating scalar to differentiate; got float64\[3, 2\]"
+    ):
         ngd.value_and_grad(lambda x: x)(X)
     with pytest.raises(GradientError, match="floating scalar to differentiate; got None"):
         ngd.value_and_grad(lambda x: None)(X)
-    with pytest.raises(TypeError, match="expected argnums among the 2 positional"):
+    with pytest.raises(TypeError, match="expected argnums below 2, the number of positional"):
         ngd.value_and_grad(f, 2)(X, Y)
     with pytest.raises(TypeError, match=r"returns \(result, aux\)"):
         ngd.value_and_grad(lambda x: ops.sum(x), has_aux=True)(X)
@@ -185,11 +187,13 @@ def test_vjp_and_jvp_in_a_graph(device: str) -> None:
 
 def test_vectors_that_do_not_fit() -> None:
     _, pull = ngd.vjp(layer, X, Y)
-    with pytest.raises(GradientError, match=r"vjp: the vector: expected f64\[3,4\].*got f64\[3\]"):
+    with pytest.raises(
+        GradientError, match=r"vjp: the vector: expected float64\[3, 4\].*got float64\[3\]"
+    ):
         pull(np.ones(3))
     with pytest.raises(TypeError, match="expected a tangent for each primal; got 2 and 1"):
         ngd.jvp(layer, (X, Y), (X,))
-    with pytest.raises(GradientError, match=r"tangents: arguments\[1\]: expected f64\[2,4\]"):
+    with pytest.raises(GradientError, match=r"tangents: arguments\[1\]: expected float64\[2, 4\]"):
         ngd.jvp(layer, (X, Y), (X, X))
 
 
@@ -301,7 +305,7 @@ def test_custom_gradient_in_loops_and_of_gradients(device: str) -> None:
 def test_custom_gradient_says_what_is_wrong() -> None:
     w = ngd.variable("w", X)
     reads = ngd.custom_gradient(lambda x: (x * w, lambda dy: dy))
-    with pytest.raises(GradientError, match=r"reads <ngd.Node variable 'w'.*make it an argument"):
+    with pytest.raises(GradientError, match=r"reads <ngd.Node variable 'w'.*Make it an argument"):
         reads(X)
     stopped = ngd.custom_gradient(lambda x: (x * ops.stop_gradient(w), lambda dy: dy))
     close(stopped(X), X * X)
@@ -311,7 +315,9 @@ def test_custom_gradient_says_what_is_wrong() -> None:
     with pytest.raises(TypeError, match="expected a tuple of 2 adjoints"):
         ngd.value_and_grad(lambda x: ops.sum(bad(x, x)))(X)
     bad = ngd.custom_gradient(lambda x: (ops.sum(x), lambda dy: ops.ones((5,))))
-    with pytest.raises(GradientError, match=r"gradient: expected f64\[3,2\].*got f64\[5\]"):
+    with pytest.raises(
+        GradientError, match=r"gradient: expected float64\[3, 2\].*got float64\[5\]"
+    ):
         ngd.value_and_grad(bad)(X)
 
 

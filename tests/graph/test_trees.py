@@ -53,7 +53,7 @@ def test_trees_are_taken_apart_and_rebuilt() -> None:
 @pytest.mark.parametrize(
     ("tree", "says"),
     [
-        ({"x": [1]}, r"t: expected a dict of x, y; got a dict of x$"),
+        ({"x": [1]}, r"t: expected a dict of x, y; got a dict of x\."),
         ({"x": 1, "y": 2}, r"t\['x'\]: expected a list of 1; got 1"),
         ({"x": [1, 2], "y": 2}, r"t\['x'\]: expected a list of 1; got a list of 2"),
         ([1, 2], r"t: expected a dict of x, y; got a list of 2"),
@@ -104,7 +104,7 @@ def test_calls_that_do_not_fit_are_refused() -> None:
         (lambda: step({"b": zero}, zero), r"input \[0\]: expected a dict of a; got a dict of b"),
         (lambda: step(zero, zero), r"input \[0\]: expected a dict of a; got array"),
         (lambda: step({"a": zero}), r"expected 2 arrays \(\[0\], y\); got 1"),
-        (lambda: step({"a": zero}, zero, x=zero), r"no input is called 'x'"),
+        (lambda: step({"a": zero}, zero, x=zero), r"got 'x'"),
         (lambda: step({"a": zero}, zero, out=[zero]), r"out: expected a dict of s; got a list of"),
         (lambda: ngd.compile(3, [x]), "inputs: expected a node, or a list, tuple or dict of nodes"),
         (lambda: ngd.compile([{"a": x + 1}], [x]), r"expected placeholders.*inputs\[0\]\['a'\]"),
@@ -143,7 +143,7 @@ def test_updates_are_dicts_and_pairs_of_structures(device: str) -> None:
     assert [v.numpy()[0] for v in (a, b, c)] == [1, 2, 3]
     ngd.compile([], [], updates=pair, device=device)()
     assert [v.numpy()[0] for v in (a, b, c)] == [2, 4, 3]
-    with pytest.raises(ValueError, match=r"variable 'a' has two next values.*test_trees.py:\d+"):
+    with pytest.raises(ValueError, match=r"next value of variable 'a'; got two.*trees.py:\d+"):
         ngd.compile([], [], updates=[{a: a + 1}, {a: a + 2}])
     with pytest.raises(TypeError, match=r"compile: updates\['b'\]: expected a list of 1"):
         ngd.compile([], [], updates=({"b": [b]}, {"b": b}))

@@ -75,7 +75,7 @@ def test_attributes_can_be_replaced() -> None:
     net = Net()
     with pytest.raises(TypeError, match=r"Linear.weight: expected a declaration; got .*share it"):
         net.head.weight = net.embedding.weight
-    with pytest.raises(AttributeError, match=r"Net has no attribute 'train'; see nn.training"):
+    with pytest.raises(AttributeError, match=r"Net has no attribute 'train'. Use nn.training"):
         net.train()
     net.blocks[0].inner = nn.Linear(4, 8)
     assert list(net.blocks[0].modules()) == ["", "inner", "outer"]
@@ -86,7 +86,7 @@ def test_attributes_can_be_replaced() -> None:
     assert list(net.state_dict()) == ["embedding.weight"]
     with pytest.raises(AttributeError, match="Net has no attribute 'head'"):
         net.head(0)
-    with pytest.raises(KeyError, match=r"Net has no parameter 'head.weight'"):
+    with pytest.raises(KeyError, match=r"expected a name of a parameter; got 'head.weight'"):
         net.parameter("head.weight")
     with pytest.raises(TypeError, match="ModuleList: expected modules; got 3"):
         nn.ModuleList([3])  # type: ignore[list-item]
@@ -120,7 +120,7 @@ def test_state_dicts_load() -> None:
     del state["blocks.0.scale"]
     state["more"] = np.zeros(3)
     before = other.state_dict()
-    with pytest.raises(ValueError, match=r"keys: 1 missing: blocks.0.scale; 1 unexpected: more$"):
+    with pytest.raises(ValueError, match=r"got 1 missing: blocks.0.scale; 1 unexpected: more\."):
         other.load_state_dict(state)
     assert other.load_state_dict(state, strict=False) == (["blocks.0.scale"], ["more"])
     state["blocks.1.scale"] = np.zeros((4, 1))
@@ -198,7 +198,7 @@ def test_dtypes_are_chosen_before_the_variables_are_made() -> None:
     assert {str(v.dtype) for v in net.parameters().values()} == {"float64"}
     assert net.blocks[0].steps.dtype == np.int64
     with pytest.raises(
-        RuntimeError, match=r"expected a fresh module; 'embedding.weight' is in use"
+        RuntimeError, match=r"expected a fresh module; got one whose 'embedding.weight' is in use"
     ):
         net.astype(ngd.bfloat16)
     assert nn.Linear(2, 3).astype(ngd.bfloat16).weight.dtype == ngd.bfloat16
@@ -272,9 +272,15 @@ def test_who_draws_needs_a_source() -> None:
         (lambda: nn.MultiHeadAttention(6, 4), "heads that divides 6; got 4"),
         (lambda: nn.Conv2d(3, 4, (3,)), r"Conv2d: expected kernel_size of 2 axes; got \(3,\)"),
         (lambda: nn.Conv1d(3, 4, 3, groups=2), "groups that divide 3 and 4 channels; got 2"),
-        (lambda: nn.Conv2d(3, 4, 3)(ngd.placeholder("x", (3, 5, 5))), r"Conv2d: expected \[N, C"),
-        (lambda: nn.MaxPool1d(2)(ngd.placeholder("x", (3, 5))), r"MaxPool1d: expected \[N, C"),
-        (lambda: nn.BatchNorm2d(3)(ngd.placeholder("x", (2, 3))), "BatchNorm2d: expected 4 axes"),
+        (lambda: nn.Conv2d(3, 4, 3)(ngd.placeholder("x", (3, 5, 5))), r"Conv2d: .* \[N, 3, H"),
+        (
+            lambda: nn.MaxPool1d(2)(ngd.placeholder("x", (3, 5))),
+            r"MaxPool1d: expected an input \[N, C",
+        ),
+        (
+            lambda: nn.BatchNorm2d(3)(ngd.placeholder("x", (2, 3))),
+            "BatchNorm2d: expected an input of 4 axes",
+        ),
         (lambda: nn.initializers.fans((3,)), "weight of two axes or more"),
         (lambda: nn.initializers.he_std((3, 2), 1.0, "up"), 'fan "in" or "out"'),
     ],
@@ -288,7 +294,9 @@ def test_an_integer_mask_is_refused() -> None:
     """Added to the scores, its ones and zeros would mask nothing."""
     attend, x = nn.MultiHeadAttention(4, 2), np.ones((1, 3, 4), np.float32)
     mask = np.array([[[1, 1, 0]]])
-    with pytest.raises(ngd.errors.DTypeError, match=r"mask: expected bools .*i64.* mask != 0, or"):
+    with pytest.raises(
+        ngd.errors.DTypeError, match=r"mask: expected bools .*int64.* mask != 0, or"
+    ):
         attend(x, mask=mask)
     rows = [ngd.compile([], [attend(x, mask=m)])()[0] for m in (mask != 0, mask.astype(bool))]
     np.testing.assert_array_equal(*rows)

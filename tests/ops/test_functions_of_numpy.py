@@ -479,7 +479,10 @@ def test_numpy_calls_on_nodes() -> None:
     npt.assert_allclose(value(x.repeat(2, 1)), given.repeat(2, 1))
     npt.assert_allclose(value(x.dot(given)), given.dot(given))
     npt.assert_allclose(value(x.trace()), given.trace())
-    with pytest.raises(TypeError, match=r"numpy.unique has no op on a Node: its shape"):
+    with pytest.raises(
+        TypeError,
+        match=r"numpy.unique: expected arrays; got a Node.* no op: its shape",
+    ):
         np.unique(x)
     with pytest.raises(TypeError, match=r"decompositions of matrices; see docs/limitations"):
         np.linalg.inv(x)

@@ -109,7 +109,7 @@ class TestPromotion:
         assert ops.add(np.ones(1, bfloat16), np.ones(1, other)).dtype == expected
 
     def test_a_scalar_that_does_not_fit(self) -> None:
-        with pytest.raises(DTypeError, match=r"^add: 300 does not fit in u8"):
+        with pytest.raises(DTypeError, match=r"^add: expected .* fits into uint8.*; got 300"):
             ops.add(np.zeros(1, uint8), 300)
 
     @pytest.mark.parametrize("bad", ["text", None, 1j, np.array(["a"]), object()])
@@ -301,7 +301,7 @@ class TestRandom:
         (found,) = run_reference([seed], [node], [np.array(9, np.int32)])
         assert found.tolist() == value(ops.random_uniform(4, seed=9, offset=2)).tolist()
         assert found.tolist() != value(ops.random_uniform(4, seed=9, offset=3)).tolist()
-        with pytest.raises(DTypeError, match=r"^random_uniform: .*; got f32\[\]"):
+        with pytest.raises(DTypeError, match=r"^random_uniform: .*; got float32\[\]"):
             ops.random_uniform(4, seed=constant_node(np.array(1, float32)))
         assert value(ops.random_bits(1, seed=2**64 - 1)) == value(ops.random_bits(1, seed=-1))
 
@@ -423,31 +423,39 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
         lambda: ops.matmul(np.ones((2, 3), "f"), np.ones((4, 5), "f")),
         ShapeError,
         "matmul: expected the last axis of a to equal the second to last of b; "
-        "got f32[2,3] and f32[4,5]",
+        "got float32[2, 3] and float32[4, 5]",
     ),
     (
         lambda: ops.matmul(1.0, [1.0]),
         ShapeError,
-        "matmul: expected tensors, not scalars; got f64[]",
+        "matmul: expected tensors, not scalars; got float64[]",
     ),
     (
         lambda: ops.add([1, 2], [1, 2, 3]),
         ShapeError,
-        "add: shapes do not broadcast: (2,) with (3,)",
+        "add: expected shapes that broadcast; got (2,) with (3,)",
     ),
-    (lambda: ops.reshape([1, 2], (3, -1)), ShapeError, "reshape: expected 2 elements as in i64[2]"),
+    (
+        lambda: ops.reshape([1, 2], (3, -1)),
+        ShapeError,
+        "reshape: expected 2 elements as in int64[2]",
+    ),
     (lambda: ops.reshape([1, 2], (-1, -1)), ShapeError, "reshape: expected 2 elements"),
-    (lambda: ops.transpose([[1]], (0, 0)), ShapeError, "transpose: expected each axis of i64[1,1]"),
-    (lambda: ops.sum([1, 2], 1), ShapeError, "sum: expected an axis in [-1, 1) of i64[2]; got 1"),
+    (
+        lambda: ops.transpose([[1]], (0, 0)),
+        ShapeError,
+        "transpose: expected each axis of int64[1, 1]",
+    ),
+    (lambda: ops.sum([1, 2], 1), ShapeError, "sum: expected an axis in [-1, 1) of int64[2]; got 1"),
     (lambda: ops.sum([[1]], (0, -2)), ShapeError, "sum: expected axes that differ; got (0, -2)"),
     (lambda: ops.max(np.ones((2, 0))), ShapeError, "max: expected at least one element"),
     (lambda: ops.argmin(np.ones(0)), ShapeError, "argmin: expected at least one element along 0"),
     (
         lambda: ops.top_k([1, 2], 3),
         ShapeError,
-        "top_k: expected an axis of at least 3 elements; got i64[2]",
+        "top_k: expected an axis of at least 3 elements; got int64[2]",
     ),
-    (lambda: ops.top_k(1.0, 0), ShapeError, "top_k: expected an axis in [0, 0) of f64[]"),
+    (lambda: ops.top_k(1.0, 0), ShapeError, "top_k: expected an axis in [0, 0) of float64[]"),
     (lambda: ops.concat([]), ShapeError, "concat: expected at least one tensor; got none"),
     (lambda: ops.concat([[[1]], [1]]), ShapeError, "concat: expected shapes that differ"),
     (lambda: ops.stack([[1], [1, 2]]), ShapeError, "stack: expected tensors of one shape"),
@@ -457,16 +465,16 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: ops.broadcast_to([1, 2], (3,)),
         ShapeError,
-        "broadcast_to: expected a shape that i64[2]",
+        "broadcast_to: expected a shape that int64[2]",
     ),
-    (lambda: ops.take([1.0], [0.0]), DTypeError, "take: expected integer indices; got f64[1]"),
+    (lambda: ops.take([1.0], [0.0]), DTypeError, "take: expected integer indices; got float64[1]"),
     (lambda: ops.one_hot([0], -1), ShapeError, "one_hot: expected a depth >= 0; got -1"),
     (lambda: ops.cast([1], "str"), DTypeError, "cast: expected a dtype among bool, int8"),
     (lambda: ops.softmax(np.ones((2, 0))), ShapeError, "softmax: expected at least one element"),
     (
         lambda: ops.softmax_cross_entropy(np.ones((2, 3)), [[0]]),
         ShapeError,
-        "softmax_cross_entropy: expected logits [..., classes] and labels [...]; got f64[2,3] and",
+        "softmax_cross_entropy: expected logits [..., classes] and labels [...]; got float64",
     ),
     (
         lambda: value(ops.softmax_cross_entropy(np.ones((2, 3)), [0, 3])),
@@ -493,7 +501,7 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: ops.all_reduce([1.0], op="sum", weight=1),
         ValueError,
-        "all_reduce: a weight is for op=\"mean\"; got op='sum'",
+        "all_reduce: expected op=\"mean\" with weight; got op='sum'",
     ),
     (lambda: ops.broadcast([1], root=-1), ValueError, "broadcast: expected a root >= 0; got -1"),
 ]

@@ -164,7 +164,7 @@ def test_the_same_of_a_compiled_step(tmp_path: Path) -> None:
     checkpoint.load(tmp_path, both.state)
     assert both.state["sgd.b.momentum"].numpy() == 1
     step()
-    with pytest.raises(ValueError, match=r"holds nothing for <ngd.Node variable 'sgd.c.momentum'"):
+    with pytest.raises(ValueError, match=r"for variable 'sgd.c.momentum'; got nothing in"):
         checkpoint.load(tmp_path, made([w, b, ngd.variable("c", [1.0])])[0].state)
     started, step = made([w])
     step()
@@ -174,7 +174,8 @@ def test_the_same_of_a_compiled_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "shown"), [(np.zeros(3, np.float32), r"f32\[3\]"), (np.zeros((4, 5)), r"f64\[4,5\]")]
+    ("wrong", "shown"),
+    [(np.zeros(3, np.float32), r"float32\[3\]"), (np.zeros((4, 5)), r"float64\[4, 5\]")],
 )
 def test_a_pending_value_of_another_type(wrong: Any, shown: str) -> None:
     program = Program(optim.SGD(0.1, momentum=0.9))
@@ -182,7 +183,9 @@ def test_a_pending_value_of_another_type(wrong: Any, shown: str) -> None:
     values = {name: v.numpy() for name, v in program.optimizer.state.items()}
     resumed = Program(optim.SGD(0.1, momentum=0.9))
     resumed.optimizer.state.load(values | {"sgd.0.weight.momentum": wrong}, source="a file")
-    with pytest.raises(ValueError, match=rf"f32\[4,5\] for .*0.weight.*; got {shown} from a file"):
+    with pytest.raises(
+        ValueError, match=rf"float32\[4, 5\] for .*0.weight.*; got {shown} from a file"
+    ):
         resumed.train(1, 2)
 
 
@@ -198,7 +201,9 @@ def test_a_state_is_loaded_from_a_dict() -> None:
     held = resumed.values()
     with pytest.raises(ValueError, match=r"for variable 'adam\.step'; a mapping holds nothing"):
         state.load({name: v for name, v in values.items() if name != "adam.step"})
-    with pytest.raises(ValueError, match=r"i64\[\] for variable 'adam\.step'; a mapping holds f32"):
+    with pytest.raises(
+        ValueError, match=r"int64\[\] for variable 'adam\.step'; a mapping holds float32"
+    ):
         state.load(values | {"adam.step": np.float32(1)})
     for key, value in resumed.values().items():
         np.testing.assert_array_equal(value, held[key])
@@ -275,7 +280,7 @@ def test_two_optimizers_of_one_checkpoint(tmp_path: Path) -> None:
     _, resumed = trained(3, 5)
     for got, want in zip(resumed, straight, strict=True):
         np.testing.assert_array_equal(got, want)
-    with pytest.raises(ValueError, match=r"two variables are called 'a\.step'"):
+    with pytest.raises(ValueError, match=r"got two called 'a\.step'"):
         checkpoint.save(tmp_path, [saved, optim.AdamW(0.1, name="a").state])
 
 

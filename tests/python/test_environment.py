@@ -143,9 +143,9 @@ def test_a_job_of_another_size_than_expected_is_refused(environ: dict[str, str])
     for text in ("", str(size)):
         assert detect({**environ, "NGD_EXPECT_SIZE": text}).size == size
     for other in (size + 1, 100):
-        with pytest.raises(InitError, match=rf"NGD_EXPECT_SIZE: expected {other} ranks; there "):
+        with pytest.raises(InitError, match=rf"NGD_EXPECT_SIZE: expected {other} ranks; got "):
             detect({**environ, "NGD_EXPECT_SIZE": str(other)})
-    with pytest.raises(InitError, match="NGD_EXPECT_SIZE='many' is not a whole number"):
+    with pytest.raises(InitError, match="NGD_EXPECT_SIZE='many', which is not a whole number"):
         detect({**environ, "NGD_EXPECT_SIZE": "many"})
 
 

@@ -43,7 +43,7 @@ def test_lists_of_numbers_are_arrays(device: str) -> None:
         ([[1, 2], [3, 4]], [1, 256], r"input 1 \('n'\): expected a value of uint8"),
         ([[1, 2], [3, 4]], [1.0, 2], r"expected a value of uint8"),
         ([[1, 2], [3, 4]], [1, -1], r"expected a value of uint8"),
-        ([[1, 2], [3]], [1, 2], r"expected shape \(2, 2\)"),
+        ([[1, 2], [3]], [1, 2], r"expected float32\[2, 2\]; got lists of different"),
         ([["a", "b"], [3, 4]], [1, 2], r"expected dtype float32"),
     ],
 )
@@ -62,15 +62,18 @@ def test_inputs_by_name(device: str) -> None:
     for result in (step(a, b), step(a, y=b), step(y=b, x=a), step(y=b, x=a, out=[out])):
         np.testing.assert_array_equal(result[0], [4, 4])
     for call, says in (
-        (lambda: step(a, x=a), "input 'x' is given twice"),
-        (lambda: step(a, z=b), r"no input is called 'z'; the inputs are \(x, y\)"),
-        (lambda: step(y=b), r"expected 2 arrays \(x, y\); got 1"),
+        (
+            lambda: step(a, x=a),
+            r"^step compiled at .*: expected input 'x' once; got it by position and by name",
+        ),
+        (lambda: step(a, z=b), r"expected inputs by name among \(x, y\); got 'z'"),
+        (lambda: step(y=b), r"expected 2 arrays \(x, y\); got 1, without x"),
         (lambda: step(a, b, a), r"expected 2 arrays \(x, y\); got 3"),
     ):
         with pytest.raises(TypeError, match=says):
             call()
     alike = ngd.placeholder("x", (2,))
-    with pytest.raises(TypeError, match="2 inputs are called 'x'"):
+    with pytest.raises(TypeError, match="got 'x', the name of 2 inputs: give those by position"):
         ngd.compile([x, alike], [x + alike])(x=a)
 
 
@@ -124,17 +127,23 @@ def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda x: np.unwrap(x), r"numpy\.unwrap has no op on a Node: see ngd\.ops"),
-        (lambda x: np.linalg.inv(x), r"numpy\.linalg\.inv has no op .*docs/limitations\.md"),
-        (lambda x: np.nonzero(x), r"numpy\.nonzero has no op .*ngd\.ops\.where\(mask, x, y\)"),
+        (lambda x: np.unwrap(x), r"numpy\.unwrap: .* has no op: use the functions of ngd\.ops"),
+        (lambda x: np.linalg.inv(x), r"numpy\.linalg\.inv: .* has no op: .*docs/limitations\.md"),
+        (lambda x: np.nonzero(x), r"numpy\.nonzero: .* has no op: .*ngd\.ops\.where\(mask, x, y\)"),
         (lambda x: np.linalg.norm(x, 1), r"numpy\.linalg\.norm: expected ord=None, or a number"),
         (lambda x: np.linalg.norm(x, "fro"), r"numpy\.linalg\.norm: expected ord=None.*'fro'"),
         (lambda x: np.linalg.norm(x, axis=()), r"numpy\.linalg\.norm: expected one axis or two"),
         (lambda x: np.dot(x, np.ones((2, 3, 2))), r"numpy\.dot: expected at most 2 axes"),
-        (lambda x: np.var(x, out=0), r"numpy\.var on a Node takes \(x, axis, .*ddof\): .*out"),
-        (lambda x: np.add.reduce(x), r"numpy\.add\.reduce has no op on a Node"),
-        (lambda x: np.asarray(x), r"a Node is no array.*test_messages\.py:\d+.*compile it"),
-        (lambda x: np.array([x, x]), "a Node is no array"),
+        (
+            lambda x: np.var(x, out=0),
+            r"numpy\.var: expected \(x, axis, .*ddof\) .*; got .*out",
+        ),
+        (lambda x: np.add.reduce(x), r"numpy\.add\.reduce: expected arrays; got a Node"),
+        (
+            lambda x: np.asarray(x),
+            r"numpy\.asarray: expected .*test_messages\.py:\d+.*ngd\.function",
+        ),
+        (lambda x: np.array([x, x]), "numpy.asarray: expected an array; got a Node"),
         (
             lambda x: ops.where(x is None, x, 0),
             "where: expected a node or an array as the condition; got the Python bool False",
@@ -144,7 +153,10 @@ def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -
             lambda x: ops.cond(x == None, lambda: x, lambda: -x),  # noqa: E711
             "cond: expected a node or an array as the condition; got the Python bool False",
         ),
-        (lambda x: ops.concat(x, x), r"concat: expected a list of tensors, as in concat\(\[a, b\]"),
+        (
+            lambda x: ops.concat(x, x),
+            r"concat: expected a list of .* Write concat\(\[a, b\]",
+        ),
         (lambda x: ops.stack(x, 0), r"stack: expected a list of tensors"),
         (lambda x: ops.reshape(x, (4, -1)), r"reshape: expected 6 elements .*that divide them"),
         (lambda x: ops.reshape(x, (-1, 0)), r"reshape: .*that divide them; got \(-1, 0\)"),

@@ -57,7 +57,8 @@ def check_apart(part: Array, whole: Array, where: str, own: Array | None = None)
     if place.nbytes != part.nbytes or place.ctypes.data != part.ctypes.data:
         allowed = "just the same" if own is None else "this rank's own block"
         raise ValueError(
-            f"{where}: out: expected memory apart from the array's, or {allowed}; they overlap"
+            f"{where}: out: expected memory apart from the array's, or {allowed}; got overlapping "
+            "memory. Pass a copy."
         )
 
 
@@ -65,7 +66,10 @@ def normal_axis(axis: int, shape: Shape, where: str) -> int:
     """Count an axis from the front."""
     axis = whole(axis, where, "axis")
     if not -len(shape) <= axis < len(shape):
-        raise ShapeError(f"{where}: axis: expected one of an array of shape {shape}; got {axis}")
+        raise ShapeError(
+            f"{where}: axis: expected an axis of an array of shape {shape}; got {axis}. "
+            "Reshape the array."
+        )
     return axis % len(shape)
 
 
@@ -74,6 +78,6 @@ def block_rows(shape: Shape, size: int, where: str) -> int:
     if not shape or shape[0] % size:
         raise ShapeError(
             f"{where}: expected a size that {size} ranks can share evenly; got an array of shape "
-            f"{shape}"
+            f"{shape}. Pad or reshape it."
         )
     return shape[0] // size

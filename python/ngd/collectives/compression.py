@@ -76,13 +76,13 @@ class TopK:
         """Raise ValueError for an op, dtype or shape that this TopK does not support."""
         if op not in TOP_K or source.dtype not in (float32, float64):
             raise ValueError(
-                "all_reduce: ngd.TopK is for op='sum' and 'mean' of float32 and float64; got "
+                "all_reduce: expected op='sum' or 'mean' of float32 or float64 for ngd.TopK; got "
                 f"op={op!r} and {source.dtype}"
             )
         memory = self._memory()
         if memory is not None and (memory.shape, memory.dtype) != (source.shape, source.dtype):
             raise ValueError(
-                f"all_reduce: this ngd.TopK remembers a {memory.dtype} array of shape "
+                f"all_reduce: expected, for this ngd.TopK, a {memory.dtype} array of shape "
                 f"{memory.shape}; got a {source.dtype} one of {source.shape}. Use top[key], with a "
                 "key for every array"
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -47,6 +47,10 @@ def living(groups: weakref.WeakSet[Group]) -> list[Group]:
 
 MOST_ROWS = 2**48
 """The largest number of rows that a rank may give: the sum over ranks does not overflow."""
+
+
+ALONE: Final = " The group has 1 rank: start the job by a launcher, such as ngd run -n 2 train.py."
+"""The advice of an error for a message in a group of one rank."""
 
 
 class Group(BoundToProcess):
@@ -350,7 +354,10 @@ class Group(BoundToProcess):
         root, here = self._root(root, where)
         if x is None:
             if here:
-                raise TypeError(f"{where}: expected rank {root}, the root, to give an array")
+                raise TypeError(
+                    f"{where}: expected an array on rank {root}, the root; got None. Give x there; "
+                    "the other ranks give None."
+                )
             buffer = source = self._received(out, shape, dtype, where)
         else:
             source = operand(x, where)
@@ -639,7 +646,9 @@ class Group(BoundToProcess):
             seen = operand(out, f"{where}: out")
             return destination(out, seen.dtype, seen.shape, where)
         if shape is None or dtype is None:
-            raise TypeError(f"{where}: expected out, or shape and dtype, of what is received")
+            raise TypeError(
+                f"{where}: expected out, or shape and dtype, of the received array; got neither"
+            )
         wanted = as_dtype(dtype, where)
         return destination(out, wanted, lengths(shape, where, wanted.itemsize), where)
 
@@ -653,19 +662,18 @@ class Group(BoundToProcess):
     def _other(self, rank: int, where: str, name: str) -> int:
         rank = whole(rank, where, name)
         if not 0 <= rank < self.size or rank == self.rank:
-            lone = (
-                f". The group {self.name!r} has 1 rank: start several with a launcher, such as "
-                "`ngd run -n 2 script.py`."
-            )
             raise ValueError(
                 f"{where}: {name}: expected another rank in [0, {self.size}); got {rank} on rank "
-                f"{self.rank}{lone if self.size == 1 else ''}"
+                f"{self.rank}.{ALONE if self.size == 1 else ''}"
             )
         return rank
 
     def _check_disjoint(self, source: Array, buffer: Array, where: str) -> None:
         if np.may_share_memory(source, buffer):
-            raise ValueError(f"{where}: out: expected memory apart from the array's; they overlap")
+            raise ValueError(
+                f"{where}: out: expected memory apart from the array's; got overlapping memory. "
+                "Pass a copy."
+            )
 
     def _counts(self, counts: Sequence[int], where: str, name: str) -> Array:
         numbers = np.asarray(counts)
@@ -703,8 +711,9 @@ class NonMember(Group):
     def refuse(self, call: str) -> Any:
         """Raise the error of a call."""
         raise NotMemberError(
-            f"{call}: this rank is no member of the group {self.name!r}: its split() gave no color "
-            "(group.is_member tells)"
+            f"{call}: expected a group that includes this rank; got {self.name!r}: this rank is "
+            "not "
+            "a member, because its split() gave no color. Ask group.is_member before the call."
         )
 
     def check_open(self, call: str) -> None:

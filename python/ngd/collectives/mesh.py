@@ -61,7 +61,8 @@ class Mesh:
         if any(n < 1 for n in self.shape) or math.prod(self.shape) != group.size:
             raise ValueError(
                 f"make_mesh: expected lengths >= 1 whose product is the group's {group.size} "
-                f"ranks; got {self.shape}, {math.prod(self.shape)} ranks"
+                f"ranks; got {self.shape}, {math.prod(self.shape)} ranks. Start the job with as "
+                "many."
             )
         self.group = group
         grid = np.arange(group.size).reshape(self.shape)

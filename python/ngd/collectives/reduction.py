@@ -54,7 +54,7 @@ def check_algorithm(algorithm: str, compression: Any) -> None:
         )
     if algorithm != "auto" and isinstance(compression, TopK):
         raise ValueError(
-            f"all_reduce: ngd.TopK gathers and has no algorithm to choose; got {algorithm!r}"
+            f"all_reduce: expected algorithm='auto' with ngd.TopK, which gathers; got {algorithm!r}"
         )
 
 
@@ -67,7 +67,10 @@ def plan(call: Call, array: Any, out: Any, weight: float | None, compression: An
     buffers = destinations(out, sources, many, "all_reduce")
     results = list(buffers) if out is None else list(out) if many else [out]
     if weight is not None and compression is not None:
-        raise ValueError("all_reduce: weight does not go with compression; scale the array first")
+        raise ValueError(
+            "all_reduce: expected weight or compression; got both. Scale the array instead of "
+            "weight."
+        )
     if weight is not None:
         pending, fill = weighted(call, sources, buffers, weight)
     elif compression is None:
@@ -126,7 +129,7 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
     for source in sources:
         if call.op != "mean" or not is_float(source.dtype):
             raise ValueError(
-                "all_reduce: weight goes with op='mean' and floats; "
+                "all_reduce: expected op='mean' and floats with weight; "
                 f"got op={call.op!r} and {source.dtype}"
             )
     try:
@@ -177,7 +180,7 @@ def rounded(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
     for source in sources:
         if source.dtype != float32:
             raise ValueError(
-                f"all_reduce: compression='bf16' is for float32 arrays; got {source.dtype}"
+                f"all_reduce: expected float32 arrays for compression='bf16'; got {source.dtype}"
             )
     sent = [source.astype(bfloat16) for source in sources]
     pending, _ = plain(call, sent, sent)

@@ -33,7 +33,8 @@ def join(
             return
         if batch is None:
             raise ValueError(
-                f"join: rank {group.rank} has no batch to repeat while others go on; give "
-                "empty=, a batch of the right shape"
+                f"join: expected at least one batch, or empty=, on each rank; got none on rank "
+                f"{group.rank} while other ranks have batches. Give empty=, a batch of the right "
+                "shape."
             )
         yield batch, float(more)

@@ -16,6 +16,7 @@ The generator depends on the seed, the epoch and the index of the sample. So the
 the same bit for bit with any number of ranks and workers.
 """
 
+from ..calls import name_calls as _name_calls
 from .files import cifar, mnist, read_idx
 from .images import CenterCrop, Mixup, Normalize, RandomFlip, RandomResizedCrop, Resize
 from .loader import Batch, Loader
@@ -40,3 +41,5 @@ __all__ = [
     "mnist",
     "read_idx",
 ]
+
+_name_calls("data", globals(), __all__)

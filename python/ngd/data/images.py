@@ -318,7 +318,7 @@ class Normalize:
         if self.mean.ndim > 1 or self.std.ndim > 1 or not np.all(self.std > 0):
             raise ValueError(
                 "data.Normalize: expected a mean, and a std > 0, of each channel; "
-                f"got {mean} and {std}."
+                f"got {mean} and {std}. Give numbers, or one per channel."
             )
 
     def __call__(self, columns: Columns, random: Generators) -> Columns:

@@ -356,7 +356,8 @@ class Worker:
                 raise self.ended()
             if timeout is not None and time.monotonic() - begin > timeout:
                 raise WorkerError(
-                    f"data.Loader: {self} has not answered for {timeout:g} s. Give a longer "
+                    f"data.Loader: expected an answer of {self}; got none for {timeout:g} s. Give "
+                    "a longer "
                     "timeout, or find out what its source waits for."
                 )
         try:

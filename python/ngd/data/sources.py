@@ -63,7 +63,7 @@ class Arrays:
             shapes = ", ".join(str(column.shape) for column in self.columns)
             raise ValueError(
                 f"data.Arrays: expected arrays with the same number of rows; got shapes {shapes}. "
-                "Row i of each array belongs to sample i."
+                "Give arrays of one row per sample."
             )
 
     def __len__(self) -> int:
@@ -134,15 +134,15 @@ class ImageFolder:
             found = sorted(p for p in (place / name).rglob("*") if p.suffix.lower() in SUFFIXES)
             if not found:
                 raise ValueError(
-                    f"data.ImageFolder: expected images in {place / name}; it holds no images. "
+                    f"data.ImageFolder: expected images in {place / name}; got none. "
                     f"Remove the folder, or add files with a suffix among {', '.join(SUFFIXES)}."
                 )
             self.files += map(str, found)
             labels += [label] * len(found)
         if not labels:
             raise ValueError(
-                f"data.ImageFolder: expected one subfolder per class in {place}; it holds no "
-                "folders of images. Give the folder above the classes."
+                f"data.ImageFolder: expected one subfolder per class in {place}; got no "
+                "folders with images. Give the folder above the classes."
             )
         self.labels = np.array(labels, np.int64)
 

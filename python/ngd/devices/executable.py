@@ -218,6 +218,11 @@ class CompiledStep(BoundToProcess):
         return f"<ngd step compiled at {self.ordering.site}: {', '.join(sizes)}; {self.device}>"
 
     @property
+    def title(self) -> str:
+        """The name of the step in messages."""
+        return f"step compiled at {self.ordering.site}"
+
+    @property
     def num_instructions(self) -> int:
         """The number of instructions of a run; 0 on a device without instructions."""
         plan: Plan | None = getattr(self, "plan", None)
@@ -231,7 +236,7 @@ class CompiledStep(BoundToProcess):
         """The arguments as contiguous arrays of exactly the inputs' types."""
         if named or len(arrays) != len(self.input_types):
             names = [str(n.attrs["name"]) for n in self.graph.inputs]
-            arrays = arguments.in_order(names, arrays, named)
+            arrays = arguments.in_order(self.title, names, arrays, named)
         return [
             a
             if type(a) is np.ndarray
@@ -244,7 +249,7 @@ class CompiledStep(BoundToProcess):
 
     def convert(self, number: int, value: Any) -> Array:
         """One argument made to fit."""
-        where = f"Executable: input {number} ({self.graph.inputs[number].attrs['name']!r})"
+        where = f"{self.title}: input {number} ({self.graph.inputs[number].attrs['name']!r})"
         return arguments.convert(value, self.input_types[number], where)
 
     def results(self, out: Sequence[Any] | None, inputs: list[Array]) -> list[Array]:
@@ -253,16 +258,19 @@ class CompiledStep(BoundToProcess):
             return [np.empty(t.shape, t.dtype) for t in self.output_types]
         if len(out) != len(self.output_types):
             raise TypeError(
-                f"Executable: expected {len(self.output_types)} arrays in out; got {len(out)}"
+                f"{self.title}: expected {len(self.output_types)} arrays in out; got {len(out)}"
             )
         results: list[Array] = []
         for i, (array, wanted) in enumerate(zip(out, self.output_types, strict=True)):
             name = f"out[{i}]"
             if array is None:
-                raise TypeError(f"Executable: {name}: expected an array {wanted}; got None")
-            result = destination(array, wanted.dtype, wanted.shape, "Executable", name)
+                raise TypeError(f"{self.title}: {name}: expected an array {wanted}; got None")
+            result = destination(array, wanted.dtype, wanted.shape, self.title, name)
             if any(np.may_share_memory(result, other) for other in (*inputs, *results)):
-                raise ValueError(f"Executable: {name} overlaps an input or another output")
+                raise ValueError(
+                    f"{self.title}: {name}: expected memory of its own; got an array that overlaps "
+                    "an input or another output. Pass a copy."
+                )
             results.append(result)
         return results
 
@@ -273,7 +281,8 @@ class CompiledStep(BoundToProcess):
     def report(self) -> Report:
         """See Executable."""
         raise CompileError(
-            f"Executable.report: the device {self.device} runs no instructions; compile for CPU"
+            f"Executable.report: expected a step of the device CPU, which runs instructions; got "
+            f"one of {self.device}. Compile it with device='CPU'."
         )
 
     def cost(self) -> Cost:

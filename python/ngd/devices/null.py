@@ -34,7 +34,10 @@ class NullExecutable(CompiledStep):
         self, *arrays: Any, out: Sequence[Array] | None = None, **named: Any
     ) -> list[Array]:
         """Refuse."""
-        raise CompileError("Executable: the NULL device compiles only; use CPU or INTERPRETER")
+        raise CompileError(
+            f"{self.title}: expected a device that runs steps; got NULL, which only compiles. "
+            "Compile it with device='CPU' or 'INTERPRETER'."
+        )
 
     def report(self) -> Report:
         """See Executable; without times."""

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from .. import passes
 from ..collectives import Group
-from ..dtype import SHORT_NAMES, Type
+from ..dtype import Type
 from ..ir import Graph
 from ..kinds import KINDS
 from ..ops.collective import Ranks
@@ -100,7 +100,7 @@ def collective_line(kind: str, attrs: Mapping[str, Any], type: Type) -> str:
     """One collective as messages between ranks show and compare it: what is equal on all ranks."""
     local = {"algorithm", "receive_counts", "counts" if "receive_counts" in attrs else "algorithm"}
     shown = "".join(f" {k}={v}" for k, v in sorted(attrs.items()) if k not in local)
-    return f"{kind}{shown} {SHORT_NAMES[type.dtype] if 'counts' in attrs else type}"
+    return f"{kind}{shown} {type.dtype.name if 'counts' in attrs else type}"
 
 
 def described(graph: Graph) -> str:

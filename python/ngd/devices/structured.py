@@ -13,6 +13,7 @@ from ..cost import Cost
 from ..ir import Node
 from ..local import BoundToProcess
 from ..profiling import Report
+from ..sites import call_site
 from ..trees import LEAF, Structure
 from .executable import CompiledStep, Executable
 
@@ -33,7 +34,8 @@ class StructuredStep(BoundToProcess):
         self.step, self.graph = step, step.graph
         self.results, self.num_hidden = results, num_hidden
         self.names = names_of(given, [str(n.attrs["name"]) for n in self.graph.inputs])
-        places = [f"Executable: input {name}" for name in self.names]
+        self.title = f"step compiled at {call_site()}"
+        places = [f"{self.title}: input {name}" for name in self.names]
         parts = list(zip(given.parts, places, strict=True))
         self.parts = None if is_flat(given) else parts
 
@@ -43,7 +45,7 @@ class StructuredStep(BoundToProcess):
         if out is None:
             values = self.step(*given)
         else:
-            places = self.results.match(out, "Executable: out")
+            places = self.results.match(out, f"{self.title}: out")
             hidden = self.graph.outputs[len(places) :]
             places += [np.empty(node.shape, node.dtype) for node in hidden]
             values = self.step(*given, out=places)
@@ -52,7 +54,7 @@ class StructuredStep(BoundToProcess):
     def flat(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """The arguments' arrays in the order of the placeholders."""
         if named or len(arrays) != len(self.names):
-            arrays = arguments.in_order(self.names, arrays, named)
+            arrays = arguments.in_order(self.title, self.names, arrays, named)
         if self.parts is None:
             return arrays
         leaves: list[Any] = []

@@ -9,6 +9,7 @@ are imported only if NGD_METRICS is set. Users call `count` and `address`; the r
 from __future__ import annotations
 
 from .. import config
+from ..calls import name_calls
 from ..dtype import whole
 from .counting import Tally, by_hand, tally
 
@@ -105,3 +106,6 @@ def begin(size: int | None = None) -> None:
 
     serving.begin(where, size)
     _begun = True
+
+
+name_calls("metrics", globals(), __all__)

@@ -14,6 +14,7 @@ Modules take the arguments of PyTorch's modules of the same names. Each module d
 differs. MultiHeadAttention takes other arguments in its call.
 """
 
+from ..calls import name_calls as _name_calls
 from . import initializers
 from .activations import (
     ELU,
@@ -183,3 +184,5 @@ __all__ = [
     "initializers",
     "training",
 ]
+
+_name_calls("nn", globals(), __all__)

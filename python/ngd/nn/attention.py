@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import Node, ops
 from .initializers import xavier_uniform, zeros
+from .inputs import expect_embedded
 from .linear import Linear, affine
 from .module import Module, Parameter
 
@@ -52,7 +53,7 @@ class MultiHeadAttention(Module):
         if num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
                 f"nn.MultiHeadAttention: expected a number of heads that divides {embed_dim}; "
-                f"got {num_heads}"
+                f"got {num_heads}. Choose a divisor of embed_dim."
             )
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.in_proj_weight = Parameter((3 * embed_dim, embed_dim), xavier_uniform())
@@ -97,6 +98,9 @@ class MultiHeadAttention(Module):
     def _projected(self, query: Node, key: Node | None, value: Node | None) -> list[Node]:
         """Return the projected query, key and value, by one matmul if they are one tensor."""
         weight, bias = self.in_proj_weight, self.in_proj_bias
+        for x in (query, key, value):
+            if x is not None:
+                expect_embedded(self, x, self.embed_dim)
         if key is None and value is None:
             return list(ops.split(affine(query, weight, bias), 3, -1))
         key = query if key is None else key

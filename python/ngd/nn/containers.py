@@ -33,7 +33,10 @@ class ModuleList(Module):
     def append(self, module: Module) -> None:
         """Add a module at the end."""
         if not isinstance(module, Module):
-            raise TypeError(f"{type(self).__name__}: expected modules; got {module!r}")
+            raise TypeError(
+                f"nn.{type(self).__name__}: expected modules; got {module!r}. Derive a class from "
+                "nn.Module for a function."
+            )
         setattr(self, str(len(self)), module)
 
     def extend(self, modules: Iterable[Module]) -> None:
@@ -102,7 +105,10 @@ class ModuleDict(Module):
 
     def __setitem__(self, key: str, module: Module) -> None:
         if not isinstance(module, Module):
-            raise TypeError(f"ModuleDict: {key!r}: expected a module; got {module!r}")
+            raise TypeError(
+                f"nn.ModuleDict: {key!r}: expected a module; got {module!r}. Derive one from "
+                "nn.Module."
+            )
         setattr(self, key, module)
 
     def __getitem__(self, key: str) -> Module:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from .. import Node, ops
 from .initializers import Initializer, torch_default
+from .inputs import expect_axes, expect_channels
 from .module import Module, Parameter
 
 PerAxis: TypeAlias = int | Sequence[int]
@@ -57,11 +58,9 @@ class Convolution(Module):
         self.bias = Parameter(out_channels, bias_initializer or default) if bias else None
 
     def check(self, x: Node) -> None:
-        """Raise ValueError if x has another number of axes."""
-        if x.ndim != self.axes + 2:
-            raise ValueError(
-                f"nn.{type(self).__name__}: expected [N, C, {self.axes} axes]; got {x!r}"
-            )
+        """Raise a ShapeError if x is not [N, in_channels, spatial...]."""
+        expect_axes(self, x, self.axes, self.in_channels)
+        expect_channels(self, x, self.in_channels, "in_channels")
 
     def forward(self, x: Node) -> Node:
         """Return the convolution of x with the weight, plus the bias.

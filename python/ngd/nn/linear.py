@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import Node, ops
 from .initializers import Initializer, normal, torch_default
+from .inputs import expect_axes, expect_last_axis
 from .modes import current
 from .module import Module, Parameter
 
@@ -86,6 +87,7 @@ class Linear(Module):
         Node
             [..., out_features].
         """
+        expect_last_axis(self, x, self.in_features, "in_features")
         return affine(x, self.weight, self.bias)
 
     def describe(self) -> str:
@@ -250,8 +252,7 @@ class ChannelDropout(Dropout):
     def forward(self, x: Node) -> Node:
         """Drop channels of x, an array of floats; the result has its shape and dtype."""
         name = f"nn.{type(self).__name__}"
-        if x.ndim != self.axes + 2:
-            raise ValueError(f"{name}: expected [N, C, {self.axes} axes]; got {x!r}")
+        expect_axes(self, x, self.axes)
         state = current()
         if state is None or not self.p:
             return x

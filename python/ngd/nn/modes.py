@@ -139,8 +139,8 @@ class Training:
         random = self.random
         if random is None:
             raise ValueError(
-                f"{who}: expected a source of random numbers: build the graph within "
-                "`with nn.training(nn.Random(seed))`"
+                f"{who}: expected a source of random numbers; got none. Build the graph within "
+                "`with nn.training(nn.Random(seed))`."
             )
         seed: Any = random.seed
         if random.per_rank:

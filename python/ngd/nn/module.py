@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import Variable, all_reduce, bfloat16, errors, float32, trees, variable
+from ..calls import expect_fit, without_self
 from ..variable_names import Scope
 from .initializers import Initializer, zeros
 from .modes import current
@@ -100,7 +101,9 @@ class Parameter:
     def name(self) -> str:
         """The path from the outermost module."""
         if self._place is None:
-            raise RuntimeError("nn.Parameter: expected an attribute of a module; it is of none")
+            raise RuntimeError(
+                "nn.Parameter: expected an attribute of a module; got one outside of modules"
+            )
         module, key = self._place
         return f"{module.path}.{key}" if module.path else key
 
@@ -226,21 +229,6 @@ def shape_of(value: Any, where: str) -> Any:
         raise TypeError(f"{where}: expected an array of numbers; got {error}") from None
 
 
-def expect_fit(name: str, init: Any, args: Any, kwargs: Any) -> None:
-    """Raise a TypeError that names the class, where arguments do not fit its constructor."""
-    signature = inspect.signature(init)
-    try:
-        signature.bind(None, *args, **kwargs)
-    except TypeError as error:
-        parameters = [*signature.parameters.values()][1:]
-        bare = [p.replace(annotation=p.empty) for p in parameters]
-        shown = signature.replace(parameters=bare, return_annotation=signature.empty)
-        any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        taken = kwargs if any_name else {p.name for p in parameters}
-        unknown = [f" It takes no `{key}`." for key in kwargs if key not in taken]
-        raise TypeError(f"{name}: expected {name}{shown}; {error}.{''.join(unknown)}") from None
-
-
 def naming_errors(init: Any) -> Any:
     """Wrap a constructor of this package, so that errors of its arguments name the class."""
 
@@ -250,7 +238,7 @@ def naming_errors(init: Any) -> Any:
             init(self, *args, **kwargs)
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
             name = type(self).__name__
-            expect_fit(f"nn.{name}", init, args, kwargs)
+            expect_fit(f"nn.{name}", without_self(inspect.signature(init)), args, kwargs)
             if isinstance(error, errors.Error) or name in str(error):
                 raise
             kind = ValueError if isinstance(error, (ValueError, ArithmeticError)) else TypeError
@@ -369,15 +357,21 @@ class Module:
             return self._parameters[key].variable
         if key in self.__dict__.get("_modules", {}):
             return self._modules[key]
-        instead = f"; see {INSTEAD[key]}" if key in INSTEAD else ""
-        raise AttributeError(f"{type(self).__name__} has no attribute {key!r}{instead}")
+        instead = f". Use {INSTEAD[key]}" if key in INSTEAD else ""
+        raise AttributeError(
+            f"{type(self).__name__}: expected an attribute of the module; got {key!r}, and "
+            f"{type(self).__name__} has no attribute {key!r}{instead}"
+        )
 
     def __delattr__(self, key: str) -> None:
         for register in (self._parameters, self._modules, self.__dict__):
             if key in register:
                 del register[key]
                 return
-        raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
+        raise AttributeError(
+            f"{type(self).__name__}: expected an attribute of the module; got {key!r}, and "
+            f"{type(self).__name__} has no attribute {key!r}"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which is a model of its own without a parent."""
@@ -450,7 +444,8 @@ class Module:
             if parameter.made and place is not None and place[0]._outermost() is self:
                 raise RuntimeError(
                     f"{type(self).__name__}.name: expected a name before the model is first called "
-                    f"or its variables are made; variable {parameter.variable.name!r} exists. Set "
+                    "or its variables are made; got one after variable "
+                    f"{parameter.variable.name!r}. Set "
                     "`model.name` where the model is constructed."
                 )
 
@@ -491,7 +486,10 @@ class Module:
         """
         found = dict(self.declared()).get(key)
         if found is None:
-            raise KeyError(f"{type(self).__name__} has no parameter {key!r}")
+            raise KeyError(
+                f"{type(self).__name__}.parameter: expected a name of a parameter; got {key!r}, "
+                f"and there is no parameter {key!r}"
+            )
         return found
 
     def declared(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
@@ -618,7 +616,9 @@ class Module:
         """
         for key, parameter in self.declared():
             if parameter.made:
-                raise RuntimeError(f"Module.astype: expected a fresh module; {key!r} is in use")
+                raise RuntimeError(
+                    f"Module.astype: expected a fresh module; got one whose {key!r} is in use"
+                )
         for _, parameter in self.declared():
             if is_floating(parameter.dtype):
                 parameter.dtype = np.dtype(dtype)
@@ -693,12 +693,18 @@ class Module:
         >>> model.load_state_dict(model.state_dict())
         Keys(missing=[], unexpected=[])
         """  # long because each error is described
+        where = f"{type(self).__name__}.load_state_dict"
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"{where}: expected a mapping of names to arrays; got {state!r}. Pass the result "
+                "of "
+                "state_dict()."
+            )
         declared = {key: p for key, p in self.declared() if p.saved}
         given = {id(p) for key, p in declared.items() if key in state}
         missing = [key for key, p in declared.items() if id(p) not in given]
         unexpected = [key for key in state if key not in declared]
         present = {key: p for key, p in declared.items() if key in state}
-        where = f"{type(self).__name__}.load_state_dict"
         given_shapes = {key: shape_of(state[key], f"{where}: {key}") for key in present}
         shapes = [
             f"{key}: expected shape {p.shape}; got {given_shapes[key]}"
@@ -708,7 +714,10 @@ class Module:
         if strict and (missing or unexpected):
             parts = {"missing": missing, "unexpected": unexpected}
             faults = [f"{len(k)} {what}: {', '.join(k)}" for what, k in parts.items() if k]
-            raise ValueError(f"{where}: keys: {'; '.join(faults)}")
+            raise ValueError(
+                f"{where}: keys: expected those of the module; got {'; '.join(faults)}. Pass "
+                "strict=False to load the keys that exist."
+            )
         if shapes:
             raise errors.ShapeError(f"{where}: {'; '.join(shapes)}")
         for parameter in present.values():

@@ -12,6 +12,7 @@ import numpy as np
 from .. import Node, int64, ops
 from ..ops.operands import local_number
 from .initializers import ones, zeros
+from .inputs import expect_channels, expect_last_axes, expect_number_of_axes, refusal
 from .modes import Training, current
 from .module import Buffer, Module, Parameter
 
@@ -79,6 +80,7 @@ class LayerNorm(Module):
         Node
             The shape and dtype of x.
         """
+        expect_last_axes(self, x, self.shape)
         y: Node = ops.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
         return y
 
@@ -140,6 +142,7 @@ class RMSNorm(Module):
         Node
             The shape and dtype of x.
         """
+        expect_last_axes(self, x, self.shape)
         y: Node = ops.rms_norm(x, self.shape, self.weight, self.eps)
         return y
 
@@ -189,7 +192,7 @@ class GroupNorm(Module):
         if num_groups < 1 or num_channels % num_groups:
             raise ValueError(
                 f"nn.GroupNorm: expected a number of groups that divides {num_channels} channels; "
-                f"got {num_groups}"
+                f"got {num_groups}. Choose a divisor."
             )
         self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
         self.weight = Parameter(num_channels, ones) if affine else None
@@ -208,6 +211,7 @@ class GroupNorm(Module):
         Node
             The shape and dtype of x.
         """
+        expect_channels(self, x, self.num_channels, "num_channels")
         y: Node = ops.group_norm(x, self.num_groups, self.weight, self.bias, self.eps)
         return y
 
@@ -309,9 +313,9 @@ class BatchNorm(Module):
         Node
             The shape and dtype of x.
         """
-        if self.axes is not None and x.ndim not in self.axes:
-            wanted = " or ".join(map(str, self.axes))
-            raise ValueError(f"nn.{type(self).__name__}: expected {wanted} axes; got {x!r}")
+        if self.axes is not None:
+            expect_number_of_axes(self, x, self.axes)
+        expect_channels(self, x, self.num_features, "num_features")
         state = current()
         affine = (self.weight, self.bias, self.eps)
         y: Node
@@ -465,13 +469,11 @@ class InstanceNorm(Module):
 
     def forward(self, x: Node) -> Node:
         """Normalize x; the result has its shape and dtype."""
-        if x.ndim < 3 or (self.axes is not None and x.ndim not in self.axes):
-            wanted = "at least 3" if self.axes is None else " or ".join(map(str, self.axes))
-            raise ValueError(f"nn.{type(self).__name__}: expected {wanted} axes; got {x!r}")
-        if x.shape[1] != self.num_features:
-            raise ValueError(
-                f"nn.{type(self).__name__}: expected {self.num_features} channels; got {x!r}"
-            )
+        if self.axes is not None:
+            expect_number_of_axes(self, x, self.axes)
+        elif x.ndim < 3:
+            raise refusal(self, "of 3 axes or more", x, "Give it at least one spatial axis.")
+        expect_channels(self, x, self.num_features, "num_features")
         y: Node = ops.group_norm(x, self.num_features, self.weight, self.bias, self.eps)
         return y
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from .. import Node, ops
+from .inputs import expect_axes
 from .module import Module
 
 PerAxis: TypeAlias = int | Sequence[int]
@@ -31,10 +32,7 @@ class Pool(Module):
         Node
             [N, C, spatial...], the dtype of x.
         """
-        if x.ndim != self.axes + 2:
-            raise ValueError(
-                f"nn.{type(self).__name__}: expected [N, C, {self.axes} axes]; got {x!r}"
-            )
+        expect_axes(self, x, self.axes)
         return self.pooled(x)
 
     def pooled(self, x: Node) -> Node:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from .. import Node, ops
 from .initializers import uniform
+from .inputs import expect_sequence
 from .linear import Dropout
 from .module import Module, Parameter
 
@@ -57,6 +58,7 @@ class Recurrent(Module):
 
         `first` are the initial states, [layers * directions, batch, hidden_size]; by default zeros.
         """
+        expect_sequence(self, x, self.input_size, batch_first=self.batch_first)
         y: Node = ops.transpose(x, (1, 0, 2)) if self.batch_first else x
         shape = (self.num_layers * len(self.directions), y.shape[1], self.hidden_size)
         begins = first or [ops.zeros(shape, y.dtype)] * self.states

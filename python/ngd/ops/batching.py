@@ -510,7 +510,8 @@ def choose_by_example(batching: Batching, node: Node, operands: Sequence[Batched
     """Compute both branches of a cond for all examples, and choose for each example."""
     if communicates(node):
         raise CompileError(
-            f"vmap: expected a cond without collectives (made at {node.site}), because its "
+            "vmap: expected a cond without collectives; got one with collectives (made at "
+            f"{node.site}), because its "
             "predicate differs between examples and both branches are computed. Move the "
             "collectives out of the branches."
         )

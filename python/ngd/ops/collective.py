@@ -199,7 +199,9 @@ def expect_member(where: str, group: Ranks) -> Ranks:
     """Refuse a group that this rank is no member of (Group.is_member); return any other one."""
     if group.rank < 0:
         raise NotMemberError(
-            f"{where}: group: this rank is no member of {group!r} (used at {call_site()})"
+            f"{where}: group: expected a group that includes this rank; got {group!r}, of which "
+            "this "
+            f"rank is not a member (used at {call_site()}). Ask group.is_member before."
         )
     return group
 
@@ -276,7 +278,7 @@ class AllReduce(Collective):
         if weight is None:
             return self.node((x,), attrs)
         if op != "mean":
-            raise ValueError(f'all_reduce: a weight is for op="mean"; got op={op!r}')
+            raise ValueError(f'all_reduce: expected op="mean" with weight; got op={op!r}')
         return self._weighted_mean(x, as_node(weight, where=self.name), attrs)
 
     def _rounded(
@@ -287,9 +289,11 @@ class AllReduce(Collective):
                 f"all_reduce: compression: expected 'bf16' or None; got {compression!r}"
             )
         if weight is not None:
-            raise ValueError("all_reduce: weight does not go with compression; scale x first")
+            raise ValueError(
+                "all_reduce: expected weight or compression; got both. Scale x instead of weight."
+            )
         if x.dtype != float32:
-            raise DTypeError(f"all_reduce: compression='bf16' is for float32; got {x.type}")
+            raise DTypeError(f"all_reduce: expected float32 for compression='bf16'; got {x.type}")
         return cast(self.node((cast(x, bfloat16),), attrs), float32)
 
     def _weighted_mean(self, x: Node, weight: Node, attrs: Mapping[str, Any]) -> Node:

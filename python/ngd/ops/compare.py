@@ -201,7 +201,9 @@ def expect_choice(where: str, condition: Any) -> None:
     if isinstance(condition, bool):
         raise TypeError(
             f"{where}: expected a node or an array as the condition; got the Python bool "
-            f"{condition}, which `is`, `in`, `not`, and a comparison with None give"
+            f"{condition}, which `is`, `in`, `not`, and a comparison with None give. Use "
+            "ops.equal, "
+            "ops.logical_not, or Python's if."
         )
 
 

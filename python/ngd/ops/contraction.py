@@ -111,7 +111,8 @@ def _extents(equation: str, terms: Sequence[str], nodes: Sequence[Node]) -> dict
             if n not in (1, extents[label]):
                 types = got(*(node.type for node in nodes))
                 raise ShapeError(
-                    f"einsum: expected one extent for {label!r} in {equation!r}; got {types}"
+                    f"einsum: expected one extent for {label!r} in {equation!r}; got {types}. "
+                    "Transpose one."
                 )
     return extents
 
@@ -124,7 +125,8 @@ def _simple(equation: str, labels: str, x: Node, extents: dict[str, int]) -> Lab
             n = x.shape[first]
             if x.shape[second] != n:
                 raise ShapeError(
-                    f"einsum: expected one extent for {label!r} in {equation!r}; got {x.type}"
+                    f"einsum: expected one extent for {label!r} in {equation!r}; got {x.type}. "
+                    "Reshape it."
                 )
             others = [axis for axis in range(x.ndim) if axis not in (first, second)]
             moved = transpose(x, [*others, first, second])

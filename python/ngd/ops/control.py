@@ -132,7 +132,9 @@ class Control(Op):
         """Raise ShapeError where operands are not what the bodies were traced for."""
         if list(operands) != list(wanted):
             made, got = (", ".join(map(str, types)) for types in (wanted, operands))
-            raise ShapeError(f"{self.name}: the body was traced for {made}; got {got}")
+            raise ShapeError(
+                f"{self.name}: expected {made}, for which the body was traced; got {got}"
+            )
 
 
 class Parts(NamedTuple):
@@ -443,7 +445,10 @@ class Cond(Control):
 
     def infer(self, *inputs: Type, on_false: Body, on_true: Body) -> tuple[Type, ...]:
         if inputs[0] != Type(bool_, ()):
-            raise DTypeError(f"cond: expected a bool scalar to choose by; got {inputs[0]}")
+            raise DTypeError(
+                f"cond: expected a bool scalar to choose by; got {inputs[0]}. Reduce it by "
+                "ops.all or ops.any."
+            )
         self.expect(inputs[1:], [node.type for node in on_true.graph.inputs])
         return tuple(node.type for node in on_true.graph.outputs)
 
@@ -469,9 +474,10 @@ class Cond(Control):
         for inner in chain.from_iterable(body.nodes for body in bodies):
             if communicates(inner) and not predicate.uniform:
                 raise CompileError(
-                    f"cond (made at {node.site}): {inner.op.name} (made at {inner.site}) stands in "
-                    "a branch, and ranks may take different branches; choose by what is equal on "
-                    'all ranks, such as all_reduce(predicate, op="max")'
+                    f"cond (made at {node.site}): expected branches without collectives, because "
+                    f"ranks may take different ones; got {inner.op.name} (made at {inner.site}). "
+                    "Choose by a value that is equal on all ranks, such as "
+                    'all_reduce(predicate, op="max").'
                 )
         for body in bodies:
             expect_agreement(body)
@@ -598,8 +604,9 @@ def closed(
     for node in order:
         if isinstance(node.op, Collective) and node.op.kind.between_two and id(node) in own:
             raise CompileError(
-                f"{node.op.name} (made at {node.site}) stands inside a loop or a branch, where "
-                "messages between two ranks cannot be; take it out"
+                f"{node.op.name} (made at {node.site}): expected no messages between two ranks in "
+                "a "
+                "loop or a branch; got one. Take it out."
             )
     first = list(dict.fromkeys(node.results[0] for node in places))
 
@@ -730,7 +737,7 @@ def next_carries(structure: trees.Structure, given: Sequence[Node], carry: Any) 
         if node.type != before.type:
             raise (DTypeError if node.dtype != before.dtype else ShapeError)(
                 f"scan: expected the body to return {path} as it was given, {before.type}; "
-                f"got {node.type} (made at {node.site})"
+                f"got {node.type} (made at {node.site}). Cast or reshape it."
             )
         nodes.append(node)
     return nodes

@@ -53,7 +53,9 @@ def blocks_of(where: str, x: Node, axis: int, size: int) -> Node:
     """The equal parts of an axis along a new first axis: (size, ..., n / size, ...)."""
     n = x.shape[axis]
     if n % size:
-        raise ShapeError(f"{where}: expected axis {axis} of {x.type} in {size} equal blocks")
+        raise ShapeError(
+            f"{where}: expected axis {axis} in {size} equal blocks; got {x.type}. Pad it."
+        )
     parts = reshape(x, (*x.shape[:axis], size, n // size, *x.shape[axis + 1 :]))
     return moved_axis(parts, axis, 0)
 
@@ -324,8 +326,8 @@ class AllToAllV(Collective):
         expect_counts(self.name, receive_counts, group.size, received, "all")
         if counts[group.rank] != receive_counts[group.rank]:
             raise ShapeError(
-                f"all_to_all_v: rank {group.rank} expects {receive_counts[group.rank]} rows of "
-                f"itself and sends itself {counts[group.rank]}"
+                f"all_to_all_v: expected one number of rows from rank {group.rank} to itself; got "
+                f"counts {counts[group.rank]} and receive_counts {receive_counts[group.rank]}"
             )
         return with_rows(x, received)
 
@@ -361,7 +363,7 @@ class Gather(Collective):
         if not isinstance(root, (int, np.integer)):
             raise TypeError(
                 f"gather: expected the rank that receives as root; got {root!r}. "
-                "ops.take(x, indices, axis) takes elements by index."
+                "Use ops.take(x, indices, axis) to take elements by index."
             )
         x, attrs = (
             as_node(x, where=self.name),

@@ -110,7 +110,8 @@ def _infer_loss(name: str, logits: Type, labels: Type) -> Type:
     expect_dtype(name, (labels,), INDICES)
     if not logits.shape or not logits.shape[-1] or logits.shape[:-1] != labels.shape:
         raise ShapeError(
-            f"{name}: expected logits [..., classes] and labels [...]; got {got(logits, labels)}"
+            f"{name}: expected logits [..., classes] and labels [...]; got {got(logits, labels)}. "
+            f"Give labels of shape {logits.shape[:-1]}."
         )
     return Type(logits.dtype, labels.shape)
 

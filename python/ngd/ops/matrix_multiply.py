@@ -84,7 +84,7 @@ class MatMul(Op):
             read = " (read transposed)" if transpose_a or transpose_b else ""
             raise ShapeError(
                 f"matmul: expected the last axis of a to equal the second to last of b; "
-                f"got {got(*inputs)}{read}"
+                f"got {got(*inputs)}{read}. Transpose one by ops.swapaxes, or reshape it."
             )
         if post and not (is_float(dtype) and set(post) <= set(self.posts)):
             raise ValueError(f"matmul: expected post among {self.posts}, of floats; got {post}")

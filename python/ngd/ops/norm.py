@@ -246,7 +246,10 @@ def _last(where: str, x: Node, normalized_shape: int | Sequence[int]) -> tuple[S
     given = normalized_shape
     shape = (given,) if isinstance(given, (int, np.integer)) else tuple(given)
     if not shape or x.shape[-len(shape) :] != shape:
-        raise ShapeError(f"{where}: expected last axes of extents {shape}; got {x.type}")
+        raise ShapeError(
+            f"{where}: expected last axes of shape {shape}; got {x.type}. Set the shape of these "
+            "axes."
+        )
     return shape, tuple(range(x.ndim - len(shape), x.ndim))
 
 

@@ -214,7 +214,9 @@ SHAPES: Final = (
     "its shape would depend on values, and shapes are known when the graph is built; "
     "ngd.ops.where(mask, x, y) or x.at[mask].set(y) choose by a mask"
 )
-DECOMPOSITIONS: Final = "ngd has no decompositions of matrices; see docs/limitations.md"
+DECOMPOSITIONS: Final = (
+    "ngd has no decompositions of matrices. Use ngd.call_host; see docs/limitations.md"
+)
 
 INSTEAD: Final[dict[Any, str]] = {
     np.nonzero: SHAPES,
@@ -254,14 +256,16 @@ def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     name = f"{function.__module__}.{function.__name__}"
     op = FUNCTIONS.get(function)
     if op is None:
-        instead = INSTEAD.get(function, "see ngd.ops")
-        raise TypeError(f"{name} has no op on a Node: {instead}")
+        instead = INSTEAD.get(function, "use the functions of ngd.ops")
+        raise TypeError(f"{name}: expected arrays; got a Node, for which it has no op: {instead}")
     signature = inspect.signature(op)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         shown = ", ".join(signature.parameters)
-        raise TypeError(f"{name} on a Node takes ({shown}): {error}") from None
+        raise TypeError(
+            f"{name}: expected ({shown}) on a Node; got other arguments: {error}"
+        ) from None
     return op(*args, **kwargs)
 
 

@@ -16,12 +16,12 @@ from ..dtype import (
     FLOATS,
     INTEGERS,
     NUMBERS,
-    SHORT_NAMES,
     DType,
     Shape,
     Type,
     as_dtype,
     bfloat16,
+    bool_,
     float16,
     float32,
     float64,
@@ -61,12 +61,26 @@ def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]
             break
     else:
         return dtype
-    family = _FAMILIES.get(allowed) or " or ".join(SHORT_NAMES[d] for d in allowed)
+    family = _FAMILIES.get(allowed) or " or ".join(d.name for d in allowed)
     if any(t.dtype not in allowed for t in types):
-        raise DTypeError(f"{where}: expected {family}; got {got(*types)}")
+        raise DTypeError(
+            f"{where}: expected {family}; got {got(*types)}. {cast_fix(types, allowed)}"
+        )
     if any(t.dtype != types[0].dtype for t in types):
-        raise DTypeError(f"{where}: expected operands of one dtype; got {got(*types)}")
+        fix = f'Cast the others: x.astype("{types[0].dtype.name}").'
+        raise DTypeError(f"{where}: expected operands of one dtype; got {got(*types)}. {fix}")
     return types[0].dtype
+
+
+def cast_fix(types: tuple[Type, ...], allowed: tuple[DType, ...]) -> str:
+    """Return the advice for operands whose dtype an op does not take."""
+    dtype = next(d for d in (float32, INDICES[1], bool_, allowed[0]) if d in allowed)
+    if any(t.dtype == bool_ for t in types) and allowed == NUMBERS:
+        return (
+            "For bools use ops.logical_and, ops.logical_or or ops.logical_not, or cast them: "
+            'x.astype("float32").'
+        )
+    return f'Cast: x.astype("{dtype.name}").'
 
 
 def check_indices(
@@ -106,8 +120,7 @@ def product_dtype(
         raise DTypeError(f"{where}: expected operands of one dtype; got {got(*factors, *behind)}")
     if dtype is not None and dtype not in known:
         raise DTypeError(
-            f"{where}: expected a result of {' or '.join(SHORT_NAMES[d] for d in known)}; "
-            f"got {SHORT_NAMES[dtype]}"
+            f"{where}: expected a result of {' or '.join(d.name for d in known)}; got {dtype.name}"
         )
     return dtype or own
 
@@ -168,7 +181,10 @@ def scalar(value: Any, dtype: DType, where: str) -> Node:
         with np.errstate(over="ignore"):
             return constant_node(value, dtype)
     except OverflowError:
-        raise DTypeError(f"{where}: {value} does not fit in {SHORT_NAMES[dtype]}") from None
+        raise DTypeError(
+            f"{where}: expected a number that fits into {dtype.name}, the dtype of the other "
+            f"operand; got {value}, which does not. Cast that operand first."
+        ) from None
 
 
 def local_number(value: float, like: Node) -> Node:
@@ -260,8 +276,12 @@ def broadcast_shapes(where: str, *shapes: Shape) -> Shape:
     try:
         return _broadcast(shapes)
     except ValueError:
-        got = " with ".join(str(s) for s in shapes)
-        raise ShapeError(f"{where}: shapes do not broadcast: {got}") from None
+        found = " with ".join(str(s) for s in shapes)
+        raise ShapeError(
+            f"{where}: expected shapes that broadcast; got {found}. Reshape one, or add axes of "
+            "size "
+            "1 by ops.expand_dims."
+        ) from None
 
 
 @lru_cache(maxsize=4096)

@@ -37,7 +37,9 @@ class TopK(Op):
     def infer(self, x: Type, *, k: int, largest: bool) -> tuple[Type, ...]:
         expect_dtype(self.name, (x,), self.dtypes)
         if not x.shape or not 0 <= k <= x.shape[-1]:
-            raise ShapeError(f"top_k: expected an axis of at least {k} elements; got {x}")
+            raise ShapeError(
+                f"top_k: expected an axis of at least {k} elements; got {x}. Set a smaller k."
+            )
         shape = (*x.shape[:-1], k)
         return Type(x.dtype, shape), Type(int64, shape)
 

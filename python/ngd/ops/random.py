@@ -98,7 +98,7 @@ def seed_tensor(where: str, seed: Any, offset: Any) -> Node:
 def expect_seed(where: str, seed: Type) -> None:
     """Check the operand that seed_tensor makes."""
     if seed != Type(int64, (2,)):
-        raise ShapeError(f"{where}: expected a seed tensor i64[2]; got {seed}")
+        raise ShapeError(f"{where}: expected a seed tensor int64[2]; got {seed}")
 
 
 class Draw(Op):

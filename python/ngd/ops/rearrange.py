@@ -207,7 +207,7 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
             raise ValueError
     except ValueError:
         raise ShapeError(
-            f"pad: expected widths >= 0: a number, a pair, or a pair an axis of {x.type}; "
+            f"pad: expected widths >= 0: a number, a pair, or a pair per axis of {x.type}; "
             f"got {widths}"
         ) from None
     pairs = [(int(before), int(after)) for before, after in sides]
@@ -215,7 +215,7 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
         return _surrounded(x, pairs, value)
     for axis, (n, pair) in enumerate(zip(x.shape, pairs, strict=True)):
         if n == 0 and any(pair):
-            raise ShapeError(f"pad: expected elements along axis {axis} of {x.type} for {mode!r}")
+            raise ShapeError(f"pad: expected elements along axis {axis} for {mode!r}; got {x.type}")
         if any(pair):
             x = take(x, np.pad(np.arange(n), pair, mode), axis)  # type: ignore[call-overload]
     return x

@@ -373,7 +373,7 @@ def _windows(where_: str, extents: Shape, given: Sequence[PerAxis]) -> list[Shap
         for n, k, d, p, s in zip(extents, kernel, dilation, padding, stride, strict=True)
     )
     if min(counts) < 1:
-        raise ShapeError(f"{where_}: expected a kernel {kernel} that fits into {extents}")
+        raise ShapeError(f"{where_}: expected a kernel that fits into {extents}; got {kernel}")
     return [kernel, dilation, padding, stride, counts]
 
 

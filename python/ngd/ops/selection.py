@@ -39,10 +39,11 @@ from .shape import (
     transpose,
 )
 
+CAST: Final = 'Cast: x.astype("int64").'
 WHOLE: Final = builtins.slice(None)
 MASK: Final = (
-    "how many elements a mask chooses is known only when the step runs, and shapes are static: "
-    "choose by ngd.ops.where(mask, x, y), or change by x.at[mask].set(y)"
+    "expected an index of static size; got a mask, and how many elements it chooses is known only "
+    "when the step runs. Choose by ngd.ops.where(mask, x, y), or change by x.at[mask].set(y)."
 )
 
 
@@ -83,9 +84,11 @@ def taken_apart(where_: str, x: Type, index: Any) -> Selection | None:
     items = tuple(part for item in items for part in as_arrays(where_, item))
     missing = len(x.shape) - sum(item is not None and item is not Ellipsis for item in items)
     if missing < 0:
-        raise ShapeError(f"{where_}: expected at most {len(x.shape)} indices for {x}")
+        raise ShapeError(
+            f"{where_}: expected at most {len(x.shape)} indices for {x}; got more. Leave some out."
+        )
     if sum(item is Ellipsis for item in items) > 1:
-        raise ShapeError(f"{where_}: expected one ... at most")
+        raise ShapeError(f"{where_}: expected at most one ...; got several")
     if not any(item is Ellipsis for item in items):
         items = (*items, Ellipsis)
     basic: list[Any] = []
@@ -125,8 +128,8 @@ def expect_no_nodes(where_: str, items: Sequence[Any]) -> None:
             bounds = (item.start, item.stop, item.step)
             if any(isinstance(bound, Node) for bound in bounds):
                 raise DTypeError(
-                    f"{where_}: expected slices between ints; ngd.ops.dynamic_slice takes a part "
-                    "of a fixed size from a place that a step computes"
+                    f"{where_}: expected slices between ints; got a bound that a step computes. "
+                    "Use ngd.ops.dynamic_slice, which takes a part of a fixed size from there."
                 )
 
 
@@ -138,7 +141,7 @@ def as_arrays(where_: str, item: Any) -> Sequence[Any]:
         if item.dtype == bool_:
             raise DTypeError(f"{where_}: {MASK}")
         if item.dtype not in INTEGERS:
-            raise DTypeError(f"{where_}: expected integers as an index; got {item.type}")
+            raise DTypeError(f"{where_}: expected integers as an index; got {item.type}. {CAST}")
         return (cast(item, int64),)
     array = np.asarray(item)
     if array.size == 0 and not hasattr(item, "dtype"):
@@ -265,7 +268,8 @@ def fitted(where_: str, values: Node, shape: Shape) -> Node:
         return broadcast_to(values, shape)
     except ShapeError:
         raise ShapeError(
-            f"{where_}: expected values that broadcast to the part {shape}; got {values.type}"
+            f"{where_}: expected values that broadcast to the part {shape}; got {values.type}. "
+            "Reshape them."
         ) from None
 
 

@@ -80,14 +80,17 @@ class Reshape(Op):
             if known <= 0 or x.type.count % known:
                 raise ShapeError(
                     f"reshape: expected {x.type.count} elements as in {x.type}, and extents beside "
-                    f"-1 that divide them; got {extents}"
+                    f"-1 that divide them; got {extents}. Choose extents with that product."
                 )
             extents = (*extents[:i], x.type.count // known, *extents[i + 1 :])
         return x if extents == x.shape else self.node((x,), {"shape": extents})
 
     def infer(self, x: Type, *, shape: Shape) -> Type:
         if any(n < 0 for n in shape) or math.prod(shape) != x.count:
-            raise ShapeError(f"reshape: expected {x.count} elements as in {x}; got {shape}")
+            raise ShapeError(
+                f"reshape: expected {x.count} elements as in {x}; got {shape}. Use -1 for one "
+                "extent to compute it."
+            )
         return Type(x.dtype, shape)
 
     def simplify(self, node: Node) -> Node | None:
@@ -139,7 +142,9 @@ class Transpose(Op):
 
     def infer(self, x: Type, *, axes: Shape) -> Type:
         if sorted(axes) != list(range(len(x.shape))):
-            raise ShapeError(f"transpose: expected each axis of {x} once; got {axes}")
+            raise ShapeError(
+                f"transpose: expected each axis of {x} once; got {axes}. Give one per axis."
+            )
         return Type(x.dtype, tuple(x.shape[a] for a in axes))
 
     def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
@@ -208,7 +213,10 @@ class BroadcastTo(Op):
         pairs = zip(reversed(x.shape), reversed(shape), strict=False)
         fits = len(x.shape) <= len(shape) and all(a in (1, b) for a, b in pairs)
         if not fits or any(n < 0 for n in shape):
-            raise ShapeError(f"broadcast_to: expected a shape that {x} broadcasts to; got {shape}")
+            raise ShapeError(
+                f"broadcast_to: expected a shape that {x} broadcasts to; got {shape}. Reshape it "
+                "first."
+            )
         return Type(x.dtype, shape)
 
     def simplify(self, node: Node) -> Node | None:
@@ -239,7 +247,7 @@ def expect_list(where: str, values: Any) -> Sequence[Value]:
     """Refuse a node where several are expected."""
     if isinstance(values, Node):
         raise TypeError(
-            f"{where}: expected a list of tensors, as in {where}([a, b]); got {values!r}"
+            f"{where}: expected a list of tensors; got {values!r}. Write {where}([a, b])."
         )
     return list(values)
 
@@ -264,7 +272,8 @@ class Concat(Op):
         others = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in inputs}
         if len(others) != 1 or len({len(t.shape) for t in inputs}) != 1:
             raise ShapeError(
-                f"concat: expected shapes that differ along axis {axis} alone; got {got(*inputs)}"
+                f"concat: expected shapes that differ only along axis {axis}; got {got(*inputs)}. "
+                "Reshape or pad the others."
             )
         shape = list(inputs[0].shape)
         shape[axis] = builtins.sum(t.shape[axis] for t in inputs)
@@ -363,9 +372,12 @@ def basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
     """Resolve an index: the elements taken along each axis, and the shape of the result."""
     consuming = builtins.sum(i is not None and i is not Ellipsis for i in index)
     if consuming > len(x.shape):
-        raise ShapeError(f"slice: expected at most {len(x.shape)} indices for {x}; got {consuming}")
+        raise ShapeError(
+            f"slice: expected at most {len(x.shape)} indices for {x}; got {consuming}. Leave some "
+            "out."
+        )
     if builtins.sum(i is Ellipsis for i in index) > 1:
-        raise ShapeError("slice: expected one ... at most")
+        raise ShapeError("slice: expected at most one ...; got several")
     if all(i is not Ellipsis for i in index):
         index = (*index, Ellipsis)
     ranges: list[range] = []
@@ -434,7 +446,8 @@ class Split(Op):
         if isinstance(sections, (int, np.integer)):
             if sections < 1 or n % sections:
                 raise ShapeError(
-                    f"split: expected a number that divides axis {axis} of {x.type}; got {sections}"
+                    f"split: expected a number that divides axis {axis} of {x.type}; got "
+                    f"{sections}. Give a list of indices for sections of other sizes."
                 )
             sizes = (n // int(sections),) * int(sections)
         else:
@@ -526,7 +539,9 @@ def as_indices(indices: Value, where: str) -> Node:
     """Make indices or labels int32 or int64; anything but integers is an error."""
     node = as_node(indices, where=where)
     if node.dtype not in INTEGERS:
-        raise DTypeError(f"{where}: expected integer indices; got {node.type}")
+        raise DTypeError(
+            f"{where}: expected integer indices; got {node.type}. Cast: x.astype('int64')."
+        )
     return node if node.dtype in INDICES else cast(node, int64)
 
 
@@ -696,7 +711,10 @@ def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Node:
     else:
         gone = {as_axis("squeeze", a, x.ndim, x.type) for a in as_shape(axis)}
     if any(x.shape[i] != 1 for i in gone):
-        raise ShapeError(f"squeeze: expected axes of extent 1; got {sorted(gone)} of {x.type}")
+        raise ShapeError(
+            f"squeeze: expected axes of extent 1; got {sorted(gone)} of {x.type}. Use ops.reshape "
+            "to join axes."
+        )
     return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
@@ -706,7 +724,7 @@ def stack(values: Sequence[Value], axis: int = 0) -> Node:
     nodes = align("stack", *expect_list("stack", values))
     if len({n.shape for n in nodes}) != 1:
         types = got(*(n.type for n in nodes))
-        raise ShapeError(f"stack: expected tensors of one shape; got {types}")
+        raise ShapeError(f"stack: expected tensors of one shape; got {types}. Reshape or pad them.")
     return concat([expand_dims(n, axis) for n in nodes], axis)
 
 

@@ -61,7 +61,9 @@ def spatial_axes(where: str, x: Type) -> int:
     """Count the spatial axes of [N, C, spatial...]."""
     axes = len(x.shape) - 2
     if axes not in SPATIAL:
-        raise ShapeError(f"{where}: expected [N, C, spatial...] of 1 to 3 spatial axes; got {x}")
+        raise ShapeError(
+            f"{where}: expected [N, C, spatial...] of 1 to 3 spatial axes; got {x}. Reshape it."
+        )
     return axes
 
 

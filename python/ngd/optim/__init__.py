@@ -12,6 +12,7 @@ An optimizer makes nodes of the graph. The learning rate is a variable, or a sch
 of updates, so one compiled step is enough for a whole training.
 """
 
+from ..calls import name_calls as _name_calls
 from .adaptive import Adagrad, Adam, AdamW, RMSprop
 from .averaging import ExponentialMovingAverage
 from .clipping import clip_by_global_norm, global_norm
@@ -48,3 +49,5 @@ __all__ = [
     "steps",
     "warm_up",
 ]
+
+_name_calls("optim", globals(), __all__)

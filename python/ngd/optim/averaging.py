@@ -68,7 +68,7 @@ class ExponentialMovingAverage:
         add_names(f"{self.name}: updates", wanted, self._names)
         for v in wanted:
             if v not in next:
-                raise ValueError(f"{self.name}: updates: {v!r} has no next value")
+                raise ValueError(f"{self.name}: updates: expected a next value of {v!r}; got none")
             name = f"{self.name}.{self._names.names[v]}"
             a = self.averages[v] = self.state.variable(name, v.numpy)
             kept = ops.cast(decay, v.dtype)
@@ -83,8 +83,8 @@ class ExponentialMovingAverage:
         """
         if self.state.pending:
             raise RuntimeError(
-                f"{self.name}: applied: expected the averages of variables; they are loaded and "
-                "pending. Make a step, or call step.trace(...), before."
+                f"{self.name}: applied: expected the averages of variables; got pending ones, "
+                "from a file. Make a step, or call step.trace(...), before."
             )
         before = {v: v.numpy() for v in self.averages}
         try:

@@ -318,7 +318,8 @@ class Optimizer:
             self._weighted = weighted
         if self._weighted != weighted:
             raise ValueError(
-                f"{self.name}: {where}: expected weights for all micro-batches, or for none"
+                f"{self.name}: {where}: expected weights for all micro-batches, or for none; got "
+                "some"
             )
 
     def apply(
@@ -369,7 +370,8 @@ class Optimizer:
         for leaf, times in Counter(leaves).items():
             if times > 1:
                 raise ValueError(
-                    f"{self.name}: {where}: {times} parameters are called {leaf.name!r}"
+                    f"{self.name}: {where}: expected each parameter once; got {leaf.name!r} "
+                    f"{times} times. Give it once."
                 )
         add_names(f"{self.name}: {where}", leaves, self._names)
         return leaves

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
@@ -14,79 +13,13 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 import numpy as np
 
 from .. import Node, Variable
+from ..calls import nearest
 from ..variable_names import DuplicateNameError, UniqueNames
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-ELSEWHERE: Final[dict[str, tuple[str, ...]]] = {
-    "rate": ("lr",),
-    "learning_rate": ("lr",),
-    "init_value": ("lr",),
-    "peak_value": ("lr",),
-    "base_lr": ("lr",),
-    "max_lr": ("lr",),
-    "end_value": ("final_lr",),
-    "end_factor": ("final_lr",),
-    "eta_min": ("final_lr",),
-    "min_lr": ("final_lr",),
-    "alpha": ("final_lr",),
-    "T_max": ("steps",),
-    "total_iters": ("steps",),
-    "total_steps": ("steps",),
-    "decay_steps": ("steps",),
-    "transition_steps": ("steps",),
-    "warmup_steps": ("steps",),
-    "num_warmup_steps": ("steps",),
-    "milestones": ("factors",),
-    "boundaries_and_scales": ("factors",),
-    "epsilon": ("eps",),
-    "eps_root": ("eps",),
-    "b1": ("betas",),
-    "b2": ("betas",),
-    "beta": ("betas", "momentum"),
-    "beta1": ("betas",),
-    "beta2": ("betas",),
-    "beta_1": ("betas",),
-    "beta_2": ("betas",),
-    "mu": ("momentum",),
-    "mass": ("momentum",),
-    "momentum_factor": ("momentum",),
-    "decay": ("alpha", "weight_decay"),
-    "decay_rate": ("alpha", "lr_decay"),
-    "rho": ("alpha",),
-    "smoothing_constant": ("alpha",),
-    "wd": ("weight_decay",),
-    "l2": ("weight_decay",),
-    "l2_regularization": ("weight_decay",),
-    "initial": ("init_scale", "initial_accumulator_value"),
-    "eta": ("trust_coefficient",),
-    "backend_steps": ("ns_steps",),
-    "max_norm": ("clip_norm",),
-    "max_grad_norm": ("clip_norm",),
-    "grad_clip": ("clip_norm",),
-    "gradient_clip_norm": ("clip_norm",),
-    "gradient_clip_val": ("clip_norm",),
-    "clipnorm": ("clip_norm",),
-    "global_clipnorm": ("clip_norm",),
-    "grad_scaler": ("loss_scale",),
-    "scaler": ("loss_scale",),
-    "lr_mult": ("lr_factor",),
-    "lr_scale": ("lr_factor",),
-}
-"""Names of PyTorch, optax, Keras and others, and the names here."""
-
 PARAMETERS: Final = ("params", "parameters", "variables", "model")
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known option that an unknown name most likely means."""
-    names = [*known]
-    for here in ELSEWHERE.get(name, ()):
-        if here in names:
-            return here
-    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    return found[0] if found else None
 
 
 def unknown_option(where: str, name: str, known: Sequence[str]) -> TypeError:
@@ -157,7 +90,9 @@ def describe(value: Any) -> str:
 def number(where: str, name: str, value: Any, *, least: float = -math.inf) -> float:
     """Check an option that is a finite number."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (Real, np.number)):
-        raise TypeError(f"{where}: {name}: expected a number; got {describe(value)}")
+        raise TypeError(
+            f"{where}: {name}: expected a number; got {describe(value)}. Convert it by float()."
+        )
     found = float(value)
     if not math.isfinite(found):
         raise ValueError(f"{where}: {name}: expected a finite number; got {value!r}")
@@ -191,7 +126,10 @@ def fraction(where: str, name: str, value: Any) -> float:
 def pair(where: str, name: str, value: Any) -> tuple[float, float]:
     """Check the two decays of moments."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"{where}: {name}: expected a pair of numbers; got {describe(value)}")
+        raise TypeError(
+            f"{where}: {name}: expected a pair of numbers; got {describe(value)}. Write (0.9, "
+            "0.999)."
+        )
     first, second = (fraction(where, f"{name}[{i}]", each) for i, each in enumerate(value))
     return first, second
 
@@ -234,27 +172,3 @@ def add_names(where: str, variables: Iterable[Variable], names: UniqueNames) -> 
             f"{error.second.name!r}, made at {error.first.site} and at {error.second.site}. Give "
             "each variable a name of its own, or make an optimizer for each."
         ) from None
-
-
-def public_function(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function so that the error of a wrong call contains its signature."""
-    signature = inspect.signature(function)
-    name = function.__name__
-    parameters = [
-        p.name if p.default is p.empty else f"{p.name}={p.default}"
-        for p in signature.parameters.values()
-    ]
-
-    @functools.wraps(function)
-    def call(*args: P.args, **options: P.kwargs) -> T:
-        for option in options:
-            if option not in signature.parameters:
-                raise unknown_option(f"optim.{name}", option, [*signature.parameters])
-        try:
-            signature.bind(*args, **options)
-        except TypeError as error:
-            call = f"{name}({', '.join(parameters)})"
-            raise TypeError(f"optim.{name}: {error}. Write {call}.") from None
-        return function(*args, **options)
-
-    return call

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import Node, ops
 from .. import constant as constant_node
-from .options import describe, number, positive, public_function
+from .options import describe, number, positive
 
 Schedule: TypeAlias = Callable[[Node], Node]
 
@@ -31,7 +31,6 @@ def expect_steps(where: str, steps: Any) -> float:
     return float(steps)
 
 
-@public_function
 def constant(lr: float) -> Schedule:
     """Return a schedule of one learning rate, for example for warm_up.
 
@@ -48,7 +47,6 @@ def constant(lr: float) -> Schedule:
     return lambda step: constant_node(np.float64(lr))
 
 
-@public_function
 def steps(lr: float, factors: Mapping[int, float]) -> Schedule:
     """Return a schedule that multiplies the learning rate at given steps.
 
@@ -84,7 +82,6 @@ def steps(lr: float, factors: Mapping[int, float]) -> Schedule:
     return at
 
 
-@public_function
 def cosine(lr: float, steps: int, final_lr: float = 0.0) -> Schedule:
     """Return a schedule that falls from `lr` to `final_lr` along half a cosine.
 
@@ -116,7 +113,6 @@ def cosine(lr: float, steps: int, final_lr: float = 0.0) -> Schedule:
     return at
 
 
-@public_function
 def polynomial(lr: float, steps: int, power: float = 1.0, final_lr: float = 0.0) -> Schedule:
     """Return a schedule that falls from `lr` to `final_lr` along a power of the steps left.
 
@@ -150,7 +146,6 @@ def polynomial(lr: float, steps: int, power: float = 1.0, final_lr: float = 0.0)
     return at
 
 
-@public_function
 def warm_up(schedule: Schedule | float, steps: int, start_lr: float = 0.0) -> Schedule:
     """Return a schedule that rises to another schedule's first rate and then follows it.
 
@@ -190,7 +185,6 @@ def warm_up(schedule: Schedule | float, steps: int, start_lr: float = 0.0) -> Sc
     return at
 
 
-@public_function
 def linear_scaling(lr: float, batch: int, base: int = 256) -> float:
     """Return the learning rate for the batch of all ranks: lr * batch / base.
 

@@ -76,7 +76,9 @@ class SGD(Optimizer):
             weight_decay=weight_decay,
         )
         if nesterov and (self.options["momentum"] == 0 or self.options["dampening"] != 0):
-            raise ValueError("optim.SGD: nesterov needs a momentum > 0, and no dampening")
+            raise ValueError(
+                "optim.SGD: expected a momentum > 0, and no dampening, with nesterov; got others"
+            )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:
         """See the class."""

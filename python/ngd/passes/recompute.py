@@ -67,7 +67,7 @@ def within(graph: Graph, target: Target, limit: int, plan_of: Callable[[Graph], 
             now = smaller
     raise CompileError(
         f"compile: memory_limit: expected at least {least} bytes, which this step takes when it "
-        f"computes again what is cheap; got {limit}"
+        f"recomputes cheap values; got {limit}. Raise memory_limit, or make the batch smaller."
     )
 
 

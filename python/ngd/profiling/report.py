@@ -123,8 +123,8 @@ class Row:
 
     @property
     def types(self) -> str:
-        """Operands and results, as graphs print them."""
-        both = (", ".join(map(str, types)) for types in (self.operands, self.results))
+        """The operands and results, as listings of graphs print them."""
+        both = (", ".join(t.short for t in types) for types in (self.operands, self.results))
         return " -> ".join(both).strip()
 
     @property

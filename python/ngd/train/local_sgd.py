@@ -240,7 +240,9 @@ class DiLoCo:
                     f"{' of floats' if parameters else ''}; got {leaf!r}"
                 )
         if parameters and len({isinstance(leaf, Variable) for leaf in leaves}) != 1:
-            raise TypeError(f"{self.where}: parameters: expected variables alone, or arrays alone")
+            raise TypeError(
+                f"{self.where}: parameters: expected only variables, or only arrays; got both"
+            )
         if parameters and isinstance(leaves[0], Variable):
             unique = UniqueNames()
             add_names(self.where, leaves, unique)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of the inputs of layers: an error names the layer, its argument and the input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..calls import format_value
+from ..errors import ShapeError
+from ..ir import Node
+
+SPATIAL: Final = {1: ", L", 2: ", H, W", 3: ", D, H, W"}
+"""The names of the spatial axes, by their number."""
+
+
+def format_input(x: Any) -> str:
+    """Return the type of an input, and its call site if it is a node."""
+    return f"{x.type} (made at {x.site})" if isinstance(x, Node) else format_value(x)
+
+
+def refusal(layer: object, wanted: str, x: Any, fix: str) -> ShapeError:
+    """Return the error for an input that the layer cannot take."""
+    name = f"nn.{type(layer).__name__}"
+    return ShapeError(f"{name}: expected an input {wanted}; got {format_input(x)}. {fix}")
+
+
+def expect_last_axis(layer: object, x: Any, size: int, argument: str) -> None:
+    """Raise a ShapeError if the last axis of x has another size than the argument of the layer."""
+    if not x.ndim:
+        raise refusal(layer, f"[..., {size}]", x, "Give it at least one axis.")
+    if x.shape[-1] != size:
+        fix = f"Set {argument}={x.shape[-1]}, or change the input."
+        raise refusal(layer, f"whose last axis is {size} ({argument})", x, fix)
+
+
+def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
+    """Raise a ShapeError if the last axes of x have another shape than normalized_shape."""
+    if x.shape[max(x.ndim - len(shape), 0) :] == shape:
+        return
+    last = f"{shape[0]}" if len(shape) == 1 else f"{shape}"
+    wanted = f"whose last {'axis is' if len(shape) == 1 else 'axes are'} {last} (normalized_shape)"
+    found = x.shape[-len(shape) :]
+    given = f"{found[0]}" if len(found) == 1 else f"{found}"
+    fix = f"Set normalized_shape={given}, or change the input." if found else "Give it more axes."
+    raise refusal(layer, wanted, x, fix)
+
+
+def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> None:
+    """Raise a ShapeError if x is not [N, channels, ...] with this number of spatial axes."""
+    if x.ndim != axes + 2:
+        fix = "Reshape it, or take the layer for its number of axes."
+        if x.ndim == axes + 1:
+            fix = "Add the axis of the batch: ops.expand_dims(x, 0)."
+        raise refusal(layer, f"[N, {channels}{SPATIAL[axes]}]", x, fix)
+
+
+def expect_channels(layer: object, x: Any, channels: int, argument: str) -> None:
+    """Raise a ShapeError if axis 1 of x is not the number of channels of the layer."""
+    if x.ndim < 2 or x.shape[1] != channels:
+        fix = f"Set {argument}={x.shape[1]}." if x.ndim > 1 else "Give it at least two axes."
+        if x.ndim > 2 and x.shape[-1] == channels:
+            fix = "Move the channels from the last axis: ops.moveaxis(x, -1, 1)."
+        raise refusal(layer, f"with {channels} channels on axis 1 ({argument})", x, fix)
+
+
+def expect_number_of_axes(layer: object, x: Any, numbers: Sequence[int]) -> None:
+    """Raise a ShapeError if x has none of these numbers of axes."""
+    if x.ndim not in numbers:
+        wanted = " or ".join(map(str, numbers))
+        fix = "Reshape it, or take the layer for its number of axes."
+        raise refusal(layer, f"of {wanted} axes", x, fix)
+
+
+def expect_sequence(layer: object, x: Any, size: int, *, batch_first: bool) -> None:
+    """Raise a ShapeError if x is not a batch of sequences for a recurrent layer."""
+    form = f"[batch, length, {size}]" if batch_first else f"[length, batch, {size}]"
+    if x.ndim != 3:
+        fix = f"Add the axis of the batch: ops.expand_dims(x, {0 if batch_first else 1})."
+        if x.ndim != 2:
+            fix = f"Reshape it to {form}."
+        raise refusal(layer, f"{form} (batch_first={batch_first})", x, fix)
+    if x.shape[2] != size:
+        fix = f"Set input_size={x.shape[2]}, or change the input."
+        raise refusal(layer, f"{form} (input_size={size})", x, fix)
+
+
+def expect_embedded(layer: object, x: Any, size: int) -> None:
+    """Raise a ShapeError if x is not [batch, length, embed_dim]."""
+    if x.ndim != 3:
+        fix = "Reshape it to three axes."
+        if x.ndim == 2:
+            fix = "Add the axis of the batch: ops.expand_dims(x, 0)."
+        raise refusal(layer, f"[batch, length, {size}]", x, fix)
+    expect_last_axis(layer, x, size, "embed_dim")
