@@ -23,9 +23,9 @@ from .errors import GradientError
 from .functions import Function, building, is_array
 from .ir import CONSTANT, Graph, Leaf, Node, newest, topological
 from .ops.casting import cast
-from .ops.control import scan
 from .ops.creation import arange, one_hot
 from .ops.custom import after, with_gradient
+from .ops.iteration import scan
 from .ops.loops import loops, tracing
 from .ops.operands import as_node
 from .ops.shape import reshape, stop_gradient, zeros

@@ -28,13 +28,14 @@ from .along_axis import AddAlongAxis, TakeAlongAxis
 from .arithmetic import multiply
 from .casting import Cast, cast
 from .compare import where
-from .control import Cond, Scan, inside, scan
+from .control import Cond, Scan, inside
 from .convolution import Conv, ConvDataGrad, ConvWeightGrad
 from .creation import OneHot, arange
 from .cumulative import CumSum
 from .custom import After, Rule, WithGradient
 from .elementwise import Elementwise
 from .host import CallHost, HostFunction
+from .iteration import scan
 from .loss import AlongAxis, SoftmaxCrossEntropy, SoftmaxCrossEntropyGrad
 from .matrix_multiply import MatMul
 from .norm import Moments, RmsStandardize, Standardize

@@ -62,6 +62,20 @@ def sparse_all_reduce(
         step = ngd.compile(inputs, [loss], updates={w: w - 0.1 * mean, left: rest})
     """
     x, residual = (as_node(v, where="sparse_all_reduce") for v in (x, residual))
+    _check(x, residual, ratio, op)
+    ranks, size = ranks_of("sparse_all_reduce", group), x.type.count
+    held = reshape(x + residual, (size,))
+    _, largest = top_k(abs(held), min(size, max(1, math.ceil(ratio * size))))
+    places = cast(largest, int32 if size < 2**31 else int64)
+    values = take(held, places)
+    sent = scatter_add(cast(places * 0 + 1, int32), places, 0, size) > 0
+    total = scatter_add(all_gather(values, group=ranks), all_gather(places, group=ranks), 0, size)
+    result = total / ranks.size if op == "mean" else total
+    return reshape(result, x.shape), reshape(where(sent, 0, held), x.shape)
+
+
+def _check(x: Node, residual: Node, ratio: float, op: str) -> None:
+    """Raise an error if the arguments of sparse_all_reduce do not fit."""
     expect_dtype("sparse_all_reduce", (x.type, residual.type), (float32, float64))
     if x.shape != residual.shape:
         raise ShapeError(
@@ -72,12 +86,3 @@ def sparse_all_reduce(
         raise ValueError(f"sparse_all_reduce: expected a ratio in (0, 1]; got {ratio}")
     if op not in ("sum", "mean"):
         raise ValueError(f"sparse_all_reduce: expected op among sum, mean; got {op!r}")
-    ranks, size = ranks_of("sparse_all_reduce", group), x.type.count
-    held = reshape(x + residual, (size,))
-    _, largest = top_k(abs(held), min(size, max(1, math.ceil(ratio * size))))
-    places = cast(largest, int32 if size < 2**31 else int64)
-    values = take(held, places)
-    sent = scatter_add(cast(places * 0 + 1, int32), places, 0, size) > 0
-    total = scatter_add(all_gather(values, group=ranks), all_gather(places, group=ranks), 0, size)
-    result = total / ranks.size if op == "mean" else total
-    return reshape(result, x.shape), reshape(where(sent, 0, held), x.shape)

@@ -641,126 +641,6 @@ def stack_types(types: Sequence[Type], length: int) -> list[Type]:
 
 
 @public
-def scan(
-    body: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any = None,
-    *,
-    length: int | None = None,
-    reverse: bool = False,
-) -> tuple[Any, Any]:
-    """Run a function once per slice of some tensors, and carry values from one call to the next.
-
-    The result is that of this loop, whose body is traced only once:
-
-        carry = init
-        for t in range(length):
-            carry, ys[t] = body(carry, xs[t])
-
-    A collective in the body runs in each iteration, on all ranks. If it depends neither on the
-    carry nor on the slice, it runs once.
-
-    The gradient computes each iteration again from its carry. It keeps the carries of all
-    iterations and the results of matrix products, convolutions and attention. With
-    `ngd.remat(body)` it keeps only the carries.
-
-    Parameters
-    ----------
-    body : callable
-        It takes the carry and a slice, and returns the next carry and a result, or None as the
-        result. It may read nodes and variables from outside. Random draws differ in each iteration,
-        except if their seed or offset depends on the carry or the slice.
-    init : node, array, or a structure of them
-        The first carry. The body returns the same structure, dtypes and shapes.
-    xs : node, array, or a structure of them, optional
-        Iteration t reads slice t along axis 0. If it is None, the body gets None as its slice, and
-        `length` is needed.
-    length : int, optional
-        The number of iterations, which may be 0. The default is the extent of axis 0 of `xs`.
-    reverse : bool, default False
-        Run from the last slice to the first. The results keep the order of the slices.
-
-    Returns
-    -------
-    tuple
-        The last carry, and the results of all iterations, stacked along a new axis 0.
-
-    Raises
-    ------
-    ShapeError, DTypeError
-        The extents of `xs` differ, or the body returns a carry of another type.
-    CompileError
-        The body contains a send or a receive.
-
-    Examples
-    --------
-    ::
-
-        >>> def add(total, x):
-        ...     return total + x, total
-        >>> ngd.function(lambda x: ops.scan(add, 0.0, x)[0])(np.array([1.0, 2.0, 3.0]))
-        array(6.)
-    """
-    initial, structure = trees.flatten(init)
-    tensors, slice_structure = trees.flatten(xs) if xs is not None else ([], None)
-    given = [as_node(value, where="scan: init") for value in initial]
-    read = [as_node(value, where="scan: xs") for value in tensors]
-    loop = Loop(rounds(read, length), reverse)
-    carry = structure.rebuild([loop.carry(node) for node in given])
-    slices = [loop.slice(node) for node in read]
-    with tracing((*loops(), loop)):
-        returned = body(carry, slice_structure.rebuild(slices) if slice_structure else None)
-    next, made = expect_pair(returned)
-    loop.next = next_carries(structure, given, next)
-    leaves, made_structure = trees.flatten(made) if made is not None else ([], None)
-    loop.made = [as_node(leaf, where="scan: what the body makes") for leaf in leaves]
-    results = loop.node().results if loop.next or loop.made else ()
-    last, stacked = results[: len(given)], results[len(given) : len(given) + len(leaves)]
-    return structure.rebuild(last), made_structure.rebuild(stacked) if made_structure else None
-
-
-def expect_pair(returned: Any) -> tuple[Any, Any]:
-    """Return the pair that the body of a scan returned: the next carry, and a result."""
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise TypeError(
-            f"scan: expected the body to return a carry and what it makes; got {returned!r}"
-        )
-    return returned
-
-
-def next_carries(structure: trees.Structure, given: Sequence[Node], carry: Any) -> list[Node]:
-    """The carried values that a body returns, of the types that it was given."""
-    leaves = structure.match(carry, "scan: the carry that the body returns")
-    nodes = []
-    for path, before, leaf in zip(structure.paths("carry"), given, leaves, strict=True):
-        node = as_node(leaf, before, where=f"scan: {path}")
-        if node.type != before.type:
-            raise (DTypeError if node.dtype != before.dtype else ShapeError)(
-                f"scan: expected the body to return {path} as it was given, {before.type}; "
-                f"got {node.type} (made at {node.site}). Cast or reshape it."
-            )
-        nodes.append(node)
-    return nodes
-
-
-def rounds(tensors: Sequence[Node], length: int | None) -> int:
-    """How often a loop goes around."""
-    extents = [node.shape[0] if node.shape else None for node in tensors]
-    wanted = length if length is not None or not extents else extents[0]
-    if wanted is None:
-        found = "a scalar" if extents else "neither"
-        raise ShapeError(f"scan: expected a length, or xs with an axis to go along; got {found}")
-    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 0:
-        raise ShapeError(f"scan: expected a length >= 0; got {wanted!r}")
-    for node, extent in zip(tensors, extents, strict=True):
-        if extent != wanted:
-            raise ShapeError(
-                f"scan: expected xs of {wanted} slices each; got {node.type} (made at {node.site})"
-            )
-    return wanted
-
-
-@public
 def cond(
     predicate: Any, on_true: Callable[..., Any], on_false: Callable[..., Any], *operands: Any
 ) -> Any:
@@ -805,17 +685,22 @@ def cond(
         array([0.5, 1. ])
     """
     expect_choice("cond", predicate)
-    chosen_by = as_node(predicate, where="cond: predicate")
     leaves, structure = trees.flatten(list(operands))
     given = [as_node(leaf, where="cond: operands") for leaf in leaves]
     since = newest()
     pairs = [(node, inside(node.type)) for node in given]
     made, structures = [], []
     for function in (on_true, on_false):
-        returned = function(*structure.rebuild([p for _, p in pairs]))
-        found, nesting = trees.flatten(returned)
+        found, nesting = trees.flatten(function(*structure.rebuild([p for _, p in pairs])))
         structures.append(nesting)
         made.append([as_node(leaf, where="cond: what a function returns") for leaf in found])
+    expect_equal_types(structures, made)
+    chosen = choose(as_node(predicate, where="cond: predicate"), pairs, made, since)
+    return structures[0].rebuild(chosen)
+
+
+def expect_equal_types(structures: Sequence[trees.Structure], made: Sequence[list[Node]]) -> None:
+    """Raise unless both functions of a choice returned the same structure of the same types."""
     if structures[0] != structures[1]:
         structures[0].match(structures[1].rebuild(made[1]), "cond: what on_false returns")
     for path, one, other in zip(structures[0].paths("result"), *made, strict=True):
@@ -824,7 +709,6 @@ def cond(
                 f"cond: expected both functions to return {path} of one type; got {one.type} "
                 f"(made at {one.site}) and {other.type} (made at {other.site})"
             )
-    return structures[0].rebuild(choose(chosen_by, pairs, made, since))
 
 
-__all__ = ["COND", "SCAN", "WALKS", "Control", "cond", "expect_agreement", "scan"]
+__all__ = ["COND", "SCAN", "WALKS", "Control", "cond", "expect_agreement"]

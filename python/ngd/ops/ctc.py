@@ -20,9 +20,9 @@ from .along_axis import take_along_axis
 from .arithmetic import clip, maximum
 from .casting import cast
 from .compare import logical_and, not_equal, where
-from .control import scan
 from .creation import arange
 from .exponentials import logaddexp
+from .iteration import scan
 from .loss import LOSS_REDUCTIONS, check_reduction, class_weights, reduced
 from .operands import HALVES, Value, as_node, float_of, got
 from .shape import as_indices, broadcast_to, concat, full, reshape, stack

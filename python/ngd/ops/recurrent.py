@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from ..errors import DTypeError, ShapeError
 from ..ir import Node, public
 from .activation import sigmoid
-from .control import scan
 from .elementwise import align
+from .iteration import scan
 from .matrix_multiply import matmul
 from .operands import Value, got
 from .shape import split, transpose
