@@ -76,7 +76,7 @@ def non_member() -> None:
             "recv": lambda: ngd.recv(1, out=ones, group=some),
             "barrier": lambda: ngd.barrier(group=some),
             "split": lambda: some.split(0),
-            "group": lambda: ngd.make_mesh((1,), ("a",), group=some),
+            "make_mesh": lambda: ngd.make_mesh((1,), ("a",), group=some),
             "compile": lambda: ngd.compile([x], [x + 1], group=some),
         }
         kinds = ["all_gather", "all_to_all", "broadcast", "gather", "scatter"]

@@ -487,8 +487,7 @@ class Module:
         found = dict(self.declared()).get(key)
         if found is None:
             raise KeyError(
-                f"{type(self).__name__}.parameter: expected a name of a parameter; got {key!r}, "
-                f"and there is no parameter {key!r}"
+                f"{type(self).__name__}.parameter: expected a name of a parameter; got {key!r}"
             )
         return found
 
