@@ -71,10 +71,7 @@ def call_host(
     array([ 1.,  6., 24.])
     """
     if not callable(function):
-        raise TypeError(
-            f"call_host: expected a function first; got {function!r}. Give a function of NumPy "
-            "arrays."
-        )
+        raise TypeError(f"call_host: expected a function of NumPy arrays first; got {function!r}")
     leaves, structure = flatten(types, _is_type)
     results = tuple(_as_type(leaf) for leaf in leaves)
     if not results:

@@ -28,6 +28,7 @@ from .calls import Given, Made, name_errors, name_method_errors, not_a_number
 from .cost import Cost
 from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
+from .listing import print_attrs, print_types
 from .narrowing import WIDE, wide
 from .sites import REWRITES, at_site, call_site
 from .variable_names import sort_key, unique_names
@@ -757,11 +758,8 @@ class Graph:
         for node in self.nodes:
             made = ", ".join(numbers[r] for r in node.results)
             operands = ", ".join(numbers[i] for i in node.inputs)
-            attrs = "".join(
-                f" {key}={print_attr(value)}" for key, value in sorted(node.attrs.items())
-            )
             mark = "=" if node.uniform else "~"
-            applied = f"{node.op.name}({operands}){attrs}"
+            applied = f"{node.op.name}({operands}){print_attrs(node.attrs)}"
             types = ", ".join(result.type.short for result in node.results)
             lines.append(f"  {made} {mark} {applied} : {types}")
             for body in bodies_of(node):
@@ -800,19 +798,3 @@ def communicates(node: Node) -> bool:
 def results_of(made: Node | tuple[Node, ...]) -> tuple[Node, ...]:
     """What `Change` gives for several results: a tuple, or the first result of an op."""
     return made if isinstance(made, tuple) else made.results
-
-
-def print_types(types: Type | tuple[Type, ...]) -> str:
-    """The type of a result, or those of several."""
-    return ", ".join(map(str, types)) if isinstance(types, tuple) else str(types)
-
-
-def print_attr(value: Any) -> str:
-    """An attribute as graphs and programs print it; a large constant by shape only."""
-    if isinstance(value, np.ndarray):
-        return str(value.tolist()) if value.size <= 4 else f"<{value.size} values>"
-    if isinstance(value, np.dtype):
-        return SHORT_NAMES[value]
-    if isinstance(value, tuple):
-        return f"({','.join(map(str, value))})"
-    return f'"{value}"' if isinstance(value, str) else str(value)

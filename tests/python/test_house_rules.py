@@ -29,7 +29,7 @@ LAYERS = (
     {"errors", "kinds", "links", "local"},
     {"dtype", "config", "environment", "binding", "members", "sites"},
     {"logs"},
-    {"array_methods", "calls", "cost", "narrowing", "notes", "trees", "variable_names"},
+    {"array_methods", "calls", "cost", "listing", "narrowing", "notes", "trees", "variable_names"},
     {"ir"},
     {"arrays"},
     {"ops"},

@@ -37,8 +37,8 @@ def scan(
         for t in range(length):
             carry, ys[t] = body(carry, xs[t])
 
-    A collective in the body runs in each iteration, on all ranks. If it depends neither on the
-    carry nor on the slice, it runs once.
+    A collective in the body runs in each iteration, or once if it depends neither on the carry nor
+    on the slice.
 
     The gradient computes each iteration again from its carry. It keeps the carries of all
     iterations and the results of matrix products, convolutions and attention. With
@@ -76,8 +76,7 @@ def scan(
     --------
     ::
 
-        >>> def add(total, x):
-        ...     return total + x, total
+        >>> add = lambda total, x: (total + x, total)
         >>> ngd.function(lambda x: ops.scan(add, 0.0, x)[0])(np.array([1.0, 2.0, 3.0]))
         array(6.)
     """

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from ..dtype import float32
 from ..errors import CompileError
-from ..ir import Node, print_types
+from ..ir import Node
+from ..listing import print_types
 from .casting import cast
 from .operands import HALVES
 
