@@ -366,32 +366,6 @@ class Node(ArrayMethods):
         name = self.attrs.get("name")
         return f"<ngd.Node {self.op.name}{f' {name!r}' if name else ''} {self.type}>"
 
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"bool: expected a value that Python knows; got a Node (made at {self.site}), which a "
-            "step computes later: a Node has no truth value. Use ngd.ops.where to choose in the "
-            "graph, ngd.ops.logical_and, logical_or and logical_not for conditions, and `is` to "
-            "ask whether two nodes are one (`==` and `in` compare values)."
-        )
-
-    def __float__(self) -> float:
-        raise TypeError(
-            f"float: expected a number; got a Node without a value (made at {self.site}): a step "
-            "computes it. Return it from an @ngd.function, or make it an output of ngd.compile, "
-            "and call that. In the graph, use ngd.ops on it."
-        )
-
-    def __int__(self) -> int:
-        return int(float(self))
-
-    __index__ = __int__
-
-    def __iter__(self) -> Iterator[Node]:
-        raise TypeError(
-            f"iter: expected a sequence; got the Node {self.type} (made at {self.site}), which "
-            "cannot be iterated over. Take its parts by x[i], ops.split or ops.scan."
-        )
-
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError(
