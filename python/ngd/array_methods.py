@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from .calls import not_a_number
 from .dtype import SHORT_NAMES
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ class ArrayMethods:
     __slots__ = ()
 
     if TYPE_CHECKING:
+        site: str
         type: Type
+        attrs: Mapping[str, Any]
 
         def _apply(self, op: str, *args: Any, **kwargs: Any) -> Node: ...
 
@@ -150,6 +153,28 @@ class ArrayMethods:
 
     def __getitem__(self, index: Any) -> Node:
         return self._apply("getitem", self, index)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"bool: expected a value that Python knows; got a Node (made at {self.site}), which a "
+            "step computes later: a Node has no truth value. Use ngd.ops.where to choose in the "
+            "graph, ngd.ops.logical_and, logical_or and logical_not for conditions, and `is` to "
+            "ask whether two nodes are one (`==` and `in` compare values)."
+        )
+
+    def __float__(self) -> float:
+        raise not_a_number(self.attrs, self.site)
+
+    def __int__(self) -> int:
+        return int(float(self))
+
+    __index__ = __int__
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(
+            f"iter: expected a sequence; got {self!r} (made at {self.site}), which "
+            "cannot be iterated over. Take its parts by x[i], ops.split or ops.scan."
+        )
 
     def __setitem__(self, index: Any, values: Any) -> None:
         raise TypeError(

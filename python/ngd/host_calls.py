@@ -21,6 +21,9 @@ from .trees import flatten
 _core.set_host_invoke(invoke)
 
 
+GIVE: Final = "Give a function of NumPy arrays."
+
+
 def call_host(
     function: Callable[..., Any],
     types: Any,
@@ -71,7 +74,7 @@ def call_host(
     array([ 1.,  6., 24.])
     """
     if not callable(function):
-        raise TypeError(f"call_host: expected a function of NumPy arrays first; got {function!r}")
+        raise TypeError(f"call_host: expected a function first; got {function!r}. {GIVE}")
     leaves, structure = flatten(types, _is_type)
     results = tuple(_as_type(leaf) for leaf in leaves)
     if not results:

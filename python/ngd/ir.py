@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .array_methods import NUMPY, ArrayMethods
-from .calls import Given, Made, name_errors, name_method_errors, not_a_number
+from .calls import Given, Made, name_errors, name_method_errors
 from .cost import Cost
 from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
@@ -367,28 +367,6 @@ class Node(ArrayMethods):
     def __repr__(self) -> str:
         name = self.attrs.get("name")
         return f"<ngd.Node {self.op.name}{f' {name!r}' if name else ''} {self.type}>"
-
-    def __bool__(self) -> bool:
-        raise TypeError(
-            f"bool: expected a value that Python knows; got a Node (made at {self.site}), which a "
-            "step computes later: a Node has no truth value. Use ngd.ops.where to choose in the "
-            "graph, ngd.ops.logical_and, logical_or and logical_not for conditions, and `is` to "
-            "ask whether two nodes are one (`==` and `in` compare values)."
-        )
-
-    def __float__(self) -> float:
-        raise not_a_number(self.attrs, self.site)
-
-    def __int__(self) -> int:
-        return int(float(self))
-
-    __index__ = __int__
-
-    def __iter__(self) -> Iterator[Node]:
-        raise TypeError(
-            f"iter: expected a sequence; got the Node {self.type} (made at {self.site}), which "
-            "cannot be iterated over. Take its parts by x[i], ops.split or ops.scan."
-        )
 
     def __len__(self) -> int:
         if not self.shape:

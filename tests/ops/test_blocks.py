@@ -203,9 +203,7 @@ def test_collectives_without_a_gradient_say_so(op: str, kind: str) -> None:
     )
     (x,) = placeholders(case.types)
     loss = sum(*case.apply((x,)))
-    with pytest.raises(
-        GradientError, match=rf'{op}\(op="{kind}"\) .*\.py:\d+\), which has no gradient'
-    ):
+    with pytest.raises(GradientError, match=rf'{op}\(op="{kind}"\) has no gradient .*\.py:'):
         grad(loss, x)
 
 

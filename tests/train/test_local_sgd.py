@@ -234,7 +234,7 @@ def test_two_byte_weights_keep_wide_ones_beside() -> None:
         ([np.zeros(3, "i4")], {}, TypeError, r"parameters\[0\].*of floats"),
         ([3.0], {}, TypeError, r"train\.DiLoCo: parameters\[0\]: expected a variable"),
         ([], {}, TypeError, "expected only variables, or only arrays; got both"),
-        ([np.zeros(2), ngd.variable("x", 1.0)], {}, TypeError, "alone"),
+        ([np.zeros(2), ngd.variable("x", 1.0)], {}, TypeError, "only variables, or only arrays"),
         ([np.zeros(2)], {"every": 0}, ValueError, "every.*>= 1; got 0"),
         ([np.zeros(2)], {"wire": "int16"}, ValueError, "wire: expected one of float32, bfl.*int16"),
         ([np.zeros(2)], {"carried": [1]}, TypeError, r"carried\[0\]: expected a variable"),
