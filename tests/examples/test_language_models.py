@@ -162,7 +162,7 @@ def test_weights_that_do_not_fit_are_errors(tmp_path: Path, text: Path) -> None:
     save_file(weights(width=64, context=8, tokens=40), few)
     for given, words in (
         (__file__, "safetensors"),
-        (few, "--weights: expected tokens below 40; got 121"),
+        (few, "--weights: expected tokens below 40; got 116"),
     ):
         done = alone(EXAMPLE, "--smoke", "--data", text, "--weights", given)
         expect_raised(done, words)
