@@ -37,7 +37,7 @@ class ArrayMethods:
     if TYPE_CHECKING:
         site: str
         type: Type
-        attrs: Mapping[str, Any]
+        attrs: dict[str, Any]
 
         def _apply(self, op: str, *args: Any, **kwargs: Any) -> Node: ...
 

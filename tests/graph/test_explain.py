@@ -31,7 +31,7 @@ def test_a_kernel_of_its_own() -> None:
     x = ngd.placeholder("x", (4, 8))
     y = ops.softmax(x)
     lines = ngd.compile(x, y).explain(y).splitlines()
-    assert re.fullmatch(rf"softmax f32\[4,8\], made at {line_of('')}", lines[0])
+    assert re.fullmatch(rf"softmax float32\[4, 8\], made at {line_of('')}", lines[0])
     assert lines[1:] == ["instruction 0: softmax (kernel fused), f32[4,8] -> f32[4,8]"]
 
 
@@ -42,7 +42,9 @@ def test_elementwise_ops_share_a_kernel() -> None:
     step = ngd.compile(x, y)
     for node in (scaled, y):
         lines = step.explain(node).splitlines()
-        assert lines[1] == "instruction 0: elementwise (kernel fused), f32[4,8] -> f32[4,8]"
+        assert (
+            lines[1] == "instruction 0: elementwise (kernel fused), f32[4,8] -> f32[4,8]"
+        )
         assert lines[2] == "  computes together:"
         assert [
             re.fullmatch(rf"    (\w+) \(made at {line_of('')}\)", each)[1] for each in lines[3:]
@@ -69,7 +71,7 @@ def test_layers_are_named_and_post_operations_are_in_the_matmul() -> None:
     y = net(x)
     step = ngd.compile(x, y)
     text = step.explain(y)
-    assert re.match(rf"relu f32\[4,3\], made at {line_of(re.escape(' in 1: ReLU()'))}\n", text)
+    assert re.match(rf"relu float32\[4, 3\], made at {line_of(re.escape(' in 1: ReLU()'))}\n", text)
     assert "\ninstruction 0: matmul (kernel " in text
     assert re.search(line_of(re.escape(" in 0: Linear(8, 3, bias=True)")), text)
     assert text.endswith("\n    then relu")
@@ -97,7 +99,7 @@ def test_what_has_no_instruction() -> None:
     wide = ops.broadcast_to(exp[:1], (4, 8))
     step = ngd.compile(x, [ops.sort(view), one + x[0, :2], wide * exp])
     text = step.explain(view)
-    assert re.search(rf"a view of f32\[4,8\], made at {line_of('')}\n", text)
+    assert re.search(rf"a view of float32\[4, 8\], made at {line_of('')}\n", text)
     assert text.splitlines()[2].startswith("instruction ")
     assert "a constant: its value is known" in step.explain(one)
     assert "repeat the elements of its operand" in step.explain(wide)
@@ -165,7 +167,7 @@ def test_nodes_of_other_steps_are_refused() -> None:
         rf"^Executable\.explain: expected a node that the step compiled at {line_of('')} computes; "
     )
     with pytest.raises(
-        ValueError, match=says + rf"got <ngd\.Node log f32\[4,8\]> \(made at {line_of('')}\)"
+        ValueError, match=says + rf"got <ngd\.Node log float32\[4, 8\]> \(made at {line_of('')}\)"
     ):
         step.explain(other)
     with pytest.raises(TypeError, match=r"^Executable\.explain: expected a node .*; got 'y'"):

@@ -225,8 +225,8 @@ class TestGradients:
 
         x = x_of(3)
         message = (
-            r"^sin_cos: expected One.expand to return f32\[3\], f32\[3\], as infer does; got "
-            r"f32\[3\] \(made at .*test_results\.py:\d+\)\. Cast or reshape in expand\.$"
+            r"^sin_cos: expected One.expand to return float32\[3\], float32\[3\], as infer does; "
+            r"got float32\[3\] \(made at .*test_results\.py:\d+\)\. Cast or reshape in expand\.$"
         )
         with pytest.raises(CompileError, match=message):
             ngd.compile([x], [*One().node((x,)).results])

@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_named(kind: str, gates: int, states: int) -> None:
     good = [(PLACES, BATCH, INPUTS), *[(BATCH, SIZE)] * states, *weights(gates)]
     for wrong in range(len(good)):
         shapes = [(*shape, 9) if i == wrong else shape for i, shape in enumerate(good)]
-        with pytest.raises(ShapeError, match=rf"^{kind}: expected x \[places, .*; got f64"):
+        with pytest.raises(ShapeError, match=rf"^{kind}: expected x \[places, .*; got float64"):
             getattr(ops, kind)(*map(np.ones, shapes))
 
 
