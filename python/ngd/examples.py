@@ -20,8 +20,7 @@ examples:
   ngd examples                      list the names, with one line each
   ngd examples dist_mnist_mlp       copy dist_mnist_mlp.py into the current folder
 
-A file that exists is never overwritten. An example that imports another file of
-the examples is copied together with that file.
+Each example is one file. A file that exists is never overwritten.
 
 exit status:
   0    the examples were listed, or one was copied
@@ -67,9 +66,8 @@ def find_folder() -> Path | None:
 
 
 def find_scripts(folder: Path) -> dict[str, Path]:
-    """Return the programs in the folder by name, without the modules that programs import."""
-    paths = sorted(folder.glob("*.py"))
-    return {path.stem: path for path in paths if '__name__ == "__main__"' in _text_of(path)}
+    """Return the programs in the folder by name."""
+    return {path.stem: path for path in sorted(folder.glob("*.py"))}
 
 
 def summary_of(path: Path) -> str:
@@ -86,47 +84,23 @@ def command_of(path: Path) -> str:
     return re.sub(rf"\S*{re.escape(path.name)}", path.name, command.partition(" #")[0]).strip()
 
 
-def required_files(path: Path) -> list[Path]:
-    """Return the file, and the files of its folder that it imports, directly or through others."""
-    found = [path]
-    for file in found:  # the list grows
-        for node in ast.walk(ast.parse(_text_of(file))):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module]
-            files = [path.with_name(f"{name}.py") for name in names]
-            found += [each for each in files if each.exists() and each not in found]
-    return found
-
-
 def copy_example(path: Path, target: Path) -> int:
-    """Copy an example and the files that it imports, and return the exit status."""
-    # Another example may have brought an imported file already.
-    new = [file for file in required_files(path) if file == path or not _has_copy(target, file)]
-    for file in new:
-        if os.path.lexists(target / file.name):
-            return _fail(
-                f"{file.name} exists already; nothing was copied. Remove or rename it, or change "
-                "to another folder",
-                1,
-            )
-    for file in new:
-        try:
-            with open(target / file.name, "xb") as copy:
-                copy.write(file.read_bytes())
-        except OSError as error:
-            return _fail(f"cannot write {file.name}: {error.strerror}", 1)
-        print(f"wrote {file.name}")
+    """Copy an example, and return the exit status."""
+    if os.path.lexists(target / path.name):
+        return _fail(
+            f"{path.name} exists already; nothing was copied. Remove or rename it, or change to "
+            "another folder",
+            1,
+        )
+    try:
+        with open(target / path.name, "xb") as copy:
+            copy.write(path.read_bytes())
+    except OSError as error:
+        return _fail(f"cannot write {path.name}: {error.strerror}", 1)
+    print(f"wrote {path.name}")
     print(f"run it with: {command_of(path)}")
     print(f"its options: python {path.name} --help")
     return 0
-
-
-def _has_copy(folder: Path, file: Path) -> bool:
-    copy = folder / file.name
-    return copy.is_file() and copy.read_bytes() == file.read_bytes()
 
 
 def _text_of(path: Path) -> str:

@@ -42,9 +42,7 @@ def test_elementwise_ops_share_a_kernel() -> None:
     step = ngd.compile(x, y)
     for node in (scaled, y):
         lines = step.explain(node).splitlines()
-        assert (
-            lines[1] == "instruction 0: elementwise (kernel fused), f32[4,8] -> f32[4,8]"
-        )
+        assert lines[1] == "instruction 0: elementwise (kernel fused), f32[4,8] -> f32[4,8]"
         assert lines[2] == "  computes together:"
         assert [
             re.fullmatch(rf"    (\w+) \(made at {line_of('')}\)", each)[1] for each in lines[3:]
