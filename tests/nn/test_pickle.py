@@ -9,6 +9,7 @@ import multiprocessing
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,10 @@ from ngd import nn, ops
 
 X1, X2, X3 = (np.random.default_rng(n).normal(size=(2, 3, *[8] * n)).astype("f") for n in (1, 2, 3))
 IMAGES = ((1, X1), (2, X2), (3, X3))
-ARGUMENTS: dict[str, tuple[tuple[Any, ...], np.ndarray[Any, Any]]] = {
+SHARES = np.random.default_rng(4).uniform(0.1, 0.9, (2, 3, 8)).astype("f")
+LABELS = np.array([1, 0, 7])
+LENGTHS = np.array([2] * 3), np.array([1] * 3)
+ARGUMENTS: dict[str, tuple[tuple[Any, ...], Any]] = {
     "AvgPool1d": ((2,), X1),
     "AvgPool2d": ((2,), X2),
     "AvgPool3d": ((2,), X3),
@@ -53,6 +57,18 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], np.ndarray[Any, Any]]] = {
     "Unfold": ((2,), X2),
     "Fold": ((2, 1), np.ones((2, 3, 4))),
     "Flatten": ((), X1),
+    "TransformerEncoderLayer": ((8, 2, 16), X1),
+    "TransformerEncoder": ((partial(nn.TransformerEncoderLayer, 8, 2, 16), 2), X1),
+    **{f"{name}Loss": ((), (X1, X1 + 1)) for name in ("Huber", "L1", "MSE", "SmoothL1")},
+    "BCELoss": ((), (SHARES, SHARES)),
+    "BCEWithLogitsLoss": ((), (X1, SHARES)),
+    "KLDivLoss": ((), (np.log(SHARES), SHARES)),
+    "CrossEntropyLoss": ((), (X1[0], LABELS)),
+    "NLLLoss": ((), (X1[0], LABELS)),
+    "CTCLoss": (
+        (),
+        (np.log(SHARES), LABELS[[[0], [2], [0]]], *LENGTHS),
+    ),
 }
 MODULES = sorted(
     name
@@ -68,7 +84,8 @@ def through_pickle(value: Any) -> Any:
 
 
 def values(model: nn.Module, x: Any) -> list[Any]:
-    return list(ngd.compile([], [ops.as_node(y) for y in ngd.trees.flatten(model(x))[0]])())
+    made = model(*(x if isinstance(x, tuple) else (x,)))
+    return list(ngd.compile([], [ops.as_node(y) for y in ngd.trees.flatten(made)[0]])())
 
 
 @pytest.mark.parametrize("copied", [through_pickle, copy.deepcopy])
@@ -76,7 +93,7 @@ def values(model: nn.Module, x: Any) -> list[Any]:
 def test_every_module(name: str, copied: Callable[[Any], Any]) -> None:
     args, x = ARGUMENTS.get(name, ((), X1))
     fresh = getattr(nn, name)(*args)
-    model = nn.Sequential(fresh)
+    model = fresh if isinstance(x, tuple) else nn.Sequential(fresh)
     model.initialize(seed=3)
     twin = copied(model)
     assert repr(twin) == repr(model)

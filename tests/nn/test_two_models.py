@@ -87,7 +87,7 @@ def test_one_model_keeps_its_names_beside_others(tmp_path: Any) -> None:
     checkpoint.save(tmp_path, saved.variables())
     checkpoint.load(tmp_path, loaded.variables())  # as a program that makes one model does
     npt.assert_array_equal(loaded.weight.numpy(), saved.weight.numpy())
-    with pytest.raises(ValueError, match=r"two variables are called 'weight'\. Give each model"):
+    with pytest.raises(ValueError, match=r"got two called 'weight'\. Give each model"):
         checkpoint.save(tmp_path, [saved.variables(), loaded.variables()])
 
 
@@ -97,7 +97,7 @@ def test_variables_without_a_model_are_still_refused() -> None:
     names = ngd.compile([x], [own(x) + x @ w]).graph.names
     assert names == {w: "weight", own.weight: "model_1.weight"}
     other = ngd.variable("weight", np.zeros((3, 3), np.float32))
-    with pytest.raises(CompileError, match=r"two variables are called 'weight': one made at .*py:"):
+    with pytest.raises(CompileError, match=r"got two variables called 'weight': one made at .*py:"):
         ngd.compile([x], [x @ w + x @ other])
 
 

@@ -195,7 +195,7 @@ def test_what_is_no_parameter_is_refused() -> None:
             lambda: optim.SGD(0.1).minimize(ops.sum(w), {"a": [w, x]}),
             r"parameters\['a'\]\[1\]: exp",
         ),
-        (lambda: optim.SGD(0.1).minimize(ops.sum(w), [w, w]), "got 2 called 'w'"),
+        (lambda: optim.SGD(0.1).minimize(ops.sum(w), [w, w]), "got 'w' 2 times"),
         (lambda: optim.SGD(-0.1), "lr: expected a number >= 0; got -0.1"),
         (
             lambda: optim.SGD(0.1, nesterov=True),
