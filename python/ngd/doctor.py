@@ -416,9 +416,16 @@ def _self_test() -> Finding:
                 each.communicate()
     for rank, each in enumerate(ranks):
         if each.returncode != 0:
-            words = (said[rank][1].strip().splitlines() or [f"it returned {each.returncode}"])[-1]
+            words = error_of(said[rank][1]) or f"it returned {each.returncode}"
             return Finding("self-test", "trouble", f"rank {rank} of two failed: {words}", fix)
     return Finding("self-test", *_judge_speed(json.loads(said[0][0]), 2))
+
+
+def error_of(stderr: str) -> str:
+    """Return the first line of the last error that Python printed, or the last line."""
+    lines = stderr.strip().splitlines()
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt)\b", line)]
+    return (errors or lines or [""])[-1]
 
 
 if __name__ == "__main__":  # a rank of the self-test

@@ -109,7 +109,7 @@ def unique_names(variables: Iterable[Any]) -> dict[Any, str]:
         raise CompileError(
             f"compile: expected variables with different names; got {error}: one made at "
             f"{error.first.site}, one at {error.second.site}. Give each variable a name of its "
-            "own, and each optimizer and nn.Random a name="
+            "own, and each optimizer and nn.Random a name=."
         ) from None
     return unique.names
 

@@ -284,9 +284,15 @@ def refusals_of_all_reduce() -> None:
         ("all_reduce: out", lambda: ngd.all_reduce(even[1:], op="sum", out=even[:-1])),
         ("all_reduce: out", lambda: ngd.all_reduce([even, odd], op="sum", out=[even])),
         ("all_reduce: out", lambda: ngd.all_reduce([even, odd], op="sum", out=[even, even])),
-        ("all_reduce: compression", lambda: ngd.all_reduce(even, op="sum", compression="zip")),
-        ("all_reduce: compression", lambda: ngd.all_reduce(even, op="sum", compression="bf16")),
-        ("all_reduce: ngd.TopK", lambda: ngd.all_reduce(even, op="max", compression=ngd.TopK(1))),
+        (
+            "all_reduce: compression: expected",
+            lambda: ngd.all_reduce(even, op="sum", compression="zip"),
+        ),
+        (
+            "all_reduce: expected float32 arrays for compression",
+            lambda: ngd.all_reduce(even, op="sum", compression="bf16"),
+        ),
+        ("all_reduce: expected op='sum' or 'mean', lambda: ngd.all_reduce(even, op="max", compression=ngd.TopK(1))),
         (
             "all_reduce: weight",
             lambda: ngd.all_reduce(even, op="mean", weight=1, compression=ngd.TopK(1)),

@@ -31,7 +31,7 @@ def test_a_kernel_of_its_own() -> None:
     x = ngd.placeholder("x", (4, 8))
     y = ops.softmax(x)
     lines = ngd.compile(x, y).explain(y).splitlines()
-    assert re.fullmatch(rf"softmax float32\[4, 8\], made at {line_of('')}", lines[0])
+    assert re.fullmatch(rf"softmax f32\[4,8\], made at {line_of('')}", lines[0])
     assert lines[1:] == ["instruction 0: softmax (kernel fused), f32[4,8] -> f32[4,8]"]
 
 
@@ -69,7 +69,7 @@ def test_layers_are_named_and_post_operations_are_in_the_matmul() -> None:
     y = net(x)
     step = ngd.compile(x, y)
     text = step.explain(y)
-    assert re.match(rf"relu float32\[4, 3\], made at {line_of(re.escape(' in 1: ReLU()'))}\n", text)
+    assert re.match(rf"relu f32\[4,3\], made at {line_of(re.escape(' in 1: ReLU()'))}\n", text)
     assert "\ninstruction 0: matmul (kernel " in text
     assert re.search(line_of(re.escape(" in 0: Linear(8, 3, bias=True)")), text)
     assert text.endswith("\n    then relu")
@@ -97,7 +97,7 @@ def test_what_has_no_instruction() -> None:
     wide = ops.broadcast_to(exp[:1], (4, 8))
     step = ngd.compile(x, [ops.sort(view), one + x[0, :2], wide * exp])
     text = step.explain(view)
-    assert re.search(rf"a view of float32\[4, 8\], made at {line_of('')}\n", text)
+    assert re.search(rf"a view of f32\[4,8\], made at {line_of('')}\n", text)
     assert text.splitlines()[2].startswith("instruction ")
     assert "a constant: its value is known" in step.explain(one)
     assert "repeat the elements of its operand" in step.explain(wide)

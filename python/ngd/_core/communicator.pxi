@@ -496,8 +496,8 @@ cdef class Communicator:
         try:
             for each in dropped:
                 each._has_ended(self, 0.0)
-        except _errors.BusyError:
-            pass  # another thread is in the group
+        except (_errors.BusyError, _errors.GroupClosedError):
+            pass  # another thread is in the group; or the call that follows is refused by its name
         finally:
             self.dropped += [each for each in dropped if not (<Pending> each).over]
         return 0

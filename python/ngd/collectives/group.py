@@ -112,8 +112,9 @@ class Group(BoundToProcess):
         if self.closed:
             _core.stay_if_ending()
             raise GroupClosedError(
-                f"{call}: this group, {self.name!r}, was closed by close() or ngd.shutdown(). "
-                "ngd.init() returns an open world, and its split() makes new groups."
+                f"{call}: expected an open group; got {self.name!r}, which was closed by close() "
+                "or ngd.shutdown(). ngd.init() returns an open world, and its split() makes new "
+                "groups."
             )
 
     def split(self, color: int | None, key: int = 0, *, name: str | None = None) -> Group:

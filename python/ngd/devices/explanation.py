@@ -93,14 +93,14 @@ def heading(node: Node) -> str:
     """Return the op, the type and the call site of a node."""
     name = node.attrs.get("name")
     called = f" {name!r}" if isinstance(name, str) else ""
-    return f"{node.op.name}{called} {node.type}, made at {node.site}"
+    return f"{node.op.name}{called} {node.type.short}, made at {node.site}"
 
 
 def without_instruction(node: Node) -> str:
     """Return why a node has no instruction of its own."""
     if is_view(node):
         source = source_of(node)
-        return f"no instruction: the result is a view of {source.type}, made at {source.site}"
+        return f"no instruction: the result is a view of {source.type.short}, made at {source.site}"
     if node.op.broadcasts:
         return "no instruction: kernels that read the result repeat the elements of its operand"
     return LEAVES.get(node.op, "no instruction: nothing in the compiled step needs the value")
