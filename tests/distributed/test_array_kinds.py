@@ -292,14 +292,17 @@ def refusals_of_all_reduce() -> None:
             "all_reduce: expected float32 arrays for compression",
             lambda: ngd.all_reduce(even, op="sum", compression="bf16"),
         ),
-        ("all_reduce: expected op='sum' or 'mean', lambda: ngd.all_reduce(even, op="max", compression=ngd.TopK(1))),
         (
-            "all_reduce: weight",
+            "all_reduce: expected op",
+            lambda: ngd.all_reduce(even, op="max", compression=ngd.TopK(1)),
+        ),
+        (
+            "all_reduce: expected weight or compression",
             lambda: ngd.all_reduce(even, op="mean", weight=1, compression=ngd.TopK(1)),
         ),
         ("all_reduce: expected algorithm", lambda: ngd.all_reduce(even, op="sum", algorithm="x")),
         (
-            "all_reduce: ngd.TopK",
+            "all_reduce: expected algorithm",
             lambda: ngd.all_reduce(even, op="sum", algorithm="ring", compression=ngd.TopK(1)),
         ),
         (
@@ -341,7 +344,7 @@ def refusals_of_numbers() -> None:
         ("broadcast: root", lambda: ngd.ops.broadcast(even, 0.5)),
         ("send: tag", lambda: ngd.ops.send(even, other, tag=2**40)),
         ("recv: shape", lambda: ngd.ops.recv(other, shape=(2**63,), dtype="f4")),
-        ("placeholder 'x': shape", lambda: ngd.placeholder("x", (2**40, 2**40))),
+        ("placeholder 'x': expected a shape", lambda: ngd.placeholder("x", (2**40, 2**40))),
         ("split: key", lambda: world.split(0, 2**31)),
     ]
     check_refusals(calls)

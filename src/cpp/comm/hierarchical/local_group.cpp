@@ -141,7 +141,7 @@ bool LocalGroup::await(Work work, double seconds) {
   while (!alone) {
     const bool done = locked("wait", [&] {
       family_->progress();
-      if (family_->failed()) family_->throw_failure("wait");
+      if (family_->failed()) return false;  // the next round throws it, which has world ranks
       alone = !family_->in_flight_beside(*this);
       return inner_->done(work);
     });
