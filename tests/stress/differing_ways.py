@@ -266,13 +266,13 @@ def one_more_variable(run: Run) -> None:
     trained(run, optim.SGD(0.1), more=lambda loss, _: {seen: seen + 1.0} if run.is_odd else {})
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_shape_of_a_variable(run: Run) -> None:
     v = ngd.variable("v", np.zeros(run.choose(3, 4), np.float32))
     ngd.compile([], [], {v: ops.all_reduce(v + 1.0, op="sum")}, device=run.device)()
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_dtype_of_a_variable(run: Run) -> None:
     v = ngd.variable("v", np.zeros(3, run.choose("float64", "float32")))
     ngd.compile([], [], {v: ops.all_reduce(v + 1.0, op="sum")}, device=run.device)()
@@ -308,7 +308,7 @@ def another_outer_optimizer(run: Run) -> None:
     rounds(run, train.DiLoCo([ngd.variable("v", np.ones(3, "float32"))], every=1, outer=outer))
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_wire(run: Run) -> None:
     wire = run.choose("float32", "bfloat16")
     rounds(run, train.DiLoCo([ngd.variable("v", np.ones(3, "float32"))], every=1, wire=wire))
@@ -409,46 +409,46 @@ def vector(count: int = 4, dtype: str = "float32") -> Any:
     return ngd.placeholder("x", (count,), dtype)
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_reduction_in_a_step(run: Run) -> None:
     stepped(run, ops.all_reduce(vector(), op=run.choose("max", "sum")))
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_kind_in_a_step(run: Run) -> None:
     x = vector()
     stepped(run, ops.broadcast(x) if run.is_odd else ops.all_reduce(x, op="sum"))
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_count_in_a_step(run: Run) -> None:
     stepped(run, ops.all_reduce(vector(run.choose(5, 4)), op="sum"))
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_dtype_in_a_step(run: Run) -> None:
     stepped(run, ops.all_reduce(vector(4, run.choose("int32", "float32")), op="sum"))
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_root_in_a_step(run: Run) -> None:
     stepped(run, ops.broadcast(vector(), run.choose(0, 1)))
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_order_in_a_step(run: Run) -> None:
     x = vector()
     first, second = run.choose(("max", "min"), ("min", "max"))
     stepped(run, ops.all_reduce(ops.all_reduce(x, op=first) + 1.0, op=second))
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def one_more_in_a_step(run: Run) -> None:
     y = ops.all_reduce(vector(), op="sum")
     stepped(run, ops.all_reduce(y, op="max") if run.is_odd else y)
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_compression_in_a_step(run: Run) -> None:
     stepped(run, ops.all_reduce(vector(), op="sum", compression=run.choose("bf16", None)))
 
@@ -484,7 +484,7 @@ def another_branch(run: Run) -> None:
     stepped(run, y)
 
 
-@way(NAMED, "other collectives")
+@way(NAMED, "with different collectives")
 def another_number_of_iterations(run: Run) -> None:
     x = vector()
     count = run.choose(2, 3)

@@ -214,7 +214,8 @@ class Training:
             self.sampler.load_state(position["sampler"])
             self.losses = position["losses"]
         while self.sampler.epoch < EPOCHS:
-            for (x, y), weight, _ in self.loader:
+            for batch in self.loader:
+                (x, y), weight = batch, batch.weight
                 x = x * np.float32(self.noise.uniform(0.9, 1.1))
                 done = self.sampler.done
                 is_last = done % micro_batches == 0
