@@ -314,22 +314,29 @@ def name_signature(
     return checked
 
 
-def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) -> None:
-    """Wrap the public functions of a package by `name_signature`, also in their own modules.
+SHORT_CALLS: Final = frozenset(
+    {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"}
+)
+"""Collectives on arrays that take a few microseconds, and find their caller one frame above."""
 
-    Methods of the public classes, except the constructors, are wrapped too.
+
+def name_calls(package: str, namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Wrap the public functions of a package, and their names in its modules, by `name_signature`.
+
+    It wraps methods of the public classes too, except the constructors. It leaves `SHORT_CALLS`:
+    with a frame between them and the caller, they would take a slower path.
     """
     for name in names:
         found = namespace.get(name)
         if not getattr(found, "__module__", "").startswith(f"{__package__}."):
             continue
-        if inspect.isfunction(found):
+        if inspect.isfunction(found) and name not in SHORT_CALLS:
             checked = name_signature(f"{package}.{name}", found)
             setattr(sys.modules[found.__module__], found.__name__, checked)
             namespace[name] = checked
         elif inspect.isclass(found):
             for key, method in list(vars(found).items()):
-                if inspect.isfunction(method) and not key.startswith("_"):
+                if inspect.isfunction(method) and not (key.startswith("_") or key in SHORT_CALLS):
                     setattr(found, key, name_signature(f"{name}.{key}", method, is_method=True))
 
 

@@ -22,9 +22,8 @@ import numpy as np
 import pytest
 
 import ngd
-from ngd import _core
+from ngd import _core, calls
 from ngd.collectives import CallStats, CommStats, compare_ranks
-from ngd.distributed import alone
 from ngd.ir import REGISTRY, Array
 from ngd.kinds import KINDS, Kind
 from ngd.ops.collective import Collective
@@ -367,3 +366,11 @@ def test_ratios_of_top_k() -> None:
     for ratio in (0, -1, 1.5, float("nan")):
         with pytest.raises(ValueError, match="TopK: expected a ratio"):
             ngd.TopK(ratio)
+
+
+@pytest.mark.parametrize("name", sorted(calls.SHORT_CALLS))
+def test_nothing_is_between_a_short_call_and_its_caller(name: str) -> None:
+    """The core finds the call site one frame above; a wrapper would disable the quick path."""
+    for call in (getattr(ngd, name), getattr(ngd.Group, name)):
+        assert inspect.unwrap(call) is call
+        assert call.__code__.co_name == name
