@@ -156,8 +156,8 @@ def load(
         The variables to assign to. Each one is in the file with the same name, shape and dtype.
         Other values of the file are not read.
     private : structure of Variable, optional
-        Variables of which each rank has its own value. If the group has as many ranks as at the
-        save, each rank gets its own value. Otherwise all get the mean of floats, and rank 0's other
+        Variables with a value per rank. If the number of ranks is the same as at the save, each
+        rank gets its own value. Otherwise all get the mean of floats, and rank 0's other
         values.
     generators : mapping from str to numpy.random.Generator, optional
         Random generators by name, whose states are set.

@@ -71,7 +71,7 @@ def init(*, comm: Any = None) -> Group:
     ------
     InitError
         The environment contradicts itself or this build, or a world exists already and comm asks
-        for another one. The message says how to fix it.
+        for another one. The message contains the fix.
     CollectiveTimeoutError
         Ranks did not join within NGD_TIMEOUT. The message names them.
 

@@ -67,7 +67,7 @@ class BusyError(Error, RuntimeError):
 
 
 class NotFiniteError(Error, FloatingPointError):
-    """A NaN or an infinity that should not occur. The message says where it began."""
+    """A NaN or an infinity that should not occur. The message names the op that made it."""
 
 
 class OutOfRangeError(Error, IndexError, ValueError):
@@ -130,7 +130,7 @@ class PromotionWarning(UserWarning):
 
 
 class RetraceWarning(UserWarning):
-    """A function that is traced again and again. The message says what changes."""
+    """A function that is traced again and again. The message names the argument that changes."""
 
 
 class UnevenBatchWarning(UserWarning):

@@ -14,8 +14,8 @@ which needs nothing of the user. Calls of functions that were compiled apart, or
 have that order as long as their operands do; another order is an error on all ranks. JAX drops a
 call whose result nobody reads: all ranks have to read it, or none.
 
-With async_op=True XLA goes on with what does not need the result while the call waits for the
-other ranks; another thread of the process makes the calls then.
+With async_op=True another thread of the process makes the calls. XLA continues with computations
+that do not need the result, while the call waits for the other ranks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout of whole channels, and what the new modules refuse."""
+"""Dropout of whole channels, and the bad input that modules refuse."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ import pytest
 import ngd
 from ngd import _core, calls
 from ngd.collectives import CallStats, CommStats, compare_ranks
+from ngd.distributed import alone
 from ngd.ir import REGISTRY, Array
 from ngd.kinds import KINDS, Kind
 from ngd.ops.collective import Collective

@@ -730,7 +730,7 @@ class NonMember(Group):
         self.refuse("barrier")
 
     def abort(self, traceback: str) -> None:
-        """Do nothing: there is no rank to notify."""
+        """Do nothing, because this rank is not a member."""
 
     def close(self) -> None:
         """Mark the group as closed."""

@@ -107,8 +107,8 @@ def compare_ranks(group: Group, text: str, computation: int, site: str) -> str:
     """Return the first difference between the ranks' sequences of collectives, as text.
 
     `text` has one collective per line, which ends with " at FILE:LINE". An empty line and the name
-    of the step follow. `computation` is a hash of what the step computes. Every rank calls this and
-    gets the same answer.
+    of the step follow. `computation` is a hash of the computation. Every rank calls this and gets
+    the same answer.
     """
     mine = np.frombuffer(text.encode(errors="backslashreplace"), np.uint8)
     site = f"compare_ranks() at {site}"

@@ -98,7 +98,7 @@ class Executable(Protocol):
         ...
 
     def explain(self, node: Node) -> str:
-        """Show how a node is computed: the instructions, their kernels, and what is fused.
+        """Show how a node is computed: the instructions, their kernels and the fused ops.
 
         The call compiles the step once more, to follow the node through the compiler.
 

@@ -6,9 +6,9 @@ over the ranks of the executable (ngd.compile's group=, by default the world). T
 number of ranks for the shape of their result. They mean the world. If it is not joined when the
 graph is built, they take the launcher's numbers, and ngd.compile joins the world.
 
-What a rank is given nothing for, as in `reduce` all but the root, is zero there. So each of them
-is a linear map of all ranks' operands to all ranks' results, and its gradient is the transpose,
-which is again one of them (docs/adr/0003-gradient-of-all-reduce.md).
+A rank that gets no result has zeros instead, as all ranks except the root of `reduce`. So each
+collective is a linear map of all ranks' operands to all ranks' results. Its gradient is the
+transpose, which is a collective too (docs/adr/0003-gradient-of-all-reduce.md).
 
 The references are those of one rank; an evaluator with a group calls the group instead.
 """

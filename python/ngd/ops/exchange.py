@@ -477,10 +477,10 @@ send: Final[Send] = register(Send())
 class Recv(Collective):
     """recv(source, tag=0, shape=, dtype=, after=None, group=None): what another rank sends.
 
-    `after` is a scalar that is computed before: a token of a send, or anything else that shall come
-    first; its value is not looked at. Its adjoint is the token of the send that gives the adjoint
-    of what was received back to `source`. So a rank whose loss rests on what it received
-    differentiates by `after` too, and makes that token an output, for the other rank to go on.
+    `after` is a scalar that is computed before, such as the token of a send; its value is not read.
+    Its adjoint is the token of the send that returns the adjoint of the received array to `source`.
+    So a rank whose loss depends on the received array differentiates by `after` too, and makes that
+    token an output. Otherwise the other rank waits.
 
     ::
 

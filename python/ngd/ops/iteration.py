@@ -134,7 +134,7 @@ def next_carries(structure: trees.Structure, given: Sequence[Node], carry: Any) 
 
 
 def rounds(tensors: Sequence[Node], length: int | None) -> int:
-    """How often a loop goes around."""
+    """Return the number of iterations of a loop."""
     extents = [node.shape[0] if node.shape else None for node in tensors]
     wanted = length if length is not None or not extents else extents[0]
     if wanted is None:

@@ -297,7 +297,7 @@ def _soft_loss(logits: Node, chances: Node, weight: Value | None, smoothing: flo
 def _hard_loss(
     logits: Node, labels: Node, weight: Value | None, ignore_index: int, smoothing: float
 ) -> tuple[Node, Node]:
-    """Return the cross entropy with integer labels, and what each counts for in the mean."""
+    """Return the cross entropy with integer labels, and the weight of each in the mean."""
     counts = not_equal(labels, ignore_index)
     safe = where(counts, labels, 0)
     loss = softmax_cross_entropy.node((logits, safe), {"caller": "cross_entropy"})

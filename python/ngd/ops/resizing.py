@@ -54,7 +54,7 @@ def _triangle(x: Array, a: float) -> Array:
     return found
 
 
-def _places(n: int, size: int, scale: float, align_corners: bool) -> Array:
+def _coordinates(n: int, size: int, scale: float, align_corners: bool) -> Array:
     """Return the coordinates in the input of all elements of the output."""
     if align_corners:
         return np.arange(size) * ((n - 1) / (size - 1) if size > 1 else 0.0)
@@ -95,7 +95,7 @@ def _along(x: Node, axis: int, size: int, scale: float, how: tuple[bool, bool, b
     if antialias:
         matrix = _smooth_weights(n, size, scale, cubic)
     else:
-        indices, weights = _taps(_places(n, size, scale, align_corners), n, cubic)
+        indices, weights = _taps(_coordinates(n, size, scale, align_corners), n, cubic)
         if n > DENSE:
             shape = [-1 if a == axis else 1 for a in range(x.ndim)]
             parts = [

@@ -29,7 +29,7 @@ LOCAL: Final = EXTENTS | {"counts", "receive_counts", "group", "algorithm"}
 """The attributes that may differ between ranks."""
 
 SMALL: Final = 16
-"""The values of constants of at most so many elements are compared."""
+"""The largest number of elements of a constant whose values are compared."""
 
 
 @dataclass

@@ -81,8 +81,8 @@ inline constexpr std::string_view kForkedChild =
     "collectives do not work in a forked child of a rank: start a process of its own "
     "(multiprocessing with the start method \"spawn\"), and call no collectives in it";
 
-// A call that is refused: an earlier failure, or close(), has closed the group. The last one is of
-// a call that waited meanwhile.
+// A call that is refused: an earlier failure, or close(), has closed the group. The last one is
+// for a call that was waiting.
 std::string closed_by_failure(std::string_view call, std::string_view failure);
 std::string closed_in_order(std::string_view call);
 std::string closed_while_waiting(std::string_view call);
