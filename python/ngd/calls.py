@@ -314,6 +314,38 @@ def name_signature(
     return checked
 
 
+class Required:
+    """The default of a parameter that every call must give."""
+
+    def __repr__(self) -> str:
+        return "<required>"
+
+
+REQUIRED: Final[Any] = Required()
+
+
+def with_signature(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Give a function the signature that users see: without `*surplus`, and with `op` required.
+
+    The function itself reports a wrong call with `expect_op`: a wrapper would be one more frame
+    between it and its caller (`SHORT_CALLS`).
+    """
+    signature = inspect.signature(function)
+    empty = inspect.Parameter.empty
+    parameters = [
+        p.replace(default=empty) if p.default is REQUIRED else p
+        for p in signature.parameters.values()
+        if p.name != "surplus"
+    ]
+    function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
+
+
+def expect_op(call: str, function: Callable[..., Any], given: Sequence[Any], op: Any) -> None:
+    """Raise a TypeError unless a collective got its operand by position and `op` by keyword."""
+    expect_fit(call, inspect.signature(function), given, {} if op is REQUIRED else {"op": op})
+
+
 SHORT_CALLS: Final = frozenset(
     {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all", "barrier"}
 )

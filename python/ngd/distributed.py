@@ -14,11 +14,12 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Never, TypeVar
 
 import numpy as np
 
 from . import _core, collectives, config, environment, logs, members, metrics
+from .calls import REQUIRED, expect_op, with_signature
 from .collectives import Group, Mesh
 from .collectives.group import GROUPS, living
 from .dtype import Shape
@@ -429,10 +430,11 @@ def install_hooks() -> None:
     _hooked_in = os.getpid()
 
 
+@with_signature
 def all_reduce(
     x: Any,
-    *,
-    op: str,
+    *surplus: Never,
+    op: str = REQUIRED,
     out: Any = None,
     weight: float | None = None,
     algorithm: str = "auto",
@@ -485,6 +487,8 @@ def all_reduce(
     >>> ngd.all_reduce(gradient, op="mean")
     array([1., 2.])
     """
+    if surplus or op is REQUIRED:
+        expect_op("ngd.all_reduce", all_reduce, (x, *surplus), op)
     ranks = (_world or init()) if group is None else chosen(group)
     if weight is None and compression is None and algorithm == "auto" and not async_op:
         result = ranks.quick("all_reduce", x, out, op)
@@ -502,10 +506,11 @@ def all_reduce(
     )
 
 
+@with_signature
 def reduce_scatter(
     x: Any,
-    *,
-    op: str,
+    *surplus: Never,
+    op: str = REQUIRED,
     axis: int = 0,
     out: Any = None,
     async_op: bool = False,
@@ -539,6 +544,8 @@ def reduce_scatter(
     >>> ngd.reduce_scatter(np.arange(4), op="sum")
     array([0, 1, 2, 3])
     """
+    if surplus or op is REQUIRED:
+        expect_op("ngd.reduce_scatter", reduce_scatter, (x, *surplus), op)
     ranks = (_world or init()) if group is None else chosen(group)
     if axis == 0 and not async_op:
         result = ranks.quick("reduce_scatter", x, out, op)

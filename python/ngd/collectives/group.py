@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Never
 
 import numpy as np
 
 from .. import _core
 from ..arrays import destination, expect_rows
+from ..calls import REQUIRED, expect_op, with_signature
 from ..dtype import DType, Shape, as_dtype, lengths, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
 from ..ir import Array
@@ -171,11 +172,12 @@ class Group(BoundToProcess):
         self.check_open("split")
         return child
 
+    @with_signature
     def all_reduce(
         self,
         x: Any,
-        *,
-        op: str,
+        *surplus: Never,
+        op: str = REQUIRED,
         out: Any = None,
         weight: float | None = None,
         algorithm: str = "auto",
@@ -184,6 +186,8 @@ class Group(BoundToProcess):
         site: str | None = None,
     ) -> Any:
         """Reduce an array over the ranks; see ngd.all_reduce."""
+        if surplus or op is REQUIRED:
+            expect_op("Group.all_reduce", self.all_reduce, (x, *surplus), op)
         plain = weight is None and compression is None and algorithm == "auto"
         if plain and site is None and not async_op:
             result = self.quick("all_reduce", x, out, op)
@@ -198,17 +202,20 @@ class Group(BoundToProcess):
             plan = reduction.plan(call, x, out, weight, compression)
             return self._run_plan(f"all_reduce({op})", plan, async_op)
 
+    @with_signature
     def reduce_scatter(
         self,
         x: Any,
-        *,
-        op: str,
+        *surplus: Never,
+        op: str = REQUIRED,
         axis: int = 0,
         out: Any = None,
         async_op: bool = False,
         site: str | None = None,
     ) -> Any:
         """Reduce an array over the ranks, and return this rank's block; see ngd.reduce_scatter."""
+        if surplus or op is REQUIRED:
+            expect_op("Group.reduce_scatter", self.reduce_scatter, (x, *surplus), op)
         if axis == 0 and site is None and not async_op:
             result = self.quick("reduce_scatter", x, out, op)
             if result is not None:

@@ -392,8 +392,8 @@ def reduce_scatter(
     even = len(source) % group.size == 0
     with as_horovod():
         announced = announce(OTHER, name, source, op, ranks, site, (prescale, postscale))
-        call = group.reduce_scatter if even else group.all_reduce
-        work = call(source, op=reduction, async_op=True, site=site)
+        how: dict[str, Any] = {"op": reduction, "async_op": True, "site": site}
+        work = group.reduce_scatter(source, **how) if even else group.all_reduce(source, **how)
 
     def finish() -> Array:
         expect_one_call(announced, what, name, source.shape)
