@@ -17,7 +17,7 @@ import torch_ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 import ngd  # noqa: E402
-from ngd.torch import rendezvous  # noqa: E402
+from ngd.torch.distributed import rendezvous  # noqa: E402
 
 pytestmark = harness.needs_ranks
 

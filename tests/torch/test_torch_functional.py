@@ -26,7 +26,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
-from ngd.torch import works  # noqa: E402
+from ngd.torch.distributed import works  # noqa: E402
 
 Tensor = Any
 pytestmark = harness.needs_ranks

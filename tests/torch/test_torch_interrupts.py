@@ -28,7 +28,7 @@ import torch.distributed as dist  # noqa: E402
 import torch_ranks  # noqa: E402
 
 import ngd  # noqa: E402
-from ngd.torch import works  # noqa: E402
+from ngd.torch.distributed import works  # noqa: E402
 
 pytestmark = harness.needs_ranks
 LONG = 300_000

@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch.distributed backend on ngd's collectives, for CPU tensors.
+"""PyTorch on ngd: the backend "ngd" of torch.distributed, for CPU tensors.
 
     import ngd.torch
     torch.distributed.init_process_group("ngd")     # also "cpu:ngd"
 
-docs/torch.md tells what it does and what it does not.
+docs/torch.md describes what it does.
 """
 
-from torch.distributed import Backend
-
-from .process_group import ProcessGroup
-from .rendezvous import create
+from .distributed import ProcessGroup
 
 __all__ = ["ProcessGroup"]
-
-Backend.register_backend("ngd", create, extended_api=True, devices=["cpu"])

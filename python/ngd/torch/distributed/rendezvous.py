@@ -13,9 +13,9 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from .. import config, distributed, environment
-from ..collectives import Group
-from ..errors import InitError
+from ... import config, distributed, environment
+from ...collectives import Group
+from ...errors import InitError
 from .process_group import ProcessGroup
 
 

@@ -33,13 +33,13 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from .. import _core
-from .._core import Turns
-from ..errors import BusyError, CollectiveTimeoutError, Error
+from ... import _core
+from ..._core import Turns
+from ...errors import BusyError, CollectiveTimeoutError, Error
 from .untraced import untraced
 
 if TYPE_CHECKING:
-    from ..collectives import Group
+    from ...collectives import Group
     from .process_group import ProcessGroup
 
 SLICE_SECONDS: Final = 5e-3

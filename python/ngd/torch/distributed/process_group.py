@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.distributed import ReduceOp
 
-from .. import distributed
-from ..collectives import Group
-from ..errors import CollectiveError
-from ..sites import call_site
+from ... import distributed
+from ...collectives import Group
+from ...errors import CollectiveError
+from ...sites import call_site
 from . import works
 from .operands import (
     check,
