@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture a PyTorch model and its loss as a graph of aten ops. Only this file uses torch.export."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+from torch.export import ExportedProgram, default_decompositions, export
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from .rules import RULES
+
+
+class Input(NamedTuple):
+    """An input of a captured graph.
+
+    Attributes
+    ----------
+    name : str
+        The name of its node.
+    kind : str
+        "parameter", "buffer", "constant" or "argument".
+    target : str or None
+        The path of a parameter or a buffer in the model.
+    value : Any
+        The tensor of a constant; the example of an argument.
+    """
+
+    name: str
+    kind: str
+    target: str | None
+    value: Any
+
+
+class Capture(NamedTuple):
+    """A model and its loss as one graph without in-place ops.
+
+    Attributes
+    ----------
+    module : GraphModule
+        The graph.
+    inputs : list of Input
+        Its inputs in order.
+    mutated : list of str
+        The buffers whose next values are the first outputs of the graph.
+    results : TreeSpec
+        The structure of the other outputs.
+    """
+
+    module: fx.GraphModule
+    inputs: list[Input]
+    mutated: list[str]
+    results: pytree.TreeSpec
+
+
+class _Step(nn.Module):
+    """The model with a function of it, as torch.export takes it: a module with flat arguments."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., tuple[Any, ...]]) -> None:
+        super().__init__()
+        self.model = model
+        self.function = function
+
+    def forward(self, *leaves: Any) -> tuple[Any, ...]:
+        """Return the flat results of the function."""
+        return self.function(self.model, leaves)
+
+
+def capture(model: nn.Module, function: Callable[..., Any], args: tuple[Any, ...]) -> Capture:
+    """Capture `function(model, *args)` for the shapes and dtypes of the arguments.
+
+    Parameters
+    ----------
+    model : Module
+        The model, in the mode (training or evaluation) that is captured.
+    function : callable
+        A function of the model and the arguments that returns tensors in any structure.
+    args : tuple
+        Example arguments: tensors in any structure.
+
+    Returns
+    -------
+    Capture
+        The graph. Values of Python in the arguments are fixed in it.
+    """
+    leaves, structure = pytree.tree_flatten(args)
+    results: list[pytree.TreeSpec] = []
+
+    def flat(model: nn.Module, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+        found = function(model, *pytree.tree_unflatten(list(leaves), structure))
+        parts, how = pytree.tree_flatten(found)
+        results.append(how)
+        return tuple(parts)
+
+    step = _Step(model, flat)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about its own modules
+        program = export(step, tuple(leaves), strict=False)
+        _keep_regions_without_gradient(program.graph_module)
+        program = program.run_decompositions(_decompositions())
+    signature = program.graph_signature
+    mutated = [
+        _path(spec.target)
+        for spec in signature.output_specs
+        if spec.kind is OutputKind.BUFFER_MUTATION
+    ]
+    return Capture(program.graph_module, _inputs(program), mutated, results[-1])
+
+
+def _path(target: str | None) -> str:
+    """Return the path of a parameter or a buffer in the user's model."""
+    return str(target).removeprefix("model.")
+
+
+KINDS: Mapping[InputKind, str] = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+    InputKind.USER_INPUT: "argument",
+}
+
+
+def _inputs(program: ExportedProgram) -> list[Input]:
+    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    inputs = []
+    for spec in program.graph_signature.input_specs:
+        kind, name, value = KINDS[spec.kind], spec.arg.name, None
+        if kind == "constant":
+            value = program.constants[str(spec.target)]
+        elif kind == "argument":
+            value = placeholders[name].meta.get("val")
+        target = _path(spec.target) if kind in ("parameter", "buffer") else None
+        inputs.append(Input(name, kind, target, value))
+    return inputs
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return PyTorch's decompositions of the ops that have no rule."""
+    table = default_decompositions()
+    return {op: table[op] for op in list(table) if op not in RULES}
+
+
+def _keep_regions_without_gradient(module: fx.GraphModule) -> None:
+    """Detach the results of `torch.no_grad()` regions, which decompositions forget."""
+    for node in list(module.graph.nodes):
+        if node.target is not torch.ops.higher_order.wrap_with_set_grad_enabled:
+            continue
+        is_enabled, *_ = node.args
+        if is_enabled:
+            continue
+        for user in list(node.users):  # each takes one result
+            with module.graph.inserting_after(user):
+                detached = module.graph.call_function(torch.ops.aten.detach.default, (user,))
+            detached.meta.update(user.meta)
+            user.replace_all_uses_with(detached, lambda n, own=detached: n is not own)
+    module.recompile()

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of ops that read or write elements by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from .... import ops
+from ....ir import Node
+from .registry import Call, Sample, T, UnsupportedOpError, as_array, as_node, expect, rule
+
+aten: Final = torch.ops.aten
+
+X: Final = T((4, 3))
+ROWS: Final = T((5,), torch.int64, low=0, high=4)
+PLACES: Final = T((2, 3), torch.int64, low=0, high=4)
+
+
+@rule(
+    aten.embedding.default,
+    samples=[Sample(X, PLACES), Sample(X, PLACES, 1)],
+)
+def embedding(
+    call: Call,
+    weight: Any,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_by_frequency: bool = False,
+    sparse: bool = False,
+) -> Node:
+    expect(not scale_by_frequency, "embedding with scale_grad_by_freq=True")
+    padding = None if padding_idx is None or padding_idx < 0 else padding_idx
+    return ops.embedding(as_node(indices), as_node(weight), padding)
+
+
+def _is_computed_mask(index: Any) -> bool:
+    """Return whether an index is a mask that the step computes."""
+    return isinstance(index, Node) and index.dtype.kind == "b"
+
+
+def _index(indices: Sequence[Any]) -> tuple[Any, ...]:
+    """Return PyTorch's list of index tensors as an index of a node."""
+    for index in indices:
+        use = "an index by a computed mask, whose result has no fixed shape"
+        expect(not _is_computed_mask(index), use)
+    return tuple(
+        slice(None)
+        if index is None
+        else as_array(index)
+        if isinstance(index, torch.Tensor)
+        else index
+        for index in indices
+    )
+
+
+@rule(
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    samples=[Sample(X, [ROWS]), Sample(X, [None, T((2, 2), torch.int64, low=0, high=3)])],
+)
+def index(call: Call, x: Any, indices: Sequence[Any]) -> Node:
+    return as_node(x)[_index(indices)]
+
+
+@rule(
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    samples=[Sample(X, [T((2,), torch.int64, low=1, high=2)], T((2, 3)), True)],
+)
+def index_put(
+    call: Call, x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
+) -> Node:
+    x, values = as_node(x), call.cast(values)
+    if len(indices) == 1 and (_is_computed_mask(indices[0]) or values.size == 1):
+        mask = as_node(indices[0])
+        if mask.dtype.kind == "b":
+            return _put_where(x, mask, values)
+    places = x.at[_index(indices)]
+    return places.add(values) if accumulate else places.set(values)
+
+
+def _put_where(x: Node, mask: Node, value: Node) -> Node:
+    """Write one value where a mask is true; the mask may have fewer axes than the tensor."""
+    expect(value.size == 1, "an assignment of several values by a computed mask")
+    mask = ops.reshape(mask, mask.shape + (1,) * (x.ndim - mask.ndim))
+    return ops.where(mask, ops.reshape(value, ()), x)
+
+
+@rule(
+    aten.gather.default, samples=[Sample(X, 0, PLACES), Sample(X, 1, T((4, 2), torch.int64, 0, 3))]
+)
+def gather(call: Call, x: Any, dim: int, indices: Any, sparse_grad: bool = False) -> Node:
+    x, indices = as_node(x), as_node(indices)
+    if x.ndim == 0:
+        return ops.broadcast_to(x, call.shape)
+    dim %= x.ndim
+    x = x[_corner(x, dim, indices)]
+    return ops.take_along_axis(x, indices, dim)
+
+
+def _corner(x: Node, dim: int, indices: Node) -> tuple[slice, ...]:
+    """Return the part of a tensor that indices of a smaller shape reach."""
+    return tuple(
+        slice(None) if axis == dim else slice(0, indices.shape[axis]) for axis in range(x.ndim)
+    )
+
+
+@rule(
+    aten.index_select.default,
+    samples=[Sample(X, 0, ROWS), Sample(X, 1, T((2,), torch.int64, 0, 3))],
+)
+def index_select(call: Call, x: Any, dim: int, indices: Any) -> Node:
+    x = as_node(x)
+    return ops.take(x, as_node(indices), dim) if x.ndim else x
+
+
+def _places(indices: Node, dim: int) -> tuple[Any, ...]:
+    """Return the index of every element of `indices`, with its value at dimension `dim`."""
+    return tuple(
+        indices
+        if axis == dim
+        else np.broadcast_to(
+            np.arange(length).reshape([-1 if k == axis else 1 for k in range(indices.ndim)]),
+            indices.shape,
+        )
+        for axis, length in enumerate(indices.shape)
+    )
+
+
+@rule(aten.scatter.value, samples=[Sample(X, 0, PLACES, 2.0)])
+@rule(aten.scatter.src, samples=[Sample(X, 1, T((4, 1), torch.int64, 0, 3), T((4, 1)))])
+@rule(aten.scatter_add.default, samples=[Sample(X, 0, PLACES, T((2, 3)))])
+def scatter(call: Call, x: Any, dim: int, indices: Any, source: Any) -> Node:
+    x, indices = as_node(x), as_node(indices)
+    source = call.cast(source)
+    if source.ndim:
+        source = source[tuple(slice(0, length) for length in indices.shape)]
+    places = x.at[_places(indices, dim % x.ndim)]
+    return places.add(source) if "scatter_add" in call.name else places.set(source)
+
+
+@rule(aten.index_add.default, samples=[Sample(X, 0, ROWS, T((5, 3)), alpha=0.5)])
+def index_add(call: Call, x: Any, dim: int, indices: Any, source: Any, alpha: Any = 1) -> Node:
+    x = as_node(x)
+    place: list[Any] = [slice(None)] * x.ndim
+    place[dim] = as_node(indices)
+    source = call.cast(source)
+    return x.at[tuple(place)].add(source if alpha == 1 else source * call.cast(alpha))
+
+
+@rule(aten.take_along_dim.default, samples=[Sample(X, PLACES, 0)])
+def take_along_dim(call: Call, x: Any, indices: Any, dim: int | None = None) -> Node:
+    if dim is None:
+        raise UnsupportedOpError("take_along_dim without a dimension")
+    return ops.take_along_axis(as_node(x), as_node(indices), dim)
+
+
+@rule(aten.one_hot.default, samples=[Sample(ROWS, 4)])
+def one_hot(call: Call, x: Any, classes: int = -1) -> Node:
+    expect(classes > 0, "one_hot without num_classes")
+    return ops.one_hot(as_node(x), classes, call.dtype)

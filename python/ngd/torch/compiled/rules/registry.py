@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of rules: for an aten op, the function that builds its ngd nodes.
+
+A rule declares samples, which are arguments of the op. The tests run each sample in eager PyTorch
+and as an ngd program, and compare results and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from .... import ops
+from ....dtype import ALL, DType, bfloat16
+from ....ir import Node
+from ....variables import constant
+
+NodeOrNodes = Any
+"""The result of a rule: a node, or a tuple with None for outputs that nothing reads."""
+
+
+class T(NamedTuple):
+    """A random tensor in a sample.
+
+    Attributes
+    ----------
+    shape : tuple of ints
+        The shape.
+    dtype : torch.dtype
+        Integers are drawn from [low, high), booleans by a coin, and floats from the normal
+        distribution.
+    low, high : float or None
+        If given, floats are drawn uniformly from [low, high).
+    has_grad : bool
+        False if the op has no gradient with respect to this operand.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float64
+    low: float | None = None
+    high: float | None = None
+    has_grad: bool = True
+
+
+class Sample:
+    """The arguments of an op for one test; each `T` in them becomes a random tensor."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args = args
+        self.kwargs = kwargs
+
+    def __repr__(self) -> str:
+        words = [*map(repr, self.args), *(f"{k}={v!r}" for k, v in self.kwargs.items())]
+        return ", ".join(words)
+
+
+class Draws:
+    """The random numbers of one program: each place that draws has a seed of its own.
+
+    Parameters
+    ----------
+    offset : Node or None
+        The node that differs between steps and ranks. None if no place may draw.
+    seed : int
+        The seed of the program.
+    """
+
+    def __init__(self, offset: Node | None, seed: int = 0) -> None:
+        self._offset = offset
+        self._seed = seed
+        self.count = 0
+        """The number of places that draw."""
+
+    def next(self) -> dict[str, Any]:
+        """Return the seed and the offset of one more place, as ngd's random ops take them."""
+        assert self._offset is not None
+        self.count += 1
+        return {"seed": self._seed * SEED_STRIDE + self.count, "offset": self._offset}
+
+
+SEED_STRIDE: Final = 1_000_003
+"""Places of one program and programs of other seeds do not share a seed below this many places."""
+
+
+class Call:
+    """One call of an aten op in an exported graph, as its rule sees it.
+
+    Attributes
+    ----------
+    name : str
+        The name of the op's overload, such as "aten.add.Tensor".
+    draws : Draws
+        The random numbers of the program.
+    """
+
+    def __init__(self, node: fx.Node, draws: Draws) -> None:
+        self.fx_node = node
+        self.name = str(node.target)
+        self.draws = draws
+
+    @property
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """The outputs of the op, as fake tensors."""
+        value = self.fx_node.meta["val"]
+        return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the first output."""
+        return tuple(int(length) for length in self.outputs[0].shape)
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the first output."""
+        return as_numpy_dtype(self.outputs[0].dtype)
+
+    @property
+    def operand_dtype(self) -> DType:
+        """The dtype to which PyTorch promotes the first two operands."""
+        first, second = (
+            arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in self.fx_node.args[:2]
+        )
+        return as_numpy_dtype(torch.result_type(first, second))
+
+    def cast(self, value: Any, dtype: DType | None = None) -> Node:
+        """Return an operand as a node of a dtype; the default is that of the first output."""
+        return as_node(value, self.dtype if dtype is None else dtype)
+
+
+DTYPES: Final = {getattr(torch, dtype.name): dtype for dtype in ALL}
+
+
+def as_numpy_dtype(dtype: torch.dtype) -> DType:
+    """Return ngd's dtype for PyTorch's, or raise an UnsupportedOpError."""
+    expect(dtype in DTYPES, f"tensors of {dtype}")
+    return DTYPES[dtype]
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the values of a tensor as an array, of 16 bits for bfloat16."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.contiguous().view(torch.int16).numpy().view(bfloat16)
+    return tensor.numpy()
+
+
+def as_node(value: Any, dtype: DType | None = None) -> Node:
+    """Return an operand as a node, and cast it to a dtype if one is given."""
+    if isinstance(value, torch.Tensor):
+        value = as_array(value)
+    if not isinstance(value, Node):
+        return constant(np.asarray(value, dtype))
+    return value if dtype is None or value.dtype == dtype else ops.cast(value, dtype)
+
+
+def as_flags(x: Any) -> Node:
+    """Return an operand as booleans: true where it is not 0."""
+    node = as_node(x)
+    return node if node.dtype == bool else ops.not_equal(node, np.zeros((), node.dtype))
+
+
+def as_optional_node(value: Any) -> Node | None:
+    """Return an operand that may be None as a node."""
+    return None if value is None else as_node(value)
+
+
+def axes_of(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...] | None:
+    """Return PyTorch's dimensions as ngd's axes: None, and an empty list, mean all."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return None
+    dims = (dim,) if isinstance(dim, int) else dim
+    return tuple(each % max(rank, 1) for each in dims)
+
+
+class UnsupportedOpError(Exception):
+    """An op, or a use of one, without a rule. The translation adds where it is called."""
+
+
+def expect(holds: bool, use: str) -> None:
+    """Raise an UnsupportedOpError for a use of an op that has no translation."""
+    if not holds:
+        raise UnsupportedOpError(use)
+
+
+RuleFunction = Callable[..., NodeOrNodes]
+
+
+class Rule(NamedTuple):
+    """The translation of an aten op into nodes."""
+
+    function: RuleFunction
+    samples: tuple[Sample, ...]
+    is_random: bool
+
+
+RULES: Final[dict[Any, Rule]] = {}
+"""The rules by aten op."""
+
+
+def rule(
+    *targets: OpOverload, samples: Iterable[Sample] = (), is_random: bool = False
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Return a decorator that registers the rule of aten ops.
+
+    Parameters
+    ----------
+    *targets : OpOverload
+        The ops.
+    samples : iterable of Sample
+        Arguments that all of these ops take, for the tests.
+    is_random : bool, default False
+        The op draws random numbers, so a call with constant arguments is not computed in advance.
+    """
+
+    def register(function: RuleFunction) -> RuleFunction:
+        for target in targets:
+            assert target not in RULES, target
+            RULES[target] = Rule(function, tuple(samples), is_random)
+        return function
+
+    return register

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Translate an exported graph of aten ops into ngd nodes, one rule per op.
+
+Ops with constant arguments are computed by PyTorch during the translation. So masks and relative
+positions become constants. The type of each node is compared with the type that the export found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch.fx.node import map_aggregate
+
+from ...errors import CompileError, Error
+from ...ir import Node
+from ...sites import Owner, at_site, owner
+from .rules import RULES, Call, Draws, Rule, UnsupportedOpError
+from .rules.registry import as_numpy_dtype
+
+IGNORED: Final = frozenset({"device", "layout", "pin_memory", "memory_format"})
+"""Arguments of aten ops about the storage of a tensor."""
+
+
+def translate(
+    where: str, module: fx.GraphModule, values: Mapping[str, Any], draws: Draws
+) -> list[Any]:
+    """Return the outputs of an exported graph as ngd nodes.
+
+    Parameters
+    ----------
+    where : str
+        The public call, for messages.
+    module : GraphModule
+        The graph, without in-place ops (`ExportedProgram.run_decompositions`).
+    values : mapping
+        The value of each input by the name of its node: an ngd node, or a constant tensor.
+    draws : Draws
+        The random numbers of the program.
+
+    Returns
+    -------
+    list
+        For each output an ngd node, or a tensor that is constant.
+
+    Raises
+    ------
+    CompileError
+        An op has no rule. The message names the op, the line and the module of the model.
+    """
+    known: dict[fx.Node, Any] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            known[node] = values[node.name]
+        elif node.op == "get_attr":
+            known[node] = _attribute(module, node.target)
+        elif node.op == "output":
+            return list(_known(node.args[0], known))
+        else:
+            known[node] = _translated(where, node, known, draws)
+    raise AssertionError("an exported graph has an output")
+
+
+def _attribute(module: Any, path: str) -> Any:
+    for name in path.split("."):
+        module = getattr(module, name)
+    return module
+
+
+def _known(arguments: Any, known: Mapping[fx.Node, Any]) -> Any:
+    """Return arguments with the values of their nodes."""
+    return map_aggregate(arguments, lambda each: known[each] if isinstance(each, fx.Node) else each)
+
+
+def _translated(where: str, node: fx.Node, known: Mapping[fx.Node, Any], draws: Draws) -> Any:
+    """Return the value of one node of an exported graph."""
+    args, kwargs = _known(node.args, known), _known(node.kwargs, known)
+    rule = RULES.get(node.target)
+    if not (rule and rule.is_random) and not _contains_node((args, kwargs)):
+        with torch.no_grad():
+            return node.target(*args, **kwargs)
+    with _named(where, node):
+        if rule is None:
+            raise UnsupportedOpError(f"{node.target}, which has no rule")
+        value = _apply(rule, Call(node, draws), args, kwargs)
+        _expect_type(node, value)
+        return value
+
+
+def _contains_node(arguments: Any) -> bool:
+    found = []
+    map_aggregate(arguments, lambda each: found.append(isinstance(each, Node)))
+    return any(found)
+
+
+def _apply(rule: Rule, call: Call, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    options = {name: value for name, value in kwargs.items() if name not in IGNORED}
+    with at_site(site_of(call.fx_node)):
+        return rule.function(call, *args, **options)
+
+
+@contextmanager
+def _named(where: str, node: fx.Node) -> Iterator[None]:
+    """Let errors of a rule name the op, the user's line and the module."""
+    try:
+        yield
+    except UnsupportedOpError as error:
+        raise CompileError(
+            f"{where}: expected a model of ops that ngd can translate; got {error} (called at "
+            f'{site_of(node)}). Replace the op by others, or use the backend "ngd" of '
+            "torch.distributed, which runs any model."
+        ) from None
+    except (Error, TypeError, ValueError, IndexError) as error:
+        raise CompileError(
+            f"{where}: expected arguments of {node.target} that ngd can translate; got "
+            f"{error} (called at {site_of(node)}). Please report this."
+        ) from error
+
+
+def _expect_type(node: fx.Node, value: Any) -> None:
+    """Raise if the first output has another type than the export found."""
+    expected = node.meta.get("val")
+    if isinstance(value, (tuple, list)) and isinstance(expected, (tuple, list)):
+        for part, like in zip(value, expected, strict=True):
+            _expect_type_of(part, like)
+    else:
+        _expect_type_of(value, expected)
+
+
+def _expect_type_of(value: Any, expected: Any) -> None:
+    if not isinstance(value, Node) or not isinstance(expected, torch.Tensor):
+        return
+    shape, dtype = tuple(int(n) for n in expected.shape), as_numpy_dtype(expected.dtype)
+    if value.shape != shape or value.dtype != dtype:
+        raise UnsupportedOpError(f"a result {value.type} where PyTorch has {dtype}{list(shape)}")
+
+
+FRAME: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def site_of(node: fx.Node) -> str:
+    """Return the line of the model that called an op, with the path of its module."""
+    frames = FRAME.findall(node.meta.get("stack_trace") or "")
+    known = [(file, line) for file, line in frames if not file.startswith("<eval_with_key>")]
+    own = [(file, line) for file, line in known if owner(file) is Owner.USER] or known
+    site = ":".join(own[-1]) if own else "an unknown line"
+    modules = list((node.meta.get("nn_module_stack") or {}).values())
+    path = modules[-1][0] if modules else ""
+    return f"{site} in {path}" if path else site
