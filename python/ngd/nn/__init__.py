@@ -72,6 +72,7 @@ from .normalization import (
     LayerNorm,
     RMSNorm,
 )
+from .parametrizations import remove_parametrizations, spectral_norm, weight_norm
 from .pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -182,7 +183,10 @@ __all__ = [
     "current",
     "evaluation",
     "initializers",
+    "remove_parametrizations",
+    "spectral_norm",
     "training",
+    "weight_norm",
 ]
 
 _name_calls("nn", globals(), __all__)
