@@ -31,7 +31,7 @@ EXPECTED = {
     "gumbel_softmax ctc_loss nll_loss triplet_margin_loss cosine_similarity smooth_l1_loss "
     "gaussian_nll_loss",
     "random": "random_bits random_uniform random_normal dropout randint bernoulli permutation "
-    "categorical truncated_normal gumbel",
+    "categorical multinomial truncated_normal gumbel",
     "linear algebra": "einsum matmul vector_norm tril triu outer kron trace diagonal inner "
     "tensordot cross vdot",
     "loops": "scan cond while_loop fori_loop switch map",
@@ -47,8 +47,7 @@ LAYERS = (
 )
 
 NOT_THERE = (
-    "cholesky solve inv det svd qr eigh matrix_power fft nonzero argwhere unique histogram repeat "
-    "multinomial"
+    "cholesky solve inv det svd qr eigh matrix_power fft nonzero argwhere unique histogram repeat"
 )
 """Functions whose limits docs/limitations.md describes, with what to write instead."""
 
