@@ -17,14 +17,17 @@ EXPECTED = {
     "making": "zeros ones full arange one_hot tri linspace eye meshgrid diag",
     "elementwise": "exp log log1p sqrt rsqrt sin cos tanh erf sign round clip where tan atan2 asin "
     "acos atan sinh cosh asinh acosh atanh log2 log10 exp2 logaddexp hypot cbrt trunc fmod sinc "
-    "logical_xor isnan isinf isfinite nan_to_num lgamma digamma erfinv heaviside select",
+    "logical_xor isnan isinf isfinite nan_to_num lgamma digamma erfinv heaviside select "
+    "fmax fmin copysign signbit isclose logaddexp2 deg2rad rad2deg",
     "reductions": "sum mean var std max min prod argmax argmin all any logsumexp cumsum median "
     "quantile percentile cumprod cummax cummin ptp count_nonzero average nansum nanmean "
-    "logcumsumexp trapezoid cov corrcoef",
+    "logcumsumexp trapezoid cov corrcoef nanmin nanmax nanprod nanvar nanstd nanmedian nanquantile "
+    "nanpercentile nanargmin nanargmax nancumsum nancumprod",
     "order and sets": "sort argsort top_k searchsorted digitize bincount histogram partition "
-    "interp",
+    "interp isin",
     "moving": "concat stack split tile roll flip pad moveaxis take take_along_axis repeat vstack "
-    "hstack array_split diff gradient convolve rot90 atleast_2d chunk unbind",
+    "hstack array_split diff gradient convolve rot90 atleast_2d chunk unbind "
+    "dstack column_stack append hsplit vsplit dsplit fliplr flipud ediff1d correlate",
     "nn": "conv conv_transpose avg_pool max_pool attention softmax cross_entropy "
     "binary_cross_entropy kl_div huber_loss mse_loss interpolate pixel_shuffle unfold fold "
     "grid_sample embedding_bag instance_norm glu mish prelu selu softsign logsigmoid hardtanh "
