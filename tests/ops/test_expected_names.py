@@ -45,6 +45,7 @@ LAYERS = (
     "LSTM GRU Dropout1d Dropout2d Dropout3d InstanceNorm1d InstanceNorm2d InstanceNorm3d "
     "CrossEntropyLoss NLLLoss MSELoss L1Loss SmoothL1Loss HuberLoss KLDivLoss BCELoss "
     "BCEWithLogitsLoss CTCLoss TransformerEncoder TransformerEncoderLayer "
+    "TransformerDecoder TransformerDecoderLayer TripletMarginLoss GaussianNLLLoss CosineSimilarity "
     "EmbeddingBag Upsample PixelShuffle Unfold Fold GLU Mish PReLU SELU Softsign LogSigmoid "
     "Hardtanh weight_norm spectral_norm"
 )

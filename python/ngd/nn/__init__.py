@@ -48,14 +48,17 @@ from .linear import Dropout, Dropout1d, Dropout2d, Dropout3d, Embedding, Embeddi
 from .losses import (
     BCELoss,
     BCEWithLogitsLoss,
+    CosineSimilarity,
     CrossEntropyLoss,
     CTCLoss,
+    GaussianNLLLoss,
     HuberLoss,
     KLDivLoss,
     L1Loss,
     MSELoss,
     NLLLoss,
     SmoothL1Loss,
+    TripletMarginLoss,
 )
 from .modes import Random, Training, current, evaluation, training
 from .module import Buffer, Keys, Module, Parameter
@@ -89,7 +92,12 @@ from .pooling import (
 )
 from .recurrent import GRU, LSTM
 from .resampling import Fold, PixelShuffle, PixelUnshuffle, Unfold, Upsample
-from .transformer import TransformerEncoder, TransformerEncoderLayer
+from .transformer import (
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 
 __all__ = [
     "ELU",
@@ -121,6 +129,7 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "CosineSimilarity",
     "CrossEntropyLoss",
     "Dropout",
     "Dropout1d",
@@ -130,6 +139,7 @@ __all__ = [
     "EmbeddingBag",
     "Flatten",
     "Fold",
+    "GaussianNLLLoss",
     "GroupNorm",
     "Hardsigmoid",
     "Hardswish",
@@ -176,8 +186,11 @@ __all__ = [
     "Softsign",
     "Tanh",
     "Training",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
     "TransformerEncoder",
     "TransformerEncoderLayer",
+    "TripletMarginLoss",
     "Unfold",
     "Upsample",
     "current",
