@@ -65,6 +65,7 @@ TITLES: Final = {
     "reduce": "Reductions",
     "reductions": "Reductions",
     "statistics": "Reductions",
+    "nan_reductions": "Reductions",
     "cumulative": "Cumulative ops and differences",
     "differences": "Cumulative ops and differences",
     "casting": "Dtypes and gradients",

@@ -23,7 +23,9 @@ class NumPy:
     """The ops that NumPy's functions mean on nodes; set by ops/numpy_functions.py."""
 
     ufuncs: Mapping[str, str]
+    methods: Mapping[str, Callable[..., Any]]
     call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+    call_method: Callable[[str, Sequence[Any], Mapping[str, Any]], Any]
 
 
 NUMPY: Final = NumPy()

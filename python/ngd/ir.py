@@ -394,9 +394,12 @@ class Node(ArrayMethods):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Node:
         """NumPy's functions and operators on a node are the ops of the same name."""
-        name = NUMPY.ufuncs.get(ufunc.__name__, ufunc.__name__)
-        if method != "__call__" or kwargs or name not in PUBLIC:
-            called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        called = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+        if called in NUMPY.methods:
+            found: Node = NUMPY.call_method(called, inputs, kwargs)
+            return found
+        name = NUMPY.ufuncs.get(called, called)
+        if kwargs or name not in PUBLIC:
             raise TypeError(
                 f"numpy.{called}: expected arrays; got a Node, for which this function has no op. "
                 "Use the functions of ngd.ops."

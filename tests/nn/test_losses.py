@@ -55,6 +55,23 @@ CASES: dict[str, tuple[nn.Module, tuple[Any, ...], Any]] = {
         (A, LABELS),
         0.7 * OF_LABELS - 0.1 * LOG_A.sum(1),
     ),
+    "triplet": (
+        nn.TripletMarginLoss(margin=0.5, reduction="none"),
+        (A, B, P),
+        np.maximum(
+            np.linalg.norm(A - B + 1e-6, axis=1) - np.linalg.norm(A - P + 1e-6, axis=1) + 0.5, 0
+        ),
+    ),
+    "gaussian nll": (
+        nn.GaussianNLLLoss(full=True),
+        (A, B, P),
+        (0.5 * (np.log(P) + D**2 / P) + 0.5 * np.log(2 * np.pi)).mean(),
+    ),
+    "cosine": (
+        nn.CosineSimilarity(dim=0),
+        (A, B),
+        (A * B).sum(0) / np.linalg.norm(A, axis=0) / np.linalg.norm(B, axis=0),
+    ),
     "ctc": (
         nn.CTCLoss(blank=1, reduction="sum"),
         (np.log(np.full((2, 1, 2), 0.5)), np.array([[0]]), np.array([2]), np.array([1])),
@@ -72,6 +89,7 @@ def test_a_loss_is_that_of_numpy(case: str) -> None:
 
 def test_losses_show_their_options() -> None:
     assert repr(nn.HuberLoss(2.0)) == "HuberLoss(delta=2.0, reduction='mean')"
+    assert repr(nn.CosineSimilarity(-1)) == "CosineSimilarity(dim=-1, eps=1e-08)"
     assert repr(nn.CTCLoss()) == "CTCLoss(blank=0, reduction='mean', zero_infinity=False)"
 
 

@@ -13,6 +13,7 @@ import ngd
 from ngd import nn, ops, optim
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed beside the tests")
+NORMS = torch.nn.utils.parametrizations
 F64 = "float64"
 RANDOM = np.random.default_rng
 
@@ -178,6 +179,41 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], tuple[int, ..
         )
     },
     "Hardsigmoid": (nn.Hardsigmoid, torch.nn.Hardsigmoid, (40,)),
+    "weight_norm": (
+        lambda: nn.weight_norm(nn.Linear(4, 3)),
+        lambda: NORMS.weight_norm(torch.nn.Linear(4, 3)),
+        (5, 4),
+    ),
+    "weight_norm_of_columns": (
+        lambda: nn.weight_norm(nn.Conv2d(3, 4, 2), dim=1),
+        lambda: NORMS.weight_norm(torch.nn.Conv2d(3, 4, 2), dim=1),
+        (2, 3, 4, 4),
+    ),
+    "weight_norm_of_all": (
+        lambda: nn.weight_norm(nn.Linear(4, 3), dim=None),
+        lambda: NORMS.weight_norm(torch.nn.Linear(4, 3), dim=None),
+        (5, 4),
+    ),
+    "spectral_norm": (
+        lambda: nn.spectral_norm(nn.Linear(4, 3)),
+        lambda: NORMS.spectral_norm(torch.nn.Linear(4, 3)),
+        (5, 4),
+    ),
+    "spectral_norm_conv": (
+        lambda: nn.spectral_norm(nn.Conv2d(3, 4, 2, bias=False), n_power_iterations=3),
+        lambda: NORMS.spectral_norm(torch.nn.Conv2d(3, 4, 2, bias=False), n_power_iterations=3),
+        (2, 3, 4, 4),
+    ),
+    "spectral_norm_conv_transpose": (
+        lambda: nn.spectral_norm(nn.ConvTranspose1d(3, 2, 4)),
+        lambda: NORMS.spectral_norm(torch.nn.ConvTranspose1d(3, 2, 4)),
+        (2, 3, 5),
+    ),
+    "spectral_norm_of_one_axis": (
+        lambda: nn.spectral_norm(nn.LayerNorm(4)),
+        lambda: NORMS.spectral_norm(torch.nn.LayerNorm(4)),
+        (5, 4),
+    ),
 }
 
 

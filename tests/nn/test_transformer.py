@@ -20,30 +20,38 @@ def normalized(x: Any, weight: Any, bias: Any) -> Any:
     return centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5) * weight + bias
 
 
-def layer_by_numpy(x: Any, v: dict[str, Any], norm_first: bool, causal: bool) -> Any:
-    """One layer of two heads with relu."""
+def attended_by_numpy(x: Any, memory: Any, v: dict[str, Any], part: str, causal: bool) -> Any:
+    """The attention of two heads to a memory."""
+    weights = np.split(v[f"{part}.in_proj_weight"], 3)
+    biases = np.split(v[f"{part}.in_proj_bias"], 3)
+    operands = zip((x, memory, memory), weights, biases, strict=True)
+    q, k, w = ((a @ u.T + b).reshape(2, -1, 2, 4).swapaxes(1, 2) for a, u, b in operands)
+    scores = q @ k.swapaxes(2, 3) / 2
+    if causal:
+        scores = np.where(np.tril(np.ones(scores.shape[2:], bool)), scores, -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    joined = (shares @ w).swapaxes(1, 2).reshape(x.shape)
+    return joined @ v[f"{part}.out_proj.weight"].T + v[f"{part}.out_proj.bias"]
 
-    def attended(x: Any) -> Any:
-        q, k, w = np.split(x @ v["self_attn.in_proj_weight"].T + v["self_attn.in_proj_bias"], 3, -1)
-        q, k, w = (a.reshape(2, 3, 2, 4).swapaxes(1, 2) for a in (q, k, w))
-        scores = q @ k.swapaxes(2, 3) / 2
-        if causal:
-            scores = np.where(np.tril(np.ones((3, 3), bool)), scores, -np.inf)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights /= weights.sum(-1, keepdims=True)
-        joined = (weights @ w).swapaxes(1, 2).reshape(2, 3, 8)
-        return joined @ v["self_attn.out_proj.weight"].T + v["self_attn.out_proj.bias"]
 
-    def transformed(x: Any) -> Any:
-        inner = np.maximum(x @ v["linear1.weight"].T + v["linear1.bias"], 0)
-        return inner @ v["linear2.weight"].T + v["linear2.bias"]
+def transformed_by_numpy(x: Any, v: dict[str, Any]) -> Any:
+    """The feed-forward network, with relu."""
+    inner = np.maximum(x @ v["linear1.weight"].T + v["linear1.bias"], 0)
+    return inner @ v["linear2.weight"].T + v["linear2.bias"]
 
-    first, second = ((v[f"norm{i}.weight"], v[f"norm{i}.bias"]) for i in (1, 2))
-    if norm_first:
-        x = x + attended(normalized(x, *first))
-        return x + transformed(normalized(x, *second))
-    x = normalized(x + attended(x), *first)
-    return normalized(x + transformed(x), *second)
+
+def layer_by_numpy(
+    x: Any, v: dict[str, Any], norm_first: bool, causal: bool, memory: Any = None
+) -> Any:
+    """One layer of an encoder, or of a decoder if there is a memory."""
+    parts = [lambda x: attended_by_numpy(x, x, v, "self_attn", causal)]
+    if memory is not None:
+        parts.append(lambda x: attended_by_numpy(x, memory, v, "multihead_attn", False))
+    for number, part in enumerate([*parts, lambda x: transformed_by_numpy(x, v)], 1):
+        affine = v[f"norm{number}.weight"], v[f"norm{number}.bias"]
+        x = x + part(normalized(x, *affine)) if norm_first else normalized(x + part(x), *affine)
+    return x
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -69,6 +77,53 @@ def test_an_encoder_has_layers_of_its_own() -> None:
         wanted = layer_by_numpy(wanted, own, False, False)
     wanted = normalized(wanted, values["norm.weight"], values["norm.bias"])
     npt.assert_allclose(ngd.function(lambda x: encoder(x))(X), wanted, atol=1e-12)
+
+
+MEMORY = np.random.default_rng(1).normal(size=(2, 5, 8))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_layer_of_a_decoder_is_that_of_numpy(norm_first: bool) -> None:
+    layer = nn.TransformerDecoderLayer(8, 2, 16, norm_first=norm_first).astype("float64")
+    layer.norm3.bias.assign(np.arange(8.0))
+    found = ngd.function(lambda x, memory: layer(x, memory, causal=True))(X, MEMORY)
+    wanted = layer_by_numpy(X, layer.state_dict(), norm_first, True, MEMORY)
+    npt.assert_allclose(found, wanted, atol=1e-12)
+
+
+def test_a_decoder_has_layers_of_its_own() -> None:
+    decoder = nn.TransformerDecoder(
+        lambda: nn.TransformerDecoderLayer(8, 2, 16), 2, nn.LayerNorm(8)
+    ).astype("float64")
+    values, wanted = decoder.state_dict(), X
+    for number in range(2):
+        prefix = f"layers.{number}."
+        own = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+        wanted = layer_by_numpy(wanted, own, False, True, MEMORY)
+    wanted = normalized(wanted, values["norm.weight"], values["norm.bias"])
+    found = ngd.function(lambda x, memory: decoder(x, memory, causal=True))(X, MEMORY)
+    npt.assert_allclose(found, wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_decoder_is_pytorchs(norm_first: bool) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed beside the tests")
+    how = {"dim_feedforward": 16, "norm_first": norm_first, "dropout": 0.0}
+    layer = torch.nn.TransformerDecoderLayer(8, 2, **how, batch_first=True)
+    theirs = torch.nn.TransformerDecoder(layer, 2).double()
+    ours = nn.TransformerDecoder(
+        lambda: nn.TransformerDecoderLayer(8, 2, **how),  # type: ignore[arg-type]
+        2,
+    ).astype("float64")
+    assert ours.load_state_dict(theirs.state_dict()) == ([], [])
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    x, memory = torch.tensor(X), torch.tensor(MEMORY)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(3, dtype=x.dtype)
+    hidden = np.arange(5) < 4  # the last position of the memory is not attended to
+    memory_mask = torch.tensor(~np.tile(hidden, (3, 1)))
+    wanted = theirs(x, memory, tgt_mask=mask, memory_mask=memory_mask).detach().numpy()
+    found = ngd.function(lambda x, m: ours(x, m, memory_mask=hidden, causal=True))(X, MEMORY)
+    npt.assert_allclose(found, wanted, atol=1e-12)
 
 
 def test_dropout_draws_in_training_only() -> None:
@@ -102,6 +157,12 @@ def test_bad_arguments_are_refused() -> None:
     layer = nn.TransformerEncoderLayer(8, 2)
     with pytest.raises(TypeError, match="expected a function that returns a layer; got Transf"):
         nn.TransformerEncoder(layer, 2)
+    with pytest.raises(
+        TypeError, match=r"nn\.TransformerDecoder: expected a function that returns"
+    ):
+        nn.TransformerDecoder(layer, 2)
+    with pytest.raises(ValueError, match=r"nn\.TransformerDecoderLayer: activation: expected"):
+        nn.TransformerDecoderLayer(8, 2, activation="tanh")
     x = ngd.placeholder("x", (2, 3, 7))
     with pytest.raises(ngd.errors.ShapeError, match=r"in self_attn: MultiHeadAttention"):
         layer(ops.exp(x))

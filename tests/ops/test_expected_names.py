@@ -17,21 +17,24 @@ EXPECTED = {
     "making": "zeros ones full arange one_hot tri linspace eye meshgrid diag",
     "elementwise": "exp log log1p sqrt rsqrt sin cos tanh erf sign round clip where tan atan2 asin "
     "acos atan sinh cosh asinh acosh atanh log2 log10 exp2 logaddexp hypot cbrt trunc fmod sinc "
-    "logical_xor isnan isinf isfinite nan_to_num lgamma digamma erfinv heaviside select",
+    "logical_xor isnan isinf isfinite nan_to_num lgamma digamma erfinv heaviside select "
+    "fmax fmin copysign signbit isclose logaddexp2 deg2rad rad2deg",
     "reductions": "sum mean var std max min prod argmax argmin all any logsumexp cumsum median "
     "quantile percentile cumprod cummax cummin ptp count_nonzero average nansum nanmean "
-    "logcumsumexp trapezoid cov corrcoef",
+    "logcumsumexp trapezoid cov corrcoef nanmin nanmax nanprod nanvar nanstd nanmedian nanquantile "
+    "nanpercentile nanargmin nanargmax nancumsum nancumprod",
     "order and sets": "sort argsort top_k searchsorted digitize bincount histogram partition "
-    "interp",
+    "interp isin",
     "moving": "concat stack split tile roll flip pad moveaxis take take_along_axis repeat vstack "
-    "hstack array_split diff gradient convolve rot90 atleast_2d chunk unbind",
+    "hstack array_split diff gradient convolve rot90 atleast_2d chunk unbind "
+    "dstack column_stack append hsplit vsplit dsplit fliplr flipud ediff1d correlate",
     "nn": "conv conv_transpose avg_pool max_pool attention softmax cross_entropy "
     "binary_cross_entropy kl_div huber_loss mse_loss interpolate pixel_shuffle unfold fold "
     "grid_sample embedding_bag instance_norm glu mish prelu selu softsign logsigmoid hardtanh "
     "gumbel_softmax ctc_loss nll_loss triplet_margin_loss cosine_similarity smooth_l1_loss "
     "gaussian_nll_loss",
     "random": "random_bits random_uniform random_normal dropout randint bernoulli permutation "
-    "categorical truncated_normal gumbel",
+    "categorical multinomial truncated_normal gumbel",
     "linear algebra": "einsum matmul vector_norm tril triu outer kron trace diagonal inner "
     "tensordot cross vdot",
     "loops": "scan cond while_loop fori_loop switch map",
@@ -42,13 +45,13 @@ LAYERS = (
     "LSTM GRU Dropout1d Dropout2d Dropout3d InstanceNorm1d InstanceNorm2d InstanceNorm3d "
     "CrossEntropyLoss NLLLoss MSELoss L1Loss SmoothL1Loss HuberLoss KLDivLoss BCELoss "
     "BCEWithLogitsLoss CTCLoss TransformerEncoder TransformerEncoderLayer "
+    "TransformerDecoder TransformerDecoderLayer TripletMarginLoss GaussianNLLLoss CosineSimilarity "
     "EmbeddingBag Upsample PixelShuffle Unfold Fold GLU Mish PReLU SELU Softsign LogSigmoid "
-    "Hardtanh"
+    "Hardtanh weight_norm spectral_norm"
 )
 
 NOT_THERE = (
-    "cholesky solve inv det svd qr eigh matrix_power fft nonzero argwhere unique histogram repeat "
-    "weight_norm spectral_norm multinomial"
+    "cholesky solve inv det svd qr eigh matrix_power fft nonzero argwhere unique histogram repeat"
 )
 """Functions whose limits docs/limitations.md describes, with what to write instead."""
 

@@ -83,6 +83,31 @@ def test_categorical(run: Runner) -> None:
     assert rows.tolist() == [0, 1, 2]
 
 
+def test_multinomial_with_replacement(run: Runner) -> None:
+    weights = np.array([[1, 6, 0, 3], [0, 0, 5, 5]])
+    found = drawn(run, ops.multinomial(weights, N, replacement=True, seed=1))
+    assert found.dtype == int64
+    assert found.shape == (2, N)
+    for row, wanted in zip(found, weights / 10, strict=True):
+        npt.assert_allclose(np.bincount(row, minlength=4) / N, wanted, atol=0.02)
+    assert (found[0] != found[1]).any()
+
+
+def test_multinomial_without_replacement(run: Runner) -> None:
+    p = np.array([0.1, 0.6, 0.3])
+    rows = drawn(run, ops.multinomial(np.tile(p, (N, 1)), 2, seed=1))
+    assert rows.shape == (N, 2)
+    for first in range(3):
+        for second in range(3):
+            chance = p[first] * p[second] / (1 - p[first]) if first != second else 0
+            count = ((rows[:, 0] == first) & (rows[:, 1] == second)).sum()
+            assert abs(count / N - chance) < 6 * math.sqrt(chance / N) + 1e-9, (first, second)
+    whole = drawn(run, ops.multinomial(np.ones((50, 6), np.float32), 6, seed=2))
+    npt.assert_array_equal(np.sort(whole), np.tile(np.arange(6), (50, 1)))
+    absent = ops.as_node(np.array([0.0, 1.0, 0.0, 2.0]))  # a node's values are not checked
+    assert set(drawn(run, ops.multinomial(absent, 3, seed=3))[:2]) == {1, 3}
+
+
 def test_truncated_normal(run: Runner) -> None:
     found = drawn(run, ops.truncated_normal(N, -1.0, 2.0, float64, seed=1))
     assert found.min() >= -1
@@ -104,6 +129,8 @@ MAKE: list[Callable[[int], Node]] = [
     lambda offset: ops.permutation(9, seed=5, offset=offset),
     lambda offset: ops.gumbel(9, seed=5, offset=offset),
     lambda offset: ops.categorical(np.zeros((9, 5)), seed=5, offset=offset),
+    lambda offset: ops.multinomial(np.ones(9), 4, seed=5, offset=offset),
+    lambda offset: ops.multinomial(np.ones(9), 9, True, seed=5, offset=offset),
     lambda offset: ops.truncated_normal(9, seed=5, offset=offset),
     lambda offset: ops.gumbel_softmax(np.zeros((3, 5)), seed=5, offset=offset),
 ]
@@ -131,3 +158,13 @@ def test_errors() -> None:
         ops.truncated_normal(3, 1, 1, seed=1)
     with pytest.raises(ValueError, match=r"^gumbel_softmax: expected tau > 0"):
         ops.gumbel_softmax([1.0], 0, seed=1)
+    with pytest.raises(
+        ShapeError, match=r"^multinomial: expected .* 3 or more classes.*; got float64\[2\]"
+    ):
+        ops.multinomial([0.5, 0.5], 3, seed=1)
+    with pytest.raises(ShapeError, match=r"^multinomial: .* num_samples >= 1; got .*=0$"):
+        ops.multinomial([0.5, 0.5], 0, replacement=True, seed=1)
+    with pytest.raises(ValueError, match=r"^multinomial: .*; got -0.5. .* pass ops.softmax"):
+        ops.multinomial([0.5, -0.5], 1, seed=1)
+    with pytest.raises(ValueError, match=r"^multinomial: expected at least 2 positive weights"):
+        ops.multinomial([[0.5, 0.5], [1.0, 0.0]], 2, seed=1)

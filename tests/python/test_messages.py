@@ -138,7 +138,11 @@ def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -
             lambda x: np.var(x, out=0),
             r"numpy\.var: expected \(x, axis, .*ddof\) .*; got .*out",
         ),
-        (lambda x: np.add.reduce(x), r"numpy\.add\.reduce: expected arrays; got a Node"),
+        (lambda x: np.subtract.reduce(x), r"numpy\.subtract\.reduce: expected arrays; got a Node"),
+        (
+            lambda x: np.add.reduce(x, where=True),
+            r"numpy\.add\.reduce: expected \(x, axis.*'where'",
+        ),
         (
             lambda x: np.asarray(x),
             r"numpy\.asarray: expected .*test_messages\.py:\d+.*ngd\.function",

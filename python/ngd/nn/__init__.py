@@ -48,14 +48,17 @@ from .linear import Dropout, Dropout1d, Dropout2d, Dropout3d, Embedding, Embeddi
 from .losses import (
     BCELoss,
     BCEWithLogitsLoss,
+    CosineSimilarity,
     CrossEntropyLoss,
     CTCLoss,
+    GaussianNLLLoss,
     HuberLoss,
     KLDivLoss,
     L1Loss,
     MSELoss,
     NLLLoss,
     SmoothL1Loss,
+    TripletMarginLoss,
 )
 from .modes import Random, Training, current, evaluation, training
 from .module import Buffer, Keys, Module, Parameter
@@ -72,6 +75,7 @@ from .normalization import (
     LayerNorm,
     RMSNorm,
 )
+from .parametrizations import remove_parametrizations, spectral_norm, weight_norm
 from .pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -88,7 +92,12 @@ from .pooling import (
 )
 from .recurrent import GRU, LSTM
 from .resampling import Fold, PixelShuffle, PixelUnshuffle, Unfold, Upsample
-from .transformer import TransformerEncoder, TransformerEncoderLayer
+from .transformer import (
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 
 __all__ = [
     "ELU",
@@ -120,6 +129,7 @@ __all__ = [
     "ConvTranspose1d",
     "ConvTranspose2d",
     "ConvTranspose3d",
+    "CosineSimilarity",
     "CrossEntropyLoss",
     "Dropout",
     "Dropout1d",
@@ -129,6 +139,7 @@ __all__ = [
     "EmbeddingBag",
     "Flatten",
     "Fold",
+    "GaussianNLLLoss",
     "GroupNorm",
     "Hardsigmoid",
     "Hardswish",
@@ -175,14 +186,20 @@ __all__ = [
     "Softsign",
     "Tanh",
     "Training",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
     "TransformerEncoder",
     "TransformerEncoderLayer",
+    "TripletMarginLoss",
     "Unfold",
     "Upsample",
     "current",
     "evaluation",
     "initializers",
+    "remove_parametrizations",
+    "spectral_norm",
     "training",
+    "weight_norm",
 ]
 
 _name_calls("nn", globals(), __all__)

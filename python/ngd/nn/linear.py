@@ -92,7 +92,7 @@ class Linear(Module):
 
     def describe(self) -> str:
         """Return the arguments of the constructor, for `repr`."""
-        has_bias = "bias" in self._parameters  # to read it would make the variable
+        has_bias = self._has_parameter("bias")  # to read it would make the variable
         return f"{self.in_features}, {self.out_features}, bias={has_bias}"
 
 

@@ -315,3 +315,111 @@ class CTCLoss(Loss):
         return ops.ctc_loss(
             log_probabilities, targets, input_lengths, target_lengths, **self.options
         )
+
+
+class TripletMarginLoss(Loss):
+    """A loss of the distances between vectors; see ops.triplet_margin_loss.
+
+    Input: an anchor, a positive and a negative example, each [N, D]. Output: a scalar, or [N] with
+    `reduction="none"`.
+
+    Parameters
+    ----------
+    margin : float, default 1
+        The least difference of the two distances that costs nothing.
+    p : float, default 2
+        The order of the norm.
+    eps : float, default 1e-6
+        Added to the differences of the vectors.
+    swap : bool, default False
+        Count the distance of both examples if it is less than that of anchor and negative.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    >>> anchor, positive, negative = (ngd.placeholder(name, (8, 3)) for name in "apn")
+    >>> nn.TripletMarginLoss(margin=0.5)(anchor, positive, negative).shape
+    ()
+    """
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        p: float = 2.0,
+        eps: float = 1e-6,
+        swap: bool = False,
+        reduction: str = "mean",
+    ) -> None:
+        self.options = {
+            "margin": margin,
+            "p": p,
+            "eps": eps,
+            "swap": swap,
+            "reduction": reduction,
+        }
+
+    def forward(self, anchor: Node, positive: Any, negative: Any) -> Node:
+        """Return the loss."""
+        return ops.triplet_margin_loss(anchor, positive, negative, **self.options)
+
+
+class GaussianNLLLoss(Loss):
+    """The negative log-likelihood of a normal distribution; see ops.gaussian_nll_loss.
+
+    Input: a prediction and a target of one shape, and variances that broadcast to it. Output: a
+    scalar, or that shape with `reduction="none"`.
+
+    Parameters
+    ----------
+    full : bool, default False
+        Add log(2 * pi) / 2.
+    eps : float, default 1e-6
+        The least variance.
+    reduction : str, default "mean"
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    >>> prediction, target = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
+    >>> nn.GaussianNLLLoss()(prediction, target, 0.5).shape
+    ()
+    """
+
+    def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
+        self.options = {"full": full, "eps": eps, "reduction": reduction}
+
+    def forward(self, prediction: Node, target: Any, var: Any) -> Node:
+        """Return the loss."""
+        return ops.gaussian_nll_loss(prediction, target, var, **self.options)
+
+
+class CosineSimilarity(Module):
+    """The cosine of the angle between vectors; see ops.cosine_similarity.
+
+    Input: two tensors that broadcast. Output: their shape without the axis of the vectors.
+
+    Parameters
+    ----------
+    dim : int, default 1
+        The axis of the vectors.
+    eps : float, default 1e-8
+        The least norm by which a vector is divided.
+
+    Examples
+    --------
+    >>> x, y = ngd.placeholder("x", (8, 3)), ngd.placeholder("y", (8, 3))
+    >>> nn.CosineSimilarity()(x, y).shape
+    (8,)
+    """
+
+    def __init__(self, dim: int = 1, eps: float = 1e-8) -> None:
+        self.dim, self.eps = dim, eps
+
+    def forward(self, x: Node, y: Any) -> Node:
+        """Return the cosines."""
+        return ops.cosine_similarity(x, y, self.dim, self.eps)
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"dim={self.dim}, eps={self.eps}"

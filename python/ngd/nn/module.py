@@ -340,6 +340,12 @@ class Module:
             self._refuse_new_name()
         if isinstance(value, CONTAINERS) and key not in REGISTERS:
             self._refuse_plain(key, value)
+        if self._parametrization(key) is not None:
+            raise RuntimeError(
+                f"{type(self).__name__}.{key}: expected an attribute without a parametrization; "
+                f"got {value!r} for one that is computed. Call nn.remove_parametrizations(module, "
+                f"{key!r}) first."
+            )
         place: dict[str, Any] = self.__dict__
         if isinstance(value, Parameter):
             place = self._parameters
@@ -357,6 +363,9 @@ class Module:
             return self._parameters[key].variable
         if key in self.__dict__.get("_modules", {}):
             return self._modules[key]
+        parametrization = self._parametrization(key)
+        if parametrization is not None:
+            return parametrization()
         instead = f". Use {INSTEAD[key]}" if key in INSTEAD else ""
         raise AttributeError(
             f"{type(self).__name__}: expected an attribute of the module; got {key!r}, and "
@@ -386,6 +395,15 @@ class Module:
             parameter.place(self, key)
         for key, module in self._modules.items():
             module._parent = module._parent or (self, key)
+
+    def _parametrization(self, key: str) -> Module | None:
+        """Return the module that computes an attribute, see parametrizations.py."""
+        found = self.__dict__.get("_modules", {}).get("parametrizations")
+        return found._modules.get(key) if isinstance(found, Parametrizations) else None
+
+    def _has_parameter(self, key: str) -> bool:
+        """Return True if an attribute is a variable or computed from variables; makes none."""
+        return key in self._parameters or self._parametrization(key) is not None
 
     def _refuse_plain(self, key: str, container: Any) -> None:
         """Raise TypeError if a plain container has modules or variables that no module registers.
@@ -741,3 +759,7 @@ class Module:
             return self.title
         lines = "\n".join(inside).replace("\n", "\n  ")
         return f"{type(self).__name__}({self.describe()}\n  {lines}\n)"
+
+
+class Parametrizations(Module):
+    """The modules that compute attributes of the module that contains this one, by name."""

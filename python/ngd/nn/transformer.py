@@ -16,7 +16,35 @@ from .normalization import LayerNorm
 ACTIVATIONS: Final[dict[str, Callable[[Any], Node]]] = {"relu": ops.relu, "gelu": ops.gelu}
 
 
-class TransformerEncoderLayer(Module):
+class TransformerLayer(Module):
+    """The parts that the layers of encoders and decoders have in common."""
+
+    def _begin(self, activation: str, norm_first: bool) -> None:
+        """Set the options of both kinds of layers."""
+        if activation not in ACTIVATIONS:
+            raise ValueError(
+                f"nn.{type(self).__name__}: activation: expected "
+                f'"relu" or "gelu"; got {activation!r}'
+            )
+        self.activation, self.norm_first = activation, norm_first
+
+    def _attended(self, x: Node, mask: Any, causal: bool) -> Node:
+        """Return the self-attention."""
+        made: Node = self.dropout1(self.self_attn(x, mask=mask, causal=causal))
+        return made
+
+    def _transformed(self, x: Node) -> Node:
+        """Return the result of the feed-forward network."""
+        inner = self.dropout(ACTIVATIONS[self.activation](self.linear1(x)))
+        made: Node = self.linear2(inner)
+        return made
+
+    def describe(self) -> str:
+        """See Module."""
+        return f"norm_first={self.norm_first}, activation={self.activation!r}"
+
+
+class TransformerEncoderLayer(TransformerLayer):
     """Self-attention and a feed-forward network, each with a residual connection.
 
     Parameters
@@ -61,18 +89,13 @@ class TransformerEncoderLayer(Module):
         layer_norm_eps: float = 1e-5,
         norm_first: bool = False,
     ) -> None:
-        if activation not in ACTIVATIONS:
-            raise ValueError(
-                "nn.TransformerEncoderLayer: activation: expected "
-                f'"relu" or "gelu"; got {activation!r}'
-            )
+        self._begin(activation, norm_first)
         self.self_attn = MultiHeadAttention(d_model, nhead)
         self.linear1 = Linear(d_model, dim_feedforward)
         self.linear2 = Linear(dim_feedforward, d_model)
         self.norm1 = LayerNorm(d_model, layer_norm_eps)
         self.norm2 = LayerNorm(d_model, layer_norm_eps)
         self.dropout, self.dropout1, self.dropout2 = (Dropout(dropout) for _ in range(3))
-        self.activation, self.norm_first = activation, norm_first
 
     def forward(self, x: Node, mask: Any = None, causal: bool = False) -> Node:
         """Return the hidden states of the next layer.
@@ -93,25 +116,121 @@ class TransformerEncoderLayer(Module):
         """
         if self.norm_first:
             x = x + self._attended(self.norm1(x), mask, causal)
-            return x + self._transformed(self.norm2(x))
-        x = self.norm1(x + self._attended(x, mask, causal))
-        made: Node = self.norm2(x + self._transformed(x))
+            x = x + self.dropout2(self._transformed(self.norm2(x)))
+        else:
+            x = self.norm1(x + self._attended(x, mask, causal))
+            x = self.norm2(x + self.dropout2(self._transformed(x)))
+        return x
+
+
+class TransformerDecoderLayer(TransformerLayer):
+    """Self-attention, attention to a memory, and a feed-forward network, with residual connections.
+
+    Parameters
+    ----------
+    d_model : int
+        The size of the last axis of input, memory and output.
+    nhead : int
+        The number of heads, which divides d_model.
+    dim_feedforward : int, default 2048
+        The width of the feed-forward network.
+    dropout : float, default 0.1
+        The probability of dropout after the three parts and inside the network.
+    activation : str, default "relu"
+        "relu" or "gelu".
+    layer_norm_eps : float, default 1e-5
+        Added to the variance in the normalizations.
+    norm_first : bool, default False
+        Normalize before the three parts, instead of after the residual sums.
+
+    Notes
+    -----
+    Input and output: [batch, L, d_model]. Memory: [batch, S, d_model]. See Vaswani et al., 2017
+    (arXiv:1706.03762), section 3.1.
+
+    The variables have the names, shapes and first values of torch.nn.TransformerDecoderLayer with
+    `batch_first=True`. Attention weights have no dropout.
+
+    Examples
+    --------
+    >>> layer = nn.TransformerDecoderLayer(64, nhead=4, dim_feedforward=128)
+    >>> hidden = ngd.placeholder("hidden", (8, 16, 64))
+    >>> memory = ngd.placeholder("memory", (8, 20, 64))
+    >>> layer(hidden, memory, causal=True).shape
+    (8, 16, 64)
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str = "relu",
+        layer_norm_eps: float = 1e-5,
+        norm_first: bool = False,
+    ) -> None:
+        self._begin(activation, norm_first)
+        self.self_attn = MultiHeadAttention(d_model, nhead)
+        self.multihead_attn = MultiHeadAttention(d_model, nhead)
+        self.linear1 = Linear(d_model, dim_feedforward)
+        self.linear2 = Linear(dim_feedforward, d_model)
+        self.norm1, self.norm2, self.norm3 = (LayerNorm(d_model, layer_norm_eps) for _ in range(3))
+        self.dropout, self.dropout1 = Dropout(dropout), Dropout(dropout)
+        self.dropout2, self.dropout3 = Dropout(dropout), Dropout(dropout)
+
+    def forward(
+        self,
+        x: Node,
+        memory: Node,
+        mask: Any = None,
+        memory_mask: Any = None,
+        causal: bool = False,
+    ) -> Node:
+        """Return the hidden states of the next layer.
+
+        Parameters
+        ----------
+        x : Node
+            [batch, L, d_model].
+        memory : Node
+            [batch, S, d_model], the result of an encoder.
+        mask : array_like, optional
+            Broadcasts to [batch, nhead, L, L]; see MultiHeadAttention.
+        memory_mask : array_like, optional
+            Broadcasts to [batch, nhead, L, S].
+        causal : bool, default False
+            Each position attends to itself and to positions of x before it.
+
+        Returns
+        -------
+        Node
+            [batch, L, d_model].
+        """
+        if self.norm_first:
+            x = x + self._attended(self.norm1(x), mask, causal)
+            x = x + self._remembered(self.norm2(x), memory, memory_mask)
+            x = x + self.dropout3(self._transformed(self.norm3(x)))
+        else:
+            x = self.norm1(x + self._attended(x, mask, causal))
+            x = self.norm2(x + self._remembered(x, memory, memory_mask))
+            x = self.norm3(x + self.dropout3(self._transformed(x)))
+        return x
+
+    def _remembered(self, x: Node, memory: Node, mask: Any) -> Node:
+        """Return the attention to the memory."""
+        made: Node = self.dropout2(self.multihead_attn(x, memory, mask=mask))
         return made
 
-    def _attended(self, x: Node, mask: Any, causal: bool) -> Node:
-        """Return the self-attention."""
-        made: Node = self.dropout1(self.self_attn(x, mask=mask, causal=causal))
-        return made
 
-    def _transformed(self, x: Node) -> Node:
-        """Return the result of the feed-forward network."""
-        inner = self.dropout(ACTIVATIONS[self.activation](self.linear1(x)))
-        made: Node = self.dropout2(self.linear2(inner))
-        return made
-
-    def describe(self) -> str:
-        """See Module."""
-        return f"norm_first={self.norm_first}, activation={self.activation!r}"
+def make_layers(where: str, make_layer: Callable[[], Module], num_layers: int) -> ModuleList:
+    """Return layers that a function makes; TypeError for a layer in place of the function."""
+    if isinstance(make_layer, Module) or not callable(make_layer):
+        raise TypeError(
+            f"{where}: expected a function that returns a layer; got {make_layer!r}. Write "
+            f"{where}(lambda: layer(...), num_layers)."
+        )
+    return ModuleList(make_layer() for _ in range(num_layers))
 
 
 class TransformerEncoder(Module):
@@ -144,16 +263,59 @@ class TransformerEncoder(Module):
     def __init__(
         self, make_layer: Callable[[], Module], num_layers: int, norm: Module | None = None
     ) -> None:
-        if isinstance(make_layer, Module) or not callable(make_layer):
-            raise TypeError(
-                "nn.TransformerEncoder: expected a function that returns a layer; got "
-                f"{make_layer!r}. Write nn.TransformerEncoder(lambda: layer(...), num_layers)."
-            )
-        self.layers = ModuleList(make_layer() for _ in range(num_layers))
+        self.layers = make_layers("nn.TransformerEncoder", make_layer, num_layers)
         self.norm = norm
 
     def forward(self, x: Node, mask: Any = None, causal: bool = False) -> Node:
         """Return the hidden states after the last layer; see TransformerEncoderLayer."""
         for layer in self.layers:
             x = layer(x, mask=mask, causal=causal)
+        return x if self.norm is None else self.norm(x)
+
+
+class TransformerDecoder(Module):
+    """Several layers one after the other, which attend to one memory.
+
+    Parameters
+    ----------
+    make_layer : callable
+        A function without arguments that returns a layer, such as a TransformerDecoderLayer. Each
+        layer has variables of its own.
+    num_layers : int
+        The number of layers.
+    norm : Module, optional
+        A normalization of the result.
+
+    Notes
+    -----
+    Input and output: [batch, L, d_model]. Memory: [batch, S, d_model]. The variables are those of
+    torch.nn.TransformerDecoder: `layers.0.linear1.weight` and so on. PyTorch takes a layer and
+    copies it; this takes a function, so that each layer has first values of its own.
+
+    Examples
+    --------
+    >>> decoder = nn.TransformerDecoder(lambda: nn.TransformerDecoderLayer(64, 4), num_layers=2)
+    >>> hidden = ngd.placeholder("hidden", (8, 16, 64))
+    >>> memory = ngd.placeholder("memory", (8, 20, 64))
+    >>> decoder(hidden, memory, causal=True).shape
+    (8, 16, 64)
+    """
+
+    def __init__(
+        self, make_layer: Callable[[], Module], num_layers: int, norm: Module | None = None
+    ) -> None:
+        self.layers = make_layers("nn.TransformerDecoder", make_layer, num_layers)
+        self.norm = norm
+
+    def forward(
+        self,
+        x: Node,
+        memory: Node,
+        mask: Any = None,
+        memory_mask: Any = None,
+        causal: bool = False,
+    ) -> Node:
+        """Return the hidden states after the last layer; see TransformerDecoderLayer."""
+        for layer in self.layers:
+            x = layer(x, memory, mask=mask, memory_mask=memory_mask, causal=causal)
         return x if self.norm is None else self.norm(x)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .loss import *
     from .losses import *
     from .matrix_multiply import *
+    from .nan_reductions import *
     from .norm import *
     from .numeric import *
     from .operands import *

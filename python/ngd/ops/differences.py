@@ -58,6 +58,32 @@ def diff(x: Value, n: int = 1, axis: int = -1) -> Node:
 
 
 @public
+def ediff1d(x: Value, to_end: Value | None = None, to_begin: Value | None = None) -> Node:
+    """Return the differences of neighbours in the flattened tensor, as numpy.ediff1d.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape.
+    to_end, to_begin
+        Numbers of the dtype of x to append and to prepend.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.ediff1d)(np.array([1, 2, 4, 7]))
+        array([1, 2, 3])
+    """
+    node = reshape(as_node(x, where="ediff1d"), -1)
+    ends = [
+        [] if end is None else [cast(reshape(as_node(end, where="ediff1d"), -1), node.dtype)]
+        for end in (to_begin, to_end)
+    ]
+    return concat([*ends[0], diff(node), *ends[1]], 0)
+
+
+@public
 def gradient(x: Value, *spacing: Value, axis: Any = None) -> Any:
     """Return the slopes of samples by central differences, as numpy.gradient.
 
@@ -200,3 +226,29 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Node:
     sides = {"full": (m - 1, m - 1), "valid": (0, 0), "same": (m // 2, (m - 1) // 2)}[mode]
     kernel = reshape(flip(y), (1, 1, m))
     return reshape(conv(reshape(x, (1, 1, n)), kernel, padding=(sides,)), -1)
+
+
+@public
+def correlate(a: Value, v: Value, mode: str = "valid") -> Node:
+    """Return the cross-correlation of two tensors of one axis, as numpy.correlate.
+
+    Parameters
+    ----------
+    a, v
+        Numbers of one axis, at least one element each. Integers become floats.
+    mode
+        As in ops.convolve.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.correlate([1.0, 2.0, 3.0], [0.0, 1.0, 0.5]))()
+        array([3.5])
+    """
+    x, y = (as_node(value, where="correlate") for value in (a, v))
+    if x.ndim != 1 or y.ndim != 1 or not x.shape[0] or not y.shape[0]:
+        raise ShapeError(f"correlate: expected two tensors of one axis; got {got(x.type, y.type)}")
+    if x.shape[0] < y.shape[0]:  # NumPy exchanges them, and reverses the result
+        return flip(convolve(y, flip(x), mode))
+    return convolve(x, flip(y), mode)

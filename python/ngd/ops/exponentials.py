@@ -9,6 +9,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from ..dtype import DType
 from ..ir import Node, public, register
 from .arithmetic import abs, maximum, minimum, round, square
 from .casting import cast
@@ -203,8 +204,33 @@ def logaddexp(a: Value, b: Value) -> Node:
         >>> ngd.function(ops.logaddexp)(np.array([0.0, 1000.0]), np.array([0.0, 1000.0]))
         array([   0.6931, 1000.6931])
     """
-    operands = align("logaddexp", a, b)
-    (first, dtype), (second, _) = (widened("logaddexp", x) for x in operands)
+    larger, distance, dtype = _larger_and_distance("logaddexp", a, b)
+    return cast(larger + log1p(exp(-distance)), dtype)
+
+
+def _larger_and_distance(where_: str, a: Value, b: Value) -> tuple[Node, Node, DType]:
+    operands = align(where_, a, b)
+    (first, dtype), (second, _) = (widened(where_, x) for x in operands)
     same = equal(first, second)  # inf - inf is NaN
     distance = abs(where(same, 0, first) - where(same, 0, second))
-    return cast(maximum(first, second) + log1p(exp(-distance)), dtype)
+    return maximum(first, second), distance, dtype
+
+
+@public
+def logaddexp2(a: Value, b: Value) -> Node:
+    """Return log2(2**a + 2**b) without overflow, as numpy.logaddexp2.
+
+    Parameters
+    ----------
+    a, b
+        Floats that broadcast. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.logaddexp2)(np.array([0.0, 1000.0]), np.array([0.0, 1000.0]))
+        array([   1., 1001.])
+    """
+    larger, distance, dtype = _larger_and_distance("logaddexp2", a, b)
+    return cast(larger + log1p(exp2(-distance)) / math.log(2), dtype)

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..errors import ShapeError
 from ..ir import Array, Node, public
-from .operands import Value, as_axis, as_node
-from .shape import broadcast_to, concat, expand_dims, expect_list, reshape, slice, take
+from .operands import Value, as_axis, as_node, node_of_axes
+from .shape import broadcast_to, concat, expand_dims, expect_list, reshape, slice, split, take
 
 
 def _at_least(where_: str, ndim: int, values: Sequence[Value]) -> Any:
@@ -138,6 +138,73 @@ def hstack(values: Sequence[Value]) -> Node:
     return concat(nodes, 0 if nodes[0].ndim == 1 else 1)
 
 
+@public
+def dstack(values: Sequence[Value]) -> Node:
+    """Join tensors along the third axis, as numpy.dstack; [m, n] counts as [m, n, 1].
+
+    Parameters
+    ----------
+    values
+        A list of tensors.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.dstack([[1, 2], [3, 4]]))()
+        array([[[1, 3],
+                [2, 4]]])
+    """
+    return concat([_at_least("dstack", 3, [x]) for x in expect_list("dstack", values)], 2)
+
+
+@public
+def column_stack(values: Sequence[Value]) -> Node:
+    """Join tensors of one axis as columns, and matrices along the second axis.
+
+    Parameters
+    ----------
+    values
+        A list of tensors.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.column_stack([[1, 2], [3, 4]]))()
+        array([[1, 3],
+               [2, 4]])
+    """
+    nodes = [as_node(x, where="column_stack") for x in expect_list("column_stack", values)]
+    return concat([x if x.ndim > 1 else reshape(x, (-1, 1)) for x in nodes], 1)
+
+
+@public
+def append(x: Value, values: Value, axis: int | None = None) -> Node:
+    """Join a tensor and further values, as numpy.append.
+
+    Parameters
+    ----------
+    x
+        A tensor.
+    values
+        A tensor of the shape of x except for the axis; for None, of any shape.
+    axis
+        The axis along which they are joined; None joins the flattened tensors.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.append([1, 2], [[3], [4]]))()
+        array([1, 2, 3, 4])
+    """
+    nodes = [as_node(each, where="append") for each in (x, values)]
+    if axis is None:
+        return concat([reshape(node, -1) for node in nodes], 0)
+    return concat(nodes, axis)
+
+
 MOST_PARTS: Final = 2**16
 """More parts would take minutes to build and compile."""
 
@@ -185,6 +252,84 @@ def array_split(x: Value, sections: int | Sequence[int], axis: int = 0) -> tuple
         cuts = [0, *(int(cut) for cut in sections), n]
     before = (np.s_[:],) * along
     return tuple(slice(node, (*before, np.s_[begin:end])) for begin, end in pairwise(cuts))
+
+
+@public
+def hsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
+    """Cut a tensor along the second axis, or the first if it has one, as numpy.hsplit.
+
+    Parameters
+    ----------
+    x
+        A tensor of at least one axis.
+    sections
+        The number of equal parts, or the indices where the tensor is cut.
+
+    Returns
+    -------
+    tuple of Node
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.hsplit([[1, 2], [3, 4]], 2))()
+        (array([[1],
+               [3]]), array([[2],
+               [4]]))
+    """
+    node = node_of_axes("hsplit", x, 1)
+    return split(node, sections, 0 if node.ndim == 1 else 1)
+
+
+@public
+def vsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
+    """Cut a tensor along the first axis, as numpy.vsplit.
+
+    Parameters
+    ----------
+    x
+        A tensor of at least two axes.
+    sections
+        The number of equal parts, or the indices where the tensor is cut.
+
+    Returns
+    -------
+    tuple of Node
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.vsplit([[1, 2], [3, 4]], 2))()
+        (array([[1, 2]]), array([[3, 4]]))
+    """
+    return split(node_of_axes("vsplit", x, 2), sections, 0)
+
+
+@public
+def dsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
+    """Cut a tensor along the third axis, as numpy.dsplit.
+
+    Parameters
+    ----------
+    x
+        A tensor of at least three axes.
+    sections
+        The number of equal parts, or the indices where the tensor is cut.
+
+    Returns
+    -------
+    tuple of Node
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.dsplit([[[1, 2, 3]]], [1]))()
+        (array([[[1]]]), array([[[2, 3]]]))
+    """
+    return split(node_of_axes("dsplit", x, 3), sections, 2)
 
 
 @public

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import ml_dtypes
 
-from ..dtype import bool_, is_float
+from ..dtype import bool_, float64, is_float
 from ..errors import ShapeError
 from ..ir import Node, public
-from .arithmetic import abs, ceil, floor, remainder
+from .arithmetic import abs, ceil, floor, maximum, minimum, remainder
 from .casting import cast
 from .compare import equal, less, not_equal, where
 from .elementwise import align
-from .operands import Value, as_node
+from .operands import Value, as_node, float_of
 from .shape import full
 
 
@@ -162,6 +162,115 @@ def isfinite(x: Value) -> Node:
     """
     x = as_node(x, where="isfinite")
     return less(abs(x), math.inf) if is_float(x.dtype) else full(x.shape, True, bool_)
+
+
+@public
+def fmax(a: Value, b: Value) -> Node:
+    """Return the larger operand, or the other one if one is NaN, as numpy.fmax.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.fmax)(np.array([1.0, np.nan]), np.array([2.0, 3.0]))
+        array([2., 3.])
+    """
+    x, y = align("fmax", a, b)
+    return where(isnan(x), y, where(isnan(y), x, maximum(x, y)))
+
+
+@public
+def fmin(a: Value, b: Value) -> Node:
+    """Return the smaller operand, or the other one if one is NaN, as numpy.fmin.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.fmin)(np.array([1.0, np.nan]), np.array([2.0, 3.0]))
+        array([1., 3.])
+    """
+    x, y = align("fmin", a, b)
+    return where(isnan(x), y, where(isnan(y), x, minimum(x, y)))
+
+
+@public
+def signbit(x: Value) -> Node:
+    """Return True where the sign bit is set, which includes -0.0, as numpy.signbit.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. NaN counts as positive.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.signbit)(np.array([-1.0, -0.0, 0.0]))
+        array([ True,  True, False])
+    """
+    node = as_node(x, where="signbit")
+    return where(equal(node, 0), 1 / node, node) < 0 if is_float(node.dtype) else less(node, 0)
+
+
+@public
+def copysign(a: Value, b: Value) -> Node:
+    """Return the magnitude of a with the sign of b, as numpy.copysign.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast. Integers become floats. A NaN in b counts as positive.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.copysign)(np.array([1.0, 2.0]), np.array([-0.0, 3.0]))
+        array([-1.,  2.])
+    """
+    x, y = (cast(node, float_of(node.dtype)) for node in align("copysign", a, b))
+    return where(signbit(y), -abs(x), abs(x))
+
+
+@public
+def isclose(
+    a: Value, b: Value, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Node:
+    """Return True where abs(a - b) <= atol + rtol * abs(b), as numpy.isclose.
+
+    Parameters
+    ----------
+    a, b
+        Numbers that broadcast.
+    rtol, atol
+        The relative and the absolute tolerance.
+    equal_nan
+        If True, NaN is close to NaN.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.isclose(x, 1.0))(np.array([1.0, 1.1]))
+        array([ True, False])
+    """
+    nodes = (as_node(value, where="isclose") for value in (a, b))
+    x, y = align("isclose", *(n if is_float(n.dtype) else cast(n, float64) for n in nodes))
+    is_near = (abs(x - y) <= atol + rtol * abs(y)) & isfinite(y)
+    result = is_near | equal(x, y)
+    return result | (isnan(x) & isnan(y)) if equal_nan else result
 
 
 @public

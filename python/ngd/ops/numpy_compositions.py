@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy functions on nodes that a few ops compose. They have NumPy's parameters.
+"""NumPy functions on nodes whose parameters or names are not those of ngd.ops.
 
-`numpy_functions.py` maps NumPy's functions to them. They are not in `ngd.ops`.
+`numpy_functions.py` maps NumPy's functions to them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from ..dtype import float64, is_float
 from ..errors import ShapeError
 from ..ir import Node
-from . import arithmetic, cumulative, joining, rearrange, reductions, shape
+from . import arithmetic, cumulative, joining, linear_algebra, rearrange, searching, shape
 from .casting import cast
-from .compare import equal, where
-from .elementwise import align
-from .numeric import isfinite, isnan
-from .operands import Axis, as_node, broadcast_shapes
+from .operands import as_axis, as_node, broadcast_shapes, node_of_axes
 
 
 def round_to(a: Any, decimals: int = 0) -> Node:
@@ -33,37 +31,9 @@ def round_to(a: Any, decimals: int = 0) -> Node:
     return cast(rounded, x.dtype)
 
 
-def flipud(m: Any) -> Node:
-    """Reverse the first axis, as numpy.flipud."""
-    return rearrange.flip(_with_axes("numpy.flipud", m, 1), 0)
-
-
-def fliplr(m: Any) -> Node:
-    """Reverse the second axis, as numpy.fliplr."""
-    return rearrange.flip(_with_axes("numpy.fliplr", m, 2), 1)
-
-
 def matrix_transpose(x: Any, /) -> Node:
     """Exchange the last two axes, as numpy.matrix_transpose."""
-    return rearrange.swapaxes(_with_axes("numpy.matrix_transpose", x, 2), -1, -2)
-
-
-def _with_axes(where_: str, x: Any, least: int) -> Node:
-    node = as_node(x, where=where_)
-    if node.ndim < least:
-        raise ShapeError(f"{where_}: expected at least {least} axes; got {node.type}")
-    return node
-
-
-def isclose(
-    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Node:
-    """Return True where |a - b| <= atol + rtol * |b|, as numpy.isclose."""
-    nodes = (as_node(value, where="numpy.isclose") for value in (a, b))
-    x, y = align("numpy.isclose", *(n if is_float(n.dtype) else cast(n, float64) for n in nodes))
-    is_near = (arithmetic.abs(x - y) <= atol + rtol * arithmetic.abs(y)) & isfinite(y)
-    result = is_near | equal(x, y)
-    return result | (isnan(x) & isnan(y)) if equal_nan else result
+    return rearrange.swapaxes(node_of_axes("numpy.matrix_transpose", x, 2), -1, -2)
 
 
 def isin(
@@ -78,46 +48,13 @@ def isin(
 
     The time is the product of the numbers of elements.
     """
-    x, tests = (as_node(value, where="numpy.isin") for value in (element, test_elements))
-    found = reductions.any(equal(shape.expand_dims(x, -1), shape.reshape(tests, -1)), -1)
-    return equal(found, False) if invert else found
-
-
-def column_stack(tup: Sequence[Any]) -> Node:
-    """Join tensors of one axis as columns, and matrices along the second axis."""
-    nodes = [as_node(x, where="numpy.column_stack") for x in tup]
-    return shape.concat([x if x.ndim > 1 else shape.reshape(x, (-1, 1)) for x in nodes], 1)
-
-
-def dstack(tup: Sequence[Any]) -> Node:
-    """Join tensors along the third axis, as numpy.dstack."""
-    return shape.concat([joining.atleast_3d(x) for x in tup], 2)
+    found: Node = searching.isin(element, test_elements, invert)
+    return found
 
 
 def unstack(x: Any, /, *, axis: int = 0) -> tuple[Node, ...]:
     """Return the slices along an axis, as numpy.unstack."""
     return joining.unbind(x, axis)
-
-
-def nanmax(a: Any, axis: Axis = None, *, keepdims: bool = False) -> Node:
-    """Return the largest element that is not NaN, or NaN if all are NaN."""
-    return _nan_extremum("numpy.nanmax", reductions.max, -math.inf, a, axis, keepdims)
-
-
-def nanmin(a: Any, axis: Axis = None, *, keepdims: bool = False) -> Node:
-    """Return the smallest element that is not NaN, or NaN if all are NaN."""
-    return _nan_extremum("numpy.nanmin", reductions.min, math.inf, a, axis, keepdims)
-
-
-def _nan_extremum(
-    where_: str, reduce: Callable[..., Node], filling: float, a: Any, axis: Axis, keepdims: bool
-) -> Node:
-    x = as_node(a, where=where_)
-    if not is_float(x.dtype):
-        return reduce(x, axis, keepdims)
-    is_missing = isnan(x)
-    found = reduce(where(is_missing, filling, x), axis, keepdims)
-    return where(reductions.all(is_missing, axis, keepdims), math.nan, found)
 
 
 def cumulative_sum(
@@ -145,7 +82,7 @@ def _cumulative(
     dtype: Any,
     include_initial: bool,
 ) -> Node:
-    node = _with_axes(where_, x, 1)
+    node = node_of_axes(where_, x, 1)
     if axis is None and node.ndim > 1:
         raise ShapeError(f"{where_}: expected an axis for more than one axis; got {node.type}")
     along = 0 if axis is None else axis
@@ -166,3 +103,65 @@ def broadcast_arrays(*args: Any, subok: bool = False) -> tuple[Node, ...]:
     nodes = [as_node(x, where="numpy.broadcast_arrays") for x in args]
     extents = broadcast_shapes("numpy.broadcast_arrays", *(x.shape for x in nodes))
     return tuple(shape.broadcast_to(x, extents) for x in nodes)
+
+
+def block(arrays: Any) -> Node:
+    """Join nested lists of tensors: the innermost ones along the last axis, as numpy.block."""
+    depth, inner = 0, arrays
+    while isinstance(inner, list):
+        depth, inner = depth + 1, inner[0] if inner else None
+    return _joined(arrays, depth, _most_axes(arrays, depth))
+
+
+def _most_axes(arrays: Any, depth: int) -> int:
+    if isinstance(arrays, list):
+        return max((_most_axes(each, depth) for each in arrays), default=depth)
+    return max(depth, as_node(arrays, where="numpy.block").ndim)
+
+
+def _joined(arrays: Any, depth: int, ndim: int) -> Node:
+    if isinstance(arrays, list) != (depth > 0) or (depth and not arrays):
+        raise ShapeError(
+            f"numpy.block: expected lists that are nested to one depth and not empty; got {arrays}"
+        )
+    if depth:
+        return shape.concat([_joined(each, depth - 1, ndim) for each in arrays], -depth)
+    x = as_node(arrays, where="numpy.block")
+    return shape.reshape(x, (*(1,) * (ndim - x.ndim), *x.shape))
+
+
+def delete(arr: Any, obj: Any, axis: int | None = None) -> Node:
+    """Leave out the elements at known indices along an axis, as numpy.delete."""
+    x = as_node(arr, where="numpy.delete")
+    x = shape.reshape(x, -1) if axis is None else x
+    along = as_axis("numpy.delete", 0 if axis is None else axis, x.ndim, x.type)
+    if isinstance(obj, Node):
+        raise ShapeError(
+            f"numpy.delete: expected indices that are known when the graph is built; got {obj.type}"
+        )
+    return shape.take(x, np.delete(np.arange(x.shape[along]), obj), along)
+
+
+def rollaxis(a: Any, axis: int, start: int = 0) -> Node:
+    """Move an axis before another one, as numpy.rollaxis."""
+    x = as_node(a, where="numpy.rollaxis")
+    order = np.rollaxis(np.empty(range(x.ndim)), axis, start).shape
+    return shape.transpose(x, order)
+
+
+def diagflat(v: Any, k: int = 0) -> Node:
+    """Return a matrix that has the flattened tensor as a diagonal, as numpy.diagflat."""
+    found: Node = linear_algebra.diag(shape.reshape(as_node(v, where="numpy.diagflat"), -1), k)
+    return found
+
+
+def polyval(p: Any, x: Any) -> Node:
+    """Return the value of a polynomial by Horner's rule, as numpy.polyval."""
+    coefficients = as_node(p, where="numpy.polyval")
+    if coefficients.ndim != 1:
+        raise ShapeError(f"numpy.polyval: expected p of one axis; got {coefficients.type}")
+    at = as_node(x, where="numpy.polyval")
+    value = shape.full(at.shape, 0, at.dtype)
+    for factor in joining.unbind(coefficients):
+        value = value * at + factor
+    return value

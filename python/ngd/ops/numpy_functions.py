@@ -23,6 +23,7 @@ from . import (
     differences,
     joining,
     linear_algebra,
+    nan_reductions,
     numeric,
     numpy_compositions,
     ordering,
@@ -116,8 +117,18 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.ptp: statistics.ptp,
     np.count_nonzero: statistics.count_nonzero,
     np.average: statistics.average,
-    np.nansum: statistics.nansum,
-    np.nanmean: statistics.nanmean,
+    np.nansum: nan_reductions.nansum,
+    np.nanmean: nan_reductions.nanmean,
+    np.nanprod: nan_reductions.nanprod,
+    np.nanvar: nan_reductions.nanvar,
+    np.nanstd: nan_reductions.nanstd,
+    np.nanargmax: nan_reductions.nanargmax,
+    np.nanargmin: nan_reductions.nanargmin,
+    np.nanmedian: nan_reductions.nanmedian,
+    np.nanquantile: nan_reductions.nanquantile,
+    np.nanpercentile: nan_reductions.nanpercentile,
+    np.nancumsum: nan_reductions.nancumsum,
+    np.nancumprod: nan_reductions.nancumprod,
     np.cov: statistics.cov,
     np.corrcoef: statistics.corrcoef,
     np.cumprod: cumulative.cumprod,
@@ -139,10 +150,16 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.vstack: joining.vstack,
     np.hstack: joining.hstack,
     np.array_split: joining.array_split,
+    np.hsplit: joining.hsplit,
+    np.vsplit: joining.vsplit,
+    np.dsplit: joining.dsplit,
+    np.append: joining.append,
     np.atleast_1d: joining.atleast_1d,
     np.atleast_2d: joining.atleast_2d,
     np.atleast_3d: joining.atleast_3d,
     np.diff: differences.diff,
+    np.ediff1d: differences.ediff1d,
+    np.correlate: differences.correlate,
     np.gradient: differences.gradient,
     np.trapezoid: differences.trapezoid,
     np.convolve: differences.convolve,
@@ -157,16 +174,22 @@ FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
     np.around: numpy_compositions.round_to,
     np.amax: reductions.max,
     np.amin: reductions.min,
-    np.nanmax: numpy_compositions.nanmax,
-    np.nanmin: numpy_compositions.nanmin,
-    np.isclose: numpy_compositions.isclose,
+    np.nanmax: nan_reductions.nanmax,
+    np.nanmin: nan_reductions.nanmin,
+    np.isclose: numeric.isclose,
     np.isin: numpy_compositions.isin,
-    np.flipud: numpy_compositions.flipud,
-    np.fliplr: numpy_compositions.fliplr,
+    np.flipud: rearrange.flipud,
+    np.fliplr: rearrange.fliplr,
     np.matrix_transpose: numpy_compositions.matrix_transpose,
     np.linalg.matrix_transpose: numpy_compositions.matrix_transpose,
-    np.column_stack: numpy_compositions.column_stack,
-    np.dstack: numpy_compositions.dstack,
+    np.column_stack: joining.column_stack,
+    np.dstack: joining.dstack,
+    np.block: numpy_compositions.block,
+    np.delete: numpy_compositions.delete,
+    np.rollaxis: numpy_compositions.rollaxis,
+    np.diagflat: numpy_compositions.diagflat,
+    np.polyval: numpy_compositions.polyval,
+    np.fix: numeric.trunc,
     np.copy: numpy_compositions.copy,
     np.broadcast_arrays: numpy_compositions.broadcast_arrays,
     np.clip: arithmetic.clip,
@@ -240,6 +263,9 @@ UFUNCS: Final[dict[str, str]] = {
     "rint": "round",
     "invert": "bitwise_not",
     "positive": "as_node",
+    "conjugate": "as_node",
+    "degrees": "rad2deg",
+    "radians": "deg2rad",
     "arctan": "atan",
     "arcsin": "asin",
     "arccos": "acos",
@@ -251,6 +277,24 @@ UFUNCS: Final[dict[str, str]] = {
 """Functions whose ops are called otherwise."""
 
 
+METHODS: Final[dict[str, Callable[..., Any]]] = {
+    "add.reduce": reductions.sum,
+    "add.accumulate": cumulative.cumsum,
+    "multiply.reduce": reductions.prod,
+    "multiply.accumulate": cumulative.cumprod,
+    "multiply.outer": lambda a, b: linear_algebra.tensordot(a, b, 0),
+    "maximum.reduce": reductions.max,
+    "maximum.accumulate": cumulative.cummax,
+    "minimum.reduce": reductions.min,
+    "minimum.accumulate": cumulative.cummin,
+    "logaddexp.reduce": reductions.logsumexp,
+    "logaddexp.accumulate": cumulative.logcumsumexp,
+    "logical_and.reduce": reductions.all,
+    "logical_or.reduce": reductions.any,
+}
+"""Methods of NumPy's functions."""
+
+
 def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Apply the op that a function of NumPy's means; TypeError where there is none."""
     name = f"{function.__module__}.{function.__name__}"
@@ -258,6 +302,18 @@ def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if op is None:
         instead = INSTEAD.get(function, "use the functions of ngd.ops")
         raise TypeError(f"{name}: expected arrays; got a Node, for which it has no op: {instead}")
+    return _apply(name, op, args, kwargs)
+
+
+def call_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Apply the op that a method such as numpy.maximum.accumulate means."""
+    axis = {} if name.endswith(".outer") else {"axis": 0}
+    return _apply(f"numpy.{name}", METHODS[name], args, {**axis, **kwargs})
+
+
+def _apply(
+    name: str, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
     signature = inspect.signature(op)
     try:
         signature.bind(*args, **kwargs)
@@ -269,4 +325,5 @@ def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return op(*args, **kwargs)
 
 
-NUMPY.ufuncs, NUMPY.call = UFUNCS, call
+NUMPY.ufuncs, NUMPY.methods = UFUNCS, METHODS
+NUMPY.call, NUMPY.call_method = call, call_method

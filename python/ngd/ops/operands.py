@@ -258,6 +258,15 @@ def as_axis(where: str, axis: Any, ndim: int, of: Any) -> int:
     return index % ndim
 
 
+def node_of_axes(where: str, x: Any, least: int) -> Node:
+    """Return a value as a node, which must have at least some number of axes."""
+    node = as_node(x, where=where)
+    if node.ndim < least:
+        axes = "one axis" if least == 1 else f"{least} axes"
+        raise ShapeError(f"{where}: expected at least {axes}; got {node.type}")
+    return node
+
+
 def normalize_axes(where: str, axis: Axis, x: Type) -> Shape:
     """Make the axes non-negative and sorted; None is all of them."""
     if axis is None:

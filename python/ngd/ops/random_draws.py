@@ -19,11 +19,11 @@ from .arithmetic import clip, maximum, remainder
 from .casting import cast
 from .creation import arange
 from .operands import Value, as_axis, as_node, as_shape, scalar
-from .ordering import argsort
+from .ordering import argsort, top_k
 from .random import random_bits, random_uniform
 from .rearrange import moveaxis
 from .reductions import argmax
-from .shape import take
+from .shape import expand_dims, take
 from .special import erfinv
 from .transcendental import log
 
@@ -196,6 +196,8 @@ def categorical(
 ) -> Node:
     """Draw indices with the probabilities softmax(logits), as jax.random.categorical.
 
+    The draws are independent of each other. ops.multinomial draws different indices.
+
     The largest of logits plus Gumbel noise: Gumbel 1954, see Maddison et al. 2014
     (arXiv:1411.0030), section 2.
 
@@ -234,6 +236,84 @@ def categorical(
             f"categorical: expected logits that broadcast to {extents}; got {node.type}"
         )
     return argmax(total, -1)
+
+
+@public
+def multinomial(
+    p: Value,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    seed: int | Node,
+    offset: int | Node = 0,
+) -> Node:
+    """Draw several indices with given probabilities, as torch.multinomial.
+
+    Without replacement they are different, and each one is drawn from the remaining ones: the
+    largest of log(p) plus Gumbel noise, see Kool et al. 2019 (arXiv:1903.06059), section 2.2.
+
+    Parameters
+    ----------
+    p
+        The weights of the classes along the last axis: numbers >= 0, which are divided by their
+        sum.
+    num_samples
+        The number of draws, at least 1. Without replacement, it is at most the number of classes.
+    replacement
+        If True, draws are independent, and an index may occur several times.
+    seed, offset
+        As in ops.random_uniform.
+
+    Returns
+    -------
+    Node
+        int64, the shape of p with num_samples in place of the classes.
+
+    Raises
+    ------
+    ShapeError
+        p has no class, or num_samples does not fit.
+    ValueError
+        An array p has a weight that is negative or not finite, or fewer positive weights than
+        different classes are drawn. In a p that a step computes they are not checked; a class of
+        weight 0 then follows after all others.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.multinomial([0.2, 0.0, 0.8], 2, seed=1))()
+        array([2, 0])
+    """
+    node = cast(as_node(p, where="multinomial"), float64)
+    least = 1 if replacement else num_samples
+    if not node.ndim or node.shape[-1] < least or num_samples < 1:
+        raise ShapeError(
+            f"multinomial: expected weights of {max(least, 1)} or more classes, and num_samples >= "
+            f"1; got {node.type}, num_samples={num_samples}"
+        )
+    if not isinstance(p, Node):
+        _expect_weights(np.asarray(p, np.float64), least)
+    logits = log(node)
+    if replacement:
+        shape = (*node.shape[:-1], num_samples)
+        return categorical(expand_dims(logits, -2), shape=shape, seed=seed, offset=offset)
+    return top_k(logits + gumbel(node.shape, float64, seed=seed, offset=offset), num_samples)[1]
+
+
+def _expect_weights(weights: Any, least: int) -> None:
+    is_weight = (weights >= 0) & (weights < np.inf)
+    if not is_weight.all():
+        raise ValueError(
+            f"multinomial: expected weights in [0, inf); got {weights[~is_weight][0]}. Pass "
+            "probabilities; for logits, pass ops.softmax(logits)."
+        )
+    positive = (weights > 0).sum(-1)
+    if (positive < least).any():
+        raise ValueError(
+            f"multinomial: expected at least {least} positive weights; got {positive.min()}. Draw "
+            "fewer samples, or set replacement=True."
+        )
 
 
 @public

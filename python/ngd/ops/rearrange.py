@@ -16,7 +16,16 @@ from .casting import cast
 from .compare import where
 from .creation import arange
 from .elementwise import zero_like
-from .operands import Axis, Value, as_axis, as_node, as_shape, normalize_axes, scalar_value
+from .operands import (
+    Axis,
+    Value,
+    as_axis,
+    as_node,
+    as_shape,
+    node_of_axes,
+    normalize_axes,
+    scalar_value,
+)
 from .shape import (
     broadcast_to,
     concat,
@@ -60,6 +69,46 @@ def flip(x: Value, axis: Axis = None) -> Node:
     x = as_node(x, where="flip")
     axes = normalize_axes("flip", axis, x.type)
     return x[tuple(slice(None, None, -1 if a in axes else 1) for a in range(x.ndim))]
+
+
+@public
+def flipud(x: Value) -> Node:
+    """Reverse the first axis, as numpy.flipud.
+
+    Parameters
+    ----------
+    x
+        A tensor of at least one axis.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.flipud([[1, 2], [3, 4]]))()
+        array([[3, 4],
+               [1, 2]])
+    """
+    return flip(node_of_axes("flipud", x, 1), 0)
+
+
+@public
+def fliplr(x: Value) -> Node:
+    """Reverse the second axis, as numpy.fliplr.
+
+    Parameters
+    ----------
+    x
+        A tensor of at least two axes.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.fliplr([[1, 2], [3, 4]]))()
+        array([[2, 1],
+               [4, 3]])
+    """
+    return flip(node_of_axes("fliplr", x, 2), 1)
 
 
 @public

@@ -18,8 +18,8 @@ from .creation import linspace
 from .elementwise import align
 from .operands import Value, as_node, float_of, got
 from .ordering import argsort, sort
-from .reductions import max, min, sum
-from .shape import as_indices, broadcast_to, full, reshape, scatter_add, take
+from .reductions import any, max, min, sum
+from .shape import as_indices, broadcast_to, expand_dims, full, reshape, scatter_add, take
 
 
 def expect_line(where_: str, name: str, x: Node) -> Node:
@@ -80,6 +80,31 @@ def searchsorted(sorted: Value, values: Value, side: str = "left") -> Node:
         found = where(logical_and(ahead, candidate <= n), candidate, found)
         step //= 2
     return found
+
+
+@public
+def isin(x: Value, values: Value, invert: bool = False) -> Node:
+    """Return True where an element of x is among some values, as numpy.isin.
+
+    Parameters
+    ----------
+    x
+        A tensor of any shape.
+    values
+        A tensor of any shape. The time is the product of the numbers of elements.
+    invert
+        If True, return True where it is not among them.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.isin(x, [1, 3]))(np.array([1, 2, 3]))
+        array([ True, False,  True])
+    """
+    node, among = (as_node(value, where="isin") for value in (x, values))
+    found = any(equal(expand_dims(node, -1), reshape(among, -1)), -1)
+    return logical_not(found) if invert else found
 
 
 def max_bit(n: int) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics along axes: spread, quantiles, means with weights, and sums without NaN."""
+"""Statistics along axes: spread, quantiles, and means with weights."""
 
 from __future__ import annotations
 
@@ -168,33 +168,46 @@ def median(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
 
 
 def _quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method: str) -> Node:
-    if method not in METHODS:
-        raise ValueError(f"{where_}: expected a method among {', '.join(METHODS)}; got {method!r}")
-    if not ((q >= 0) & (q <= 1)).all():
-        raise ValueError(f"{where_}: expected numbers from 0 to the largest; got {q}")
+    expect_quantiles(where_, q, method)
     node, dtype = widened(where_, x)
-    lines, axes = lines_of(where_, node, axis)
-    n = lines.shape[-1]
-    if n == 0:
-        raise ShapeError(f"{where_}: expected at least one element along {axes}; got {node.type}")
-    ordered = sort(lines)
+    ordered, axes = sorted_lines(where_, node, axis)
+    n = ordered.shape[-1]
     place = q * (n - 1)
     low, high = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
     if method in ("lower", "nearest", "higher"):
         chosen = {"lower": low, "nearest": np.rint(place).astype(np.int64), "higher": high}[method]
-        found = take(ordered, chosen, lines.ndim - 1)
+        found = take(ordered, chosen, ordered.ndim - 1)
     else:
         part = np.where(high > low, 0.5, 0) if method == "midpoint" else place - low
-        below = take(ordered, low, lines.ndim - 1)
-        above = take(ordered, high, lines.ndim - 1)
-        weight = as_node(np.asarray(part, lines.dtype))
+        below = take(ordered, low, ordered.ndim - 1)
+        above = take(ordered, high, ordered.ndim - 1)
+        weight = as_node(np.asarray(part, ordered.dtype))
         found = where(weight > 0, below + (above - below) * weight, below)
     last = ordered[(..., n - 1, *(None for _ in range(q.ndim)))]  # NaN is sorted last
     found = where(equal(last, last), found, last)
-    kept = lines.ndim - 1
-    found = transpose(found, [*range(kept, found.ndim), *range(kept)])
     shape = (*q.shape, *reduced_shape(node.shape, axes, keepdims))
-    return cast(reshape(found, shape), dtype)
+    return cast(quantiles_first(found, ordered.ndim - 1, shape), dtype)
+
+
+def expect_quantiles(where_: str, q: Any, method: str) -> None:
+    """Refuse an unknown method, and numbers outside of [0, 1]."""
+    if method not in METHODS:
+        raise ValueError(f"{where_}: expected a method among {', '.join(METHODS)}; got {method!r}")
+    if not ((q >= 0) & (q <= 1)).all():
+        raise ValueError(f"{where_}: expected numbers from 0 to the largest; got {q}")
+
+
+def sorted_lines(where_: str, x: Node, axis: Axis) -> tuple[Node, Shape]:
+    """Return x with the axes as one last axis, sorted along it with NaN last, and these axes."""
+    lines, axes = lines_of(where_, x, axis)
+    if lines.shape[-1] == 0:
+        raise ShapeError(f"{where_}: expected at least one element along {axes}; got {x.type}")
+    return sort(lines), axes
+
+
+def quantiles_first(found: Node, kept: int, shape: Shape) -> Node:
+    """Move the axes of the quantiles before the kept axes, and return this shape."""
+    return reshape(transpose(found, [*range(kept, found.ndim), *range(kept)]), shape)
 
 
 @public
@@ -298,64 +311,6 @@ def average(
         wide, dtype = cast(wide, float64), float64
     total = sum(cast(factors, wide.dtype), axis, keepdims)
     return cast(sum(wide, axis, keepdims) / total, dtype)
-
-
-def _without_nan(where_: str, x: Value) -> tuple[Node, Node]:
-    """Return x with 0 for NaN, and which elements are numbers."""
-    node = as_node(x, where=where_)
-    numbers = equal(node, node)
-    return where(numbers, node, 0), numbers
-
-
-@public
-def nansum(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
-    """Return the sum of the elements that are not NaN, or 0 if all are NaN.
-
-    Parameters
-    ----------
-    x
-        Numbers of any shape.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-
-    Examples
-    --------
-    ::
-
-        >>> ngd.function(ops.nansum)(np.array([1.0, np.nan, 2.0]))
-        array(3.)
-    """
-    return sum(_without_nan("nansum", x)[0], axis, keepdims)
-
-
-@public
-def nanmean(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
-    """Return the mean of the elements that are not NaN, or NaN if all are NaN.
-
-    Parameters
-    ----------
-    x
-        Numbers of any shape. Integers become float64.
-    axis
-        One axis, several, or None for all.
-    keepdims
-        If True, the reduced axes stay with extent 1.
-
-    Examples
-    --------
-    ::
-
-        >>> ngd.function(ops.nanmean)(np.array([1.0, np.nan, 2.0]))
-        array(1.5)
-    """
-    node = as_node(x, where="nanmean")
-    node = node if is_float(node.dtype) else cast(node, float64)
-    wide, dtype = widened("nanmean", node)
-    values, numbers = _without_nan("nanmean", wide)
-    count = sum(cast(numbers, wide.dtype), axis, keepdims)
-    return cast(sum(values, axis, keepdims) / count, dtype)
 
 
 @public

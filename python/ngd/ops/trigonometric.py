@@ -12,11 +12,13 @@ from typing import Final
 
 import numpy as np
 
-from ..ir import Node, register
+from ..ir import Node, public, register
 from .arithmetic import abs, maximum, minimum, sign, square
+from .casting import cast
 from .compare import equal, where
-from .composite import CompositeBinary, CompositeUnary, polynomial
-from .operands import as_node
+from .composite import CompositeBinary, CompositeUnary, polynomial, widened
+from .numeric import signbit
+from .operands import Value, as_node
 from .transcendental import cos, exp, expm1, log, log1p, sin, sqrt
 
 ATAN: Final = (
@@ -209,8 +211,8 @@ class Atan2(CompositeBinary):
         up, right = abs(a), abs(b)
         equals = where(equal(up, 0), up, 1)
         angle = atan(where(equal(up, right), equals, up / right))
-        angle = where(_is_negative(b), math.pi - angle, angle)
-        return where(_is_negative(a), -angle, angle)
+        angle = where(signbit(b), math.pi - angle, angle)
+        return where(signbit(a), -angle, angle)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         a, b = node.inputs
@@ -223,11 +225,6 @@ class Atan2(CompositeBinary):
 
 
 atan2: Final[Atan2] = register(Atan2())
-
-
-def _is_negative(x: Node) -> Node:
-    """Return whether the sign bit is set, which is so for -0.0."""
-    return where(equal(x, 0), 1 / x, x) < 0
 
 
 HALF_RANGE: Final = 1.0
@@ -449,3 +446,43 @@ class Sinc(CompositeUnary):
 
 
 sinc: Final[Sinc] = register(Sinc())
+
+
+@public
+def deg2rad(x: Value) -> Node:
+    """Convert degrees to radians, as numpy.deg2rad.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.deg2rad)(np.array([0.0, 180.0]))
+        array([0.    , 3.1416])
+    """
+    node, dtype = widened("deg2rad", x)
+    return cast(node * (math.pi / 180), dtype)
+
+
+@public
+def rad2deg(x: Value) -> Node:
+    """Convert radians to degrees, as numpy.rad2deg.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.rad2deg)(np.array([0.0, np.pi]))
+        array([  0., 180.])
+    """
+    node, dtype = widened("rad2deg", x)
+    return cast(node * (180 / math.pi), dtype)

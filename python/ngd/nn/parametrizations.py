@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that a module computes from other variables: weight and spectral normalization.
+
+A parametrization is a module that computes an attribute of another module. It is the attribute
+`parametrizations.NAME` of that module. Each read of the attribute NAME adds the computation to the
+graph. The keys of state dicts are PyTorch's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from .. import Node, full_precision, ops
+from .. import compile as compile_step
+from .convolution import TransposedConvolution
+from .modes import current, evaluation
+from .module import Buffer, Module, Parameter, Parametrizations
+
+AnyModule = TypeVar("AnyModule", bound=Module)
+
+FIRST_ITERATIONS: Final = 15
+"""The number of power iterations before the first step, as in PyTorch."""
+
+
+def weight_norm(module: AnyModule, name: str = "weight", dim: int | None = 0) -> AnyModule:
+    """Compute a weight of a module as a magnitude times a direction.
+
+    Parameters
+    ----------
+    module : Module
+        A module that declares the weight. It is changed in place.
+    name : str, default "weight"
+        The attribute of the weight.
+    dim : int or None, default 0
+        One norm is taken for each index of this axis of the weight, which is the axis of the
+        outputs of Linear and Conv. None takes one norm over all elements. Negative numbers are
+        refused, because PyTorch takes -1 as None.
+
+    Returns
+    -------
+    Module
+        The module itself.
+
+    Raises
+    ------
+    TypeError
+        The module is not an nn.Module.
+    ValueError
+        The module declares no such weight, the weight is normalized already, or it has no such
+        axis.
+
+    Notes
+    -----
+    weight = original0 * original1 / norm(original1). See Salimans and Kingma, 2016
+    (arXiv:1602.07868), section 2.
+
+    Two parameters replace the weight: the magnitude `parametrizations.weight.original0`, of extent
+    1 on all axes except dim, and the direction `parametrizations.weight.original1`, of the shape of
+    the weight. A weight that has a value keeps it. Load a state dict of the plain module before
+    this call, and one of the normalized module after it.
+
+    Weight decay of the magnitude changes the scale of the weight. A ParameterGroup with
+    weight_decay=0.0 and the pattern "*.original0" excludes it.
+
+    Examples
+    --------
+    >>> layer = nn.weight_norm(nn.Linear(3, 2, bias=False))
+    >>> {name: value.shape for name, value in layer.parameters().items()}
+    {'parametrizations.weight.original0': (2, 1), 'parametrizations.weight.original1': (2, 3)}
+    >>> layer(ngd.placeholder("features", (4, 3))).shape
+    (4, 2)
+    """
+    weight = declared_weight("nn.weight_norm", module, name)
+    if dim is not None:
+        expect_axis("nn.weight_norm", dim, weight, least=0)
+    return parametrize(module, name, WeightNorm(weight, dim))
+
+
+def spectral_norm(
+    module: AnyModule,
+    name: str = "weight",
+    n_power_iterations: int = 1,
+    eps: float = 1e-12,
+    dim: int | None = None,
+) -> AnyModule:
+    """Divide a weight of a module by an estimate of its largest singular value.
+
+    Parameters
+    ----------
+    module : Module
+        A module that declares the weight. It is changed in place.
+    name : str, default "weight"
+        The attribute of the weight.
+    n_power_iterations : int, default 1
+        The number of power iterations of each read of the weight in training, at least 1.
+    eps : float, default 1e-12
+        The least norm by which a vector is divided.
+    dim : int, optional
+        The axis of the outputs, which are the rows of the matrix. The other axes are joined as its
+        columns. The default is 1 for ConvTranspose1d, 2d and 3d, and 0 for other modules.
+
+    Returns
+    -------
+    Module
+        The module itself.
+
+    Raises
+    ------
+    TypeError
+        The module is not an nn.Module.
+    ValueError
+        The module declares no such weight, the weight is normalized already or has no such axis.
+
+    Notes
+    -----
+    weight = original / (u @ original @ v) with estimates u and v of the first singular vectors. In
+    a graph for training each read first computes u <- normalized(original @ v) and v <-
+    normalized(original.T @ u). u and v have no gradient. See Miyato et al., 2018
+    (arXiv:1802.05957), algorithm 1. A weight of one axis is divided by its norm.
+
+    The parameter is `parametrizations.weight.original`. The buffers
+    `parametrizations.weight.0._u` and `parametrizations.weight.0._v` begin after 15 power
+    iterations. Their next values are in `state.updates`, like those of running statistics.
+
+    Examples
+    --------
+    >>> layer = nn.spectral_norm(nn.Linear(3, 2, bias=False))
+    >>> list(layer.state_dict())
+    ['parametrizations.weight.original', 'parametrizations.weight.0._u', \
+'parametrizations.weight.0._v']
+    >>> with nn.training() as state:
+    ...     hidden = layer(ngd.placeholder("features", (4, 3)))
+    >>> len(state.updates)
+    2
+    """  # long because each argument is described
+    weight = declared_weight("nn.spectral_norm", module, name)
+    dim = int(isinstance(module, TransposedConvolution)) if dim is None else dim
+    expect_axis("nn.spectral_norm", dim, weight, least=-len(weight.shape))
+    if n_power_iterations < 1:
+        raise ValueError(
+            f"nn.spectral_norm: expected n_power_iterations >= 1; got {n_power_iterations}"
+        )
+    return parametrize(
+        module, name, SpectralNorm(weight, n_power_iterations, eps, dim % len(weight.shape))
+    )
+
+
+def remove_parametrizations(module: AnyModule, name: str = "weight") -> AnyModule:
+    """Replace a weight that nn.weight_norm or nn.spectral_norm computes by one of its value.
+
+    A step that is compiled afterwards does not compute the weight. Steps that were compiled before
+    keep the old variables.
+
+    Parameters
+    ----------
+    module : Module
+        The module whose weight is computed. It is changed in place.
+    name : str, default "weight"
+        The attribute of the weight.
+
+    Returns
+    -------
+    Module
+        The module itself. The attribute is a parameter with the value that the weight has in
+        evaluation.
+
+    Raises
+    ------
+    TypeError
+        The module is not an nn.Module.
+    ValueError
+        The weight is not computed.
+
+    Examples
+    --------
+    >>> layer = nn.weight_norm(nn.Linear(3, 2))
+    >>> list(nn.remove_parametrizations(layer).parameters())
+    ['bias', 'weight']
+    """
+    where = "nn.remove_parametrizations"
+    expect_module(where, module)
+    parametrization = module._parametrization(name)
+    if not isinstance(parametrization, (WeightNorm, SpectralNorm)):
+        raise ValueError(
+            f"{where}: expected the name of a weight that nn.weight_norm or nn.spectral_norm "
+            f"computes; got {name!r} of {module.title}"
+        )
+    with evaluation():
+        (value,) = compile_step([], [parametrization()])()
+    declared = parametrization.weight()
+    made = Parameter(declared.shape, declared.initializer, declared.dtype)
+    made._copied = value
+    del module.parametrizations._modules[name]
+    if not module.parametrizations._modules:
+        del module.parametrizations
+    setattr(module, name, made)
+    return module
+
+
+class WeightNorm(Module):
+    """A weight as the product of a magnitude and the direction of a tensor.
+
+    Parameters
+    ----------
+    weight : Parameter
+        The declaration of the weight, which becomes that of the direction.
+    dim : int or None
+        The axis that is not reduced by the norm.
+    """
+
+    original0: Any
+    original1: Any
+
+    def __init__(self, weight: Parameter, dim: int | None) -> None:
+        axes = range(len(weight.shape))
+        self.axes = tuple(axis for axis in axes if axis != dim)
+        self.keepdims = dim is not None
+        self.dim = dim
+        self.original0 = Magnitude(weight, self.axes, self.keepdims)
+        self.original1 = weight
+
+    def forward(self) -> Node:
+        """Return the weight."""
+        direction = self.original1
+        norm = ops.vector_norm(direction, self.axes, self.keepdims)
+        weight: Node = direction * (self.original0 / norm)
+        return weight
+
+    def weight(self) -> Parameter:
+        """Return the declaration of the weight's shape, dtype and first value."""
+        return self._parameters["original1"]
+
+    def describe(self) -> str:
+        """Return the axis, for `repr`."""
+        return f"dim={self.dim}"
+
+
+class Magnitude(Parameter):
+    """The declaration of the norms of a direction; they begin as those of its value."""
+
+    def __init__(self, direction: Parameter, axes: tuple[int, ...], keepdims: bool) -> None:
+        kept = (1 if axis in axes else n for axis, n in enumerate(direction.shape))
+        super().__init__(tuple(kept) if keepdims else (), dtype=direction.dtype)
+        self.direction, self.axes, self.keepdims = direction, axes, keepdims
+        if direction.made:
+            self._copied = self.norms(direction.variable.numpy())
+
+    def norms(self, value: Any) -> Any:
+        """Return the norms of a value of the direction."""
+        squares = np.square(np.asarray(value, np.float64))
+        return np.asarray(np.sqrt(squares.sum(self.axes, keepdims=self.keepdims)))
+
+    def draw(self, seed: int) -> Any:
+        """Return the norms of the direction's first value for a seed."""
+        return self.norms(self.direction.draw(seed)).astype(self.dtype)
+
+
+class SpectralNorm(Module):
+    """A weight divided by an estimate of its largest singular value.
+
+    Parameters
+    ----------
+    weight : Parameter
+        The declaration of the weight before the division.
+    n_power_iterations : int
+        The number of power iterations of each read in training.
+    eps : float
+        The least norm by which a vector is divided.
+    dim : int
+        The axis of the rows.
+    """
+
+    original: Any
+
+    def __init__(self, weight: Parameter, n_power_iterations: int, eps: float, dim: int) -> None:
+        self.n_power_iterations, self.eps, self.dim = n_power_iterations, eps, dim
+        self.original = weight
+        if len(weight.shape) > 1:
+            setattr(self, "0", SingularVectors(weight, eps, dim))  # PyTorch's key
+
+    def forward(self) -> Node:
+        """Return the weight; in training, note the next values of the singular vectors."""
+        weight = self.original
+        if weight.ndim == 1:
+            return normalized(weight, self.eps)
+        matrix = ops.reshape(ops.moveaxis(weight, self.dim, 0), (weight.shape[self.dim], -1))
+        vectors: SingularVectors = getattr(self, "0")
+        with full_precision():
+            u, v = vectors(ops.stop_gradient(matrix), self.n_power_iterations)
+            largest = ops.sum(u * ops.matmul(matrix, v))
+        divided: Node = weight / largest
+        return divided
+
+    def weight(self) -> Parameter:
+        """Return the declaration of the weight's shape, dtype and first value."""
+        return self._parameters["original"]
+
+    def describe(self) -> str:
+        """Return the main arguments, for `repr`."""
+        return f"n_power_iterations={self.n_power_iterations}, eps={self.eps}, dim={self.dim}"
+
+
+class SingularVectors(Module):
+    """Estimates u and v of the first singular vectors of a matrix.
+
+    Parameters
+    ----------
+    weight : Parameter
+        The declaration of the weight.
+    eps : float
+        The least norm by which a vector is divided.
+    dim : int
+        The axis of the matrix's rows.
+    """
+
+    _u: Any
+    _v: Any
+
+    def __init__(self, weight: Parameter, eps: float, dim: int) -> None:
+        self.eps = eps
+        self._u, self._v = (SingularVector(weight, eps, dim, side) for side in (0, 1))
+
+    def forward(self, matrix: Node, iterations: int) -> tuple[Node, Node]:
+        """Return u and v; in training after some iterations, and note them as the next values.
+
+        Parameters
+        ----------
+        matrix : Node
+            The weight, [rows, columns].
+        iterations : int
+            The number of power iterations.
+
+        Returns
+        -------
+        u : Node
+            [rows].
+        v : Node
+            [columns].
+        """
+        state = current()
+        if state is None:
+            return self._u, self._v
+        u, v = state.now(self._u), state.now(self._v)
+        for _ in range(iterations):
+            u = normalized(ops.matmul(matrix, v), self.eps)
+            v = normalized(ops.matmul(ops.transpose(matrix), u), self.eps)
+        state.updates[self._u], state.updates[self._v] = u, v
+        return u, v
+
+
+class SingularVector(Buffer):
+    """The declaration of an estimate of the first left (side 0) or right (1) singular vector."""
+
+    def __init__(self, weight: Parameter, eps: float, dim: int, side: int) -> None:
+        rows = weight.shape[dim]
+        size = int(np.prod(weight.shape)) // max(rows, 1)
+        super().__init__((rows, size)[side], dtype=weight.dtype)
+        self.weight, self.eps, self.dim, self.side = weight, eps, dim, side
+        if weight.made:
+            self._copied = self.estimated(weight.variable.numpy(), seed=0)
+
+    def estimated(self, value: Any, seed: int) -> Any:
+        """Return the vector for a value of the weight, by power iterations from a random one."""
+        rows = self.weight.shape[self.dim]
+        matrix = np.moveaxis(np.asarray(value, np.float64), self.dim, 0).reshape(rows, -1)
+        random = np.random.default_rng([seed, zlib.crc32(b"singular vectors")])
+        v = random.normal(size=matrix.shape[1])
+        for _ in range(FIRST_ITERATIONS):
+            u = matrix @ v
+            u /= np.maximum(np.linalg.norm(u), self.eps)
+            v = matrix.T @ u
+            v /= np.maximum(np.linalg.norm(v), self.eps)
+        return (u, v)[self.side]
+
+    def draw(self, seed: int) -> Any:
+        """Return the vector for the weight's first value for a seed."""
+        return self.estimated(self.weight.draw(seed), seed).astype(self.dtype)
+
+
+def normalized(vector: Node, eps: float) -> Node:
+    """Return a vector divided by its norm, or by eps if the norm is less."""
+    divided: Node = vector / ops.maximum(ops.vector_norm(vector), eps)
+    return divided
+
+
+def expect_module(where: str, module: Any) -> None:
+    """Raise TypeError for a value that is not a module."""
+    if not isinstance(module, Module):
+        raise TypeError(f"{where}: expected an nn.Module; got {module!r}")
+
+
+def declared_weight(where: str, module: Any, name: Any) -> Parameter:
+    """Return the declaration of a weight that is trained and not computed."""
+    expect_module(where, module)
+    weight: Parameter | None = module._parameters.get(name)
+    if weight is not None and weight.trained:
+        return weight
+    if module._parametrization(name) is not None:
+        raise ValueError(
+            f"{where}: expected a weight without a parametrization; got {name!r} of "
+            f"{module.title}, which is computed already. Call nn.remove_parametrizations first."
+        )
+    names = ", ".join(key for key, each in module._parameters.items() if each.trained)
+    raise ValueError(
+        f"{where}: expected the name of a parameter of {module.title}, among {names or 'none'}; "
+        f"got {name!r}"
+    )
+
+
+def expect_axis(where: str, dim: int, weight: Parameter, least: int) -> None:
+    """Raise ValueError if a number is not that of an axis of a weight."""
+    if not least <= dim < len(weight.shape):
+        raise ValueError(
+            f"{where}: expected a dim in [{least}, {len(weight.shape)}) for a weight of shape "
+            f"{weight.shape}; got {dim}"
+        )
+
+
+def parametrize(module: AnyModule, name: str, parametrization: Module) -> AnyModule:
+    """Let a parametrization compute an attribute, whose declaration it contains."""
+    weight = module._parameters.pop(name)
+    if weight._place == (module, name):  # else another module names the variable
+        weight._place = None
+    for key, parameter in parametrization._parameters.items():
+        parameter.place(parametrization, key)
+    if "parametrizations" not in module._modules:
+        module.parametrizations = Parametrizations()
+    setattr(module.parametrizations, name, parametrization)
+    return module
