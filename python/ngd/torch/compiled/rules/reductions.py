@@ -119,7 +119,7 @@ def variance(
 def cumulate(call: Call, x: Any, dim: int, dtype: Any = None) -> Node:
     x = call.cast(x)
     function = ops.cumsum if "cumsum" in call.name else ops.cumprod
-    return function(x, dim) if x.ndim else x
+    return call.cast(function(x, dim)) if x.ndim else x
 
 
 @rule(aten.logcumsumexp.default, samples=[Sample(X, 1)])
