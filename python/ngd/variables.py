@@ -34,6 +34,10 @@ class Storage(Protocol):
         """Return a copy of the value if the variable may be read now."""
         ...
 
+    def view(self) -> Array:
+        """Return the memory of the value as an array."""
+        ...
+
     def assigning(self) -> AbstractContextManager[Any]:
         """Return the context of an assignment."""
         ...
@@ -146,6 +150,35 @@ class Variable(Node):
         if storage is None:  # as the device would begin
             storage = self._storages[self.cell.latest or ""]
         return storage.read()
+
+    def view(self) -> Array:
+        """Return the memory of the value on the CPU device as an array, without a copy.
+
+        Each step that replaces the value changes the array. Writing to the array changes the
+        variable: do this between steps only. If the ranks of a host share the variable
+        (`shard="host"` of ngd.compile), they share this memory.
+
+        Returns
+        -------
+        numpy.ndarray
+            The shape and dtype of the variable. When a later step shares the variable with other
+            ranks, the value moves, and the array keeps an old value: call view() again.
+
+        Raises
+        ------
+        ValueError
+            No step on the CPU device has the variable yet.
+        BusyError
+            A step that runs now writes the variable.
+        """
+        self.cell.check_readable()
+        storage = self._storages.get("CPU")
+        if storage is None:
+            raise ValueError(
+                f"Variable.view: {self.name!r}: expected a variable of a step on the CPU device; "
+                "got one that no step has. Compile the step first."
+            )
+        return storage.view()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
         self._expect_no_trace("np.asarray")

@@ -5,6 +5,7 @@
 """The crossing into C++: thin, no op by name, no shape logic, no defaults."""
 
 cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, PyObject
 from cython.operator cimport dereference, preincrement
 from libc.stdint cimport int64_t, uint64_t

@@ -62,26 +62,60 @@ cdef class CommonMemory:
 cdef uint64_t _moves = 1  # how often a buffer has moved, and 1
 
 
-cdef class Buffer:
-    """Memory on a device: what a variable holds. It may lie in memory in common."""
+cdef class Memory:
+    """The memory of a buffer: that of this process, or memory in common. Views keep it alive."""
 
-    cdef CppBuffer buffer
+    cdef CppBuffer own
     cdef CommonMemory common
+
+
+cdef class MemoryView:
+    """The bytes of a variable for Python's buffer protocol."""
+
+    cdef Memory memory
+    cdef void* data
+    cdef Py_ssize_t nbytes
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.data, self.nbytes, 0, flags)
+
+    def __releasebuffer__(self, Py_buffer* buffer):
+        pass
+
+
+def moves() -> int:
+    """Return a number that grows whenever a buffer has moved: then views show an old value."""
+    return _moves
+
+
+cdef class Buffer:
+    """Memory on a device: the value of a variable. It may lie in memory in common."""
+
+    cdef Memory memory
     cdef char* data  # where the first byte is, or would be
     cdef size_t nbytes
     cdef size_t begin, end  # of the bytes that it has: all, or a part
     cdef CppDevice* device
 
     def __init__(self, Device device not None, size_t nbytes):
-        self.buffer = CppBuffer(dereference(device.device), nbytes)
+        self.memory = Memory()
+        self.memory.own = CppBuffer(dereference(device.device), nbytes)
         self.device, self.nbytes = device.device, nbytes
         self.begin, self.end = 0, nbytes
-        self.data = <char*> self.buffer.data()
+        self.data = <char*> self.memory.own.data()
 
     @property
     def is_common(self) -> bool:
         """Whether it lies in memory in common."""
-        return self.common is not None
+        return self.memory.common is not None
+
+    def view(self) -> MemoryView:
+        """Return the bytes, which must be all of them, without a copy."""
+        if self.end - self.begin != self.nbytes:
+            raise ValueError(f"Buffer.view: {self.end - self.begin} of {self.nbytes} bytes")
+        cdef MemoryView view = MemoryView()
+        view.memory, view.data, view.nbytes = self.memory, self.data, <Py_ssize_t> self.nbytes
+        return view
 
     def lie_in(self, CommonMemory common, size_t offset) -> None:
         """Lie in memory in common from now on, and hold what stands there; None: in its own memory.
@@ -90,16 +124,17 @@ cdef class Buffer:
         host's memory.
         """
         global _moves
-        cdef CppBuffer own
+        cdef Memory memory = Memory()
+        cdef char* data
         if common is None:
-            own = CppBuffer(dereference(self.device), self.nbytes)
-            memcpy(<char*> own.data() + self.begin, self.data + self.begin, self.end - self.begin)
-            self.data = <char*> own.data()
+            memory.own = CppBuffer(dereference(self.device), self.nbytes)
+            data = <char*> memory.own.data()
+            memcpy(data + self.begin, self.data + self.begin, self.end - self.begin)
         else:
-            self.data = <char*> common.memory.get() + offset
-        self.buffer = move(own)
+            memory.common = common
+            data = <char*> common.memory.get() + offset
+        self.memory, self.data = memory, data
         self.begin, self.end = 0, self.nbytes
-        self.common = common
         _moves += 1
 
     def keep(self, Buffer memory not None, size_t begin) -> None:
@@ -108,10 +143,10 @@ cdef class Buffer:
         They are as many as that one has, from `begin` on. No step uses it now.
         """
         global _moves
-        if self.common is not None or begin + memory.nbytes > self.nbytes:
+        if self.memory.common is not None or begin + memory.nbytes > self.nbytes:
             raise ValueError(f"Buffer.keep: bytes {begin} to {begin + memory.nbytes}")
         memcpy(memory.data, self.data + begin, memory.nbytes)
-        self.buffer = move(memory.buffer)
+        self.memory = memory.memory
         self.begin, self.end = begin, begin + memory.nbytes
         self.data = <char*> (<size_t> memory.data - begin)
         _moves += 1
@@ -121,12 +156,13 @@ cdef class Buffer:
         if <size_t> array.nbytes != self.nbytes:
             raise ValueError(f"Buffer.write: {array.nbytes} bytes into {self.nbytes}")
         cdef const void* source = PyArray_DATA(array)
-        cdef cbool common = self.common is not None
+        cdef Memory memory = self.memory
+        cdef cbool common = memory.common is not None
         with nogil:  # the caller holds the variable: no step uses it, and it does not move
             if common:
                 memcpy(self.data, source, self.nbytes)
             else:
-                self.buffer.write(source)
+                memory.own.write(source)
 
     def write_part(self, ndarray array, size_t begin, size_t end) -> None:
         """Copy some bytes of a contiguous array, which it has, to their place."""
@@ -151,10 +187,10 @@ cdef class Buffer:
         """The same for who holds the variable."""
         if <size_t> array.nbytes != self.nbytes:
             raise ValueError(f"Buffer.read: {self.nbytes} bytes into {array.nbytes}")
-        if self.common is not None:
+        if self.memory.common is not None:
             memcpy(PyArray_DATA(array), self.data, self.nbytes)
         else:
-            self.buffer.read(PyArray_DATA(array))
+            self.memory.own.read(PyArray_DATA(array))
 
     def checksum(self) -> tuple[int, int]:
         """Return a checksum of 128 bits of the bytes, whose variable the caller holds."""

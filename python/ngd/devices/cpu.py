@@ -173,6 +173,12 @@ class CpuStorage:
         self.buffer.copy_to(value)
         return value
 
+    def view(self) -> Array:
+        """Return the memory of the value as an array, which the ranks that share it write, too."""
+        self.expect_whole()
+        memory = np.frombuffer(self.buffer.view(), self.type.dtype)
+        return memory.reshape(self.type.shape)
+
     def join(self, sharing: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
         """Be shared, and lie there, or be kept equal; for who holds the variable."""
         if memory is not None:

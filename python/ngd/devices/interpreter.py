@@ -36,6 +36,10 @@ class HostStorage:
         self.cell.check_readable()
         return self.value.copy()
 
+    def view(self) -> Array:
+        """Refuse: each update makes another array."""
+        raise TypeError("Variable.view: expected a variable of the CPU device; got INTERPRETER")
+
     def assigning(self) -> AbstractContextManager[Any]:
         """Nothing."""
         return nullcontext()
