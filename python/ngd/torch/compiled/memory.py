@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a model as views of the memory of ngd's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...dtype import bfloat16
+from ...ir import Array
+from ...variables import Variable, variable
+from .rules.registry import as_array
+
+
+def as_tensor(array: Array) -> torch.Tensor:
+    """Return a tensor that shares the memory of an array."""
+    if array.dtype == bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+class ModelMemory:
+    """The variables of a model's parameters and buffers: one per tensor, however often it is used.
+
+    Parameters
+    ----------
+    model : Module
+        The model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.variables: dict[torch.Tensor, Variable] = {}
+        """The variable of each tensor."""
+        self._addresses: dict[torch.Tensor, int] = {}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the present parameters and buffers of the model by path."""
+        return {
+            **dict(self.model.named_parameters(remove_duplicate=False)),
+            **dict(self.model.named_buffers(remove_duplicate=False)),
+        }
+
+    def variable_of(self, path: str, tensor: torch.Tensor) -> Variable:
+        """Return the variable of a parameter or buffer. The first call makes it."""
+        if tensor not in self.variables:
+            self.variables[tensor] = variable(path, as_array(tensor))
+        return self.variables[tensor]
+
+    def share(self) -> None:
+        """Let each tensor be a view of its variable's memory."""
+        for tensor, of in self.variables.items():
+            if self._addresses.get(tensor) != tensor.data_ptr():
+                tensor.data = as_tensor(of.view())
+                self._addresses[tensor] = tensor.data_ptr()
+
+    def count_writes(self, written: Iterable[Any]) -> None:
+        """Tell autograd that a step has replaced the values of some tensors."""
+        torch.autograd.graph.increment_version(list(written))
