@@ -463,7 +463,7 @@ def read_index(place: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise FileNotFoundError(
             f"checkpoint.load: expected a checkpoint in {str(place)!r}; got a folder without "
-            f"{INDEX}, or none. Call checkpoint.exists(folder) before."
+            f"{INDEX}, or none. Check the path, or call checkpoint.exists(folder) first."
         ) from None
     index: dict[str, Any] = json.loads(text, object_hook=decoded)
     return index

@@ -226,7 +226,8 @@ def as_precision(where: str, precision: Any) -> DType:
     dtype = as_dtype(precision, f"{where}: precision")
     if dtype not in (float32, *HALVES):
         raise DTypeError(
-            f"{where}: precision: expected float32, bfloat16 or float16; got {dtype.name}"
+            f"{where}: precision: expected float32, bfloat16 or float16; got {dtype.name}. For "
+            "float64, cast the inputs and variables."
         )
     return dtype
 

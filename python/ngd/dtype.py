@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import ml_dtypes
@@ -101,6 +102,23 @@ class Type:
 _types: Final[dict[tuple[DType, Shape], Type]] = {}
 
 
+FAMILIES: Final = (("numbers", NUMBERS), ("integers", INTEGERS), ("floats", FLOATS))
+
+
+def describe_dtypes(allowed: Sequence[DType]) -> str:
+    """Return dtypes as messages name them: whole families by a word, such as "integers"."""
+    if set(allowed) == set(ALL):
+        return "any dtype"
+    rest, words = list(allowed), list[str]()
+    for family, members in FAMILIES:
+        if set(members) <= set(rest):
+            rest = [dtype for dtype in rest if dtype not in members]
+            words.append(family)
+    names = ["bools" if dtype == bool_ and words else dtype.name for dtype in rest]
+    *first, last = names + words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def as_dtype(value: Any, where: str) -> np.dtype[Any]:
     """Return `value` as one of the dtypes above; `where` is the public call, for the message."""
     dtype: np.dtype[Any] | None
@@ -109,8 +127,16 @@ def as_dtype(value: Any, where: str) -> np.dtype[Any]:
     except TypeError:
         dtype = None
     if dtype is None or dtype not in SHORT_NAMES:
-        names = ", ".join(d.name for d in SHORT_NAMES)
-        raise DTypeError(f"{where}: expected a dtype among {names}; got {value!r}")
+        is_of_array = isinstance(value, np.dtype)
+        fix = (
+            "Convert the array: .astype(np.float32)."
+            if is_of_array
+            else 'Write its name: "float32".'
+        )
+        raise DTypeError(
+            f"{where}: expected a dtype among bool, int8 to int64, uint8 to uint64, float16, "
+            f"bfloat16, float32 and float64; got {value!r}. {fix}"
+        )
     return dtype
 
 

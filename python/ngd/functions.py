@@ -332,8 +332,8 @@ class Function:
             hash(leaf)
         except TypeError:
             raise TypeError(
-                f"{self.name}: {path}: expected an array, or something hashable that is fixed in "
-                f"the trace; got {leaf!r}. Give lists, tuples or dicts of arrays and numbers."
+                f"{self.name}: {path}: expected an array, a number, or a hashable constant; got "
+                f"{leaf!r}. Give lists, tuples or dicts of arrays and numbers."
             ) from None
         return leaf
 

@@ -79,8 +79,8 @@ def pulled_back(
     results, structure = as_nodes("vjp", returned)
 
     def pull(cotangents: Any) -> Any:
-        given = structure.match(cotangents, "vjp: the vector")
-        dy = [fitted("vjp: the vector", x, y) for x, y in zip(given, results, strict=True)]
+        given = structure.match(cotangents, "vjp: cotangents")
+        dy = [fitted("vjp: cotangents", x, y) for x, y in zip(given, results, strict=True)]
         return primals.filled(primals.pull(results, dy))
 
     return structure.rebuild(results), aux, pull
@@ -93,7 +93,7 @@ def fitted(where: str, given: Any, like: Node) -> Node | None:
     node = cast(as_node(given, like, where), like.dtype)
     if node.shape != like.shape:
         raise GradientError(
-            f"{where}: expected {like.type}, the type of the value that it belongs to; got "
+            f"{where}: expected {like.type}, the type of the value to which it belongs; got "
             f"{node.type}. Reshape or cast it."
         )
     return node
@@ -167,9 +167,10 @@ def forward_mode(f: Callable[..., Any]) -> Function:
         primals = Primals("jvp", args, tuple(range(len(args))))
         results, structure = as_nodes("jvp", f(*primals.args))
         given = primals.structure.match(tangents, "jvp: tangents")
+        paths = primals.structure.paths("tangents")
         directions = [
-            fitted(f"jvp: tangents: {path}", t, x)
-            for path, t, x in zip(primals.paths, given, primals.nodes, strict=True)
+            fitted(f"jvp: {path}", t, x)
+            for path, t, x in zip(paths, given, primals.nodes, strict=True)
         ]
         floats = [y for y in results if is_float(y.dtype)]
         weights = [after(zeros(y.shape, y.dtype)) for y in floats]

@@ -65,10 +65,14 @@ def check_apart(part: Array, whole: Array, where: str, own: Array | None = None)
 def normal_axis(axis: int, shape: Shape, where: str) -> int:
     """Count an axis from the front."""
     axis = whole(axis, where, "axis")
+    if not shape:
+        raise ShapeError(
+            f"{where}: expected an array of at least one axis; got a scalar. Reshape it to (1,)."
+        )
     if not -len(shape) <= axis < len(shape):
         raise ShapeError(
-            f"{where}: axis: expected an axis of an array of shape {shape}; got {axis}. "
-            "Reshape the array."
+            f"{where}: axis: expected an axis in [{-len(shape)}, {len(shape)}) of an array of "
+            f"shape {shape}; got {axis}. Reshape the array."
         )
     return axis % len(shape)
 
@@ -77,7 +81,7 @@ def block_rows(shape: Shape, size: int, where: str) -> int:
     """The rows of a rank's block where the first axis is shared out evenly."""
     if not shape or shape[0] % size:
         raise ShapeError(
-            f"{where}: expected a size that {size} ranks can share evenly; got an array of shape "
-            f"{shape}. Pad or reshape it."
+            f"{where}: expected an array whose axis 0 has a multiple of {size} rows, as many for "
+            f"each of the {size} ranks; got one of shape {shape}. Pad or reshape it."
         )
     return shape[0] // size

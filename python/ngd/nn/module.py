@@ -26,9 +26,9 @@ from .modes import current
 from .plain import CONTAINERS, Held, find_in, refusal
 
 INSTEAD: Final = {
-    "train": "nn.training, within which graphs are built for training",
+    "train": "`with nn.training(nn.Random(seed)):` around the forward pass",
     "eval": "nn.evaluation; outside of nn.training graphs are built for evaluation",
-    "named_parameters": "parameters, which are by name",
+    "named_parameters": "parameters(), a dict of variables by name",
     "to": "astype",
 }
 """Methods of PyTorch's modules, and the name to use instead."""

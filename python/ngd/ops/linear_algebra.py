@@ -96,7 +96,9 @@ def diag(x: Value, k: int = 0) -> Node:
     if x.ndim == 2:
         return diagonal(x, k)
     if x.ndim != 1:
-        raise ShapeError(f"diag: expected one axis or two; got {x.type}")
+        raise ShapeError(
+            f"diag: expected one axis or two; got {x.type}. Use ops.diagonal for more."
+        )
     offset = operator.index(k)
     line = pad(x, (max(-offset, 0), max(offset, 0)))
     size = line.shape[0]

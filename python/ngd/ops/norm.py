@@ -247,8 +247,8 @@ def _last(where: str, x: Node, normalized_shape: int | Sequence[int]) -> tuple[S
     shape = (given,) if isinstance(given, (int, np.integer)) else tuple(given)
     if not shape or x.shape[-len(shape) :] != shape:
         raise ShapeError(
-            f"{where}: expected last axes of shape {shape}; got {x.type}. Set the shape of these "
-            "axes."
+            f"{where}: expected last axes of shape {shape}, as normalized_shape says; got "
+            f"{x.type}. Set normalized_shape to the last axes of x."
         )
     return shape, tuple(range(x.ndim - len(shape), x.ndim))
 

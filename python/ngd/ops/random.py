@@ -119,7 +119,12 @@ class Draw(Op):
 
     def infer(self, seed: Type, *, shape: Shape, dtype: DType) -> Type:
         expect_seed(self.name, seed)
-        return Type(expect_dtype(self.name, (Type(dtype, shape),), FLOATS), shape)
+        if dtype not in FLOATS:
+            raise DTypeError(
+                f"{self.name}: expected a floating dtype; got {dtype.name}. Cast the result "
+                "instead."
+            )
+        return Type(dtype, shape)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (None,)

@@ -34,7 +34,9 @@ LEAST: Final = 2.0**-54
 def _expect_float(where_: str, dtype: Any) -> Any:
     kind = as_dtype(dtype, where_)
     if kind not in FLOATS:
-        raise DTypeError(f"{where_}: expected a floating dtype; got {kind}")
+        raise DTypeError(
+            f"{where_}: expected a floating dtype; got {kind}. Cast the result instead."
+        )
     return kind
 
 
@@ -75,7 +77,9 @@ def randint(
     """
     kind = as_dtype(dtype, "randint")
     if kind not in INTEGERS:
-        raise DTypeError(f"randint: expected an integer dtype; got {kind}")
+        raise DTypeError(
+            f"randint: expected an integer dtype; got {kind}. Cast the result instead."
+        )
     limits = np.iinfo(kind)
     if not limits.min <= low < high <= int(limits.max) + 1:
         raise ValueError(

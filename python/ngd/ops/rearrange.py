@@ -208,7 +208,7 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
     except ValueError:
         raise ShapeError(
             f"pad: expected widths >= 0: a number, a pair, or a pair per axis of {x.type}; "
-            f"got {widths}"
+            f"got {widths}. Remove elements by a slice instead."
         ) from None
     pairs = [(int(before), int(after)) for before, after in sides]
     if mode == "constant":

@@ -88,7 +88,7 @@ def taken_apart(where_: str, x: Type, index: Any) -> Selection | None:
             f"{where_}: expected at most {len(x.shape)} indices for {x}; got more. Leave some out."
         )
     if sum(item is Ellipsis for item in items) > 1:
-        raise ShapeError(f"{where_}: expected at most one ...; got several")
+        raise ShapeError(f"{where_}: expected at most one ...; got several. Remove one.")
     if not any(item is Ellipsis for item in items):
         items = (*items, Ellipsis)
     basic: list[Any] = []
@@ -268,8 +268,8 @@ def fitted(where_: str, values: Node, shape: Shape) -> Node:
         return broadcast_to(values, shape)
     except ShapeError:
         raise ShapeError(
-            f"{where_}: expected values that broadcast to the part {shape}; got {values.type}. "
-            "Reshape them."
+            f"{where_}: expected values that broadcast to {shape}, the shape of x[index]; got "
+            f"{values.type}. Reshape them."
         ) from None
 
 
