@@ -151,11 +151,16 @@ class _Entrance:
     def alone(self) -> Iterator[None]:
         """Enter as the only one, or raise what has kept the one before from making the world."""
         if self.inside == threading.get_ident():
-            raise InitError("ngd.init: called once more from within itself, by a signal handler")
+            raise InitError(
+                "ngd.init: expected one call at a time; got another one from a signal handler. "
+                "Make no call of ngd in signal handlers."
+            )
         failed_before = self.failed
         with self.lock:
             if self.failed > failed_before:
-                raise InitError(f"ngd.init: in another thread it failed meanwhile: {self.failure}")
+                raise InitError(
+                    f"ngd.init: expected the call in another thread to succeed; got {self.failure}"
+                )
             try:
                 self.inside = threading.get_ident()
                 yield
@@ -198,7 +203,7 @@ def communicator_of(comm: Any) -> _core.Communicator:
     if built["mode"] != "OMPI":
         raise InitError(
             f"ngd.init: comm: expected a build with NGD_DISTRIBUTED_ENABLE=OMPI, which has MPI; "
-            f"this one is of mode {built['mode']}"
+            f"got mode {built['mode']}. Install such a build, or leave comm out."
         )
     version = getattr(sys.modules.get(type(comm).__module__), "Get_library_version", None)
     if version is None or not hasattr(comm, "py2f"):
@@ -209,8 +214,8 @@ def communicator_of(comm: Any) -> _core.Communicator:
     ours = load_mpi("openmpi" if theirs.startswith("Open MPI") else "mpich")
     if theirs != ours:
         raise InitError(
-            "ngd.init: comm: expected mpi4py and ngd to use one MPI; ngd has loaded "
-            f"{ours}, and mpi4py runs on {theirs}"
+            "ngd.init: comm: expected mpi4py and ngd to use one MPI; got {ours} in "
+            f"ngd and {theirs} in mpi4py. Install mpi4py for the MPI of ngd."
         )
     return between_hosts(comm.py2f())
 
@@ -225,8 +230,8 @@ def load_mpi(name: str) -> str:
     built = mpis()
     if name and name not in built:
         raise InitError(
-            f"ngd.init: {name} is asked for, and this ngd was built for {', '.join(built)}: build "
-            "it with the mpi.h of that, too (cmake.define.NGD_MPI_INCLUDE)"
+            f"ngd.init: expected an MPI among {', '.join(built)}, for which ngd was built; got "
+            f"{name}. Build ngd with its mpi.h as well (cmake.define.NGD_MPI_INCLUDE)."
         )
     _core.load_mpi(name)
     return _core.mpi_version()
@@ -269,16 +274,16 @@ def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
             wanted = "self"
         elif mode == "OFF":
             raise InitError(
-                f"ngd.init: {launch.launcher} started {launch.size} ranks, but ngd was built with "
-                "NGD_DISTRIBUTED_ENABLE=OFF; build mode MLSL or OMPI"
+                f"ngd.init: expected a build for the {launch.size} ranks that {launch.launcher} "
+                "started; got NGD_DISTRIBUTED_ENABLE=OFF. Build mode MLSL or OMPI."
             )
         else:
             wanted = "shm" if one_host or mode == "MLSL" else "hosts"
     if wanted == "self":
         if launch.size != 1:
             raise InitError(
-                f"ngd.init: {launch.launcher} started {launch.size} ranks, and NGD_COMM=self "
-                "makes groups of one"
+                f"ngd.init: expected one rank with NGD_COMM=self; got {launch.size} ranks of "
+                f"{launch.launcher}. Unset NGD_COMM."
             )
         return _core.Communicator.make_self()
     if wanted == "shm" and not launch.one_host:
@@ -286,13 +291,16 @@ def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
         if mode == "OMPI":
             limit, cure = "NGD_COMM=shm", "let mode OMPI use MPI: NGD_COMM=auto"
         raise InitError(
-            f"ngd.init: {launch.launcher} started {launch.size} ranks on several hosts "
-            f"({launch.local_size} on this one), and shared memory, all that {limit} has, reaches "
-            f"one host only: start them all on one host (srun -N1, ngd run), or {cure}"
+            f"ngd.init: expected all ranks on one host, because {limit} has only shared memory; "
+            f"got {launch.size} ranks of {launch.launcher} on several hosts, {launch.local_size} "
+            f"on this one. Start them all on one host (srun -N1, ngd run), or {cure}."
         )
     if wanted == "shm":
         if launch.size > 1 and launch.job_key is None:
-            raise InitError(f"ngd.init: {launch.launcher} gives its ranks no way to meet")
+            raise InitError(
+                f"ngd.init: expected a launcher that names the job; got {launch.launcher}, which "
+                "does not. Set NGD_JOB, RANK and WORLD_SIZE of each rank, or use ngd run."
+            )
         return _core.Communicator.make_shm(
             launch.job_key or f"alone:{os.getpid()}", launch.rank, launch.size, timeout
         )

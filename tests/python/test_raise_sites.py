@@ -26,18 +26,15 @@ EXEMPT: Final = {
     "autodiff.py": "an internal error, which names the op",
     "calls.py": "helpers that add the call to another message",
     "data/messages.py": "an error between the loader and its workers, which they handle",
-    "devices/sharing.py": "facts of several ranks about a variable that they share",
-    "distributed.py": "the place of a process in its job, which no argument gives",
     "doctor.py": "a fault that ngd doctor has found",
-    "environment.py": "the place of a process in its job, which no argument gives",
     "ir.py": "errors of a pass or of an op's author, which name the node",
     "launch.py": "messages of the command line, which begin with the option",
     "local.py": "the class that cannot be copied, and what to do instead",
-    "members.py": "the state of ngd run",
-    "metrics/__init__.py": "a missing package, with the command that installs it",
     "metrics/serving.py": "an error between ranks, which they handle",
     "ops/elementwise.py": "a message of NumPy after the call",
-    "passes/": "internal errors of passes, which name the node and its line",
+    "passes/__init__.py": "an internal error, which names the node and its line",
+    "passes/memory_planning.py": "internal errors, which name the node and its line",
+    "passes/scheduling.py": "an internal error",
     "ray/elastic.py": "errors of an actor, to which the driver adds the call",
     "reference.py": "errors of a running step, which name the op and its line",
 }
@@ -45,6 +42,8 @@ EXEMPT: Final = {
 
 EXEMPT_MESSAGES: Final = (
     r"module \{field\} has no attribute",  # Python's own message
+    r"ngd.init: \{field\} started \{field\} ranks, but MPI sees",  # the place of a process
+    r"ngd.init: rank \{field\} is process",  # in its job, which no argument gives
     r"this group was shut down",  # a closed group: the call that it refuses names itself
     r"\{field\}: this ngd.Work was dropped",  # from a destructor: no argument is wrong
     r"Work.wait: \{field\} was not there",  # a timeout: no argument is wrong
