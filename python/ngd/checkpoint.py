@@ -445,7 +445,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     }
     if 8 + length + max([end for *_, end in parts.values()], default=0) != size:
         raise ValueError(
-            f"checkpoint: expected a complete safetensors file; got {path}, which is cut or damaged"
+            f"checkpoint: expected a complete safetensors file; got {path}, which is cut or "
+            "damaged. Load an older checkpoint."
         )
     data: Any = (
         np.memmap(path, np.uint8, "r", 8 + length) if size > 8 + length else np.empty(0, "u1")

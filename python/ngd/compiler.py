@@ -338,7 +338,10 @@ def check_signature(graph: Graph, given: Structure, results: Structure) -> None:
     for number, node in enumerate(graph.inputs):
         if not isinstance(node, Node) or node.op is not PLACEHOLDER:
             at = given.paths("inputs")[number]
-            raise TypeError(f"compile: inputs: expected placeholders; got {node!r} at {at}")
+            raise TypeError(
+                f"compile: inputs: expected placeholders; got {node!r} at {at}. Make them by "
+                "ngd.placeholder."
+            )
     for number, node in enumerate(graph.outputs):
         if not isinstance(node, Node):
             at = results.paths("outputs")[number]

@@ -124,8 +124,8 @@ def with_aux(where: str, returned: Any, has_aux: bool) -> tuple[Any, Any]:
         return returned, None
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
-            f"{where}: expected a function that returns (result, aux), as has_aux says; "
-            f"got {returned!r}"
+            f"{where}: expected a function that returns (result, aux), as has_aux says; got "
+            f"{returned!r}. Return a pair, or leave has_aux out."
         )
     return returned
 

@@ -193,7 +193,10 @@ def chosen(group: Group | None) -> Group:
     if group is None:
         return init()
     if not isinstance(group, Group):
-        raise TypeError(f"group: expected an ngd.Group; got {type(group).__name__}")
+        raise TypeError(
+            f"group: expected an ngd.Group; got {type(group).__name__}. Use ngd.init() or its "
+            "split()."
+        )
     return group
 
 
@@ -208,7 +211,8 @@ def communicator_of(comm: Any) -> _core.Communicator:
     version = getattr(sys.modules.get(type(comm).__module__), "Get_library_version", None)
     if version is None or not hasattr(comm, "py2f"):
         raise InitError(
-            f"ngd.init: comm: expected an mpi4py communicator; got {type(comm).__name__}"
+            f"ngd.init: comm: expected an mpi4py communicator; got {type(comm).__name__}. Pass "
+            "MPI.COMM_WORLD of mpi4py."
         )
     theirs = version().strip("\0\n ")
     ours = load_mpi("openmpi" if theirs.startswith("Open MPI") else "mpich")
@@ -261,6 +265,20 @@ def share_cores(world: Group) -> None:
     logger.debug("rank %d of %d: %d threads", world.rank, world.size, _core.thread_count())
 
 
+def expect_one_host(mode: str, launch: Launch) -> None:
+    """Raise an InitError if ranks that have only shared memory are on several hosts."""
+    if launch.one_host:
+        return
+    limit, cure = f"mode {mode}", "build with NGD_DISTRIBUTED_ENABLE=OMPI and start with mpirun"
+    if mode == "OMPI":
+        limit, cure = "NGD_COMM=shm", "let mode OMPI use MPI: NGD_COMM=auto"
+    raise InitError(
+        f"ngd.init: expected all ranks on one host, because {limit} has only shared memory; "
+        f"got {launch.size} ranks of {launch.launcher} on several hosts, {launch.local_size} "
+        f"on this one. Start them all on one host (srun -N1, ngd run), or {cure}."
+    )
+
+
 def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
     """Pick among what was built: NGD_COMM, or what the mode and the hosts ask for.
 
@@ -286,16 +304,8 @@ def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
                 f"{launch.launcher}. Unset NGD_COMM."
             )
         return _core.Communicator.make_self()
-    if wanted == "shm" and not launch.one_host:
-        limit, cure = f"mode {mode}", "build with NGD_DISTRIBUTED_ENABLE=OMPI and start with mpirun"
-        if mode == "OMPI":
-            limit, cure = "NGD_COMM=shm", "let mode OMPI use MPI: NGD_COMM=auto"
-        raise InitError(
-            f"ngd.init: expected all ranks on one host, because {limit} has only shared memory; "
-            f"got {launch.size} ranks of {launch.launcher} on several hosts, {launch.local_size} "
-            f"on this one. Start them all on one host (srun -N1, ngd run), or {cure}."
-        )
     if wanted == "shm":
+        expect_one_host(mode, launch)
         if launch.size > 1 and launch.job_key is None:
             raise InitError(
                 f"ngd.init: expected a launcher that names the job; got {launch.launcher}, which "

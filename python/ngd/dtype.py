@@ -145,9 +145,14 @@ def whole(value: Any, where: str, name: str, bits: int = 32) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{where}: {name}: expected a whole number; got {value!r}") from None
+        raise TypeError(
+            f"{where}: {name}: expected a whole number; got {value!r}. Give an integer."
+        ) from None
     if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
-        raise ValueError(f"{where}: {name}: expected a number of {bits} bits; got {number}")
+        raise ValueError(
+            f"{where}: {name}: expected a number of {bits} bits; got {number}. Give a smaller "
+            "number."
+        )
     return number
 
 
@@ -158,7 +163,9 @@ def lengths(shape: Any, where: str, itemsize: int = 1) -> tuple[int, ...]:
     if any(n < 0 for n in extents):
         raise ShapeError(f"{where}: shape: expected lengths >= 0; got {shape}")
     if math.prod(extents) * itemsize >= 2**63:
-        raise ShapeError(f"{where}: shape: expected fewer than 2**63 bytes; got {shape}")
+        raise ShapeError(
+            f"{where}: shape: expected fewer than 2**63 bytes; got {shape}. Make the array smaller."
+        )
     return extents
 
 

@@ -229,7 +229,10 @@ class Function:
         try:
             key, leaves = self._look_at(args, kwargs)
         except HasNodes:
-            raise TypeError(f"{self.name}: trace: expected arrays; got nodes") from None
+            raise TypeError(
+                f"{self.name}: trace: expected arrays; got nodes. Pass arrays of the shapes to "
+                "trace for."
+            ) from None
         return self._trace_for(key, leaves).step
 
     @property
@@ -402,7 +405,7 @@ class Function:
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise TypeError(
                 f"{self.name}: expected a function with updates=True to return (result, updates); "
-                f"got {returned!r}"
+                f"got {returned!r}. Return a pair."
             )
         return inputs, as_result(self.name, returned[0]), returned[1]
 

@@ -152,7 +152,8 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     primals, tangents = tuple(primals), tuple(tangents)
     if len(primals) != len(tangents):
         raise TypeError(
-            f"{where}: expected a tangent for each primal; got {len(primals)} and {len(tangents)}"
+            f"{where}: expected a tangent for each primal; got {len(primals)} and {len(tangents)}. "
+            "Give one per primal."
         )
     step = forward_mode(f)
     made = step.__wrapped__ if building((primals, tangents)) else step
@@ -330,7 +331,10 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
         given, named = structure.rebuild(own)
         returned = f(*given, **named)
         if not isinstance(returned, tuple) or len(returned) != 2 or not callable(returned[1]):
-            raise TypeError(f"{where}: expected it to return (result, gradient); got {returned!r}")
+            raise TypeError(
+                f"{where}: expected it to return (result, gradient); got {returned!r}. Return a "
+                "pair."
+            )
         results, of_results = as_nodes(where, returned[0])
         operands = [x for x in own if isinstance(x, Node)]
         expect_closed(where, results, operands, since)
@@ -396,8 +400,8 @@ class GivenGradient:
         parts = (made,) if len(self.args) == 1 else made
         if not isinstance(parts, tuple) or len(parts) != len(self.args):
             raise TypeError(
-                f"{self.where}: gradient: expected a tuple of {len(self.args)} adjoints; "
-                f"got {made!r}"
+                f"{self.where}: gradient: expected a tuple of {len(self.args)} adjoints; got "
+                f"{made!r}. Return one per argument, None for none."
             )
         adjoints: list[Any] = []
         for part, (leaves, structure) in zip(parts, self.args, strict=True):

@@ -42,7 +42,10 @@ def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> 
         out = [None] * len(sources)
     elif not isinstance(out, (list, tuple)) or len(out) != len(sources):
         got = f"{len(out)} of them" if isinstance(out, (list, tuple)) else type(out).__name__
-        raise ValueError(f"{where}: out: expected a list of {len(sources)} arrays; got {got}")
+        raise ValueError(
+            f"{where}: out: expected a list of {len(sources)} arrays; got {got}. Give one array "
+            "per input."
+        )
     buffers = [destination(o, s.dtype, s.shape, where) for o, s in zip(out, sources, strict=True)]
     for source, buffer in zip(sources, buffers, strict=True):
         check_apart(source, buffer, where)

@@ -151,7 +151,8 @@ def rounds(tensors: Sequence[Node], length: int | None) -> int:
     for node, extent in zip(tensors, extents, strict=True):
         if extent != wanted:
             raise ShapeError(
-                f"scan: expected xs of {wanted} slices each; got {node.type} (made at {node.site})"
+                f"scan: expected xs of {wanted} slices each; got {node.type} (made at "
+                f"{node.site}). Slice xs, or change length."
             )
     return wanted
 
@@ -322,7 +323,10 @@ def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any)
         raise ValueError("switch: expected at least one branch; got none")
     chosen = as_node(index, where="switch: index")
     if chosen.shape or chosen.dtype not in INTEGERS:
-        raise DTypeError(f"switch: expected an integer scalar as index; got {chosen.type}")
+        raise DTypeError(
+            f"switch: expected an integer scalar as index; got {chosen.type}. Cast it: "
+            "index.astype('int64')."
+        )
     place = clip(cast(chosen, int64), 0, len(functions) - 1)
 
     def among(low: int, high: int, *given: Any) -> Any:

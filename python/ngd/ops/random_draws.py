@@ -83,7 +83,8 @@ def randint(
     limits = np.iinfo(kind)
     if not limits.min <= low < high <= int(limits.max) + 1:
         raise ValueError(
-            f"randint: expected low < high within [{limits.min}, {limits.max}]; got {low}, {high}"
+            f"randint: expected low < high within [{limits.min}, {limits.max}]; got {low}, {high}. "
+            "Change the bounds, or use a wider dtype."
         )
     count = high - low
     extents = as_shape(shape)
@@ -126,7 +127,9 @@ def bernoulli(
     extents = chance.shape if shape is None else as_shape(shape)
     drawn = random_uniform(extents, float64, seed=seed, offset=offset) < chance
     if drawn.shape != extents:
-        raise ShapeError(f"bernoulli: expected p that broadcasts to {extents}; got {chance.type}")
+        raise ShapeError(
+            f"bernoulli: expected p that broadcasts to {extents}; got {chance.type}. Reshape p."
+        )
     return drawn
 
 
@@ -235,7 +238,8 @@ def categorical(
     total = node + noise
     if total.shape != noise.shape:
         raise ShapeError(
-            f"categorical: expected logits that broadcast to {extents}; got {node.type}"
+            f"categorical: expected logits that broadcast to {extents}; got {node.type}. Reshape "
+            "the logits, or change shape."
         )
     return argmax(total, -1)
 
@@ -279,7 +283,9 @@ def truncated_normal(
     """
     kind = _expect_float("truncated_normal", dtype)
     if not low < high:
-        raise ValueError(f"truncated_normal: expected low < high; got {low}, {high}")
+        raise ValueError(
+            f"truncated_normal: expected low < high; got {low}, {high}. Swap the bounds."
+        )
     first, last = (math.erf(bound / math.sqrt(2)) for bound in (low, high))
     u = random_uniform(as_shape(shape), float64, seed=seed, offset=offset)
     drawn = erfinv(first + u * (last - first)) * math.sqrt(2)

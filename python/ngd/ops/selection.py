@@ -170,8 +170,8 @@ def within(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
     if isinstance(item, _Places):
         if item.extent != n:
             raise ShapeError(
-                f"{where_}: expected a mask of {n} elements along axis {axis} of {x}; "
-                f"got {item.extent}"
+                f"{where_}: expected a mask of {n} elements along axis {axis} of {x}; got "
+                f"{item.extent}. Make the mask from this tensor."
             )
         return item.places
     if isinstance(item, Node):
@@ -311,7 +311,9 @@ class Part:
         given = as_node(values, x, where_)
         fit = is_float(x.dtype) or np.can_cast(given.dtype, x.dtype, "same_kind")
         if not fit and not is_weak(values):
-            raise DTypeError(f"{where_}: expected values for {x.type}; got {given.type}")
+            raise DTypeError(
+                f"{where_}: expected values for {x.type}; got {given.type}. Cast the values."
+            )
         given = cast(given, x.dtype)
         mask = self._mask(where_, given)
         if mask is not None:

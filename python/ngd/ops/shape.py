@@ -462,7 +462,10 @@ class Split(Op):
 
     def infer(self, x: Type, *, sizes: Shape, axis: int) -> tuple[Type, ...]:
         if builtins.sum(sizes) != x.shape[axis]:
-            raise ShapeError(f"split: expected sizes that fill axis {axis} of {x}; got {sizes}")
+            raise ShapeError(
+                f"split: expected sizes that fill axis {axis} of {x}; got {sizes}. Give sizes "
+                "whose sum is the extent."
+            )
         before, after = x.shape[:axis], x.shape[axis + 1 :]
         return tuple(Type(x.dtype, (*before, size, *after)) for size in sizes)
 

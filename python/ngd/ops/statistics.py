@@ -171,7 +171,9 @@ def _quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method:
     if method not in METHODS:
         raise ValueError(f"{where_}: expected a method among {', '.join(METHODS)}; got {method!r}")
     if not ((q >= 0) & (q <= 1)).all():
-        raise ValueError(f"{where_}: expected numbers from 0 to the largest; got {q}")
+        raise ValueError(
+            f"{where_}: expected numbers from 0 to the largest; got {q}. Convert q to this range."
+        )
     node, dtype = widened(where_, x)
     lines, axes = lines_of(where_, node, axis)
     n = lines.shape[-1]
@@ -288,7 +290,8 @@ def average(
         along = as_axis("average", axis, x.ndim, x.type)
         if factors.shape[0] != x.shape[along]:
             raise ShapeError(
-                f"average: expected {x.shape[along]} weights for axis {axis}; got {factors.type}"
+                f"average: expected {x.shape[along]} weights for axis {axis}; got {factors.type}. "
+                "Give one per element of the axis."
             )
         factors = reshape(factors, [-1 if a == along else 1 for a in range(x.ndim)])
         factors = broadcast_to(factors, x.shape)
