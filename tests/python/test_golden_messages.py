@@ -63,6 +63,7 @@ VERBS: Final = (
     "Reshape",
     "Return",
     "Run",
+    "See",
     "Save",
     "Set",
     "Start",

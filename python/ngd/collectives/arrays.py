@@ -84,7 +84,7 @@ def block_rows(shape: Shape, size: int, where: str) -> int:
     """The rows of a rank's block where the first axis is shared out evenly."""
     if not shape or shape[0] % size:
         raise ShapeError(
-            f"{where}: expected an array whose axis 0 has a multiple of {size} rows, as many for "
-            f"each of the {size} ranks; got one of shape {shape}. Pad or reshape it."
+            f"{where}: expected an array whose axis 0 divides evenly among {size} ranks; got one "
+            f"of shape {shape}. Reshape or pad it."
         )
     return shape[0] // size

@@ -449,8 +449,8 @@ class Split(Op):
             if sections < 1 or n % sections:
                 raise ShapeError(
                     f"split: expected a number that divides the {n} elements along axis {axis} "
-                    f"of {x.type}; got {sections}. For sections of different sizes give the "
-                    "indices to split at: [1]."
+                    f"of {x.type}; got {sections}. Give the indices to split at, such as [1], for "
+                    "sections of different sizes."
                 )
             sizes = (n // int(sections),) * int(sections)
         else:
