@@ -78,7 +78,9 @@ def call_host(
     leaves, structure = flatten(types, _is_type)
     results = tuple(_as_type(leaf) for leaf in leaves)
     if not results:
-        raise TypeError(f"call_host: expected the types of the results; got {types!r}")
+        raise TypeError(
+            f"call_host: expected the types of the results; got {types!r}. Give at least one."
+        )
     operands = [as_node(node, where="call_host") for node in nodes]
     host = HostFunction(function, tuple(n.type for n in operands), results, gradient)
     return structure.rebuild(_call_host(operands, host).results)
