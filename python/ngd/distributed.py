@@ -285,7 +285,7 @@ def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
 
     Over shared memory the ranks have so many seconds to meet.
     """
-    mode = _core.build_info()["mode"]
+    mode = str(_core.build_info()["mode"])
     wanted = config.communicator(mode)
     one_host = launch.one_host and (mode == "MLSL" or config.host() is None)
     if wanted == "auto":
