@@ -115,7 +115,7 @@ def test_the_tutorials_script_learns_the_same_on_four_ranks(tmp_path: Path) -> N
     assert said[1] == pytest.approx(said[0], abs=5e-3)
 
 
-@pytest.mark.parametrize("number, name", [(0, "one_host"), (1, "open_mpi")])
+@pytest.mark.parametrize(("number", "name"), [(0, "one_host"), (1, "open_mpi")])
 def test_a_script_of_slurm_is_that_of_the_examples(number: int, name: str) -> None:
     """The page has every line of the file, except for comments and the command."""
     page = re.findall(r"^```sh\n(.*?)^```$", (DOCS / "slurm.md").read_text(), re.DOTALL | re.M)
