@@ -136,7 +136,7 @@ def compile(
         with such a collective joins the world.
     precision : dtype, default float32
         "bfloat16" or "float16": the dtype in which float32 matrices are multiplied and activations
-        are stored. Variables, outputs and collectives stay float32. See docs/numerics.md.
+        are stored. Variables, outputs and collectives stay float32. See docs/mixed_precision.md.
     memory_limit : int, optional
         The largest number of bytes for the values of a call, without variables, arguments and
         results: `memory()["private"] + memory()["shared"]`. The step computes cheap values twice

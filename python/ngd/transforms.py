@@ -426,7 +426,7 @@ def remat(f: Callable[..., Any]) -> Function:
     """Recompute the values of `f` in the backward pass instead of storing them; a decorator.
 
     PyTorch and JAX also call this checkpointing; `ngd.checkpoint` saves variables. Results and
-    gradients are equal bit for bit. Between the forward and the backward pass, memory holds only
+    gradients are equal up to rounding. Between the forward and the backward pass, memory holds only
     the inputs and results of `f`. The backward pass runs the forward pass of `f` once more.
 
     Parameters
