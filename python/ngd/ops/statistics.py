@@ -195,8 +195,8 @@ def expect_quantiles(where_: str, q: Any, method: str) -> None:
         raise ValueError(f"{where_}: expected a method among {', '.join(METHODS)}; got {method!r}")
     if not ((q >= 0) & (q <= 1)).all():
         raise ValueError(
-            f"{where_}: expected q in [0, 1], or percentages in [0, 100]; got the quantile {q}. Give "
-            "numbers in this range."
+            f"{where_}: expected q in [0, 1], or percentages in [0, 100]; got the quantile {q}. "
+            "Give numbers in this range."
         )
 
 
