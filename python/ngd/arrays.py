@@ -63,7 +63,10 @@ def expect_rows(out: Any, async_op: Any, dtype: DType, row: Shape, where: str) -
     a wrong one leaves the group as it was.
     """
     if not isinstance(async_op, (bool, np.bool_)):
-        raise TypeError(f"{where}: async_op: expected a bool; got {type(async_op).__name__}")
+        raise TypeError(
+            f"{where}: async_op: expected a bool; got {type(async_op).__name__}. Write "
+            "async_op=True."
+        )
     if out is not None:
         count = tuple(getattr(out, "shape", ()))[:1] or (0,)
         destination(out, dtype, (*count, *row), where)

@@ -43,7 +43,8 @@ def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
     for target in targets:
         if not is_float(target.dtype):
             raise GradientError(
-                f"grad: expected floats to differentiate by; got {_name(target)}. Leave it out."
+                f"grad: expected floats to differentiate by; got {_name(target)}. Leave it "
+                "out of wrt."
             )
     with at_site(loss.site):
         seed = constant_node(np.ones((), loss.dtype))
@@ -70,8 +71,8 @@ def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node]) ->
     through = "" if end is None else f" through differentiable ops: the path ends at {_name(end)}"
     return (
         f"grad: expected a loss that depends on {_name(target)}; got one (made at {loss.site}) "
-        "that "
-        f'does not{through}. Leave it out, or pass unused="zero" to get zeros.'
+        f"that does not{through}. Leave it out, or call "
+        'ngd.grad(..., unused="zero"), which returns zeros for it.'
     )
 
 

@@ -37,6 +37,7 @@ SYNONYMS: Final = {
     "workers": ("num_workers",),
     "world_size": ("size",),
     "rate": ("lr",),
+    "lr": ("lr_factor",),
     "learning_rate": ("lr",),
     "init_value": ("lr",),
     "peak_value": ("lr",),
@@ -132,7 +133,7 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
     for name in kwargs:
         if name not in named and not takes_any:
             found = nearest(name, named)
-            fix = f"`{name}` is called `{found}`" if found else f"It takes no `{name}`"
+            fix = f"`{name}` is called `{found}`" if found else f"Remove `{name}`"
             return f"got an unexpected keyword argument '{name}'. {fix}."
     positional = [p for p in parameters if p.kind in POSITIONAL]
     if len(args) > len(positional) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
@@ -154,7 +155,7 @@ def by_keyword(surplus: Sequence[Any], named: Mapping[str, inspect.Parameter]) -
     """Return the advice for positional arguments that are too many."""
     keywords = [name for name, p in named.items() if p.kind is p.KEYWORD_ONLY]
     if len(surplus) > len(keywords):
-        return f"Leave {'one' if len(surplus) == 1 else len(surplus)} out."
+        return f"Remove the last {'one' if len(surplus) == 1 else len(surplus)}."
     pairs = zip(keywords, surplus, strict=False)
     return f"Write {', '.join(f'{name}={format_value(value)}' for name, value in pairs)}."
 

@@ -445,7 +445,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, Any]:
     }
     if 8 + length + max([end for *_, end in parts.values()], default=0) != size:
         raise ValueError(
-            f"checkpoint: expected a complete safetensors file; got {path}, which is cut or damaged"
+            f"checkpoint: expected a complete safetensors file; got {path}, which is cut or "
+            "damaged. Load an older checkpoint."
         )
     data: Any = (
         np.memmap(path, np.uint8, "r", 8 + length) if size > 8 + length else np.empty(0, "u1")
@@ -463,7 +464,7 @@ def read_index(place: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise FileNotFoundError(
             f"checkpoint.load: expected a checkpoint in {str(place)!r}; got a folder without "
-            f"{INDEX}, or none. Call checkpoint.exists(folder) before."
+            f"{INDEX}, or none. Check the path, or call checkpoint.exists(folder) first."
         ) from None
     index: dict[str, Any] = json.loads(text, object_hook=decoded)
     return index

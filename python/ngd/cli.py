@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
+import signal
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,11 +29,39 @@ documentation: {page_url("cli")}
 COMMANDS: Final = {"run": launch, "doctor": doctor, "profile": profiler, "examples": examples}
 """The module of each subcommand: its texts, `add_arguments` and `run`."""
 
+STDOUT: Final = 1
+"""The file descriptor of the standard output."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    args = make_parser().parse_args(argv)
-    return int(args.action(args))
+    """Run the command line and return the exit status.
+
+    If the reader of the output has closed it, as `ngd examples | head -1` does, the command ends
+    without a traceback, and with the status of a program that SIGPIPE ends.
+    """
+    try:
+        return run_command(argv)
+    except BrokenPipeError:
+        if not is_output_closed():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # Python flushes once more when it exits
+        return 128 + signal.SIGPIPE
+
+
+def run_command(argv: Sequence[str] | None) -> int:
+    """Run a subcommand, write its output, and return its exit status."""
+    try:
+        args = make_parser().parse_args(argv)
+        return int(args.action(args))
+    finally:
+        sys.stdout.flush()  # a closed pipe raises here, and not when Python exits
+
+
+def is_output_closed() -> bool:
+    """Return whether the standard output is a pipe that has no reader."""
+    poll = select.poll()
+    poll.register(STDOUT, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def make_parser() -> argparse.ArgumentParser:

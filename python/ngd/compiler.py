@@ -136,7 +136,7 @@ def compile(
         with such a collective joins the world.
     precision : dtype, default float32
         "bfloat16" or "float16": the dtype in which float32 matrices are multiplied and activations
-        are stored. Variables, outputs and collectives stay float32. See docs/numerics.md.
+        are stored. Variables, outputs and collectives stay float32. See docs/mixed_precision.md.
     memory_limit : int, optional
         The largest number of bytes for the values of a call, without variables, arguments and
         results: `memory()["private"] + memory()["shared"]`. The step computes cheap values twice
@@ -226,7 +226,8 @@ def as_precision(where: str, precision: Any) -> DType:
     dtype = as_dtype(precision, f"{where}: precision")
     if dtype not in (float32, *HALVES):
         raise DTypeError(
-            f"{where}: precision: expected float32, bfloat16 or float16; got {dtype.name}"
+            f"{where}: precision: expected float32, bfloat16 or float16; got {dtype.name}. For "
+            "float64, cast the inputs and variables."
         )
     return dtype
 
@@ -337,7 +338,10 @@ def check_signature(graph: Graph, given: Structure, results: Structure) -> None:
     for number, node in enumerate(graph.inputs):
         if not isinstance(node, Node) or node.op is not PLACEHOLDER:
             at = given.paths("inputs")[number]
-            raise TypeError(f"compile: inputs: expected placeholders; got {node!r} at {at}")
+            raise TypeError(
+                f"compile: inputs: expected placeholders; got {node!r} at {at}. Make them by "
+                "ngd.placeholder."
+            )
     for number, node in enumerate(graph.outputs):
         if not isinstance(node, Node):
             at = results.paths("outputs")[number]

@@ -124,8 +124,8 @@ def with_aux(where: str, returned: Any, has_aux: bool) -> tuple[Any, Any]:
         return returned, None
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
-            f"{where}: expected a function that returns (result, aux), as has_aux says; "
-            f"got {returned!r}"
+            f"{where}: expected a function that returns (result, aux), as has_aux says; got "
+            f"{returned!r}. Return a pair, or leave has_aux out."
         )
     return returned
 
@@ -225,8 +225,7 @@ class Differentiation(NamedTuple):
             got = value.type if value is not None else None
             raise GradientError(
                 f"{where}: expected a floating scalar to differentiate; got {got}. Reduce it "
-                "first, "
-                "by ngd.ops.mean or ngd.ops.sum."
+                "first, by ngd.ops.mean or ngd.ops.sum."
             )
         parts = primals.pull([value], [constant_node(np.ones((), value.dtype))])
         lacking = [p for p, part in zip(primals.paths, parts, strict=True) if part is None]
@@ -234,8 +233,7 @@ class Differentiation(NamedTuple):
             raise GradientError(
                 f"{where}: expected a result that depends on {lacking[0]} through differentiable "
                 f"ops; got one (made at {value.site}) that does not. Leave the argument out, or "
-                "pass "
-                'unused="zero" to get zeros.'
+                'pass unused="zero" to get zeros.'
             )
         return value, aux, primals.filled(parts)
 

@@ -152,11 +152,16 @@ class _Entrance:
     def alone(self) -> Iterator[None]:
         """Enter as the only one, or raise what has kept the one before from making the world."""
         if self.inside == threading.get_ident():
-            raise InitError("ngd.init: called once more from within itself, by a signal handler")
+            raise InitError(
+                "ngd.init: expected one call at a time; got another one from a signal handler. "
+                "Make no call of ngd in signal handlers."
+            )
         failed_before = self.failed
         with self.lock:
             if self.failed > failed_before:
-                raise InitError(f"ngd.init: in another thread it failed meanwhile: {self.failure}")
+                raise InitError(
+                    f"ngd.init: expected the call in another thread to succeed; got {self.failure}"
+                )
             try:
                 self.inside = threading.get_ident()
                 yield
@@ -189,7 +194,10 @@ def chosen(group: Group | None) -> Group:
     if group is None:
         return init()
     if not isinstance(group, Group):
-        raise TypeError(f"group: expected an ngd.Group; got {type(group).__name__}")
+        raise TypeError(
+            f"group: expected an ngd.Group; got {type(group).__name__}. Use ngd.init() or its "
+            "split()."
+        )
     return group
 
 
@@ -199,19 +207,20 @@ def communicator_of(comm: Any) -> _core.Communicator:
     if built["mode"] != "OMPI":
         raise InitError(
             f"ngd.init: comm: expected a build with NGD_DISTRIBUTED_ENABLE=OMPI, which has MPI; "
-            f"this one is of mode {built['mode']}"
+            f"got mode {built['mode']}. Install such a build, or leave comm out."
         )
     version = getattr(sys.modules.get(type(comm).__module__), "Get_library_version", None)
     if version is None or not hasattr(comm, "py2f"):
         raise InitError(
-            f"ngd.init: comm: expected an mpi4py communicator; got {type(comm).__name__}"
+            f"ngd.init: comm: expected an mpi4py communicator; got {type(comm).__name__}. Pass "
+            "MPI.COMM_WORLD of mpi4py."
         )
     theirs = version().strip("\0\n ")
     ours = load_mpi("openmpi" if theirs.startswith("Open MPI") else "mpich")
     if theirs != ours:
         raise InitError(
-            "ngd.init: comm: expected mpi4py and ngd to use one MPI; ngd has loaded "
-            f"{ours}, and mpi4py runs on {theirs}"
+            "ngd.init: comm: expected mpi4py and ngd to use one MPI; got {ours} in "
+            f"ngd and {theirs} in mpi4py. Install mpi4py for the MPI of ngd."
         )
     return between_hosts(comm.py2f())
 
@@ -226,8 +235,8 @@ def load_mpi(name: str) -> str:
     built = mpis()
     if name and name not in built:
         raise InitError(
-            f"ngd.init: {name} is asked for, and this ngd was built for {', '.join(built)}: build "
-            "it with the mpi.h of that, too (cmake.define.NGD_MPI_INCLUDE)"
+            f"ngd.init: expected an MPI among {', '.join(built)}, for which ngd was built; got "
+            f"{name}. Build ngd with its mpi.h as well (cmake.define.NGD_MPI_INCLUDE)."
         )
     _core.load_mpi(name)
     return _core.mpi_version()
@@ -257,12 +266,26 @@ def share_cores(world: Group) -> None:
     logger.debug("rank %d of %d: %d threads", world.rank, world.size, _core.thread_count())
 
 
+def expect_one_host(mode: str, launch: Launch) -> None:
+    """Raise an InitError if ranks that have only shared memory are on several hosts."""
+    if launch.one_host:
+        return
+    limit, cure = f"mode {mode}", "build with NGD_DISTRIBUTED_ENABLE=OMPI and start with mpirun"
+    if mode == "OMPI":
+        limit, cure = "NGD_COMM=shm", "let mode OMPI use MPI: NGD_COMM=auto"
+    raise InitError(
+        f"ngd.init: expected all ranks on one host, because {limit} has only shared memory; "
+        f"got {launch.size} ranks of {launch.launcher} on several hosts, {launch.local_size} "
+        f"on this one. Start them all on one host (srun -N1, ngd run), or {cure}."
+    )
+
+
 def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
     """Pick among what was built: NGD_COMM, or what the mode and the hosts ask for.
 
     Over shared memory the ranks have so many seconds to meet.
     """
-    mode = _core.build_info()["mode"]
+    mode = str(_core.build_info()["mode"])
     wanted = config.communicator(mode)
     one_host = launch.one_host and (mode == "MLSL" or config.host() is None)
     if wanted == "auto":
@@ -270,30 +293,25 @@ def make_communicator(launch: Launch, timeout: float) -> _core.Communicator:
             wanted = "self"
         elif mode == "OFF":
             raise InitError(
-                f"ngd.init: {launch.launcher} started {launch.size} ranks, but ngd was built with "
-                "NGD_DISTRIBUTED_ENABLE=OFF; build mode MLSL or OMPI"
+                f"ngd.init: expected a build for the {launch.size} ranks that {launch.launcher} "
+                "started; got NGD_DISTRIBUTED_ENABLE=OFF. Build mode MLSL or OMPI."
             )
         else:
             wanted = "shm" if one_host or mode == "MLSL" else "hosts"
     if wanted == "self":
         if launch.size != 1:
             raise InitError(
-                f"ngd.init: {launch.launcher} started {launch.size} ranks, and NGD_COMM=self "
-                "makes groups of one"
+                f"ngd.init: expected one rank with NGD_COMM=self; got {launch.size} ranks of "
+                f"{launch.launcher}. Unset NGD_COMM."
             )
         return _core.Communicator.make_self()
-    if wanted == "shm" and not launch.one_host:
-        limit, cure = f"mode {mode}", "build with NGD_DISTRIBUTED_ENABLE=OMPI and start with mpirun"
-        if mode == "OMPI":
-            limit, cure = "NGD_COMM=shm", "let mode OMPI use MPI: NGD_COMM=auto"
-        raise InitError(
-            f"ngd.init: {launch.launcher} started {launch.size} ranks on several hosts "
-            f"({launch.local_size} on this one), and shared memory, all that {limit} has, reaches "
-            f"one host only: start them all on one host (srun -N1, ngd run), or {cure}"
-        )
     if wanted == "shm":
+        expect_one_host(mode, launch)
         if launch.size > 1 and launch.job_key is None:
-            raise InitError(f"ngd.init: {launch.launcher} gives its ranks no way to meet")
+            raise InitError(
+                f"ngd.init: expected a launcher that names the job; got {launch.launcher}, which "
+                "does not. Set NGD_JOB, RANK and WORLD_SIZE of each rank, or use ngd run."
+            )
         return _core.Communicator.make_shm(
             launch.job_key or f"alone:{os.getpid()}", launch.rank, launch.size, timeout
         )

@@ -278,7 +278,12 @@ def _cores() -> Iterator[Finding]:
     text = f"{binding.text_of(allowed)} ({len(allowed)} of {len(reachable_cores())})"
     if available_cores() < len(allowed):
         text += f", of which the cgroup's quota pays for {available_cores()}"
-    yield Finding("cores", "ok", f"{text}; kernels use {thread_count()} threads")
+    text += f"; kernels use {thread_count()} threads"
+    if thread_count() > available_cores():
+        fix = "use a smaller NGD_THREADS, or unset it"
+        yield Finding("cores", "warning", f"{text}: more threads than cores", fix)
+    else:
+        yield Finding("cores", "ok", text)
 
 
 def reachable_cores() -> set[int]:
@@ -350,7 +355,7 @@ def judge(
     with_mpirun = launcher == "openmpi"
     fix = f"mpirun --map-by slot:PE={fair}, or --bind-to none" if with_mpirun else "bind to more"
     if threads > len(cpus):
-        return "warning", f"{text}: more threads than cores", f"{fix}; or a smaller NGD_THREADS"
+        return "warning", f"{text}: more threads than cores", f"use a smaller NGD_THREADS; or {fix}"
     if len(cpus) < fair and free > 0:
         return "warning", f"{text}, and {free} of them nobody may use", fix
     if free > 0 and any(r["cpus"] == cpus for r in neighbours) and len(cpus) == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import ml_dtypes
@@ -101,6 +102,23 @@ class Type:
 _types: Final[dict[tuple[DType, Shape], Type]] = {}
 
 
+FAMILIES: Final = (("numbers", NUMBERS), ("integers", INTEGERS), ("floats", FLOATS))
+
+
+def describe_dtypes(allowed: Sequence[DType]) -> str:
+    """Return dtypes as messages name them: whole families by a word, such as "integers"."""
+    if set(allowed) == set(ALL):
+        return "any dtype"
+    rest, words = list(allowed), list[str]()
+    for family, members in FAMILIES:
+        if set(members) <= set(rest):
+            rest = [dtype for dtype in rest if dtype not in members]
+            words.append(family)
+    names = ["bools" if dtype == bool_ and words else dtype.name for dtype in rest]
+    *first, last = names + words
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def as_dtype(value: Any, where: str) -> np.dtype[Any]:
     """Return `value` as one of the dtypes above; `where` is the public call, for the message."""
     dtype: np.dtype[Any] | None
@@ -109,8 +127,16 @@ def as_dtype(value: Any, where: str) -> np.dtype[Any]:
     except TypeError:
         dtype = None
     if dtype is None or dtype not in SHORT_NAMES:
-        names = ", ".join(d.name for d in SHORT_NAMES)
-        raise DTypeError(f"{where}: expected a dtype among {names}; got {value!r}")
+        is_of_array = isinstance(value, np.dtype)
+        fix = (
+            "Convert the array: .astype(np.float32)."
+            if is_of_array
+            else 'Write its name: "float32".'
+        )
+        raise DTypeError(
+            f"{where}: expected a dtype among bool, int8 to int64, uint8 to uint64, float16, "
+            f"bfloat16, float32 and float64; got {value!r}. {fix}"
+        )
     return dtype
 
 
@@ -119,9 +145,14 @@ def whole(value: Any, where: str, name: str, bits: int = 32) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{where}: {name}: expected a whole number; got {value!r}") from None
+        raise TypeError(
+            f"{where}: {name}: expected a whole number; got {value!r}. Give an integer."
+        ) from None
     if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
-        raise ValueError(f"{where}: {name}: expected a number of {bits} bits; got {number}")
+        raise ValueError(
+            f"{where}: {name}: expected a number of {bits} bits; got {number}. Give a smaller "
+            "number."
+        )
     return number
 
 
@@ -132,7 +163,9 @@ def lengths(shape: Any, where: str, itemsize: int = 1) -> tuple[int, ...]:
     if any(n < 0 for n in extents):
         raise ShapeError(f"{where}: shape: expected lengths >= 0; got {shape}")
     if math.prod(extents) * itemsize >= 2**63:
-        raise ShapeError(f"{where}: shape: expected fewer than 2**63 bytes; got {shape}")
+        raise ShapeError(
+            f"{where}: shape: expected fewer than 2**63 bytes; got {shape}. Make the array smaller."
+        )
     return extents
 
 

@@ -86,10 +86,9 @@ def expect_size(size: int, launcher: str, environ: Environ) -> None:
     count = _number(environ, "NGD_EXPECT_SIZE", least=1)
     if size != count:
         raise InitError(
-            f"ngd.init: NGD_EXPECT_SIZE: expected {count} ranks; got {size} ({launcher}): the "
-            "launcher has not started them all, or did not give them their places. An mpirun that "
-            "has not found its list of hosts starts ranks on one host only. Run ngd doctor under "
-            "the same launcher."
+            f"ngd.init: NGD_EXPECT_SIZE: expected {count} ranks; got {size} "
+            f"({'no launcher' if launcher == 'alone' else launcher}). Check the launcher's number "
+            "of ranks and list of hosts: run ngd doctor under the same launcher."
         )
 
 
@@ -328,8 +327,7 @@ def _launch(
     if rank >= size:
         raise InitError(
             f"ngd.init: expected a rank below {size_name}={size}; got {rank_name}={rank}, which "
-            "is not "
-            "below it. Ranks count from 0."
+            "is not below it. Ranks count from 0."
         )
     if isinstance(local_size, str):
         known = local_size in environ
@@ -345,7 +343,8 @@ def _launch(
     if local_rank >= local_size:
         raise InitError(
             f"ngd.init: expected a local rank below {local_size}, the number of ranks on this host "
-            f"by {launcher}; got {local_rank_name}={local_rank}, which is not below it"
+            f"by {launcher}; got {local_rank_name}={local_rank}, which is not below it. "
+            "Set both as the launcher does."
         )
     return Launch(launcher, rank, size, local_rank, local_size, job_key)
 
@@ -362,9 +361,8 @@ def _number(environ: Environ, name: str, least: int, because: str | None = None)
     if not plain or not least <= int(text) <= MOST:
         shown = text if len(text) < 40 else f"{text[:40]}..."
         raise InitError(
-            f"ngd.init: expected a whole number from {least} to {MOST}; got {name}={shown!r}, "
-            "which "
-            "is not a whole number in this range"
+            f"ngd.init: expected a whole number from {least} to {MOST}; got {name}={shown!r}. "
+            "Set it as the launcher does, or unset it."
         )
     return int(text)
 
@@ -383,7 +381,8 @@ def _slurm_local_size(environ: Environ) -> int | None:
     except (ValueError, IndexError):
         raise InitError(
             "ngd.init: expected the number of tasks on this node; got SLURM_STEP_TASKS_PER_NODE="
-            f"{tasks!r} with SLURM_NODEID={environ.get('SLURM_NODEID')!r}, which does not give it"
+            f"{tasks!r} with SLURM_NODEID={environ.get('SLURM_NODEID')!r}, which does not give it. "
+            "Set both as Slurm does, or unset them."
         ) from None
 
 

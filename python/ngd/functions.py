@@ -229,7 +229,10 @@ class Function:
         try:
             key, leaves = self._look_at(args, kwargs)
         except HasNodes:
-            raise TypeError(f"{self.name}: trace: expected arrays; got nodes") from None
+            raise TypeError(
+                f"{self.name}: trace: expected arrays; got nodes. Pass arrays of the shapes to "
+                "trace for."
+            ) from None
         return self._trace_for(key, leaves).step
 
     @property
@@ -332,8 +335,8 @@ class Function:
             hash(leaf)
         except TypeError:
             raise TypeError(
-                f"{self.name}: {path}: expected an array, or something hashable that is fixed in "
-                f"the trace; got {leaf!r}. Give lists, tuples or dicts of arrays and numbers."
+                f"{self.name}: {path}: expected an array, a number, or a hashable constant; got "
+                f"{leaf!r}. Give lists, tuples or dicts of arrays and numbers."
             ) from None
         return leaf
 
@@ -402,7 +405,7 @@ class Function:
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise TypeError(
                 f"{self.name}: expected a function with updates=True to return (result, updates); "
-                f"got {returned!r}"
+                f"got {returned!r}. Return a pair."
             )
         return inputs, as_result(self.name, returned[0]), returned[1]
 

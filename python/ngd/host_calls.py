@@ -57,12 +57,16 @@ def call_host(
     Raises
     ------
     TypeError
-        In the step: the function returned an array of another shape or dtype.
+        In the step: the function returned another number of arrays, an array of another shape, or
+        floats for an integer type.
     GradientError
         The result is differentiated and there is no `gradient`.
 
     Notes
     -----
+    Results are cast to the declared dtype, as numpy.can_cast allows with "same_kind". So float64 is
+    cast to a declared float32, and a value out of its range becomes infinite.
+
     An exception of the function leaves the step. The other ranks of the step raise RemoteRankError.
 
     Examples
@@ -78,7 +82,9 @@ def call_host(
     leaves, structure = flatten(types, _is_type)
     results = tuple(_as_type(leaf) for leaf in leaves)
     if not results:
-        raise TypeError(f"call_host: expected the types of the results; got {types!r}")
+        raise TypeError(
+            f"call_host: expected the types of the results; got {types!r}. Give at least one."
+        )
     operands = [as_node(node, where="call_host") for node in nodes]
     host = HostFunction(function, tuple(n.type for n in operands), results, gradient)
     return structure.rebuild(_call_host(operands, host).results)
@@ -101,8 +107,8 @@ def print(x: Any, name: str = "", *, rank: int | None = None, first_only: bool =
     Returns
     -------
     Node
-        `x`. In the body of ops.scan or a branch of ops.cond use this result: there, a print whose
-        result is not used prints nothing.
+        `x`. Use this result. Without it, a step prints only nodes that it computes, and no nodes in
+        the body of ops.scan or in a branch of ops.cond.
 
     Notes
     -----

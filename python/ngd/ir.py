@@ -372,7 +372,7 @@ class Node(ArrayMethods):
         if not self.shape:
             raise TypeError(
                 f"len: expected a Node of at least one axis; got the scalar {self.type} (made at "
-                f"{self.site}). Its shape is ()."
+                f"{self.site}). Add an axis by ops.expand_dims(x, 0)."
             )
         return self.shape[0]
 
@@ -402,7 +402,7 @@ class Node(ArrayMethods):
         if kwargs or name not in PUBLIC:
             raise TypeError(
                 f"numpy.{called}: expected arrays; got a Node, for which this function has no op. "
-                "Use the functions of ngd.ops."
+                "Write it with functions of ngd.ops, or call NumPy in the step by ngd.call_host."
             )
         return self._apply(name, *inputs)
 

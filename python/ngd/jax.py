@@ -173,7 +173,10 @@ def register() -> None:
 def of_tangents(primals: Any, tangents: Any, **how: Any) -> Any:
     """The same call, of the tangent."""
     if how["op"] not in LINEAR:
-        raise GradientError(f"ngd.jax.{how['kind']}: op={how['op']!r} has no gradient")
+        raise GradientError(
+            f"ngd.jax.{how['kind']}: expected op='sum' or 'mean' to differentiate; got "
+            f"op={how['op']!r}, which has no gradient. Use jax.lax.stop_gradient on its operand."
+        )
     (x,), (tangent,) = primals, tangents
     result = collective_p.bind(x, **how)
     if type(tangent) is ad.Zero:
@@ -380,7 +383,9 @@ def recv(
     where = "ngd.jax.recv"
     wanted = as_dtype(dtype, where)
     if jax.dtypes.canonicalize_dtype(wanted) != wanted:
-        raise DTypeError(f"{where}: {wanted}: JAX has it where jax_enable_x64 is set")
+        raise DTypeError(
+            f"{where}: expected a dtype that JAX has enabled; got {wanted}. Set jax_enable_x64."
+        )
     after = jnp.zeros((), wanted) if after is None else jnp.asarray(after)
     if after.ndim:
         raise ShapeError(f"{where}: after: expected a scalar; got an array of shape {after.shape}")

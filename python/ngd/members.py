@@ -93,7 +93,10 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
     number, folder = number_of(environ), environ["NGD_ELASTIC_DIR"]
     before, new = int(environ.get("NGD_WORLD", "0")), environ.get("NGD_RESTART_COUNT") != "0"
     if not say_to_launcher(f"{WAITS}{number}", environ):
-        raise InitError("ngd.init: `ngd run`, which makes the world of its members, does not hear")
+        raise InitError(
+            "ngd.init: expected an answer of `ngd run`, which starts the ranks; got none. Check "
+            "that it still runs, and start the job again."
+        )
     patience = timeout + max(10.0, timeout / 10) if timeout and (before or not new) else None
     limit = None if patience is None else time.monotonic() + patience
     while True:
@@ -101,7 +104,10 @@ def take_place(environ: MutableMapping[str, str], timeout: float) -> None:
         if world.number > before and number in world.members:
             break
         if limit is not None and time.monotonic() > limit:
-            raise InitError(f"ngd.init: `ngd run` has made no new world in {patience:.0f} s")
+            raise InitError(
+                f"ngd.init: expected a new world of `ngd run`; got none in {patience:.0f} s. Set "
+                "NGD_TIMEOUT to more seconds if ranks start slowly."
+            )
         time.sleep(LOOKS_EACH)
     rank, size = str(world.members.index(number)), str(len(world.members))
     environ["NGD_JOB"], environ["NGD_WORLD"] = world.job, str(world.number)

@@ -79,8 +79,8 @@ def pulled_back(
     results, structure = as_nodes("vjp", returned)
 
     def pull(cotangents: Any) -> Any:
-        given = structure.match(cotangents, "vjp: the vector")
-        dy = [fitted("vjp: the vector", x, y) for x, y in zip(given, results, strict=True)]
+        given = structure.match(cotangents, "vjp: cotangents")
+        dy = [fitted("vjp: cotangents", x, y) for x, y in zip(given, results, strict=True)]
         return primals.filled(primals.pull(results, dy))
 
     return structure.rebuild(results), aux, pull
@@ -93,7 +93,7 @@ def fitted(where: str, given: Any, like: Node) -> Node | None:
     node = cast(as_node(given, like, where), like.dtype)
     if node.shape != like.shape:
         raise GradientError(
-            f"{where}: expected {like.type}, the type of the value that it belongs to; got "
+            f"{where}: expected {like.type}, the type of the value to which it belongs; got "
             f"{node.type}. Reshape or cast it."
         )
     return node
@@ -152,7 +152,8 @@ def jvp(f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) 
     primals, tangents = tuple(primals), tuple(tangents)
     if len(primals) != len(tangents):
         raise TypeError(
-            f"{where}: expected a tangent for each primal; got {len(primals)} and {len(tangents)}"
+            f"{where}: expected a tangent for each primal; got {len(primals)} and {len(tangents)}. "
+            "Give one per primal."
         )
     step = forward_mode(f)
     made = step.__wrapped__ if building((primals, tangents)) else step
@@ -167,9 +168,10 @@ def forward_mode(f: Callable[..., Any]) -> Function:
         primals = Primals("jvp", args, tuple(range(len(args))))
         results, structure = as_nodes("jvp", f(*primals.args))
         given = primals.structure.match(tangents, "jvp: tangents")
+        paths = primals.structure.paths("tangents")
         directions = [
-            fitted(f"jvp: tangents: {path}", t, x)
-            for path, t, x in zip(primals.paths, given, primals.nodes, strict=True)
+            fitted(f"jvp: {path}", t, x)
+            for path, t, x in zip(paths, given, primals.nodes, strict=True)
         ]
         floats = [y for y in results if is_float(y.dtype)]
         weights = [after(zeros(y.shape, y.dtype)) for y in floats]
@@ -329,7 +331,10 @@ def custom_gradient(f: Callable[..., Any]) -> Function:
         given, named = structure.rebuild(own)
         returned = f(*given, **named)
         if not isinstance(returned, tuple) or len(returned) != 2 or not callable(returned[1]):
-            raise TypeError(f"{where}: expected it to return (result, gradient); got {returned!r}")
+            raise TypeError(
+                f"{where}: expected it to return (result, gradient); got {returned!r}. Return a "
+                "pair."
+            )
         results, of_results = as_nodes(where, returned[0])
         operands = [x for x in own if isinstance(x, Node)]
         expect_closed(where, results, operands, since)
@@ -395,8 +400,8 @@ class GivenGradient:
         parts = (made,) if len(self.args) == 1 else made
         if not isinstance(parts, tuple) or len(parts) != len(self.args):
             raise TypeError(
-                f"{self.where}: gradient: expected a tuple of {len(self.args)} adjoints; "
-                f"got {made!r}"
+                f"{self.where}: gradient: expected a tuple of {len(self.args)} adjoints; got "
+                f"{made!r}. Return one per argument, None for none."
             )
         adjoints: list[Any] = []
         for part, (leaves, structure) in zip(parts, self.args, strict=True):
@@ -421,7 +426,7 @@ def remat(f: Callable[..., Any]) -> Function:
     """Recompute the values of `f` in the backward pass instead of storing them; a decorator.
 
     PyTorch and JAX also call this checkpointing; `ngd.checkpoint` saves variables. Results and
-    gradients are equal bit for bit. Between the forward and the backward pass, memory holds only
+    gradients are equal up to rounding. Between the forward and the backward pass, memory holds only
     the inputs and results of `f`. The backward pass runs the forward pass of `f` once more.
 
     Parameters

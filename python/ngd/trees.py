@@ -133,7 +133,7 @@ class Structure:
         found = self._at_keys(tree)
         if found is None or found.keys() != set(self.keys):
             found_shown = shown(*split(tree), tree)
-            return f"{where}: expected {self}; got {found_shown}. Give it this structure."
+            return f"{where}: expected {self}; got {found_shown}. Use the same structure."
         parts = zip(self.keys, self.parts, strict=True)
         faults = (part._misfit(found[key], where + self.step(key)) for key, part in parts)
         return next(filter(None, faults), "")
@@ -164,7 +164,7 @@ def shown(kind: type | None, found: Mapping[Any, Any], tree: Any) -> str:
     if kind is None:
         return tree if isinstance(tree, str) else repr(tree)
     if kind in (list, tuple):
-        return f"a {kind.__name__} of {len(found)}"
+        return f"a {kind.__name__} of {len(found)} {'part' if len(found) == 1 else 'parts'}"
     return f"a {kind.__name__} of {', '.join(map(str, found)) or 'nothing'}"
 
 

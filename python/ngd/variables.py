@@ -196,8 +196,8 @@ class Variable(Node):
     def __index__(self) -> int:
         if self.dtype.kind not in "iub":
             raise TypeError(
-                f"int: expected an integer; got {self.type} of the variable {self.name!r} "
-                f"(made at {self.site})"
+                f"int: expected an integer; got {self.type} of the variable {self.name!r} (made at "
+                f"{self.site}). Use float(), or cast it."
             )
         return int(self)
 
@@ -310,7 +310,9 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
     """
     where = f"variable {name!r}"
     if not isinstance(name, str) or not name:
-        raise TypeError(f"variable: expected a non-empty name; got {name!r}")
+        raise TypeError(
+            f'variable: expected a non-empty name; got {name!r}. Write ngd.variable("name", value).'
+        )
     array = view(initial, where)
     typed = hasattr(initial, "dtype")
     if not typed and array.dtype == np.float64:

@@ -192,7 +192,10 @@ def argument_axes(bound: inspect.BoundArguments, in_axes: Axes) -> list[int | No
     arguments = list(each_argument(bound))
     wanted = 1 + max((number for *_, number in arguments if number is not None), default=-1)
     if kind is not None and not wanted <= len(found) <= max(wanted, most_positional(bound)):
-        raise TypeError(f"{where}: expected one entry per argument, {wanted}; got {in_axes!r}")
+        raise TypeError(
+            f"{where}: expected one entry per argument, {wanted}; got {in_axes!r}. Give an axis or "
+            "None for each."
+        )
     axes: list[int | None] = []
     for path, value, number in arguments:
         entry = 0 if number is None else in_axes if kind is None else found[number]
@@ -225,7 +228,8 @@ def leaf_axes(where: str, axes: Axes, tree: Any) -> list[int | None]:
     fits = own is kind or (own in (list, tuple) and kind in (list, tuple))
     if not fits or parts.keys() != entries.keys():
         raise TypeError(
-            f"{where}: expected axes in the structure of {flatten(tree)[1]}; got {axes!r}"
+            f"{where}: expected axes in the structure of {flatten(tree)[1]}; got {axes!r}. Give "
+            "one axis for the whole argument, or this structure."
         )
     found = []
     for key, part in parts.items():

@@ -451,7 +451,7 @@ def test_a_loader_follows_the_world(num_workers: int, monkeypatch: pytest.Monkey
         ("ahead", "`ahead` is called `prefetch_factor`"),
         ("batch_size", "`batch_size` is an argument of data.Sampler"),
         ("shuffle", "`shuffle` is an argument of data.Sampler"),
-        ("pin_memory", "It takes no `pin_memory`"),
+        ("pin_memory", "Remove `pin_memory`"),
     ],
 )
 def test_an_unknown_argument_names_the_known_one(option: str, words: str) -> None:

@@ -493,6 +493,29 @@ def test_forgotten_call_is_a_mismatch(communicator: str) -> None:
         assert "all_reduce(sum)" in outcome.value["message"]
 
 
+def skip_an_equal_call() -> dict[str, Any]:
+    """Skip one of two equal calls on ranks other than 0, and then call a barrier."""
+    world = ngd.init()
+    sums: list[float] = []
+
+    def calls() -> None:
+        if world.rank == 0:
+            ngd.all_reduce(np.full(1, 100.0), op="sum")
+        sums.append(float(ngd.all_reduce(np.ones(1), op="sum")[0]))
+        ngd.barrier()
+
+    return {"sums": sums, **caught(calls)}
+
+
+@over
+def test_a_barrier_finds_a_skipped_call(communicator: str) -> None:
+    """The next equal call replaces a skipped one, until the barrier differs."""
+    for rank, outcome in enumerate(fail_in_world(skip_an_equal_call, communicator, 3)):
+        assert outcome.value["sums"] == ([] if rank == 0 else [102.0]), outcome
+        assert outcome.value["error"] == "CollectiveMismatchError", outcome
+        assert "barrier" in outcome.value["message"]
+
+
 def other_partner(what: str) -> dict[str, str]:
     """A send of four doubles with tag 0, and a receive of something else; or none at all."""
     world = ngd.init()

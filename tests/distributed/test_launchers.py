@@ -121,15 +121,17 @@ def refused() -> dict[str, Any]:
 def test_hosts_that_ngd_cannot_reach_are_refused_with_the_cure(launcher: str) -> None:
     """In mode MLSL there is one host; in mode OMPI MPI has to know of the ranks."""
     reason = {
-        "MLSL": "2 ranks on several hosts (1 on this one), and shared memory, all that mode MLSL ",
-        "OMPI": f"2 ranks, but MPI sees 1: {launcher} tells this MPI nothing of its ranks",
+        "MLSL": "expected all ranks on one host, because mode MLSL has only shared memory; got 2 "
+        f"ranks of {launcher} on several hosts, 1 on this one",
+        "OMPI": f"{launcher} started 2 ranks, but MPI sees 1: {launcher} tells this MPI nothing of "
+        "its ranks",
     }
     with Job(refused, 1, start=[]) as job:
         job.start(0, SEVERAL_HOSTS[launcher])
         (outcome,) = job.wait(60)
     assert outcome.value is not None, outcome
     assert outcome.value["error"] == "InitError"
-    assert f"ngd.init: {launcher} started {reason[harness.MODE]}" in outcome.value["message"]
+    assert f"ngd.init: {reason[harness.MODE]}" in outcome.value["message"]
     assert "mpirun" in outcome.value["message"]
 
 

@@ -352,5 +352,5 @@ def test_who_is_late_is_told_once(tmp_path: Path) -> None:
 def test_a_launcher_that_does_not_hear_is_an_error(tmp_path: Path) -> None:
     environ = {"NGD_MEMBER": "1", "NGD_ELASTIC_DIR": str(tmp_path), "NGD_RESTART_COUNT": "0"}
     environ["NGD_SURROUNDINGS"] = ngd.environment.surroundings(environ)
-    with pytest.raises(InitError, match="does not hear"):
+    with pytest.raises(InitError, match="expected an answer of `ngd run`"):
         members.take_place(environ, 1)

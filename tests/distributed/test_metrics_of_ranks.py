@@ -432,7 +432,8 @@ def without_the_package() -> str:
 def test_a_missing_package_is_named() -> None:
     (outcome,) = run(without_the_package, 1, env=ANY_PORT)
     assert (
-        outcome.value == "NGD_METRICS needs prometheus-client: pip install 'ngd-runtime[metrics]'"
+        outcome.value == "NGD_METRICS: expected the package prometheus-client; got none. "
+        "Install it: pip install 'ngd-runtime[metrics]'"
     )
 
 

@@ -109,6 +109,29 @@ def test_a_folder_of_hugging_face_is_loaded(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["models", "missing", "missing-model", "no/such.folder"])
+def test_weights_without_config_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder is not searched: the first config.json may be that of another model."""
+    pytest.importorskip("tokenizers")
+    (tmp_path / "models" / "other").mkdir(parents=True)
+    write_model(tmp_path / "models" / "other")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"'{name}/config.json'"):
+        finetune_bert.read(name, ["A good."])
+
+
+def test_weights_are_found_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers")
+    (tmp_path / "some_weights" / "model").mkdir(parents=True)
+    (tmp_path / "some_weights" / "__init__.py").touch()
+    write_model(tmp_path / "some_weights" / "model")
+    monkeypatch.syspath_prepend(tmp_path)
+    _, tokens = finetune_bert.read("some-weights", ["A good."])
+    assert tokens.tolist() == [[2, 5, 6, 8, 3]]
+
+
 def test_a_missing_weight_is_named(tmp_path: Path) -> None:
     weights = write_model(tmp_path)
     del weights["encoder.layer.1.output.dense.bias"]

@@ -115,12 +115,15 @@ def test_the_tutorials_script_learns_the_same_on_four_ranks(tmp_path: Path) -> N
     assert said[1] == pytest.approx(said[0], abs=5e-3)
 
 
-def test_the_script_of_slurm_is_that_of_the_examples() -> None:
+@pytest.mark.parametrize(("number", "name"), [(0, "one_host"), (1, "open_mpi")])
+def test_a_script_of_slurm_is_that_of_the_examples(number: int, name: str) -> None:
     """The page has every line of the file, except for comments and the command."""
-    page = (DOCS / "slurm.md").read_text().splitlines()
-    file = DOCS.parent / "examples" / "cluster" / "slurm" / "one_host.sbatch"
+    page = re.findall(r"^```sh\n(.*?)^```$", (DOCS / "slurm.md").read_text(), re.DOTALL | re.M)
+    file = DOCS.parent / "examples" / "cluster" / "slurm" / f"{name}.sbatch"
     lines = [line for line in file.read_text().splitlines() if not line.startswith(("# ", "#!"))]
-    assert [line for line in lines if line not in (*page, "#", 'srun "$@"')] == []
+    commands = [line for line in lines if line != "#" and '"$@"' not in line]
+    shown = [line for line in page[number].splitlines() if line in commands]
+    assert shown == commands
 
 
 @pytest.mark.skipif(

@@ -583,12 +583,12 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     ),
     "another structure": (
         TypeError,
-        "the carry that the body returns: expected a dict of a; got a list of 1",
+        "the carry that the body returns: expected a dict of a; got a list of 1 part",
         lambda: ops.scan(lambda c, p: ([p], None), {"a": np.float32(0)}, X),
     ),
     "no pair": (
         TypeError,
-        "expected the body to return a carry and what it makes; got",
+        "expected the body to return a pair; got",
         lambda: ops.scan(lambda c, p: c, np.zeros(2), X),
     ),
     "no length": (
@@ -623,7 +623,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[], Any]]] = {
     ),
     "branches of other structures": (
         TypeError,
-        "cond: what on_false returns: expected a list of 1; got <ngd.Node constant",
+        "cond: what on_false returns: expected a list of 1 part; got <ngd.Node constant",
         lambda: ops.cond(np.bool_(True), lambda: [np.zeros(2)], lambda: np.zeros(2)),
     ),
 }

@@ -13,10 +13,14 @@ import pytest
 from ngd.dtype import (
     ALL,
     FLOATS,
+    INTEGERS,
+    NUMBERS,
     SHORT_NAMES,
+    DType,
     as_dtype,
     bfloat16,
     bool_,
+    describe_dtypes,
     float16,
     float32,
     float64,
@@ -26,6 +30,7 @@ from ngd.dtype import (
     is_float,
     promote,
     uint8,
+    uint64,
 )
 from ngd.errors import DTypeError
 
@@ -53,7 +58,9 @@ def test_lookup_of_python_types() -> None:
 
 @pytest.mark.parametrize("bad", ["complex64", "nonsense", "S3", object, complex, "float128"])
 def test_lookup_refuses(bad: Any) -> None:
-    with pytest.raises(DTypeError, match=r"^call: expected a dtype among bool, int8, .*; got "):
+    with pytest.raises(
+        DTypeError, match=r"^call: expected a dtype among bool, int8 to int64, .*; got "
+    ):
         as_dtype(bad, "call")
 
 
@@ -95,3 +102,19 @@ def test_no_common_type_is_float32() -> None:
 def test_complex_is_refused() -> None:
     with pytest.raises(DTypeError, match="promote: expected dtypes that ngd has"):
         promote(float32, np.dtype(np.complex64))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        (ALL, "any dtype"),
+        (NUMBERS, "numbers"),
+        (FLOATS, "floats"),
+        ((bool_, *INTEGERS), "bools or integers"),
+        ((int64, uint64, *FLOATS), "int64, uint64 or floats"),
+        ((float32, float64), "float32 or float64"),
+        ((bool_,), "bool"),
+    ],
+)
+def test_messages_name_families_of_dtypes(allowed: tuple[DType, ...], words: str) -> None:
+    assert describe_dtypes(allowed) == words

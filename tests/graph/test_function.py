@@ -389,7 +389,7 @@ def test_retraces_are_reported_once() -> None:
 
 def test_what_an_argument_cannot_be() -> None:
     f = ngd.function(lambda x, table: x)
-    with pytest.raises(TypeError, match=r"table\['a'\]\[0\]: expected an array, or .*; got set"):
+    with pytest.raises(TypeError, match=r"table\['a'\]\[0\]: expected an array, .*; got set"):
         f(ones(2), {"a": [set()]})
     with pytest.raises(TypeError, match=r"expected .*<lambda>\(x, table\); got no `table`"):
         f(ones(2))

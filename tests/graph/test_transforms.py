@@ -188,12 +188,12 @@ def test_vjp_and_jvp_in_a_graph(device: str) -> None:
 def test_vectors_that_do_not_fit() -> None:
     _, pull = ngd.vjp(layer, X, Y)
     with pytest.raises(
-        GradientError, match=r"vjp: the vector: expected float64\[3, 4\].*got float64\[3\]"
+        GradientError, match=r"vjp: cotangents: expected float64\[3, 4\].*got float64\[3\]"
     ):
         pull(np.ones(3))
     with pytest.raises(TypeError, match="expected a tangent for each primal; got 2 and 1"):
         ngd.jvp(layer, (X, Y), (X,))
-    with pytest.raises(GradientError, match=r"tangents: arguments\[1\]: expected float64\[2, 4\]"):
+    with pytest.raises(GradientError, match=r"tangents\[1\]: expected float64\[2, 4\]"):
         ngd.jvp(layer, (X, Y), (X, X))
 
 

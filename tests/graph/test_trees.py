@@ -54,8 +54,8 @@ def test_trees_are_taken_apart_and_rebuilt() -> None:
     ("tree", "says"),
     [
         ({"x": [1]}, r"t: expected a dict of x, y; got a dict of x\."),
-        ({"x": 1, "y": 2}, r"t\['x'\]: expected a list of 1; got 1"),
-        ({"x": [1, 2], "y": 2}, r"t\['x'\]: expected a list of 1; got a list of 2"),
+        ({"x": 1, "y": 2}, r"t\['x'\]: expected a list of 1 part; got 1"),
+        ({"x": [1, 2], "y": 2}, r"t\['x'\]: expected a list of 1 part; got a list of 2 parts"),
         ([1, 2], r"t: expected a dict of x, y; got a list of 2"),
         ({"x": Pair(1, 2), "y": 2}, r"t\['x'\]: .* got a Pair of first, second"),
     ],

@@ -75,7 +75,9 @@ def test_attributes_can_be_replaced() -> None:
     net = Net()
     with pytest.raises(TypeError, match=r"Linear.weight: expected a declaration; got .*share it"):
         net.head.weight = net.embedding.weight
-    with pytest.raises(AttributeError, match=r"Net has no attribute 'train'. Use nn.training"):
+    with pytest.raises(
+        AttributeError, match=r"Net has no attribute 'train'. Use `with nn.training"
+    ):
         net.train()
     net.blocks[0].inner = nn.Linear(4, 8)
     assert list(net.blocks[0].modules()) == ["", "inner", "outer"]

@@ -32,7 +32,7 @@ X = np.ones((2, 3), np.float32)
         (lambda: ops.add(X), r"ops\.add: expected ops\.add\(.*\); got no `b`"),
         (
             lambda: ops.relu(X, X, X),
-            r"ops\.relu: expected ops\.relu\(x\); got 3 positional arguments\. Leave 2 out\.",
+            r"ops\.relu: expected ops\.relu\(x\); got 3 positional arguments\. Remove the last 2\.",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import ngd
 from ngd import nn, ops
+from ngd.ops.other_names import OTHER_NAMES
 
 LIMITATIONS = Path(__file__).parents[2] / "docs" / "limitations.md"
 
@@ -70,6 +72,25 @@ def test_other_functions_are_limitations_with_a_work_around() -> None:
     for name in NOT_THERE.split():
         (row,) = [r for r in rows if f"{name}`" in r.split("|")[1] or f"`{name}" in r.split("|")[1]]
         assert len(row.split("|")[2].strip()) > 20, name
+
+
+def test_other_names_are_of_functions_that_exist() -> None:
+    assert set(OTHER_NAMES.values()) <= set(ops.__all__)
+    assert not set(OTHER_NAMES) & set(ops.__all__)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("arctan2", "Use ops.atan2."),
+        ("unsqueeze", "Use ops.expand_dims."),
+        ("softmx", "Did you mean ops.softmax?"),
+        ("fft", "See the list at https://"),
+    ],
+)
+def test_an_unknown_name_names_the_function_to_use(name: str, fix: str) -> None:
+    with pytest.raises(AttributeError, match=rf"got '{name}', .* {re.escape(fix)}"):
+        getattr(ops, name)
 
 
 @pytest.mark.parametrize("name", ["arctan2", "maximum", "isnan", "std", "outer", "diff", "interp"])

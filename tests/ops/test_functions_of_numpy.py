@@ -472,7 +472,7 @@ MESSAGES: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: ops.cross([1, 2], [1, 2]), ShapeError, "cross: expected extent 3 along axis -1"),
     (lambda: ops.tensordot([1, 2], [1]), ShapeError, "tensordot: expected axes in both; got 2"),
     (lambda: ops.tensordot([1, 2], [1], 1), ShapeError, "tensordot: expected axes of equal"),
-    (lambda: ops.quantile([1.0], 1.5), ValueError, "quantile: expected numbers from 0"),
+    (lambda: ops.quantile([1.0], 1.5), ValueError, "quantile: expected q in"),
     (lambda: ops.quantile([1.0], 0.5, method="x"), ValueError, "quantile: expected a method"),
     (lambda: ops.median(np.ones((2, 0)), 1), ShapeError, "median: expected at least one element"),
     (lambda: ops.average([1.0], weights=[[1.0]]), ShapeError, "average: expected weights of"),
@@ -536,7 +536,9 @@ def test_numpy_calls_on_nodes() -> None:
         match=r"numpy.unique: expected arrays; got a Node.* no op: its shape",
     ):
         np.unique(x)
-    with pytest.raises(TypeError, match=r"decompositions of matrices\..*see docs/limitations"):
+    with pytest.raises(
+        TypeError, match=r"decompositions of matrices\. .*See https://.*/limitations"
+    ):
         np.linalg.inv(x)
 
 

@@ -314,9 +314,13 @@ def test_an_index_that_a_step_computes_is_checked_when_it_runs(device: str) -> N
         (lambda x: x[[0], 0, 0, 0], ShapeError, "at most 3 indices"),
         (lambda x: x[..., [0], ...], ShapeError, "at most one ...; got several"),
         (lambda x: x[ops.argmax(x) :], DTypeError, "dynamic_slice"),
-        (lambda x: x.at[0].set(np.ones(5)), ShapeError, r"at\[\.\.\.\]\.set: .*part \(3, 4\)"),
-        (lambda x: x.at[[0, 0]].add(np.ones((3, 3, 4))), ShapeError, r"part \(2, 3, 4\)"),
-        (lambda x: x.at[x > 0].set(np.ones(5)), ShapeError, r"part \(\)"),
+        (
+            lambda x: x.at[0].set(np.ones(5)),
+            ShapeError,
+            r"at\[\.\.\.\]\.set: .*broadcast to \(3, 4\)",
+        ),
+        (lambda x: x.at[[0, 0]].add(np.ones((3, 3, 4))), ShapeError, r"broadcast to \(2, 3, 4\)"),
+        (lambda x: x.at[x > 0].set(np.ones(5)), ShapeError, r"broadcast to \(\)"),
         (lambda x: x.at[x[0] > 0].set(1), ShapeError, "expected a mask of the shape"),
         (lambda x: x.at[0].set(np.ones(4, np.complex64)), DTypeError, "complex64"),
         (

@@ -244,7 +244,7 @@ def mistaken() -> Any:
 
 def test_mistakes_are_told() -> None:
     parts = [
-        "expected to be trained from the beginning, or to be wrapped anew",
+        "DataParallel: expected the parameters that were trained when the layer was wrapped; got",
         "DataParallel: expected a dense tensor on the CPU",
         "DataParallel: layers: expected some parameters to train; got none",
         "nothing: [1.0, 1.0]",

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +108,34 @@ def test_python_m_ngd_runs_scripts(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text("import os; print('rank', os.environ['RANK'])")
     done = call("run", "-n", "2", "--no-prefix", str(tmp_path / "hello.py"))
     assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1"], done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("line", ["examples", "run --help", "--version"])
+def test_a_closed_pipe_ends_a_command_without_a_traceback(line: str, unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "ngd", *line.split()],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=DEADLINE,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+    )
+    os.close(writer)
+    assert done.stderr == ""
+    if "-" not in line:  # argparse discards what it cannot print
+        assert done.returncode == 128 + signal.SIGPIPE
+
+
+def test_a_broken_connection_is_not_a_closed_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise BrokenPipeError("the connection to a rank")
+
+    monkeypatch.setattr(cli.examples, "run", fail)
+    with pytest.raises(BrokenPipeError, match="the connection to a rank"):
+        cli.main(["examples"])
 
 
 def test_pages_of_links_exist() -> None:

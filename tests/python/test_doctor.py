@@ -253,6 +253,17 @@ def test_a_rank_bound_to_one_core_while_others_are_free(environ: dict[str, str])
     assert "--bind-to none" in warning["fix"]
 
 
+@pytest.mark.parametrize(("more", "level"), [(0, "ok"), (1, "warning")])
+def test_more_threads_than_cores_are_a_warning(
+    more: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "thread_count", lambda: doctor.available_cores() + more)
+    (found,) = doctor._cores()
+    assert found.level == level
+    assert ("more threads than cores" in found.text) == (level == "warning")
+    assert found.fix.startswith("use a smaller NGD_THREADS") == (level == "warning")
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_binding_does_not_hide_cores() -> None:
     mine = os.sched_getaffinity(0)
@@ -283,6 +294,7 @@ def test_bindings(mine: list[int], other: list[int], threads: int, level: str, w
     assert got == level
     assert words in text
     assert (fix == "") == (level == "ok")
+    assert ("more threads" in text) == fix.startswith("use a smaller NGD_THREADS; or mpirun ")
 
 
 def test_a_kernel_without_cgroups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_a_job_of_another_size_than_expected_is_refused(environ: dict[str, str])
     for other in (size + 1, 100):
         with pytest.raises(InitError, match=rf"NGD_EXPECT_SIZE: expected {other} ranks; got "):
             detect({**environ, "NGD_EXPECT_SIZE": str(other)})
-    with pytest.raises(InitError, match="NGD_EXPECT_SIZE='many', which is not a whole number"):
+    with pytest.raises(InitError, match=r"expected a whole number .*; got NGD_EXPECT_SIZE='many'"):
         detect({**environ, "NGD_EXPECT_SIZE": "many"})
 
 

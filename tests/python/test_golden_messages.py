@@ -63,6 +63,7 @@ VERBS: Final = (
     "Reshape",
     "Return",
     "Run",
+    "See",
     "Save",
     "Set",
     "Start",
@@ -155,7 +156,7 @@ ENTRIES: Final = entries(GOLDEN.read_text()) if GOLDEN.exists() else []
 
 def has_fix(message: str) -> bool:
     """Return whether a message has a fix, or lists the allowed values."""
-    hint = rf"Did you mean|`\w+` is (?:called|an argument of)|It takes no|{'|'.join(VERBS)}"
+    hint = rf"Did you mean|`\w+` is (?:called|an argument of)|{'|'.join(VERBS)}"
     verb = rf"[.:;,] (?:or )?(?:{hint})\b"
     return bool(re.search(verb, message, re.IGNORECASE) or re.search(ALLOWED, message))
 

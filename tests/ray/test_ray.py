@@ -102,12 +102,12 @@ def test_who_does_not_answer_is_dropped_at_the_deadline() -> None:
 
 def test_too_few_workers_are_an_error() -> None:
     told, _ = run("too_few")
-    assert "expected 2 workers; there are 1" in told["error"]
+    assert "expected 2 workers; got 1" in told["error"]
 
 
 def test_who_finds_no_place_is_an_error_at_the_deadline() -> None:
     told, _ = run("no_place")
-    words = r"expected 5 workers; there are [0-4], and [1-5] that have not found a place.* in 15 s"
+    words = r"expected 5 workers; got [0-4], and [1-5] that Ray has not placed.* in 15 s"
     assert re.search(words, told["error"])
 
 

@@ -121,7 +121,7 @@ def ask() -> list[Any]:
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9))
     found = [str(device) for device in group._device_types]
     default = str(dist.distributed_c10d._get_pg_default_device(group))
-    with pytest.raises(RuntimeError, match="CPU tensors; got cuda"):
+    with pytest.raises(RuntimeError, match=r"expected CPU tensors .*; got cuda"):
         group._get_backend(torch.device("cuda"))
     return json.loads(json.dumps([found, default, group._get_backend("cpu") is group]))
 

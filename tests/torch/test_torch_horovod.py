@@ -368,14 +368,14 @@ def test_refusals() -> None:
         expected = [
             "expected pairs of a name and a parameter",
             "got more than once: weight",
-            "1 of the optimizer's parameters have no name",
+            "expected a name for each parameter of the optimizer; got none for 1",
             "backward_passes_per_step: expected at least 1; got 0",
             "gradient_predivide_factor: expected op=Average",
-            "a parameter may appear once only",
+            "groups: expected each parameter once",
             "expected a contiguous, writable",
             "expected an array in the CPU's memory",
-            "zero_grad() between backward() and step()",
-            "more than backward_passes_per_step=1 times",
+            "expected zero_grad() before backward()",
+            "expected step() after backward_passes_per_step=1 backward passes",
         ]
         assert len(got) == len(expected)
         for message, part in zip(got, expected, strict=True):

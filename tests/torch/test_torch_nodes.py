@@ -61,7 +61,7 @@ def test_one_node(tmp_path: Path) -> None:
 def test_several_nodes_are_refused_by_name(tmp_path: Path) -> None:
     """Each agent says so of its rank; to MPI, where it is built in, both ranks are alone."""
     reason = {
-        "MLSL": "torchrun started 2 ranks on several hosts (1 on this one)",
+        "MLSL": "expected all ranks on one host, because mode MLSL has only shared memory",
         "OMPI": "torchrun started 2 ranks, but MPI sees 1: torchrun tells this MPI nothing of its",
     }
     both = agents(tmp_path, 2, 1)

@@ -3,6 +3,8 @@
 
 import os
 
+from ..links import page_url
+
 # Threads at the end of a parallel region spin, by libgomp's default, for milliseconds, on cores
 # that others may want. A training step of 784-600-10 on two threads took 525 us with this count
 # and 528 with the default where the cores were idle; 2.5 ms and 3 to 10 where they were not.
@@ -55,8 +57,8 @@ try:
 except ImportError as error:
     if "undefined symbol: dnnl_" in str(error):
         raise ImportError(
-            "ngd: another package of this process has loaded another oneDNN, libdnnl.so.3, as "
-            "PaddlePaddle does; docs/paddle.md tells which build of ngd goes with it"
+            "ngd: expected ngd's own oneDNN, libdnnl.so.3; got that of another package, such as "
+            f"PaddlePaddle. Use a build of ngd that works with it: see {page_url('paddle')}"
         ) from error
     if error.name != f"{__name__}._core" or not isinstance(error, ModuleNotFoundError):
         raise

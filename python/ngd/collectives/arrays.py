@@ -42,7 +42,10 @@ def destinations(out: Any, sources: Sequence[Array], many: bool, where: str) -> 
         out = [None] * len(sources)
     elif not isinstance(out, (list, tuple)) or len(out) != len(sources):
         got = f"{len(out)} of them" if isinstance(out, (list, tuple)) else type(out).__name__
-        raise ValueError(f"{where}: out: expected a list of {len(sources)} arrays; got {got}")
+        raise ValueError(
+            f"{where}: out: expected a list of {len(sources)} arrays; got {got}. Give one array "
+            "per input."
+        )
     buffers = [destination(o, s.dtype, s.shape, where) for o, s in zip(out, sources, strict=True)]
     for source, buffer in zip(sources, buffers, strict=True):
         check_apart(source, buffer, where)
@@ -65,10 +68,14 @@ def check_apart(part: Array, whole: Array, where: str, own: Array | None = None)
 def normal_axis(axis: int, shape: Shape, where: str) -> int:
     """Count an axis from the front."""
     axis = whole(axis, where, "axis")
+    if not shape:
+        raise ShapeError(
+            f"{where}: expected an array of at least one axis; got a scalar. Reshape it to (1,)."
+        )
     if not -len(shape) <= axis < len(shape):
         raise ShapeError(
-            f"{where}: axis: expected an axis of an array of shape {shape}; got {axis}. "
-            "Reshape the array."
+            f"{where}: axis: expected an axis in [{-len(shape)}, {len(shape)}) of an array of "
+            f"shape {shape}; got {axis}. Reshape the array."
         )
     return axis % len(shape)
 
@@ -77,7 +84,7 @@ def block_rows(shape: Shape, size: int, where: str) -> int:
     """The rows of a rank's block where the first axis is shared out evenly."""
     if not shape or shape[0] % size:
         raise ShapeError(
-            f"{where}: expected a size that {size} ranks can share evenly; got an array of shape "
-            f"{shape}. Pad or reshape it."
+            f"{where}: expected an array whose axis 0 divides evenly among {size} ranks; got one "
+            f"of shape {shape}. Reshape or pad it."
         )
     return shape[0] // size

@@ -48,7 +48,10 @@ class TopK:
 
     def __init__(self, ratio: float) -> None:
         if not 0 < ratio <= 1:
-            raise ValueError(f"TopK: expected a ratio in (0, 1]; got {ratio}")
+            raise ValueError(
+                f"TopK: expected a ratio in (0, 1]; got {ratio}. Write ngd.TopK(ratio=0.01) for 1 "
+                "% of the elements."
+            )
         self.ratio = ratio
         self._residual: Array | None = None
         self._next: tuple[_core.Pending, Array] | None = None

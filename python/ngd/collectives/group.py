@@ -265,8 +265,8 @@ class Group(BoundToProcess):
         where = "all_gather_v"
         if rows[self.rank] != len(source):
             raise ShapeError(
-                f"{where}: counts: expected {len(source)}, the rows of this rank's array, at "
-                f"place {self.rank}; got {rows[self.rank]}"
+                f"{where}: counts: expected {len(source)}, the rows of this rank's array, at place "
+                f"{self.rank}; got {rows[self.rank]}. Give the rows of each rank."
             )
         buffer = destination(out, source.dtype, (int(rows.sum()), *source.shape[1:]), where)
         begin = int(rows[: self.rank].sum())
@@ -417,7 +417,7 @@ class Group(BoundToProcess):
         if sent.sum() != len(source):
             raise ShapeError(
                 f"{where}: send_counts: expected numbers that add up to the {len(source)} rows of "
-                f"the array; got {sent.tolist()}"
+                f"the array; got {sent.tolist()}. Give one number per rank."
             )
         if receive_counts is not None:
             received = self._counts(receive_counts, where, "receive_counts")
@@ -688,8 +688,8 @@ class Group(BoundToProcess):
         good = numbers.shape == (self.size,) and numbers.dtype.kind in "iu"
         if not good or (numbers < 0).any() or (numbers > MOST_ROWS).any():
             raise ValueError(
-                f"{where}: {name}: expected a number of rows for each of {self.size} ranks; "
-                f"got {counts!r}"
+                f"{where}: {name}: expected a number of rows for each of {self.size} ranks; got "
+                f"{counts!r}. Give one per rank."
             )
         return numbers.astype(np.int64)
 

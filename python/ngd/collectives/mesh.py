@@ -56,13 +56,13 @@ class Mesh:
         if len(self.shape) != len(self.names) or len(set(self.names)) != len(self.names):
             raise ValueError(
                 f"make_mesh: expected a name of its own for each axis of {self.shape}; "
-                f"got {self.names}"
+                f"got {self.names}. Write for example names=('data', 'model')."
             )
         if any(n < 1 for n in self.shape) or math.prod(self.shape) != group.size:
             raise ValueError(
-                f"make_mesh: expected lengths >= 1 whose product is the group's {group.size} "
-                f"ranks; got {self.shape}, {math.prod(self.shape)} ranks. Start the job with as "
-                "many."
+                f"make_mesh: expected sizes >= 1 whose product is the group's number of ranks, "
+                f"{group.size}; got {self.shape}, for {math.prod(self.shape)} ranks. Change the "
+                "shape, or start another number of ranks."
             )
         self.group = group
         grid = np.arange(group.size).reshape(self.shape)

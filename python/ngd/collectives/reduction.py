@@ -54,7 +54,8 @@ def check_algorithm(algorithm: str, compression: Any) -> None:
         )
     if algorithm != "auto" and isinstance(compression, TopK):
         raise ValueError(
-            f"all_reduce: expected algorithm='auto' with ngd.TopK, which gathers; got {algorithm!r}"
+            "all_reduce: expected algorithm='auto' with ngd.TopK, which gathers; got "
+            f"{algorithm!r}. Leave algorithm out."
         )
 
 
@@ -129,13 +130,16 @@ def weighted(call: Call, sources: list[Array], buffers: list[Array], weight: flo
     for source in sources:
         if call.op != "mean" or not is_float(source.dtype):
             raise ValueError(
-                "all_reduce: expected op='mean' and floats with weight; "
-                f"got op={call.op!r} and {source.dtype}"
+                f"all_reduce: expected op='mean' and floats with weight; got op={call.op!r} and "
+                f"{source.dtype}. Cast the array, or leave weight out."
             )
     try:
         weight = float(weight)
     except (TypeError, ValueError):
-        raise TypeError(f"all_reduce: weight: expected a number; got {weight!r}") from None
+        raise TypeError(
+            f"all_reduce: weight: expected a number; got {weight!r}. Give the number of samples of "
+            "this rank."
+        ) from None
     if not 0 <= weight < float("inf"):
         raise ValueError(f"all_reduce: expected a finite weight >= 0; got {weight}")
     weights = call.group.all_gather(np.float64(weight), site=f"all_reduce() at {call.site}")
@@ -180,7 +184,8 @@ def rounded(call: Call, sources: list[Array], buffers: list[Array]) -> Filled:
     for source in sources:
         if source.dtype != float32:
             raise ValueError(
-                f"all_reduce: expected float32 arrays for compression='bf16'; got {source.dtype}"
+                f"all_reduce: expected float32 arrays for compression='bf16'; got {source.dtype}. "
+                "Cast the array, or leave compression out."
             )
     sent = [source.astype(bfloat16) for source in sources]
     pending, _ = plain(call, sent, sent)

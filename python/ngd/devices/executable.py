@@ -258,7 +258,8 @@ class CompiledStep(BoundToProcess):
             return [np.empty(t.shape, t.dtype) for t in self.output_types]
         if len(out) != len(self.output_types):
             raise TypeError(
-                f"{self.title}: expected {len(self.output_types)} arrays in out; got {len(out)}"
+                f"{self.title}: expected {len(self.output_types)} arrays in out; got {len(out)}. "
+                "Give one per output."
             )
         results: list[Array] = []
         for i, (array, wanted) in enumerate(zip(out, self.output_types, strict=True)):

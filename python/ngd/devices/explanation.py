@@ -72,7 +72,10 @@ class Explanation:
 def expect_computed(step: CompiledStep, node: Any) -> None:
     """Raise an error if a step does not compute a node."""
     if not isinstance(node, Node):
-        raise TypeError(f"Executable.explain: expected a node of the step; got {node!r}")
+        raise TypeError(
+            f"Executable.explain: expected a node of the step; got {node!r}. Give one of its "
+            "outputs."
+        )
     first = node.results[0]
     if not any(first is each for each in (*step.graph.nodes, *step.graph.inputs)):
         raise ValueError(

@@ -123,6 +123,9 @@ def opened(groups: Sequence[Ranks]) -> list[Group]:
     """The groups of a step that is to run: real ones that were not shut down."""
     for group in groups:
         if not isinstance(group, Group):
-            raise TypeError(f"compile: expected groups made by ngd; got {group!r}")
+            raise TypeError(
+                f"compile: expected groups made by ngd; got {group!r}. Use ngd.init() or its "
+                "split()."
+            )
         group.check_open("step")
     return [g for g in groups if isinstance(g, Group)]

@@ -91,8 +91,9 @@ class Sharing:
         """Refuse a forked child, whose parent may be writing."""
         if os.getpid() != self.process:
             raise GroupClosedError(
-                f"variable {name!r}: the ranks share it since the step compiled at {self.site}; a "
-                "forked child cannot read it: read it before, or start a new program (spawn)"
+                f"variable {name!r}: expected a read by a rank, because the ranks share it since "
+                f"the step compiled at {self.site}; got one by a forked child. Read it before the "
+                "fork, or start a new program (spawn)."
             )
 
 
@@ -206,9 +207,10 @@ def expect_private(whole: Mapping[Node, CpuStorage], equal: Equal, site: str) ->
             raise refused(storage, sharing)
         if sharing is not None and differs:
             raise CompileError(
-                f"compile: updates: what the ranks share since the step compiled at {sharing.site} "
-                f"is computed of variable {storage.name!r}: expected a next value that is proved "
-                "equal on all ranks"
+                f"compile: updates: variable {storage.name!r}: expected a next value that is equal "
+                "on all ranks, because the step compiled at "
+                f"{sharing.site} computes shared variables from it; got one that may differ. Take "
+                'its mean: ops.all_reduce(value, op="mean").'
             )
     for variable, storage in whole.items():
         if values[variable] not in equal.nodes:
@@ -246,9 +248,9 @@ def share(
         sharing = storages[variable].sharing
         if sharing is not None and sharing.group is not group:
             raise CompileError(
-                f"compile: shard: variable {storages[variable].name!r} is shared with the ranks of "
-                f"{sharing.group!r} since the step compiled at {sharing.site}; this step runs over "
-                f"{group!r}"
+                f"compile: shard: expected a step over {sharing.group!r}, whose ranks share "
+                f"variable {storages[variable].name!r} since the step compiled at {sharing.site}; "
+                f"got one over {group!r}. Compile both steps with one group."
             )
     moving = {storages[v]: span for v, span in shared.items() if not storages[v].is_shared}
     staying = [storages[v] for v in read if storages[v].sharing is None]
@@ -330,7 +332,10 @@ def expect_agreement(found: Agreement, storages: list[CpuStorage]) -> None:
                 "ngd.broadcast_variables(variables) before."
             )
     if not found.has_memory:
-        raise MemoryError(f"compile: shard: a rank has no memory for {names(storages)}")
+        raise MemoryError(
+            f"compile: shard: expected memory for {names(storages)} on all ranks; got too "
+            "little on one of them. Give the job more memory, or start fewer ranks per host."
+        )
 
 
 def names(storages: Iterable[CpuStorage]) -> str:

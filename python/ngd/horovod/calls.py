@@ -141,8 +141,9 @@ def expect_one_call(announced: Work | None, what: str, name: str | None, shape: 
     for column, word in words:
         if (rows[:, column] != rows[0, column]).any():
             raise HorovodInternalError(
-                f"hvd.{what}: expected one {word} on all ranks; rank {global_process_set.rank()} "
-                f"gives {name!r} of shape {shape}, and others do not"
+                f"hvd.{what}: expected one {word} on all ranks; got {name!r} of shape {shape} on "
+                f"rank {global_process_set.rank()}, and another on other ranks. Call it with the "
+                "same arguments on all ranks."
             )
 
 
@@ -168,7 +169,9 @@ def all_reduce(
     what, site, group = "allreduce", call_site(), member(ranks, "allreduce")
     op = expect_op(op, what)
     if source.dtype == np.bool_ and op not in (Min, Max):
-        raise TypeError("hvd.allreduce: op: expected Min or Max of booleans")
+        raise TypeError(
+            f"hvd.allreduce: op: expected Min or Max for bools; got {OPS[op]}. Cast the tensor."
+        )
     factors = prescale, postscale
     if prescale != 1.0:
         source = multiplied(source, prescale, out)
@@ -452,8 +455,9 @@ def take_part(group: Group, row: Array, caller: int, site: str) -> None:
         return
     if row[KIND] != ALL_REDUCE:
         raise HorovodInternalError(
-            f"hvd.join: rank {global_process_set.rank()} has joined, and rank {caller} calls what "
-            "needs all ranks; expected hvd.allreduce or hvd.barrier"
+            "hvd.join: expected only hvd.allreduce or hvd.barrier after a rank has joined; got "
+            f"another call of rank {caller}, while rank {global_process_set.rank()} has joined. "
+            "Make the other calls before hvd.join()."
         )
     dtype, op = ALL[row[DTYPE]], int(row[OP])
     reduction, _ = reduction_of(op, dtype, group.size)
@@ -494,10 +498,19 @@ def synchronize(handle: Any) -> Any:
     return handle.wait()
 
 
+def expect_average(where: str, predivide: float, op: int) -> None:
+    """Check that a factor to divide by before the sum comes with Average."""
+    if predivide != 1.0 and op != Average:
+        raise ValueError(
+            f"hvd.{where}: gradient_predivide_factor: expected op=Average with it; got another op. "
+            "Remove one."
+        )
+
+
 def op_of(op: int | None, average: bool | None) -> int:
     """The reduction that a caller asks for, by the old argument or the new."""
     if average is not None and op is not None:
-        raise ValueError("hvd.allreduce: expected op or average, not both")
+        raise ValueError("hvd.allreduce: expected op or average; got both. Remove average.")
     if average is not None:
         return Average if average else Sum
     return Average if op is None else op

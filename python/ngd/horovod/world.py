@@ -49,8 +49,8 @@ class ProcessSet:
         """The ranks, as ngd has them."""
         if self._group is None:
             raise ValueError(
-                f"{self!r}: expected one that is registered, by hvd.init(process_sets=) or "
-                "hvd.add_process_set()"
+                f"hvd.ProcessSet: expected a registered set; got {self!r}. Register it by "
+                "hvd.init(process_sets=) or hvd.add_process_set()."
             )
         return self._group
 
@@ -65,7 +65,10 @@ class ProcessSet:
     def rank(self) -> int:
         """The number of this process in it."""
         if not self.included():
-            raise ValueError(f"{self!r}: expected one that has rank {rank()}, which is this one")
+            raise ValueError(
+                f"hvd.ProcessSet.rank: expected a set that has rank {rank()}, which is this one; "
+                f"got {self!r}. Call included() before."
+            )
         return self.group.rank
 
     def root(self, root_rank: int, where: str) -> int:
@@ -132,8 +135,8 @@ def init(
     """
     if isinstance(comm, (list, tuple)):
         raise TypeError(
-            "hvd.init: comm: expected an mpi4py communicator; a list of ranks is a process set: "
-            "hvd.init(process_sets=[hvd.ProcessSet(ranks)])"
+            "hvd.init: comm: expected an mpi4py communicator; got a list of ranks. Write "
+            "hvd.init(process_sets=[hvd.ProcessSet(ranks)])."
         )
     group = distributed.init(comm=comm)
     if global_process_set._group is not group:
@@ -162,14 +165,20 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     world = global_process_set.group
     if made.process_set_id is not None:
-        raise ValueError(f"hvd.add_process_set: {made!r} is registered already")
+        raise ValueError(
+            f"hvd.add_process_set: expected a new set; got {made!r}, which is registered already. "
+            "Use it as it is."
+        )
     outside = [r for r in made.ranks if not 0 <= r < world.size]
     if not made.ranks or outside:
         raise ValueError(
             f"hvd.add_process_set: expected ranks from 0 to {world.size - 1}; got {made.ranks}"
         )
     if any(other.ranks == made.ranks for other in global_process_set.sets.values()):
-        raise ValueError(f"hvd.add_process_set: there is a set of the ranks {made.ranks} already")
+        raise ValueError(
+            f"hvd.add_process_set: expected other ranks than those of the registered sets; got "
+            f"{made.ranks}. Use the set that has these ranks."
+        )
     number = global_process_set.next_id
     mine = 0 if world.rank in made.ranks else None
     made._group = world.split(mine, name=f"process set {number}")
@@ -273,7 +282,10 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """
     global _timeline
     if _timeline is not None:
-        raise ValueError("hvd.start_timeline: expected to be off; hvd.stop_timeline() ends it")
+        raise ValueError(
+            "hvd.start_timeline: expected no recording; got one that runs. Call "
+            "hvd.stop_timeline() first."
+        )
     began = timeline(file_path)
     began.__enter__()
     _timeline = began

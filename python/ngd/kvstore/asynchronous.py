@@ -47,18 +47,25 @@ class AsyncStore(KVStore):
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Refused: compression is dist_sync's."""
         raise ValueError(
-            "set_gradient_compression: expected dist_sync, or device; dist_async sends whole floats"
+            "set_gradient_compression: expected a dist_sync or device store; got dist_async. "
+            "Remove the call."
         )
 
     def save_optimizer_states(
         self, fname: str | os.PathLike[str], dump_optimizer: bool = False
     ) -> None:
         """Refused, as by MXNet: each rank has the state of its own keys."""
-        raise ValueError("save_optimizer_states: expected a store that is not dist_async")
+        raise ValueError(
+            "save_optimizer_states: expected a dist_sync or local store; got dist_async. Save the "
+            "values instead."
+        )
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Refused, as by MXNet."""
-        raise ValueError("load_optimizer_states: expected a store that is not dist_async")
+        raise ValueError(
+            "load_optimizer_states: expected a dist_sync or local store; got dist_async. Load the "
+            "values instead."
+        )
 
     def barrier(self) -> None:
         """Return when all ranks have come."""
@@ -128,8 +135,8 @@ class AsyncStore(KVStore):
         """Ask all at once, then wait for all answers."""
         if not self._updates:
             raise ValueError(
-                f"{where}: expected set_optimizer or set_updater before: a dist_async store has no "
-                "sum over the ranks that could replace a value"
+                f"{where}: expected a dist_async store with an optimizer or updater; got none. "
+                "Call set_optimizer or set_updater first."
             )
         wanted = outs or {}
         asked = {
@@ -162,9 +169,10 @@ class AsyncStore(KVStore):
         if kind == Kind.LATE:
             slow = [self._members[int(rank)] for rank in payload]
             raise late(
-                f"{where}: key {key!r}: this worker, rank {self._members[self.rank]}, is more than "
-                f"{self.staleness} pushes ahead of rank {', '.join(map(str, slow))} and has waited "
-                f"for {self._service.group.timeout} s (NGD_TIMEOUT)",
+                f"{where}: key {key!r}: expected at most {self.staleness} pushes more on rank "
+                f"{self._members[self.rank]} than on rank {', '.join(map(str, slow))}; got more, "
+                f"and no push of it for {self._service.group.timeout} s (NGD_TIMEOUT). Find out "
+                "why it is slow, or raise staleness",
                 slow,
             )
         if payload is None:
@@ -189,7 +197,8 @@ class AsyncStore(KVStore):
                 raise
             ranks = [] if owner is None else [owner]
             who = "the other ranks" if owner is None else f"rank {owner}, where it lives,"
-            raise late(f"{what}: expected an answer of {who} in {limit} s", ranks) from None
+            message = f"{what}: expected an answer of {who}; got none in {limit} s"
+            raise late(message, ranks) from None
 
 
 def late(message: str, ranks: list[int]) -> CollectiveTimeoutError:

@@ -27,7 +27,9 @@ def imported() -> Any:
     try:
         import mxnet
     except ModuleNotFoundError as error:
-        raise ImportError(f"ngd.kvstore.mxnet needs MXNet 1.9.1: {INSTALL}") from error
+        raise ImportError(
+            f"ngd.kvstore.mxnet: expected MXNet 1.9.1; got none. Install it: {INSTALL}"
+        ) from error
     return mxnet
 
 

@@ -220,7 +220,10 @@ class KVStore:
 
     def _expect_new(self, where: str, key: Key) -> None:
         if key in self._shapes:
-            raise KeyError(f"{where}: key {key!r}: expected a new key; it was initialized before")
+            raise KeyError(
+                f"{where}: key {key!r}: expected a new key; got one that was initialized before. "
+                "Use push, or another key."
+            )
         other = next((k for k in self._shapes if type(k) is not type(key)), None)
         if other is not None:
             raise KeyError(

@@ -70,7 +70,9 @@ class Plain:
     def _of_updater(self, where: str, method: str) -> Any:
         found = getattr(self.updater, method, None)
         if found is None:
-            raise ValueError(f"{where}: expected set_optimizer to have been called before")
+            raise ValueError(
+                f"{where}: expected a store with an optimizer; got none. Call set_optimizer first."
+            )
         return found
 
 
@@ -143,8 +145,8 @@ class InGraph:
         """Write safetensors of the state of all keys, and of the learning rate."""
         if dump_optimizer:
             raise ValueError(
-                "save_optimizer_states: dump_optimizer: expected False with an optimizer of ngd, "
-                "which the program makes; its state is saved"
+                "save_optimizer_states: dump_optimizer: expected False with an optimizer of ngd; "
+                "got True. Leave it out: the state is saved, and the program makes the optimizer."
             )
         checkpoint.replace(path, checkpoint.safetensors(self._state()))
 

@@ -100,7 +100,8 @@ def begin(size: int | None = None) -> None:
         import prometheus_client  # noqa: F401
     except ImportError:
         raise ImportError(
-            "NGD_METRICS needs prometheus-client: pip install 'ngd-runtime[metrics]'"
+            "NGD_METRICS: expected the package prometheus-client; got none. Install it: "
+            "pip install 'ngd-runtime[metrics]'"
         ) from None
     from . import serving
 

@@ -41,11 +41,14 @@ class Convolution(Module):
         name = type(self).__name__
         kernel = (kernel_size,) * self.axes if isinstance(kernel_size, int) else tuple(kernel_size)
         if len(kernel) != self.axes:
-            raise ValueError(f"nn.{name}: expected kernel_size of {self.axes} axes; got {kernel}")
+            raise ValueError(
+                f"nn.{name}: expected kernel_size of {self.axes} axes; got {kernel}. Give one "
+                "number, or one per axis."
+            )
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"nn.{name}: expected groups that divide {in_channels} and {out_channels} "
-                f"channels; got {groups}"
+                f"channels; got {groups}. Choose a divisor of both."
             )
         self.in_channels, self.out_channels, self.kernel_size = in_channels, out_channels, kernel
         self.stride, self.padding, self.dilation = stride, padding, dilation

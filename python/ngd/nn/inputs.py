@@ -49,7 +49,7 @@ def expect_last_axes(layer: object, x: Any, shape: tuple[int, ...]) -> None:
 def expect_axes(layer: object, x: Any, axes: int, channels: int | str = "C") -> None:
     """Raise a ShapeError if x is not [N, channels, ...] with this number of spatial axes."""
     if x.ndim != axes + 2:
-        fix = "Reshape it, or take the layer for its number of axes."
+        fix = "Reshape it, or use the layer for this number of axes."
         if x.ndim == axes + 1:
             fix = "Add the axis of the batch: ops.expand_dims(x, 0)."
         raise refusal(layer, f"[N, {channels}{SPATIAL[axes]}]", x, fix)
@@ -68,7 +68,7 @@ def expect_number_of_axes(layer: object, x: Any, numbers: Sequence[int]) -> None
     """Raise a ShapeError if x has none of these numbers of axes."""
     if x.ndim not in numbers:
         wanted = " or ".join(map(str, numbers))
-        fix = "Reshape it, or take the layer for its number of axes."
+        fix = "Reshape it, or use the layer for this number of axes."
         raise refusal(layer, f"of {wanted} axes", x, fix)
 
 

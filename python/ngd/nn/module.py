@@ -26,9 +26,9 @@ from .modes import current
 from .plain import CONTAINERS, Held, find_in, refusal
 
 INSTEAD: Final = {
-    "train": "nn.training, within which graphs are built for training",
+    "train": "`with nn.training(nn.Random(seed)):` around the forward pass",
     "eval": "nn.evaluation; outside of nn.training graphs are built for evaluation",
-    "named_parameters": "parameters, which are by name",
+    "named_parameters": "parameters(), a dict of variables by name",
     "to": "astype",
 }
 """Methods of PyTorch's modules, and the name to use instead."""
@@ -102,7 +102,8 @@ class Parameter:
         """The path from the outermost module."""
         if self._place is None:
             raise RuntimeError(
-                "nn.Parameter: expected an attribute of a module; got one outside of modules"
+                "nn.Parameter: expected an attribute of a module; got one outside of modules. "
+                "Assign it to self.name in __init__."
             )
         module, key = self._place
         return f"{module.path}.{key}" if module.path else key
@@ -226,7 +227,9 @@ def shape_of(value: Any, where: str) -> Any:
     try:
         return variable(where, detached(value)).shape
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{where}: expected an array of numbers; got {error}") from None
+        raise TypeError(
+            f"{where}: expected an array of numbers; got {error}. Convert it by np.asarray."
+        ) from None
 
 
 def naming_errors(init: Any) -> Any:
@@ -505,7 +508,8 @@ class Module:
         found = dict(self.declared()).get(key)
         if found is None:
             raise KeyError(
-                f"{type(self).__name__}.parameter: expected a name of a parameter; got {key!r}"
+                f"{type(self).__name__}.parameter: expected a name of a parameter; got {key!r}. "
+                "See the names in module.parameters()."
             )
         return found
 
@@ -634,7 +638,8 @@ class Module:
         for key, parameter in self.declared():
             if parameter.made:
                 raise RuntimeError(
-                    f"Module.astype: expected a fresh module; got one whose {key!r} is in use"
+                    f"Module.astype: expected a fresh module; got one whose {key!r} is in use. "
+                    "Call astype before the first call of the module."
                 )
         for _, parameter in self.declared():
             if is_floating(parameter.dtype):

@@ -53,7 +53,10 @@ def glu(x: Value, axis: int = -1) -> Node:
     node = as_node(x, where="glu")
     along = as_axis("glu", axis, node.ndim, node.type)
     if node.shape[along] % 2:
-        raise ShapeError(f"glu: expected an even extent of axis {axis}; got {node.type}")
+        raise ShapeError(
+            f"glu: expected an even extent of axis {axis}; got {node.type}. Choose another axis, "
+            "or pad it."
+        )
     wide, dtype = widened("glu", node)
     first, second = split(wide, 2, along)
     return cast(first * sigmoid(second), dtype)

@@ -36,7 +36,7 @@ def _expect(where: str, x: Type, indices: Type, axis: int) -> None:
     if not same_rank or _beside(x.shape, axis, 0) != _beside(indices.shape, axis, 0):
         raise ShapeError(
             f"{where}: expected indices of the tensor's shape but for axis {axis}; got "
-            f"{got(x, indices)}"
+            f"{got(x, indices)}. Reshape or broadcast the indices."
         )
 
 
@@ -65,7 +65,9 @@ class TakeAlongAxis(Op):
         x, chosen = as_node(x, where=self.name), as_indices(indices, self.name)
         if x.ndim != chosen.ndim:
             types = got(x.type, chosen.type)
-            raise ShapeError(f"{self.name}: expected as many axes in both; got {types}")
+            raise ShapeError(
+                f"{self.name}: expected as many axes in both; got {types}. Reshape the indices."
+            )
         along = as_axis(self.name, axis, x.ndim, x.type)
         one = _beside(x.shape, along, 1), _beside(chosen.shape, along, 1)
         common = broadcast_shapes(self.name, *one)
@@ -118,7 +120,8 @@ class AddAlongAxis(Op):
         _expect(self.name, updates, indices, axis)
         if updates.shape != indices.shape:
             raise ShapeError(
-                f"{self.name}: expected an index an update; got {got(updates, indices)}"
+                f"{self.name}: expected an index an update; got {got(updates, indices)}. Reshape "
+                "the indices to the shape of the updates."
             )
         return Type(updates.dtype, _beside(updates.shape, axis, size))
 

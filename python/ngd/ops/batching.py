@@ -202,7 +202,7 @@ def rule_of(node: Node) -> BatchingRule:
         return expand
     raise CompileError(
         f"vmap: expected ops that have a batching rule; got {node.op.name} (made at {node.site}). "
-        "Run the function for one example after the other: ops.scan loops over the axis."
+        "Call the function for one example after the other instead: ops.scan loops over an axis."
     )
 
 

@@ -278,7 +278,10 @@ class AllReduce(Collective):
         if weight is None:
             return self.node((x,), attrs)
         if op != "mean":
-            raise ValueError(f'all_reduce: expected op="mean" with weight; got op={op!r}')
+            raise ValueError(
+                f'all_reduce: expected op="mean" with weight; got op={op!r}. '
+                "Write op='mean', or leave weight out."
+            )
         return self._weighted_mean(x, as_node(weight, where=self.name), attrs)
 
     def _rounded(
@@ -293,13 +296,17 @@ class AllReduce(Collective):
                 "all_reduce: expected weight or compression; got both. Scale x instead of weight."
             )
         if x.dtype != float32:
-            raise DTypeError(f"all_reduce: expected float32 for compression='bf16'; got {x.type}")
+            raise DTypeError(
+                f"all_reduce: expected float32 for compression='bf16'; got {x.type}. Cast x, or "
+                "leave compression out."
+            )
         return cast(self.node((cast(x, bfloat16),), attrs), float32)
 
     def _weighted_mean(self, x: Node, weight: Node, attrs: Mapping[str, Any]) -> Node:
         if weight.shape or not is_float(x.dtype):
             raise ShapeError(
-                f"all_reduce: expected floats and a scalar weight; got {x.type} and {weight.type}"
+                f"all_reduce: expected floats and a scalar weight; got {x.type} and {weight.type}. "
+                "Cast x, and give one number."
             )
         # Weights count by their ratios alone. In a unit that is a power of two their sum is in
         # [1/4, 1/2): none is beyond the dtype, no sum of weighted x overflows, and no bit changes.
@@ -386,7 +393,10 @@ def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
     """Refuse a root that no group has, or not this one; return the operand's type."""
     if root < 0 or (group is not None and root >= group.size):
         wanted = ">= 0" if group is None else f"in [0, {group.size})"
-        raise ValueError(f"{where}: expected a root {wanted}; got {root}")
+        raise ValueError(
+            f"{where}: expected a root {wanted}; got {root}. Give the number of a rank of the "
+            "group."
+        )
     return x
 
 

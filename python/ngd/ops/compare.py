@@ -222,7 +222,10 @@ class Where(Elementwise):
     def infer(self, *inputs: Type) -> Type:
         condition, *choices = inputs
         if condition.dtype != bool_:
-            raise DTypeError(f"where: expected a bool condition; got {got(*inputs)}")
+            raise DTypeError(
+                f"where: expected a bool condition; got {got(*inputs)}. Compare first: condition "
+                "!= 0."
+            )
         dtype = expect_dtype(self.name, tuple(choices), self.dtypes)
         return Type(dtype, broadcast_shapes(self.name, *(t.shape for t in inputs)))
 

@@ -80,9 +80,12 @@ def _check(x: Node, residual: Node, ratio: float, op: str) -> None:
     if x.shape != residual.shape:
         raise ShapeError(
             f"sparse_all_reduce: expected x and residual of one shape; got {x.type} and "
-            f"{residual.type}"
+            f"{residual.type}. Make the residual by ops.zeros(x.shape)."
         )
     if not 0 < ratio <= 1:
-        raise ValueError(f"sparse_all_reduce: expected a ratio in (0, 1]; got {ratio}")
+        raise ValueError(
+            f"sparse_all_reduce: expected a ratio in (0, 1]; got {ratio}. Write 0.01 for 1 % of "
+            "the elements."
+        )
     if op not in ("sum", "mean"):
         raise ValueError(f"sparse_all_reduce: expected op among sum, mean; got {op!r}")

@@ -39,7 +39,9 @@ def einsum(equation: str, *operands: Value) -> Node:
     computed in float32.
     """
     if not operands:
-        raise ShapeError(f"einsum: expected operands for {equation!r}; got none")
+        raise ShapeError(
+            f"einsum: expected operands for {equation!r}; got none. Pass one per term."
+        )
     nodes = align("einsum", *operands)
     terms, result = _parse(equation, [n.shape for n in nodes])
     extents = _extents(equation, terms, nodes)
@@ -74,17 +76,22 @@ def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
     letters = (text + result).replace("...", "").replace(",", "")
     if len(terms) != len(shapes):
         raise ShapeError(
-            f"einsum: expected {len(terms)} operands for {equation!r}; got {len(shapes)}"
+            f"einsum: expected {len(terms)} operands for {equation!r}; got {len(shapes)}. Pass one "
+            "per term."
         )
     if not set(letters) <= set(string.ascii_letters) or "," in result:
-        raise ValueError(f"einsum: expected letters, commas, ... and one ->; got {equation!r}")
+        raise ValueError(
+            f"einsum: expected letters, commas, ... and one ->; got {equation!r}. Write for "
+            "example 'ij,jk->ik'."
+        )
     free = [letter for letter in string.ascii_letters if letter not in letters]
     skipped = []
     for term, shape in zip(terms, shapes, strict=True):
         skipped.append(len(shape) - len(term.replace("...", "")))
         if skipped[-1] < 0 or (skipped[-1] and "..." not in term):
             raise ShapeError(
-                f"einsum: expected a label an axis in {equation!r}; got {term!r} for {shape}"
+                f"einsum: expected a label an axis in {equation!r}; got {term!r} for {shape}. Give "
+                "the term one letter per axis, or an ellipsis."
             )
     most = max(skipped)
     shared = "".join(free[:most])
@@ -96,7 +103,8 @@ def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:
         result = shared + "".join(once)
     if len(set(result)) != len(result) or not set(result) <= set("".join(terms)):
         raise ValueError(
-            f"einsum: expected labels of operands in the result, each once; got {equation!r}"
+            f"einsum: expected labels of operands in the result, each once; got {equation!r}. "
+            "Remove the other labels from the result."
         )
     return terms, result
 

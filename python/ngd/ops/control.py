@@ -707,7 +707,8 @@ def expect_equal_types(structures: Sequence[trees.Structure], made: Sequence[lis
         if one.type != other.type:
             raise (DTypeError if one.dtype != other.dtype else ShapeError)(
                 f"cond: expected both functions to return {path} of one type; got {one.type} "
-                f"(made at {one.site}) and {other.type} (made at {other.site})"
+                f"(made at {one.site}) and {other.type} (made at {other.site}). Cast or "
+                "reshape one."
             )
 
 

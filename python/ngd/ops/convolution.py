@@ -45,8 +45,9 @@ def _expect(where: str, x: Type, w: Type, groups: int) -> None:
     axes = spatial_axes(where, x)
     if not _parts(w, axes, groups) or w.shape[1] * groups != x.shape[1]:
         raise ShapeError(
-            f"{where}: expected data [N, C, {axes} axes] and weights [O, C / {groups}, {axes} axes]"
-            f", O a multiple of groups={groups}; got {got(x, w)}"
+            f"{where}: expected data [N, C, {axes} axes] and weights [O, C / {groups}, {axes} "
+            f"axes], O a multiple of groups={groups}; got {got(x, w)}. Transpose the weights, or "
+            "change groups."
         )
 
 
@@ -66,7 +67,10 @@ def _with_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
     """Add a bias a channel, if there is one."""
     for addend in bias:
         if addend.shape != y.shape[1:2]:
-            raise ShapeError(f"{where}: expected a bias of shape {y.shape[1:2]}; got {addend.type}")
+            raise ShapeError(
+                f"{where}: expected a bias of shape {y.shape[1:2]}; got {addend.type}. Reshape the "
+                "bias."
+            )
         y = y + reshape(addend, (*addend.shape, *(1,) * (y.ndim - 2)))
     return y
 
@@ -169,7 +173,9 @@ class Conv(Linear):
         dtype = product_dtype(self.name, (x, w), bias, self.dtypes, dtype)
         _expect(self.name, x, w, groups)
         if bias and bias[0].shape != w.shape[:1]:
-            raise ShapeError(f"conv: expected a bias of shape {w.shape[:1]}; got {bias[0]}")
+            raise ShapeError(
+                f"conv: expected a bias of shape {w.shape[:1]}; got {bias[0]}. Reshape the bias."
+            )
         counts = window_counts(self.name, x, w.shape[2:], strides, padding, dilations)
         return Type(dtype, (x.shape[0], w.shape[0], *counts))
 
@@ -367,11 +373,14 @@ def conv_transpose(
     axes, kernel = spatial_axes(where, x.type), weight.shape[2:]
     if not _parts(weight.type, axes, groups) or weight.shape[0] != x.shape[1]:
         raise ShapeError(
-            f"{where}: expected data [N, C, {axes} axes] and weights [C, O / {groups}, {axes} axes]"
-            f", C a multiple of groups={groups}; got {got(x.type, weight.type)}"
+            f"{where}: expected data [N, C, {axes} axes] and weights [C, O / {groups}, {axes} "
+            f"axes], C a multiple of groups={groups}; got {got(x.type, weight.type)}. Transpose "
+            "the weights, or change groups."
         )
     if padding == "same":
-        raise ValueError(f'{where}: expected numbers for padding; got "same"')
+        raise ValueError(
+            f'{where}: expected numbers for padding; got "same". Give the padding of each axis.'
+        )
     strides = per_axis(where, "stride", stride, axes, 1)
     dilations = per_axis(where, "dilation", dilation, axes, 1)
     more = per_axis(where, "output_padding", output_padding, axes, 0)
@@ -385,6 +394,9 @@ def conv_transpose(
         )
     )
     if any(n < 1 for n in (*x.shape[2:], *spatial)):
-        raise ShapeError(f"{where}: expected a result of some places; got {spatial} of {x.type}")
+        raise ShapeError(
+            f"{where}: expected a result of some places; got {spatial} of {x.type}. Use less "
+            "padding, or a larger kernel."
+        )
     attrs = {"strides": strides, "padding": zeros, "dilations": dilations, "groups": int(groups)}
     return _with_bias(where, conv_data_grad.node((x, weight), {**attrs, "spatial": spatial}), rest)

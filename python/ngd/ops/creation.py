@@ -55,7 +55,9 @@ class Arange(Op):
                 "a result is known when the graph is built; scale and shift arange(n) instead."
             )
         if step == 0:
-            raise ValueError("arange: expected a step that is not 0; got 0")
+            raise ValueError(
+                "arange: expected a step that is not 0; got 0. Leave step out, or give another."
+            )
         ints = all(isinstance(n, (int, np.integer)) for n in (first, end, step))
         kind = as_dtype((int64 if ints else float32) if dtype is None else dtype, self.name)
         size = max(-((first - end) // step) if ints else math.ceil((end - first) / step), 0)
@@ -133,7 +135,9 @@ def _bound(where_: str, name: str, value: Value) -> Node:
     """Return an end of a range as a float scalar."""
     node = as_node(value, where=where_)
     if node.shape:
-        raise ShapeError(f"{where_}: expected {name} as a scalar; got {node.type}")
+        raise ShapeError(
+            f"{where_}: expected {name} as a scalar; got {node.type}. Take one element: x[0]."
+        )
     return node
 
 
@@ -248,7 +252,10 @@ def meshgrid(*xi: Value, indexing: str = "xy", sparse: bool = False) -> tuple[No
     lines = [as_node(x, where="meshgrid") for x in xi]
     for line in lines:
         if line.ndim > 1:
-            raise ShapeError(f"meshgrid: expected tensors of one axis; got {line.type}")
+            raise ShapeError(
+                f"meshgrid: expected tensors of one axis; got {line.type}. Reshape them: "
+                "x.reshape(-1)."
+            )
     places = list(range(len(lines)))
     if indexing == "xy" and len(lines) > 1:
         places[:2] = [1, 0]

@@ -118,7 +118,7 @@ def ctc_loss(
         types = got(x.type, labels.type, steps.type, counts.type)
         raise ShapeError(
             "ctc_loss: expected log probabilities [T, N, C], targets [N, S], and lengths [N] and "
-            f"[N]; got {types}"
+            f"[N]; got {types}. Transpose or reshape them."
         )
     if not 0 <= blank < x.shape[2] or not x.shape[0]:
         raise ValueError(f"ctc_loss: expected a step and blank in [0, C); got {x.type} and {blank}")

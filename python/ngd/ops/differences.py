@@ -123,7 +123,10 @@ def gradient(x: Value, *spacing: Value, axis: Any = None) -> Any:
     if len(steps) == 1:
         steps *= len(axes)
     if len(steps) != len(axes):
-        raise ShapeError(f"gradient: expected a spacing for each of {axes}; got {len(spacing)}")
+        raise ShapeError(
+            f"gradient: expected a spacing for each of {axes}; got {len(spacing)}. Give one number "
+            "for all axes, or one per axis."
+        )
     slopes = [_slope(node, a, step) for a, step in zip(axes, steps, strict=True)]
     return slopes[0] if len(slopes) == 1 else tuple(slopes)
 
@@ -131,7 +134,9 @@ def gradient(x: Value, *spacing: Value, axis: Any = None) -> Any:
 def _slope(x: Node, axis: int, step: Value) -> Node:
     n = x.shape[axis]
     if n < 2:
-        raise ShapeError(f"gradient: expected two elements along axis {axis}; got {x.type}")
+        raise ShapeError(
+            f"gradient: expected two elements along axis {axis}; got {x.type}. Choose another axis."
+        )
     distance = as_node(step, like=x, where="gradient")
     if distance.ndim > 1 or distance.shape not in ((), (n,)):
         raise ShapeError(
@@ -217,7 +222,10 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Node:
         raise ValueError(f"convolve: expected mode full, same or valid; got {mode!r}")
     x, y = align("convolve", a, v)
     if x.ndim != 1 or y.ndim != 1 or not x.shape[0] or not y.shape[0]:
-        raise ShapeError(f"convolve: expected two tensors of one axis; got {got(x.type, y.type)}")
+        raise ShapeError(
+            f"convolve: expected two tensors of one axis; got {got(x.type, y.type)}. Reshape them, "
+            "or use ops.conv."
+        )
     if not is_float(x.dtype):
         x, y = cast(x, float64), cast(y, float64)
     if x.shape[0] < y.shape[0]:

@@ -77,7 +77,7 @@ def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
     """The type of the result, where all blocks have one length."""
     expect_rows(kind.name, x)
     if kind.gives == "blocks" and x.shape[0] % size:
-        raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}")
+        raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}. Pad x.")
     return with_rows(x, kind.rows(x.shape[0], size))
 
 
@@ -327,7 +327,8 @@ class AllToAllV(Collective):
         if counts[group.rank] != receive_counts[group.rank]:
             raise ShapeError(
                 f"all_to_all_v: expected one number of rows from rank {group.rank} to itself; got "
-                f"counts {counts[group.rank]} and receive_counts {receive_counts[group.rank]}"
+                f"counts {counts[group.rank]} and receive_counts {receive_counts[group.rank]}. "
+                "Give one number in both."
             )
         return with_rows(x, received)
 
@@ -467,7 +468,10 @@ def expect_other(where: str, other: int, group: Ranks | None, x: Type) -> Type:
     """Refuse a rank that is this one, or nobody; return the operand's type."""
     expect_root(where, other, group, x)
     if group is not None and other == group.rank:
-        raise ValueError(f"{where}: expected another rank; got {other}, this one")
+        raise ValueError(
+            f"{where}: expected another rank; got {other}, this one. Send to a rank other than "
+            "this one."
+        )
     return x
 
 
@@ -533,7 +537,10 @@ class Recv(Collective):
         group: Ranks | None = None,
     ) -> Type:
         if after.shape:
-            raise ShapeError(f"recv: expected a scalar to come after; got {after}")
+            raise ShapeError(
+                f"recv: expected a scalar to come after; got {after}. Reduce it, for example by "
+                "ops.sum."
+            )
         return expect_other(self.name, root, group, Type(dtype, shape))
 
     def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def grid_sample(
     if not fits or images.shape[0] != points.shape[0] or 0 in images.shape[2:]:
         raise ShapeError(
             "grid_sample: expected images [N, C, H, W] and a grid [N, h, w, 2]; got "
-            f"{got(images.type, points.type)}"
+            f"{got(images.type, points.type)}. Transpose or reshape them."
         )
     dtype = float_of(images.dtype)
     wide = float32 if dtype in HALVES else dtype

@@ -33,7 +33,9 @@ def embedding(indices: Value, weight: Value, padding_idx: int | None = None) -> 
 def _rows(where_: str, table: Node, chosen: Node, padding_idx: int | None) -> Node:
     """Return the rows of a table; the padding row gets no gradient."""
     if table.ndim != 2:
-        raise ShapeError(f"{where_}: expected a table [rows, E]; got {table.type}")
+        raise ShapeError(
+            f"{where_}: expected a table [rows, E]; got {table.type}. Reshape the table."
+        )
     attrs = {"axis": 0, "caller": where_, "negative": False}
     found: Node = take.node((table, chosen), attrs)
     if padding_idx is None:
@@ -124,7 +126,8 @@ def _factors(rows: Node, chosen: Node, mode: str, weights: Value | None) -> Node
     if mode != "sum" or factors.shape != chosen.shape:
         raise ShapeError(
             f"embedding_bag: expected per_sample_weights of the shape of the indices, with mode "
-            f'"sum"; got {factors.type} with {mode!r}'
+            f'"sum"; got {factors.type} with {mode!r}. '
+            "Reshape the weights, or set mode='sum'."
         )
     return factors
 
@@ -141,11 +144,14 @@ def dynamic_slice(x: Value, starts: Sequence[Value], sizes: int | Sequence[int])
     if not fits or any(not 0 <= size <= n for size, n in zip(extents, x.shape, strict=True)):
         raise ShapeError(
             f"dynamic_slice: expected a start and a size for each axis of {x.type}; got "
-            f"{len(firsts)} starts, sizes {extents}"
+            f"{len(firsts)} starts, sizes {extents}. Give one of both per axis."
         )
     for axis, (first, size, n) in enumerate(zip(firsts, extents, x.shape, strict=True)):
         if first.shape or first.dtype not in INTEGERS:
-            raise DTypeError(f"dynamic_slice: expected integer scalars to start; got {first.type}")
+            raise DTypeError(
+                f"dynamic_slice: expected integer scalars to start; got {first.type}. Cast it: "
+                "start.astype('int64')."
+            )
         if size < n:
             begin = minimum(maximum(cast(first, int64), 0), n - size)
             x = take(x, arange(size) + begin, axis)

@@ -91,6 +91,11 @@ def _traced(
     reverse: bool,
 ) -> tuple[Any, Any]:
     """Trace the body of a scan, and return the last carry and the stacked results."""
+    if not callable(body):
+        raise TypeError(
+            f"scan: body: expected a function; got {body!r}. Give a function of a carry and a "
+            "slice that returns (carry, result)."
+        )
     initial, structure = trees.flatten(init)
     tensors, slice_structure = trees.flatten(xs) if xs is not None else ([], None)
     given = [as_node(value, where="scan: init") for value in initial]
@@ -113,7 +118,8 @@ def expect_pair(returned: Any) -> tuple[Any, Any]:
     """Return the pair that the body of a scan returned: the next carry, and a result."""
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
-            f"scan: expected the body to return a carry and what it makes; got {returned!r}"
+            f"scan: expected the body to return a pair; got {returned!r}. Return "
+            "(carry, result), with None as the result of a loop that only carries."
         )
     return returned
 
@@ -145,7 +151,8 @@ def rounds(tensors: Sequence[Node], length: int | None) -> int:
     for node, extent in zip(tensors, extents, strict=True):
         if extent != wanted:
             raise ShapeError(
-                f"scan: expected xs of {wanted} slices each; got {node.type} (made at {node.site})"
+                f"scan: expected xs of {wanted} slices each; got {node.type} (made at "
+                f"{node.site}). Slice xs, or change length."
             )
     return wanted
 
@@ -316,7 +323,10 @@ def switch(index: Value, branches: Sequence[Callable[..., Any]], *operands: Any)
         raise ValueError("switch: expected at least one branch; got none")
     chosen = as_node(index, where="switch: index")
     if chosen.shape or chosen.dtype not in INTEGERS:
-        raise DTypeError(f"switch: expected an integer scalar as index; got {chosen.type}")
+        raise DTypeError(
+            f"switch: expected an integer scalar as index; got {chosen.type}. Cast it: "
+            "index.astype('int64')."
+        )
     place = clip(cast(chosen, int64), 0, len(functions) - 1)
 
     def among(low: int, high: int, *given: Any) -> Any:

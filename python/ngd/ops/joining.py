@@ -423,7 +423,8 @@ def repeat(x: Value, repeats: int | Sequence[int] | Array, axis: int | None = No
     node = as_node(x, where="repeat")
     if isinstance(repeats, Node):
         raise ShapeError(
-            f"repeat: expected numbers that are known when the graph is built; got {repeats.type}"
+            f"repeat: expected numbers that are known when the graph is built; got {repeats.type}. "
+            "Give Python numbers, or use ops.take."
         )
     node = reshape(node, -1) if axis is None else node
     along = as_axis("repeat", 0 if axis is None else axis, node.ndim, node.type)

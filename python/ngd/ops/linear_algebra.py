@@ -53,7 +53,10 @@ def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Node:
         raise ShapeError(f"diagonal: expected at least two axes; got {x.type}")
     rows, columns = (as_axis("diagonal", a, x.ndim, x.type) for a in (axis1, axis2))
     if rows == columns:
-        raise ShapeError(f"diagonal: expected two axes that differ; got {axis1} and {axis2}")
+        raise ShapeError(
+            f"diagonal: expected two axes that differ; got {axis1} and {axis2}. Give two different "
+            "axes."
+        )
     order = [a for a in range(x.ndim) if a not in (rows, columns)]
     matrices = transpose(x, [*order, rows, columns])
     n, m = matrices.shape[-2:]
@@ -96,7 +99,9 @@ def diag(x: Value, k: int = 0) -> Node:
     if x.ndim == 2:
         return diagonal(x, k)
     if x.ndim != 1:
-        raise ShapeError(f"diag: expected one axis or two; got {x.type}")
+        raise ShapeError(
+            f"diag: expected one axis or two; got {x.type}. Use ops.diagonal for more."
+        )
     offset = operator.index(k)
     line = pad(x, (max(-offset, 0), max(offset, 0)))
     size = line.shape[0]
@@ -183,7 +188,10 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[int | Sequence[int]] = 2)
         first, second = tuple(range(x.ndim - int(axes), x.ndim)), tuple(range(int(axes)))
         if not 0 <= axes <= min(x.ndim, y.ndim):
             types = got(x.type, y.type)
-            raise ShapeError(f"tensordot: expected axes in both; got {axes} for {types}")
+            raise ShapeError(
+                f"tensordot: expected axes in both; got {axes} for {types}. Give a number, or a "
+                "list of axes for each tensor."
+            )
     else:
         pair = [(n,) if isinstance(n, (int, np.integer)) else tuple(n) for n in axes]
         first = tuple(as_axis("tensordot", n, x.ndim, x.type) for n in pair[0])
@@ -191,7 +199,7 @@ def tensordot(a: Value, b: Value, axes: int | Sequence[int | Sequence[int]] = 2)
     if [x.shape[n] for n in first] != [y.shape[n] for n in second]:
         raise ShapeError(
             f"tensordot: expected axes of equal extents; got {got(x.type, y.type)} with axes "
-            f"{first} and {second}"
+            f"{first} and {second}. Choose other axes."
         )
     left = [n for n in range(x.ndim) if n not in first]
     right = [n for n in range(y.ndim) if n not in second]
@@ -222,7 +230,10 @@ def inner(a: Value, b: Value) -> Node:
     if not x.ndim or not y.ndim:
         return multiply(a, b)
     if x.shape[-1] != y.shape[-1]:
-        raise ShapeError(f"inner: expected last axes of one extent; got {got(x.type, y.type)}")
+        raise ShapeError(
+            f"inner: expected last axes of one extent; got {got(x.type, y.type)}. Transpose or "
+            "reshape one."
+        )
     return tensordot(a, b, ((-1,), (-1,)))
 
 
@@ -245,7 +256,9 @@ def vdot(a: Value, b: Value) -> Node:
     x, y = align("vdot", a, b)
     if x.type.count != y.type.count:
         types = got(x.type, y.type)
-        raise ShapeError(f"vdot: expected as many elements in both; got {types}")
+        raise ShapeError(
+            f"vdot: expected as many elements in both; got {types}. Reshape or slice one."
+        )
     return matmul(reshape(x, -1), reshape(y, -1))
 
 
@@ -302,7 +315,10 @@ def cross(a: Value, b: Value, axis: int = -1) -> Node:
     for value in align("cross", a, b):
         along = as_axis("cross", axis, value.ndim, value.type)
         if value.shape[along] != 3:
-            raise ShapeError(f"cross: expected extent 3 along axis {axis}; got {value.type}")
+            raise ShapeError(
+                f"cross: expected extent 3 along axis {axis}; got {value.type}. Choose another "
+                "axis, or pad the vectors."
+            )
         moved.append(moveaxis(value, along, -1))
     x, y = moved
     turned = [concat([n[..., k:], n[..., :k]], -1) for n in (x, y) for k in (1, 2)]

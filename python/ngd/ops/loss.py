@@ -203,7 +203,10 @@ def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
     chosen = as_indices(labels, where_)
     if not x.ndim or chosen.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
         types = got(x.type, chosen.type)
-        raise ShapeError(f"{where_}: expected {name} [N, C, ...] and labels [N, ...]; got {types}")
+        raise ShapeError(
+            f"{where_}: expected {name} [N, C, ...] and labels [N, ...]; got {types}. Move the "
+            "classes to axis 1, and drop the other axes of the labels."
+        )
     return chosen
 
 
@@ -215,7 +218,10 @@ def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -
     else:
         factors = cast(as_node(weight, where=where_), wide.dtype)
     if factors.shape != (count,):
-        raise ShapeError(f"{where_}: expected a weight for {count} classes; got {factors.type}")
+        raise ShapeError(
+            f"{where_}: expected a weight for {count} classes; got {factors.type}. Give one number "
+            "per class."
+        )
     found: Node = take.node((factors, labels), {"axis": 0, "caller": where_, "negative": False})
     return found
 
@@ -324,7 +330,9 @@ def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Nod
     """Give the dtype of the loss, and what is compared, of one shape, in what computes it."""
     x, y = align(where, prediction, target)
     if x.shape != y.shape:
-        raise ShapeError(f"{where}: expected two tensors of one shape; got {got(x.type, y.type)}")
+        raise ShapeError(
+            f"{where}: expected two tensors of one shape; got {got(x.type, y.type)}. Reshape one."
+        )
     dtype = float_of(x.dtype)
     wide = float32 if dtype in HALVES else dtype
     return dtype, cast(x, wide), cast(y, wide)
@@ -401,7 +409,9 @@ def kl_div(
         loss = where(some, y * (log(where(some, y, 1)) - x), 0)
     if reduction == "batchmean":
         if not loss.ndim:
-            raise ShapeError('kl_div: expected an axis for "batchmean"; got a scalar')
+            raise ShapeError(
+                "kl_div: expected an axis for \"batchmean\"; got a scalar. Use reduction='sum'."
+            )
         return cast(sum(loss) / local_number(loss.shape[0], loss), dtype)
     return reduced(loss, reduction, dtype)
 
@@ -457,6 +467,7 @@ def _weighted(where: str, loss: Node, weight: Value | None) -> Node:
     product = loss * factor
     if product.shape != loss.shape:
         raise ShapeError(
-            f"{where}: expected a weight that broadcasts to {loss.type}; got {factor.type}"
+            f"{where}: expected a weight that broadcasts to {loss.type}; got {factor.type}. "
+            "Reshape the weight."
         )
     return product

@@ -169,7 +169,8 @@ def gaussian_nll_loss(
     loss = 0.5 * (log(bounded) + square(x - y) / bounded)
     if loss.shape != x.shape:
         raise ShapeError(
-            f"gaussian_nll_loss: expected var that broadcasts to {x.type}; got {variance.type}"
+            f"gaussian_nll_loss: expected var that broadcasts to {x.type}; got {variance.type}. "
+            "Reshape var."
         )
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
@@ -247,7 +248,9 @@ def triplet_margin_loss(
     a, pos, neg = align("triplet_margin_loss", anchor, positive, negative)
     if not a.shape == pos.shape == neg.shape or not a.ndim:
         types = got(a.type, pos.type, neg.type)
-        raise ShapeError(f"triplet_margin_loss: expected three tensors of one shape; got {types}")
+        raise ShapeError(
+            f"triplet_margin_loss: expected three tensors of one shape; got {types}. Reshape them."
+        )
     dtype = float_of(a.dtype)
     wide = float32 if dtype in HALVES else dtype
     a, pos, neg = (cast(v, wide) for v in (a, pos, neg))

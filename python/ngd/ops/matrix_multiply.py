@@ -49,7 +49,10 @@ class MatMul(Op):
     def __call__(self, a: Value, b: Value) -> Node:
         a, b = align(self.name, a, b)
         if not a.ndim or not b.ndim:
-            raise ShapeError(f"matmul: expected tensors, not scalars; got {got(a.type, b.type)}")
+            raise ShapeError(
+                f"matmul: expected tensors, not scalars; got {got(a.type, b.type)}. Use "
+                "ops.multiply for a scalar."
+            )
         row = reshape(a, (1, *a.shape)) if a.ndim == 1 else a
         column = reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
         product = self._product(row, column)

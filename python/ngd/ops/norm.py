@@ -247,8 +247,8 @@ def _last(where: str, x: Node, normalized_shape: int | Sequence[int]) -> tuple[S
     shape = (given,) if isinstance(given, (int, np.integer)) else tuple(given)
     if not shape or x.shape[-len(shape) :] != shape:
         raise ShapeError(
-            f"{where}: expected last axes of shape {shape}; got {x.type}. Set the shape of these "
-            "axes."
+            f"{where}: expected last axes of shape {shape}, as normalized_shape says; got "
+            f"{x.type}. Set normalized_shape to the last axes of x."
         )
     return shape, tuple(range(x.ndim - len(shape), x.ndim))
 
@@ -293,7 +293,7 @@ def rms_norm(
 def _of_channels(where: str, x: Node) -> Shape:
     """Place a number a channel among the axes of [N, C, ...]."""
     if x.ndim < 2:
-        raise ShapeError(f"{where}: expected [N, C, ...]; got {x.type}")
+        raise ShapeError(f"{where}: expected [N, C, ...]; got {x.type}. Reshape it.")
     return (x.shape[1], *(1,) * (x.ndim - 2))
 
 
@@ -316,7 +316,7 @@ def group_norm(
     if num_groups < 1 or node.shape[1] % num_groups:
         raise ShapeError(
             f"group_norm: expected a number of groups that divides the channels of {node.type}; "
-            f"got {num_groups}"
+            f"got {num_groups}. Choose a divisor of the channels."
         )
     w, b = _parameters("group_norm", shape[:1], wide.dtype, weight=weight, bias=bias)
     groups = reshape(wide, (node.shape[0], num_groups, math.prod(node.shape[1:]) // num_groups))
@@ -393,6 +393,8 @@ def batch_norm_inference(
     w, b = _parameters(where, shape[:1], wide.dtype, weight=weight, bias=bias)
     center, spread = _parameters(where, shape[:1], wide.dtype, mean=mean, variance=variance)
     if center is None or spread is None:
-        raise TypeError(f"{where}: expected a mean and a variance; got None")
+        raise TypeError(
+            f"{where}: expected a mean and a variance; got None. Give both, or call ops.batch_norm."
+        )
     factor = rsqrt(reshape(spread, shape) + eps)
     return _affine((wide - reshape(center, shape)) * factor, shape, w, b, node)

@@ -84,7 +84,9 @@ def _cumulative(
 ) -> Node:
     node = node_of_axes(where_, x, 1)
     if axis is None and node.ndim > 1:
-        raise ShapeError(f"{where_}: expected an axis for more than one axis; got {node.type}")
+        raise ShapeError(
+            f"{where_}: expected an axis for more than one axis; got {node.type}. Give axis."
+        )
     along = 0 if axis is None else axis
     found = scan(node if dtype is None else cast(node, dtype), along)
     if not include_initial:

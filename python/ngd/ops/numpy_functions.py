@@ -13,6 +13,7 @@ from ..array_methods import NUMPY
 from ..dtype import float64, is_float
 from ..errors import ShapeError
 from ..ir import Node
+from ..links import page_url
 from . import (
     along_axis,
     arithmetic,
@@ -238,7 +239,7 @@ SHAPES: Final = (
     "ngd.ops.where(mask, x, y) or x.at[mask].set(y) choose by a mask"
 )
 DECOMPOSITIONS: Final = (
-    "ngd has no decompositions of matrices. Use ngd.call_host; see docs/limitations.md"
+    f"ngd has no decompositions of matrices. Use ngd.call_host. See {page_url('limitations')}"
 )
 
 INSTEAD: Final[dict[Any, str]] = {
@@ -300,7 +301,7 @@ def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     name = f"{function.__module__}.{function.__name__}"
     op = FUNCTIONS.get(function)
     if op is None:
-        instead = INSTEAD.get(function, "use the functions of ngd.ops")
+        instead = INSTEAD.get(function, "use the functions of ngd.ops, or ngd.call_host")
         raise TypeError(f"{name}: expected arrays; got a Node, for which it has no op: {instead}")
     return _apply(name, op, args, kwargs)
 

@@ -12,9 +12,7 @@ from numpy.typing import ArrayLike
 
 from ..arrays import view
 from ..dtype import (
-    ALL,
     FLOATS,
-    INTEGERS,
     NUMBERS,
     DType,
     Shape,
@@ -22,6 +20,7 @@ from ..dtype import (
     as_dtype,
     bfloat16,
     bool_,
+    describe_dtypes,
     float16,
     float32,
     float64,
@@ -45,8 +44,6 @@ INDICES: Final = (np.dtype(np.int32), np.dtype(np.int64))
 FEW: Final = 64
 """Of so many ops a weak scalar may be made."""
 
-_FAMILIES: Final = {ALL: "any dtype", NUMBERS: "numbers", INTEGERS: "integers", FLOATS: "floats"}
-
 
 def got(*types: Type) -> str:
     """Operands as error messages show them."""
@@ -61,10 +58,10 @@ def expect_dtype(where: str, types: tuple[Type, ...], allowed: tuple[DType, ...]
             break
     else:
         return dtype
-    family = _FAMILIES.get(allowed) or " or ".join(d.name for d in allowed)
     if any(t.dtype not in allowed for t in types):
         raise DTypeError(
-            f"{where}: expected {family}; got {got(*types)}. {cast_fix(types, allowed)}"
+            f"{where}: expected {describe_dtypes(allowed)}; got {got(*types)}. "
+            f"{cast_fix(types, allowed)}"
         )
     if any(t.dtype != types[0].dtype for t in types):
         fix = f'Cast the others: x.astype("{types[0].dtype.name}").'
@@ -117,10 +114,14 @@ def product_dtype(
     own = expect_dtype(where, factors, allowed)
     known = (own, float32) if own in HALVES else (own,)
     if any(t.dtype not in known for t in behind):
-        raise DTypeError(f"{where}: expected operands of one dtype; got {got(*factors, *behind)}")
+        raise DTypeError(
+            f"{where}: expected operands of one dtype; got {got(*factors, *behind)}. "
+            f'Cast the others: x.astype("{own.name}").'
+        )
     if dtype is not None and dtype not in known:
         raise DTypeError(
-            f"{where}: expected a result of {' or '.join(d.name for d in known)}; got {dtype.name}"
+            f"{where}: expected a result of {describe_dtypes(known)}; got {dtype.name}. "
+            "Cast the result instead."
         )
     return dtype or own
 
@@ -169,7 +170,10 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
     if is_weak(value) and like is not None:
         return scalar(value, like.dtype, where)
     if value is None or isinstance(value, (str, bytes)):
-        raise DTypeError(f"{where}: expected a node, an array or a number; got {value!r}")
+        raise DTypeError(
+            f"{where}: expected a node, an array or a number; got {value!r}. "
+            "Pass numbers, or a NumPy array of numbers."
+        )
     array = view(value, where)
     as_dtype(array.dtype, where)
     return constant_node(array)
@@ -274,7 +278,7 @@ def normalize_axes(where: str, axis: Axis, x: Type) -> Shape:
     given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
     axes = sorted(as_axis(where, a, len(x.shape), x) for a in given)
     if len(set(axes)) != len(axes):
-        raise ShapeError(f"{where}: expected axes that differ; got {axis} of {x}")
+        raise ShapeError(f"{where}: expected axes that differ; got {axis} of {x}. Give each once.")
     return tuple(axes)
 
 
@@ -288,8 +292,7 @@ def broadcast_shapes(where: str, *shapes: Shape) -> Shape:
         found = " with ".join(str(s) for s in shapes)
         raise ShapeError(
             f"{where}: expected shapes that broadcast; got {found}. Reshape one, or add axes of "
-            "size "
-            "1 by ops.expand_dims."
+            "size 1 by ops.expand_dims."
         ) from None
 
 

@@ -360,7 +360,9 @@ def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tup
         given = tuple(n if g is None else g for n, g in zip(node.shape[2:], given, strict=True))
     counts = per_axis(where, "an output size", given, axes, 1)
     if 0 in node.shape[2:]:
-        raise ShapeError(f"{where}: expected elements along each axis; got {node.type}")
+        raise ShapeError(
+            f"{where}: expected elements along each axis; got {node.type}. Leave empty batches out."
+        )
     return node, counts
 
 

@@ -89,7 +89,10 @@ def seed_tensor(where: str, seed: Any, offset: Any) -> Node:
     ]
     for part in parts:
         if part.dtype not in INTEGERS or part.shape:
-            raise DTypeError(f"{where}: expected an integer scalar for a seed; got {part.type}")
+            raise DTypeError(
+                f"{where}: expected an integer scalar for a seed; got {part.type}. Give a Python "
+                "integer."
+            )
     if not any(isinstance(value, Node) for value in (seed, offset)):
         return per_iteration(constant_node(np.stack([part.attrs["value"] for part in parts])))
     return per_iteration(stack([cast(part, int64) for part in parts]))
@@ -98,7 +101,9 @@ def seed_tensor(where: str, seed: Any, offset: Any) -> Node:
 def expect_seed(where: str, seed: Type) -> None:
     """Check the operand that seed_tensor makes."""
     if seed != Type(int64, (2,)):
-        raise ShapeError(f"{where}: expected a seed tensor int64[2]; got {seed}")
+        raise ShapeError(
+            f"{where}: expected a seed tensor int64[2]; got {seed}. Give an integer seed."
+        )
 
 
 class Draw(Op):
@@ -119,7 +124,12 @@ class Draw(Op):
 
     def infer(self, seed: Type, *, shape: Shape, dtype: DType) -> Type:
         expect_seed(self.name, seed)
-        return Type(expect_dtype(self.name, (Type(dtype, shape),), FLOATS), shape)
+        if dtype not in FLOATS:
+            raise DTypeError(
+                f"{self.name}: expected a floating dtype; got {dtype.name}. Cast the result "
+                "instead."
+            )
+        return Type(dtype, shape)
 
     def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
         return (None,)

@@ -34,7 +34,9 @@ LEAST: Final = 2.0**-54
 def _expect_float(where_: str, dtype: Any) -> Any:
     kind = as_dtype(dtype, where_)
     if kind not in FLOATS:
-        raise DTypeError(f"{where_}: expected a floating dtype; got {kind}")
+        raise DTypeError(
+            f"{where_}: expected a floating dtype; got {kind}. Cast the result instead."
+        )
     return kind
 
 
@@ -75,11 +77,14 @@ def randint(
     """
     kind = as_dtype(dtype, "randint")
     if kind not in INTEGERS:
-        raise DTypeError(f"randint: expected an integer dtype; got {kind}")
+        raise DTypeError(
+            f"randint: expected an integer dtype; got {kind}. Cast the result instead."
+        )
     limits = np.iinfo(kind)
     if not limits.min <= low < high <= int(limits.max) + 1:
         raise ValueError(
-            f"randint: expected low < high within [{limits.min}, {limits.max}]; got {low}, {high}"
+            f"randint: expected low < high within [{limits.min}, {limits.max}]; got {low}, {high}. "
+            "Change the bounds, or use a wider dtype."
         )
     count = high - low
     extents = as_shape(shape)
@@ -122,7 +127,9 @@ def bernoulli(
     extents = chance.shape if shape is None else as_shape(shape)
     drawn = random_uniform(extents, float64, seed=seed, offset=offset) < chance
     if drawn.shape != extents:
-        raise ShapeError(f"bernoulli: expected p that broadcasts to {extents}; got {chance.type}")
+        raise ShapeError(
+            f"bernoulli: expected p that broadcasts to {extents}; got {chance.type}. Reshape p."
+        )
     return drawn
 
 
@@ -233,7 +240,8 @@ def categorical(
     total = node + noise
     if total.shape != noise.shape:
         raise ShapeError(
-            f"categorical: expected logits that broadcast to {extents}; got {node.type}"
+            f"categorical: expected logits that broadcast to {extents}; got {node.type}. Reshape "
+            "the logits, or change shape."
         )
     return argmax(total, -1)
 
@@ -355,7 +363,9 @@ def truncated_normal(
     """
     kind = _expect_float("truncated_normal", dtype)
     if not low < high:
-        raise ValueError(f"truncated_normal: expected low < high; got {low}, {high}")
+        raise ValueError(
+            f"truncated_normal: expected low < high; got {low}, {high}. Swap the bounds."
+        )
     first, last = (math.erf(bound / math.sqrt(2)) for bound in (low, high))
     u = random_uniform(as_shape(shape), float64, seed=seed, offset=offset)
     drawn = erfinv(first + u * (last - first)) * math.sqrt(2)

@@ -141,7 +141,9 @@ def rot90(x: Value, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Node:
     x = as_node(x, where="rot90")
     first, second = (as_axis("rot90", a, x.ndim, x.type) for a in axes)
     if first == second:
-        raise ShapeError(f"rot90: expected two axes that differ; got {axes}")
+        raise ShapeError(
+            f"rot90: expected two axes that differ; got {axes}. Give two different axes."
+        )
     turns = operator.index(k) % 4
     if turns == 2:
         return flip(flip(x, first), second)
@@ -160,7 +162,10 @@ def roll(x: Value, shift: int | Sequence[int], axis: int | Sequence[int] | None 
     if len(shifts) == 1:
         shifts *= len(axes)
     if len(shifts) != len(axes):
-        raise ShapeError(f"roll: expected a shift for each of the axes {axis}; got {shift}")
+        raise ShapeError(
+            f"roll: expected a shift for each of the axes {axis}; got {shift}. Give one shift per "
+            "axis."
+        )
     for a, distance in zip(axes, shifts, strict=True):
         along = as_axis("roll", a, x.ndim, x.type)
         cut = -distance % max(x.shape[along], 1)
@@ -257,14 +262,17 @@ def pad(x: Value, widths: Any, mode: str = "constant", value: Value = 0) -> Node
     except ValueError:
         raise ShapeError(
             f"pad: expected widths >= 0: a number, a pair, or a pair per axis of {x.type}; "
-            f"got {widths}"
+            f"got {widths}. Remove elements by a slice instead."
         ) from None
     pairs = [(int(before), int(after)) for before, after in sides]
     if mode == "constant":
         return _surrounded(x, pairs, value)
     for axis, (n, pair) in enumerate(zip(x.shape, pairs, strict=True)):
         if n == 0 and any(pair):
-            raise ShapeError(f"pad: expected elements along axis {axis} for {mode!r}; got {x.type}")
+            raise ShapeError(
+                f"pad: expected elements along axis {axis} for {mode!r}; got {x.type}. Use "
+                "mode='constant'."
+            )
         if any(pair):
             x = take(x, np.pad(np.arange(n), pair, mode), axis)  # type: ignore[call-overload]
     return x
@@ -275,7 +283,7 @@ def _surrounded(x: Node, pairs: Sequence[tuple[int, int]], value: Value) -> Node
         return x
     around = cast(as_node(value, like=x, where="pad"), x.dtype)
     if around.shape:
-        raise ShapeError(f"pad: expected one value; got {around.type}")
+        raise ShapeError(f"pad: expected one value; got {around.type}. Give a scalar.")
     shape = tuple(n + before + after for n, (before, after) in zip(x.shape, pairs, strict=True))
     firsts, steps = tuple(before for before, _ in pairs), (1,) * x.ndim
     moved = pad_slice(x, shape, firsts, steps)

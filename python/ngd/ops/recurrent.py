@@ -29,7 +29,9 @@ def _operands(
 ) -> tuple[Node, States, Node, Node, Node | None, Node | None]:
     """Make nodes of x, states, two weights and two biases, and check their shapes."""
     if given[0] is None or any(weight is None for weight in given[-4:-2]):
-        raise DTypeError(f"{where}: expected arrays for x and both weights; got None")
+        raise DTypeError(
+            f"{where}: expected arrays for x and both weights; got None. Give all three."
+        )
     present = iter(align(where, *(value for value in given if value is not None)))
     nodes = [None if value is None else next(present) for value in given]
     x, *states, of_input, of_state, input_bias, state_bias = nodes
@@ -47,8 +49,8 @@ def _operands(
         data = "[places, ..., I]" if sequence else "[..., I]"
         types = got(*(node.type for node in nodes if node is not None))
         raise ShapeError(
-            f"{where}: expected x {data}, states [..., H], weights [{gates} H, I] and "
-            f"[{gates} H, H], biases [{gates} H]; got {types}"
+            f"{where}: expected x {data}, states [..., H], weights [{gates} H, I] and [{gates} H, "
+            f"H], biases [{gates} H]; got {types}. Transpose or reshape them."
         )
     return x, tuple(s for s in states if s is not None), of_input, of_state, input_bias, state_bias
 

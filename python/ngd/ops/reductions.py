@@ -460,7 +460,9 @@ def vector_norm(x: Value, axis: Axis = None, keepdims: bool = False, ord: float 
     x = as_node(x, where="vector_norm")
     x = cast(x, float_of(x.dtype))
     if not ord or math.isnan(ord):
-        raise ValueError(f"vector_norm: expected an ord that is not 0; got {ord}")
+        raise ValueError(
+            f"vector_norm: expected an ord that is not 0; got {ord}. Use ops.count_nonzero instead."
+        )
     if ord == 2:
         return l2_norm(x, axis, keepdims)
     if math.isinf(ord):

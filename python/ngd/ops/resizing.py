@@ -139,7 +139,10 @@ def _resized(
         raise ValueError(f"{where_}: expected a mode among {', '.join(MODES)}; got {mode!r}")
     wanted = LINEAR.get(mode, 2 if mode == "bicubic" else axes)
     if axes != wanted:
-        raise ShapeError(f"{where_}: expected {wanted} spatial axes for {mode!r}; got {x.type}")
+        raise ShapeError(
+            f"{where_}: expected {wanted} spatial axes for {mode!r}; got {x.type}. Use another "
+            "mode, or reshape x."
+        )
     if antialias and mode not in ("bilinear", "bicubic"):
         raise ValueError(f"{where_}: expected antialias with bilinear or bicubic; got {mode!r}")
     if align_corners and mode not in (*LINEAR, "bicubic"):
@@ -154,7 +157,9 @@ def _resized(
             x = _nearest(x, 2 + i, size, scale, mode == "nearest-exact")
         return x
     if not is_float(x.dtype):
-        raise DTypeError(f"{where_}: expected floats for {mode!r}; got {x.type}")
+        raise DTypeError(
+            f"{where_}: expected floats for {mode!r}; got {x.type}. Cast: x.astype('float32')."
+        )
     wide, dtype = widened(where_, x)
     how = (mode == "bicubic", align_corners, antialias)
     for i, (size, scale) in enumerate(zip(sizes, scales, strict=True)):
@@ -166,7 +171,9 @@ def _resized(
 def _expect_space(where_: str, x: Value) -> Node:
     node = as_node(x, where=where_)
     if node.ndim not in (3, 4, 5):
-        raise ShapeError(f"{where_}: expected [N, C, spatial...] of 1 to 3 axes; got {node.type}")
+        raise ShapeError(
+            f"{where_}: expected [N, C, spatial...] of 1 to 3 axes; got {node.type}. Reshape it."
+        )
     return node
 
 
@@ -318,7 +325,10 @@ def pixel_shuffle(x: Value, upscale_factor: int) -> Node:
     node = _channels("pixel_shuffle", x, r)
     *batch, channels, height, width = node.shape
     if channels % (r * r):
-        raise ShapeError(f"pixel_shuffle: expected channels in {r * r} groups; got {node.type}")
+        raise ShapeError(
+            f"pixel_shuffle: expected channels in {r * r} groups; got {node.type}. Change the "
+            "factor."
+        )
     n = len(batch)
     apart = reshape(node, (*batch, channels // (r * r), r, r, height, width))
     order = [*range(n), n, n + 3, n + 1, n + 4, n + 2]
@@ -352,7 +362,10 @@ def pixel_unshuffle(x: Value, downscale_factor: int) -> Node:
     node = _channels("pixel_unshuffle", x, r)
     *batch, channels, height, width = node.shape
     if height % r or width % r:
-        raise ShapeError(f"pixel_unshuffle: expected extents that {r} divides; got {node.type}")
+        raise ShapeError(
+            f"pixel_unshuffle: expected extents that {r} divides; got {node.type}. Pad x, or "
+            "change the factor."
+        )
     n = len(batch)
     apart = reshape(node, (*batch, channels, height // r, r, width // r, r))
     order = [*range(n), n, n + 2, n + 4, n + 1, n + 3]
@@ -373,7 +386,10 @@ def _windows(where_: str, extents: Shape, given: Sequence[PerAxis]) -> list[Shap
         for n, k, d, p, s in zip(extents, kernel, dilation, padding, stride, strict=True)
     )
     if min(counts) < 1:
-        raise ShapeError(f"{where_}: expected a kernel that fits into {extents}; got {kernel}")
+        raise ShapeError(
+            f"{where_}: expected a kernel that fits into {extents}; got {kernel}. Use a smaller "
+            "kernel, or more padding."
+        )
     return [kernel, dilation, padding, stride, counts]
 
 
@@ -413,7 +429,7 @@ def unfold(
     """
     node = as_node(x, where="unfold")
     if node.ndim != 4:
-        raise ShapeError(f"unfold: expected [N, C, H, W]; got {node.type}")
+        raise ShapeError(f"unfold: expected [N, C, H, W]; got {node.type}. Reshape it.")
     given = (kernel_size, dilation, padding, stride)
     kernel, dilations, zeros, strides, counts = _windows("unfold", node.shape[2:], given)
     node = pad(node, ((0, 0), (0, 0), *((p, p) for p in zeros)))
@@ -472,7 +488,8 @@ def fold(
     elements = math.prod(kernel)
     if node.ndim != 3 or node.shape[1] % elements or node.shape[2] != math.prod(counts):
         raise ShapeError(
-            f"fold: expected [N, C * {elements}, {math.prod(counts)}]; got {node.type}"
+            f"fold: expected [N, C * {elements}, {math.prod(counts)}]; got {node.type}. Reshape "
+            "it, or change output_size."
         )
     n, c = node.shape[0], node.shape[1] // elements
     windows = reshape(node, (n, c, *kernel, *counts))

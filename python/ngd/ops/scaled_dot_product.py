@@ -42,13 +42,14 @@ def _scores_shape(where_: str, q: Type, k: Type, v: Type) -> Shape:
     fits = fits and q.shape[-1] == k.shape[-1] and k.shape[:-1] == v.shape[:-1]
     if not fits or q.shape[:-3] != k.shape[:-3]:
         raise ShapeError(
-            f"{where_}: expected [..., heads, L, E], [..., h, S, E] and [..., h, S, V]; "
-            f"got {got(q, k, v)}"
+            f"{where_}: expected [..., heads, L, E], [..., h, S, E] and [..., h, S, V]; got "
+            f"{got(q, k, v)}. Transpose or reshape them."
         )
     heads, h = q.shape[-3], k.shape[-3]
     if h < 1 or heads % h:
         raise ShapeError(
-            f"{where_}: expected heads that those of the keys divide; got {got(q, k, v)}"
+            f"{where_}: expected heads that those of the keys divide; got {got(q, k, v)}. Choose a "
+            "number of key heads that divides them."
         )
     if not k.shape[-2]:
         raise ShapeError(f"{where_}: expected at least one key; got {got(q, k, v)}")
@@ -86,7 +87,9 @@ def _check_mask(where_: str, mask: Type, scores: Type) -> None:
     if mask.dtype not in (bool_, scores.dtype):
         raise DTypeError(f"{where_}: expected a mask of bools or of {scores.dtype}; got {mask}")
     if broadcast_shapes(where_, mask.shape, scores.shape) != scores.shape:
-        raise ShapeError(f"{where_}: expected a mask that broadcasts to {scores}; got {mask}")
+        raise ShapeError(
+            f"{where_}: expected a mask that broadcasts to {scores}; got {mask}. Reshape the mask."
+        )
 
 
 def _swapped(shape: Shape) -> Shape:

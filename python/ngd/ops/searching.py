@@ -25,7 +25,9 @@ from .shape import as_indices, broadcast_to, expand_dims, full, reshape, scatter
 def expect_line(where_: str, name: str, x: Node) -> Node:
     """Refuse a tensor that has not one axis."""
     if x.ndim != 1:
-        raise ShapeError(f"{where_}: expected {name} of one axis; got {x.type}")
+        raise ShapeError(
+            f"{where_}: expected {name} of one axis; got {x.type}. Reshape it: x.reshape(-1)."
+        )
     return x
 
 
@@ -180,7 +182,8 @@ def bincount(x: Value, length: int, weights: Value | None = None) -> Node:
     given = full(indices.shape, 1, int64) if weights is None else as_node(weights, where="bincount")
     if given.shape != indices.shape:
         raise ShapeError(
-            f"bincount: expected a weight for each element; got {got(indices.type, given.type)}"
+            f"bincount: expected a weight for each element; got {got(indices.type, given.type)}. "
+            "Give one per element."
         )
     given = cast(given, int64) if given.dtype == bool_ else given
     attrs = {"axis": 0, "size": int(length), "caller": "bincount", "negative": False}

@@ -88,7 +88,7 @@ def taken_apart(where_: str, x: Type, index: Any) -> Selection | None:
             f"{where_}: expected at most {len(x.shape)} indices for {x}; got more. Leave some out."
         )
     if sum(item is Ellipsis for item in items) > 1:
-        raise ShapeError(f"{where_}: expected at most one ...; got several")
+        raise ShapeError(f"{where_}: expected at most one ...; got several. Remove one.")
     if not any(item is Ellipsis for item in items):
         items = (*items, Ellipsis)
     basic: list[Any] = []
@@ -170,8 +170,8 @@ def within(where_: str, item: Any, x: Type, axis: int) -> Node | Array:
     if isinstance(item, _Places):
         if item.extent != n:
             raise ShapeError(
-                f"{where_}: expected a mask of {n} elements along axis {axis} of {x}; "
-                f"got {item.extent}"
+                f"{where_}: expected a mask of {n} elements along axis {axis} of {x}; got "
+                f"{item.extent}. Make the mask from this tensor."
             )
         return item.places
     if isinstance(item, Node):
@@ -268,8 +268,8 @@ def fitted(where_: str, values: Node, shape: Shape) -> Node:
         return broadcast_to(values, shape)
     except ShapeError:
         raise ShapeError(
-            f"{where_}: expected values that broadcast to the part {shape}; got {values.type}. "
-            "Reshape them."
+            f"{where_}: expected values that broadcast to {shape}, the shape of x[index]; got "
+            f"{values.type}. Reshape them."
         ) from None
 
 
@@ -311,7 +311,9 @@ class Part:
         given = as_node(values, x, where_)
         fit = is_float(x.dtype) or np.can_cast(given.dtype, x.dtype, "same_kind")
         if not fit and not is_weak(values):
-            raise DTypeError(f"{where_}: expected values for {x.type}; got {given.type}")
+            raise DTypeError(
+                f"{where_}: expected values for {x.type}; got {given.type}. Cast the values."
+            )
         given = cast(given, x.dtype)
         mask = self._mask(where_, given)
         if mask is not None:

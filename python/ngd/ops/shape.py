@@ -80,7 +80,8 @@ class Reshape(Op):
             if known <= 0 or x.type.count % known:
                 raise ShapeError(
                     f"reshape: expected {x.type.count} elements as in {x.type}, and extents beside "
-                    f"-1 that divide them; got {extents}. Choose extents with that product."
+                    f"-1 that divide them; got {extents}. Choose extents whose product divides "
+                    f"{x.type.count}."
                 )
             extents = (*extents[:i], x.type.count // known, *extents[i + 1 :])
         return x if extents == x.shape else self.node((x,), {"shape": extents})
@@ -143,7 +144,8 @@ class Transpose(Op):
     def infer(self, x: Type, *, axes: Shape) -> Type:
         if sorted(axes) != list(range(len(x.shape))):
             raise ShapeError(
-                f"transpose: expected each axis of {x} once; got {axes}. Give one per axis."
+                f"transpose: expected each axis of {x} once; got {axes}. Give an order of all "
+                f"axes, such as {tuple(reversed(range(len(x.shape))))}."
             )
         return Type(x.dtype, tuple(x.shape[a] for a in axes))
 
@@ -273,7 +275,7 @@ class Concat(Op):
         if len(others) != 1 or len({len(t.shape) for t in inputs}) != 1:
             raise ShapeError(
                 f"concat: expected shapes that differ only along axis {axis}; got {got(*inputs)}. "
-                "Reshape or pad the others."
+                "Reshape or pad one."
             )
         shape = list(inputs[0].shape)
         shape[axis] = builtins.sum(t.shape[axis] for t in inputs)
@@ -377,7 +379,7 @@ def basic_index(x: Type, index: tuple[Any, ...]) -> tuple[list[range], Shape]:
             "out."
         )
     if builtins.sum(i is Ellipsis for i in index) > 1:
-        raise ShapeError("slice: expected at most one ...; got several")
+        raise ShapeError("slice: expected at most one ...; got several. Remove one.")
     if all(i is not Ellipsis for i in index):
         index = (*index, Ellipsis)
     ranges: list[range] = []
@@ -446,20 +448,24 @@ class Split(Op):
         if isinstance(sections, (int, np.integer)):
             if sections < 1 or n % sections:
                 raise ShapeError(
-                    f"split: expected a number that divides axis {axis} of {x.type}; got "
-                    f"{sections}. Give a list of indices for sections of other sizes."
+                    f"split: expected a number that divides the {n} elements along axis {axis} "
+                    f"of {x.type}; got {sections}. Give the indices to split at, such as [1], for "
+                    "sections of different sizes."
                 )
             sizes = (n // int(sections),) * int(sections)
         else:
             cuts = [0, *(range(n)[: operator.index(cut)].stop for cut in sections), n]
             if cuts != sorted(cuts):
-                raise ShapeError(f"split: expected places that ascend; got {sections}")
+                raise ShapeError(f"split: expected ascending indices; got {sections}. Sort them.")
             sizes = tuple(end - begin for begin, end in pairwise(cuts))
         return self.node((x,), {"sizes": sizes, "axis": along}).results
 
     def infer(self, x: Type, *, sizes: Shape, axis: int) -> tuple[Type, ...]:
         if builtins.sum(sizes) != x.shape[axis]:
-            raise ShapeError(f"split: expected sizes that fill axis {axis} of {x}; got {sizes}")
+            raise ShapeError(
+                f"split: expected sizes that fill axis {axis} of {x}; got {sizes}. Give sizes "
+                "whose sum is the extent."
+            )
         before, after = x.shape[:axis], x.shape[axis + 1 :]
         return tuple(Type(x.dtype, (*before, size, *after)) for size in sizes)
 
@@ -712,8 +718,8 @@ def squeeze(x: Value, axis: int | Sequence[int] | None = None) -> Node:
         gone = {as_axis("squeeze", a, x.ndim, x.type) for a in as_shape(axis)}
     if any(x.shape[i] != 1 for i in gone):
         raise ShapeError(
-            f"squeeze: expected axes of extent 1; got {sorted(gone)} of {x.type}. Use ops.reshape "
-            "to join axes."
+            f"squeeze: expected axes of size 1; got {sorted(gone)} of {x.type}. Leave the other "
+            "axes out, or join axes by ops.reshape."
         )
     return reshape(x, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 

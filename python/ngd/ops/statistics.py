@@ -194,7 +194,10 @@ def expect_quantiles(where_: str, q: Any, method: str) -> None:
     if method not in METHODS:
         raise ValueError(f"{where_}: expected a method among {', '.join(METHODS)}; got {method!r}")
     if not ((q >= 0) & (q <= 1)).all():
-        raise ValueError(f"{where_}: expected numbers from 0 to the largest; got {q}")
+        raise ValueError(
+            f"{where_}: expected q in [0, 1], or percentages in [0, 100]; got the quantile {q}. "
+            "Give numbers in this range."
+        )
 
 
 def sorted_lines(where_: str, x: Node, axis: Axis) -> tuple[Node, Shape]:
@@ -301,7 +304,8 @@ def average(
         along = as_axis("average", axis, x.ndim, x.type)
         if factors.shape[0] != x.shape[along]:
             raise ShapeError(
-                f"average: expected {x.shape[along]} weights for axis {axis}; got {factors.type}"
+                f"average: expected {x.shape[along]} weights for axis {axis}; got {factors.type}. "
+                "Give one per element of the axis."
             )
         factors = reshape(factors, [-1 if a == along else 1 for a in range(x.ndim)])
         factors = broadcast_to(factors, x.shape)

@@ -125,8 +125,9 @@ def window_counts(
             count += 1
         if left < 0 or n < 1:
             raise ShapeError(
-                f"{where}: expected a window of {reach(k, dilation)} places to fit into {n}, padded"
-                f" by {before} and {after}; got {x}, kernel {kernel}, dilations {dilations}"
+                f"{where}: expected a window of {reach(k, dilation)} places to fit into {n}, "
+                f"padded by {before} and {after}; got {x}, kernel {kernel}, dilations {dilations}. "
+                "Use a smaller kernel, or more padding."
             )
         counts.append(count)
     return tuple(counts)

@@ -68,7 +68,10 @@ class ExponentialMovingAverage:
         add_names(f"{self.name}: updates", wanted, self._names)
         for v in wanted:
             if v not in next:
-                raise ValueError(f"{self.name}: updates: expected a next value of {v!r}; got none")
+                raise ValueError(
+                    f"{self.name}: updates: expected a next value of {v!r}; got none. Add it to "
+                    "the updates."
+                )
             name = f"{self.name}.{self._names.names[v]}"
             a = self.averages[v] = self.state.variable(name, v.numpy)
             kept = ops.cast(decay, v.dtype)

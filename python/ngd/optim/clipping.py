@@ -36,7 +36,10 @@ def global_norm(gradients: Any) -> Node:
     """
     leaves = trees.leaves_of(gradients)
     if not leaves or not all(isinstance(leaf, Node) for leaf in leaves):
-        raise TypeError(f"optim.global_norm: expected a structure of nodes; got {gradients!r}")
+        raise TypeError(
+            f"optim.global_norm: expected a structure of nodes; got {gradients!r}. Pass the "
+            "gradients of ngd.grad."
+        )
     squares = [ops.square(norm(g)) for g in leaves]
     dtype = float64 if any(s.dtype == float64 for s in squares) else float32
     root: Node = ops.sqrt(ops.sum(ops.stack([ops.cast(s, dtype) for s in squares])))

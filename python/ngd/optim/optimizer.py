@@ -196,7 +196,10 @@ class Optimizer:
         self.lr: Node | Callable[[Node], Node]
         """The learning rate: a variable if it was given as a number."""
         if isinstance(lr, Node) and lr.shape != ():
-            raise ValueError(f"{where}: lr: expected a scalar; got {lr!r} (made at {lr.site})")
+            raise ValueError(
+                f"{where}: lr: expected a scalar; got {lr!r} (made at {lr.site}). Reduce it to one "
+                "number."
+            )
         if isinstance(lr, Node) or callable(lr):
             self.lr = lr
         else:
@@ -305,7 +308,10 @@ class Optimizer:
             return gradients
         share = ops.cast(weight, float64)
         if share.shape:
-            raise ValueError(f"{self.name}: {where}: expected a scalar weight; got {share!r}")
+            raise ValueError(
+                f"{self.name}: {where}: expected a scalar weight; got {share!r}. Give the number "
+                "of samples of this rank."
+            )
         total = ops.all_reduce(share, op="sum", group=group)
         part = ops.where(total == 0, 0.0, share / total)
         gradients = grad(loss * ops.stop_gradient(ops.cast(part, loss.dtype)), variables)
@@ -366,7 +372,10 @@ class Optimizer:
         leaves, structure = trees.flatten(parameters)
         for leaf, path in zip(leaves, structure.paths("parameters"), strict=True):
             if not isinstance(leaf, Variable):
-                raise TypeError(f"{self.name}: {where}: {path}: expected a variable; got {leaf!r}")
+                raise TypeError(
+                    f"{self.name}: {where}: {path}: expected a variable; got {leaf!r}. Pass "
+                    "model.parameters()."
+                )
         for leaf, times in Counter(leaves).items():
             if times > 1:
                 raise ValueError(

@@ -95,7 +95,9 @@ def number(where: str, name: str, value: Any, *, least: float = -math.inf) -> fl
         )
     found = float(value)
     if not math.isfinite(found):
-        raise ValueError(f"{where}: {name}: expected a finite number; got {value!r}")
+        raise ValueError(
+            f"{where}: {name}: expected a finite number; got {value!r}. Remove the NaN or infinity."
+        )
     if found < least:
         raise ValueError(f"{where}: {name}: expected a number >= {least:g}; got {value}")
     return found
@@ -144,7 +146,10 @@ def flag(where: str, name: str, value: Any) -> bool:
 def count(where: str, name: str, value: Any) -> int:
     """Check an option that counts something, at least 1."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{where}: {name}: expected a whole number; got {describe(value)}")
+        raise TypeError(
+            f"{where}: {name}: expected a whole number; got {describe(value)}. Convert it: "
+            "int(value)."
+        )
     if value < 1:
         raise ValueError(f"{where}: {name}: expected a whole number >= 1; got {value}")
     return int(value)

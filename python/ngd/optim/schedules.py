@@ -27,7 +27,9 @@ def expect_rate(where: str, name: str, lr: Any) -> float:
 def expect_steps(where: str, steps: Any) -> float:
     """Check a number of steps."""
     if number(where, "steps", steps) <= 0:
-        raise ValueError(f"{where}: expected a number of steps > 0; got {steps}")
+        raise ValueError(
+            f"{where}: expected a number of steps > 0; got {steps}. Give at least one step."
+        )
     return float(steps)
 
 

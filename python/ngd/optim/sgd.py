@@ -77,7 +77,8 @@ class SGD(Optimizer):
         )
         if nesterov and (self.options["momentum"] == 0 or self.options["dampening"] != 0):
             raise ValueError(
-                "optim.SGD: expected a momentum > 0, and no dampening, with nesterov; got others"
+                "optim.SGD: expected a momentum > 0, and no dampening, with nesterov; got others. "
+                "Write momentum=0.9, and leave dampening out."
             )
 
     def rule(self, w: Node, g: Node, state: State) -> Node:

@@ -9,21 +9,23 @@
 docs/paddle.md tells what it does and what it does not.
 """
 
+from ..links import page_url as _page_url
+
 try:
     import paddle as _paddle  # noqa: F401
 except ModuleNotFoundError as error:
     if error.name != "paddle":
         raise
     raise ImportError(
-        "ngd.paddle: expected PaddlePaddle, which is not installed: pip install paddlepaddle"
+        "ngd.paddle: expected PaddlePaddle; got none. Install it: pip install paddlepaddle"
     ) from None
 except ImportError as error:
     if "dnnl" not in str(error):
         raise
     raise ImportError(
-        "ngd.paddle: this build of ngd and PaddlePaddle bring two libraries of one name, "
-        "libdnnl.so.3, and a process takes one; expected a wheel of ngd that auditwheel has "
-        "repaired, or a build with --config-settings=cmake.define.NGD_ONEDNN=OFF (docs/paddle.md)"
+        "ngd.paddle: expected one library libdnnl.so.3 in the process; got that of PaddlePaddle "
+        "and that of this build of ngd. Install a wheel of ngd, or build it with "
+        f"--config-settings=cmake.define.NGD_ONEDNN=OFF. See {_page_url('paddle')}"
     ) from error
 
 from paddle.distributed import ParallelEnv, ReduceOp

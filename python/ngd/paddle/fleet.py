@@ -90,8 +90,8 @@ def expect_served(strategy: Any, where: str, size: int) -> None:
     turned = [n for n in names if getattr(given, n) != getattr(usual, n) and n not in SERVED]
     if turned:
         raise NotImplementedError(
-            f"{where}: strategy: {', '.join(turned)}: ngd.paddle.fleet serves "
-            f"{', '.join(sorted(SERVED))}"
+            f"{where}: strategy: expected only {', '.join(sorted(SERVED))}; got "
+            f"{', '.join(turned)}. Remove the others."
         )
     hybrid = strategy.hybrid_configs
     parts = [name for name in IN_PARTS if hybrid.get(name, 1) > 1]
@@ -105,7 +105,10 @@ def expect_served(strategy: Any, where: str, size: int) -> None:
 def begun() -> world.Group:
     """The world that `init` has joined."""
     if not _state.hosts or not world.is_initialized():
-        raise RuntimeError("ngd.paddle.fleet: expected fleet.init(is_collective=True) first")
+        raise RuntimeError(
+            "ngd.paddle.fleet: expected an initialized fleet; got none. Call "
+            "fleet.init(is_collective=True) first."
+        )
     return world.chosen(None)
 
 
@@ -209,8 +212,8 @@ def all_reduce(input: Any, mode: str = "sum") -> Any:
 def no_servers(what: str) -> NoReturn:
     """Refuse what needs parameter servers."""
     raise NotImplementedError(
-        f"{what}: there are no parameter servers in ngd.paddle; expected "
-        "fleet.init(is_collective=True), DataParallel, and gradients that are averaged"
+        f"{what}: expected collective training; got a call for parameter servers, which "
+        "ngd.paddle does not have. Use fleet.init(is_collective=True) and DataParallel."
     )
 
 

@@ -15,7 +15,7 @@ from paddle.distributed import ReduceOp
 
 from ..errors import GradientError, ShapeError
 from ..sites import call_site
-from .memory import Tensor, elements, reduction
+from .memory import NAMES, Tensor, elements, reduction
 from .world import Group, chosen
 
 LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
@@ -116,7 +116,8 @@ def expect_gradient(x: Tensor, op: int, where: str) -> None:
     reduction(op, x, where)
     if op not in LINEAR and not x.stop_gradient and paddle.is_grad_enabled():
         raise GradientError(
-            f"{where}: op: expected ReduceOp.SUM or AVG of a tensor that needs a gradient"
+            f"{where}: op: expected ReduceOp.SUM or AVG of a tensor that needs a gradient; got "
+            f"ReduceOp.{NAMES[op]}. Pass x.detach() if it needs none."
         )
 
 

@@ -40,7 +40,10 @@ def view(tensor: Tensor, where: str) -> Array:
     try:
         return np.from_dlpack(own)
     except (BufferError, RuntimeError, TypeError) as error:
-        raise TypeError(f"{where}: NumPy cannot read {own.dtype}: {error}") from None
+        raise TypeError(
+            f"{where}: expected a dtype that NumPy can read; got {own.dtype} ({error}). Cast the "
+            "tensor."
+        ) from None
 
 
 def elements(tensor: Tensor, where: str) -> Array:
@@ -123,5 +126,8 @@ def reduction(op: Any, tensor: Tensor, where: str) -> str:
     of_pairs = seen.kind == "c" and name not in ("sum", "mean")
     of_integers = name == "mean" and seen.kind != "c" and not is_float(seen)
     if name is None or of_pairs or of_integers:
-        raise TypeError(f"{where}: op: ReduceOp.{NAMES[op]} does not take {seen}")
+        raise TypeError(
+            f"{where}: op: expected a reduction of {seen}; got ReduceOp.{NAMES[op]}, which does "
+            "not take this dtype. Cast the tensor, or use another op."
+        )
     return name

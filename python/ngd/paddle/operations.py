@@ -413,7 +413,7 @@ def recv(
     if is_outside(ranks):
         return None
     if src is None:
-        raise ValueError(f"{where}: src: expected a rank: ngd receives from no unknown one")
+        raise ValueError(f"{where}: src: expected a rank; got None. Give the rank that sends.")
     source = ranks.place_of(src, where, "src")
     array, finish = place(tensor, where)
     work = ranks.group.recv(source, out=array, async_op=True, site=site)

@@ -133,8 +133,8 @@ class Gradients:
             self.begin()
         if absent and not self.unused:
             raise RuntimeError(
-                f"DataParallel: the backward pass gave no gradient to {', '.join(absent)}; "
-                "expected one for each parameter, or find_unused_parameters=True"
+                "DataParallel: expected a gradient for each parameter; got none for "
+                f"{', '.join(absent)}. Give find_unused_parameters=True."
             )
 
     def take_late(self) -> None:
@@ -213,7 +213,9 @@ class DataParallel(paddle.nn.Layer):
                 f"DataParallel: layers: expected a paddle.nn.Layer; got {type(layers).__name__}"
             )
         if strategy is not None:
-            raise ValueError("DataParallel: strategy: expected None")
+            raise ValueError(
+                f"DataParallel: strategy: expected None; got {strategy!r}. Leave it out."
+            )
         ranks = chosen(group)
         if not ranks.is_member():
             raise ValueError(f"DataParallel: group: expected one that has this rank; got {ranks!r}")
@@ -248,8 +250,8 @@ class DataParallel(paddle.nn.Layer):
             late = [p.name for p in self._frozen if not p.stop_gradient]
             if late:
                 raise RuntimeError(
-                    f"DataParallel: {', '.join(late)}: expected to be trained from the beginning, "
-                    "or to be wrapped anew"
+                    "DataParallel: expected the parameters that were trained when the layer was "
+                    f"wrapped; got {', '.join(late)} as well. Wrap the layer again."
                 )
             self._gradients.arm(self.grad_need_sync)
         return self._layers(*inputs, **kwargs)

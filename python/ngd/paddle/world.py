@@ -98,10 +98,14 @@ def init_parallel_env(nccl_config: Any = None) -> Group:
         paddle.distributed.launch has started this process, or ngd.init() finds a fault.
     """
     if nccl_config is not None:
-        raise ValueError("init_parallel_env: nccl_config: expected None: there is no NCCL here")
+        raise ValueError(
+            f"init_parallel_env: nccl_config: expected None; got {nccl_config!r}. Leave it out: "
+            "ngd does not use NCCL."
+        )
     if not paddle.in_dynamic_mode():
         raise RuntimeError(
-            "init_parallel_env: expected dynamic mode; paddle.enable_static() has ended it"
+            "init_parallel_env: expected dynamic mode; got static mode. Call "
+            "paddle.disable_static() first."
         )
     if is_initialized():
         return _known.groups[0]
@@ -120,8 +124,8 @@ def check_launcher() -> None:
     ours = environment.detect().size
     if theirs not in ("1", str(ours)) and not _known.told:
         raise InitError(
-            f"init_parallel_env: PADDLE_TRAINERS_NUM says {theirs} ranks, and ngd's launcher says "
-            f"{ours}; expected a start by `ngd run -n {theirs} SCRIPT`"
+            f"init_parallel_env: expected {theirs} ranks, as PADDLE_TRAINERS_NUM says; got {ours} "
+            f"from ngd's launcher. Start the job by `ngd run -n {theirs} SCRIPT`."
         )
 
 
@@ -173,7 +177,10 @@ def new_group(
     if backend not in (None, "ngd", "gloo"):
         raise ValueError(f"new_group: backend: expected None, 'ngd' or 'gloo'; got {backend!r}")
     if timeout is not None:
-        raise ValueError("new_group: timeout: expected None: NGD_TIMEOUT is the deadline")
+        raise ValueError(
+            f"new_group: timeout: expected None; got {timeout!r}. Set NGD_TIMEOUT, the deadline of "
+            "all groups."
+        )
     wanted = sorted(world.ranks if ranks is None else ranks)
     if not wanted or len(set(wanted)) < len(wanted) or not set(wanted) <= set(world.ranks):
         raise ValueError(
@@ -211,7 +218,9 @@ def chosen(group: Group | None) -> Group:
     """The group that a caller names, or the world."""
     if group is None:
         if not is_initialized():
-            raise RuntimeError("ngd.paddle: expected init_parallel_env() to be called first")
+            raise RuntimeError(
+                "ngd.paddle: expected a world; got none. Call init_parallel_env() first."
+            )
         return _known.groups[0]
     if not isinstance(group, Group):
         raise TypeError(f"group: expected one of ngd.paddle.new_group; got {type(group).__name__}")
@@ -230,12 +239,14 @@ def is_outside(group: Group) -> bool:
 def spawn(*_: Any, **__: Any) -> NoReturn:
     """Not here: a launcher starts the ranks."""
     raise NotImplementedError(
-        "ngd.paddle.spawn: the ranks are started by `ngd run -n N SCRIPT`, or another launcher"
+        "ngd.paddle.spawn: expected ranks of a launcher; got a call to start them. Run the script "
+        "by `ngd run -n N SCRIPT`, or another launcher."
     )
 
 
 def launch(*_: Any, **__: Any) -> NoReturn:
     """Not here: a launcher starts the ranks."""
     raise NotImplementedError(
-        "ngd.paddle.launch: the ranks are started by `ngd run -n N SCRIPT`, or another launcher"
+        "ngd.paddle.launch: expected ranks of a launcher; got a call to start them. Run the script "
+        "by `ngd run -n N SCRIPT`, or another launcher."
     )

@@ -38,8 +38,9 @@ def expand(graph: Graph, target: Target) -> Graph:
             return node
         if not node.op.expands:
             raise CompileError(
-                f"{node.op.name} (made at {node.site}): the device has no kernel for "
-                f"{', '.join(str(i.type) for i in node.inputs)}: {verdict.implementation}"
+                f"{node.op.name} (made at {node.site}): expected operands for which the device has "
+                f"a kernel; got {', '.join(str(i.type) for i in node.inputs)}: "
+                f"{verdict.implementation}. Cast them, or use device='INTERPRETER'."
             )
         roots = expanded(node)
         settled = Graph((), roots).rewrite(change, topological(roots, stop=node.inputs)).outputs

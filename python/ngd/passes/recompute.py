@@ -66,7 +66,7 @@ def within(graph: Graph, target: Target, limit: int, plan_of: Callable[[Graph], 
                 break
             now = smaller
     raise CompileError(
-        f"compile: memory_limit: expected at least {least} bytes, which this step takes when it "
+        f"compile: memory_limit: expected at least {least} bytes, which this step needs even if it "
         f"recomputes cheap values; got {limit}. Raise memory_limit, or make the batch smaller."
     )
 

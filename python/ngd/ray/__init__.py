@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 if find_spec("ray") is None:
-    raise ImportError("ngd.ray needs Ray: pip install 'ngd-runtime[ray]'")
+    raise ImportError("ngd.ray: expected Ray; got none. Install it: pip install 'ngd-runtime[ray]'")
 
 from .diloco import DiLoCo
 from .elastic import run_elastic

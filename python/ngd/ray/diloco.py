@@ -319,9 +319,9 @@ class DiLoCo:
                 return
             if missing > len(self._workers) - len(self._ready) or time.monotonic() > limit:
                 raise WorkerError(
-                    f"ngd.ray.DiLoCo: expected {wanted} workers; there are {len(self._ready)}, and "
-                    f"{len(self._workers) - len(self._ready)} that have not found a place, or are "
-                    f"not ready, in {self._deadline:g} s"
+                    f"ngd.ray.DiLoCo: expected {wanted} workers; got {len(self._ready)}, and "
+                    f"{len(self._workers) - len(self._ready)} that Ray has not placed, or that are "
+                    f"not ready, in {self._deadline:g} s. Add hosts, or wait longer by deadline="
                 )
             time.sleep(LOOKS_EACH)
 

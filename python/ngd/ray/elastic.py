@@ -93,13 +93,20 @@ class Host:
         WorkerError where something is missing that ranks need.
         """
         if not Path(self.directory).is_dir():
-            raise WorkerError(f"expected a directory {self.directory}, as the driver has")
+            raise WorkerError(
+                f"expected a directory {self.directory}, as on the driver; got none. Create it on "
+                "each host."
+            )
         if (mode := build_info()["mode"]) != "OMPI":
-            raise WorkerError(f"expected an ngd of mode OMPI; its mode is {mode}")
+            raise WorkerError(
+                f"expected an ngd of mode OMPI; got mode {mode}. Install such a build on each host."
+            )
         mpirun = shutil.which("mpirun", path=self.environment["PATH"])
         version = _version(mpirun, self.environment) if mpirun else "none"
         if mpirun is None or not re.search(r"\(Open MPI\) ([5-9]|\d\d)", version):
-            raise WorkerError(f"expected mpirun of Open MPI 5 in PATH; there is {version}")
+            raise WorkerError(
+                f"expected mpirun of Open MPI 5 in PATH; got {version}. Install it on each host."
+            )
         self.mpirun = mpirun
         where = self.environment.get("TMPDIR") or None
         self.folder = tempfile.mkdtemp(prefix="ngd-elastic-", dir=where)
@@ -131,7 +138,10 @@ class Host:
         """
         with self.lock:
             if world <= self.over:
-                raise WorkerError(f"ngd.ray.run_elastic: world {world} has ended")
+                raise WorkerError(
+                    f"ngd.ray.run_elastic: expected a world after {self.over}; got world {world}, "
+                    "which has ended"
+                )
             self.world.mkdir(exist_ok=True)
             process = subprocess.Popen(
                 command,
@@ -282,7 +292,10 @@ def _check_words(command: Sequence[str], environment: Mapping[str, str]) -> None
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"{where}: environment: expected strings; got {name!r}: {value!r}")
         if name in OWN:
-            raise ValueError(f"{where}: environment: expected no {name}, which the job itself sets")
+            raise ValueError(
+                f"{where}: environment: expected other variables than {name}; got it, but the job "
+                "sets it itself. Remove it."
+            )
 
 
 class _Job:
@@ -323,7 +336,10 @@ class _Job:
                 logger.info("ngd.ray.run_elastic: new hosts come in")
                 continue
             if restarts_left == 0:
-                raise WorkerError(f"ngd.ray.run_elastic: {why}, and no restart is left")
+                raise WorkerError(
+                    f"ngd.ray.run_elastic: expected a job without failures; got {why}, and no "
+                    "restart is left. Raise max_restarts."
+                )
             restarts_left -= 1
             logger.warning("ngd.ray.run_elastic: %s; %d restarts are left", why, restarts_left)
 
@@ -349,8 +365,8 @@ class _Job:
             if late:
                 raise WorkerError(
                     f"ngd.ray.run_elastic: expected {self.least} hosts with "
-                    f"{self.ranks * self.cpus} free CPUs; there are {len(ready)} in "
-                    f"{self.deadline:g} s"
+                    f"{self.ranks * self.cpus} free CPUs; got {len(ready)} in "
+                    f"{self.deadline:g} s. Add hosts, or lower min_hosts."
                 )
             time.sleep(LOOKS_EACH)
 

@@ -155,7 +155,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         steps = self.steps_per_epoch or (self.params or {}).get("steps")
         if not steps:
             raise ValueError(
-                "hvd.callbacks: steps_per_epoch: expected a number, which Keras does not know here"
+                "hvd.callbacks: steps_per_epoch: expected a number; got none, and Keras does not "
+                "know the length of the data. Give steps_per_epoch."
             )
         return int(steps)
 

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from .. import numpy as arrays
-from ..calls import Average, op_of
+from ..calls import Average, expect_average, op_of
 from ..world import ProcessSet, global_process_set
 
 
@@ -177,17 +177,22 @@ def DistributedOptimizer(
 def expect_fresh(optimizer: Any, predivide: float, op: int, passes: int) -> None:
     """Refuse what cannot be wrapped, or not so."""
     where = "hvd.DistributedOptimizer"
-    if predivide != 1.0 and op != Average:
-        raise ValueError(f"{where}: gradient_predivide_factor: expected op=Average with it")
+    expect_average("DistributedOptimizer", predivide, op)
     if passes != 1:
         raise NotImplementedError(
-            f"{where}: backward_passes_per_step: expected 1; got {passes}: make the "
-            "optimizer with gradient_accumulation_steps, which averages"
+            f"{where}: backward_passes_per_step: expected 1; got {passes}. Make the "
+            "optimizer with gradient_accumulation_steps, which averages."
         )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"{where}: expected a Keras optimizer; got {type(optimizer).__name__}")
+        raise TypeError(
+            f"{where}: expected a Keras optimizer; got {type(optimizer).__name__}. Give an "
+            "instance of keras.optimizers.Optimizer."
+        )
     if optimizer.built:
-        raise ValueError(f"{where}: expected an optimizer that has not been used")
+        raise ValueError(
+            f"{where}: expected an optimizer that has not been used; got one with variables. Wrap "
+            "it before the first step."
+        )
 
 
 def of_all_ranks(grads: Any, how: dict[str, Any], wire: str | None) -> list[Any]:

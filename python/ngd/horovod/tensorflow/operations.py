@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import tensorflow as tf
 
 from .. import numpy as arrays
-from ..calls import Average, Sum, op_of
+from ..calls import Average, Sum, expect_average, op_of
 from ..world import ProcessSet, global_process_set, local_rank, local_size, rank
 
 Tensor: TypeAlias = Any
@@ -331,8 +331,8 @@ def broadcast_variables(
 def broadcast_global_variables(root_rank: int) -> None:
     """Refuse: TensorFlow 2 knows no global variables."""
     raise RuntimeError(
-        "hvd.broadcast_global_variables: expected TensorFlow 1's graphs; in TensorFlow 2 it is "
-        "hvd.broadcast_variables(variables, root_rank)"
+        "hvd.broadcast_global_variables: expected TensorFlow 1's graphs; got TensorFlow 2. Call "
+        "hvd.broadcast_variables(variables, root_rank)."
     )
 
 
@@ -409,8 +409,7 @@ def how_to_reduce(
     compression: Any, op: int, predivide: float, ranks: ProcessSet, where: str
 ) -> dict[str, Any]:
     """The arguments of `grouped_allreduce`."""
-    if predivide != 1.0 and op != Average:
-        raise ValueError(f"hvd.{where}: gradient_predivide_factor: expected op=Average with it")
+    expect_average(where, predivide, op)
     return {
         "compression": compression,
         "op": op_of(op, None),

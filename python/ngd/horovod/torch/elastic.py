@@ -49,8 +49,8 @@ def read(path: Path) -> Any:
         owner = os.fstat(file.fileno()).st_uid
         if owner != os.getuid():
             raise PermissionError(
-                f"hvd.elastic: expected {path} to belong to user {os.getuid()}; it belongs to "
-                f"user {owner}: set NGD_ELASTIC_DIR to a directory of your own"
+                f"hvd.elastic: expected {path} to belong to user {os.getuid()}; got one of user "
+                f"{owner}. Set NGD_ELASTIC_DIR to a directory of your own."
             )
         return torch.load(file, weights_only=False)
 
@@ -118,7 +118,10 @@ class State:
     def restore(self) -> None:
         """Go back to the last commit of this process, or to what it began with."""
         if self._saved is None:
-            raise ValueError("hvd.elastic: restore: expected a commit, or sync, before it")
+            raise ValueError(
+                "hvd.elastic: restore: expected a commit before it; got none. Call commit() or "
+                "sync() first."
+            )
         self.take(self._saved)
 
     def sync(self) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..calls import SMALL, Adasum, Average, op_of
+from ..calls import SMALL, Adasum, Average, expect_average, op_of
 from ..world import HorovodInternalError, ProcessSet, global_process_set, size
 from .compression import Compression, Compressor
 from .operations import TensorHandle, all_reduced, allreduce_async_, sparse_allreduce_async
@@ -108,9 +108,9 @@ class Gradients:
         """A backward pass has added to a gradient."""
         if self.left[parameter] == 0:
             raise RuntimeError(
-                "hvd.DistributedOptimizer: a gradient was computed more than "
-                f"backward_passes_per_step={self.passes} times before step(): with a larger number "
-                "gradients are accumulated"
+                "hvd.DistributedOptimizer: expected step() after backward_passes_per_step="
+                f"{self.passes} backward passes; got another pass. Set a larger number to "
+                "accumulate gradients."
             )
         self.left[parameter] -= 1
         if self.left[parameter] == 0:
@@ -199,7 +199,10 @@ def buckets_of(
         named = [[p for p in group if id(p) in there] for group in groups]
         inside = [id(p) for group in named for p in group]
         if len(inside) != len(set(inside)):
-            raise ValueError("hvd.DistributedOptimizer: groups: a parameter may appear once only")
+            raise ValueError(
+                "hvd.DistributedOptimizer: groups: expected each parameter once; got one several "
+                "times. Remove it from the other groups."
+            )
         return [g for g in named if g] + [[p] for p in parameters if id(p) not in set(inside)]
     buckets: list[Bucket] = []
     small: Bucket = []
@@ -269,8 +272,8 @@ class Reduced(torch.optim.Optimizer):
         """Forget the gradients; refused while they are on their way."""
         if self._gradients.under_way:
             raise RuntimeError(
-                "hvd.DistributedOptimizer: zero_grad() between backward() and step() or "
-                "synchronize(): the gradients are on their way"
+                "hvd.DistributedOptimizer: expected zero_grad() before backward(); got it while "
+                "the gradients are reduced. Call step() or synchronize() first."
             )
         self._gradients.begin()
         super().zero_grad(set_to_none)
@@ -348,10 +351,7 @@ def DistributedOptimizer(
     sparse_as_dense, process_set
         Whether to reduce sparse gradients as dense ones; the ranks.
     """
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError(
-            "hvd.DistributedOptimizer: gradient_predivide_factor: expected op=Average with it"
-        )
+    expect_average("DistributedOptimizer", gradient_predivide_factor, op)
     op = op_of(op, None)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = names_of(parameters, named_parameters)
@@ -391,8 +391,8 @@ def names_of(parameters: list[Tensor], given: Iterable[Any] | None) -> dict[Tens
     named = list(given)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
         raise ValueError(
-            "hvd.DistributedOptimizer: named_parameters: expected pairs of a name and a parameter, "
-            "as of model.named_parameters()"
+            "hvd.DistributedOptimizer: named_parameters: expected pairs of a name and a parameter; "
+            "got other values. Pass model.named_parameters()."
         )
     names = [name for name, _ in named]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -404,8 +404,8 @@ def names_of(parameters: list[Tensor], given: Iterable[Any] | None) -> dict[Tens
     without = {id(p) for p in parameters} - {id(p) for _, p in named}
     if without:
         raise ValueError(
-            f"hvd.DistributedOptimizer: named_parameters: {len(without)} of the optimizer's "
-            "parameters have no name"
+            "hvd.DistributedOptimizer: named_parameters: expected a name for each parameter of the "
+            f"optimizer; got none for {len(without)}. Pass model.named_parameters()."
         )
     return {p: name for name, p in named}
 

@@ -44,8 +44,8 @@ def check(tensor: Tensor, where: str) -> None:
     """Refuse what is no dense tensor of the CPU."""
     if not tensor.is_cpu or tensor.layout is not torch.strided:
         raise TypeError(
-            f"{where}: the ngd backend takes dense CPU tensors; got a {tensor.layout} tensor on "
-            f"{tensor.device}"
+            f"{where}: expected a dense tensor on the CPU; got a {tensor.layout} tensor on "
+            f"{tensor.device}. Convert it: tensor.cpu(), tensor.to_dense()."
         )
 
 

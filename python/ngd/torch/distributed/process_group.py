@@ -113,7 +113,10 @@ class ProcessGroup(torch.distributed.ProcessGroup):
     def _get_backend(self, device: torch.device) -> ProcessGroup:
         """Who communicates for a device."""
         if torch.device(device).type != CPU.type:
-            raise RuntimeError(f"the ngd backend takes CPU tensors; got {device}")
+            raise RuntimeError(
+                f"torch.distributed: expected CPU tensors for the ngd backend; got {device}. Move "
+                "them: tensor.cpu()."
+            )
         return self
 
     def supports_tensor_alloc(self, _: torch.device) -> bool:
@@ -353,7 +356,7 @@ class ProcessGroup(torch.distributed.ProcessGroup):
 
     def recv_anysource(self, tensors: Any, tag: int) -> Work:
         """Not done: a receive names the rank that sends."""
-        raise ValueError("recv: expected the rank that sends: ngd receives from no unknown rank")
+        raise ValueError("recv: expected src, the rank that sends; got none. Give src.")
 
     def barrier(self, opts: Any = None, *_: Any, **__: Any) -> Work:
         """Meet all ranks; the options may bring a timeout of their own."""
@@ -400,7 +403,10 @@ class Call:
         if op is not None:
             reduce = reduction(op, tensors[0].dtype, self.kind)
             if factor != 1 and not tensors[0].is_complex():
-                raise TypeError(f"{self.kind}: ngd does not reduce {tensors[0].dtype}")
+                raise TypeError(
+                    f"{self.kind}: expected a dtype that ngd reduces; got {tensors[0].dtype}. Cast "
+                    "the tensor."
+                )
         if factor != 1:
             counts = counts and [factor * c for c in counts]
             receive_counts = receive_counts and [factor * c for c in receive_counts]
