@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,6 +57,6 @@ class ModelMemory:
                 tensor.data = as_tensor(of.view())
                 self._addresses[tensor] = tensor.data_ptr()
 
-    def count_writes(self, written: Iterable[Any]) -> None:
-        """Tell autograd that a step has replaced the values of some tensors."""
+    def count_writes(self, written: Iterable[torch.Tensor]) -> None:
+        """Count a write to tensors whose values a step has replaced, as autograd expects."""
         torch.autograd.graph.increment_version(list(written))

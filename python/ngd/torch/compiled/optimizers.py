@@ -104,6 +104,7 @@ class TranslatedOptimizer:
         self.groups: dict[int, optim.Optimizer] = {}
         """The ngd optimizer of each group, by the group's number."""
         self._states: dict[torch.Tensor, dict[str, Variable]] = {}
+        self._shown: set[torch.Tensor] = set()
 
     def options(self) -> tuple[Any, ...]:
         """Return the options of all groups but the learning rate: a change needs a new program."""
@@ -175,11 +176,13 @@ class TranslatedOptimizer:
         steps = []
         for tensor, variables in self._states.items():
             state = self.optimizer.state[tensor]
-            if not state:
+            if tensor not in self._shown:
+                self._shown.add(tensor)
                 state.update({name: as_tensor(v.view()) for name, v in variables.items()})
                 if self.translation.counts:
-                    state["step"] = torch.tensor(0.0)
+                    state.setdefault("step", torch.tensor(0.0))
             if "step" in state:
                 steps.append(state["step"])
         if steps:
             torch._foreach_add_(steps, 1)
+        self.optimizer._opt_called = True  # else a scheduler warns that no step was made

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ... import ops, optim
 from ...compiler import compile
-from ...devices import Executable
+from ...devices.executable import Executable
 from ...differentiation import grad
 from ...ir import Node
 from ...variables import Variable, placeholder, variable
@@ -86,7 +86,7 @@ class CompiledStep:
         return pytree.tree_unflatten(tensors, program.results)
 
     def _modes(self) -> tuple[Any, ...]:
-        """Return what a program depends on beside the batch: training mode and frozen parameters."""
+        """Return the training modes and the frozen parameters: a change needs a new program."""
         modes = tuple(module.training for module in self.model.modules())
         return modes, tuple(p.requires_grad for p in self.model.parameters())
 
