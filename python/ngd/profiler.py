@@ -16,9 +16,14 @@ from .errors import Error, InitError
 from .launch import check_module, check_script
 from .links import page_url
 from .profiling import Recording, Report, profile, timeline
+from .profiling.recording import leave_out_first_runs
 
 SUMMARY: Final = "run a script and report the time of its steps"
-DESCRIPTION: Final = "Run a Python script, then report the time of each instruction of its steps."
+DESCRIPTION: Final = (
+    "Run a Python script, then report the time of each instruction of its steps. The times leave "
+    "out the first run of each step, which includes the warm-up, unless the step ran once. "
+    "The reports go to standard error."
+)
 EPILOG: Final = f"""\
 examples:
   ngd profile train.py --epochs 1             a table per step, longest first
@@ -71,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     left: SystemExit | None = None
     try:
         with timeline(args.timeline) if args.timeline else profile() as recording:
+            leave_out_first_runs()
             try:
                 if args.module:
                     runpy.run_module(args.script, run_name="__main__", alter_sys=True)
