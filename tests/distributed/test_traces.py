@@ -125,6 +125,27 @@ def test_waits_tell_their_type_and_their_variable(tmp_path: Path) -> None:
         )
 
 
+def one_line(folder: str) -> None:
+    """Two steps of one line, of which only the second has another type."""
+    ngd.init()
+    steps = []
+    for count in (3, 4):
+        x = ngd.placeholder("x", (count,))
+        steps.append(
+            ngd.compile([x], [ops.all_reduce(x, op="sum"), ops.all_reduce(x[0], op="sum")])
+        )
+    with ngd.timeline(Path(folder) / "trace.json"):
+        steps[0](np.ones(3, np.float32))
+
+
+@harness.needs_ranks
+def test_a_type_that_is_not_certain_is_left_out(tmp_path: Path) -> None:
+    run_in_world(one_line, "shm", 2, folder=str(tmp_path))
+    found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    types = [e["args"].get("type", "unknown") for e in found if e.get("cat") == "wait"]
+    assert sorted(types) == ["f32[]", "f32[]", "unknown", "unknown"]
+
+
 def test_a_step_without_collectives_has_no_overlap() -> None:
     x = ngd.placeholder("x", (3,))
     step = ngd.compile([x], [ops.exp(x)])

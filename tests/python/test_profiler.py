@@ -156,6 +156,8 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
 def test_ranks_are_profiled_together(tmp_path: Path, end: str) -> None:
     said = profile(tmp_path, "--timeline", "trace.json", ranks=2, end=end)
     assert said.count("step compiled at train.py") == 2  # of rank 0
+    assert "4 runs of" in said
+    assert said.count("first run") == 2
     assert said.endswith("exit 0")
     names = sorted(path.name for path in tmp_path.glob("*.json"))
     # Without a world at the end each rank writes its own.
