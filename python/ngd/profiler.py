@@ -19,17 +19,17 @@ from .profiling import Recording, Report, profile, timeline
 from .profiling.recording import leave_out_first_runs
 
 SUMMARY: Final = "run a script and report the time of its steps"
-DESCRIPTION: Final = (
-    "Run a Python script, then report the time of each instruction of its steps. The times leave "
-    "out the first run of each step, which includes the warm-up, unless the step ran once. "
-    "The reports go to standard error."
-)
+DESCRIPTION: Final = "Run a Python script, then report the time of each instruction of its steps."
 EPILOG: Final = f"""\
 examples:
   ngd profile train.py --epochs 1             a table per step, longest first
   ngd profile --html report.html train.py     a page to open in a browser
   ngd run -n 2 ngd profile --timeline t.json train.py
                                               a timeline of 2 ranks for Perfetto
+
+output:
+  The reports go to standard error. The times leave out the first run of each step, which
+  includes the warm-up. A step that ran once is reported with that run.
 
 exit status:
   that of the script, or 127 if the script or module does not exist

@@ -126,7 +126,7 @@ def test_waits_tell_their_type_and_their_variable(tmp_path: Path) -> None:
 
 
 def one_line(folder: str) -> None:
-    """Two steps of one line, of which only the second has another type."""
+    """Two steps of one line. The second step has another type."""
     ngd.init()
     steps = []
     for count in (3, 4):
