@@ -16,6 +16,7 @@ from .errors import Error, InitError
 from .launch import check_module, check_script
 from .links import page_url
 from .profiling import Recording, Report, profile, timeline
+from .profiling.recording import leave_out_first_runs
 
 SUMMARY: Final = "run a script and report the time of its steps"
 DESCRIPTION: Final = "Run a Python script, then report the time of each instruction of its steps."
@@ -25,6 +26,10 @@ examples:
   ngd profile --html report.html train.py     a page to open in a browser
   ngd run -n 2 ngd profile --timeline t.json train.py
                                               a timeline of 2 ranks for Perfetto
+
+output:
+  The reports go to standard error. The times leave out the first run of each step, which
+  includes the warm-up. A step that ran once is reported with that run.
 
 exit status:
   that of the script, or 127 if the script or module does not exist
@@ -71,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     left: SystemExit | None = None
     try:
         with timeline(args.timeline) if args.timeline else profile() as recording:
+            leave_out_first_runs()
             try:
                 if args.module:
                     runpy.run_module(args.script, run_name="__main__", alter_sys=True)

@@ -15,7 +15,7 @@ import pytest
 from standing import run_in_world
 
 import ngd
-from ngd import _core, ops
+from ngd import _core, nn, ops, optim
 from ngd.profiling import perfetto
 
 NAP = 0.1
@@ -72,6 +72,87 @@ def test_ranks_stand_on_one_clock(communicator: str, ranks: int, tmp_path: Path)
         assert first["last"] == {str(ranks - 1): 3}
     names = [e["args"]["name"] for e in found if e.get("name") == "process_name"]
     assert [name.split(" on ")[0] for name in names] == [f"rank {r}" for r in range(ranks)]
+
+
+def training(folder: str) -> dict[str, Any]:
+    """Two steps of a training of two parameters, and a sum that updates no variable."""
+    ngd.init()
+    model, x = nn.Linear(5, 3), ngd.placeholder("x", (4, 5))
+    loss = ops.mean(model(x))
+    updates = optim.Adam(0.1).minimize(loss, model.parameters())
+    step = ngd.compile([x], [ops.all_reduce(loss, op="sum")], updates=updates)
+    step(np.ones((4, 5), np.float32))
+    with ngd.timeline(Path(folder) / "trace.json"):
+        for _ in range(2):
+            step(np.ones((4, 5), np.float32))
+    report = step.report()
+    waits = [row for row in report.rows if row.action == "wait"]
+    return {
+        "variables": {row.types: row.variables for row in waits},
+        "waited": sum(row.seconds for row in waits),
+        "flight": sum(row.flight for row in waits),
+        "overlap": report.overlap,
+        "text": str(report),
+        "json": report.to_dict(),
+    }
+
+
+@harness.needs_ranks
+def test_waits_tell_their_type_and_their_variable(tmp_path: Path) -> None:
+    (first, _) = [rank.value for rank in run_in_world(training, "shm", 2, folder=str(tmp_path))]
+    assert first["variables"] == {
+        "-> f32[3,5]": ["weight"],
+        "-> f32[3]": ["bias"],
+        "-> f32[]": [],
+    }
+    rows = [line for line in first["text"].splitlines() if "wait all_reduce" in line]
+    assert sum("f32[3,5] of weight, overlap" in row for row in rows) == 1
+    assert sum("f32[3] of bias, overlap" in row for row in rows) == 1
+    assert sum("f32[], overlap" in row for row in rows) == 1
+    assert all("last to come on this line" in row for row in rows[1:])
+    assert first["overlap"] == pytest.approx(1 - first["waited"] / first["flight"])
+    assert first["json"]["overlap"] == first["overlap"]
+    assert f"overlap of all collectives {100 * first['overlap']:.0f} %" in first["text"]
+    found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    for category, phase in (("start", "X"), ("wait", "X"), ("collective", "b")):
+        shown = [
+            (e["args"]["type"], e["args"].get("variables", ""))
+            for e in found
+            if (e.get("cat"), e["ph"]) == (category, phase)
+        ]
+        assert sorted(shown) == sorted(
+            [("f32[3,5]", "weight"), ("f32[3]", "bias"), ("f32[]", "")] * 4
+        )
+
+
+def one_line(folder: str) -> None:
+    """Two steps of one line. The second step has another type."""
+    ngd.init()
+    steps = []
+    for count in (3, 4):
+        x = ngd.placeholder("x", (count,))
+        steps.append(
+            ngd.compile([x], [ops.all_reduce(x, op="sum"), ops.all_reduce(x[0], op="sum")])
+        )
+    with ngd.timeline(Path(folder) / "trace.json"):
+        steps[0](np.ones(3, np.float32))
+
+
+@harness.needs_ranks
+def test_a_type_that_is_not_certain_is_left_out(tmp_path: Path) -> None:
+    run_in_world(one_line, "shm", 2, folder=str(tmp_path))
+    found = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    types = [e["args"].get("type", "unknown") for e in found if e.get("cat") == "wait"]
+    assert sorted(types) == ["f32[]", "f32[]", "unknown", "unknown"]
+
+
+def test_a_step_without_collectives_has_no_overlap() -> None:
+    x = ngd.placeholder("x", (3,))
+    step = ngd.compile([x], [ops.exp(x)])
+    with ngd.profile():
+        step(np.zeros(3, np.float32))
+    assert step.report().overlap == 0
+    assert "overlap" not in str(step.report())
 
 
 def apart(shift_ns: int) -> int:

@@ -319,5 +319,5 @@ def test_a_step_without_instructions_reports() -> None:
     step = ngd.compile([x], [])
     with ngd.profile():
         step(np.zeros(3, np.float32))
-    assert "1 runs" in str(step.report())
+    assert "; 1 run" in str(step.report())
     assert step.report().to_html().startswith("<!doctype html>")

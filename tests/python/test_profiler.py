@@ -52,9 +52,67 @@ def test_a_script_is_reported(tmp_path: Path) -> None:
     assert said.endswith("exit 0")
     assert said.count("step compiled at train.py") == 2  # one was never run
     reports = json.loads((tmp_path / "report.json").read_text())
-    assert sorted(report["runs"] for report in reports) == [1, 5]
+    assert sorted(report["runs"] for report in reports) == [1, 4]
     assert [r["seconds"] for r in reports] == sorted([r["seconds"] for r in reports], reverse=True)
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+WARM_UP = """
+import json
+import numpy as np
+import ngd
+from ngd import ops
+
+x = ngd.placeholder("x", (64,))
+once = ngd.compile([x], [ops.exp(x)])
+twice = ngd.compile([x], [ops.sin(x)])
+often = ngd.compile([x], [ops.scan(lambda c, v: (c + v, c * v), ops.sum(x), x)[1]])
+fails = ngd.compile([x], [np.take(x, ops.cast(x, np.int64), 0)])
+batch = np.ones(64, np.float32)
+for step, runs in ((once, 1), (twice, 2), (often, 5)):
+    for _ in range(runs):
+        step(batch)
+(runs, ns, *_), *_ = often.native.record()
+try:
+    fails(batch * 100)
+except ValueError:
+    print(json.dumps([runs, ns / 1e9]))
+"""
+
+
+def test_the_first_run_of_a_step_is_left_out(tmp_path: Path) -> None:
+    said = profile(tmp_path, "--json", "report.json", script=WARM_UP)
+    assert said.endswith("exit 0")
+    reports = json.loads((tmp_path / "report.json").read_text())
+    once, twice, often, fails = sorted(reports, key=lambda r: int(r["site"].split(":")[-1]))
+    assert [r["runs"] for r in (once, twice, often, fails)] == [1, 1, 4, 1]
+    assert [r["has_first_run"] for r in (once, twice, often, fails)] == [True, False, False, True]
+    for report in (once, twice, often):
+        top = [row for row in report["rows"] if "." not in row["number"]]
+        assert all(row["calls"] == report["runs"] for row in top)
+        assert sum(row["seconds"] for row in top) == pytest.approx(report["seconds"], rel=0.1)
+        assert all(0 <= row["least"] <= row["mean"] for row in report["rows"])
+    inside = [row for row in often["rows"] if "." in row["number"]]
+    assert inside
+    assert all(row["calls"] == 4 * 64 for row in inside)
+    assert once["first_run_seconds"] == once["seconds"]
+    all_runs, all_seconds = json.loads(said.partition("\n")[0])
+    assert all_runs == 5
+    assert often["first_run_seconds"] + often["seconds"] == pytest.approx(all_seconds)
+    first = often["first_run_seconds"]
+    assert said.count("first run") == 4
+    assert "4 runs of" in said
+    shown = f"{1e6 * first:.1f}" if first < 1e-4 else f"{1e6 * first:.0f}"
+    assert f"without the first run of {shown} us" in said
+    assert "1 run of" in said
+    assert "the first run, which includes the warm-up" in said
+
+
+def test_the_help_tells_where_the_reports_go() -> None:
+    command = [sys.executable, "-m", "ngd.cli", "profile", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    assert "The reports go to standard error." in " ".join(said.split())
+    assert "first run of each step" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(
@@ -98,6 +156,8 @@ def test_a_script_that_is_not_there(tmp_path: Path) -> None:
 def test_ranks_are_profiled_together(tmp_path: Path, end: str) -> None:
     said = profile(tmp_path, "--timeline", "trace.json", ranks=2, end=end)
     assert said.count("step compiled at train.py") == 2  # of rank 0
+    assert "4 runs of" in said
+    assert said.count("first run") == 2
     assert said.endswith("exit 0")
     names = sorted(path.name for path in tmp_path.glob("*.json"))
     # Without a world at the end each rank writes its own.

@@ -18,6 +18,7 @@ from ..ir import Array, Graph, Node
 from ..passes import Verdict
 from ..passes.slices import Places
 from ..profiling import Report, report_of
+from ..profiling.recording import first_record
 from ..sites import call_site
 from ..variables import Variable, placeholder
 from .executable import CompiledStep, Lower
@@ -321,7 +322,8 @@ class CpuExecutable(CompiledStep):
     def report(self) -> Report:
         """See Executable."""
         site, record = self.ordering.site, self.native.record()
-        return report_of(self.plan, record, peak, site, self.device, self.memory())
+        first = first_record(self)
+        return report_of(self.plan, record, peak, site, self.device, self.memory(), first)
 
     def cost(self) -> Cost:
         """See Executable."""

@@ -9,6 +9,8 @@ from collections import Counter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
+from .collectives import shown_names
+
 if TYPE_CHECKING:
     from .report import Report, Row
 
@@ -59,17 +61,32 @@ def summary(report: Report) -> str:
         return f"{step}; not timed: run the step inside `with ngd.profile():`"
     mean = report.seconds / report.runs
     if not report.seconds:
-        return f"{step}; {report.runs} runs"
+        return f"{step}; {counted_runs(report)}"
     waited = sum(row.seconds for row in report.rows if row.action == "wait" and row.depth == 0)
     peaks = [f"{value / 1e9:.0f} GFLOP/s {name}" for name, value in report.peaks.flops.items()]
     peaks.append(f"{report.peaks.bytes / 1e9:.1f} GB/s")
     shares = [f"{title} {100 * share:.1f} %" for title, share in report.shares().items()]
+    overlap = f", overlap of all collectives {100 * report.overlap:.0f} %"
     return (
-        f"{step}; {report.runs} runs of {micros(mean)} us, {cost.flops / mean / 1e9:.3g} GFLOP/s, "
-        f"{100 * waited / report.seconds:.1f} % waits for ranks\n"
+        f"{step}; {counted_runs(report)} of {micros(mean)} us{first_run(report)}, "
+        f"{cost.flops / mean / 1e9:.3g} GFLOP/s, "
+        f"{100 * waited / report.seconds:.1f} % waits for ranks"
+        f"{overlap if any(row.flight for row in report.rows) else ''}\n"
         f"peaks measured here: {', '.join(peaks)}\n"
         f"{', '.join(shares[:KINDS])}{', ...' if len(shares) > KINDS else ''}"
     )
+
+
+def counted_runs(report: Report) -> str:
+    """Return the number of runs that were timed."""
+    return f"{report.runs} run{'s' * (report.runs != 1)}"
+
+
+def first_run(report: Report) -> str:
+    """Tell whether the times include the first run, if it was timed separately."""
+    if not report.has_first_run:
+        return f" without the first run of {micros(report.first_run_seconds)} us"
+    return " (the first run, which includes the warm-up)" if report.first_run_seconds else ""
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -90,10 +107,14 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def detail(row: Row) -> str:
-    """What a row is made of; of a wait, whom it waited for."""
+    """Return what a row consists of; for a wait, the collective and the ranks that were last."""
     if row.action == "wait":
+        types = ", ".join(type.short for type in row.results if type.bytes)
+        names = f" of {shown_names(row.variables)}" if row.variables else ""
         last = " ".join(f"{rank}:{times}" for rank, times in row.last.items())
-        return f"overlap {100 * row.overlap:.0f} %" + (f", last to come {last}" if last else "")
+        facts = [f"{types}{names}", f"overlap {100 * row.overlap:.0f} %"]
+        facts += [f"last to come on this line {last}"] if last else []
+        return ", ".join(filter(None, facts))
     if len(row.made_of) > 1:
         counted = Counter(op for op, _ in row.made_of)
         made = " ".join(f"{op} x{n}" if n > 1 else op for op, n in counted.items())

@@ -23,7 +23,9 @@ from ..collectives import Group
 from ..distributed import living_world
 from ..environment import detect
 from ..errors import InitError
-from .recording import Noted, Recording, noted, recorded
+from ..passes import Plan
+from .collectives import shown_names, variables_of
+from .recording import Noted, Recording, noted, plans, recorded
 
 MOST_EVENTS: Final = 1_000_000
 """An event takes 40 bytes of memory, and about 150 in the file."""
@@ -196,6 +198,7 @@ class Shown:
     def __init__(self, rank: int, labels: dict[int, list[Label]]) -> None:
         self.rank, self.labels = rank, labels
         self.programs = {program: n for n, program in enumerate(sorted(labels))}
+        self.details = details_of(labels)
         self.started: dict[tuple[int, int], int] = {}
         """Program and number of a start: where its last one began."""
         self.flights = 0
@@ -211,7 +214,8 @@ class Shown:
             return
         action, op, site, start = self.labels[program][number]
         name = op if action == "run" else f"{action} {op}"
-        args = {"site": site, "instruction": number}
+        details = {"site": site, **self.details[program][number]}
+        args = {**details, "instruction": number}
         yield {"ph": "X", "name": name, "cat": action, **at, **length, "args": args}
         if action == "start":
             self.started[program, number] = begin
@@ -219,8 +223,40 @@ class Shown:
             self.flights += 1
             same = {"name": op, "cat": "collective", "id": f"{self.rank}.{self.flights}", **at}
             started = self.started.pop((program, start))
-            yield {"ph": "b", **same, "ts": (started + shift) / 1e3, "args": {"site": site}}
+            yield {"ph": "b", **same, "ts": (started + shift) / 1e3, "args": details}
             yield {"ph": "e", **same, "ts": (end + shift) / 1e3}
+
+
+def details_of(labels: dict[int, list[Label]]) -> dict[int, list[dict[str, str]]]:
+    """Return the type and the variables of each collective, by program and instruction.
+
+    The events have no link to a plan. So programs are found by their labels. If plans with the same
+    labels differ in a collective, for example in its shape, it gets no details.
+    """
+    found: dict[tuple[Label, ...], list[dict[str, str]]] = {}
+    waiting = list(plans())
+    while waiting:
+        plan = waiting.pop()
+        waiting += [body for step in plan.steps for body in step.bodies]
+        key = tuple((each.action, each.op, each.site, each.start) for each in plan.steps)
+        details = collectives_of(plan)
+        pairs = zip(found.get(key, details), details, strict=True)
+        found[key] = [one if one == other else {} for one, other in pairs]
+    nothing: dict[str, str] = {}
+    return {
+        program: found.get(tuple(each), [nothing] * len(each)) for program, each in labels.items()
+    }
+
+
+def collectives_of(plan: Plan) -> list[dict[str, str]]:
+    """Return the type and the variables of each instruction that is part of a collective."""
+    variables = variables_of(plan)
+    found: list[dict[str, str]] = [{} for _ in plan.steps]
+    for number, names in variables.items():
+        found[number]["type"] = plan.steps[number].outputs[0][0].short
+        if names:
+            found[number]["variables"] = shown_names(names)
+    return found
 
 
 def clock_name() -> str:

@@ -6,10 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+from weakref import WeakKeyDictionary, WeakSet
 
 from .. import _core
 from ..collectives import comm_stats
+from ..passes import Plan
+from .first_runs import FirstRun, Record
 
 Call: TypeAlias = tuple[str, str]
 """A collective, as "all_reduce(sum)", and its call site."""
@@ -54,6 +57,14 @@ _noted: list[Noted] = []
 """Of the newest recording."""
 _most_noted = 0
 _latecomers: Latecomers | None = None
+_leaves_out_first_runs = False
+"""True in the block of `ngd profile`."""
+_first_records: WeakKeyDictionary[Any, Record] = WeakKeyDictionary()
+"""The times of the first runs of steps in the newest recording, if it leaves them out."""
+_steps: Final[WeakSet[Any]] = WeakSet()
+"""All steps of the process that have a plan."""
+_plans: list[Plan] = []
+"""The plans of the steps that may have run in the newest recording, if it has events."""
 
 
 @contextmanager
@@ -90,11 +101,13 @@ def profile() -> Iterator[Recording]:
 @contextmanager
 def recorded(most_events: int) -> Iterator[Recording]:
     """A recording, of so many events beside the times."""
-    global _on, _latecomers, _noted, _most_noted
+    global _on, _latecomers, _noted, _most_noted, _leaves_out_first_runs, _first_records, _plans
     _core.begin_recording(most_events)
     try:
         _on, _latecomers = Recording(), Latecomers()
         _noted, _most_noted = [], most_events
+        _leaves_out_first_runs, _first_records = False, WeakKeyDictionary()
+        _plans = [step.plan for step in _steps] if most_events else []
         yield _on
     finally:
         _on = None
@@ -105,8 +118,32 @@ def recorded(most_events: int) -> Iterator[Recording]:
 
 def made(step: Any) -> None:
     """Note that a step was compiled."""
-    if _on is not None:
-        _on.steps.append(step)
+    has_plan = getattr(step, "plan", None) is not None
+    if has_plan:
+        _steps.add(step)
+    if _on is None:
+        return
+    _on.steps.append(step)
+    if has_plan and _most_noted:
+        _plans.append(step.plan)
+    if _leaves_out_first_runs and hasattr(step, "native"):
+        step.hold = FirstRun(step, _first_records)
+
+
+def leave_out_first_runs() -> None:
+    """Leave the first run of each step that is compiled from now on out of this recording."""
+    global _leaves_out_first_runs
+    _leaves_out_first_runs = True
+
+
+def first_record(step: Any) -> Record | None:
+    """Return the times of the first run of a step, if the newest recording leaves it out."""
+    return _first_records.get(step)
+
+
+def plans() -> list[Plan]:
+    """Return the plans of the steps that may have run in the newest recording with events."""
+    return _plans
 
 
 def clock() -> int:

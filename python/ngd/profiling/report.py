@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final
 
 from ..cost import Cost
 from ..dtype import DType, Type
 from ..passes import Plan, Step
 from . import pages
+from .collectives import variables_of
+from .first_runs import Record, Times, subtract_record
 from .recording import last_to_come
-
-Times: TypeAlias = tuple[int, int, int, int]
-"""Calls, ns in all, ns at least; of a wait, ns from where its start began to where it ended."""
-Record: TypeAlias = tuple[Times, Sequence[Times], Sequence[Any]]
-"""Of a program: whole runs, its instructions, and the records of the programs that these run."""
 
 NEVER: Final[Times] = (0, 0, 0, 0)
 
@@ -85,7 +82,12 @@ class Row:
     flight : float
         For a wait: seconds from the start of the collective to the end of the wait.
     last : mapping from int to int
-        For a wait: per rank, how often it was the last one to arrive.
+        For a wait: per rank, how often it was the last one to arrive. It is summed over all
+        collectives of this op and call site in the block, including first runs, because the
+        runtime counts per call site. Several rows of one line have the same counts.
+    variables : tuple of str
+        For a start or wait: the names of the variables that an instruction updates from the
+        result, such as a parameter for its gradient.
     """
 
     number: str
@@ -119,7 +121,9 @@ class Row:
     flight: float = 0.0
     """Of a wait: seconds from where the collective was started to where it was waited for."""
     last: Mapping[int, int] = field(default_factory=dict)
-    """Of a wait: by rank, how often it was the last to come."""
+    """Per rank, how often it was the last one to arrive at any collective of this op and line."""
+    variables: tuple[str, ...] = ()
+    """For a start or wait: the variables that are updated from the result."""
 
     @property
     def types(self) -> str:
@@ -171,6 +175,11 @@ class Report:
         The device.
     memory : mapping from str to int
         Bytes, as `Executable.memory()` returns them.
+    first_run_seconds : float
+        The time of the first run in `ngd profile`, which times it separately; otherwise 0.
+    has_first_run : bool
+        False if `runs` and all times leave out the first run of the step, as in `ngd profile`. A
+        step that ran once has only this run, so its times include it.
     """
 
     rows: tuple[Row, ...]
@@ -184,6 +193,15 @@ class Report:
     device: str
     memory: Mapping[str, int]
     """As Executable.memory(): bytes."""
+    first_run_seconds: float = 0.0
+    has_first_run: bool = True
+
+    @property
+    def overlap(self) -> float:
+        """The part of the time of all collectives in which this rank did other work, 0 to 1."""
+        waits = [row for row in self.rows if row.action == "wait"]
+        flight = sum(row.flight for row in waits)
+        return 1 - sum(row.seconds for row in waits) / flight if flight else 0.0
 
     @property
     def cost(self) -> Cost:
@@ -202,6 +220,7 @@ class Report:
         """Return the report as dicts and lists, in seconds, bytes and FLOP."""
         rows = [named(row) | {"mean": row.mean, "overlap": row.overlap} for row in self.rows]
         own = named(self) | {"peaks": named(self.peaks), "cost": self.cost}
+        own |= {"overlap": self.overlap}
         made: dict[str, Any] = plain(own | {"rows": rows, "shares": self.shares()})
         return made
 
@@ -229,12 +248,16 @@ def report_of(
     site: str,
     device: str,
     memory: Mapping[str, int],
+    first: Record | None = None,
 ) -> Report:
     """Put a report together.
 
     `measure` gives the bytes a second of a copy for None, and the FLOP a second of a product of a
-    dtype.
+    dtype. `first` has the times of the first run, which are left out if there are others.
     """
+    has_first_run = first is None or record is None or record[0][0] <= first[0][0]
+    if first is not None and record is not None and not has_first_run:
+        record = subtract_record(record, first)
     whole = record[0] if record is not None else NEVER
     peaks = Peaks(0.0)
     if whole[0] and measure:
@@ -242,7 +265,12 @@ def report_of(
         known = {dtype.name: measure(dtype) for dtype in sorted(dtypes, key=str) if dtype}
         peaks = Peaks(measure(None), known)
     rows = tuple(rows_of(plan, record, whole[1], peaks, ""))
-    return Report(rows, whole[0], whole[1] / 1e9, peaks, site, device, dict(memory))
+    first_seconds = first[0][1] / 1e9 if first is not None else 0.0
+    return Report(
+        *(rows, whole[0], whole[1] / 1e9, peaks, site, device, dict(memory)),
+        first_run_seconds=first_seconds,
+        has_first_run=has_first_run,
+    )
 
 
 def steps_of(plan: Plan) -> Iterator[Step]:
@@ -264,10 +292,12 @@ def rows_of(
 ) -> Iterator[Row]:
     """The rows of a plan: each step's, then those of what it runs."""
     instructions, bodies = (record[1], iter(record[2])) if record else ((), iter(()))
+    variables = variables_of(plan)
     for number, step in enumerate(plan.steps):
         times = instructions[number] if instructions else NEVER
         name = f"{prefix}{number}"
-        yield row_of(plan, step, name, times, whole_ns, peaks)
+        row = row_of(plan, step, name, times, whole_ns, peaks)
+        yield replace(row, variables=variables.get(number, ()))
         for place, body in enumerate(step.bodies):
             yield from rows_of(body, next(bodies, None), whole_ns, peaks, f"{name}.{place}.")
 

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first run of each step, which `ngd profile` leaves out of the times.
+
+The first run fills caches, touches memory for the first time and compares the ranks. It may take a
+hundred times as long as the later runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from .. import _core
+from ..errors import BusyError
+from ..ir import Array
+
+Times: TypeAlias = tuple[int, int, int, int]
+"""Calls, ns of all calls, ns of the shortest call; for a wait, ns since its start began."""
+Record: TypeAlias = tuple[Times, Sequence[Times], Sequence[Any]]
+"""For a program: whole runs, its instructions, and the records of the programs that these run."""
+
+
+class FirstRun(_core.Hold):
+    """Holds the variables of a step for its first run, and then stores the times of that run.
+
+    Then the step gets its ordinary hold.
+    """
+
+    def __init__(self, step: Any, records: MutableMapping[Any, Record]) -> None:
+        super().__init__([], [], step.device)
+        self.step, self.hold, self.records = step, step.hold, records
+
+    def run(self, native: Any, inputs: list[Array], outputs: list[Array]) -> None:
+        """Run native.run(inputs, outputs), and store what it took."""
+        try:
+            self.hold.run(native, inputs, outputs)
+        finally:
+            if self.step.hold is self:
+                self.step.hold = self.hold
+            with suppress(BusyError):  # another thread runs the step, too
+                self.records[self.step] = native.record()
+
+
+def subtract_record(record: Record, first: Record) -> Record:
+    """Return the times of the runs after the first one."""
+    bodies = [subtract_record(*pair) for pair in zip(record[2], first[2], strict=True)]
+    instructions = [subtract_times(*pair) for pair in zip(record[1], first[1], strict=True)]
+    return subtract_times(record[0], first[0]), instructions, bodies
+
+
+def subtract_times(times: Times, first: Times) -> Times:
+    """Return the times without those of the first run."""
+    calls, ns, flight = (times[i] - first[i] for i in (0, 1, 3))
+    # The record has the shortest call of all runs. It may be a call of the first run.
+    return calls, ns, min(times[2], ns // calls) if calls else 0, flight
