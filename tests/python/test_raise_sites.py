@@ -37,6 +37,9 @@ EXEMPT: Final = {
     "passes/scheduling.py": "an internal error",
     "ray/elastic.py": "errors of an actor, to which the driver adds the call",
     "reference.py": "errors of a running step, which name the op and its line",
+    "torch/compiled/rules/indexing.py": "a use without a rule, which the translation names",
+    "torch/compiled/rules/registry.py": "a use without a rule, which the translation names",
+    "torch/compiled/translate.py": "a use without a rule, to which it adds the call and the line",
 }
 """Files with messages of another form, and the reason."""
 
