@@ -258,7 +258,7 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
     given = format_arguments(signature, args, kwargs)
     raise kind(
         f"{call}: expected arguments that fit {call}{format_signature(signature)}; got {given}: "
-        f"{error}."
+        f"{str(error).rstrip('.')}."
     ) from error
 
 

@@ -29,7 +29,7 @@ from ..dtype import (
     uint64,
 )
 from ..errors import DTypeError, OutOfRangeError, ShapeError
-from ..ir import CONSTANT, PLACEHOLDER, Array, Node, constant_node, public
+from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Array, Node, constant_node, public
 
 Axis: TypeAlias = int | Sequence[int] | None
 """One axis, several, or all."""
@@ -174,9 +174,21 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
             f"{where}: expected a node, an array or a number; got {value!r}. "
             "Pass numbers, or a NumPy array of numbers."
         )
+    if isinstance(value, (list, tuple)) and has_node(value):
+        raise TypeError(
+            f"{where}: expected a node, an array or a number; got a {type(value).__name__} of "
+            "nodes. Join them by ops.stack."
+        )
     array = view(value, where)
     as_dtype(array.dtype, where)
     return constant_node(array)
+
+
+def has_node(value: Any) -> bool:
+    """Return whether nested lists hold a node that has no value, unlike a variable."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_node, value))
+    return isinstance(value, Node) and value.op is not VARIABLE
 
 
 def scalar(value: Any, dtype: DType, where: str) -> Node:
