@@ -223,13 +223,15 @@ def with_prints(graph: Graph) -> tuple[Graph, int]:
 
 def as_precision(where: str, precision: Any) -> DType:
     """A precision that this public call is given, as a dtype."""
-    dtype = as_dtype(precision, f"{where}: precision")
-    if dtype not in (float32, *HALVES):
-        raise DTypeError(
-            f"{where}: precision: expected float32, bfloat16 or float16; got {dtype.name}. For "
-            "float64, cast the inputs and variables."
-        )
-    return dtype
+    try:
+        dtype = as_dtype(precision, where)
+    except DTypeError:
+        got, fix = repr(precision), 'Write a full name: "bfloat16".'
+    else:
+        if dtype in (float32, *HALVES):
+            return dtype
+        got, fix = dtype.name, "For float64, cast the inputs and variables."
+    raise DTypeError(f"{where}: precision: expected float32, bfloat16 or float16; got {got}. {fix}")
 
 
 def as_shard(where: str, shard: str) -> str:

@@ -56,7 +56,10 @@ def device(name: str | None, where: str) -> str:
         return choose("NGD_DEVICE", DEVICES)
     if name not in DEVICES:
         wanted = f"{', '.join(DEVICES[:-1])} or {DEVICES[-1]}"
-        raise CompileError(f"{where}: device: expected {wanted}; got {name!r}. Leave it out.")
+        fix = "Leave it out: ngd has no GPU devices."
+        if str(name).upper() in DEVICES:
+            fix = f"Write {str(name).upper()!r}."
+        raise CompileError(f"{where}: device: expected {wanted}; got {name!r}. {fix}")
     return name
 
 

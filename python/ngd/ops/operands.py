@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
@@ -268,7 +269,13 @@ def as_shape(shape: Any) -> Shape:
 
 def as_axis(where: str, axis: Any, ndim: int, of: Any) -> int:
     """Make an axis non-negative; `of` is what it is an axis of, for the message."""
-    index = int(axis)
+    try:
+        index = operator.index(axis)
+    except TypeError:
+        raise TypeError(
+            f"{where}: axis: expected a whole number; got {axis!r}. Give the number of the axis: 0 "
+            "is the first, -1 the last."
+        ) from None
     if not -ndim <= index < ndim:
         raise ShapeError(f"{where}: expected an axis in [{-ndim}, {ndim}) of {of}; got {axis}")
     return index % ndim
@@ -287,7 +294,7 @@ def normalize_axes(where: str, axis: Axis, x: Type) -> Shape:
     """Make the axes non-negative and sorted; None is all of them."""
     if axis is None:
         return tuple(range(len(x.shape)))
-    given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    given = tuple(axis) if isinstance(axis, Iterable) and not isinstance(axis, str) else (axis,)
     axes = sorted(as_axis(where, a, len(x.shape), x) for a in given)
     if len(set(axes)) != len(axes):
         raise ShapeError(f"{where}: expected axes that differ; got {axis} of {x}. Give each once.")
