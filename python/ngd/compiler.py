@@ -168,6 +168,8 @@ def compile(
         The graph was built in nn.training and has random numbers or statistics without updates.
     EqualModelsWarning
         The step trains two models of one structure and name that begin with the same values.
+    PrecisionWarning
+        The CPU has no kernels for matmuls in `precision`, so they stay float32.
     PromotionWarning
         A float32 operand became float64 by promotion. The message has the line of the first one.
 

@@ -125,6 +125,10 @@ class EqualModelsWarning(UserWarning):
     """Two models of a training step that begin with the same random values."""
 
 
+class PrecisionWarning(UserWarning):
+    """A step with a 16-bit precision that the CPU has no kernels for. It stays float32."""
+
+
 class PromotionWarning(UserWarning):
     """A step that computes in float64 because another operand met float32."""
 

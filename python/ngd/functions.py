@@ -639,7 +639,7 @@ def function(
     -----
     RetraceWarning
         The function was traced for the eighth time, or is made and traced again and again.
-    UpdatesWarning, EqualModelsWarning, PromotionWarning
+    UpdatesWarning, EqualModelsWarning, PrecisionWarning, PromotionWarning
         As from ngd.compile.
 
     Examples

@@ -180,6 +180,15 @@ loss = ops.mean((first(x) + second(x)) ** 2)
 updates = optim.SGD(0.1).minimize(loss, [first.parameters(), second.parameters()])
 step = ngd.compile([x], [loss], updates)
 """,
+    "PrecisionWarning": """
+import os
+
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+import ngd
+
+x, w = ngd.placeholder("x", (4, 8)), ngd.placeholder("w", (8, 8))
+step = ngd.compile([x, w], [x @ w], precision="bfloat16")
+""",
     "PromotionWarning": """
 import numpy as np
 import ngd
