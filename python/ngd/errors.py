@@ -137,6 +137,10 @@ class RetraceWarning(UserWarning):
     """A function that is traced again and again. The message names the argument that changes."""
 
 
+class EnvironmentVariableWarning(UserWarning):
+    """An NGD_ variable that ngd does not have. The message gives the similar one that it has."""
+
+
 class UnevenBatchWarning(UserWarning):
     """The ranks or batches of a data.Loader have different sizes, and the weight was not read."""
 

@@ -170,6 +170,13 @@ with nn.training(nn.Random(seed=1)) as state:
 updates = optim.SGD(0.1).minimize(loss, model.parameters())
 step = ngd.compile([x], [loss], updates)
 """,
+    "EnvironmentVariableWarning": """
+import os
+import ngd
+
+os.environ["NGD_TREADS"] = "2"
+ngd.init()
+""",
     "EqualModelsWarning": """
 import ngd
 from ngd import nn, ops, optim
