@@ -54,6 +54,7 @@ from .narrowing import full_precision
 from .profiling import Peaks, Recording, Report, Row, profile, timeline
 from .state import LiveState
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, vjp
+from .unknown_names import attribute_errors as _attribute_errors
 from .variables import Variable, constant, placeholder, variable
 from .vectorization import vmap
 from .world import is_initialized, raise_together, rank, world_size
@@ -150,12 +151,14 @@ __all__ = [
     "world_size",
 ]
 
+_unknown_name = _attribute_errors(__name__, __all__, "api/ngd")
+
 
 def __getattr__(name: str) -> Any:
     """The training library's parts are imported when they are first used."""
     if name in ("checkpoint", "data", "nn", "optim", "train"):
         return _import(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _unknown_name(name)
 
 
 _name_calls("ngd", globals(), __all__)

@@ -57,8 +57,9 @@ def convert(value: Any, wanted: Type, where: str) -> Array:
     except ValueError as error:
         got = "lists of different lengths" if isinstance(value, (list, tuple)) else error
         raise ShapeError(f"{where}: expected {wanted}; got {got}") from None
-    if array.dtype == object:
+    if array.dtype.kind in "OSU":
         got = "Python's objects" if isinstance(value, np.ndarray) else type(value).__name__
+        got = "text" if array.dtype.kind in "SU" else got
         raise TypeError(
             f"{where}: expected an array {wanted}; got {got}. Give an array or numbers."
         )

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from .calls import GRADIENT_CALL
 from .dtype import Shape, float32, is_float
 from .errors import Error, GradientError
 from .ir import Node, Op, constant_node, topological
@@ -26,7 +27,8 @@ UNUSED: Final = ("error", "zero")
 
 
 def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
-    """Differentiate a node. See ngd.grad in transforms.py."""
+    """Differentiate a node. See ngd.grad in differentiation.py."""
+    call, root = GRADIENT_CALL.get()
     targets, structure = flatten(wrt)
     if not isinstance(loss, Node):
         raise TypeError(f"grad: loss: expected a node or a function; got {loss!r}")
@@ -37,7 +39,7 @@ def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
         raise ValueError(f'grad: expected unused "error" or "zero"; got {unused!r}')
     if loss.shape or not is_float(loss.dtype):
         raise GradientError(
-            f"grad: expected a floating scalar to differentiate; got {loss.type} "
+            f"{call}: expected a floating scalar to differentiate; got {loss.type} "
             f"(made at {loss.site}). Reduce it first, by ngd.ops.mean or ngd.ops.sum."
         )
     for target in targets:
@@ -49,12 +51,13 @@ def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
     with at_site(loss.site):
         seed = constant_node(np.ones((), loss.dtype))
     adjoints = walk_back({loss: seed}, targets)
-    results = []
+    results: list[Node] = []
     for target in targets:
         adjoint = adjoints.get(target)
         if adjoint is None:
             if unused == "error":
-                raise GradientError(without_gradient(loss, target, adjoints))
+                path = structure.paths(root)[len(results)] if root else ""
+                raise GradientError(without_gradient(loss, target, adjoints, path))
             adjoint = zeros(target.shape, target.dtype)
         results.append(adjoint)
     return structure.rebuild(results)
@@ -65,14 +68,20 @@ def _name(node: Node) -> str:
     return f"{node.op.name}{f' {name!r}' if name else ''} {node.type} (made at {node.site})"
 
 
-def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> str:
-    """Return the message for a target that gets no gradient: the op that ends the path, if any."""
+def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], path: str) -> str:
+    """Return the message for a target that gets no gradient: the op that ends the path, if any.
+
+    `path` is where the argument of GRADIENT_CALL has the target; empty for ngd.grad.
+    """
+    call, argument = GRADIENT_CALL.get()
     end = end_of_path(loss, target, adjoints)
     through = "" if end is None else f" through differentiable ops: the path ends at {_name(end)}"
+    fix = 'Leave it out, or call ngd.grad(..., unused="zero"), which returns zeros for it.'
+    if path:
+        fix = f"Use it in the loss, or leave it out of {argument}."
     return (
-        f"grad: expected a loss that depends on {_name(target)}; got one (made at {loss.site}) "
-        f"that does not{through}. Leave it out, or call "
-        'ngd.grad(..., unused="zero"), which returns zeros for it.'
+        f"{call}: expected a loss that depends on {path and f'{path}, '}{_name(target)}; got one "
+        f"(made at {loss.site}) that does not{through}. {fix}"
     )
 
 

@@ -7,6 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -93,6 +94,11 @@ SYNONYMS: Final = {
 }
 """Other libraries' names of parameters, and what ngd may call them."""
 
+ELSEWHERE: Final = {
+    ("ngd.function", "memory_limit"): "Use ngd.compile(..., memory_limit=) or ngd.remat",
+}
+"""For a call and a keyword that it does not take, the call that does."""
+
 SEE_ALSO: Final = {"ops.gather": " Use ops.take(x, indices, axis) to take elements by index."}
 """For a call, what users of other libraries may have meant."""
 
@@ -115,6 +121,10 @@ CHOICES: Final = {
 """For a collective, the values of its required keyword."""
 
 
+GRADIENT_CALL: Final = ContextVar("gradient_call", default=("grad", ""))
+"""The public call that errors of ngd.grad name, and its argument with the variables."""
+
+
 def expect_fit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> None:
     """Raise a TypeError that names the public call if arguments do not fit its signature."""
     try:
@@ -134,6 +144,7 @@ def misfit(call: str, signature: inspect.Signature, args: Any, kwargs: Any) -> s
         if name not in named and not takes_any:
             found = nearest(name, named)
             fix = f"`{name}` is called `{found}`" if found else f"Remove `{name}`"
+            fix = ELSEWHERE.get((call, name), fix)
             return f"got an unexpected keyword argument '{name}'. {fix}."
     positional = [p for p in parameters if p.kind in POSITIONAL]
     if len(args) > len(positional) and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
@@ -258,7 +269,7 @@ def name_call(call: str, signature: inspect.Signature, args: Any, kwargs: Any, e
     given = format_arguments(signature, args, kwargs)
     raise kind(
         f"{call}: expected arguments that fit {call}{format_signature(signature)}; got {given}: "
-        f"{error}."
+        f"{str(error).rstrip('.')}."
     ) from error
 
 

@@ -24,7 +24,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -50,6 +50,7 @@ from . import (
     uint64,
 )
 from .calls import name_calls
+from .unknown_names import attribute_errors
 
 INDEX: Final = "checkpoint.json"
 TENSORS: Final = "checkpoint-{}.safetensors"
@@ -509,3 +510,6 @@ def replace(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 __all__ = ["exists", "load", "read_safetensors", "save"]
 
 name_calls("checkpoint", globals(), __all__)
+
+if not TYPE_CHECKING:  # type checkers report the name themselves
+    __getattr__ = attribute_errors(__name__, __all__, "api/checkpoint")

@@ -168,6 +168,8 @@ def compile(
         The graph was built in nn.training and has random numbers or statistics without updates.
     EqualModelsWarning
         The step trains two models of one structure and name that begin with the same values.
+    PrecisionWarning
+        The CPU has no kernels for matmuls in `precision`, so they stay float32.
     PromotionWarning
         A float32 operand became float64 by promotion. The message has the line of the first one.
 
@@ -223,13 +225,15 @@ def with_prints(graph: Graph) -> tuple[Graph, int]:
 
 def as_precision(where: str, precision: Any) -> DType:
     """A precision that this public call is given, as a dtype."""
-    dtype = as_dtype(precision, f"{where}: precision")
-    if dtype not in (float32, *HALVES):
-        raise DTypeError(
-            f"{where}: precision: expected float32, bfloat16 or float16; got {dtype.name}. For "
-            "float64, cast the inputs and variables."
-        )
-    return dtype
+    try:
+        dtype = as_dtype(precision, where)
+    except DTypeError:
+        got, fix = repr(precision), 'Write a full name: "bfloat16".'
+    else:
+        if dtype in (float32, *HALVES):
+            return dtype
+        got, fix = dtype.name, "For float64, cast the inputs and variables."
+    raise DTypeError(f"{where}: precision: expected float32, bfloat16 or float16; got {got}. {fix}")
 
 
 def as_shard(where: str, shard: str) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Final
 
-from .errors import CompileError, InitError
+from .errors import CompileError, EnvironmentVariableWarning, InitError
+from .sites import warn
 
 LOOPBACK = "127.0.0.1"
 LOGS: Final = ("text", "json")
@@ -24,9 +26,46 @@ COMMUNICATORS_OF_MODE: Final = {
 }
 """The values of NGD_COMM that each build mode has."""
 MPIS: Final = ("openmpi", "mpich")
+SIMILARITY: Final = 0.7
+"""The least difflib ratio of a misspelt name to a variable, without NGD_: NUM_THREADS has 0.78."""
 SWITCH: Final = ("0", "1")
 DEVICES: list[str] = []
 """The names of the devices, the default first; ngd/devices fills it."""
+
+
+VARIABLES: Final = (
+    "NGD_ALLREDUCE",
+    "NGD_CHECK",
+    "NGD_CHECK_FINITE",
+    "NGD_COMM",
+    "NGD_DEVICE",
+    "NGD_EXPECT_SIZE",
+    "NGD_HOST",
+    "NGD_LOG",
+    "NGD_METRICS",
+    "NGD_MPI",
+    "NGD_NUMA_NODE",
+    "NGD_PROGRESS",
+    "NGD_SIMD",
+    "NGD_THREADS",
+    "NGD_TIMEOUT",
+)
+"""The variables that users set."""
+SET_BY_NGD: Final = (
+    "NGD_ELASTIC_DIR",
+    "NGD_ELASTIC_HOSTS",
+    "NGD_JOB",
+    "NGD_LAUNCHER",
+    "NGD_MEMBER",
+    "NGD_RAY_CLUSTER",
+    "NGD_RAY_HOSTS",
+    "NGD_RAY_NAMESPACE",
+    "NGD_RAY_WORLD",
+    "NGD_RESTART_COUNT",
+    "NGD_SURROUNDINGS",
+    "NGD_WORLD",
+)
+"""The variables that the launcher, ngd.ray or `ngd.init()` sets."""
 
 
 def choose(name: str, values: Sequence[str]) -> str:
@@ -56,7 +95,10 @@ def device(name: str | None, where: str) -> str:
         return choose("NGD_DEVICE", DEVICES)
     if name not in DEVICES:
         wanted = f"{', '.join(DEVICES[:-1])} or {DEVICES[-1]}"
-        raise CompileError(f"{where}: device: expected {wanted}; got {name!r}. Leave it out.")
+        fix = "Leave it out: ngd has no GPU devices."
+        if str(name).upper() in DEVICES:
+            fix = f"Write {str(name).upper()!r}."
+        raise CompileError(f"{where}: device: expected {wanted}; got {name!r}. {fix}")
     return name
 
 
@@ -127,6 +169,30 @@ CHECKS: Final[tuple[Callable[[], object], ...]] = (
 
 
 def check_variables() -> None:
-    """Raise InitError if a variable has a value that docs/environment.md does not allow."""
+    """Raise InitError if a variable has a value that docs/environment.md does not allow.
+
+    Warn of names that are probably misspelt.
+    """
     for check_variable in CHECKS:
         check_variable()
+    for name, meant in misspelt_names().items():
+        warn(
+            f"ngd.init: expected a variable of ngd; got {name}={os.environ[name]}, which has no "
+            f"effect. Did you mean {meant}?",
+            EnvironmentVariableWarning,
+        )
+
+
+def misspelt_names() -> dict[str, str]:
+    """Return the NGD_ variables that ngd does not have, each with the similar name that it has.
+
+    A name that is similar to none belongs to another program, such as a test.
+    """
+    known = {name.removeprefix("NGD_"): name for name in (*VARIABLES, *SET_BY_NGD)}
+    found: dict[str, str] = {}
+    for name in sorted(os.environ):
+        short = name.removeprefix("NGD_")
+        close = get_close_matches(short, known, 1, SIMILARITY)
+        if name != short and short not in known and close:
+            found[name] = known[close[0]]
+    return found

@@ -88,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
     except InitError as error:
         fix = "start the ranks with mpirun, srun, torchrun or ngd run, or set what is missing"
         findings.append(Finding("launcher", "trouble", str(error), fix))
-    readable = not any(f.topic in ("switches", "launcher") and f.level != "ok" for f in findings)
+    readable = not any(
+        f.topic in ("switches", "launcher") and f.level == "trouble" for f in findings
+    )
     if readable and me is not None and me.launcher != "alone":
         findings += _job(me)
     elif readable:
@@ -196,6 +198,9 @@ def _switches() -> Iterator[Finding]:
     names = sorted(name for name in os.environ if name.startswith("NGD_") and name != "NGD_JOB")
     text = ", ".join(f"{name}={os.environ[name]}" for name in names) or "no NGD_ variable is set"
     yield Finding("switches", "ok", text)
+    for name, meant in config.misspelt_names().items():
+        text = f"{name} has no effect"
+        yield Finding("switches", "warning", text, f"did you mean {meant}?")
     mode, problems = build_info()["mode"], []
     for check in (*config.CHECKS, lambda: config.communicator(mode), thread_count):
         try:

@@ -125,12 +125,20 @@ class EqualModelsWarning(UserWarning):
     """Two models of a training step that begin with the same random values."""
 
 
+class PrecisionWarning(UserWarning):
+    """A step with a 16-bit precision that the CPU has no kernels for. It stays float32."""
+
+
 class PromotionWarning(UserWarning):
     """A step that computes in float64 because another operand met float32."""
 
 
 class RetraceWarning(UserWarning):
     """A function that is traced again and again. The message names the argument that changes."""
+
+
+class EnvironmentVariableWarning(UserWarning):
+    """An NGD_ variable that ngd does not have. The message gives the similar one that it has."""
 
 
 class UnevenBatchWarning(UserWarning):

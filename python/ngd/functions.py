@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import threading
 import warnings
 from array import array as buffer
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from enum import Enum
@@ -24,13 +25,14 @@ from typing import Any, ClassVar, Final, TypeAlias, overload
 import numpy as np
 
 from . import distributed
+from .arguments import is_python
 from .arrays import view
 from .calls import expect_fit
 from .collectives import Group
 from .compiler import as_precision, as_shard, compile, sorted_updates, together
 from .devices.executable import Executable
 from .dtype import Type, as_dtype, float32, float64
-from .errors import CompileError, RetraceWarning
+from .errors import CompileError, Error, RetraceWarning
 from .ir import PLACEHOLDER, Graph, Node
 from .narrowing import WIDE
 from .ops.operands import as_node
@@ -398,6 +400,9 @@ class Function:
             context = Context()
             context.run(TRACING.set, True)
             returned = context.run(self.__wrapped__, *bound.args, **bound.kwargs)
+        except (AttributeError, TypeError) as error:
+            self._name_lists(form, leaves, key, error)
+            raise
         finally:
             del _tracing.groups[outer:]
         if not self.updates:
@@ -408,6 +413,20 @@ class Function:
                 f"got {returned!r}. Return a pair."
             )
         return inputs, as_result(self.name, returned[0]), returned[1]
+
+    def _name_lists(self, form: Form, leaves: Sequence[Any], key: Key, error: Exception) -> None:
+        """Raise a TypeError if the function took a list of Python numbers for an array."""
+        if isinstance(error, Error) or not is_about_list(error):
+            return
+        pairs = zip(leaves, key[1:], strict=True)
+        given = form.rebuild(float(x) if spec is FLOAT else x for x, spec in pairs)
+        for name, value in zip(self._signature.parameters, given, strict=True):
+            for path, numbers in lists_of_numbers(name, value):
+                raise TypeError(
+                    f"{self.name}: {path}: expected an array; got a {type(numbers).__name__} of "
+                    "numbers, which is a structure of separate arguments. Give "
+                    f"np.array({path})."
+                ) from error
 
     def _graph(self, inputs: Sequence[Node | None], returned: Any, updates: Any) -> Graph:
         """What is compiled. It reads the function's own arguments alone."""
@@ -477,6 +496,23 @@ def building(tree: Any) -> bool:
     """Whether what is called now with these arguments adds to a graph."""
     nodes = (leaf for leaf in leaves_of(tree) if isinstance(leaf, Node))
     return bool(_tracing.groups) or not all(isinstance(node, Variable) for node in nodes)
+
+
+def is_about_list(error: Exception) -> bool:
+    """Return whether Python, or an op, refused a list or a tuple."""
+    if isinstance(error, AttributeError):
+        return isinstance(error.obj, (list, tuple))
+    return re.search(r"\b(list|tuple|sequence)\b", str(error)) is not None
+
+
+def lists_of_numbers(path: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the outermost lists and tuples of Python numbers in a structure, with their paths."""
+    if isinstance(tree, (list, tuple)) and is_python(tree):
+        yield path, tree
+        return
+    structure = flatten(tree)[1]
+    for key, part in split(tree)[1].items():
+        yield from lists_of_numbers(path + structure.step(key), part)
 
 
 def gone(world: Group | None) -> bool:
@@ -603,7 +639,7 @@ def function(
     -----
     RetraceWarning
         The function was traced for the eighth time, or is made and traced again and again.
-    UpdatesWarning, EqualModelsWarning, PromotionWarning
+    UpdatesWarning, EqualModelsWarning, PrecisionWarning, PromotionWarning
         As from ngd.compile.
 
     Examples

@@ -29,7 +29,7 @@ def call_host(
     types: Any,
     *nodes: Any,
     gradient: Callable[..., Any] | None = None,
-) -> Any:
+) -> Any:  # long because each argument is described
     """Call a Python function on NumPy arrays inside a step.
 
     Use it for an operation that ngd does not have. It is slow: Python runs in every step, and the

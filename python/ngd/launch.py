@@ -339,6 +339,10 @@ def member_environment(member: int, folder: str, environ: Mapping[str, str]) -> 
     return {**kept, "NGD_MEMBER": str(member), "NGD_ELASTIC_DIR": folder}
 
 
+PASSED: Final = tuple(name for name in config.VARIABLES if name != "NGD_HOST")
+"""The variables that mpirun passes to other hosts; NGD_HOST differs between hosts."""
+
+
 def mpirun_command(hosts: str, command: Sequence[str]) -> list[str]:
     """The command that starts the ranks of "a:2,b:2" with Open MPI; ValueError if it is no such."""
     places = []
@@ -349,7 +353,9 @@ def mpirun_command(hosts: str, command: Sequence[str]) -> list[str]:
         places.append((name, int(slots or 1)))
     ranks = sum(slots for _, slots in places)
     listed = ",".join(f"{name}:{slots}" for name, slots in places)
-    return ["mpirun", "-np", str(ranks), "--host", listed, "--bind-to", "none", *command]
+    passed = [f"{name}={os.environ[name]}" for name in PASSED if name in os.environ]
+    options = ["--bind-to", "none", *(word for each in passed for word in ("-x", each))]
+    return ["mpirun", "-np", str(ranks), "--host", listed, *options, *command]
 
 
 class _Stream:

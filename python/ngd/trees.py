@@ -13,9 +13,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .calls import name_calls
+from .unknown_names import attribute_errors
 
 
 @dataclass(frozen=True)
@@ -264,3 +265,6 @@ def map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 __all__ = ["Structure", "flatten", "leaves_of", "map"]
 
 name_calls("trees", globals(), __all__)
+
+if not TYPE_CHECKING:  # type checkers report the name themselves
+    __getattr__ = attribute_errors(__name__, __all__, "api/trees")

@@ -75,7 +75,7 @@ def blocks(page: str) -> list[str]:
     return list(found)
 
 
-@pytest.mark.filterwarnings("ignore:compile. precision.*stays float32:UserWarning")  # by CPU
+@pytest.mark.filterwarnings("ignore::ngd.errors.PrecisionWarning")  # by CPU
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All blocks of a page in turn, in one namespace, but for scripts."""

@@ -17,7 +17,7 @@ import numpy.testing as npt
 import pytest
 
 import ngd
-from ngd import ops
+from ngd import nn, ops
 from ngd.dtype import bfloat16
 from ngd.errors import CompileError, DTypeError, RetraceWarning
 from ngd.ir import Node
@@ -520,3 +520,47 @@ def test_threads_trace_once() -> None:
         thread.join(30)
         assert not thread.is_alive()
     assert len(runs) == f.num_traces == 1
+
+
+LINEAR = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("python", "argument", "path", "kind"),
+    [
+        (lambda x: LINEAR(x), [[1.0, 2.0]], "x", "list"),
+        (lambda x: LINEAR(x), [[1, 2]], "x", "list"),
+        (lambda x: ops.relu(x), [[1.0, 2.0]], "x", "list"),
+        (lambda x: ops.sum(x), (1.0, 2.0), "x", "tuple"),
+        (lambda x: x + 1, [1.0, 2.0], "x", "list"),
+        (lambda x: -x, [1.0, 2.0], "x", "list"),
+        (lambda x: x[:, 0], [[1.0, 2.0]], "x", "list"),
+        (lambda x: ops.sum(x["a"]), {"a": [1.0, 2.0]}, "x['a']", "list"),
+    ],
+)
+def test_a_list_of_numbers_in_place_of_an_array_is_named(
+    python: Any, argument: Any, path: str, kind: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        ngd.function(python)(argument)
+    assert str(caught.value) == (
+        f"{python.__qualname__}: {path}: expected an array; got a {kind} of numbers, which is a "
+        f"structure of separate arguments. Give np.array({path})."
+    )
+
+
+def test_a_list_of_nodes_in_place_of_an_array_is_named() -> None:
+    x = ngd.placeholder("x", (2,))
+    with pytest.raises(TypeError, match=r"^relu: expected a node, .*; got a list of nodes\. Join"):
+        ops.relu([x, x])
+    with pytest.raises(TypeError, match=r"^relu: expected a node, .*; got a list of nodes\. Join"):
+        ngd.function(lambda pair: ops.relu(pair))([ones(2), ones(2)])
+
+
+def test_an_error_that_no_list_caused_is_unchanged() -> None:
+    with pytest.raises(AttributeError, match="missing"):
+        ngd.function(lambda x, sizes: x.missing)(ones(2), [1, 2])
+    with pytest.raises(TypeError, match="unsupported operand"):
+        ngd.function(lambda x, sizes: None + 1)(ones(2), [1, 2])
+    assert ngd.function(lambda sizes: ops.sum(ops.ones(sizes)))([2, 3]) == 6
+    assert ngd.function(lambda parts: ops.stack(parts))([1.0, 2.0]).tolist() == [1, 2]

@@ -18,7 +18,7 @@ from layers import block, multiplies, needs_bfloat16
 
 import ngd
 from ngd import nn, ops, optim
-from ngd.errors import CompileError, DTypeError
+from ngd.errors import CompileError, DTypeError, PrecisionWarning
 
 DEVICES = (pytest.param("CPU", marks=needs_bfloat16), "INTERPRETER")
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -370,8 +370,11 @@ def test_what_the_cpu_cannot_multiply_stays_float32_and_says_so() -> None:
     if multiplies("float16"):
         pytest.skip("this CPU's kernels multiply float16")
     x, w = ngd.placeholder("x", (4, 8), "float32"), ngd.variable("w", normal(8, 8))
-    with pytest.warns(UserWarning, match=r"precision: the device multiplies no f16 as"):
-        step = ngd.compile([x], [x @ w], device="CPU", precision="float16")
+    y = x @ w
+    found = rf"^compile: precision: expected a float16 kernel .*; got .* matmul .*{y.site}"
+    with pytest.warns(PrecisionWarning, match=found) as caught:
+        step = ngd.compile([x], [y], device="CPU", precision="float16")
+    assert caught[0].filename == __file__
     (found,) = step(batch := normal(4, 8))
     npt.assert_allclose(found, batch @ w.numpy(), rtol=1e-5, atol=1e-5)
 

@@ -14,7 +14,7 @@ import pytest
 
 import ngd
 from ngd import config
-from ngd.errors import InitError
+from ngd.errors import EnvironmentVariableWarning, InitError
 
 INVALID = [
     ("NGD_COMM", "pigeon", "expected one of auto, self, shm, mpi"),
@@ -135,3 +135,42 @@ def test_a_rank_does_not_start_to_work() -> None:
     )
     assert "joined" not in done.stdout
     assert "InitError: NGD_ALLREDUCE: expected one of auto, flat, ring; got 'star'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("NGD_TREADS", "NGD_THREADS"),
+        ("NGD_NUM_THREADS", "NGD_THREADS"),
+        ("NGD_TIME_OUT", "NGD_TIMEOUT"),
+        ("NGD_CHECK_FINITE_", "NGD_CHECK_FINITE"),
+    ],
+)
+def test_init_warns_of_a_misspelt_variable(
+    name: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "2")
+    ngd.shutdown()
+    message = rf"^ngd\.init: expected .*; got {name}=2, which has no effect\. .* {meant}\?$"
+    with pytest.warns(EnvironmentVariableWarning, match=message) as caught:
+        ngd.init()
+    assert [warning.filename for warning in caught] == [__file__]
+    ngd.shutdown()
+
+
+def test_variables_of_other_programs_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NGD_MNIST", "NGD_KILLS", "NGD_INJECT_FIRST", "NGD_TEST_INTERRUPTS", "NGD_XYZ"):
+        monkeypatch.setenv(name, "1")
+    assert config.misspelt_names() == {}
+
+
+def test_the_names_are_those_of_the_page_and_the_package() -> None:
+    root = Path(__file__).parents[2]
+    rows = re.findall(r"^\| (`NGD_.*?) \|", (root / "docs" / "environment.md").read_text(), re.M)
+    listed = set(re.findall(r"NGD_\w+", " ".join(rows)))
+    names = {*config.VARIABLES, *config.SET_BY_NGD}
+    assert listed == {name for name in names if not name.startswith("NGD_RAY_")}
+    sources = "".join(path.read_text() for path in (root / "python" / "ngd").rglob("*.py"))
+    read = set(re.findall(r"\bNGD_[A-Z_]+\b", sources))
+    # The names of options of the build are in messages.
+    assert read - names <= {"NGD_DISTRIBUTED_ENABLE", "NGD_MPI_INCLUDE", "NGD_ONEDNN"}

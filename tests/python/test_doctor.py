@@ -123,6 +123,14 @@ def test_trouble_in_the_environment(environ: dict[str, str], topic: str, words: 
     assert trouble["fix"]
 
 
+def test_a_misspelt_variable_is_a_warning() -> None:
+    code, findings = examine("--no-self-test", NGD_TREADS="2")
+    assert code == 0
+    warning = only(findings, "switches", "warning")
+    assert warning["text"] == "NGD_TREADS has no effect"
+    assert warning["fix"] == "did you mean NGD_THREADS?"
+
+
 @needs_ranks
 def test_trouble_of_the_self_test() -> None:
     code, findings = examine(NGD_TIMEOUT="0.0001")

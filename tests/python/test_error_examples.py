@@ -170,6 +170,13 @@ with nn.training(nn.Random(seed=1)) as state:
 updates = optim.SGD(0.1).minimize(loss, model.parameters())
 step = ngd.compile([x], [loss], updates)
 """,
+    "EnvironmentVariableWarning": """
+import os
+import ngd
+
+os.environ["NGD_TREADS"] = "2"
+ngd.init()
+""",
     "EqualModelsWarning": """
 import ngd
 from ngd import nn, ops, optim
@@ -179,6 +186,15 @@ x = ngd.placeholder("x", (8, 4))
 loss = ops.mean((first(x) + second(x)) ** 2)
 updates = optim.SGD(0.1).minimize(loss, [first.parameters(), second.parameters()])
 step = ngd.compile([x], [loss], updates)
+""",
+    "PrecisionWarning": """
+import os
+
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+import ngd
+
+x, w = ngd.placeholder("x", (4, 8)), ngd.placeholder("w", (8, 8))
+step = ngd.compile([x, w], [x @ w], precision="bfloat16")
 """,
     "PromotionWarning": """
 import numpy as np

@@ -26,7 +26,7 @@ LONG_FOR_A_REASON = "long because"
 
 # Each row may import the rows above it, and within itself.
 LAYERS = (
-    {"errors", "kinds", "links", "local"},
+    {"errors", "kinds", "links", "local", "unknown_names"},
     {"dtype", "config", "environment", "binding", "members", "sites"},
     {"logs"},
     {"array_methods", "calls", "cost", "listing", "narrowing", "notes", "trees", "variable_names"},
@@ -84,7 +84,7 @@ KNOW_NO_OP = {"autodiff", "compiler", "devices", "passes", "reference"}
 USERS_OF_THE_PUBLIC_API = {"checkpoint", "data", "nn", "optim", "train"}
 """They import public names only, and one another, and MESSAGES."""
 
-MESSAGES = {"calls", "sites", "variable_names"}
+MESSAGES = {"calls", "sites", "unknown_names", "variable_names"}
 """Modules that help to write error messages and warnings, and that name variables."""
 
 COMPUTING = {op.name for op in REGISTRY.values() if not isinstance(op, Leaf)}

@@ -430,6 +430,21 @@ def test_hosts_are_explained() -> None:
     assert ("NGD_DISTRIBUTED_ENABLE=OMPI" in done.stderr) == (mode != "OMPI")
 
 
+def test_hosts_get_the_variables_that_are_set() -> None:
+    variables = {"NGD_TIMEOUT": "8", "NGD_JOB": "j", "NGD_HOST": "a", "NGD_METRICS": "localhost:9"}
+    done = subprocess.run(
+        launcher("--hosts", "a:2,b:2", "train.py"),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        env={"PATH": os.environ["PATH"], **variables},
+    )
+    words = shlex.split(done.stdout)
+    assert words[5:7] == ["--bind-to", "none"]
+    assert words[7:11] == ["-x", "NGD_METRICS=localhost:9", "-x", "NGD_TIMEOUT=8"]
+    assert not {"NGD_JOB=j", "NGD_HOST=a"} & set(words)
+
+
 def test_hosts_may_be_a_file_as_that_of_pbs(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("n1\nn1\nn2\nn1\n")
     command = launcher("-n", "4", "--hosts", str(tmp_path / "nodes"), "train.py")

@@ -44,7 +44,7 @@ def test_lists_of_numbers_are_arrays(device: str) -> None:
         ([[1, 2], [3, 4]], [1.0, 2], r"expected a value of uint8"),
         ([[1, 2], [3, 4]], [1, -1], r"expected a value of uint8"),
         ([[1, 2], [3]], [1, 2], r"expected float32\[2, 2\]; got lists of different"),
-        ([["a", "b"], [3, 4]], [1, 2], r"expected dtype float32"),
+        ([["a", "b"], [3, 4]], [1, 2], r"expected an array float32.*got text"),
     ],
 )
 def test_what_would_be_lost_is_refused(x: Any, n: Any, says: str) -> None:
@@ -128,7 +128,7 @@ def test_numpys_functions_are_ops(function: Callable[[Any], Any], device: str) -
     ("function", "says"),
     [
         (lambda x: np.unwrap(x), r"numpy\.unwrap: .* has no op: use the functions of ngd\.ops"),
-        (lambda x: np.linalg.inv(x), r"numpy\.linalg\.inv: .* has no op: .*docs/limitations\.md"),
+        (lambda x: np.linalg.inv(x), r"numpy\.linalg\.inv: .* has no op: .*/limitations/"),
         (lambda x: np.nonzero(x), r"numpy\.nonzero: .* has no op: .*ngd\.ops\.where\(mask, x, y\)"),
         (lambda x: np.linalg.norm(x, 1), r"numpy\.linalg\.norm: expected ord=None, or a number"),
         (lambda x: np.linalg.norm(x, "fro"), r"numpy\.linalg\.norm: expected ord=None.*'fro'"),

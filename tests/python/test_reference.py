@@ -302,7 +302,7 @@ def names_for_examples(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 @pytest.mark.filterwarnings("ignore::ngd.errors.UpdatesWarning")
-@pytest.mark.filterwarnings("ignore:compile. precision:UserWarning")  # this CPU has no float16
+@pytest.mark.filterwarnings("ignore::ngd.errors.PrecisionWarning")  # this CPU has no float16
 def test_the_examples_of_a_docstring_run(name: str, tmp_path: Path) -> None:
     text = EXAMPLES[name]
     parsed = doctest.DocTestParser().get_doctest(text, {}, name, None, 0)

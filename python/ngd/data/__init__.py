@@ -16,7 +16,10 @@ The generator depends on the seed, the epoch and the index of the sample. So the
 the same bit for bit with any number of ranks and workers.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from ..calls import name_calls as _name_calls
+from ..unknown_names import attribute_errors as _attribute_errors
 from .files import cifar, mnist, read_idx
 from .images import CenterCrop, Mixup, Normalize, RandomFlip, RandomResizedCrop, Resize
 from .loader import Batch, Loader
@@ -43,3 +46,6 @@ __all__ = [
 ]
 
 _name_calls("data", globals(), __all__)
+
+if not _TYPE_CHECKING:  # type checkers report the name themselves
+    __getattr__ = _attribute_errors(__name__, __all__, "api/data")

@@ -8,9 +8,12 @@ are imported only if NGD_METRICS is set. Users call `count` and `address`; the r
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .. import config
 from ..calls import name_calls
 from ..dtype import whole
+from ..unknown_names import attribute_errors
 from .counting import Tally, by_hand, tally
 
 _begun = False
@@ -110,3 +113,6 @@ def begin(size: int | None = None) -> None:
 
 
 name_calls("metrics", globals(), __all__)
+
+if not TYPE_CHECKING:  # type checkers report the name themselves
+    __getattr__ = attribute_errors(__name__, __all__, "api/metrics")

@@ -14,7 +14,10 @@ Modules take the arguments of PyTorch's modules of the same names. Each module d
 differs. MultiHeadAttention takes other arguments in its call.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from ..calls import name_calls as _name_calls
+from ..unknown_names import attribute_errors as _attribute_errors
 from . import initializers
 from .activations import (
     ELU,
@@ -203,3 +206,6 @@ __all__ = [
 ]
 
 _name_calls("nn", globals(), __all__)
+
+if not _TYPE_CHECKING:  # type checkers report the name themselves
+    __getattr__ = _attribute_errors(__name__, __all__, "api/nn")

@@ -9,10 +9,10 @@ families are named once more.
 from importlib import import_module as _import
 from pkgutil import iter_modules as _files
 from typing import TYPE_CHECKING
-from typing import Any as _Any
 
 from ..ir import PUBLIC as _PUBLIC
-from .other_names import unknown_name as _unknown_name
+from ..unknown_names import attribute_errors as _attribute_errors
+from .other_names import OTHER_NAMES as _OTHER_NAMES
 
 if TYPE_CHECKING:
     from .activation import *
@@ -69,9 +69,4 @@ globals().update(_PUBLIC)
 __all__ = sorted(_PUBLIC)
 
 if not TYPE_CHECKING:  # type checkers report the name themselves
-
-    def __getattr__(name: str) -> _Any:
-        """Raise the error of a name that does not exist, with the name to use instead."""
-        if name.startswith("_"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        raise _unknown_name(name, __all__)
+    __getattr__ = _attribute_errors(__name__, __all__, "ops", _OTHER_NAMES)

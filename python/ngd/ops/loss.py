@@ -135,7 +135,7 @@ class SoftmaxCrossEntropy(Op):
                 f"{got(logits.type, labels.type)}; if the labels are one-hot, give "
                 "ngd.ops.argmax(labels, -1)"
             )
-        chosen = as_indices(labels, self.name)
+        chosen = as_indices(labels, self.name, "labels")
         return self.node((cast(logits, float_of(logits.dtype)), chosen))
 
     def infer(self, logits: Type, labels: Type, **checked: str) -> Type:
@@ -200,7 +200,7 @@ softmax_cross_entropy_grad: Final[SoftmaxCrossEntropyGrad] = register(SoftmaxCro
 
 def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
     """Return integer labels; refuse those that have not the shape of x without the classes."""
-    chosen = as_indices(labels, where_)
+    chosen = as_indices(labels, where_, "labels")
     if not x.ndim or chosen.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
         types = got(x.type, chosen.type)
         raise ShapeError(

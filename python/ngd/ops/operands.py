@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
@@ -29,7 +30,7 @@ from ..dtype import (
     uint64,
 )
 from ..errors import DTypeError, OutOfRangeError, ShapeError
-from ..ir import CONSTANT, PLACEHOLDER, Array, Node, constant_node, public
+from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Array, Node, constant_node, public
 
 Axis: TypeAlias = int | Sequence[int] | None
 """One axis, several, or all."""
@@ -174,9 +175,21 @@ def as_node(value: Value, like: Node | None = None, where: str = "as_node") -> N
             f"{where}: expected a node, an array or a number; got {value!r}. "
             "Pass numbers, or a NumPy array of numbers."
         )
+    if isinstance(value, (list, tuple)) and has_node(value):
+        raise TypeError(
+            f"{where}: expected a node, an array or a number; got a {type(value).__name__} of "
+            "nodes. Join them by ops.stack."
+        )
     array = view(value, where)
     as_dtype(array.dtype, where)
     return constant_node(array)
+
+
+def has_node(value: Any) -> bool:
+    """Return whether nested lists hold a node that has no value, unlike a variable."""
+    if isinstance(value, (list, tuple)):
+        return any(map(has_node, value))
+    return isinstance(value, Node) and value.op is not VARIABLE
 
 
 def scalar(value: Any, dtype: DType, where: str) -> Node:
@@ -256,7 +269,13 @@ def as_shape(shape: Any) -> Shape:
 
 def as_axis(where: str, axis: Any, ndim: int, of: Any) -> int:
     """Make an axis non-negative; `of` is what it is an axis of, for the message."""
-    index = int(axis)
+    try:
+        index = operator.index(axis)
+    except TypeError:
+        raise TypeError(
+            f"{where}: axis: expected a whole number; got {axis!r}. Give the number of the axis: 0 "
+            "is the first, -1 the last."
+        ) from None
     if not -ndim <= index < ndim:
         raise ShapeError(f"{where}: expected an axis in [{-ndim}, {ndim}) of {of}; got {axis}")
     return index % ndim
@@ -275,7 +294,7 @@ def normalize_axes(where: str, axis: Axis, x: Type) -> Shape:
     """Make the axes non-negative and sorted; None is all of them."""
     if axis is None:
         return tuple(range(len(x.shape)))
-    given = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    given = tuple(axis) if isinstance(axis, Iterable) and not isinstance(axis, str) else (axis,)
     axes = sorted(as_axis(where, a, len(x.shape), x) for a in given)
     if len(set(axes)) != len(axes):
         raise ShapeError(f"{where}: expected axes that differ; got {axis} of {x}. Give each once.")

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries' names for the functions of ngd.ops, and the error of an unknown name."""
+"""Other libraries' names for the functions of ngd.ops."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Final
 
-from ..links import page_url
 from .numpy_functions import UFUNCS
 
 OTHER_NAMES: Final[dict[str, str]] = UFUNCS | {
@@ -79,14 +76,3 @@ OTHER_NAMES: Final[dict[str, str]] = UFUNCS | {
     "view": "reshape",
 }
 """For a name of another library, the function of ngd.ops that computes it."""
-
-
-def unknown_name(name: str, known: Iterable[str]) -> AttributeError:
-    """Return the error for a name that ngd.ops does not have."""
-    text = f"ngd.ops: expected a function of ngd.ops; got {name!r}, which it does not have."
-    if name in OTHER_NAMES:
-        return AttributeError(f"{text} Use ops.{OTHER_NAMES[name]}.")
-    close = get_close_matches(name, known, 1)
-    if close:
-        return AttributeError(f"{text} Did you mean ops.{close[0]}?")
-    return AttributeError(f"{text} See the list at {page_url('ops')}")

@@ -541,12 +541,12 @@ class PadSlice(Op):
 pad_slice: Final[PadSlice] = register(PadSlice())
 
 
-def as_indices(indices: Value, where: str) -> Node:
-    """Make indices or labels int32 or int64; anything but integers is an error."""
+def as_indices(indices: Value, where: str, name: str = "indices") -> Node:
+    """Make indices or labels, by their `name`, int32 or int64; they must be integers."""
     node = as_node(indices, where=where)
     if node.dtype not in INTEGERS:
         raise DTypeError(
-            f"{where}: expected integer indices; got {node.type}. Cast: x.astype('int64')."
+            f"{where}: expected integer {name}; got {node.type}. Cast: {name}.astype('int64')."
         )
     return node if node.dtype in INDICES else cast(node, int64)
 

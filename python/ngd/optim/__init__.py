@@ -12,7 +12,10 @@ An optimizer makes nodes of the graph. The learning rate is a variable, or a sch
 of updates, so one compiled step is enough for a whole training.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from ..calls import name_calls as _name_calls
+from ..unknown_names import attribute_errors as _attribute_errors
 from .adaptive import Adagrad, Adam, AdamW, RMSprop
 from .averaging import ExponentialMovingAverage
 from .clipping import clip_by_global_norm, global_norm
@@ -51,3 +54,6 @@ __all__ = [
 ]
 
 _name_calls("optim", globals(), __all__)
+
+if not _TYPE_CHECKING:  # type checkers report the name themselves
+    __getattr__ = _attribute_errors(__name__, __all__, "api/optim")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from .. import LiveState, Node, Variable, float32, float64, grad, ops, trees, variable
+from ..calls import GRADIENT_CALL
 from ..variable_names import UniqueNames
 from .clipping import clip_by_global_norm
 from .loss_scale import LossScale
@@ -262,7 +263,7 @@ class Optimizer:
         """
         count(f"{self.name}: minimize", "micro_batches", micro_batches)
         variables = self._variables("minimize", parameters)
-        gradients = self._gradients("minimize", loss, variables, weight, group)
+        gradients = self._gradients("minimize", loss, parameters, weight, group)
         reset: dict[Variable, Node] = {}
         if micro_batches > 1:
             self._expect_weights("minimize", weight)
@@ -289,33 +290,40 @@ class Optimizer:
         variables = self._variables("accumulate", parameters)
         self._expect_weights("accumulate", weight)
         sums = [self._accumulator(v) for v in variables]
-        gradients = self._gradients("accumulate", loss, variables, weight, group)
+        gradients = self._gradients("accumulate", loss, parameters, weight, group)
         return {a: a + ops.cast(g, a.dtype) for a, g in zip(sums, gradients, strict=True)}
 
     def _gradients(
-        self, where: str, loss: Node, variables: list[Any], weight: Any, group: Any
+        self, where: str, loss: Node, parameters: Any, weight: Any, group: Any
     ) -> list[Node]:
         """Differentiate the sum over ranks of weight * loss / sum of the weights, scaled.
 
         The weight is applied to the loss, not to its gradient. If the loss reaches a collective, as
         with synchronized batch normalization, the gradient has parts of the other ranks' losses.
         """
-        gradients: list[Node]
+        call = f"{self.name}: {where}"
+
+        def differentiate(loss: Node) -> list[Node]:
+            token = GRADIENT_CALL.set((call, "parameters"))
+            try:
+                return trees.leaves_of(grad(loss, parameters))
+            finally:
+                GRADIENT_CALL.reset(token)
+
         if self.loss_scale is not None:
             loss = self.loss_scale.scaled(loss)
         if weight is None:
-            gradients = grad(loss, variables)
-            return gradients
+            return differentiate(loss)
         share = ops.cast(weight, float64)
         if share.shape:
             raise ValueError(
-                f"{self.name}: {where}: expected a scalar weight; got {share!r}. Give the number "
+                f"{call}: expected a scalar weight; got {share!r}. Give the number "
                 "of samples of this rank."
             )
         total = ops.all_reduce(share, op="sum", group=group)
         part = ops.where(total == 0, 0.0, share / total)
-        gradients = grad(loss * ops.stop_gradient(ops.cast(part, loss.dtype)), variables)
-        return [ops.where(share == 0, 0, g) for g in gradients]
+        found = differentiate(loss * ops.stop_gradient(ops.cast(part, loss.dtype)))
+        return [ops.where(share == 0, 0, g) for g in found]
 
     def _expect_weights(self, where: str, weight: Any) -> None:
         """Raise if some micro-batches have weights and others have none."""

@@ -18,14 +18,15 @@ is needed wide. From there a reader casts: the casts are part of the kernels.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
 from ..dtype import SHORT_NAMES, DType, Shape, Type, float32
+from ..errors import PrecisionWarning
 from ..ir import CONSTANT, REGISTRY, VARIABLE, Graph, Leaf, Node, offset_of
 from ..ops.casting import cast
+from ..sites import warn
 from .elementwise import FusedElementwise, dense_strides, fuse_elementwise
 from .reductions import FusedReduction
 from .scheduling import source_of
@@ -44,12 +45,13 @@ def lower_precision(graph: Graph, target: Target) -> Graph:
 def in_two_bytes(graph: Graph, target: Target | None) -> Graph:
     """The graph with casts; without a target, any op takes two-byte floats."""
     uses = Uses(graph, target)
-    if uses.refused and not uses.products:
-        name = SHORT_NAMES[graph.precision]
-        warnings.warn(
-            f"compile: precision: the device multiplies no {name} as this step does, which stays "
-            "float32",
-            stacklevel=2,
+    if uses.refused is not None and not uses.products:
+        name, node = graph.precision.name, uses.refused
+        warn(
+            f"compile: precision: expected a {name} kernel for the matmuls and convolutions of "
+            f"this step; got a CPU without one, for example for {node.op.name} {node.type} (made "
+            f"at {node.site}). They stay float32. Leave precision out on this CPU.",
+            PrecisionWarning,
         )
     return graph.rewrite(Rewriting(uses).change)
 
@@ -67,7 +69,8 @@ class Uses:
         """What they are stored as."""
         self.others: set[Node] = set()
         """What else takes two-byte floats: carries or widens them."""
-        self.refused = 0
+        self.refused: Node | None = None
+        """The first product in the graph for which the device has no kernel."""
         for node in reversed(graph.nodes):
             if not isinstance(node.op, Leaf):
                 self.look_at(node)
@@ -121,7 +124,8 @@ class Uses:
                     self.wanted.update(added)
                 self.wide.update(x for x in node.inputs[2:] if x.type != node.type)
                 return
-        self.refused += node.type.count > 0
+        if node.type.count:
+            self.refused = node
         self.wide.update(node.inputs)
 
     def carries(self, node: Node) -> bool:

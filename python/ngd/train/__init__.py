@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training loops: the Trainer, and local SGD and DiLoCo, whose ranks communicate rarely."""
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from ..calls import name_calls as _name_calls
+from ..unknown_names import attribute_errors as _attribute_errors
 from .callbacks import Callback, EarlyStopping
 from .local_sgd import DiLoCo, LocalSGD
 from .trainer import LOG, StopSignals, Trainer, evaluate
@@ -18,3 +21,6 @@ __all__ = [
 ]
 
 _name_calls("train", globals(), __all__)
+
+if not _TYPE_CHECKING:  # type checkers report the name themselves
+    __getattr__ = _attribute_errors(__name__, __all__, "api/train")

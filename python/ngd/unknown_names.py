@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The error of a name that a module of ngd does not have, with the name to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from .links import page_url
+
+
+def attribute_errors(
+    module: str, known: Iterable[str], page: str, other_names: Mapping[str, str] | None = None
+) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a module, which raises the error of an unknown name.
+
+    Parameters
+    ----------
+    module : str
+        The name of the module, such as "ngd.nn".
+    known : iterable of str
+        Its public names.
+    page : str
+        The page of the documentation that lists them.
+    other_names : mapping, optional
+        For a name of another library, the public name that corresponds to it.
+    """
+
+    def raise_error(name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        raise AttributeError(
+            f"{module}: expected a public name of {module}; got {name!r}, which it does not have. "
+            f"{advice(module, name, known, page, other_names or {})}"
+        )
+
+    return raise_error
+
+
+def advice(
+    module: str, name: str, known: Iterable[str], page: str, other_names: Mapping[str, str]
+) -> str:
+    """Return the sentence with the name to use; letter case does not matter."""
+    prefix = module.removeprefix("ngd.")
+    if name in other_names:
+        return f"Use {prefix}.{other_names[name]}."
+    by_small_letters = {each.lower(): each for each in known}
+    close = get_close_matches(name.lower(), by_small_letters, 1)
+    if close:
+        return f"Did you mean {prefix}.{by_small_letters[close[0]]}?"
+    return f"See the list at {page_url(page)}"
