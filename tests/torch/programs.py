@@ -27,7 +27,7 @@ def as_program(
     An output is None if its rule does not return it.
     """
     examples = tuple(tensor.detach() for tensor in tensors)
-    captured = capture(model, lambda m, *args: m(*args), examples)
+    captured = capture("test", model, lambda m, *args: m(*args), examples)
     values, inputs, arguments = {}, [], iter(tensors)
     for each in captured.inputs:
         if each.kind == "argument":

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from .refusals import expect_no_hooks, watched
 from .rules import RULES
 
 
@@ -72,11 +73,15 @@ class _Step(nn.Module):
         return self.function(self.model, leaves)
 
 
-def capture(model: nn.Module, function: Callable[..., Any], args: tuple[Any, ...]) -> Capture:
+def capture(
+    where: str, model: nn.Module, function: Callable[..., Any], args: tuple[Any, ...]
+) -> Capture:
     """Capture `function(model, *args)` for the shapes and dtypes of the arguments.
 
     Parameters
     ----------
+    where : str
+        The public call, for messages.
     model : Module
         The model, in the mode (training or evaluation) that is captured.
     function : callable
@@ -88,6 +93,11 @@ def capture(model: nn.Module, function: Callable[..., Any], args: tuple[Any, ...
     -------
     Capture
         The graph. Values of Python in the arguments are fixed in it.
+
+    Raises
+    ------
+    CompileError
+        Code of the model defines gradients that the graph does not have.
     """
     leaves, structure = pytree.tree_flatten(args)
     results: list[pytree.TreeSpec] = []
@@ -99,7 +109,8 @@ def capture(model: nn.Module, function: Callable[..., Any], args: tuple[Any, ...
         return tuple(parts)
 
     step = _Step(model, flat)
-    with warnings.catch_warnings():
+    expect_no_hooks(where, model)
+    with watched(where), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about its own modules
         program = export(step, tuple(leaves), strict=False)
         _keep_regions_without_gradient(program.graph_module)

@@ -91,7 +91,7 @@ class CompiledStep:
         return modes, tuple(p.requires_grad for p in self.model.parameters())
 
     def _compile(self, batch: tuple[Any, ...]) -> Program:
-        captured = capture(self.model, self.loss, batch)
+        captured = capture(WHERE, self.model, self.loss, batch)
         values, inputs = self._inputs(captured)
         draws = Draws(self._draws * np.int64(2**32) + ops.cast(ops.own_rank(), "int64"))
         outputs = translate(WHERE, captured.module, values, draws)

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code in a model that torch.export would capture with wrong gradients, and is refused.
+
+An exported graph has the forward pass only. A gradient that Python code defines is not in it: a
+custom autograd.Function, or a hook that changes a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from ...errors import CompileError
+from ...sites import call_site
+
+ADVICE = (
+    "Write it with ops that have a gradient, or train with loss.backward() over the backend "
+    '"ngd" of torch.distributed.'
+)
+
+
+def refuse(where: str, what: str) -> NoReturn:
+    """Raise a CompileError for code whose gradient is not in an exported graph."""
+    raise CompileError(
+        f"{where}: expected a model whose gradient ngd can derive; got {what}. {ADVICE}"
+    )
+
+
+def expect_no_hooks(where: str, model: nn.Module) -> None:
+    """Raise a CompileError if a module or a parameter has a hook on its gradient."""
+    for path, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            refuse(where, f"a backward hook of the module {path or 'itself'!r}")
+    for path, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            refuse(where, f"a hook on the gradient of {path!r}")
+
+
+@contextmanager
+def watched(where: str) -> Iterator[None]:
+    """Raise a CompileError if the model uses a custom Function or adds a hook to a tensor."""
+    function, hook = vars(torch.autograd.Function)["apply"], torch.Tensor.register_hook
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.partition(".")[0] == "torch":
+            return function.__get__(None, cls)(*args, **kwargs)
+        refuse(where, f"the torch.autograd.Function {cls.__qualname__} (called at {call_site()})")
+
+    def register_hook(self: torch.Tensor, hook: Any) -> Any:
+        refuse(where, f"Tensor.register_hook (called at {call_site()})")
+
+    torch.autograd.Function.apply = classmethod(apply)
+    torch.Tensor.register_hook = register_hook
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = function
+        torch.Tensor.register_hook = hook
