@@ -237,7 +237,7 @@ def refusals() -> None:
     frozen = np.empty(2 * n)
     frozen.flags.writeable = False
     calls: list[tuple[str, Callable[[], Any]]] = [
-        ("reduce_scatter: expected a size", lambda: ngd.reduce_scatter(odd, op="sum")),
+        ("reduce_scatter: expected an array whose axis", lambda: ngd.reduce_scatter(odd, op="sum")),
         ("reduce_scatter: expected op", lambda: ngd.reduce_scatter(even, op="xor")),
         ("reduce_scatter: axis", lambda: ngd.reduce_scatter(even, op="sum", axis=1)),
         ("reduce_scatter: out", lambda: ngd.reduce_scatter(even, op="sum", out=np.empty(3))),
@@ -257,7 +257,7 @@ def refusals() -> None:
         ("reduce: expected root", lambda: ngd.reduce(even, -1, op="sum")),
         ("gather: expected root", lambda: ngd.gather(even, n)),
         ("scatter: expected root", lambda: ngd.scatter(even, n)),
-        ("scatter: expected a size", lambda: ngd.scatter(odd)),
+        ("scatter: expected an array whose axis", lambda: ngd.scatter(odd)),
         ("scatter: expected", lambda: ngd.scatter(None, r)),
         ("scatter: expected", lambda: ngd.scatter(None, (r + 1) % n, shape=2)),
         ("scatter: expected a dtype", lambda: ngd.scatter(None, (r + 1) % n, shape=2, dtype="c8")),
@@ -268,7 +268,7 @@ def refusals() -> None:
         ("recv: out", lambda: ngd.recv((r + 1) % n, out=frozen)),
         ("recv: out", lambda: ngd.recv((r + 1) % n, out=[1.0])),
         ("split: expected a color", lambda: world.split(-1)),
-        ("make_mesh: expected lengths", lambda: ngd.make_mesh((n, 2), ("a", "b"))),
+        ("make_mesh: expected sizes", lambda: ngd.make_mesh((n, 2), ("a", "b"))),
         ("make_mesh: expected a name", lambda: ngd.make_mesh((n,), ("a", "b"))),
         ("make_mesh: expected a name", lambda: ngd.make_mesh((n, 1), ("a", "a"))),
     ]

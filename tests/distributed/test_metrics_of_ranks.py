@@ -464,7 +464,7 @@ def test_numbers_that_count_nothing_are_refused() -> None:
     (outcome,) = run(counts_nonsense, 1)
     assert outcome.value == [
         "metrics.count: examples: expected a number >= 0; got -1",
-        "metrics.count: steps: expected a whole number; got 1.5",
+        "metrics.count: steps: expected a whole number; got 1.5. Give an integer.",
     ]
 
 
