@@ -116,3 +116,76 @@ def test_an_op_without_a_rule_is_named_with_its_line() -> None:
     )
     with pytest.raises(ValueError, match=r"aten\.\S*det\S*, which has no rule \(called at .*\.py"):
         step(torch.randn(4, 4))
+
+
+def test_evaluation_reads_the_statistics_of_training() -> None:
+    model = make_model()
+    eager = copy.deepcopy(model)
+    step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1))
+    reference = torch.optim.SGD(eager.parameters(), lr=0.1)
+    x, y = torch.randn(32, 8).double(), torch.randint(0, 3, (32,))
+    for _ in range(3):
+        eager.eval()
+        assert abs(step.evaluate(x, y).item() - loss_of(eager, x, y).item()) < 1e-12
+        assert model.training
+        eager.train()
+        reference.zero_grad()
+        loss_of(eager, x, y).backward()
+        reference.step()
+        step(x, y)
+    np.testing.assert_allclose(model[1].running_var, eager[1].running_var, 1e-12)
+
+
+def scale(p: Any) -> None:
+    with torch.no_grad():
+        p.mul_(0.9)
+
+
+def replace(p: Any) -> None:
+    p.data = p.detach() * 0.9
+
+
+WRITES: dict[str, Callable[[Any], None]] = {
+    "in place": scale,
+    "through data": lambda p: p.data.mul_(0.9),
+    "other data": replace,
+}
+
+
+@pytest.mark.parametrize("way", WRITES)
+def test_a_write_between_steps_is_read_by_the_next(way: str) -> None:
+    model = make_model()
+    eager = copy.deepcopy(model)
+    step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1))
+    reference = torch.optim.SGD(eager.parameters(), lr=0.1)
+    x, y = torch.randn(32, 8).double(), torch.randint(0, 3, (32,))
+    for _ in range(3):
+        reference.zero_grad()
+        expected = loss_of(eager, x, y)
+        expected.backward()
+        reference.step()
+        assert abs(step(x, y).item() - expected.item()) < 1e-12
+        for each in (model, eager):
+            WRITES[way](each[3].weight)
+    np.testing.assert_allclose(model[3].weight.detach(), eager[3].weight.detach(), 1e-12)
+
+
+def test_a_loaded_state_is_that_of_the_next_step() -> None:
+    model = make_model()
+    start = copy.deepcopy(model.state_dict())
+    step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1))
+    x, y = torch.randn(32, 8).double(), torch.randint(0, 3, (32,))
+    first = step(x, y).item()
+    assert step(x, y).item() != first
+    model.load_state_dict(start)
+    assert step(x, y).item() == first
+
+
+def test_another_dtype_is_refused() -> None:
+    model = make_model()
+    step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1))
+    x, y = torch.randn(32, 8).double(), torch.randint(0, 3, (32,))
+    step(x, y)
+    model.float()
+    with pytest.raises(TypeError, match=r"'0\.weight': expected float64, as in the first step"):
+        step(x.float(), y)

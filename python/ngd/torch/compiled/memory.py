@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from ...dtype import bfloat16
+from ...errors import DTypeError, ShapeError
 from ...ir import Array
 from ...variables import Variable, variable
-from .rules.registry import as_array
+from .rules.registry import as_array, as_numpy_dtype
 
 
 def as_tensor(array: Array) -> torch.Tensor:
@@ -20,6 +21,20 @@ def as_tensor(array: Array) -> torch.Tensor:
     if array.dtype == bfloat16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def expect_type(where: str, tensor: torch.Tensor, of: Variable) -> None:
+    """Raise if a tensor has another shape or dtype than its variable."""
+    if tuple(tensor.shape) != of.shape:
+        raise ShapeError(
+            f"{where}: {of.name!r}: expected shape {of.shape}, as in the first step; got "
+            f"{tuple(tensor.shape)}. Make a new compiled step."
+        )
+    if as_numpy_dtype(tensor.dtype) != of.dtype:
+        raise DTypeError(
+            f"{where}: {of.name!r}: expected {of.dtype}, as in the first step; got {tensor.dtype}. "
+            "Make a new compiled step."
+        )
 
 
 class ModelMemory:
@@ -50,12 +65,34 @@ class ModelMemory:
             self.variables[tensor] = variable(path, as_array(tensor))
         return self.variables[tensor]
 
+    def read_moved(self, where: str) -> None:
+        """Assign the values of tensors whose memory was replaced, for example by `p.data = other`.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            The tensor has another shape or dtype than before.
+        """
+        for tensor, address in self._addresses.items():
+            if tensor.data_ptr() != address:
+                of = self.variables[tensor]
+                expect_type(where, tensor, of)
+                of.assign(as_array(tensor))
+
     def share(self) -> None:
         """Let each tensor be a view of its variable's memory."""
         for tensor, of in self.variables.items():
             if self._addresses.get(tensor) != tensor.data_ptr():
                 tensor.data = as_tensor(of.view())
                 self._addresses[tensor] = tensor.data_ptr()
+
+    def constants(self) -> tuple[Any, ...]:
+        """Return the states of the buffers that are constants of programs."""
+        return tuple(
+            (buffer.data_ptr(), buffer._version)
+            for buffer in self.model.buffers()
+            if buffer not in self.variables
+        )
 
     def count_writes(self, written: Iterable[torch.Tensor]) -> None:
         """Count a write to tensors whose values a step has replaced, as autograd expects."""

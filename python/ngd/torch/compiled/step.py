@@ -72,16 +72,45 @@ class CompiledStep:
         Tensor, or what the loss function returns
             The loss of this rank, before the update.
         """
+        results = self._run(batch, trains=True)
+        self._optimizer.show_state()
+        return results
+
+    def evaluate(self, *batch: Any) -> Any:
+        """Return the loss in evaluation mode, without an update.
+
+        Parameters
+        ----------
+        *batch
+            As in a step.
+        """
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            return self._run(batch, trains=False)
+        finally:
+            for module, is_training in modes:
+                module.training = is_training
+
+    def _run(self, batch: tuple[Any, ...], *, trains: bool) -> Any:
         leaves, structure = pytree.tree_flatten(batch)
-        key = (structure, tuple(map(_signature, leaves)), self._modes(), self._optimizer.options())
+        self._memory.read_moved(WHERE)
+        key = (
+            trains,
+            structure,
+            tuple(map(_signature, leaves)),
+            self._modes(),
+            self._optimizer.options(),
+            self._memory.constants(),
+        )
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = self._compile(batch)
+            program = self._programs[key] = self._compile(batch, trains)
         arrays = [as_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        results = program.executable(*arrays, *self._optimizer.learning_rates())
+        rates = self._optimizer.learning_rates() if trains else []
+        results = program.executable(*arrays, *rates)
         self._memory.share()
         self._memory.count_writes(program.written)
-        self._optimizer.show_state()
         tensors = [as_tensor(np.asarray(result)) for result in results]
         return pytree.tree_unflatten(tensors, program.results)
 
@@ -90,7 +119,7 @@ class CompiledStep:
         modes = tuple(module.training for module in self.model.modules())
         return modes, tuple(p.requires_grad for p in self.model.parameters())
 
-    def _compile(self, batch: tuple[Any, ...]) -> Program:
+    def _compile(self, batch: tuple[Any, ...], trains: bool) -> Program:
         captured = capture(WHERE, self.model, self.loss, batch)
         values, inputs = self._inputs(captured)
         draws = Draws(self._draws * np.int64(2**32) + ops.cast(ops.own_rank(), "int64"))
@@ -101,9 +130,11 @@ class CompiledStep:
         updates = self._statistics(captured, outputs[:count], tensors)
         if draws.count:
             updates[self._draws] = self._draws + 1
-        gradients = self._gradients(results[0])
-        made, rates = self._optimizer.updates(gradients, self._memory.variables)
-        updates |= made
+        rates: list[Node] = []
+        if trains:
+            gradients = self._gradients(results[0])
+            made, rates = self._optimizer.updates(gradients, self._memory.variables)
+            updates |= made
         executable = compile([*inputs, *rates], results, updates, **self.options)
         written = [t for t, v in self._memory.variables.items() if v in updates]
         return Program(executable, captured.results, written)
@@ -130,7 +161,8 @@ class CompiledStep:
     ) -> Any:
         """Return a parameter or a buffer as a variable; a buffer that is only read is constant."""
         tensor = tensors[path]
-        if kind == "buffer" and path not in captured.mutated:
+        is_fixed = kind == "buffer" and path not in captured.mutated
+        if is_fixed and tensor not in self._memory.variables:
             return tensor.detach()
         return self._memory.variable_of(path, tensor)
 
