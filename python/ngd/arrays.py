@@ -28,7 +28,15 @@ def view(array: Any, where: str) -> Array:
         raise TypeError(
             f"{where}: expected an array without a mask; got a masked array. Pass x.filled(value)."
         )
-    return np.asarray(memoryview(array) if isinstance(array, bytes) else array)
+    try:
+        return np.asarray(memoryview(array) if isinstance(array, bytes) else array)
+    except ValueError as error:
+        if not isinstance(array, (list, tuple)):
+            raise
+        raise ValueError(
+            f"{where}: expected an array; got nested lists of different lengths. Make them "
+            "equally long."
+        ) from error
 
 
 def has_mask(value: Any) -> bool:
