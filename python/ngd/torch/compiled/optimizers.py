@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-import numpy as np
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from ... import optim
 from ...ir import Node
-from ...variables import Variable, placeholder
+from ...variables import Variable
 from .memory import as_tensor
 
 
@@ -103,6 +102,7 @@ class TranslatedOptimizer:
         self.optimizer = optimizer
         self.groups: dict[int, optim.Optimizer] = {}
         """The ngd optimizer of each group, by the group's number."""
+        self._rates: dict[int, float] = {}
         self._states: dict[torch.Tensor, dict[str, Variable]] = {}
         self._shown: set[torch.Tensor] = set()
 
@@ -113,14 +113,22 @@ class TranslatedOptimizer:
             for group in self.optimizer.param_groups
         )
 
-    def learning_rates(self) -> list[np.ndarray[Any, Any]]:
-        """Return the present learning rate of each group."""
-        return [np.array(float(group["lr"])) for group in self.optimizer.param_groups]
+    def read_rates(self) -> None:
+        """Assign the learning rates that have changed, for example by a scheduler.
+
+        They are variables and not arguments, so that the next values of parameters are equal on
+        all ranks. All ranks change them alike.
+        """
+        for number, known in self.groups.items():
+            rate = float(self.optimizer.param_groups[number]["lr"])
+            if rate != self._rates[number]:
+                self._rates[number] = rate
+                cast(Variable, known.lr).assign(rate)
 
     def updates(
         self, gradients: Mapping[Variable, Node], tensors: Mapping[torch.Tensor, Variable]
-    ) -> tuple[dict[Variable, Node], list[Node]]:
-        """Return the updates of one program, and its placeholders for the learning rates.
+    ) -> dict[Variable, Node]:
+        """Return the updates of one program.
 
         Parameters
         ----------
@@ -130,18 +138,14 @@ class TranslatedOptimizer:
             The variable of each parameter.
         """
         made: dict[Variable, Node] = {}
-        rates = []
         for number, group in enumerate(self.optimizer.param_groups):
-            rate = placeholder(f"lr_{number}", (), "float64")
-            rates.append(rate)
-            made |= self._updates_of_group(number, group, rate, gradients, tensors)
-        return made, rates
+            made |= self._updates_of_group(number, group, gradients, tensors)
+        return made
 
     def _updates_of_group(
         self,
         number: int,
         group: Mapping[str, Any],
-        rate: Node,
         gradients: Mapping[Variable, Node],
         tensors: Mapping[torch.Tensor, Variable],
     ) -> dict[Variable, Node]:
@@ -155,9 +159,10 @@ class TranslatedOptimizer:
         options = {name: group[name] for name in self.translation.options}
         known = self.groups.get(number)
         if known is None:
-            name = f"optimizer_{number}"
+            name, rate = f"optimizer_{number}", float(group["lr"])
             known = self.groups[number] = self.translation.optimizer(rate, name=name, **options)
-        known.lr, known.options = rate, {**known.options, **options}
+            self._rates[number] = rate
+        known.options = {**known.options, **options}
         made = known.apply(found)
         for p in group["params"]:
             if p in tensors and tensors[p] in gradients:

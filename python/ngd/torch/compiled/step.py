@@ -107,8 +107,9 @@ class CompiledStep:
         if program is None:
             program = self._programs[key] = self._compile(batch, trains)
         arrays = [as_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        rates = self._optimizer.learning_rates() if trains else []
-        results = program.executable(*arrays, *rates)
+        if trains:
+            self._optimizer.read_rates()
+        results = program.executable(*arrays)
         self._memory.share()
         self._memory.count_writes(program.written)
         tensors = [as_tensor(np.asarray(result)) for result in results]
@@ -130,12 +131,10 @@ class CompiledStep:
         updates = self._statistics(captured, outputs[:count], tensors)
         if draws.count:
             updates[self._draws] = self._draws + 1
-        rates: list[Node] = []
         if trains:
             gradients = self._gradients(results[0])
-            made, rates = self._optimizer.updates(gradients, self._memory.variables)
-            updates |= made
-        executable = compile([*inputs, *rates], results, updates, **self.options)
+            updates |= self._optimizer.updates(gradients, self._memory.variables)
+        executable = compile(inputs, results, updates, **self.options)
         written = [t for t, v in self._memory.variables.items() if v in updates]
         return Program(executable, captured.results, written)
 
