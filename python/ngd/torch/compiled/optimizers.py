@@ -117,7 +117,7 @@ class TranslatedOptimizer:
         """Assign the learning rates that have changed, for example by a scheduler.
 
         They are variables and not arguments, so that the next values of parameters are equal on
-        all ranks. All ranks change them alike.
+        all ranks. All ranks change them in the same way.
         """
         for number, known in self.groups.items():
             rate = float(self.optimizer.param_groups[number]["lr"])
