@@ -63,8 +63,8 @@ _first_records: WeakKeyDictionary[Any, Record] = WeakKeyDictionary()
 """The times of the first runs of steps in the newest recording, if it leaves them out."""
 _steps: Final[WeakSet[Any]] = WeakSet()
 """All steps of the process that have a plan."""
-_plans: list[Plan] = []
-"""The plans of the steps that may have run in the newest recording, if it has events."""
+_recorded_steps: WeakSet[Any] = WeakSet()
+"""The steps that may have run in the newest recording, if it has events."""
 
 
 @contextmanager
@@ -101,13 +101,20 @@ def profile() -> Iterator[Recording]:
 @contextmanager
 def recorded(most_events: int) -> Iterator[Recording]:
     """A recording, of so many events beside the times."""
-    global _on, _latecomers, _noted, _most_noted, _leaves_out_first_runs, _first_records, _plans
+    global \
+        _on, \
+        _latecomers, \
+        _noted, \
+        _most_noted, \
+        _leaves_out_first_runs, \
+        _first_records, \
+        _recorded_steps
     _core.begin_recording(most_events)
     try:
         _on, _latecomers = Recording(), Latecomers()
         _noted, _most_noted = [], most_events
         _leaves_out_first_runs, _first_records = False, WeakKeyDictionary()
-        _plans = [step.plan for step in _steps] if most_events else []
+        _recorded_steps = WeakSet(_steps if most_events else ())
         yield _on
     finally:
         _on = None
@@ -125,7 +132,7 @@ def made(step: Any) -> None:
         return
     _on.steps.append(step)
     if has_plan and _most_noted:
-        _plans.append(step.plan)
+        _recorded_steps.add(step)
     if _leaves_out_first_runs and hasattr(step, "native"):
         step.hold = FirstRun(step, _first_records)
 
@@ -142,8 +149,12 @@ def first_record(step: Any) -> Record | None:
 
 
 def plans() -> list[Plan]:
-    """Return the plans of the steps that may have run in the newest recording with events."""
-    return _plans
+    """Return the plans of the living steps that may have run in the newest recording with events.
+
+    A plan has the groups of its collectives, whose memory would stay with it. So only steps that
+    somebody else holds have one here.
+    """
+    return [step.plan for step in _recorded_steps]
 
 
 def clock() -> int:
