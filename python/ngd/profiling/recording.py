@@ -149,10 +149,10 @@ def first_record(step: Any) -> Record | None:
 
 
 def plans() -> list[Plan]:
-    """Return the plans of the living steps that may have run in the newest recording with events.
+    """Return the plans of the existing steps that may have run in the newest recording with events.
 
-    A plan has the groups of its collectives, whose memory would stay with it. So only steps that
-    somebody else holds have one here.
+    A plan refers to the groups of its collectives, and so to their memory. A reference to it here
+    would keep that memory after the step has been deleted.
     """
     return [step.plan for step in _recorded_steps]
 
