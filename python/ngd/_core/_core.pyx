@@ -15,7 +15,6 @@ from libcpp.memory cimport unique_ptr
 from libcpp.string cimport string
 from libcpp.string_view cimport string_view
 from libcpp.unordered_set cimport unordered_set
-from libcpp.utility cimport move
 from libcpp.vector cimport vector
 
 from numpy cimport (

@@ -109,13 +109,13 @@ cdef class Buffer:
         """Whether it lies in memory in common."""
         return self.memory.common is not None
 
-    def view(self) -> MemoryView:
+    def view(self) -> memoryview:
         """Return the bytes, which must be all of them, without a copy."""
         if self.end - self.begin != self.nbytes:
             raise ValueError(f"Buffer.view: {self.end - self.begin} of {self.nbytes} bytes")
         cdef MemoryView view = MemoryView()
         view.memory, view.data, view.nbytes = self.memory, self.data, <Py_ssize_t> self.nbytes
-        return view
+        return memoryview(view)
 
     def lie_in(self, CommonMemory common, size_t offset) -> None:
         """Lie in memory in common from now on, and hold what stands there; None: in its own memory.

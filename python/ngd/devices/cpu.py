@@ -177,7 +177,7 @@ class CpuStorage:
     def view(self) -> Array:
         """Return the memory of the value as an array, which the ranks that share it write, too."""
         self.expect_whole()
-        memory: Array = np.frombuffer(memoryview(self.buffer.view()), self.type.dtype)
+        memory: Array = np.frombuffer(self.buffer.view(), self.type.dtype)
         return memory.reshape(self.type.shape)
 
     def join(self, sharing: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
