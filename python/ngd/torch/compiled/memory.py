@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import nn
 
 from ...dtype import bfloat16
 from ...errors import DTypeError, ShapeError
-from ...ir import Array
+from ...ir import Array, Node
 from ...variables import Variable, variable
 from .rules.registry import as_array, as_numpy_dtype
 
@@ -80,10 +80,10 @@ class ModelMemory:
                 expect_type(where, tensor, of)
                 of.assign(as_array(tensor))
 
-    def share(self) -> None:
-        """Let each tensor be a view of its variable's memory."""
+    def share(self, computed: Collection[Node]) -> None:
+        """Let each tensor be a view of its variable's memory, for the variables of a program."""
         for tensor, of in self.variables.items():
-            if self._addresses.get(tensor) != tensor.data_ptr():
+            if of in computed and self._addresses.get(tensor) != tensor.data_ptr():
                 tensor.data = as_tensor(of.view())
                 self._addresses[tensor] = tensor.data_ptr()
 

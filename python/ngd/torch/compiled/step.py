@@ -16,7 +16,7 @@ from ... import ops, optim
 from ...compiler import compile
 from ...devices.executable import Executable
 from ...differentiation import grad
-from ...ir import Node
+from ...ir import Node, topological
 from ...variables import Variable, placeholder, variable
 from .capture import Capture, capture
 from .memory import ModelMemory, as_tensor
@@ -33,6 +33,8 @@ class Program(NamedTuple):
 
     executable: Executable
     results: pytree.TreeSpec
+    variables: frozenset[Node]
+    """All variables of the step."""
     written: list[torch.Tensor]
     """The parameters and buffers that the step replaces."""
 
@@ -110,7 +112,7 @@ class CompiledStep:
         if trains:
             self._optimizer.read_rates()
         results = program.executable(*arrays)
-        self._memory.share()
+        self._memory.share(program.variables)
         self._memory.count_writes(program.written)
         tensors = [as_tensor(np.asarray(result)) for result in results]
         return pytree.tree_unflatten(tensors, program.results)
@@ -136,7 +138,8 @@ class CompiledStep:
             updates |= self._optimizer.updates(gradients, self._memory.variables)
         executable = compile(inputs, results, updates, **self.options)
         written = [t for t, v in self._memory.variables.items() if v in updates]
-        return Program(executable, captured.results, written)
+        variables = frozenset(executable.graph.variables)
+        return Program(executable, captured.results, variables, written)
 
     def _inputs(self, captured: Capture) -> tuple[dict[str, Any], list[Node]]:
         """Return the values of the inputs of a captured graph, and the placeholders among them."""
@@ -174,13 +177,24 @@ class CompiledStep:
 
     def _gradients(self, loss: Node) -> dict[Variable, Node]:
         """Return the mean over the ranks of the gradients of trained parameters, clipped."""
-        trained = [v for t, v in self._memory.variables.items() if t.requires_grad]
+        used = _differentiated(loss)
+        pairs = self._memory.variables.items()
+        trained = [v for tensor, v in pairs if tensor.requires_grad and v in used]
         found = grad(loss, trained, unused="zero")
         averaged = {v: ops.all_reduce(g, op="mean") for v, g in zip(trained, found, strict=True)}
         if self.clip_norm is None:
             return averaged
         clipped, _ = optim.clip_by_global_norm(averaged, self.clip_norm)
         return dict(clipped)
+
+
+def _differentiated(loss: Node) -> set[Node]:
+    """Return the nodes that a loss depends on, except through detached values.
+
+    PyTorch's optimizers leave other parameters as they are, even with a weight decay.
+    """
+    detached = [node for node in topological([loss]) if node.op.name == "stop_gradient"]
+    return set(topological([loss], detached))
 
 
 def _signature(leaf: Any) -> Any:

@@ -122,7 +122,7 @@ def _named(where: str, node: fx.Node) -> Iterator[None]:
 
 
 def _expect_type(node: fx.Node, value: Any) -> None:
-    """Raise if the first output has another type than the export found."""
+    """Raise if an output has another type than the export found."""
     expected = node.meta.get("val")
     if isinstance(value, (tuple, list)) and isinstance(expected, (tuple, list)):
         for part, like in zip(value, expected, strict=True):

@@ -118,7 +118,7 @@ def index_select(call: Call, x: Any, dim: int, indices: Any) -> Node:
     return ops.take(x, as_node(indices), dim) if x.ndim else x
 
 
-def _places(indices: Node, dim: int) -> tuple[Any, ...]:
+def _full_index(indices: Node, dim: int) -> tuple[Any, ...]:
     """Return the index of every element of `indices`, with its value at dimension `dim`."""
     return tuple(
         indices
@@ -139,7 +139,7 @@ def scatter(call: Call, x: Any, dim: int, indices: Any, source: Any) -> Node:
     source = call.cast(source)
     if source.ndim:
         source = source[tuple(slice(0, length) for length in indices.shape)]
-    places = x.at[_places(indices, dim % x.ndim)]
+    places = x.at[_full_index(indices, dim % x.ndim)]
     return places.add(source) if "scatter_add" in call.name else places.set(source)
 
 

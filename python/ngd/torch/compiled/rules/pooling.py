@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from .... import ops
@@ -73,10 +75,7 @@ def avg_pool(
     )
     if divisor_override is None:
         return y
-    sides = kernel if not isinstance(kernel, int) else [kernel] * (len(call.shape) - 2)
-    size = 1
-    for side in sides if len(sides) > 1 else list(sides) * (len(call.shape) - 2):
-        size *= side
+    size = math.prod(np.broadcast_to(kernel, len(call.shape) - 2).tolist())
     return y * call.cast(size / divisor_override)
 
 

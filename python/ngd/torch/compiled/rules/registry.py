@@ -64,27 +64,19 @@ class Draws:
 
     Parameters
     ----------
-    offset : Node or None
-        The node that differs between steps and ranks. None if no place may draw.
-    seed : int
-        The seed of the program.
+    offset : Node
+        The node that differs between steps and ranks.
     """
 
-    def __init__(self, offset: Node | None, seed: int = 0) -> None:
+    def __init__(self, offset: Node) -> None:
         self._offset = offset
-        self._seed = seed
         self.count = 0
         """The number of places that draw."""
 
     def next(self) -> dict[str, Any]:
         """Return the seed and the offset of one more place, as ngd's random ops take them."""
-        assert self._offset is not None
         self.count += 1
-        return {"seed": self._seed * SEED_STRIDE + self.count, "offset": self._offset}
-
-
-SEED_STRIDE: Final = 1_000_003
-"""Places of one program and programs of other seeds do not share a seed below this many places."""
+        return {"seed": self.count, "offset": self._offset}
 
 
 class Call:
@@ -92,6 +84,8 @@ class Call:
 
     Attributes
     ----------
+    fx_node : torch.fx.Node
+        The call in the exported graph.
     name : str
         The name of the op's overload, such as "aten.add.Tensor".
     draws : Draws
