@@ -133,6 +133,10 @@ class PromotionWarning(UserWarning):
     """A step that computes in float64 because another operand met float32."""
 
 
+class FallbackWarning(UserWarning):
+    """A PyTorch model, or a graph of it, that runs in eager PyTorch. The message says why."""
+
+
 class RetraceWarning(UserWarning):
     """A function that is traced again and again. The message names the argument that changes."""
 

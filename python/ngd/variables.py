@@ -171,6 +171,10 @@ class Variable(Node):
         BusyError
             A step that runs now writes the variable.
         """
+        return self.storage_in_memory().view()
+
+    def storage_in_memory(self) -> Storage:
+        """Return the value on the CPU device, or raise as `view`."""
         self.cell.check_readable()
         storage = self._storages.get("CPU")
         if storage is None:
@@ -178,7 +182,7 @@ class Variable(Node):
                 f"Variable.view: {self.name!r}: expected a variable of a step on the CPU device; "
                 "got one that no step has. Compile the step first."
             )
-        return storage.view()
+        return storage
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
         self._expect_no_trace("np.asarray")

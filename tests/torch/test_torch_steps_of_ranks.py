@@ -42,11 +42,11 @@ def optimizer_of(model: Any) -> tuple[Any, Any]:
     return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
 
-def is_in_shared_memory(address: int) -> bool:
+def is_in_memory_of_ranks(address: int) -> bool:
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, end = (int(each, 16) for each in line.split()[0].split("-"))
         if begin <= address < end:
-            return "s" in line.split()[1]
+            return "memfd:ngd" in line
     raise AssertionError(address)
 
 
@@ -64,7 +64,7 @@ def train_on_ranks() -> dict[str, Any]:
         schedule.step()
     weight = model[3].weight
     moment = optimizer.state[weight]["exp_avg"]
-    shared = [is_in_shared_memory(each.data_ptr()) for each in (weight, moment)]
+    shared = [is_in_memory_of_ranks(each.data_ptr()) for each in (weight, moment)]
     result = {
         "losses": losses,
         "shared": shared,

@@ -201,12 +201,20 @@ cdef class Communicator:
             number = self.communicator.get().make_common(nbytes)
         return number
 
-    def open_common(self, int maker, uint64_t number) -> CommonMemory:
+    def open_common(self, int maker, uint64_t number, size_t nbytes) -> CommonMemory:
         """What a rank of the group has made; every rank opens it, that one too."""
         cdef CommonMemory result = CommonMemory.__new__(CommonMemory)
+        result.maker, result.number, result.nbytes = maker, number, nbytes
         with nogil:
             result.memory = self.communicator.get().open_common(maker, number)
         return result
+
+    def map_privately(self, CommonMemory common not None) -> None:
+        """Map memory that this group has opened a second time, copy on write."""
+        if common.mapping.get() == NULL:
+            common.mapping = self.communicator.get().map_common(
+                common.maker, common.number, common.nbytes
+            )
 
     def submit(
         self, str kind, str op, str dtype, uint64_t count, int root, size_t source,

@@ -49,9 +49,32 @@ cdef class Device:
 
 
 cdef class CommonMemory:
-    """Memory of the host's that several ranks read and write, while this lives."""
+    """Memory of a host that several ranks read and write, while this lives.
+
+    A process may also map it a second time, for views that it may write to without changing the
+    memory (Communicator.map_privately).
+    """
 
     cdef shared_ptr[void] memory
+    cdef int maker
+    cdef uint64_t number
+    cdef size_t nbytes
+    cdef unique_ptr[CppCopyOnWriteMapping] mapping
+
+    def copied(self) -> list:
+        """Return the ranges of bytes (begin, end) whose pages this process has written."""
+        cdef vector[CppRange] ranges
+        cdef size_t i
+        if self.mapping.get() == NULL:
+            return []
+        with nogil:
+            ranges = self.mapping.get().copied()
+        return [(ranges[i].begin, ranges[i].end) for i in range(ranges.size())]
+
+    def discard_copies(self) -> None:
+        """Let the private views show what the memory holds."""
+        if self.mapping.get() != NULL:
+            self.mapping.get().discard()
 
     def write(self, size_t offset, ndarray array, size_t begin, size_t end) -> None:
         """Copy bytes [begin, end) of a contiguous array to their place in an array at `offset`."""
@@ -115,6 +138,24 @@ cdef class Buffer:
             raise ValueError(f"Buffer.view: {self.end - self.begin} of {self.nbytes} bytes")
         cdef MemoryView view = MemoryView()
         view.memory, view.data, view.nbytes = self.memory, self.data, <Py_ssize_t> self.nbytes
+        return memoryview(view)
+
+    @property
+    def common(self) -> tuple | None:
+        """The memory in common that has the value, and the offset there; else None."""
+        cdef CommonMemory common = self.memory.common
+        if common is None:
+            return None
+        return common, self.data - <char*> common.memory.get()
+
+    def private_view(self) -> memoryview:
+        """Return the bytes as the private mapping of its memory in common shows them."""
+        cdef MemoryView view = MemoryView()
+        cdef CommonMemory common = self.memory.common
+        if common is None or common.mapping.get() == NULL:
+            raise ValueError("Buffer.private_view: expected memory that is mapped privately")
+        view.memory, view.nbytes = self.memory, <Py_ssize_t> self.nbytes
+        view.data = <char*> common.mapping.get().data() + (self.data - <char*> common.memory.get())
         return memoryview(view)
 
     def lie_in(self, CommonMemory common, size_t offset) -> None:

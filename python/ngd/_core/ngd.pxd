@@ -183,6 +183,13 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         vector[uint64_t] last
     string_view kind_name "ngd::comm::name_of"(Kind kind)
     string_view reduce_op_name "ngd::comm::name_of"(ReduceOp op)
+    cppclass CppRange "ngd::comm::CopyOnWriteMapping::Range":
+        size_t begin
+        size_t end
+    cppclass CppCopyOnWriteMapping "ngd::comm::CopyOnWriteMapping":
+        void* data()
+        vector[CppRange] copied() except +ngd_raise_python_error
+        void discard()
     cppclass CppCommunicator "ngd::comm::Communicator":
         string_view name()
         int rank()
@@ -206,6 +213,8 @@ cdef extern from "ngd.hpp" namespace "ngd::comm" nogil:
         cbool in_child()
         uint64_t make_common(size_t nbytes) except +ngd_raise_python_error
         shared_ptr[void] open_common(int maker, uint64_t number) except +ngd_raise_python_error
+        unique_ptr[CppCopyOnWriteMapping] map_common(int maker, uint64_t number, size_t nbytes) \
+            except +ngd_raise_python_error
         void abort(const string& traceback)
         void close()
         void set_interrupt(cbool (*interrupt)() noexcept nogil)

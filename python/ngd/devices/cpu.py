@@ -180,6 +180,16 @@ class CpuStorage:
         memory: Array = np.frombuffer(self.buffer.view(), self.type.dtype)
         return memory.reshape(self.type.shape)
 
+    def private_view(self) -> Array:
+        """Return the memory of the value as an array, copy on write if other ranks share it."""
+        self.expect_whole()
+        if self.buffer.common is None:
+            return self.view()
+        assert self._sharing is not None
+        self._sharing.map_privately(self.buffer.common[0])
+        memory: Array = np.frombuffer(self.buffer.private_view(), self.type.dtype)
+        return memory.reshape(self.type.shape)
+
     def join(self, sharing: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
         """Be shared, and lie there, or be kept equal; for who holds the variable."""
         if memory is not None:

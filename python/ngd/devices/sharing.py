@@ -87,6 +87,12 @@ class Sharing:
                 part = ranks.all_gather_v(part, counts=counts, site=site)
         return part.reshape(typed.shape)
 
+    def map_privately(self, memory: _core.CommonMemory) -> None:
+        """Map the host's copy a second time, copy on write."""
+        host = self.places.here
+        assert isinstance(host, Group)
+        host.communicator.map_privately(memory)
+
     def expect_process(self, name: str) -> None:
         """Refuse a forked child, whose parent may be writing."""
         if os.getpid() != self.process:
@@ -351,7 +357,7 @@ def common_memory(group: Any, size: int, site: str) -> _core.CommonMemory | None
         with suppress(MemoryError):
             number = group.communicator.make_common(size)
     (told,) = group.broadcast(np.array([number], np.uint64), site=site)
-    return None if told == NO_MEMORY else group.communicator.open_common(0, int(told))
+    return None if told == NO_MEMORY else group.communicator.open_common(0, int(told), size)
 
 
 def agree(group: Group, digests: list[bytes], site: str) -> bool:

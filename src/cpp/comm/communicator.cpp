@@ -14,6 +14,10 @@ std::shared_ptr<void> Communicator::open_common(int, std::uint64_t) {
   fail(ErrorKind::Unsupported, "the ranks of this group map no memory of each other's");
 }
 
+std::unique_ptr<CopyOnWriteMapping> Communicator::map_common(int, std::uint64_t, std::size_t) {
+  fail(ErrorKind::Unsupported, "the ranks of this group map no memory of each other's");
+}
+
 namespace {
 // Between two tries. The first is about what a small collective takes, the longest what the eye
 // does not see.

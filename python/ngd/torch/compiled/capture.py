@@ -14,7 +14,7 @@ from torch.export import ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from .refusals import expect_no_hooks, watched
+from .refusals import changed_state, expect_no_hooks, python_state, refuse_state, watched
 from .rules import RULES
 
 
@@ -101,20 +101,19 @@ def capture(
     """
     leaves, structure = pytree.tree_flatten(args)
     results: list[pytree.TreeSpec] = []
+    changed: Changes = {}  # not an attribute of the module, which the export would restore
 
     def flat(model: nn.Module, leaves: tuple[Any, ...]) -> tuple[Any, ...]:
+        before = python_state(model)
         found = function(model, *pytree.tree_unflatten(list(leaves), structure))
+        for path, name in changed_state(before, model):
+            changed[path, name] = getattr(model.get_submodule(path), name)
         parts, how = pytree.tree_flatten(found)
         results.append(how)
         return tuple(parts)
 
-    step = _Step(model, flat)
     expect_no_hooks(where, model)
-    with watched(where), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about its own modules
-        program = export(step, tuple(leaves), strict=False)
-        _keep_regions_without_gradient(program.graph_module)
-        program = program.run_decompositions(_decompositions())
+    program = _exported(where, _Step(model, flat), tuple(leaves), changed)
     signature = program.graph_signature
     mutated = [
         _path(spec.target)
@@ -122,6 +121,47 @@ def capture(
         if spec.kind is OutputKind.BUFFER_MUTATION
     ]
     return Capture(program.graph_module, _inputs(program), mutated, results[-1])
+
+
+Changes = dict[tuple[str, str], Any]
+"""New values of Python attributes by the path of the module and the name."""
+
+
+def _exported(
+    where: str, step: _Step, leaves: tuple[Any, ...], changed: Changes
+) -> ExportedProgram:
+    """Return the graph of a step, without in-place ops."""
+    with watched(where), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about its own modules
+        program = export(step, leaves, strict=False)
+        if changed:
+            _expect_same_graph(where, step, leaves, program, dict(changed))
+        _keep_regions_without_gradient(program.graph_module)
+        return program.run_decompositions(_decompositions())
+
+
+def _expect_same_graph(
+    where: str,
+    step: _Step,
+    leaves: tuple[Any, ...],
+    program: ExportedProgram,
+    changed: Changes,
+) -> None:
+    """Raise if the graph depends on Python values that the forward pass changes.
+
+    The export restores them. With the changed values, the second step must have the same graph.
+    """
+    modules = {key: step.model.get_submodule(key[0]) for key in changed}
+    before = {key: getattr(modules[key], key[1], None) for key in changed}
+    for key, value in changed.items():
+        setattr(modules[key], key[1], value)
+    try:
+        second = export(step, leaves, strict=False)
+    finally:
+        for key, value in before.items():
+            setattr(modules[key], key[1], value)
+    if second.graph_module.code != program.graph_module.code:
+        refuse_state(where, *next(iter(changed)))
 
 
 def _path(target: str | None) -> str:

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a model as views of the memory of ngd's variables."""
+"""Tensors of a model and of its optimizer as views of the memory of ngd's variables."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from ... import _core
+from ...collectives import Group
 from ...dtype import bfloat16
 from ...errors import DTypeError, ShapeError
 from ...ir import Array, Node
+from ...variable_views import VariableView, assign_written, expect_equal, written
 from ...variables import Variable, variable
 from .rules.registry import as_array, as_numpy_dtype
 
@@ -24,13 +26,18 @@ def as_tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def expect_type(where: str, tensor: torch.Tensor, of: Variable) -> None:
-    """Raise if a tensor has another shape or dtype than its variable."""
+def expect_shape(where: str, tensor: torch.Tensor, of: Variable) -> None:
+    """Raise if a tensor has another shape than its variable."""
     if tuple(tensor.shape) != of.shape:
         raise ShapeError(
             f"{where}: {of.name!r}: expected shape {of.shape}, as in the first step; got "
             f"{tuple(tensor.shape)}. Make a new compiled step."
         )
+
+
+def expect_type(where: str, tensor: torch.Tensor, of: Variable) -> None:
+    """Raise if a tensor has another shape or dtype than its variable."""
+    expect_shape(where, tensor, of)
     if as_numpy_dtype(tensor.dtype) != of.dtype:
         raise DTypeError(
             f"{where}: {of.name!r}: expected {of.dtype}, as in the first step; got {tensor.dtype}. "
@@ -38,20 +45,56 @@ def expect_type(where: str, tensor: torch.Tensor, of: Variable) -> None:
         )
 
 
+class SharedTensor:
+    """A tensor that shows the value of a variable.
+
+    Parameters
+    ----------
+    tensor : Tensor
+        The tensor. Its memory becomes the variable's.
+    of : Variable
+        The variable.
+    group : Group
+        The ranks of the step.
+    """
+
+    def __init__(self, tensor: torch.Tensor, of: Variable, group: Group) -> None:
+        self.tensor = tensor
+        self.view = VariableView(of, group)
+        self._address = 0
+        self.show()
+
+    def show(self) -> None:
+        """Let the tensor show the present memory of the variable."""
+        self.view.show()
+        self.tensor.data = as_tensor(self.view.array)
+        self._address = self.tensor.data_ptr()
+
+    @property
+    def is_moved(self) -> bool:
+        """True if the user has replaced the memory, for example by `p.data = other`."""
+        return bool(self.tensor.data_ptr() != self._address)
+
+
 class ModelMemory:
-    """The variables of a model's parameters and buffers: one per tensor, however often it is used.
+    """The variables of a model's parameters and buffers, and of the state of its optimizer.
+
+    A tensor has one variable, however often the model uses it.
 
     Parameters
     ----------
     model : Module
         The model.
+    group : Group
+        The ranks of the steps.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, group: Group) -> None:
+        self.model, self.group = model, group
         self.variables: dict[torch.Tensor, Variable] = {}
-        """The variable of each tensor."""
-        self._addresses: dict[torch.Tensor, int] = {}
+        """The variable of each parameter and buffer."""
+        self._shared: dict[torch.Tensor, SharedTensor] = {}
+        self._moves = -1
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the present parameters and buffers of the model by path."""
@@ -66,35 +109,65 @@ class ModelMemory:
             self.variables[tensor] = variable(path, as_array(tensor))
         return self.variables[tensor]
 
-    def read_moved(self, where: str) -> None:
-        """Assign the values of tensors whose memory was replaced, for example by `p.data = other`.
+    def read_written(self, where: str) -> None:
+        """Assign what the program has written to tensors since the last step.
+
+        All ranks must have written the same values: the ranks of a host share one copy.
 
         Raises
         ------
         ShapeError, DTypeError
-            The tensor has another shape or dtype than before.
+            A tensor has another shape or dtype than before.
+        VariableMismatchError
+            The ranks have written different values.
         """
-        for tensor, address in self._addresses.items():
-            if tensor.data_ptr() != address:
-                of = self.variables[tensor]
-                expect_type(where, tensor, of)
-                of.assign(as_array(tensor))
+        moved = [each for each in self._shared.values() if each.is_moved]
+        for each in moved:
+            expect_type(where, each.tensor, each.view.variable)
+        if moved:
+            values = [as_array(each.tensor) for each in moved]
+            expect_equal(where, [each.view.variable for each in moved], values, self.group)
+            for each, value in zip(moved, values, strict=True):
+                each.view.variable.assign(value)
+                each.show()
+        views = [each.view for each in self._shared.values()]
+        assign_written(where, written(views), self.group)
 
-    def share(self, computed: Collection[Node]) -> None:
-        """Let each tensor be a view of its variable's memory, for the variables of a program."""
+    def assign_all(self) -> None:
+        """Assign the values of all tensors to their variables, which may be poisoned."""
         for tensor, of in self.variables.items():
-            if of in computed and self._addresses.get(tensor) != tensor.data_ptr():
-                tensor.data = as_tensor(of.view())
-                self._addresses[tensor] = tensor.data_ptr()
+            of.assign(as_array(tensor))
+        for each in self._shared.values():
+            each.show()
 
-    def constants(self) -> tuple[Any, ...]:
-        """Return the states of the buffers that are constants of programs."""
+    def show(self, computed: Collection[Node]) -> None:
+        """Let tensors show their variables after a step that has these variables."""
+        for tensor, of in self.variables.items():
+            if of in computed and tensor not in self._shared:
+                self.add(tensor, of)
+        if self._moves != _core.moves():
+            for each in self._shared.values():
+                each.show()
+            self._moves = _core.moves()
+
+    def add(self, tensor: torch.Tensor, of: Variable) -> None:
+        """Let a tensor show a variable from now on."""
+        self._shared[tensor] = SharedTensor(tensor, of, self.group)
+
+    def remove(self, tensor: torch.Tensor) -> None:
+        """Let a tensor be: it keeps its present memory."""
+        self._shared.pop(tensor, None)
+
+    def constants(self) -> tuple[tuple[int, int], ...]:
+        """Return checksums of the buffers that are constants of programs."""
         return tuple(
-            (buffer.data_ptr(), buffer._version)
+            _core.checksum(np.ascontiguousarray(as_array(buffer)))
             for buffer in self.model.buffers()
             if buffer not in self.variables
         )
 
-    def count_writes(self, written: Iterable[torch.Tensor]) -> None:
+    def count_writes(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count a write to tensors whose values a step has replaced, as autograd expects."""
-        torch.autograd.graph.increment_version(list(written))
+        torch.autograd.graph.increment_version(list(tensors))
+        for each in self._shared.values():
+            each.view.remember()

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from ... import optim
 from ...ir import Node
 from ...variables import Variable
-from .memory import as_tensor
+from .memory import ModelMemory, as_tensor, expect_shape
+from .rules.registry import as_array, as_torch_dtype
 
 
 class Translation(NamedTuple):
@@ -86,6 +90,26 @@ def expect_translatable(where: str, optimizer: Any) -> Translation:
     return translation
 
 
+class Cohort(NamedTuple):
+    """Parameters of one group that have had the same number of updates.
+
+    PyTorch counts the updates of each parameter. A program needs one count per cohort.
+
+    Attributes
+    ----------
+    group : int
+        The number of the group.
+    optimizer : ngd.optim.Optimizer
+        ngd's optimizer, with the count of these parameters.
+    parameters : dict of Tensor to None
+        The parameters, in the order of the group. Each program trains all of them, or none.
+    """
+
+    group: int
+    optimizer: optim.Optimizer
+    parameters: dict[torch.Tensor, None]
+
+
 class TranslatedOptimizer:
     """An optimizer of PyTorch with the updates and the state of its groups in an ngd program.
 
@@ -95,16 +119,23 @@ class TranslatedOptimizer:
         The public call, for messages.
     optimizer : torch.optim.Optimizer
         The optimizer.
+    memory : ModelMemory
+        The variables of the model.
     """
 
-    def __init__(self, where: str, optimizer: Optimizer) -> None:
+    def __init__(self, where: str, optimizer: Optimizer, memory: ModelMemory) -> None:
+        self.where, self.optimizer, self.memory = where, optimizer, memory
         self.translation = expect_translatable(where, optimizer)
-        self.optimizer = optimizer
-        self.groups: dict[int, optim.Optimizer] = {}
-        """The ngd optimizer of each group, by the group's number."""
+        self.generation = 0
+        """The number of times that cohorts were split: older programs have wrong counts."""
+        self._groups: dict[int, optim.Optimizer] = {}
         self._rates: dict[int, float] = {}
+        self._cohorts: list[Cohort] = []
+        self._names = itertools.count()
         self._states: dict[torch.Tensor, dict[str, Variable]] = {}
-        self._shown: set[torch.Tensor] = set()
+        self._shown: dict[tuple[torch.Tensor, str], torch.Tensor] = {}
+        """The tensor of PyTorch's state that shows, or was copied from, each of ngd's."""
+        optimizer.register_state_dict_pre_hook(self._gather_state)
 
     def options(self) -> tuple[Any, ...]:
         """Return the options of all groups but the learning rate: a change needs a new program."""
@@ -119,75 +150,172 @@ class TranslatedOptimizer:
         They are variables and not arguments, so that the next values of parameters are equal on
         all ranks. All ranks change them in the same way.
         """
-        for number, known in self.groups.items():
+        for number, known in self._groups.items():
             rate = float(self.optimizer.param_groups[number]["lr"])
             if rate != self._rates[number]:
                 self._rates[number] = rate
                 cast(Variable, known.lr).assign(rate)
 
-    def updates(
-        self, gradients: Mapping[Variable, Node], tensors: Mapping[torch.Tensor, Variable]
-    ) -> dict[Variable, Node]:
+    def updates(self, gradients: Mapping[Variable, Node]) -> dict[Variable, Node]:
         """Return the updates of one program.
 
         Parameters
         ----------
         gradients : mapping of Variable to Node
             The gradients after all-reduce and clipping.
-        tensors : mapping of Tensor to Variable
-            The variable of each parameter.
         """
         made: dict[Variable, Node] = {}
+        tensors = self.memory.variables
         for number, group in enumerate(self.optimizer.param_groups):
-            made |= self._updates_of_group(number, group, gradients, tensors)
+            trained = [p for p in group["params"] if tensors.get(p) in gradients]
+            options = {name: group[name] for name in self.translation.options}
+            for cohort in self._cohorts_of(number, trained):
+                cohort.optimizer.options = {**cohort.optimizer.options, **options}
+                mine = [p for p in trained if p in cohort.parameters]
+                made |= cohort.optimizer.apply({tensors[p]: gradients[tensors[p]] for p in mine})
+                self._add_states(cohort, mine)
         return made
 
-    def _updates_of_group(
-        self,
-        number: int,
-        group: Mapping[str, Any],
-        gradients: Mapping[Variable, Node],
-        tensors: Mapping[torch.Tensor, Variable],
-    ) -> dict[Variable, Node]:
-        found = {
-            tensors[p]: gradients[tensors[p]]
-            for p in group["params"]
-            if p in tensors and tensors[p] in gradients
-        }
-        if not found:
-            return {}
-        options = {name: group[name] for name in self.translation.options}
-        known = self.groups.get(number)
-        if known is None:
-            name, rate = f"optimizer_{number}", float(group["lr"])
-            known = self.groups[number] = self.translation.optimizer(rate, name=name, **options)
+    def _cohorts_of(self, number: int, trained: Sequence[torch.Tensor]) -> list[Cohort]:
+        """Return the cohorts of a group that a program trains; splits those that it trains partly.
+
+        Parameters
+        ----------
+        number : int
+            The number of the group.
+        trained : sequence of Tensor
+            The parameters of the group that the program trains.
+        """
+        trained_set = set(trained)
+        for cohort in [c for c in self._cohorts if c.group == number]:
+            others = [p for p in cohort.parameters if p not in trained_set]
+            if 0 < len(others) < len(cohort.parameters):
+                self._split(cohort, others)
+        known = {p for c in self._cohorts for p in c.parameters}
+        by_count: dict[int, list[torch.Tensor]] = {}
+        for p in trained:
+            if p not in known:
+                by_count.setdefault(self._count_of(p), []).append(p)
+        for count, parameters in by_count.items():
+            self._add_cohort(number, count, parameters)
+        return [c for c in self._cohorts if c.group == number and trained_set & set(c.parameters)]
+
+    def _count_of(self, p: torch.Tensor) -> int:
+        """Return the number of updates of a parameter, as PyTorch's state has it."""
+        state = self.optimizer.state.get(p, {})
+        if self.translation.counts:
+            return int(state.get("step", 0))
+        return int(any(value is not None for value in state.values()))
+
+    def _add_cohort(self, number: int, count: int, parameters: Sequence[torch.Tensor]) -> Cohort:
+        known = copy.copy(self._group(number))
+        known.step = known.state_variable(f"step_{next(self._names)}", (), np.dtype(np.int64))
+        if count:
+            known.step.assign(count)
+        cohort = Cohort(number, known, dict.fromkeys(parameters))
+        self._cohorts.append(cohort)
+        return cohort
+
+    def _group(self, number: int) -> optim.Optimizer:
+        """Return ngd's optimizer of a group, which all its cohorts share except for the count."""
+        if number not in self._groups:
+            group = self.optimizer.param_groups[number]
+            rate = float(group["lr"])
+            options = {name: group[name] for name in self.translation.options}
+            name = f"optimizer_{number}"
+            self._groups[number] = self.translation.optimizer(rate, name=name, **options)
             self._rates[number] = rate
-        known.options = {**known.options, **options}
-        made = known.apply(found)
-        for p in group["params"]:
-            if p in tensors and tensors[p] in gradients:
-                self._states[p] = self._state_of(known, tensors[p])
-        return made
+        return self._groups[number]
 
-    def _state_of(self, known: optim.Optimizer, of: Variable) -> dict[str, Variable]:
-        """Return the state of a parameter by PyTorch's names."""
-        prefix = f"{known.name}.{of.name}."
-        names = {theirs: prefix + ours for theirs, ours in self.translation.state.items()}
-        by_name = known.state.variables
-        return {theirs: by_name[name] for theirs, name in names.items() if name in by_name}
+    def _split(self, cohort: Cohort, others: Sequence[torch.Tensor], count: int = -1) -> None:
+        """Move some parameters to a cohort of their own, with the same count or a given one."""
+        for p in others:
+            del cohort.parameters[p]
+        self._add_cohort(cohort.group, int(cohort.optimizer.step) if count < 0 else count, others)
+        self.generation += 1
+
+    def _add_states(self, cohort: Cohort, parameters: Sequence[torch.Tensor]) -> None:
+        """Note the state of parameters by PyTorch's names, and begin with what PyTorch has."""
+        by_name = cohort.optimizer.state.variables
+        for p in parameters:
+            if p in self._states:
+                continue
+            prefix = f"{cohort.optimizer.name}.{self.memory.variables[p].name}."
+            names = {theirs: prefix + ours for theirs, ours in self.translation.state.items()}
+            self._states[p] = {t: by_name[name] for t, name in names.items() if name in by_name}
+            for name, of in self._states[p].items():
+                value = self.optimizer.state.get(p, {}).get(name)
+                if value is not None:
+                    self._assign(of, value)
+
+    def _assign(self, of: Variable, value: torch.Tensor) -> None:
+        expect_shape(f"{self.where}: optimizer.state", value, of)
+        of.assign(as_array(value))
+
+    def read_state(self) -> None:
+        """Assign the state that the program has replaced, for example by `load_state_dict`."""
+        state = self.optimizer.state
+        replaced = [
+            (p, name, of)
+            for p, variables in self._states.items()
+            for name, of in variables.items()
+            if state[p].get(name) is not self._shown.get((p, name))
+        ]
+        if not replaced:
+            return
+        for p, name, of in replaced:
+            value = state[p].get(name)
+            shown = self._shown.pop((p, name), None)
+            if shown is not None:
+                self.memory.remove(shown)
+            self._assign(of, torch.zeros(of.shape) if value is None else value)
+        for cohort in list(self._cohorts):
+            self._read_counts(cohort)
+        self.show_state()
+
+    def _read_counts(self, cohort: Cohort) -> None:
+        """Assign the count of a cohort from PyTorch's state; split it if the counts differ."""
+        by_count: dict[int, list[torch.Tensor]] = {}
+        for p in cohort.parameters:
+            by_count.setdefault(self._count_of(p), []).append(p)
+        (first, _), *rest = by_count.items()
+        cohort.optimizer.step.assign(first)
+        for count, parameters in rest:
+            self._split(cohort, parameters, count)
 
     def show_state(self) -> None:
-        """Let torch's state of each parameter be a view of ngd's, and count the update."""
-        steps = []
-        for tensor, variables in self._states.items():
-            state = self.optimizer.state[tensor]
-            if tensor not in self._shown:
-                self._shown.add(tensor)
-                state.update({name: as_tensor(v.view()) for name, v in variables.items()})
-                if self.translation.counts:
-                    state.setdefault("step", torch.tensor(0.0))
-            if "step" in state:
-                steps.append(state["step"])
-        if steps:
-            torch._foreach_add_(steps, 1)
+        """Let PyTorch's state of each parameter show ngd's."""
+        for p, variables in self._states.items():
+            state = self.optimizer.state[p]
+            if self.translation.counts and "step" not in state:
+                state["step"] = torch.tensor(0.0)
+            for name, of in variables.items():
+                if (p, name) in self._shown or of.kept_by is not None:
+                    continue
+                value = state.get(name)
+                if value is None:
+                    value = state[name] = torch.empty(0, dtype=as_torch_dtype(of.dtype))
+                self._shown[p, name] = value
+                self.memory.add(value, of)
+
+    def count(self, trained: Collection[Variable]) -> None:
+        """Count an update of the parameters that a step has trained."""
+        if self.translation.counts:
+            variables = self.memory.variables
+            steps = [
+                self.optimizer.state[p]["step"] for p in self._states if variables[p] in trained
+            ]
+            if steps:
+                torch._foreach_add_(steps, 1)
         self.optimizer._opt_called = True  # else a scheduler warns that no step was made
+
+    def _gather_state(self, optimizer: Optimizer) -> None:
+        """Copy the state of which each host has a part, before PyTorch's state is saved.
+
+        All ranks call this: `shard="world"` keeps one copy over all hosts.
+        """
+        for p, variables in self._states.items():
+            for name, of in variables.items():
+                if of.kept_by is not None:
+                    copied = as_tensor(of.numpy())
+                    self.optimizer.state[p][name] = self._shown[p, name] = copied

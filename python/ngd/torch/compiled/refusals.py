@@ -40,6 +40,46 @@ def expect_no_hooks(where: str, model: nn.Module) -> None:
             refuse(where, f"a hook on the gradient of {path!r}")
 
 
+State = dict[tuple[str, str], Any]
+
+
+def python_state(model: nn.Module) -> State:
+    """Return the attributes of all modules that are plain Python values, by module and name."""
+    return {
+        (path, name): _plain(value)
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training"
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that differs after a change of a Python value; the same for other objects."""
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    if isinstance(value, dict):
+        return tuple((repr(key), _plain(each)) for key, each in value.items())
+    return type(value)
+
+
+def changed_state(before: State, model: nn.Module) -> list[tuple[str, str]]:
+    """Return the modules and names of attributes that the forward pass has changed."""
+    after = python_state(model)
+    return [key for key in after if before.get(key, ...) != after[key]]
+
+
+def refuse_state(where: str, path: str, name: str) -> NoReturn:
+    """Raise a CompileError for a Python value that each forward pass changes and uses."""
+    raise CompileError(
+        f"{where}: expected a model that computes the same in each step; got one whose forward "
+        f"pass changes and uses the attribute {f'{path}.{name}' if path else name!r}, which would "
+        "keep the value of the first step. Make it a buffer: "
+        "self.register_buffer(name, torch.tensor(value))."
+    )
+
+
 @contextmanager
 def watched(where: str) -> Iterator[None]:
     """Raise a CompileError if the model uses a custom Function or adds a hook to a tensor."""

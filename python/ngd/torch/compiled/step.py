@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ngd.torch.compile_step: train a PyTorch model as one ngd program per shape of the batch."""
+"""compile_step: a training step of a PyTorch model as one ngd program."""
 
 from __future__ import annotations
 
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -12,35 +14,38 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from ... import ops, optim
-from ...compiler import compile
-from ...devices.executable import Executable
-from ...differentiation import grad
-from ...ir import Node, topological
-from ...variables import Variable, placeholder, variable
-from .capture import Capture, capture
+from ...collectives import Group
+from ...distributed import chosen
+from ...errors import CompileError, FallbackWarning, RetraceWarning
+from .broadcasts import broadcast_model
+from .capture import capture
+from .coverage import Coverage, coverage_of
+from .eager import EagerStep
+from .guards import PoisonGuard, StepGuard, is_poisoned, refuse_backward
 from .memory import ModelMemory, as_tensor
 from .optimizers import TranslatedOptimizer
-from .rules import Draws
-from .rules.registry import as_array, as_node, as_numpy_dtype
-from .translate import translate
+from .programs import Form, Program, ProgramBuilder
+from .rules import UnsupportedOpError
+from .rules.registry import as_array, as_numpy_dtype
 
-WHERE = "ngd.torch.compile_step"
-
-
-class Program(NamedTuple):
-    """A compiled step for one signature of the batch."""
-
-    executable: Executable
-    results: pytree.TreeSpec
-    variables: frozenset[Node]
-    """All variables of the step."""
-    written: list[torch.Tensor]
-    """The parameters and buffers that the step replaces."""
+WHERE: Final = "ngd.torch.compile_step"
+MANY_PROGRAMS: Final = 8
+"""The number of programs at which a warning names the argument that changes."""
+MAX_PROGRAMS: Final = 64
+"""The number of programs that a step keeps."""
+Fallback = Literal["error", "torch"]
 
 
 class CompiledStep:
-    """A training step of a PyTorch model; see compile_step."""
+    """A training step of a PyTorch model. See compile_step.
+
+    Attributes
+    ----------
+    model : Module
+        The model.
+    optimizer : torch.optim.Optimizer
+        The optimizer.
+    """
 
     def __init__(
         self,
@@ -49,37 +54,73 @@ class CompiledStep:
         optimizer: Optimizer,
         *,
         clip_norm: float | None,
-        shard: str,
-        precision: Any,
-        memory_limit: int | None,
+        fallback: Fallback,
+        options: dict[str, Any],
     ) -> None:
-        self.model, self.loss = model, loss
-        self.clip_norm = clip_norm
-        self.options = {"shard": shard, "precision": precision, "memory_limit": memory_limit}
-        self._memory = ModelMemory(model)
-        self._optimizer = TranslatedOptimizer(WHERE, optimizer)
-        self._programs: dict[Any, Program] = {}
-        self._draws = variable("random_step", np.int64(0))
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self._fallback = fallback
+        self._group: Group = chosen(None)
+        self._memory = ModelMemory(model, self._group)
+        self._state = TranslatedOptimizer(WHERE, optimizer, self._memory)
+        self._builder = ProgramBuilder(WHERE, self._memory, self._state, clip_norm, options)
+        self._programs: OrderedDict[Any, Program] = OrderedDict()
+        self._generation = 0
+        self._num_compiled = 0
+        self._coverage = Coverage({}, {}, {})
+        self._guard = StepGuard(optimizer)
+        self._poison: PoisonGuard | None = None
+        self._eager: EagerStep | None = None
+        self._clip_norm = clip_norm
+        self._total = 0.0  # of the weights of the micro-batches since the last update
+        self._num_micro_batches = 0
+        broadcast_model(WHERE, model, self._group)
 
-    def __call__(self, *batch: Any) -> Any:
+    def __call__(self, *batch: Any, accumulate: bool = False, weight: Any = None) -> Any:
         """Run one step: forward, backward, all-reduce, clipping and update.
+
+        All ranks call this.
 
         Parameters
         ----------
         *batch
-            The arguments of the loss function after the model: tensors in any structure.
+            The arguments of the loss function after the model: tensors in any structure. Each
+            shape has a program of its own.
+        accumulate : bool, default False
+            True for a micro-batch: its gradients are added up on this rank, and the parameters
+            stay. The next call without it updates them, with the mean over all micro-batches.
+        weight : float, optional
+            The weight of this loss in the mean over the ranks and micro-batches, for example its
+            number of samples or tokens. The default is 1 for all. A loss of weight 0 does not
+            count, even if it is NaN.
 
         Returns
         -------
-        Tensor, or what the loss function returns
-            The loss of this rank, before the update.
+        Tensor, or the structure that the loss function returns
+            The loss of this rank, before the update, without a gradient.
+
+        Raises
+        ------
+        CompileError
+            The model cannot be translated. The message names the line.
+        PoisonedVariableError
+            A step before failed while it updated the parameters.
         """
-        results = self._run(batch, trains=True)
-        self._optimizer.show_state()
+        has_sums = self._num_micro_batches > 0
+        has_weight = accumulate or has_sums or weight is not None
+        form = Form(not accumulate, accumulate, has_sums and not accumulate, has_weight)
+        amount = 1.0 if weight is None else _weight(weight)
+        total = self._total + amount
+        if self._eager is None:
+            results = self._run(batch, form, amount, total)
+        else:
+            results = self._eager.train(batch, amount, None if accumulate else total)
+        self._total = total if accumulate else 0.0
+        self._num_micro_batches = self._num_micro_batches + 1 if accumulate else 0
+        pytree.tree_leaves(results)[0].backward = refuse_backward
         return results
 
     def evaluate(self, *batch: Any) -> Any:
-        """Return the loss in evaluation mode, without an update.
+        """Return the loss in evaluation mode, without a gradient and without an update.
 
         Parameters
         ----------
@@ -89,119 +130,164 @@ class CompiledStep:
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
-            return self._run(batch, trains=False)
+            if self._eager is None:
+                return self._run(batch, Form(trains=False), 1.0, 1.0)
+            with torch.no_grad():
+                return self.loss(self.model, *batch)
         finally:
             for module, is_training in modes:
                 module.training = is_training
 
-    def _run(self, batch: tuple[Any, ...], *, trains: bool) -> Any:
+    def coverage(self) -> Coverage:
+        """Return the ops of the model that ngd runs, and those that it does not.
+
+        It is that of the last batch shape that was compiled, even if its compilation failed.
+        """
+        return self._coverage
+
+    def _run(self, batch: tuple[Any, ...], form: Form, weight: float, total: float) -> Any:
+        if self._poison is not None:
+            self._poison.expect_no_poison(WHERE)
+        self._memory.read_written(WHERE)
+        self._state.read_state()
         leaves, structure = pytree.tree_flatten(batch)
-        self._memory.read_moved(WHERE)
-        key = (
-            trains,
-            structure,
-            tuple(map(_signature, leaves)),
-            self._modes(),
-            self._optimizer.options(),
-            self._memory.constants(),
-        )
-        program = self._programs.get(key)
-        if program is None:
-            program = self._programs[key] = self._compile(batch, trains)
-        arrays = [as_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if trains:
-            self._optimizer.read_rates()
-        results = program.executable(*arrays)
-        self._memory.share(program.variables)
+        try:
+            program = self._program(batch, (form, structure, *map(_signature, leaves)), form)
+        except CompileError as error:
+            if self._fallback == "error":
+                raise
+            return self._fall_back(error, batch, form, weight, total)
+        arrays: list[Any] = [as_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if form.has_weight:
+            arrays.append(np.float64(weight))
+            if form.trains:
+                arrays.append(np.float64(total))
+        if form.trains:
+            self._state.read_rates()
+        self._memory.show(program.variables)
+        results = self._execute(program, arrays)
         self._memory.count_writes(program.written)
+        if form.trains:
+            self._state.show_state()
+            self._state.count(program.trained)
         tensors = [as_tensor(np.asarray(result)) for result in results]
         return pytree.tree_unflatten(tensors, program.results)
 
-    def _modes(self) -> tuple[Any, ...]:
-        """Return the training modes and the frozen parameters: a change needs a new program."""
-        modes = tuple(module.training for module in self.model.modules())
-        return modes, tuple(p.requires_grad for p in self.model.parameters())
+    def _execute(self, program: Program, arrays: list[Any]) -> list[Any]:
+        """Run a program. A failure in the middle of the updates poisons the model."""
+        try:
+            return list(program.executable(*arrays))
+        except BaseException:
+            if is_poisoned(self._memory.variables.values()):
+                self._poison = PoisonGuard(self.model, self.optimizer, self._repair)
+            raise
 
-    def _compile(self, batch: tuple[Any, ...], trains: bool) -> Program:
+    def _repair(self) -> None:
+        """Assign the values that were loaded into a poisoned model."""
+        self._poison = None
+        self._memory.assign_all()
+
+    def _program(self, batch: tuple[Any, ...], signature: Any, form: Form) -> Program:
+        """Return the program for a batch. The first call with its signature compiles it."""
+        if self._generation != self._state.generation:
+            self._programs.clear()
+            self._generation = self._state.generation
+        key = signature, _structure(self.model), self._state.options(), self._memory.constants()
+        if key in self._programs:
+            self._programs.move_to_end(key)
+            return self._programs[key]
         captured = capture(WHERE, self.model, self.loss, batch)
-        values, inputs = self._inputs(captured)
-        draws = Draws(self._draws * np.int64(2**32) + ops.cast(ops.own_rank(), "int64"))
-        outputs = translate(WHERE, captured.module, values, draws)
-        tensors = self._memory.tensors()
-        count = len(captured.mutated)
-        results = [as_node(each) for each in outputs[count:]]
-        updates = self._statistics(captured, outputs[:count], tensors)
-        if draws.count:
-            updates[self._draws] = self._draws + 1
-        if trains:
-            gradients = self._gradients(results[0])
-            updates |= self._optimizer.updates(gradients, self._memory.variables)
-        executable = compile(inputs, results, updates, **self.options)
-        written = [t for t, v in self._memory.variables.items() if v in updates]
-        variables = frozenset(executable.graph.variables)
-        return Program(executable, captured.results, variables, written)
+        self._coverage = coverage_of(captured)
+        program = self._builder.build(captured, form)
+        if self._generation != self._state.generation:  # this program split a cohort
+            self._programs.clear()
+            self._generation = self._state.generation
+        # A buffer that the program updates is not a constant any more.
+        key = *key[:-1], self._memory.constants()
+        self._programs[key] = program
+        self._warn_of_many(key)
+        while len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+        return program
 
-    def _inputs(self, captured: Capture) -> tuple[dict[str, Any], list[Node]]:
-        """Return the values of the inputs of a captured graph, and the placeholders among them."""
-        tensors = self._memory.tensors()
-        values: dict[str, Any] = {}
-        inputs = []
-        for each in captured.inputs:
-            if each.kind == "argument" and isinstance(each.value, torch.Tensor):
-                shape = tuple(int(n) for n in each.value.shape)
-                node = placeholder(each.name, shape, as_numpy_dtype(each.value.dtype))
-                values[each.name] = node
-                inputs.append(node)
-            elif each.kind in ("argument", "constant"):
-                values[each.name] = each.value
-            else:
-                values[each.name] = self._value_of(str(each.target), each.kind, captured, tensors)
-        return values, inputs
+    def _warn_of_many(self, key: Any) -> None:
+        self._num_compiled += 1
+        if self._num_compiled != MANY_PROGRAMS:
+            return
+        *_, previous, _ = self._programs
+        changed = [
+            name
+            for name, new, old in zip(("batch", "model", "optimizer"), key, previous, strict=False)
+            if new != old
+        ]
+        warnings.warn(
+            f"{WHERE}: compiled {MANY_PROGRAMS} programs, the last because of another signature of "
+            f"the {', '.join(changed) or 'buffers'}. Each shape has its own program. Pad batches "
+            "to few shapes, drop the last smaller batch, and give numbers that change as tensors.",
+            RetraceWarning,
+            stacklevel=5,
+        )
 
-    def _value_of(
-        self, path: str, kind: str, captured: Capture, tensors: dict[str, torch.Tensor]
+    def _fall_back(
+        self, error: CompileError, batch: tuple[Any, ...], form: Form, weight: float, total: float
     ) -> Any:
-        """Return a parameter or a buffer as a variable; a buffer that is only read is constant."""
-        tensor = tensors[path]
-        is_fixed = kind == "buffer" and path not in captured.mutated
-        if is_fixed and tensor not in self._memory.variables:
-            return tensor.detach()
-        return self._memory.variable_of(path, tensor)
-
-    def _statistics(
-        self, captured: Capture, outputs: list[Any], tensors: dict[str, torch.Tensor]
-    ) -> dict[Variable, Node]:
-        """Return the next values of buffers, such as running statistics."""
-        pairs = zip(captured.mutated, outputs, strict=True)
-        return {self._memory.variable_of(path, tensors[path]): as_node(new) for path, new in pairs}
-
-    def _gradients(self, loss: Node) -> dict[Variable, Node]:
-        """Return the mean over the ranks of the gradients of trained parameters, clipped."""
-        used = _differentiated(loss)
-        pairs = self._memory.variables.items()
-        trained = [v for tensor, v in pairs if tensor.requires_grad and v in used]
-        found = grad(loss, trained, unused="zero")
-        averaged = {v: ops.all_reduce(g, op="mean") for v, g in zip(trained, found, strict=True)}
-        if self.clip_norm is None:
-            return averaged
-        clipped, _ = optim.clip_by_global_norm(averaged, self.clip_norm)
-        return dict(clipped)
+        """Run this step and all later ones in eager PyTorch."""
+        warnings.warn(
+            f"{WHERE}: fallback='torch': the model runs in eager PyTorch, with ngd's collectives: "
+            f"{error}",
+            FallbackWarning,
+            stacklevel=4,
+        )
+        self._eager = EagerStep(
+            self.model, self.loss, self.optimizer, self._clip_norm, self._group, self._guard
+        )
+        if not form.trains and not form.accumulates:
+            with torch.no_grad():
+                return self.loss(self.model, *batch)
+        return self._eager.train(batch, weight, total if form.trains else None)
 
 
-def _differentiated(loss: Node) -> set[Node]:
-    """Return the nodes that a loss depends on, except through detached values.
+def _weight(weight: Any) -> float:
+    try:
+        found = float(weight)
+    except (TypeError, ValueError, RuntimeError):
+        found = -1.0
+    if not 0 <= found < np.inf:
+        raise ValueError(
+            f"{WHERE}: weight: expected a number >= 0; got {weight!r}. Give the number of samples "
+            "or tokens of this rank."
+        )
+    return found
 
-    PyTorch's optimizers leave other parameters as they are, even with a weight decay.
-    """
-    detached = [node for node in topological([loss]) if node.op.name == "stop_gradient"]
-    return set(topological([loss], detached))
+
+def _structure(model: nn.Module) -> tuple[Any, ...]:
+    """Return what a program depends on of a model: modes, its tensors, and the frozen ones."""
+    return tuple(
+        (
+            module.training,
+            *((id(p), p.requires_grad) for p in module._parameters.values() if p is not None),
+            *map(id, module._buffers.values()),
+        )
+        for module in model.modules()
+    )
 
 
 def _signature(leaf: Any) -> Any:
     """Return what a program depends on of an argument: the type of a tensor, any other value."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.dtype, tuple(leaf.shape)
-    return leaf
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    try:
+        as_numpy_dtype(leaf.dtype)
+    except UnsupportedOpError as error:
+        raise CompileError(
+            f"{WHERE}: batch: expected tensors that ngd supports; got {error}."
+        ) from None
+    if leaf.device.type != "cpu":
+        raise CompileError(
+            f"{WHERE}: batch: expected tensors on the CPU; got one on {leaf.device}. Call "
+            '.to("cpu").'
+        )
+    return leaf.dtype, tuple(leaf.shape)
 
 
 def compile_step(
@@ -213,36 +299,69 @@ def compile_step(
     shard: str = "host",
     precision: Any = "float32",
     memory_limit: int | None = None,
+    fallback: Fallback = "error",
 ) -> CompiledStep:
-    """Return a function that trains a PyTorch model: one ngd program for each step.
+    """Return a function that trains a PyTorch model: one ngd program per shape of the batch.
+
+    All ranks call this. The parameters and buffers of rank 0 are sent to the other ranks.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The model. Its parameters and running statistics become views of ngd's memory.
+        The model, on the CPU. Its parameters and running statistics become views of ngd's memory.
+        The ranks of a host share one copy.
     loss : callable
         A function of the model and the batch that returns the loss, a scalar tensor, or a tuple
         that begins with it.
     optimizer : torch.optim.Optimizer
-        SGD, Adam, AdamW, RMSprop or Adagrad. The learning rate of each group is read in each call.
+        SGD, Adam, AdamW, RMSprop or Adagrad over the parameters of the model. Schedulers work as
+        usual: the learning rate of each group is read in each call.
     clip_norm : float, optional
-        The largest global norm of the gradients.
+        The largest global norm of the gradients, as in torch.nn.utils.clip_grad_norm_.
     shard : {"host", "world", "none"}, default "host"
-        See ngd.compile.
-    precision, memory_limit
-        See ngd.compile.
+        The ranks that share one copy of weights and optimizer state. See ngd.compile.
+    precision : {"float32", "bfloat16", "float16"}, default "float32"
+        The precision of matrix products and convolutions. See ngd.compile.
+    memory_limit : int, optional
+        The bytes of activations, beyond which values are recomputed. See ngd.compile.
+    fallback : {"error", "torch"}, default "error"
+        What happens to a model that ngd cannot translate: an error, or a warning and steps in eager
+        PyTorch with ngd's collectives.
 
     Returns
     -------
     CompiledStep
-        A function of a batch that returns the loss.
+        A function of a batch that returns the loss, with `evaluate` and `coverage`.
+
+    Raises
+    ------
+    TypeError
+        The optimizer is of another class.
+    VariableMismatchError
+        The models of the ranks have different parameters.
+
+    Examples
+    --------
+    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    >>> step = ngd.torch.compile_step(model, lambda m, x, y: cross_entropy(m(x), y), optimizer)
+    >>> for x, y in loader:
+    ...     loss = step(x, y)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{WHERE}: model: expected a torch.nn.Module; got {type(model).__name__}. Pass the "
+            "model first, then the loss function, then the optimizer."
+        )
+    if not callable(loss):
+        raise TypeError(
+            f"{WHERE}: loss: expected a function of the model and the batch; got {loss!r}. Write "
+            "lambda model, x, y: cross_entropy(model(x), y)."
+        )
+    if fallback not in ("error", "torch"):
+        raise ValueError(
+            f"{WHERE}: fallback: expected 'error' or 'torch'; got {fallback!r}. Leave it out."
+        )
+    options = {"shard": shard, "precision": precision, "memory_limit": memory_limit}
     return CompiledStep(
-        model,
-        loss,
-        optimizer,
-        clip_norm=clip_norm,
-        shard=shard,
-        precision=precision,
-        memory_limit=memory_limit,
+        model, loss, optimizer, clip_norm=clip_norm, fallback=fallback, options=options
     )

@@ -185,16 +185,15 @@ class Rendezvous {
 
   Assembly assemble_parts() {
     std::vector<Mapping> mappings;
+    std::vector<KeptDescriptor> segments;
     std::vector<PeerProcess> peers;
     cpu_set_t all;
     CPU_ZERO(&all);
     Assembly assembly;
-    Descriptor own;
     for (int r = 0; r < size_; ++r) {
       Parcel& each = parcel(r);
       mappings.push_back(map_segment(each.segment, r));
-      if (r == rank_) own = std::move(each.segment);
-      each.segment = Descriptor();
+      segments.emplace_back(std::move(each.segment));
       peers.push_back(
           {KeptDescriptor(std::move(each.pidfd)), each.message.pid, each.message.start_time});
       CPU_OR(&all, &all, &each.message.cores);
@@ -203,7 +202,7 @@ class Rendezvous {
     const int available = device::available_cores();
     const bool quota = available < CPU_COUNT(&parcel(rank_).message.cores);
     assembly.cores = quota ? available : std::max(available, CPU_COUNT(&all));
-    assembly.memory = make_process_memory(std::move(mappings), rank_, std::move(own));
+    assembly.memory = make_process_memory(std::move(mappings), rank_, std::move(segments));
     assembly.liveness = make_process_liveness(std::move(peers));
     found(*assembly.memory, rank_, size_, chosen_node(parcel(rank_).message.cores));
     return assembly;

@@ -57,14 +57,19 @@ std::size_t fitting_bytes(int size) {
 
 class ProcessMemory final : public Memory {
  public:
-  ProcessMemory(std::vector<Mapping> mappings, int rank, Descriptor own)
+  ProcessMemory(std::vector<Mapping> mappings, int rank, std::vector<KeptDescriptor> descriptors)
       : mappings_(std::move(mappings)),
         own_base_(mappings_[static_cast<std::size_t>(rank)].base()),
-        own_(std::move(own)) {}
+        rank_(rank),
+        descriptors_(std::move(descriptors)) {}
 
   Segment segment(int rank) const noexcept override {
     const Mapping& mapping = mappings_[static_cast<std::size_t>(rank)];
     return {mapping.base(), mapping.bytes()};
+  }
+
+  int descriptor(int rank) const noexcept override {
+    return descriptors_[static_cast<std::size_t>(rank)].get();
   }
 
   void commit(std::size_t offset, std::size_t bytes) override {
@@ -101,7 +106,7 @@ class ProcessMemory final : public Memory {
 
   // Before Linux 5.14.
   int allocate(std::size_t offset, std::size_t bytes) {
-    const int fd = own_.get();
+    const int fd = descriptor(rank_);
     if (fd < 0)
       fail(ErrorKind::OutOfMemory, "no memory for ", bytes,
            " bytes of the shared lane: this process has closed the descriptor of its segment");
@@ -114,7 +119,8 @@ class ProcessMemory final : public Memory {
 
   std::vector<Mapping> mappings_;
   std::byte* own_base_;
-  KeptDescriptor own_;
+  int rank_;
+  std::vector<KeptDescriptor> descriptors_;
 };
 
 }  // namespace
@@ -226,8 +232,8 @@ std::string noted_wait(const RankRecord& record) {
 }
 
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,
-                                            Descriptor own) {
-  return std::make_unique<ProcessMemory>(std::move(mappings), rank, std::move(own));
+                                            std::vector<KeptDescriptor> descriptors) {
+  return std::make_unique<ProcessMemory>(std::move(mappings), rank, std::move(descriptors));
 }
 
 }  // namespace ngd::comm::shm

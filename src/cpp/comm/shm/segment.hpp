@@ -198,6 +198,9 @@ class Memory {
  public:
   virtual ~Memory() = default;
   virtual Segment segment(int rank) const noexcept = 0;  // as a rank of the world
+  // The memfd of a rank's segment, for further mappings. -1 if the ranks are threads, or if this
+  // program has closed the descriptor.
+  virtual int descriptor(int) const noexcept { return -1; }
   // Backs a range of my own segment with pages. Throws OutOfMemory where there are none: without
   // this, the first touch of the range would be a SIGBUS.
   virtual void commit(std::size_t offset, std::size_t bytes) = 0;
@@ -228,8 +231,8 @@ inline std::string_view error_text_of(const RankRecord& record) noexcept {
   return {record.error_text, std::min<std::size_t>(record.error_length, kErrorBytes)};
 }
 
-// The memory of ranks that are processes: mappings by rank, and the memfd of my own.
+// The memory of ranks that are processes: mappings and memfds by rank.
 std::unique_ptr<Memory> make_process_memory(std::vector<Mapping> mappings, int rank,
-                                            Descriptor own);
+                                            std::vector<KeptDescriptor> descriptors);
 
 }  // namespace ngd::comm::shm

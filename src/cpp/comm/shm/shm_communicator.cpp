@@ -540,6 +540,17 @@ std::shared_ptr<void> ShmCommunicator::open_common(int maker, std::uint64_t numb
   return {&common + 1, give_back};
 }
 
+std::unique_ptr<CopyOnWriteMapping> ShmCommunicator::map_common(int maker, std::uint64_t number,
+                                               std::size_t bytes) {
+  check_not_child();
+  const int fd = family_->memory().descriptor(group_.world(maker));
+  if (fd < 0)
+    fail(ErrorKind::Unsupported, "expected the descriptor of the shared memory of rank ", maker,
+         ", which this process has had since ngd.init(); got a closed one. Do not close "
+         "descriptors that your program has not opened");
+  return std::make_unique<CopyOnWriteMapping>(fd, number + sizeof(Common), bytes);
+}
+
 std::unique_ptr<ShmCommunicator> make_world(std::unique_ptr<Memory> memory,
                                             std::unique_ptr<Liveness> liveness, Place place) {
   const auto family = std::make_shared<Family>(std::move(memory), std::move(liveness), place);

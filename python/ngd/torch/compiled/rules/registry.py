@@ -135,6 +135,12 @@ def as_numpy_dtype(dtype: torch.dtype) -> DType:
     return DTYPES[dtype]
 
 
+def as_torch_dtype(dtype: DType) -> torch.dtype:
+    """Return PyTorch's dtype for ngd's."""
+    found: torch.dtype = getattr(torch, dtype.name)
+    return found
+
+
 def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return the values of a tensor as an array, of 16 bits for bfloat16."""
     tensor = tensor.detach().resolve_conj().resolve_neg()

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step in eager PyTorch with ngd's collectives, for models that ngd cannot translate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...collectives import Group
+from .guards import StepGuard
+from .memory import as_tensor
+from .rules.registry import as_array
+
+
+class EagerStep:
+    """Runs steps as PyTorch does; the gradients are averaged over the ranks.
+
+    Parameters
+    ----------
+    model : Module
+        The model.
+    loss : callable
+        The loss function of the step.
+    optimizer : torch.optim.Optimizer
+        The optimizer.
+    clip_norm : float or None
+        The largest global norm of the gradients.
+    group : Group
+        The ranks.
+    guard : StepGuard
+        The guard of the optimizer.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[..., Any],
+        optimizer: Optimizer,
+        clip_norm: float | None,
+        group: Group,
+        guard: StepGuard,
+    ) -> None:
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.clip_norm, self.group, self.guard = clip_norm, group, guard
+
+    def train(self, batch: tuple[Any, ...], weight: float, total: float | None) -> Any:
+        """Run one step.
+
+        Parameters
+        ----------
+        batch : tuple
+            The arguments of the loss function.
+        weight : float
+            The weight of this rank's loss.
+        total : float or None
+            The sum of the weights since the last update; None for a micro-batch without update.
+        """
+        results = self.loss(self.model, *batch)
+        loss = results[0] if isinstance(results, (tuple, list)) else results
+        if weight != 0:
+            (loss * weight).backward()
+        if total is not None:
+            self._update(total)
+        return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, results)
+
+    def _update(self, total: float) -> None:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        has_gradient = np.array([p.grad is not None for p in parameters], np.int32)
+        has_gradient = self.group.all_reduce(has_gradient, op="max")
+        weights = float(self.group.all_reduce(np.array([total]), op="sum")[0])
+        for p, is_used in zip(parameters, has_gradient, strict=True):
+            if is_used:
+                mine = torch.zeros_like(p) if p.grad is None else p.grad
+                summed = as_tensor(self.group.all_reduce(as_array(mine), op="sum"))
+                p.grad = summed.div_(weights) if weights else torch.zeros_like(p)
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+        with self.guard:
+            self.optimizer.step()
+        self.optimizer.zero_grad()

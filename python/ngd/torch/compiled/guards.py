@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guards on a model and an optimizer that a compiled step trains: wrong uses raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...errors import PoisonedVariableError
+from ...variables import Variable
+
+TWO_WAYS: Final = (
+    "Train with `loss = step(batch)`, which updates the parameters, or without compile_step: "
+    'torch.compile(model, backend="ngd"), loss.backward() and optimizer.step().'
+)
+
+
+def refuse_backward(*args: Any, **options: Any) -> None:
+    """Raise for `loss.backward()` of the loss of a compiled step."""
+    raise RuntimeError(
+        "ngd.torch.compile_step: loss.backward: expected no backward pass, because the step has "
+        f"computed the gradients and updated the parameters; got a call. {TWO_WAYS}"
+    )
+
+
+class StepGuard:
+    """Lets `optimizer.step()` raise, except within a `with` of this guard.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        The optimizer.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._is_open = False
+        optimizer.register_step_pre_hook(self._refuse)
+
+    def _refuse(self, *args: Any) -> None:
+        if not self._is_open:
+            raise RuntimeError(
+                "ngd.torch.compile_step: optimizer.step: expected no call, because the compiled "
+                f"step updates the parameters; got one. {TWO_WAYS}"
+            )
+
+    def __enter__(self) -> None:
+        self._is_open = True
+
+    def __exit__(self, *error: object) -> None:
+        self._is_open = False
+
+
+def is_poisoned(variables: Iterable[Variable]) -> bool:
+    """Return True if a step failed while it updated one of the variables."""
+    return any(of.cell.poisoned for of in variables)
+
+
+class PoisonGuard:
+    """Lets a poisoned model and optimizer raise when they are used, until new values are loaded.
+
+    A step that fails while it updates parameters leaves them with mixed values. The memory is
+    still readable by PyTorch, so hooks raise instead.
+
+    Parameters
+    ----------
+    model : Module
+        The model.
+    optimizer : torch.optim.Optimizer
+        Its optimizer.
+    repair : callable
+        Called after `load_state_dict` of the model has loaded all of its values.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, repair: Callable[[], None]) -> None:
+        self._repair = repair
+        self._handles: list[Any] = []
+        for module in model.modules():
+            self._handles += [
+                module.register_forward_pre_hook(self._refuse_forward),
+                module.register_state_dict_pre_hook(self._refuse_state),
+            ]
+        self._handles += [
+            model.register_load_state_dict_post_hook(self._after_load),
+            optimizer.register_state_dict_pre_hook(self._refuse_optimizer),
+        ]
+
+    def expect_no_poison(self, use: str) -> None:
+        """Raise a PoisonedVariableError."""
+        raise PoisonedVariableError(
+            f"{use}: expected a model with valid values; got one whose last step failed while it "
+            "updated the parameters. Load a complete checkpoint with model.load_state_dict and "
+            "optimizer.load_state_dict."
+        )
+
+    def _refuse_forward(self, module: nn.Module, *args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self.expect_no_poison(f"{type(module).__name__}.forward")
+
+    def _refuse_state(self, module: nn.Module, *args: Any) -> None:
+        self.expect_no_poison(f"{type(module).__name__}.state_dict")
+
+    def _refuse_optimizer(self, optimizer: Optimizer) -> None:
+        self.expect_no_poison(f"{type(optimizer).__name__}.state_dict")
+
+    def _after_load(self, module: nn.Module, incompatible: Any) -> None:
+        if not incompatible.missing_keys:
+            for handle in self._handles:
+                handle.remove()
+            self._repair()

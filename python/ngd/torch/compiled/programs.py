@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of a training step, for one signature of its batch: graph, gradients and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from ... import ops, optim
+from ...compiler import compile
+from ...devices.executable import Executable
+from ...differentiation import grad
+from ...dtype import is_float
+from ...errors import GradientError
+from ...ir import Node, topological
+from ...variables import Variable, placeholder, variable
+from .capture import Capture
+from .memory import ModelMemory
+from .optimizers import TranslatedOptimizer
+from .rules import Draws
+from .rules.registry import as_node, as_numpy_dtype
+from .translate import translate
+
+
+class Form(NamedTuple):
+    """The kind of a program.
+
+    Attributes
+    ----------
+    trains : bool
+        True if it updates the parameters.
+    accumulates : bool
+        True if it adds the gradients of a micro-batch to sums.
+    has_sums : bool
+        True if it trains with the sums of micro-batches before.
+    has_weight : bool
+        True if the loss of each rank has a weight.
+    """
+
+    trains: bool
+    accumulates: bool = False
+    has_sums: bool = False
+    has_weight: bool = False
+
+
+class Program(NamedTuple):
+    """A compiled step for one signature of the batch.
+
+    Attributes
+    ----------
+    executable : Executable
+        The step.
+    results : TreeSpec
+        The structure of the results of the loss function.
+    variables : frozenset of Node
+        All variables of the step.
+    written : list of Tensor
+        The parameters and buffers that the step replaces.
+    trained : frozenset of Variable
+        The parameters that the step trains.
+    """
+
+    executable: Executable
+    results: pytree.TreeSpec
+    variables: frozenset[Node]
+    written: list[torch.Tensor]
+    trained: frozenset[Variable]
+
+
+class ProgramBuilder:
+    """Builds the programs of one step, which share variables.
+
+    Parameters
+    ----------
+    where : str
+        The public call, for messages.
+    memory : ModelMemory
+        The variables of the model.
+    optimizer : TranslatedOptimizer
+        The updates.
+    clip_norm : float or None
+        The largest global norm of the gradients.
+    options : dict
+        Options of ngd.compile.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        memory: ModelMemory,
+        optimizer: TranslatedOptimizer,
+        clip_norm: float | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.where, self.memory, self.optimizer = where, memory, optimizer
+        self.clip_norm, self.options = clip_norm, options
+        self._draws = variable("random_step", np.int64(0))
+        self._sums: dict[Variable, Variable] = {}
+
+    def build(self, captured: Capture, form: Form) -> Program:
+        """Return the program of a captured model and loss.
+
+        Raises
+        ------
+        CompileError
+            An op has no rule.
+        GradientError
+            The first result is not a scalar of floats.
+        """
+        values, inputs = self._inputs(captured)
+        draws = Draws(self._draws * np.int64(2**32) + ops.cast(ops.own_rank(), "int64"))
+        outputs = translate(self.where, captured.module, values, draws)
+        count = len(captured.mutated)
+        results = [as_node(each) for each in outputs[count:]]
+        updates = self._statistics(captured, outputs[:count])
+        if draws.count:
+            updates[self._draws] = self._draws + 1
+        trained: dict[Variable, Node] = {}
+        if form.trains or form.accumulates:
+            self._expect_loss(results)
+            trained = self._gradients(results[0], form, inputs, updates)
+        if form.trains:
+            updates |= self.optimizer.updates(trained)
+        executable = compile(inputs, results, updates, **self.options)
+        written = [t for t, v in self.memory.variables.items() if v in updates]
+        variables = frozenset(executable.graph.variables)
+        return Program(executable, captured.results, variables, written, frozenset(trained))
+
+    def _inputs(self, captured: Capture) -> tuple[dict[str, Any], list[Node]]:
+        """Return the values of the inputs of a captured graph, and the placeholders among them."""
+        tensors = self.memory.tensors()
+        values: dict[str, Any] = {}
+        inputs = []
+        for each in captured.inputs:
+            if each.kind == "argument" and isinstance(each.value, torch.Tensor):
+                shape = tuple(int(n) for n in each.value.shape)
+                node = placeholder(each.name, shape, as_numpy_dtype(each.value.dtype))
+                values[each.name] = node
+                inputs.append(node)
+            elif each.kind in ("argument", "constant"):
+                values[each.name] = each.value
+            else:
+                values[each.name] = self._value_of(str(each.target), each.kind, captured, tensors)
+        return values, inputs
+
+    def _value_of(
+        self, path: str, kind: str, captured: Capture, tensors: Mapping[str, torch.Tensor]
+    ) -> Any:
+        """Return a parameter or a buffer as a variable; a buffer that is only read is constant."""
+        tensor = tensors[path]
+        is_fixed = kind == "buffer" and path not in captured.mutated
+        if is_fixed and tensor not in self.memory.variables:
+            return tensor.detach()
+        return self.memory.variable_of(path, tensor)
+
+    def _statistics(self, captured: Capture, outputs: list[Any]) -> dict[Variable, Node]:
+        """Return the next values of buffers, such as running statistics, equal on all ranks.
+
+        Floats become the mean over the ranks. Other buffers become those of rank 0.
+        """
+        tensors = self.memory.tensors()
+        updates = {}
+        for path, output in zip(captured.mutated, outputs, strict=True):
+            new = as_node(output)
+            if not new.uniform:
+                is_mean = is_float(new.dtype)
+                new = ops.all_reduce(new, op="mean") if is_mean else ops.broadcast(new)
+            updates[self.memory.variable_of(path, tensors[path])] = new
+        return updates
+
+    def _expect_loss(self, results: list[Node]) -> None:
+        if not results or results[0].shape != () or not is_float(results[0].dtype):
+            got = str(results[0].type) if results else "nothing"
+            raise GradientError(
+                f"{self.where}: loss: expected a function that returns a scalar of floats, or a "
+                f"tuple that begins with one; got {got}. Reduce it, for example by its mean."
+            )
+
+    def _gradients(
+        self, loss: Node, form: Form, inputs: list[Node], updates: dict[Variable, Node]
+    ) -> dict[Variable, Node]:
+        """Return the gradients of trained parameters, reduced over the ranks and clipped.
+
+        A program that accumulates adds to the sums in `updates` instead.
+        """
+        weight = total = None
+        if form.has_weight or form.accumulates:
+            weight = placeholder("weight", (), np.float64)
+            inputs.append(weight)
+            loss = loss * ops.cast(weight, loss.dtype)
+        used = _differentiated(loss)
+        pairs = self.memory.variables.items()
+        trained = [v for tensor, v in pairs if tensor.requires_grad and v in used]
+        found = dict(zip(trained, grad(loss, trained, unused="zero"), strict=True))
+        if weight is not None:
+            found = {v: ops.where(weight == 0, 0, g) for v, g in found.items()}
+        if form.accumulates:
+            updates |= {self._sum(v): self._sum(v) + g for v, g in found.items()}
+            return found
+        if form.has_sums:
+            found = {v: self._sum(v) + g for v, g in found.items()}
+            updates |= {self._sum(v): ops.zeros(v.shape, v.dtype) for v in found}
+        if form.has_weight:
+            total = placeholder("total", (), np.float64)
+            inputs.append(total)
+        return self._clipped(_reduced(found, total))
+
+    def _sum(self, of: Variable) -> Variable:
+        """Return the sum of this rank's gradients of micro-batches."""
+        if of not in self._sums:
+            zeros = np.zeros(of.shape, of.dtype)
+            self._sums[of] = variable(f"{of.name}.accumulated", zeros, per_rank=True)
+        return self._sums[of]
+
+    def _clipped(self, gradients: dict[Variable, Node]) -> dict[Variable, Node]:
+        if self.clip_norm is None:
+            return gradients
+        clipped, _ = optim.clip_by_global_norm(gradients, self.clip_norm)
+        return dict(clipped)
+
+
+def _reduced(gradients: Mapping[Variable, Node], total: Node | None) -> dict[Variable, Node]:
+    """Return the mean over the ranks, or the sum divided by the sum of the weights."""
+    if total is None:
+        return {v: ops.all_reduce(g, op="mean") for v, g in gradients.items()}
+    weights = ops.all_reduce(total, op="sum")
+    factor = ops.where(weights == 0, 0.0, 1 / ops.where(weights == 0, 1.0, weights))
+    return {
+        v: ops.all_reduce(g, op="sum") * ops.cast(factor, g.dtype) for v, g in gradients.items()
+    }
+
+
+def _differentiated(loss: Node) -> set[Node]:
+    """Return the nodes that a loss depends on, except through detached values.
+
+    PyTorch's optimizers leave other parameters as they are, even with a weight decay.
+    """
+    detached = [node for node in topological([loss]) if node.op.name == "stop_gradient"]
+    return set(topological([loss], detached))

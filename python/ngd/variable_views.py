@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays that show the values of variables, and to which a program may write between steps.
+
+If the ranks of a host share a variable, its array is a copy-on-write view of their memory: a write
+copies the page for this process, and the other ranks do not see it. `written` finds the variables
+that such a write has changed. `assign` then gives their values to all ranks, which compare them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
+
+from . import _core
+from .collectives import Group
+from .devices.sharing import differing_ranks, digest_of, ranks_text
+from .errors import VariableMismatchError
+from .ir import Array
+from .sites import call_site
+from .variables import Variable
+
+if TYPE_CHECKING:
+    from .devices.cpu import CpuStorage
+
+MAX_CHECKED_BYTES: Final = 4096
+"""Variables of which each rank keeps a copy are small, except with shard="none". Only small ones
+are compared with their value after the last step."""
+
+
+class VariableView:
+    """The value of a variable on the CPU device as an array.
+
+    Parameters
+    ----------
+    of : Variable
+        The variable. A step on the CPU device has it.
+    group : Group
+        The ranks of the step.
+    """
+
+    def __init__(self, of: Variable, group: Group) -> None:
+        self.variable = of
+        self._storage = cast("CpuStorage", of.storage_in_memory())
+        self._is_checked = group.size > 1 and of.type.bytes <= MAX_CHECKED_BYTES
+        self.array: Array
+        self._remembered: tuple[int, int] | None = None
+        self.show()
+
+    def show(self) -> None:
+        """Make the array again: a step that shares a variable moves its value."""
+        self.array = self._storage.private_view()
+        self.remember()
+
+    def remember(self) -> None:
+        """Remember the value after a step, if each rank keeps a copy of it."""
+        is_checked = self._is_checked and self.common is None
+        self._remembered = self._storage.buffer.checksum() if is_checked else None
+
+    @property
+    def common(self) -> _core.CommonMemory | None:
+        """The memory that the ranks of the host share, if the variable is in it."""
+        common = self._storage.buffer.common
+        return None if common is None else common[0]
+
+    def is_written(self, copied: list[tuple[int, int]]) -> bool:
+        """Return True if this process has changed the array since the last step.
+
+        Parameters
+        ----------
+        copied : list of (int, int)
+            The ranges of bytes of the shared memory that are copies of this process.
+        """
+        common = self._storage.buffer.common
+        if common is None:
+            remembered = self._remembered
+            return remembered is not None and self._storage.buffer.checksum() != remembered
+        begin, end = common[1], common[1] + self.array.nbytes
+        if not any(first < end and begin < last for first, last in copied):
+            return False
+        return self.array.tobytes() != self._storage.view().tobytes()
+
+
+def written(views: Iterable[VariableView]) -> list[VariableView]:
+    """Return the views of variables with values on all ranks to which this process has written."""
+    copied: dict[int, list[tuple[int, int]]] = {}
+    found = []
+    for view in views:
+        common = view.common
+        if common is not None and id(common) not in copied:
+            copied[id(common)] = common.copied()
+        if view.is_written(copied.get(id(common), [])):
+            found.append(view)
+    return found
+
+
+def assign_written(where: str, views: list[VariableView], group: Group) -> None:
+    """Assign what this process has written to variables; all ranks of the group call this.
+
+    Raises
+    ------
+    VariableMismatchError
+        The ranks have written different values.
+    """
+    if not views:
+        return
+    values = [np.array(view.array) for view in views]
+    expect_equal(where, [view.variable for view in views], values, group)
+    for view, value in zip(views, values, strict=True):
+        view.variable.assign(value)
+    for view in views:
+        if view.common is not None:
+            view.common.discard_copies()
+        view.remember()
+
+
+def expect_equal(where: str, variables: list[Variable], values: list[Array], group: Group) -> None:
+    """Raise a VariableMismatchError if ranks are about to assign different values."""
+    if group.size == 1:
+        return
+    names = ", ".join(repr(of.name) for of in variables[:3])
+    site = f"{call_site()} (after writes to {names}{', ...' if len(variables) > 3 else ''})"
+    digests = [digest_of(value) for value in values]
+    for of, odd in zip(variables, differing_ranks(group, digests, site), strict=True):
+        if odd:
+            raise VariableMismatchError(
+                f"{where}: expected the same write to {of.name!r} on all ranks; got other values "
+                f"on {ranks_text(odd)}. Write equal values on all ranks, or call "
+                "torch.distributed.broadcast before."
+            )
