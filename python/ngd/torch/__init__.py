@@ -5,10 +5,23 @@
     step = ngd.torch.compile_step(model, loss, optimizer)    # forward, backward, update: a program
     torch.distributed.init_process_group("ngd")              # collectives of CPU tensors
 
-docs/torch.md describes what they do.
+docs/torch_models.md and docs/torch.md describe them.
 """
 
-from .compiled import CompiledStep, Coverage, compile_step
+from typing import TYPE_CHECKING, Any
+
 from .distributed import ProcessGroup
 
+if TYPE_CHECKING:
+    from .compiled import CompiledStep, Coverage, compile_step
+
 __all__ = ["CompiledStep", "Coverage", "ProcessGroup", "compile_step"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the compiled steps when they are first used: torch.export takes a second."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import compiled
+
+    return getattr(compiled, name)

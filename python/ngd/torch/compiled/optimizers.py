@@ -284,19 +284,24 @@ class TranslatedOptimizer:
             self._split(cohort, parameters, count)
 
     def show_state(self) -> None:
-        """Let PyTorch's state of each parameter show ngd's."""
+        """Let PyTorch's state of each parameter show ngd's, in tensors of its own.
+
+        `load_state_dict` of PyTorch keeps the tensors of its argument, which must not change.
+        """
         for p, variables in self._states.items():
+            missing = [name for name in variables if (p, name) not in self._shown]
+            if not missing:
+                continue
             state = self.optimizer.state[p]
-            if self.translation.counts and "step" not in state:
-                state["step"] = torch.tensor(0.0)
-            for name, of in variables.items():
-                if (p, name) in self._shown or of.kept_by is not None:
-                    continue
-                value = state.get(name)
-                if value is None:
-                    value = state[name] = torch.empty(0, dtype=as_torch_dtype(of.dtype))
-                self._shown[p, name] = value
-                self.memory.add(value, of)
+            if self.translation.counts:
+                state["step"] = torch.as_tensor(state.get("step", 0.0), dtype=torch.float32).clone()
+            for name in missing:
+                of = variables[name]
+                state.pop(name, None)
+                if of.kept_by is None:
+                    shown = torch.empty(0, dtype=as_torch_dtype(of.dtype))
+                    state[name] = self._shown[p, name] = shown
+                    self.memory.add(shown, of)
 
     def count(self, trained: Collection[Variable]) -> None:
         """Count an update of the parameters that a step has trained."""

@@ -19,6 +19,7 @@ from ...errors import GradientError
 from ...ir import Node, topological
 from ...variables import Variable, placeholder, variable
 from .capture import Capture
+from .counters import RandomCounter
 from .memory import ModelMemory
 from .optimizers import TranslatedOptimizer
 from .rules import Draws
@@ -62,6 +63,8 @@ class Program(NamedTuple):
         The parameters and buffers that the step replaces.
     trained : frozenset of Variable
         The parameters that the step trains.
+    draws : bool
+        True if the step draws random numbers.
     """
 
     executable: Executable
@@ -69,6 +72,7 @@ class Program(NamedTuple):
     variables: frozenset[Node]
     written: list[torch.Tensor]
     trained: frozenset[Variable]
+    draws: bool
 
 
 class ProgramBuilder:
@@ -98,7 +102,7 @@ class ProgramBuilder:
     ) -> None:
         self.where, self.memory, self.optimizer = where, memory, optimizer
         self.clip_norm, self.options = clip_norm, options
-        self._draws = variable("random_step", np.int64(0))
+        self.random = RandomCounter(optimizer.optimizer, memory.group)
         self._sums: dict[Variable, Variable] = {}
 
     def build(self, captured: Capture, form: Form) -> Program:
@@ -112,13 +116,13 @@ class ProgramBuilder:
             The first result is not a scalar of floats.
         """
         values, inputs = self._inputs(captured)
-        draws = Draws(self._draws * np.int64(2**32) + ops.cast(ops.own_rank(), "int64"))
+        draws = Draws(self.random.offset())
         outputs = translate(self.where, captured.module, values, draws)
         count = len(captured.mutated)
         results = [as_node(each) for each in outputs[count:]]
         updates = self._statistics(captured, outputs[:count])
         if draws.count:
-            updates[self._draws] = self._draws + 1
+            updates[self.random.variable] = self.random.variable + 1
         trained: dict[Variable, Node] = {}
         if form.trains or form.accumulates:
             self._expect_loss(results)
@@ -128,7 +132,9 @@ class ProgramBuilder:
         executable = compile(inputs, results, updates, **self.options)
         written = [t for t, v in self.memory.variables.items() if v in updates]
         variables = frozenset(executable.graph.variables)
-        return Program(executable, captured.results, variables, written, frozenset(trained))
+        return Program(
+            executable, captured.results, variables, written, frozenset(trained), draws.count > 0
+        )
 
     def _inputs(self, captured: Capture) -> tuple[dict[str, Any], list[Node]]:
         """Return the values of the inputs of a captured graph, and the placeholders among them."""

@@ -150,6 +150,7 @@ class CompiledStep:
             self._poison.expect_no_poison(WHERE)
         self._memory.read_written(WHERE)
         self._state.read_state()
+        self._builder.random.read()
         leaves, structure = pytree.tree_flatten(batch)
         try:
             program = self._program(batch, (form, structure, *map(_signature, leaves)), form)
@@ -167,6 +168,8 @@ class CompiledStep:
         self._memory.show(program.variables)
         results = self._execute(program, arrays)
         self._memory.count_writes(program.written)
+        if program.draws:
+            self._builder.random.count()
         if form.trains:
             self._state.show_state()
             self._state.count(program.trained)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The counter of random draws, which PyTorch's checkpoints of the optimizer contain."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from ... import ops
+from ...collectives import Group
+from ...ir import Node
+from ...sites import call_site
+from ...variables import Variable, variable
+
+KEY: Final = "random_step"
+"""The key of the counter in the first group of the optimizer. load_state_dict restores it."""
+
+
+class RandomCounter:
+    """Counts the steps that draw random numbers. Each step, rank and op draws other numbers.
+
+    The first value depends on the seed of PyTorch on rank 0 (`torch.manual_seed`).
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        The optimizer whose first group gets the counter.
+    group : Group
+        The ranks.
+    """
+
+    def __init__(self, optimizer: Optimizer, group: Group) -> None:
+        self._optimizer = optimizer
+        digest = hashlib.blake2b(str(torch.initial_seed()).encode(), digest_size=4).digest()
+        first = np.frombuffer(digest, np.uint32) // 4
+        if group.size > 1:
+            first = group.broadcast(first, root=0, site=call_site())
+        self._value = int(first[0])
+        self.variable: Variable = variable(KEY, np.int64(self._value))
+
+    def offset(self) -> Node:
+        """Return the offset of the draws of one step on one rank."""
+        rank = ops.cast(ops.own_rank(), "int64")
+        return ops.add(self.variable * np.int64(2**32), rank)
+
+    def read(self) -> None:
+        """Assign a counter that `optimizer.load_state_dict` has restored."""
+        value = int(self._optimizer.param_groups[0].get(KEY, self._value))
+        if value != self._value:
+            self._value = value
+            self.variable.assign(value)
+
+    def count(self) -> None:
+        """Count a step that has drawn random numbers."""
+        self._value += 1
+        self._optimizer.param_groups[0][KEY] = self._value
