@@ -65,6 +65,7 @@ PAGES_OF_OTHER_TESTS = {
     "mxnet": "kvstore/test_kvstore_mxnet.py",
     "paddle": "paddle/test_paddle_collectives.py",
     "torch": "torch/test_torch_launchers.py",
+    "torch_models": "torch/test_torch_pages.py",
 }
 """The pages whose blocks need ranks, another framework or a command line, and their tests."""
 
