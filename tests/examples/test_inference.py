@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from runs import needs_ranks, report_of, start
 from safetensors.numpy import load_file
+
+pytestmark = pytest.mark.long
 
 EXAMPLE = "inference.py"
 

@@ -17,6 +17,8 @@ from safetensors.numpy import save_file
 
 import ngd
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = "gpt.py"
 both = pytest.mark.parametrize("example", ["gpt.py", "lstm.py"])
 TEXT = "A rank that has left is named. The others are told, and nothing hangs. " * 60

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import lora
 import numpy as np
+import pytest
 from runs import needs_ranks, report_of, start
 
 import ngd
 from ngd import nn
+
+pytestmark = pytest.mark.long
 
 
 def test_only_the_adapters_change_and_they_merge_into_the_weights() -> None:

@@ -20,6 +20,8 @@ from runs import EXAMPLES, ONE_RANK_ONLY, expect_refused, report_of, run, start
 
 import ngd
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = "low_level_mnist.py"
 RANKS = [1] if ONE_RANK_ONLY else [1, 2, 3, 4]
 SOME = RANKS[min(1, len(RANKS) - 1)]

@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 from runs import needs_ranks, report_of, start
 
+pytestmark = pytest.mark.long
+
 LAYERS, WIDTH = 3, 32
 NUMBERS = LAYERS * (2 * WIDTH + 4 * WIDTH * WIDTH + 4 * WIDTH + 4 * WIDTH * WIDTH + WIDTH)
 """The numbers in the weights: of a normalization and two linear layers per block."""

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from runs import needs_ranks, report_of, start
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = "mixed_precision.py"
 STEPS = 16  # 2,048 samples in batches of 128
 

@@ -26,6 +26,8 @@ from runs import (
 
 from ngd.checkpoint import read_safetensors
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = "mnist_cnn.py"
 RANKS = [1] if ONE_RANK_ONLY else [1, 2, 4]
 

@@ -16,6 +16,8 @@ from configured import train_configured
 from runs import ONE_RANK_ONLY, alone, expect_raised, needs_ranks, start
 from safetensors.numpy import load_file, save_file
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = "resnet50.py"
 SOME = 1 if ONE_RANK_ONLY else 2
 

@@ -8,6 +8,8 @@ import pytest
 from configured import train_configured
 from runs import needs_ranks, start
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = "tensor_parallel_mlp.py"
 pytest.importorskip("sklearn", reason="the example's data are scikit-learn's")
 
