@@ -79,6 +79,7 @@ TITLES: Final = {
     "ordering": "Sort and search",
     "searching": "Sort and search",
     "matrix_multiply": "Linear algebra",
+    "grouped_rows": "Linear algebra",
     "contraction": "Linear algebra",
     "linear_algebra": "Linear algebra",
     "activation": "Activations",

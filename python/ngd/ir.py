@@ -49,7 +49,8 @@ class Operand:
     """How to draw one input of a sample: uniform in [low, high], of the dtype under test.
 
     `dtype` fixes the dtype instead. `distinct` draws values that differ from one another by enough
-    for finite differences to pass a maximum; `away_from_zero` keeps |x| >= 0.1 for kinks at 0.
+    for finite differences to pass a maximum; `away_from_zero` keeps |x| >= 0.1 for kinks at 0;
+    `ascending` sorts integers.
     """
 
     shape: Shape
@@ -58,6 +59,7 @@ class Operand:
     dtype: DType | None = None
     distinct: bool = False
     away_from_zero: bool = False
+    ascending: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,6 +98,8 @@ def draw(operand: Operand, dtype: DType, rng: np.random.Generator) -> Array:
         values = np.array(rng.integers(first, min(int(high), int(limits.max)) + 1, shape))
         if operand.away_from_zero:
             values[values == 0] = 1
+        if operand.ascending:
+            values = np.sort(values)
         return values.astype(dtype)
     count = int(np.prod(shape))
     if operand.distinct:

@@ -222,6 +222,14 @@ REFUSED = [
     refused("matmul", "f4[2,2,3] f4[4,3,2] -> f4[2,2,2]", "do not broadcast"),
     refused("matmul", "i8[2,3] i8[3,2] -> i8[2,2]", "is for floats", post=("relu",)),
     refused("matmul", "f4[2,3] f4[3,2] -> f4[2,2]", "behind relu", post=("relu", "gelu")),
+    # grouped_matmul
+    refused("grouped_matmul", "i8[2,3] i8[1,3,2] i8[1] -> i8[2,2]", "is not of floats"),
+    refused("grouped_matmul", "f4[2,3] f8[1,3,2] i8[1] -> f4[2,2]", "dtypes differ"),
+    refused("grouped_matmul", "f4[2,3] f4[1,3,2] f4[1] -> f4[2,2]", "are not i32 or i64"),
+    refused("grouped_matmul", "f4[2,3] f4[1,3,2] i8[1,1] -> f4[2,2]", "have not one axis"),
+    refused("grouped_matmul", "f4[2] f4[1,3,2] i8[1] -> f4[2,2]", "are not a matrix"),
+    refused("grouped_matmul", "f4[2,3] f4[2,3,2] i8[1] -> f4[2,2]", "the shapes do not fit"),
+    refused("grouped_weight_grad", "f4[2,3] f4[2,2] i8[1] -> f4[3,2]", "the shapes do not fit"),
     # attention
     attend("f2[1,2,3] f2[1,2,3] f2[1,2,3] -> f2[1,2,3] f2[1,2]", "is of float32 or float64"),
     attend("f4[2,3] f4[2,3] f4[2,3] -> f4[2,3] f4[2]", "one rank of at least 3"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .exchange import *
     from .exponentials import *
     from .grids import *
+    from .grouped_rows import *
     from .indexing import *
     from .iteration import *
     from .joining import *

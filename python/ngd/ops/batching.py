@@ -34,6 +34,7 @@ from .creation import OneHot, arange
 from .cumulative import CumSum
 from .custom import After, Rule, WithGradient
 from .elementwise import Elementwise
+from .grouped_rows import GroupedOp
 from .host import CallHost, HostFunction
 from .iteration import scan
 from .loss import AlongAxis, SoftmaxCrossEntropy, SoftmaxCrossEntropyGrad
@@ -423,6 +424,7 @@ def batch_dropout(batching: Batching, node: Node, operands: Sequence[Batched]) -
     return node.op.node((batching.with_batch_axis(x), seed.node), node.attrs)
 
 
+@batches(GroupedOp)
 def one_by_one(batching: Batching, node: Node, operands: Sequence[Batched]) -> Results:
     """Apply an op of one result to one example after the other, in a loop."""
 

@@ -38,6 +38,7 @@ OTHER_NAMES: Final[dict[str, str]] = UFUNCS | {
     "fix": "trunc",
     "flatten": "reshape",
     "ge": "greater_equal",
+    "grouped_mm": "grouped_matmul",
     "gt": "greater",
     "index_select": "take",
     "iota": "arange",

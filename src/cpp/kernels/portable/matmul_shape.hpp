@@ -30,6 +30,11 @@ struct MatmulShape {
 
   std::string refusal;  // empty: this is a matmul
 
+  // One product without a batch.
+  MatmulShape(std::int64_t rows, std::int64_t columns, std::int64_t depth, bool transposed_a,
+              bool transposed_b)
+      : m(rows), n(columns), k(depth), transpose_a(transposed_a), transpose_b(transposed_b) {}
+
   explicit MatmulShape(const KernelQuery& query)
       : transpose_a(query.attrs.integer("transpose_a", 0) != 0),
         transpose_b(query.attrs.integer("transpose_b", 0) != 0) {

@@ -63,10 +63,11 @@ struct Blocking {
   std::int64_t of_piece = 0, a_elements = 0, b_elements = 0, c_elements = 0;
 
   template <class T>
-  Blocking(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t handed) {
+  Blocking(const MatmulShape& shape, const GemmTile<T>& tile, std::int64_t handed,
+           std::int64_t threads) {
     const std::int64_t products = element_count(shape.batch);
     const std::int64_t work = products * shape.m * shape.n * shape.k;
-    pieces = std::clamp<std::int64_t>(work / kPieceWork, 1, device::thread_count());
+    pieces = std::clamp<std::int64_t>(work / kPieceWork, 1, threads);
     by_batch = products >= pieces;
     by_columns = shape.n >= shape.m;
     const std::int64_t parts = by_batch || by_columns ? 1 : pieces;
@@ -90,12 +91,31 @@ struct Blocking {
   std::int64_t elements() const { return pieces * of_piece; }
 };
 
+// Elements of scratch that suffice for one product of this shape, and for each with a smaller m or k.
+template <class T>
+std::int64_t scratch_elements_up_to(const MatmulShape& largest, std::int64_t threads) {
+  const GemmTile<T>& tile = tile_of<T>();
+  const std::int64_t work = largest.m * largest.n * largest.k;
+  const std::int64_t pieces = std::clamp<std::int64_t>(work / kPieceWork, 1, threads);
+  const std::int64_t rows =
+      round_up(std::min(std::max<std::int64_t>(largest.m, 1), kRows), tile.rows);
+  const std::int64_t depth = std::clamp<std::int64_t>(largest.k, 1, kDepth);
+  const std::int64_t columns =
+      std::min(round_up(even(largest.n, kColumns), tile.columns), round_up(largest.n, tile.lanes));
+  const std::int64_t of_a = std::max(rows * depth, std::min(rows * largest.k, kKept));
+  return pieces * (round_up(of_a, 64) + round_up(columns * depth, 64));
+}
+
 template <class T>
 class Gemm {
  public:
   // handed: so many products for run_and_hand_on, or 0.
-  explicit Gemm(const MatmulShape& shape, std::int64_t handed = 0)
-      : shape_(shape), tile_(tile_of<T>()), handed_(handed), blocking_(shape, tile_, handed) {}
+  explicit Gemm(const MatmulShape& shape, std::int64_t handed = 0,
+                std::int64_t threads = device::thread_count())
+      : shape_(shape),
+        tile_(tile_of<T>()),
+        handed_(handed),
+        blocking_(shape, tile_, handed, threads) {}
 
   std::int64_t scratch_elements() const { return blocking_.elements(); }
 
