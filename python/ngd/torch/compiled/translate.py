@@ -19,7 +19,7 @@ from torch.fx.node import map_aggregate
 from ...errors import CompileError, Error
 from ...ir import Node
 from ...sites import Owner, at_site, owner
-from .rules import RULES, Call, Draws, Rule, UnsupportedOpError
+from .rules import Call, Draws, Rule, UnsupportedOpError, rule_of
 from .rules.registry import as_numpy_dtype
 
 IGNORED: Final = frozenset({"device", "layout", "pin_memory", "memory_format"})
@@ -79,7 +79,7 @@ def _known(arguments: Any, known: Mapping[fx.Node, Any]) -> Any:
 def _translated(where: str, node: fx.Node, known: Mapping[fx.Node, Any], draws: Draws) -> Any:
     """Return the value of one node of an exported graph."""
     args, kwargs = _known(node.args, known), _known(node.kwargs, known)
-    rule = RULES.get(node.target)
+    rule = rule_of(node.target)
     if not (rule and rule.is_random) and not _contains_node((args, kwargs)):
         with torch.no_grad():
             return node.target(*args, **kwargs)

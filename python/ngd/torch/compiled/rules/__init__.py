@@ -18,7 +18,7 @@ from . import (
     reductions,
     shapes,
 )
-from .registry import RULES, Call, Draws, Rule, Sample, T, UnsupportedOpError
+from .registry import RULES, Call, Draws, Rule, Sample, T, UnsupportedOpError, rule_of
 
 FAMILIES: Final[tuple[ModuleType, ...]] = (
     elementwise,
@@ -36,4 +36,14 @@ FAMILIES: Final[tuple[ModuleType, ...]] = (
 )
 """The modules with the rules, in the order of the documentation."""
 
-__all__ = ["FAMILIES", "RULES", "Call", "Draws", "Rule", "Sample", "T", "UnsupportedOpError"]
+__all__ = [
+    "FAMILIES",
+    "RULES",
+    "Call",
+    "Draws",
+    "Rule",
+    "Sample",
+    "T",
+    "UnsupportedOpError",
+    "rule_of",
+]

@@ -10,7 +10,7 @@ import torch
 
 from .... import ops
 from ....ir import Node
-from .registry import Call, Sample, T, as_node, as_optional_node, rule
+from .registry import Call, Sample, T, as_node, as_optional_node, expect, rule
 
 aten: Final = torch.ops.aten
 
@@ -70,6 +70,16 @@ def add_elementwise(call: Call, x: Any, a: Any, b: Any, value: Any = 1) -> Node:
 @rule(aten.einsum.default, samples=[Sample("bij,bjk->bik", [T((2, 3, 4)), T((2, 4, 5))])])
 def einsum(call: Call, equation: str, operands: Sequence[Any], path: Any = None) -> Node:
     return ops.einsum(equation.replace(" ", ""), *map(as_node, operands))
+
+
+@rule("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
+def grouped_matmul(
+    call: Call, x: Any, weight: Any, offsets: Any, bias: Any = None, out_dtype: Any = None
+) -> Node:
+    x, weight = as_node(x), as_node(weight)
+    is_plain = (x.ndim, weight.ndim) == (2, 3) and offsets is not None and bias is None
+    expect(is_plain, f"{call.name} other than of rows [rows, k] by weights [groups, k, n]")
+    return call.cast(ops.grouped_matmul(x, weight, as_node(offsets)))
 
 
 @rule(aten.outer.default, samples=[Sample(T((3,)), T((4,)))])

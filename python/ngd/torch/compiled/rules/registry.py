@@ -198,19 +198,24 @@ class Rule(NamedTuple):
     is_random: bool
 
 
-RULES: Final[dict[Any, Rule]] = {}
-"""The rules by aten op."""
+RULES: Final[dict[OpOverload | str, Rule]] = {}
+"""The rules by aten op, or by the name of an op of another library."""
+
+
+def rule_of(target: Any) -> Rule | None:
+    """Return the rule of the target of a call in an exported graph."""
+    return RULES.get(target) or RULES.get(str(target))
 
 
 def rule(
-    *targets: OpOverload, samples: Iterable[Sample] = (), is_random: bool = False
+    *targets: OpOverload | str, samples: Iterable[Sample] = (), is_random: bool = False
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Return a decorator that registers the rule of aten ops.
 
     Parameters
     ----------
-    *targets : OpOverload
-        The ops.
+    *targets : OpOverload or str
+        The ops. The name of an op's overload if a library that may be missing defines it.
     samples : iterable of Sample
         Arguments that all of these ops take, for the tests.
     is_random : bool, default False
