@@ -282,7 +282,7 @@ def test_a_gradient_does_not_compute_products_again(device: str, rng: np.random.
         gradients = ngd.grad(ops.sum(last), [h, x, w])
         backward = products(*gradients)
         found.append((max(backward), run([last, *gradients], device, **arrays)))
-    assert [count for count, _ in found] == [2, 3]  # of the carry, and of w; and once more
+    assert [count for count, _ in found] == [1, 2]  # of the carry; and once more
     for kept, computed in zip(found[0][1], found[1][1], strict=True):
         npt.assert_allclose(kept, computed, rtol=1e-13, atol=1e-14)
 
@@ -329,7 +329,7 @@ def test_what_a_gradient_could_read_has_no_bytes_where_there_is_none() -> None:
     assert ngd.compile([h, x, w], [last]).memory()["private"] < 8192
     gradients = ngd.grad(ops.sum(last), [w])
     trained = ngd.compile([h, x, w], [last, *gradients]).memory()["private"]
-    assert 2 * 256_000 <= trained < 3 * 256_000  # the carries, and the products
+    assert 3 * 256_000 <= trained < 3.1 * 256_000  # the carries, the products, the adjoints
 
 
 def test_a_program_is_as_large_for_many_rounds() -> None:

@@ -41,13 +41,15 @@ from ..ir import (
     register,
     topological,
 )
+from ..narrowing import wide
+from ..sites import at_site
 from .arithmetic import add
 from .collective import Collective
 from .compare import expect_choice
 from .custom import WithGradient
 from .loops import loops, tracing
 from .operands import as_node
-from .shape import zeros
+from .shape import reshape, zeros
 from .transcendental import tanh
 
 SMALL: Final = 64
@@ -237,7 +239,8 @@ class Scan(Control):
         """A loop the other way; each round is computed again from the carried values it found.
 
         What its heavy ops have made it reads. The adjoints of the carried values are carried, and
-        so are the sums of the adjoints of what all rounds read; those of slices are stacked.
+        so are the sums of the adjoints of what all rounds read; those of slices are stacked. The
+        gradient of a matrix that the rounds only multiply is one product after the loop.
         """
         return Backward(node, dy, wanted).adjoints()
 
@@ -336,20 +339,82 @@ class Backward:
         ):
             if carried is not None:
                 self.loop.next.append(sum_of(place, [inner.get(place), found]))
-        summed = [p for p in self.places.fixed if p in inner]
+        products = {p: products_of(inner[p]) for p in self.places.fixed if p in inner}
+        summed = [p for p in products if not products[p]]
         for place in summed:
             total = self.loop.carry(zeros(place.shape, place.dtype))
             self.loop.next.append(add(total, inner[place]))
-        stacked = [p for p in self.places.slices if p in inner]
-        self.loop.made += [inner[p] for p in stacked]
         asked = [p for p in self.places.carries if p in self.wanted]
-        if not (asked or summed or stacked):
-            return [None for _ in chain(*self.places)]
-        self.loop.next = replaced(self.loop.next, self.kept)
-        self.loop.made = replaced(self.loop.made, self.kept)
-        results = self.loop.node().results
-        of = dict(zip([*asked, *summed, *stacked], results, strict=False))
+        slices = {p: inner[p] for p in self.places.slices if p in inner}
+        all_products = chain.from_iterable(products.values())
+        factors = [before_reshapes(x) for product in all_products for x in factors_of(product)]
+        totals, stacks = self.run([*slices.values(), *factors])
+        of = dict(zip([*asked, *summed], totals, strict=True))
+        of |= {p: stacks[value] for p, value in slices.items()}
+        of |= {
+            p: sum_of(p, [self.over_iterations(product, stacks) for product in found])
+            for p, found in products.items()
+            if found
+        }
         return [of.get(place) for place in chain(*self.places)]
+
+    def run(self, values: Sequence[Node]) -> tuple[Sequence[Node], dict[Node, Node]]:
+        """Make the loop; return its carried values, and the stacks of values of its body.
+
+        A value that is a slice of a tensor is not stacked again.
+        """
+        stacks = {place: tensor for tensor, place in self.loop.slices}
+        stacks |= {output: stacks[place] for output, place in self.kept.items()}
+        made = list(dict.fromkeys(value for value in values if value not in stacks))
+        self.loop.next = replaced(self.loop.next, self.kept)
+        self.loop.made = replaced(made, self.kept)
+        results = self.loop.node().results if self.loop.next or made else ()
+        count = len(self.loop.next)
+        return results[:count], stacks | dict(zip(made, results[count:], strict=False))
+
+    def over_iterations(self, product: Node, stacks: Mapping[Node, Node]) -> Node:
+        """Return the sum of a product over all iterations: one product of the rows of all."""
+        with at_site(product.site), wide(product.wide):
+            rows = [
+                reshape(stacks[before_reshapes(x)], (self.loop.length * x.shape[0], x.shape[1]))
+                for x in factors_of(product)
+            ]
+            return product.op.node(rows, product.attrs)
+
+
+# The gradient of a weight that all iterations read is a sum over the iterations. If the body only
+# multiplies by the weight, each term is a product AᵀB of the rows of one iteration. The loop then
+# stacks these rows, unless a stack of them exists, and one product follows the loop. The decision
+# does not depend on extents, which may differ between ranks.
+
+
+def products_of(adjoint: Node) -> list[Node]:
+    """Return the products AᵀB of which an adjoint is the sum; none if other terms are in it.
+
+    A factor that an inner loop stacked is refused: the user nests loops to keep less than all
+    iterations of both, and the product has many rows already.
+    """
+    if adjoint.op is add:
+        parts = [products_of(x) if x.type == adjoint.type else [] for x in adjoint.inputs]
+        return list(chain.from_iterable(parts)) if all(parts) else []
+    if adjoint.op.factors(adjoint) is None:
+        return []
+    is_nested = any(before_reshapes(x).op.nested for x in factors_of(adjoint))
+    return [] if is_nested else [adjoint]
+
+
+def factors_of(product: Node) -> tuple[Node, Node]:
+    """Return A and B of a product AᵀB."""
+    found = product.op.factors(product)
+    assert found is not None
+    return found
+
+
+def before_reshapes(node: Node) -> Node:
+    """Return the node that a chain of reshapes begins with."""
+    while node.op is reshape:
+        node = node.inputs[0]
+    return node
 
 
 def worth_keeping(outputs: Sequence[Node], inputs: Sequence[Node]) -> list[Node]:
