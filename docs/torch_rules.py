@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/torch_ops.md, the table of PyTorch's ops that ngd translates: python docs/torch_rules.py.
+"""Write docs/torch_ops.md, the table of PyTorch's ops: python docs/torch_rules.py.
 
 It needs PyTorch. A test compares the page with the rules.
 """
@@ -13,9 +13,10 @@ from ngd.torch.compiled.rules import FAMILIES, RULES
 PAGE = Path(__file__).parent / "torch_ops.md"
 HEAD = """# Supported PyTorch ops
 
-[`ngd.torch.compile_step`](torch_models.md) translates these ops of PyTorch's ATen library. Other ops are first decomposed by PyTorch into these, if
-PyTorch has a decomposition. Ops of constants need no rule: PyTorch computes them once. `python docs/torch_rules.py` writes this page from the rules in
-`python/ngd/torch/compiled/rules/`.
+[`ngd.torch.compile_step`](torch_models.md) translates these ops of PyTorch's ATen library.
+PyTorch first decomposes other ops into these, if it has a decomposition. Ops of constants need
+no rule: PyTorch computes them once. `python docs/torch_rules.py` writes this page from the rules
+in `python/ngd/torch/compiled/rules/`.
 
 | family | ops |
 | --- | --- |

@@ -46,7 +46,10 @@ def load(name: str | None, sentences: list[str]) -> tuple:
     words = sorted({word for sentence in sentences for word in sentence.lower()[:-1].split()})
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", ".", *words])}
     plain = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
-    plain.normalizer, plain.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    plain.normalizer, plain.pre_tokenizer = (
+        normalizers.Lowercase(),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]")
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     config = BertConfig(vocab_size=len(vocabulary), num_attention_heads=2, **sizes)

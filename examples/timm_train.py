@@ -31,7 +31,9 @@ def load(folder: str | None, size: int) -> tuple[Dataset, int]:
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    small = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8).expand(-1, 3, 8, 8) / 8 - 1
+    small = (
+        torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8).expand(-1, 3, 8, 8) / 8 - 1
+    )
     return TensorDataset(interpolate(small, size=(size, size)), torch.tensor(labels)), 10
 
 

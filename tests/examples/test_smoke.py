@@ -21,14 +21,23 @@ RANKS = 1 if ONE_RANK_ONLY else 2
 DEADLINE = 240
 """Seconds. Most of them are for a machine that is busy with other tests."""
 
+PACKAGES = {
+    "hf_causal_lm": ("torch", "transformers"),
+    "hf_finetune": ("torch", "transformers"),
+    "timm_train": ("torch", "timm"),
+    "torch_ddp": ("torch",),
+}
+"""The packages that an example needs and the tests do not."""
+
 MAX_LINES = {"dist_mnist_mlp": 100, "gpt": 200, "resnet50": 180}
 OTHERS_MAX_LINES = 130
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_an_example_runs_alone(name: str, tmp_path: Path) -> None:
-    if name == "torch_ddp" and importlib.util.find_spec("torch") is None:
-        pytest.skip("PyTorch is not installed")
+    for package in PACKAGES.get(name, ()):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
     launcher = [sys.executable, "-m", "ngd.launch", "-n", str(RANKS), "--no-prefix", "--"]
     done = subprocess.run(
