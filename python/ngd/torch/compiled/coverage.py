@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import fx
 
 from .capture import Capture
-from .rules import RULES
+from .rules.registry import rule_of
 from .translate import site_of
 
 
@@ -58,7 +58,7 @@ def coverage_of(captured: Capture) -> Coverage:
             varying.add(node)
         if node.op != "call_function":
             continue
-        rule, name = RULES.get(node.target), str(node.target)
+        rule, name = rule_of(node.target), str(node.target)
         if not varying.intersection(node.all_input_nodes) and not (rule and rule.is_random):
             constants[name] += 1
             continue
