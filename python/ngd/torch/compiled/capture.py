@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -113,7 +113,7 @@ def capture(
         return tuple(parts)
 
     expect_no_hooks(where, model)
-    program = _exported(where, _Step(model, flat), tuple(leaves), changed)
+    program = _export(where, _Step(model, flat), tuple(leaves), changed)
     signature = program.graph_signature
     mutated = [
         _path(spec.target)
@@ -123,26 +123,90 @@ def capture(
     return Capture(program.graph_module, _inputs(program), mutated, results[-1])
 
 
+class GraphCapture(NamedTuple):
+    """A graph of Dynamo as a graph of aten ops without in-place ops.
+
+    Attributes
+    ----------
+    module : GraphModule
+        The graph.
+    inputs : list of Input
+        Its inputs in order: arguments and constants.
+    mutated : list of int
+        The numbers of the arguments whose next values are the first outputs of the graph.
+    """
+
+    module: fx.GraphModule
+    inputs: list[Input]
+    mutated: list[int]
+
+
+class _Interpreted(nn.Module):
+    """A graph of Dynamo as torch.export takes it. The ops keep the lines of the model."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        """Return the outputs of the graph."""
+        with fx.traceback.preserve_node_meta():
+            return fx.Interpreter(self.graph).run(*tensors)
+
+
+def capture_graph(
+    where: str, graph: fx.GraphModule, examples: Sequence[torch.Tensor]
+) -> GraphCapture:
+    """Capture a graph of Dynamo, whose inputs and outputs are tensors, for fixed shapes.
+
+    Parameters
+    ----------
+    where : str
+        The public call, for messages.
+    graph : GraphModule
+        The graph.
+    examples : sequence of Tensor
+        Tensors with the shapes, strides and dtypes of the inputs. Their values are not read.
+
+    Returns
+    -------
+    GraphCapture
+        The graph.
+    """
+    program = _export(where, _Interpreted(graph), tuple(examples))
+    inputs = _inputs(program)
+    arguments = [each.name for each in inputs if each.kind == "argument"]
+    mutated = [
+        arguments.index(str(spec.target))
+        for spec in program.graph_signature.output_specs
+        if spec.kind is OutputKind.USER_INPUT_MUTATION
+    ]
+    return GraphCapture(program.graph_module, inputs, mutated)
+
+
 Changes = dict[tuple[str, str], Any]
 """New values of Python attributes by the path of the module and the name."""
 
 
-def _exported(
-    where: str, step: _Step, leaves: tuple[Any, ...], changed: Changes
+def _export(
+    where: str, module: nn.Module, examples: tuple[Any, ...], changed: Changes | None = None
 ) -> ExportedProgram:
-    """Return the graph of a step, without in-place ops."""
+    """Export a module, and decompose the ops that have no rule.
+
+    The export fills in `changed`, the Python values that the forward pass changes.
+    """
     with watched(where), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about its own modules
-        program = export(step, leaves, strict=False)
+        program = export(module, examples, strict=False)
         if changed:
-            _expect_same_graph(where, step, leaves, program, dict(changed))
+            _expect_same_graph(where, module, examples, program, dict(changed))
         _keep_regions_without_gradient(program.graph_module)
         return program.run_decompositions(_decompositions())
 
 
 def _expect_same_graph(
     where: str,
-    step: _Step,
+    step: Any,
     leaves: tuple[Any, ...],
     program: ExportedProgram,
     changed: Changes,

@@ -23,11 +23,31 @@ ADVICE = (
 )
 
 
+class UntranslatableError(CompileError):
+    """A model that cannot become an ngd program.
+
+    Attributes
+    ----------
+    expected : str
+        The kind of model that was expected.
+    got : str
+        The part of the model that cannot be translated, with its line.
+    """
+
+    expected = ""
+    got = ""
+
+    @classmethod
+    def of(cls, where: str, expected: str, got: str, advice: str) -> UntranslatableError:
+        """Return the error of a public call."""
+        error = cls(f"{where}: expected {expected}; got {got}. {advice}")
+        error.expected, error.got = expected, got
+        return error
+
+
 def refuse(where: str, what: str) -> NoReturn:
-    """Raise a CompileError for code whose gradient is not in an exported graph."""
-    raise CompileError(
-        f"{where}: expected a model whose gradient ngd can derive; got {what}. {ADVICE}"
-    )
+    """Raise an error for code whose gradient is not in an exported graph."""
+    raise UntranslatableError.of(where, "a model whose gradient ngd can derive", what, ADVICE)
 
 
 def expect_no_hooks(where: str, model: nn.Module) -> None:

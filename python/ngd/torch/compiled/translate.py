@@ -19,9 +19,13 @@ from torch.fx.node import map_aggregate
 from ...errors import CompileError, Error
 from ...ir import Node
 from ...sites import Owner, at_site, owner
+from .refusals import UntranslatableError
 from .rules import Call, Draws, Rule, UnsupportedOpError, rule_of
 from .rules.registry import as_numpy_dtype
 
+ADVICE: Final = (
+    'Replace the op by others, or use the backend "ngd" of torch.distributed, which runs any model.'
+)
 IGNORED: Final = frozenset({"device", "layout", "pin_memory", "memory_format"})
 """Arguments of aten ops about the storage of a tensor."""
 
@@ -109,10 +113,11 @@ def _named(where: str, node: fx.Node) -> Iterator[None]:
     try:
         yield
     except UnsupportedOpError as error:
-        raise CompileError(
-            f"{where}: expected a model of ops that ngd can translate; got {error} (called at "
-            f'{site_of(node)}). Replace the op by others, or use the backend "ngd" of '
-            "torch.distributed, which runs any model."
+        raise UntranslatableError.of(
+            where,
+            "a model of ops that ngd can translate",
+            f"{error} (called at {site_of(node)})",
+            ADVICE,
         ) from None
     except (Error, TypeError, ValueError, IndexError) as error:
         raise CompileError(

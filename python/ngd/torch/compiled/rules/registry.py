@@ -66,17 +66,20 @@ class Draws:
     ----------
     offset : Node
         The node that differs between steps and ranks.
+    seed : Node, optional
+        A node that is added to each seed.
     """
 
-    def __init__(self, offset: Node) -> None:
-        self._offset = offset
+    def __init__(self, offset: Node, seed: Node | None = None) -> None:
+        self._offset, self._seed = offset, seed
         self.count = 0
         """The number of places that draw."""
 
     def next(self) -> dict[str, Any]:
         """Return the seed and the offset of one more place, as ngd's random ops take them."""
         self.count += 1
-        return {"seed": self.count, "offset": self._offset}
+        seed = self.count if self._seed is None else self._seed + self.count
+        return {"seed": seed, "offset": self._offset}
 
 
 class Call:

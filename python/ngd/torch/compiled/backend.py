@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The backend "ngd" of torch.compile: each graph of Dynamo is a forward and a backward program."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import fx
+from torch.autograd.function import once_differentiable
+
+from ... import ops
+from ...compiler import compile
+from ...differentiation import pulled
+from ...errors import FallbackWarning
+from ...ir import Array, Node, topological
+from ...passes.residuals import choose_residuals, read_residuals
+from ...sites import warn
+from ...variables import placeholder
+from .capture import GraphCapture, capture_graph
+from .dynamo import Fixed, StaticGraph, View, make_static, memory_of
+from .memory import as_tensor
+from .refusals import UntranslatableError
+from .rules import Draws
+from .rules.registry import as_array, as_node, as_numpy_dtype
+from .translate import translate
+
+WHERE: Final = 'torch.compile(backend="ngd")'
+
+
+def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGraph:
+    """Compile a graph of Dynamo, as torch.compile(backend="ngd") calls it.
+
+    Parameters
+    ----------
+    module : GraphModule
+        The graph.
+    examples : sequence
+        Example arguments. They are not used: each program is compiled for the shapes of a call.
+
+    Returns
+    -------
+    CompiledGraph
+        A function of the graph's arguments.
+    """
+    return CompiledGraph(module)
+
+
+class CompiledGraph:
+    """A graph of Dynamo, compiled once for each combination of shapes.
+
+    Parameters
+    ----------
+    module : GraphModule
+        The graph.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self._programs: dict[Any, GraphProgram] = {}
+        self._is_translatable = True
+        self._lock = threading.Lock()
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the graph."""
+        program = self._program(arguments)
+        if program is None or program.has_aliases(arguments):
+            return self.module(*arguments)
+        return program(arguments)
+
+    def _program(self, arguments: tuple[Any, ...]) -> GraphProgram | None:
+        """Return the program of a call, or None if PyTorch runs the graph."""
+        if not self._is_translatable:
+            return None
+        key = (torch.is_grad_enabled(), *(_signature(each) for each in arguments))
+        program = self._programs.get(key)
+        if program is None:
+            with self._lock:
+                program = self._programs.get(key) or self._compiled(arguments)
+                if program is not None:
+                    self._programs[key] = program
+        return program
+
+    def _compiled(self, arguments: tuple[Any, ...]) -> GraphProgram | None:
+        try:
+            return program_of(self.module, arguments)
+        except UntranslatableError as error:
+            expected, got = error.expected, error.got
+        except Exception as error:
+            expected = "a graph that torch.export can capture and ngd can compile"
+            got = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        self._is_translatable = False
+        warn(
+            f"{WHERE}: expected {expected}; got {got}. PyTorch runs this graph without ngd.",
+            FallbackWarning,
+        )
+        return None
+
+
+def _signature(argument: Any) -> Any:
+    """Return what a program depends on of an argument."""
+    if type(argument) is torch.nn.Parameter:  # Dynamo compiles again if it changes
+        return argument.requires_grad
+    if isinstance(argument, torch.Tensor):
+        is_leaf = argument.is_leaf or not argument.requires_grad
+        kind = argument.dtype, argument.requires_grad, is_leaf
+        return argument.shape, argument.stride(), *kind
+    return argument
+
+
+_programs: Final[WeakValueDictionary[Any, GraphProgram]] = WeakValueDictionary()
+"""All programs by the text of their graph. Two graphs of Dynamo that compute the same share one."""
+
+
+def program_of(module: fx.GraphModule, arguments: tuple[Any, ...]) -> GraphProgram:
+    """Return the program of a graph for the shapes of its arguments."""
+    has_gradients = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(has_gradients):
+        static = make_static(WHERE, module, arguments)
+        tensors = [*_tensors_of(arguments), *static.attributes]
+        autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        types = tuple(
+            (tuple(t.shape), t.stride(), t.dtype, t.requires_grad, t.is_leaf) for t in tensors
+        )
+        attributes = tuple(map(id, static.attributes))
+        key = (static.text, types, attributes, has_gradients, autocast)
+        program = _programs.get(key)
+        if program is None:
+            program = _programs[key] = GraphProgram(static, tensors)
+        return program
+
+
+def _tensors_of(arguments: Iterable[Any]) -> list[torch.Tensor]:
+    return [each for each in arguments if isinstance(each, torch.Tensor)]
+
+
+class LockedStep:
+    """A compiled step that one thread at a time runs, with the inputs that it reads.
+
+    Parameters
+    ----------
+    inputs : sequence of Node
+        Placeholders. Those that the outputs do not need are not inputs of the step.
+    outputs : sequence of Node
+        The outputs.
+    """
+
+    def __init__(self, inputs: Sequence[Node], outputs: Sequence[Node]) -> None:
+        needed = set(topological(outputs))
+        self.read = [number for number, node in enumerate(inputs) if node in needed]
+        """The numbers of the inputs that are read."""
+        self._step = compile([inputs[number] for number in self.read], list(outputs))
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Array]:
+        """Run the step on tensors or arrays."""
+        chosen = [inputs[number] for number in self.read]
+        arrays = [as_array(x) if isinstance(x, torch.Tensor) else x for x in chosen]
+        with self._lock:
+            return [np.asarray(each) for each in self._step(*arrays)]
+
+
+class GraphProgram:
+    """The programs of a static graph.
+
+    Parameters
+    ----------
+    static : StaticGraph
+        The graph.
+    tensors : sequence of Tensor
+        Tensors of the types of its inputs.
+    """
+
+    def __init__(self, static: StaticGraph, tensors: Sequence[torch.Tensor]) -> None:
+        self.static = static
+        captured = capture_graph(WHERE, static.module, _examples(static, tensors))
+        self.written = captured.mutated
+        """The inputs that the graph writes to."""
+        self.inputs = [
+            placeholder(f"input_{number}", tuple(each.shape), as_numpy_dtype(each.dtype))
+            for number, each in enumerate(tensors)
+        ]
+        self.draws = placeholder("draws", (2,), np.int64)
+        draws = Draws(offset=self.draws[1], seed=self.draws[0])
+        results = self._translated(captured, draws)
+        self.has_draws = draws.count > 0
+        self.results = [*results[len(self.written) :], *results[: len(self.written)]]
+        """The values, and the next values of the inputs that the graph writes to."""
+        self.trained = [number for number, each in enumerate(tensors) if each.requires_grad]
+        tracked = [number in static.tracked for number in self.written]
+        flags = [value.has_gradient for value in static.values] + tracked
+        self.differentiable = [number for number, flag in enumerate(flags) if flag]
+        self.adjoints = {
+            number: placeholder(f"adjoint_{number}", node.shape, node.dtype)
+            for number, node in enumerate(self.results)
+            if number in self.differentiable
+        }
+        self.residuals: list[Node] = []
+        self._saved: list[int] = []
+        if self.differentiable:
+            gradients = [g for g in self._gradients(self.adjoints) if g is not None]
+            overwritten = [self.inputs[number] for number in self.written]
+            self.residuals = choose_residuals(self.results, gradients, overwritten)
+            self._saved = self._read_by(gradients)
+        self._stored = {
+            node: placeholder(f"residual_{number}", node.shape, node.dtype)
+            for number, node in enumerate(self.residuals)
+        }
+        self._forward = LockedStep([*self.inputs, self.draws], [*self.results, *self.residuals])
+        self._backward: dict[tuple[int, ...], tuple[LockedStep, list[bool]]] = {}
+        self._lock = threading.Lock()
+
+    def _translated(self, captured: GraphCapture, draws: Draws) -> list[Node]:
+        """Return the results of the captured graph as nodes. Values have contiguous layouts."""
+        inputs = iter(self.inputs)
+        values = {
+            each.name: next(inputs) if each.kind == "argument" else each.value
+            for each in captured.inputs
+        }
+        results = [as_node(each) for each in translate(WHERE, captured.module, values, draws)]
+        for number, value in enumerate(self.static.values, len(self.written)):
+            if value.order != tuple(range(len(value.order))):
+                results[number] = ops.transpose(results[number], value.order)
+        return results
+
+    def _gradients(self, adjoints: dict[int, Node]) -> list[Node | None]:
+        """Return the gradient by each trained input; None if no given adjoint reaches it."""
+        numbers = list(adjoints)
+        targets = [self.inputs[number] for number in self.trained]
+        return pulled([self.results[n] for n in numbers], [adjoints[n] for n in numbers], targets)
+
+    def _read_by(self, gradients: Sequence[Node]) -> list[int]:
+        """Return the numbers of the inputs that the backward pass reads."""
+        needed = set(topological(gradients, self.residuals))
+        return [number for number, node in enumerate(self.inputs) if node in needed]
+
+    def has_aliases(self, arguments: Iterable[Any]) -> bool:
+        """Return whether the graph writes to a tensor that shares memory with another one."""
+        if not self.written:
+            return False
+        tensors = [*_tensors_of(arguments), *self.static.attributes]
+        return len({memory_of(each) for each in tensors}) < len(tensors)
+
+    def __call__(self, arguments: Iterable[Any]) -> tuple[Any, ...]:
+        """Run the graph."""
+        tensors = [*_tensors_of(arguments), *self.static.attributes]
+        draws = next_draws() if self.has_draws else None
+        if self.differentiable:
+            results = _Differentiable.apply(self, draws, *tensors)
+        else:
+            results, _ = self.forward(tensors, draws)
+        values = results[: len(self.static.values)]
+        for number, value in zip(self.written, results[len(values) :], strict=True):
+            is_tracked = number in self.static.tracked
+            (tensors[number] if is_tracked else tensors[number].detach()).copy_(value)
+        return tuple(_output(each, tensors, values) for each in self.static.outputs)
+
+    def forward(
+        self, tensors: Sequence[torch.Tensor], draws: Array | None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Run the forward program. Return the results, and the residuals."""
+        arrays = self._forward([*tensors, draws])
+        for number, value in enumerate(self.static.values):
+            arrays[number] = arrays[number].transpose(np.argsort(value.order))
+        made = [as_tensor(each) for each in arrays]
+        return made[: len(self.results)], made[len(self.results) :]
+
+    def saved(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the inputs that the backward pass reads."""
+        return [tensors[number] for number in self._saved]
+
+    def backward(
+        self,
+        saved: Sequence[torch.Tensor],
+        draws: Array | None,
+        adjoints: Sequence[torch.Tensor | None],
+    ) -> list[torch.Tensor | None]:
+        """Run the backward program.
+
+        Parameters
+        ----------
+        saved : sequence of Tensor
+            The inputs that the backward pass reads, then the residuals.
+        draws : array or None
+            Those of the forward pass.
+        adjoints : sequence of Tensor or None
+            The gradients by the results.
+
+        Returns
+        -------
+        list of Tensor or None
+            The gradients by the inputs.
+        """
+        given = {n: adjoints[n] for n in self.differentiable if adjoints[n] is not None}
+        with self._lock:
+            if tuple(given) not in self._backward:
+                self._backward[tuple(given)] = self._compiled_backward(tuple(given))
+            step, reached = self._backward[tuple(given)]
+        arrays = iter(step([*saved, draws, *(self._in_order(n, dy) for n, dy in given.items())]))
+        gradients: list[torch.Tensor | None] = [None] * len(self.inputs)
+        for number, is_reached in zip(self.trained, reached, strict=True):
+            if is_reached:
+                gradients[number] = as_tensor(next(arrays))
+        return gradients
+
+    def _compiled_backward(self, given: tuple[int, ...]) -> tuple[LockedStep, list[bool]]:
+        """Return the backward program for some adjoints, and which trained inputs they reach."""
+        gradients = self._gradients({number: self.adjoints[number] for number in given})
+        found = read_residuals([g for g in gradients if g is not None], self._stored)
+        saved = [self.inputs[number] for number in self._saved]
+        adjoints = [self.adjoints[number] for number in given]
+        step = LockedStep([*saved, *self._stored.values(), self.draws, *adjoints], found)
+        return step, [gradient is not None for gradient in gradients]
+
+    def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
+        """Return an adjoint with its dimensions as the program has them."""
+        values = self.static.values
+        return adjoint.permute(values[number].order) if number < len(values) else adjoint
+
+
+def _examples(static: StaticGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors for torch.export: other code runs for tensors that require a gradient."""
+    made = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
+    for number, (example, tensor) in enumerate(zip(made, tensors, strict=True)):
+        if tensor.requires_grad and number not in static.tracked:
+            example.requires_grad_()
+    return made
+
+
+def _output(
+    output: int | View | Fixed, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> Any:
+    """Return an output of a graph of Dynamo."""
+    if isinstance(output, Fixed):
+        return output.value
+    if isinstance(output, View):
+        return output.of((inputs if output.is_of_input else values)[output.number])
+    return values[output]
+
+
+def next_draws() -> Array:
+    """Return the seed and the offset of the random numbers of one call.
+
+    The offset comes from PyTorch's generator. So `torch.manual_seed` and the saved state of the
+    generator fix the numbers. The seed has the rank, so that ranks with one seed differ.
+    """
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return np.array([rank << 32, torch.randint(2**62, ()).item()], np.int64)
+
+
+class _Differentiable(torch.autograd.Function):
+    """A graph whose gradient is computed by its backward program."""
+
+    @staticmethod
+    def forward(
+        context: Any, program: GraphProgram, draws: Array | None, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Run the forward program."""
+        results, residuals = program.forward(tensors, draws)
+        context.program, context.draws = program, draws
+        context.save_for_backward(*program.saved(tensors), *residuals)
+        context.set_materialize_grads(False)
+        constant = set(range(len(results))).difference(program.differentiable)
+        context.mark_non_differentiable(*(results[number] for number in constant))
+        return tuple(results)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(context: Any, *adjoints: torch.Tensor | None) -> tuple[Any, ...]:
+        """Run the backward program."""
+        gradients = context.program.backward(context.saved_tensors, context.draws, adjoints)
+        return None, None, *gradients

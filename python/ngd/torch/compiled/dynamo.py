@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make a graph of Dynamo static: fixed sizes, and results that share no memory.
+
+The graph is run once on fake tensors, which have shapes and strides but no values. The run shows
+which outputs are views of inputs or of other outputs, which inputs the graph writes to, and code
+whose gradient a graph without in-place ops would not have.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from .refusals import refuse
+from .translate import site_of
+
+
+class Value(NamedTuple):
+    """A tensor that a program computes.
+
+    Attributes
+    ----------
+    has_gradient : bool
+        True if it requires a gradient.
+    order : tuple of int
+        The dimensions from the largest stride to the smallest.
+    """
+
+    has_gradient: bool
+    order: tuple[int, ...]
+
+
+class View(NamedTuple):
+    """An output in the memory of an input or of a value.
+
+    Attributes
+    ----------
+    is_of_input : bool
+        True for a view of an input.
+    number : int
+        The number of the input or value.
+    size, stride : tuple of int
+        The shape and the strides.
+    offset : int
+        The distance of the first elements.
+    is_detached : bool
+        True if no gradient flows through the view.
+    """
+
+    is_of_input: bool
+    number: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    is_detached: bool
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the view of a tensor."""
+        if self.is_detached:
+            tensor = tensor.detach()
+        if tensor.shape == self.size and tensor.stride() == self.stride and not self.offset:
+            return tensor
+        return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset)
+
+
+class Fixed(NamedTuple):
+    """An output that is not a tensor."""
+
+    value: Any
+
+
+Output: TypeAlias = int | View | Fixed
+"""An output of a graph: the number of a value, a view, or something else."""
+
+
+class StaticGraph(NamedTuple):
+    """A graph of Dynamo for fixed sizes.
+
+    Attributes
+    ----------
+    module : GraphModule
+        The graph. Its inputs are tensors, and its outputs are the values.
+    text : str
+        A text that two graphs share only if they compute the same.
+    attributes : list of Tensor
+        The inputs after those of the call: tensors that the graph of Dynamo holds.
+    values : list of Value
+        The values.
+    outputs : list of Output
+        The outputs of the graph of Dynamo.
+    tracked : frozenset of int
+        The inputs whose gradient includes what the graph writes to them.
+    """
+
+    module: fx.GraphModule
+    text: str
+    attributes: list[torch.Tensor]
+    values: list[Value]
+    outputs: list[Output]
+    tracked: frozenset[int]
+
+
+def make_static(where: str, module: fx.GraphModule, arguments: Sequence[Any]) -> StaticGraph:
+    """Return a graph of Dynamo for the sizes of its arguments.
+
+    Parameters
+    ----------
+    where : str
+        The public call, for messages.
+    module : GraphModule
+        The graph.
+    arguments : sequence
+        The arguments: tensors and numbers.
+
+    Returns
+    -------
+    StaticGraph
+        The graph.
+
+    Raises
+    ------
+    UntranslatableError
+        The graph has code whose gradient ngd cannot derive.
+    """
+    for each in arguments:
+        if isinstance(each, torch.Tensor) and each.device.type != "cpu":
+            refuse(where, f"a tensor on the device {each.device}")
+    module = _without_checkpoints(module)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        attributes = _attributes(module)
+        fakes = [fake_like(each) for each in (*arguments, *attributes.values())]
+        run = _FakeRun(where, module, dict(zip(attributes, fakes[len(arguments) :], strict=True)))
+        with torch.set_grad_enabled(torch.is_grad_enabled()):  # the graph may change it
+            results = run.run(*fakes[: len(arguments)])
+        tensors = [each for each in fakes if isinstance(each, torch.Tensor)]
+        sorted_outputs = _Outputs(where, tensors, results)
+    graph, text = _StaticCopy(module, run.env, list(attributes)).copied(sorted_outputs.numbers)
+    return StaticGraph(
+        fx.GraphModule(module, graph),
+        text,
+        list(attributes.values()),
+        sorted_outputs.values,
+        sorted_outputs.outputs,
+        frozenset(i for i, each in enumerate(tensors) if run.is_tracked(each)),
+    )
+
+
+def _without_checkpoints(module: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph with the bodies of `torch.utils.checkpoint.checkpoint` as part of it."""
+    checkpoint = torch.ops.higher_order.tag_activation_checkpoint
+    if not any(node.target is checkpoint for node in module.graph.nodes):
+        return module
+    module = fx.GraphModule(module, module.graph.__deepcopy__({}))
+    for node in [n for n in module.graph.nodes if n.target is checkpoint]:
+        body, *operands = node.args
+        inner = _without_checkpoints(getattr(module, body.target)).graph
+        inputs = [n for n in inner.nodes if n.op == "placeholder"]
+        known = dict(zip(inputs, operands, strict=True))
+        with module.graph.inserting_before(node):
+            results = module.graph.graph_copy(inner, known)
+        for user in list(node.users):  # each takes one result
+            user.replace_all_uses_with(results[user.args[1]])
+            module.graph.erase_node(user)
+        module.graph.erase_node(node)
+        if not body.users:
+            module.graph.erase_node(body)
+    module.recompile()
+    return module
+
+
+def _attributes(module: fx.GraphModule) -> dict[str, torch.Tensor]:
+    """Return the tensors that a graph holds, by path."""
+    paths = (str(node.target) for node in module.graph.nodes if node.op == "get_attr")
+    found = {path: functools.reduce(getattr, path.split("."), module) for path in paths}
+    return {path: each for path, each in found.items() if isinstance(each, torch.Tensor)}
+
+
+def fake_like(argument: Any) -> Any:
+    """Return a tensor of the same kind without its values; any other argument itself."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    made = torch.empty_strided(argument.shape, argument.stride(), dtype=argument.dtype)
+    if not argument.requires_grad:
+        return made
+    if argument.is_leaf or 0 in argument.stride():
+        return made.requires_grad_()
+    with torch.enable_grad():
+        return made.copy_(torch.empty_like(made).requires_grad_())
+
+
+class _FakeRun(fx.Interpreter):
+    """A run of a graph on fake tensors, which keeps all its values."""
+
+    def __init__(
+        self, where: str, module: fx.GraphModule, attributes: dict[str, torch.Tensor]
+    ) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.where = where
+        self.attributes = attributes
+        self._history: dict[torch.Tensor, Any] = {}
+        self._trained: set[int] = set()
+        """The memory of tensors that require a gradient."""
+
+    def run_node(self, node: fx.Node) -> Any:
+        """Compute a node, and raise for code whose gradient would be lost."""
+        if isinstance(node.target, HigherOrderOperator):
+            refuse(self.where, f"{_described(node.target)} (called at {site_of(node)})")
+        if node.op == "get_attr" and node.target in self.attributes:
+            result = self.attributes[node.target]
+        else:
+            operands = _tensors(self.fetch_args_kwargs_from_env(node))
+            versions = [each._version for each in operands]
+            result = super().run_node(node)
+            for each, version in zip(operands, versions, strict=True):
+                if each._version != version:
+                    self._expect_seen_by_autograd(node, each)
+        for each in _tensors(result):
+            if node.op in ("placeholder", "get_attr"):
+                self._history.setdefault(each, (each.requires_grad, each.grad_fn))
+            if each.requires_grad:
+                self._trained.add(memory_of(each))
+        return result
+
+    def _expect_seen_by_autograd(self, node: fx.Node, written: torch.Tensor) -> None:
+        """Raise for a write whose gradient PyTorch does not compute, though it has one."""
+        is_hidden = (
+            not torch.is_grad_enabled()
+            if written.requires_grad
+            else memory_of(written) in self._trained
+        )
+        if is_hidden:
+            what = "a write without gradient to a tensor that requires one"
+            refuse(self.where, f"{what} (called at {site_of(node)})")
+
+    def is_tracked(self, tensor: torch.Tensor) -> bool:
+        """Return whether the gradient of an input includes a write to it."""
+        before = self._history.get(tensor, (tensor.requires_grad, tensor.grad_fn))
+        return bool(before != (tensor.requires_grad, tensor.grad_fn))
+
+
+DESCRIPTIONS: Final = {
+    "autograd_function_apply": "a torch.autograd.Function",
+    "register_hook": "Tensor.register_hook",
+}
+
+
+def _described(target: HigherOrderOperator) -> str:
+    name = target.name()
+    return DESCRIPTIONS.get(name, f"torch.ops.higher_order.{name}")
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [each for each in pytree.tree_leaves(tree) if isinstance(each, torch.Tensor)]
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return what identifies the memory of a tensor."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+class _Outputs:
+    """The outputs of a graph as values and views.
+
+    Attributes
+    ----------
+    numbers : list of int
+        The number of the output that is each value.
+    values, outputs
+        See StaticGraph.
+    """
+
+    def __init__(self, where: str, inputs: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+        self.numbers: list[int] = []
+        self.values: list[Value] = []
+        self.outputs: list[Output] = []
+        self._where = where
+        self._results = results
+        self._inputs = {memory_of(each): i for i, each in reversed(list(enumerate(inputs)))}
+        self._tensors = inputs
+        bases = self._bases()
+        for number, result in enumerate(results):
+            self.outputs.append(self._output(number, result, bases))
+
+    def _output(self, number: int, result: Any, bases: dict[int, int]) -> Output:
+        if not isinstance(result, torch.Tensor):
+            return Fixed(result)
+        memory = memory_of(result)
+        if memory in self._inputs:
+            of = self._inputs[memory]
+            return self._view(result, True, of, self._tensors[of])
+        base = bases.get(memory, number)
+        if base not in self.numbers:
+            self.numbers.append(base)
+            self.values.append(_value_of(self._results[base]))
+        place = self.numbers.index(base)
+        if base == number:
+            return place
+        return self._view(result, False, place, self._results[base])
+
+    def _view(
+        self, result: torch.Tensor, is_of_input: bool, number: int, base: torch.Tensor
+    ) -> View:
+        if result.dtype != base.dtype or result.is_conj() or result.is_neg():
+            refuse(self._where, f"an output of {result.dtype} that is a view of {base.dtype}")
+        return View(
+            is_of_input,
+            number,
+            tuple(result.shape),
+            result.stride(),
+            int(result.storage_offset() - base.storage_offset()),
+            base.requires_grad and not result.requires_grad,
+        )
+
+    def _bases(self) -> dict[int, int]:
+        """Return the output that contains all others in the same memory, by memory."""
+        groups: dict[int, list[int]] = {}
+        for number, result in enumerate(self._results):
+            if isinstance(result, torch.Tensor) and memory_of(result) not in self._inputs:
+                groups.setdefault(memory_of(result), []).append(number)
+        bases = {}
+        for memory, members in groups.items():
+            whole = [n for n in members if _is_whole(self._results[n])]
+            whole.sort(key=lambda n: not self._results[n].requires_grad)
+            if whole:
+                bases[memory] = whole[0]
+            elif _overlap([self._results[n] for n in members]):
+                refuse(self._where, "outputs that are overlapping views of a tensor")
+        return bases
+
+
+def _value_of(tensor: torch.Tensor) -> Value:
+    dimensions = range(tensor.ndim)
+    order = tuple(dimensions)
+    if _is_dense(tensor) and not tensor.is_contiguous():
+        order = tuple(sorted(dimensions, key=lambda d: (-tensor.stride(d), -tensor.shape[d])))
+    return Value(tensor.requires_grad, order)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements of a tensor are next to each other, in any order."""
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    size = 1
+    for stride, length in sorted(pair for pair in pairs if pair[1] != 1):
+        if stride != size:
+            return False
+        size *= length
+    return True
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has all elements of its memory."""
+    size = tensor.untyped_storage().nbytes()
+    return _is_dense(tensor) and tensor.numel() * tensor.element_size() == size
+
+
+def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether two tensors in the same memory have an element in common."""
+    places = []
+    for each in tensors:
+        size = each.untyped_storage().nbytes() // each.element_size()
+        flat = np.arange(size)[each.storage_offset() :]
+        strides = [stride * flat.itemsize for stride in each.stride()]
+        view = np.lib.stride_tricks.as_strided(flat, tuple(each.shape), strides)
+        places.append(np.unique(view))
+    return len(np.unique(np.concatenate(places))) < sum(map(len, places))
+
+
+NUMBERS: Final = (bool, int, float, torch.dtype, torch.device)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Return whether a value of a graph is a number, or a tuple of numbers."""
+    if isinstance(value, (tuple, list)):
+        return all(isinstance(each, NUMBERS) for each in value) and len(value) > 0
+    return isinstance(value, NUMBERS)
+
+
+class _StaticCopy:
+    """A copy of a graph in which numbers are fixed, with its text."""
+
+    def __init__(
+        self, module: fx.GraphModule, known: dict[fx.Node, Any], attributes: Sequence[str]
+    ) -> None:
+        self.nodes = list(module.graph.nodes)
+        self.known = known
+        self.graph = fx.Graph()
+        self.lines: list[str] = []
+        self._new: dict[fx.Node, Any] = {}
+        self._words: dict[fx.Node, str] = {}
+        self._attributes = attributes
+        self._inputs: dict[str, fx.Node] = {}
+
+    def copied(self, values: Sequence[int]) -> tuple[fx.Graph, str]:
+        """Return the copy with the given outputs, and its text."""
+        for node in self.nodes:
+            if node.op == "placeholder":
+                is_tensor = isinstance(self.known[node], torch.Tensor)
+                self._new[node] = self._input(node.name, node) if is_tensor else self.known[node]
+        for number, path in enumerate(self._attributes):
+            self._inputs[path] = self._input(f"attribute_{number}", None)
+        for node in self.nodes:
+            if node.op == "get_attr":
+                self._new[node] = self._inputs.get(str(node.target))
+            elif node.op == "output":
+                results = tuple(self._new[node.args[0][number]] for number in values)
+                self.graph.output(results)
+                self.lines.append(self._text(results))
+            elif node.op != "placeholder":
+                self._copy(node)
+        return self.graph, "\n".join(self.lines)
+
+    def _input(self, name: str, node: fx.Node | None) -> fx.Node:
+        made = self.graph.placeholder(name)
+        if node is not None:
+            made.meta = dict(node.meta)
+        self._words[made] = f"%input{len(self._words)}"
+        return made
+
+    def _copy(self, node: fx.Node) -> None:
+        if _is_fixed(self.known[node]):
+            value = self.known[node]
+            self._new[node] = tuple(value) if isinstance(value, (tuple, list)) else value
+            return
+        made = self.graph.node_copy(node, lambda each: self._new[each])
+        self._new[node] = made
+        self._words[made] = f"%{len(self._words)}"
+        target = _name_of(node.target)
+        arguments = self._text((made.args, made.kwargs))
+        self.lines.append(f"{self._words[made]} = {node.op} {target} {arguments}")
+
+    def _text(self, arguments: Any) -> str:
+        """Return the text of arguments. Objects without a value have a text of their own."""
+        leaves, structure = pytree.tree_flatten(arguments)
+        words = [self._words[each] if isinstance(each, fx.Node) else _word(each) for each in leaves]
+        return f"{words} {structure}"
+
+
+_own_words: Final = itertools.count()
+
+WORDS: Final = (type(None), str, complex, *NUMBERS, torch.layout, torch.memory_format)
+
+
+def _word(value: Any) -> str:
+    """Return the text of an argument that is not a node."""
+    if isinstance(value, WORDS):
+        return repr(value)
+    if isinstance(value, slice):
+        return f"slice({_word(value.start)}, {_word(value.stop)}, {_word(value.step)})"
+    return f"{type(value).__name__} {next(_own_words)}"
+
+
+def _name_of(target: Callable[..., Any] | OpOverload | str) -> str:
+    """Return a text that identifies the target of a call."""
+    if isinstance(target, (str, OpOverload)):
+        return str(target)
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')} {id(target)}"
