@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,7 +23,7 @@ from ...passes.residuals import choose_residuals, read_residuals
 from ...sites import warn
 from ...variables import placeholder
 from .capture import GraphCapture, capture_graph
-from .dynamo import Fixed, StaticGraph, View, make_static, memory_of
+from .dynamo import Fixed, Output, StaticGraph, View, make_static, memory_of
 from .memory import as_tensor
 from .refusals import UntranslatableError
 from .rules import Draws
@@ -51,6 +51,14 @@ def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGr
     return CompiledGraph(module)
 
 
+class Specialized(NamedTuple):
+    """A graph of Dynamo for fixed shapes; see StaticGraph."""
+
+    program: GraphProgram
+    attributes: list[torch.Tensor]
+    outputs: list[Output]
+
+
 class CompiledGraph:
     """A graph of Dynamo, compiled once for each combination of shapes.
 
@@ -62,18 +70,22 @@ class CompiledGraph:
 
     def __init__(self, module: fx.GraphModule) -> None:
         self.module = module
-        self._programs: dict[Any, GraphProgram] = {}
+        self._programs: dict[Any, Specialized] = {}
         self._is_translatable = True
         self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the graph."""
-        program = self._program(arguments)
-        if program is None or program.has_aliases(arguments):
+        specialized = self._specialized(arguments)
+        if specialized is None:
             return self.module(*arguments)
-        return program(arguments)
+        tensors = [*_tensors_of(arguments), *specialized.attributes]
+        if specialized.program.written and _share_memory(tensors):
+            return self.module(*arguments)
+        values = specialized.program(tensors)
+        return tuple(_output(each, tensors, values) for each in specialized.outputs)
 
-    def _program(self, arguments: tuple[Any, ...]) -> GraphProgram | None:
+    def _specialized(self, arguments: tuple[Any, ...]) -> Specialized | None:
         """Return the program of a call, or None if PyTorch runs the graph."""
         if not self._is_translatable:
             return None
@@ -86,9 +98,9 @@ class CompiledGraph:
                     self._programs[key] = program
         return program
 
-    def _compiled(self, arguments: tuple[Any, ...]) -> GraphProgram | None:
+    def _compiled(self, arguments: tuple[Any, ...]) -> Specialized | None:
         try:
-            return program_of(self.module, arguments)
+            return specialize(self.module, arguments)
         except UntranslatableError as error:
             expected, got = error.expected, error.got
         except Exception as error:
@@ -117,7 +129,7 @@ _programs: Final[WeakValueDictionary[Any, GraphProgram]] = WeakValueDictionary()
 """All programs by the text of their graph. Two graphs of Dynamo that compute the same share one."""
 
 
-def program_of(module: fx.GraphModule, arguments: tuple[Any, ...]) -> GraphProgram:
+def specialize(module: fx.GraphModule, arguments: tuple[Any, ...]) -> Specialized:
     """Return the program of a graph for the shapes of its arguments."""
     has_gradients = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(has_gradients):
@@ -127,12 +139,16 @@ def program_of(module: fx.GraphModule, arguments: tuple[Any, ...]) -> GraphProgr
         types = tuple(
             (tuple(t.shape), t.stride(), t.dtype, t.requires_grad, t.is_leaf) for t in tensors
         )
-        attributes = tuple(map(id, static.attributes))
-        key = (static.text, types, attributes, has_gradients, autocast)
+        key = (static.text, types, has_gradients, autocast)
         program = _programs.get(key)
         if program is None:
             program = _programs[key] = GraphProgram(static, tensors)
-        return program
+        return Specialized(program, static.attributes, static.outputs)
+
+
+def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether two tensors lie in the same memory."""
+    return len({memory_of(each) for each in tensors}) < len(tensors)
 
 
 def _tensors_of(arguments: Iterable[Any]) -> list[torch.Tensor]:
@@ -177,7 +193,8 @@ class GraphProgram:
     """
 
     def __init__(self, static: StaticGraph, tensors: Sequence[torch.Tensor]) -> None:
-        self.static = static
+        self.values, self.tracked = static.values, static.tracked
+        self._module = static.module  # its text has the ids of functions
         captured = capture_graph(WHERE, static.module, _examples(static, tensors))
         self.written = captured.mutated
         """The inputs that the graph writes to."""
@@ -192,7 +209,7 @@ class GraphProgram:
         self.results = [*results[len(self.written) :], *results[: len(self.written)]]
         """The values, and the next values of the inputs that the graph writes to."""
         self.trained = [number for number, each in enumerate(tensors) if each.requires_grad]
-        tracked = [number in static.tracked for number in self.written]
+        tracked = [number in self.tracked for number in self.written]
         flags = [value.has_gradient for value in static.values] + tracked
         self.differentiable = [number for number, flag in enumerate(flags) if flag]
         self.adjoints = {
@@ -223,7 +240,7 @@ class GraphProgram:
             for each in captured.inputs
         }
         results = [as_node(each) for each in translate(WHERE, captured.module, values, draws)]
-        for number, value in enumerate(self.static.values, len(self.written)):
+        for number, value in enumerate(self.values, len(self.written)):
             if value.order != tuple(range(len(value.order))):
                 results[number] = ops.transpose(results[number], value.order)
         return results
@@ -239,33 +256,25 @@ class GraphProgram:
         needed = set(topological(gradients, self.residuals))
         return [number for number, node in enumerate(self.inputs) if node in needed]
 
-    def has_aliases(self, arguments: Iterable[Any]) -> bool:
-        """Return whether the graph writes to a tensor that shares memory with another one."""
-        if not self.written:
-            return False
-        tensors = [*_tensors_of(arguments), *self.static.attributes]
-        return len({memory_of(each) for each in tensors}) < len(tensors)
-
-    def __call__(self, arguments: Iterable[Any]) -> tuple[Any, ...]:
-        """Run the graph."""
-        tensors = [*_tensors_of(arguments), *self.static.attributes]
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run the graph, write to its inputs, and return its values."""
         draws = next_draws() if self.has_draws else None
         if self.differentiable:
             results = _Differentiable.apply(self, draws, *tensors)
         else:
             results, _ = self.forward(tensors, draws)
-        values = results[: len(self.static.values)]
-        for number, value in zip(self.written, results[len(values) :], strict=True):
-            is_tracked = number in self.static.tracked
-            (tensors[number] if is_tracked else tensors[number].detach()).copy_(value)
-        return tuple(_output(each, tensors, values) for each in self.static.outputs)
+        values: Sequence[torch.Tensor] = results[: len(self.values)]
+        for number, new in zip(self.written, results[len(values) :], strict=True):
+            is_tracked = number in self.tracked
+            (tensors[number] if is_tracked else tensors[number].detach()).copy_(new)
+        return values
 
     def forward(
         self, tensors: Sequence[torch.Tensor], draws: Array | None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Run the forward program. Return the results, and the residuals."""
         arrays = self._forward([*tensors, draws])
-        for number, value in enumerate(self.static.values):
+        for number, value in enumerate(self.values):
             arrays[number] = arrays[number].transpose(np.argsort(value.order))
         made = [as_tensor(each) for each in arrays]
         return made[: len(self.results)], made[len(self.results) :]
@@ -319,7 +328,7 @@ class GraphProgram:
 
     def _in_order(self, number: int, adjoint: Any) -> torch.Tensor:
         """Return an adjoint with its dimensions as the program has them."""
-        values = self.static.values
+        values = self.values
         return adjoint.permute(values[number].order) if number < len(values) else adjoint
 
 
@@ -332,9 +341,7 @@ def _examples(static: StaticGraph, tensors: Sequence[torch.Tensor]) -> list[torc
     return made
 
 
-def _output(
-    output: int | View | Fixed, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
-) -> Any:
+def _output(output: Output, inputs: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> Any:
     """Return an output of a graph of Dynamo."""
     if isinstance(output, Fixed):
         return output.value

@@ -141,6 +141,20 @@ class GraphCapture(NamedTuple):
     mutated: list[int]
 
 
+class _Interpreter(fx.Interpreter):
+    """A run of a graph of Dynamo in which torch.autocast takes effect while it is traced."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of the graph."""
+        if target is torch.amp.autocast_mode._enter_autocast:
+            region = torch.autocast(*args)
+            region.__enter__()
+            return region
+        if target is torch.amp.autocast_mode._exit_autocast:
+            return args[0].__exit__(None, None, None)
+        return super().call_function(target, args, kwargs)
+
+
 class _Interpreted(nn.Module):
     """A graph of Dynamo as torch.export takes it. The ops keep the lines of the model."""
 
@@ -151,7 +165,7 @@ class _Interpreted(nn.Module):
     def forward(self, *tensors: torch.Tensor) -> Any:
         """Return the outputs of the graph."""
         with fx.traceback.preserve_node_meta():
-            return fx.Interpreter(self.graph).run(*tensors)
+            return _Interpreter(self.graph).run(*tensors)
 
 
 def capture_graph(
