@@ -28,6 +28,8 @@ from ngd.torch.compiled import backend  # noqa: E402
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # of Dynamo
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to:UserWarning"),
 ]
 
 
@@ -326,6 +328,7 @@ FUNCTIONS: dict[str, Any] = {
     "copies": lambda x, w: (x.clone(), w.t().contiguous()),
     "constants": lambda x, w: (torch.ones(3), torch.arange(4), x @ w),
     "selection": lambda x, w: (x @ w)[x > 0].sum(),
+    "vmap": lambda x, w: torch.vmap(lambda row: (row @ w).sum())(x),
 }
 
 
@@ -395,9 +398,8 @@ def test_gradients_accumulate_and_a_graph_may_be_kept() -> None:
 def test_a_gradient_of_a_gradient_is_refused() -> None:
     w = torch.eye(4).double().requires_grad_()
     loss = compiled(lambda x, w: (x @ w).exp().sum())(X, w)
-    (gradient,) = torch.autograd.grad(loss, w, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    with pytest.raises(RuntimeError, match="expected a backward pass without create_graph=True"):
+        torch.autograd.grad(loss, w, create_graph=True)
 
 
 def test_an_output_without_adjoint_gives_no_gradient() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -12,7 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import fx
-from torch.autograd.function import once_differentiable
 
 from ... import ops
 from ...compiler import compile
@@ -132,7 +132,7 @@ _programs: Final[WeakValueDictionary[Any, GraphProgram]] = WeakValueDictionary()
 def specialize(module: fx.GraphModule, arguments: tuple[Any, ...]) -> Specialized:
     """Return the program of a graph for the shapes of its arguments."""
     has_gradients = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(has_gradients):
+    with torch.inference_mode(False), torch.set_grad_enabled(has_gradients), _nothing_saved():
         static = make_static(WHERE, module, arguments)
         tensors = [*_tensors_of(arguments), *static.attributes]
         autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
@@ -144,6 +144,14 @@ def specialize(module: fx.GraphModule, arguments: tuple[Any, ...]) -> Specialize
         if program is None:
             program = _programs[key] = GraphProgram(static, tensors)
         return Specialized(program, static.attributes, static.outputs)
+
+
+def _nothing_saved() -> AbstractContextManager[None]:
+    """Keep tensors of a compilation from the hooks of the caller, which may count them."""
+    hooks: AbstractContextManager[None] = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor, lambda tensor: tensor
+    )
+    return hooks
 
 
 def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
@@ -377,8 +385,13 @@ class _Differentiable(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(context: Any, *adjoints: torch.Tensor | None) -> tuple[Any, ...]:
         """Run the backward program."""
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                f"{WHERE}: expected a backward pass without create_graph=True; got one with it. "
+                "ngd does not differentiate the backward pass. Leave this part of the model out by "
+                "torch.compiler.disable."
+            )
         gradients = context.program.backward(context.saved_tensors, context.draws, adjoints)
         return None, None, *gradients

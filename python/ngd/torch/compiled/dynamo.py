@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a graph of Dynamo static: fixed sizes, and results that share no memory.
+"""Make a graph of Dynamo static: fixed sizes, and results in separate memory.
 
 The graph is run once on fake tensors, which have shapes and strides but no values. The run shows
 which outputs are views of inputs or of other outputs, which inputs the graph writes to, and code
@@ -426,7 +426,7 @@ class _StaticCopy:
         return made
 
     def _copy(self, node: fx.Node) -> None:
-        if _is_fixed(self.known[node]):
+        if node.users and _is_fixed(self.known[node]):  # others are called for their effect
             value = self.known[node]
             self._new[node] = tuple(value) if isinstance(value, (tuple, list)) else value
             return
