@@ -258,6 +258,28 @@ def test_graphs_that_compute_the_same_share_a_program(programs: list[Any]) -> No
     gc.collect()
 
 
+def test_the_number_of_programs_is_bounded(
+    programs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "MAX_PROGRAMS", 2)
+    step = compiled(lambda x, n: x * n, dynamic=True)
+    for number in (2, 3):
+        expect_equal(step(X, number), X * number, 1e-12)
+    with pytest.warns(FallbackWarning, match="expected at most 2 combinations of shapes"):
+        expect_equal(step(X, 4), X * 4, 1e-12)
+    expect_equal(step(X, 5), X * 5, 1e-12)  # without another warning
+    assert len(programs) == 2
+
+
+def test_the_state_of_autocast_is_part_of_the_program() -> None:
+    layer = nn.Linear(4, 4)
+    step = compiled(layer)
+    for _ in range(2):
+        assert step(X.float()).dtype == torch.float32
+        with torch.autocast("cpu", torch.bfloat16):
+            assert step(X.float()).dtype == torch.bfloat16
+
+
 def outputs_of(function: Any, post: Callable[..., Any] | None = None) -> Any:
     """Return the outputs, the input and the gradients, in eager and compiled."""
     results = []

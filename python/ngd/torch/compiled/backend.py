@@ -32,6 +32,9 @@ from .translate import translate
 
 WHERE: Final = 'torch.compile(backend="ngd")'
 
+MAX_PROGRAMS: Final = 64
+"""The number of programs of one graph. PyTorch runs calls with further shapes."""
+
 
 def compile_graph(module: fx.GraphModule, examples: Sequence[Any]) -> CompiledGraph:
     """Compile a graph of Dynamo, as torch.compile(backend="ngd") calls it.
@@ -72,6 +75,7 @@ class CompiledGraph:
         self.module = module
         self._programs: dict[Any, Specialized] = {}
         self._is_translatable = True
+        self._has_warned = False
         self._lock = threading.Lock()
 
     def __call__(self, *arguments: Any) -> Any:
@@ -99,6 +103,10 @@ class CompiledGraph:
         return program
 
     def _compiled(self, arguments: tuple[Any, ...]) -> Specialized | None:
+        if len(self._programs) == MAX_PROGRAMS:
+            expected = f"at most {MAX_PROGRAMS} combinations of shapes and numbers per graph"
+            self._warn(f"expected {expected}; got one more. Pad the inputs to few lengths")
+            return None
         try:
             return specialize(self.module, arguments)
         except UntranslatableError as error:
@@ -107,11 +115,14 @@ class CompiledGraph:
             expected = "a graph that torch.export can capture and ngd can compile"
             got = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         self._is_translatable = False
-        warn(
-            f"{WHERE}: expected {expected}; got {got}. PyTorch runs this graph without ngd.",
-            FallbackWarning,
-        )
+        self._warn(f"expected {expected}; got {got}")
         return None
+
+    def _warn(self, reason: str) -> None:
+        """Warn once that PyTorch runs the graph."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn(f"{WHERE}: {reason}. PyTorch runs this graph without ngd.", FallbackWarning)
 
 
 def _signature(argument: Any) -> Any:
@@ -139,7 +150,7 @@ def specialize(module: fx.GraphModule, arguments: tuple[Any, ...]) -> Specialize
         types = tuple(
             (tuple(t.shape), t.stride(), t.dtype, t.requires_grad, t.is_leaf) for t in tensors
         )
-        key = (static.text, types, has_gradients, autocast)
+        key = (static.text, types, has_gradients, autocast, torch.get_default_dtype())
         program = _programs.get(key)
         if program is None:
             program = _programs[key] = GraphProgram(static, tensors)

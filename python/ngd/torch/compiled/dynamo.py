@@ -131,9 +131,7 @@ def make_static(where: str, module: fx.GraphModule, arguments: Sequence[Any]) ->
     UntranslatableError
         The graph has code whose gradient ngd cannot derive.
     """
-    for each in arguments:
-        if isinstance(each, torch.Tensor) and each.device.type != "cpu":
-            refuse(where, f"a tensor on the device {each.device}")
+    _expect_plain_tensors(where, arguments)
     module = _without_checkpoints(module)
     with FakeTensorMode(allow_non_fake_inputs=True):
         attributes = _attributes(module)
@@ -152,6 +150,18 @@ def make_static(where: str, module: fx.GraphModule, arguments: Sequence[Any]) ->
         sorted_outputs.outputs,
         frozenset(i for i, each in enumerate(tensors) if run.is_tracked(each)),
     )
+
+
+PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+
+def _expect_plain_tensors(where: str, arguments: Sequence[Any]) -> None:
+    """Raise for tensors whose elements are not in the memory of this process."""
+    for each in _tensors(arguments):
+        if each.device.type != "cpu":
+            refuse(where, f"a tensor on the device {each.device}")
+        if type(each) not in PLAIN or each.layout is not torch.strided:
+            refuse(where, f"a {type(each).__qualname__} of the layout {each.layout}")
 
 
 def _without_checkpoints(module: fx.GraphModule) -> fx.GraphModule:

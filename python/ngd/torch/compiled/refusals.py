@@ -7,9 +7,10 @@ custom autograd.Function, or a hook that changes a gradient.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import nn
@@ -100,17 +101,33 @@ def refuse_state(where: str, path: str, name: str) -> NoReturn:
     )
 
 
+_watching: Final = threading.RLock()
+
+
 @contextmanager
 def watched(where: str) -> Iterator[None]:
-    """Raise a CompileError if the model uses a custom Function or adds a hook to a tensor."""
+    """Raise a CompileError if the model uses a custom Function or adds a hook to a tensor.
+
+    One thread at a time captures a model. The other threads are not watched.
+    """
+    with _watching, _replaced_methods(where, threading.get_ident()):
+        yield
+
+
+@contextmanager
+def _replaced_methods(where: str, thread: int) -> Iterator[None]:
+    """Let the methods that give a gradient in Python raise an error in one thread."""
     function, hook = vars(torch.autograd.Function)["apply"], torch.Tensor.register_hook
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls.__module__.partition(".")[0] == "torch":
+        is_watched = threading.get_ident() == thread
+        if not is_watched or cls.__module__.partition(".")[0] == "torch":
             return function.__get__(None, cls)(*args, **kwargs)
         refuse(where, f"the torch.autograd.Function {cls.__qualname__} (called at {call_site()})")
 
-    def register_hook(self: torch.Tensor, hook: Any) -> Any:
+    def register_hook(self: torch.Tensor, added: Any) -> Any:
+        if threading.get_ident() != thread:
+            return hook(self, added)
         refuse(where, f"Tensor.register_hook (called at {call_site()})")
 
     torch.autograd.Function.apply = classmethod(apply)
