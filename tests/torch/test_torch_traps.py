@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from trap_models import (  # noqa: E402
     EQUAL,
+    HIDDEN_WRITES,
     Model,
     Tripled,
     X,
@@ -20,6 +21,7 @@ from trap_models import (  # noqa: E402
     counted,
     doubled,
     refused_models,
+    write_to_statistics,
 )
 
 from ngd.errors import CompileError  # noqa: E402
@@ -111,3 +113,27 @@ def test_a_gradient_in_python_is_refused(name: str) -> None:
     y.register_hook(doubled)  # PyTorch is as before
     Tripled.apply(y).sum().backward()
     assert y.grad.tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("name", HIDDEN_WRITES)
+def test_a_write_that_autograd_does_not_see_is_refused(name: str) -> None:
+    message = r"a write without gradient to a tensor that requires one \(called at .*\.py:\d+"
+    if name == "write_to_data":  # torch.export refuses it
+        message = r"expected a model that torch\.export can capture"
+    with pytest.raises(CompileError, match=message):
+        step_of(Model(HIDDEN_WRITES[name]))(X)
+
+
+def test_statistics_may_be_written_without_gradient() -> None:
+    expect_equal_steps(Model(write_to_statistics, mean=torch.ones(4, dtype=torch.float64)))
+
+
+def branch_on_value(m: Any, x: Any) -> Any:
+    y = x @ m.w
+    return y.sum() if y.sum() > 0 else y.mean()
+
+
+def test_a_branch_on_a_value_is_refused_with_its_line() -> None:
+    message = r"got GuardOnDataDependent.*\(at .*test_torch_traps\.py:\d+\).*torch\.compile"
+    with pytest.raises(CompileError, match=message):
+        step_of(Model(branch_on_value))(X)

@@ -90,6 +90,73 @@ def counted(m: Any, x: Any) -> Any:
     return (x @ m.w * m.v).sum() * m.count
 
 
+def write_in_region(m: Any, x: Any) -> Any:
+    y = x @ m.w
+    with torch.no_grad():
+        y.mul_(3)
+    return (y * m.v).sum()
+
+
+def write_to_view_in_region(m: Any, x: Any) -> Any:
+    y = x @ m.w
+    with torch.no_grad():
+        y[:, 1].zero_()
+    return (y * m.v).sum()
+
+
+def write_to_detached(m: Any, x: Any) -> Any:
+    y = x @ m.w
+    y.detach().add_(1)
+    return (y * y).sum()
+
+
+def write_to_data(m: Any, x: Any) -> Any:
+    y = torch.tanh(x @ m.w)
+    y.data.view(-1)[2:].mul_(2)
+    return (y * m.v).sum()
+
+
+def write_to_parameter(m: Any, x: Any) -> Any:
+    with torch.no_grad():
+        m.w.clamp_(-1, 1)
+    return (x @ m.w * m.v).sum()
+
+
+def write_to_copy(m: Any, x: Any) -> Any:
+    y = x @ m.w
+    with torch.no_grad():
+        z = y.clone()
+        z.mul_(3)
+    t = y.detach().clone()
+    t += 1
+    return (y * m.v).sum() + (z * m.v).sum() + (t * m.v).sum()
+
+
+def write_to_statistics(m: Any, x: Any) -> Any:
+    with torch.no_grad():
+        m.mean.mul_(0.9).add_((x @ m.w).mean(0), alpha=0.1)
+    return ((x @ m.w - m.mean) * m.v).sum()
+
+
+def write_of_gradient(m: Any, x: Any) -> Any:
+    y = torch.zeros(3, 4, dtype=torch.float64)
+    y[:, 1:] = (x @ m.w)[:, 1:]
+    y.detach()
+    return (y * m.v).sum()
+
+
+HIDDEN_WRITES: dict[str, Callable[[Any, Any], Any]] = {
+    each.__name__: each
+    for each in (
+        write_in_region,
+        write_to_view_in_region,
+        write_to_detached,
+        write_to_data,
+        write_to_parameter,
+    )
+}
+"""Writes that autograd does not see."""
+
 EQUAL: dict[str, Callable[[Any, Any], Any]] = {
     "in-place": in_place,
     "masked-assignment": masked_assignment,
@@ -101,6 +168,8 @@ EQUAL: dict[str, Callable[[Any, Any], Any]] = {
     "promotion": promoted,
     "branch-on-shape": branch_on_shape,
     "unused-parameter": unused,
+    "write-to-copy": write_to_copy,
+    "write-of-gradient": write_of_gradient,
     "views": lambda m, x: ((x @ m.w).view(2, 6).t().reshape(-1)[2:7] ** 2).sum(),
     "expand": lambda m, x: ((x @ m.w).unsqueeze(0).expand(2, 3, 4) * m.v).sum(),
     "chunks": lambda m, x: sum((c * i).sum() for i, c in enumerate((x @ m.w).chunk(2, 1), 1)),

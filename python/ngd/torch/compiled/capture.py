@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import functools
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -14,6 +16,8 @@ from torch.export import ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
+from ...errors import CompileError, Error
+from .hidden_writes import expect_no_hidden_writes
 from .refusals import changed_state, expect_no_hooks, python_state, refuse_state, watched
 from .rules import RULES
 
@@ -211,11 +215,35 @@ def _export(
     """
     with watched(where), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about its own modules
-        program = export(module, examples, strict=False)
+        try:
+            program = export(module, examples, strict=False)
+        except Exception as error:  # of many classes, most of them private
+            raise _as_compile_error(where, error) from error
         if changed:
             _expect_same_graph(where, module, examples, program, dict(changed))
+        parameters = program.graph_signature.inputs_to_parameters
+        expect_no_hidden_writes(where, program.graph_module, parameters)
         _keep_regions_without_gradient(program.graph_module)
         return program.run_decompositions(_decompositions())
+
+
+TORCH: Final = str(Path(torch.__file__).parent)
+NGD: Final = str(Path(__file__).parents[2])
+
+
+def _as_compile_error(where: str, error: Exception) -> Exception:
+    """Return an error of torch.export as a CompileError that names the line of the model."""
+    if isinstance(error, Error):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith((TORCH, NGD, "<"))]
+    site = f" (at {own[-1].filename}:{own[-1].lineno})" if own else ""
+    text = str(error).strip().partition("\n")[0]
+    return CompileError(
+        f"{where}: expected a model that torch.export can capture, without branches on values of "
+        f"tensors; got {type(error).__name__}: {text}{site}. Change the model or its settings, or "
+        'use torch.compile(model, backend="ngd").'
+    )
 
 
 def _expect_same_graph(

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In-place writes that autograd does not see, in an exported graph before its decomposition.
+
+PyTorch ignores such a write in the backward pass. A graph without in-place ops would not: the
+gradient would be another one, without an error. So they are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from .refusals import refuse
+from .translate import site_of
+
+SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+
+
+class Value(NamedTuple):
+    """What is known of a tensor of the graph.
+
+    Attributes
+    ----------
+    memory : Node
+        The node that made the memory.
+    is_detached : bool
+        True if autograd does not see writes to it, although it may see others to the memory.
+    """
+
+    memory: fx.Node
+    is_detached: bool
+
+
+class _Walk:
+    """A walk over the graph. `trained` has the memory whose values have a gradient."""
+
+    def __init__(self, where: str, trained: set[fx.Node]) -> None:
+        self.where, self.trained = where, trained
+        self.values: dict[fx.Node, Any] = {}
+
+    def run(self, module: fx.GraphModule, has_grad: bool, operands: Iterable[Any] = ()) -> Any:
+        """Visit the nodes in order, and return the values of the outputs."""
+        given = iter(operands)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = next(given, Value(node, False))
+            elif node.op == "output":
+                return [self.values.get(each) for each in _nodes(node.args[0])]
+            elif node.target is SET_GRAD:
+                self.values[node] = self._region(module, node)
+            elif node.op == "call_function":
+                self.values[node] = self._call(node, has_grad)
+        return []
+
+    def _region(self, module: fx.GraphModule, node: fx.Node) -> Any:
+        is_enabled, body, *operands = node.args
+        inner = module.get_submodule(str(body.target))
+        assert isinstance(inner, fx.GraphModule)
+        return self.run(inner, bool(is_enabled), [self.values.get(each) for each in operands])
+
+    def _call(self, node: fx.Node, has_grad: bool) -> Any:
+        operands = [self.values.get(each) for each in node.all_input_nodes]
+        known = [each for each in operands if isinstance(each, Value)]
+        is_trained = has_grad and any(
+            each.memory in self.trained and not each.is_detached for each in known
+        )
+        if not isinstance(node.target, OpOverload):
+            return self._item(node, operands)
+        written, viewed = _aliases(node)
+        for each in (self.values.get(argument) for argument in written):
+            if isinstance(each, Value):
+                self._expect_seen(node, each, has_grad)
+                if is_trained:
+                    self.trained.add(each.memory)
+        source = self.values.get(viewed) if viewed is not None else None
+        if isinstance(source, Value):
+            is_detach = node.target is torch.ops.aten.detach.default
+            return Value(source.memory, source.is_detached or is_detach)
+        if is_trained:
+            self.trained.add(node)
+        return Value(node, False)
+
+    def _item(self, node: fx.Node, operands: list[Any]) -> Any:
+        """Return a result of a region or of an op of several results."""
+        (source,) = operands[:1] or [None]
+        number = node.args[1] if len(node.args) > 1 else 0
+        if isinstance(source, list) and isinstance(number, int):
+            return source[number]
+        return source if isinstance(source, Value) else Value(node, False)
+
+    def _expect_seen(self, node: fx.Node, written: Value, has_grad: bool) -> None:
+        is_hidden = written.is_detached or not has_grad
+        if is_hidden and written.memory in self.trained:
+            what = "a write without gradient to a tensor that requires one"
+            refuse(self.where, f"{what} (called at {site_of(node)})")
+
+
+def _nodes(tree: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_aggregate(tree, lambda each: found.append(each) if isinstance(each, fx.Node) else 0)
+    return found
+
+
+def _aliases(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None]:
+    """Return the arguments that an op writes, and the one whose memory its result shares."""
+    assert isinstance(node.target, OpOverload)
+    written, viewed = [], None
+    schema = node.target._schema
+    result = schema.returns[0].alias_info if schema.returns else None
+    names: Mapping[str, Any] = {
+        argument.name: value for argument, value in zip(schema.arguments, node.args, strict=False)
+    }
+    for argument in schema.arguments:
+        value = {**names, **node.kwargs}.get(argument.name)
+        info = argument.alias_info
+        if info is None or not isinstance(value, fx.Node):
+            continue
+        if info.is_write:
+            written.append(value)
+        if result is not None and info.before_set & result.before_set:
+            viewed = value
+    return written, viewed
+
+
+def expect_no_hidden_writes(where: str, module: fx.GraphModule, parameters: Iterable[str]) -> None:
+    """Raise a CompileError for a write that autograd does not see to a value with a gradient.
+
+    Parameters
+    ----------
+    where : str
+        The public call, for messages.
+    module : GraphModule
+        An exported graph, with its in-place ops and regions.
+    parameters : iterable of str
+        The names of the inputs that have a gradient.
+    """
+    names = set(parameters)
+    trained = {n for n in module.graph.nodes if n.op == "placeholder" and n.name in names}
+    _Walk(where, trained).run(module, has_grad=True)
