@@ -18,7 +18,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def test_the_program_learns_alone_and_on_two_ranks(tmp_path: Path) -> None:
-    (program,) = BLOCK.findall((DOCS / "torch_models.md").read_text())
+    program, _ = BLOCK.findall((DOCS / "torch_models.md").read_text())
     script = tmp_path / "train_step.py"
     script.write_text(program)
     for command in ([sys.executable], ["ngd", "run", "-n", "2"]):
@@ -26,6 +26,18 @@ def test_the_program_learns_alone_and_on_two_ranks(tmp_path: Path) -> None:
             [*command, str(script)], check=True, capture_output=True, text=True, timeout=300
         ).stdout
         assert said.count("accuracy 1.00") == (1 if len(command) == 1 else 2), said
+
+
+def test_the_program_of_the_backend_runs(tmp_path: Path) -> None:
+    _, program = BLOCK.findall((DOCS / "torch_models.md").read_text())
+    script = tmp_path / "compiled.py"
+    script.write_text(program + "\nprint(loss.item())\n")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout) < 1.5
+    assert "FallbackWarning" not in done.stderr
 
 
 def test_the_table_of_ops_is_that_of_the_rules() -> None:

@@ -21,7 +21,7 @@ SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
 
 class Value(NamedTuple):
-    """What is known of a tensor of the graph.
+    """The facts about a tensor of the graph.
 
     Attributes
     ----------
