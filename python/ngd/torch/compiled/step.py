@@ -293,6 +293,24 @@ def _signature(leaf: Any) -> Any:
     return leaf.dtype, tuple(leaf.shape)
 
 
+def _expect_arguments(model: Any, loss: Any, fallback: Any) -> None:
+    """Raise for arguments of compile_step that do not fit."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{WHERE}: model: expected a torch.nn.Module; got {type(model).__name__}. Pass the "
+            "model first, then the loss function, then the optimizer."
+        )
+    if not callable(loss):
+        raise TypeError(
+            f"{WHERE}: loss: expected a function of the model and the batch; got {loss!r}. Write "
+            "lambda model, x, y: cross_entropy(model(x), y)."
+        )
+    if fallback not in ("error", "torch"):
+        raise ValueError(
+            f"{WHERE}: fallback: expected 'error' or 'torch'; got {fallback!r}. Leave it out."
+        )
+
+
 def compile_step(
     model: nn.Module,
     loss: Callable[..., Any],
@@ -350,20 +368,7 @@ def compile_step(
     >>> for x, y in loader:
     ...     loss = step(x, y)
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"{WHERE}: model: expected a torch.nn.Module; got {type(model).__name__}. Pass the "
-            "model first, then the loss function, then the optimizer."
-        )
-    if not callable(loss):
-        raise TypeError(
-            f"{WHERE}: loss: expected a function of the model and the batch; got {loss!r}. Write "
-            "lambda model, x, y: cross_entropy(model(x), y)."
-        )
-    if fallback not in ("error", "torch"):
-        raise ValueError(
-            f"{WHERE}: fallback: expected 'error' or 'torch'; got {fallback!r}. Leave it out."
-        )
+    _expect_arguments(model, loss, fallback)
     options = {"shard": shard, "precision": precision, "memory_limit": memory_limit}
     return CompiledStep(
         model, loss, optimizer, clip_norm=clip_norm, fallback=fallback, options=options

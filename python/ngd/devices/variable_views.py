@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
-from . import _core
-from .collectives import Group
-from .devices.sharing import differing_ranks, digest_of, ranks_text
-from .errors import VariableMismatchError
-from .ir import Array
-from .sites import call_site
-from .variables import Variable
+from .. import _core
+from ..collectives import Group
+from ..errors import VariableMismatchError
+from ..ir import Array
+from ..sites import call_site
+from ..variables import Variable
+from .sharing import differing_ranks, digest_of, ranks_text
 
 if TYPE_CHECKING:
-    from .devices.cpu import CpuStorage
+    from .cpu import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
 """Variables of which each rank keeps a copy are small, except with shard="none". Only small ones
