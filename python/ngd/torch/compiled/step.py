@@ -363,7 +363,6 @@ def compile_step(
 
     Examples
     --------
-    >>> optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     >>> step = ngd.torch.compile_step(model, lambda m, x, y: cross_entropy(m(x), y), optimizer)
     >>> for x, y in loader:
     ...     loss = step(x, y)
