@@ -352,12 +352,10 @@ def compile_step(
     Returns
     -------
     CompiledStep
-        A function of a batch that returns the loss, with `evaluate` and `coverage`.
+        A function of a batch that returns the loss.
 
     Raises
     ------
-    TypeError
-        The optimizer is of another class.
     VariableMismatchError
         The models of the ranks have different parameters.
 
