@@ -111,7 +111,7 @@ def interrupt_and_go_on(kind: str, stopped: int) -> dict[str, Any]:
     ngd.barrier()
     if rank == stopped:
         signal.signal(signal.SIGALRM, stop)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
     first = "nothing"
     try:
         large_collective(kind, source, size)
