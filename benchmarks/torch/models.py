@@ -156,7 +156,7 @@ def make_step(way: str, case: Case) -> Step:
 
 
 def seconds_of(step: Step, least: float) -> float:
-    """Return the mean time of a step, over at least so many seconds."""
+    """Return the mean time of a step. The steps run for at least `least` seconds."""
     count, begin = 0, time.perf_counter()
     while (taken := time.perf_counter() - begin) < least or count == 0:
         step()
