@@ -243,6 +243,7 @@ def test_random_arrays_beside_mpi4py(communicator: str, ranks: int) -> None:
     assert outcomes[0].value["compared"] >= 10
 
 
+@pytest.mark.long
 @harness.needs_ranks
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_same_bits_from_run_to_run(ranks: int) -> None:
@@ -251,6 +252,7 @@ def test_same_bits_from_run_to_run(ranks: int) -> None:
     assert check_equal_on_all(run(program, ranks, arguments=arguments)) == first
 
 
+@pytest.mark.long
 def test_environment_chooses_the_algorithm() -> None:
     """Where the orders give other bits, NGD_ALLREDUCE shows: 3 ranks, terms that cancel."""
     if harness.MODE == "OFF":

@@ -32,6 +32,7 @@ def lines_of(program: Path, *options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_every_kind_has_its_lines() -> None:
     options = ["--kind", *KINDS, "--ranks", "1", "3", "--bytes", "8", "12288", "--turns", "2"]
     lines = lines_of(COMM / "bench.py", *options)

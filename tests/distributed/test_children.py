@@ -72,6 +72,7 @@ def start_job(launcher: list[str]) -> list[str]:
     return sorted(word for line in done.stdout.split("\n") for word in line.split()[-1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("outer", ["plain", "ngd run", "mpirun"])
 @pytest.mark.parametrize("inner", ["ngd run", "mpirun"])
 def test_a_rank_may_start_a_job(outer: str, inner: str) -> None:

@@ -80,6 +80,7 @@ def fit(has_weight: bool, dtype: str = "float64") -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 @harness.needs_ranks
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 1e-5)])
 def test_any_number_of_ranks_takes_the_same_steps_with_the_weights_of_batches(

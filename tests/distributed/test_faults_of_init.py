@@ -65,6 +65,7 @@ def test_two_hosts_need_mpi() -> None:
             assert "hosts" in outcome.value["message"]
 
 
+@pytest.mark.long
 def test_nonsense_in_the_environment_is_named() -> None:
     nonsense = {
         "NGD_TIMEOUT": "soon",
@@ -89,6 +90,7 @@ def test_deadlines_that_never_come(seconds: str) -> None:
 # Absence.
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "present"), [(2, [0]), (2, [1]), (4, [0, 1, 3])])
 def test_rank_that_never_starts_is_named(ranks: int, present: list[int], tmp_path: Path) -> None:
     (missing,) = set(range(ranks)) - set(present)
@@ -153,6 +155,7 @@ def init_that_fails_late() -> dict[str, Any]:
     raise AssertionError("no error")
 
 
+@pytest.mark.long
 def test_a_rank_that_fails_after_the_meeting_is_named() -> None:
     with Job(init_that_fails_late, 2, env={"NGD_TIMEOUT": "15"}) as job:
         first, second = (outcome.value for outcome in job.wait(40))
@@ -176,6 +179,7 @@ def init_with_limit(rank: int, limit: int, bytes_left: int) -> dict[str, str]:
     return caught(ngd.init)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
     ("limit", "left"),
@@ -265,6 +269,7 @@ def leave_descriptors(room: int) -> None:
 
 
 # A rank without a descriptor for a connection cannot tell the others: so one is left.
+@pytest.mark.long
 @pytest.mark.parametrize("room", range(1, 8))
 @pytest.mark.parametrize("victim", [0, 1])
 def test_descriptors_run_out_while_ranks_meet(victim: int, room: int) -> None:
@@ -342,6 +347,7 @@ def join_and_sum() -> dict[str, Any]:
     return {"sum": int(ngd.all_reduce(10**world.rank, op="sum"))}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("twice", [0, 1])
 def test_two_jobs_with_one_key(twice: int) -> None:
     """While a job waits for rank 2, a second process comes that says it is one of those there."""

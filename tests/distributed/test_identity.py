@@ -320,6 +320,7 @@ def lengths_differ(names: list[str]) -> None:
         assert (equal == equal[0]).all(), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", list(LOSSES_OF_FUNCTIONS))
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(2, 3))
 def test_batches_of_other_lengths_are_no_mismatch(communicator: str, ranks: int, name: str) -> None:

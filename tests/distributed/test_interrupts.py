@@ -22,6 +22,7 @@ def run(*arguments: object) -> None:
     assert (report["runs"], report["findings"]) == (options.runs, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "case",
     [
@@ -37,9 +38,11 @@ def test_an_interrupt_between_two_bytecodes(case: str) -> None:
     run("--runs", 4 if case == "shutdown" else 12, "--case", case)
 
 
+@pytest.mark.long
 def test_interrupts_between_bytecodes_of_any_call() -> None:
     run("--runs", 40)
 
 
+@pytest.mark.long
 def test_signals_while_ranks_wait() -> None:
     run("--runs", 40, "--mode", "signal")

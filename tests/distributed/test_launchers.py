@@ -152,6 +152,7 @@ def mark(number: int) -> list[int]:
     return [world.size, number]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("first", "second"),
     [

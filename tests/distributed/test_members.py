@@ -125,6 +125,7 @@ def test_the_mean_is_of_those_who_are_there(tmp_path: Path) -> None:
     assert ended.of("ends")[0]["w"][0][0] == -(4 + 5 * 3)
 
 
+@pytest.mark.long
 def test_a_new_member_heals_from_a_peer(tmp_path: Path) -> None:
     slow = "time.sleep(0.25); die() if me == 0 and round == 1 else None"
     ended = run(tmp_path, rounds(slow, 20), "-n", "2", "--min-ranks", "1", "--max-restarts", "1")
@@ -177,6 +178,7 @@ def test_a_new_one_that_comes_too_late_is_sent_home(tmp_path: Path) -> None:
     assert "the training has ended before 2 came" in ended.err
 
 
+@pytest.mark.long
 def test_who_is_stopped_is_killed_at_the_deadline(tmp_path: Path) -> None:
     stop = "os.kill(os.getpid(), signal.SIGSTOP) if me == 1 and round == 2 else None"
     ended = run(tmp_path, rounds(stop), "-n", "3", "--min-ranks", "2", timeout="3")
@@ -201,6 +203,7 @@ def test_who_dies_before_the_first_world_is_not_waited_for(tmp_path: Path) -> No
     assert "world 1 has the members 1, 2" in ended.err
 
 
+@pytest.mark.long
 def test_who_dies_between_the_answer_and_the_meeting_is_not_waited_for(tmp_path: Path) -> None:
     early = """
 from ngd import environment
@@ -275,6 +278,7 @@ def test_a_signal_ends_a_job_of_members(tmp_path: Path) -> None:
     assert job.returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_random_deaths_leave_one_training(tmp_path: Path, seed: int) -> None:
     """Members die at random moments; those that are left hold the same, and none hangs."""

@@ -81,6 +81,7 @@ PLACEMENTS = {
 }
 
 
+@pytest.mark.long
 @harness.needs_ranks
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_arrays_have_the_bits_of_one_node(placement: str) -> None:

@@ -247,6 +247,7 @@ def trains() -> float:
     return float(ngd.all_reduce(1.0, op="sum"))
 
 
+@pytest.mark.long
 @harness.needs_ranks
 def test_a_job_trains_on_while_another_has_the_port_and_then_takes_it() -> None:
     port = free_port()
@@ -443,6 +444,7 @@ def refused() -> str:
     return str(caught.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", ["on", "70000", "host:", "1.5", "-1", "localhost:http", "²"])
 def test_a_port_that_is_none_is_refused(text: str) -> None:
     (outcome,) = run(refused, 1, env={"NGD_METRICS": text})

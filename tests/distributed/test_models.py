@@ -55,6 +55,7 @@ def train(name: str, steps: int) -> list[float]:
     return [*losses, float(trained.sum()), float(np.linalg.norm(trained))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("communicator", harness.communicators())
 @pytest.mark.parametrize(
     ("name", "steps", "sizes"),

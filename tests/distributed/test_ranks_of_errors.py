@@ -93,6 +93,7 @@ KINDS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("communicator", "split"), PLACES)
 @pytest.mark.parametrize("fault", KINDS)
 def test_an_error_says_its_ranks_as_numbers(fault: str, communicator: str, split: bool) -> None:

@@ -249,6 +249,7 @@ def interrupted_in_a_step() -> dict[str, Any]:
     return {**caught(lambda: step(a)), "seconds": seconds, "sum": float(w.numpy().sum())}
 
 
+@pytest.mark.long
 @harness.needs_ranks
 def test_ctrl_c_between_instructions_closes_the_group() -> None:
     with Job(interrupted_in_a_step, 2) as job:

@@ -68,6 +68,7 @@ def sockets() -> list[str]:
 # Squatters.
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.parametrize("kind", SQUATTERS)
 def test_a_squatter_is_passed_by(kind: str) -> None:
@@ -117,6 +118,7 @@ def test_a_squatter_is_named_where_rank_0_never_comes() -> None:
 # Knockers.
 
 
+@pytest.mark.long
 @needs_root
 @pytest.mark.parametrize("launcher", ["plain", "ngd run"])
 def test_a_flood_of_strangers_does_not_keep_ranks_out(launcher: str) -> None:

@@ -179,6 +179,7 @@ def start(case: Surroundings, rank: int, job: str, script: str, result: str) -> 
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_a_job_in(case: Surroundings, tmp_path: Path, locales: Path) -> None:
     wanted = case.env.get("LC_ALL") or "C"

@@ -97,6 +97,7 @@ def shut_down_by(closer: str, kind: str) -> list[Any]:
     return [*ended, time.monotonic() - begin]
 
 
+@pytest.mark.long
 @over
 @pytest.mark.parametrize("closer", ["thread", "main", "handler"])
 @pytest.mark.parametrize("kind", ["small", "step"])
@@ -125,6 +126,7 @@ def all_waits(closer: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.long
 @harness.needs_ranks
 @pytest.mark.parametrize("closer", ["thread", "handler"])
 def test_shutdown_ends_every_kind_of_wait(closer: str) -> None:
@@ -290,6 +292,7 @@ def daemon_at_exit(kind: str, code: int) -> None:
     assert seconds < PROMPT
 
 
+@pytest.mark.long
 @harness.needs_ranks
 @pytest.mark.parametrize(
     ("kind", "ranks", "code"),

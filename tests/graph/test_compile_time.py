@@ -211,6 +211,7 @@ def test_a_graph_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(walks.values()) == {1}
 
 
+@pytest.mark.long
 def test_a_chain_of_100000_is_as_good_as_any() -> None:
     step = ngd.compile(**additions(100_000))
     (result,) = step(np.full(4, 0.5, np.float32))
@@ -218,6 +219,7 @@ def test_a_chain_of_100000_is_as_good_as_any() -> None:
     del step
 
 
+@pytest.mark.long
 def test_a_deep_gradient_and_a_deep_chain_that_nothing_fuses() -> None:
     x = y = ngd.placeholder("x", (2, 2))
     for _ in range(4_000):

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step of image models of timm and torchvision equals eager, in float64, without dropout.
+
+NGD_TORCH_FAMILIES is the number of timm's families (one model of each) and of torchvision's models.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+timm = pytest.importorskip("timm", exc_type=RuntimeError, reason="torchvision is broken")
+torchvision = pytest.importorskip("torchvision", exc_type=RuntimeError, reason="it is broken")
+
+from torch.nn.functional import cross_entropy  # noqa: E402
+
+from ngd.torch import compile_step  # noqa: E402
+
+COUNT = int(os.environ.get("NGD_TORCH_FAMILIES", "3"))
+RATES = ("p", "drop_prob", "drop_rate", "attn_drop", "proj_drop", "drop_path_rate", "dropout")
+
+
+def smallest_models() -> list[str]:
+    """Return the name of a small model for each family of timm."""
+    small = ("test_", "atto", "femto", "pico", "nano", "xxs", "xx_small", "tiny", "_s", "small")
+    names = []
+    for family in timm.list_modules():
+        models = timm.list_models(module=family)
+        if models:
+            names.append(min(models, key=lambda n: (not any(k in n for k in small), len(n))))
+    return names[:COUNT]
+
+
+def classifiers() -> list[str]:
+    """Return names of torchvision's classifiers."""
+    models = torchvision.models.list_models(module=torchvision.models)
+    return sorted(models)[:COUNT] if COUNT < 15 else sorted(models)[:15]
+
+
+def without_dropout(model: Any) -> Any:
+    """Set all rates of dropout and of dropped paths to zero."""
+    for module in model.modules():
+        for name in RATES:
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+    return model
+
+
+def loss_of(model: Any, x: Any, y: Any) -> Any:
+    found = model(x)
+    found = found[0] if isinstance(found, (tuple, list)) else getattr(found, "logits", found)
+    return cross_entropy(found, y)
+
+
+def expect_equal_step(model: Any, x: Any, y: Any) -> None:
+    model = without_dropout(model).double().train()
+    eager, before = copy.deepcopy(model), [p.detach().clone() for p in model.parameters()]
+    step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=1.0))
+    loss = step(x, y).item()
+    expected = loss_of(eager, x, y)
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-12)
+    found = torch.cat(
+        [(b - p.detach()).flatten() for b, p in zip(before, model.parameters(), strict=True)]
+    )
+    wanted = torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in eager.parameters()]
+    )
+    assert (found - wanted).norm() <= 1e-8 * wanted.norm()
+    for key, value in eager.named_buffers():
+        torch.testing.assert_close(model.get_buffer(key), value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", smallest_models())
+def test_a_step_of_timm_equals_eager(name: str) -> None:
+    torch.manual_seed(0)
+    try:
+        model = timm.create_model(name, num_classes=10)
+        size = model.default_cfg["input_size"][1:]
+        x, y = torch.randn(2, 3, *size, dtype=torch.float64), torch.tensor([1, 3])
+        loss_of(without_dropout(copy.deepcopy(model)).double().train(), x, y).backward()
+    except Exception as error:  # the model does not train in eager PyTorch on this machine
+        pytest.skip(f"eager: {type(error).__name__}: {str(error)[:100]}")
+    expect_equal_step(model, x, y)
+
+
+@pytest.mark.parametrize("name", classifiers())
+def test_a_step_of_torchvision_equals_eager(name: str) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.get_model(name, num_classes=10)
+    size = 299 if "inception" in name else 96
+    x = torch.randn(2, 3, size, size, dtype=torch.float64)
+    expect_equal_step(model, x, torch.tensor([1, 3]))
