@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps of PyTorch models: ngd.torch.compile_step beside PyTorch, in turns.
 
-    python benchmarks/torch/models.py                       # one process: eager and inductor
-    python benchmarks/torch/models.py --ranks 2             # two ranks: DDP over gloo
-    python benchmarks/torch/models.py --models mlp lstm --ways ngd eager --turns 15
+    python benchmarks/models/torch_models.py                       # one process: eager and inductor
+    python benchmarks/models/torch_models.py --ranks 2             # two ranks: DDP over gloo
+    python benchmarks/models/torch_models.py --models mlp lstm --ways ngd eager --turns 15
 
 Without ranks, all ways run in one process, one after the other in each turn. With ranks, each turn
 starts a job per way. One JSON line per model has the median times, the seconds of the first step,
