@@ -156,7 +156,8 @@ class Communicator {
   virtual std::shared_ptr<void> open_common(int maker, std::uint64_t number);
   // A copy-on-write mapping of memory that this process has open, for as long as it stays open.
   // Throws Unsupported, OutOfMemory.
-  virtual std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number, std::size_t bytes);
+  virtual std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number,
+                                                         std::size_t bytes);
 
   // While a program runs that needs this group and others of the family: then a wait in another one
   // ends, too, with what a rank of this one has said of its failure. Without it that wait would end

@@ -84,8 +84,7 @@ std::vector<CopyOnWriteMapping::Range> CopyOnWriteMapping::copied() const {
   std::vector<Range> found;
   PageMap().each_copy(first, (mapped_ + page - 1) / page, [&](std::uint64_t number) {
     const std::size_t at = (number - first) * page;  // from base_
-    const Range range{std::max(at, begin_) - begin_,
-                      std::min(at + page, begin_ + bytes_) - begin_};
+    const Range range{std::max(at, begin_) - begin_, std::min(at + page, begin_ + bytes_) - begin_};
     if (!found.empty() && found.back().end == range.begin)
       found.back().end = range.end;
     else

@@ -211,7 +211,8 @@ std::shared_ptr<void> LocalGroup::open_common(int maker, std::uint64_t number) {
   return with_world_ranks(*roster_, [&] { return inner_->open_common(maker, number); });
 }
 
-std::unique_ptr<CopyOnWriteMapping> LocalGroup::map_common(int maker, std::uint64_t number, std::size_t bytes) {
+std::unique_ptr<CopyOnWriteMapping> LocalGroup::map_common(int maker, std::uint64_t number,
+                                                           std::size_t bytes) {
   return with_world_ranks(*roster_, [&] { return inner_->map_common(maker, number, bytes); });
 }
 

@@ -49,7 +49,8 @@ class LocalGroup final : public Communicator, private mpi::Member {
   bool in_child() const noexcept override { return mpi::in_forked_child(); }
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
-  std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number, std::size_t bytes) override;
+  std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number,
+                                                 std::size_t bytes) override;
   void watch(bool on) noexcept override;
   void abort(std::string_view traceback) noexcept override;
   void close() noexcept override;

@@ -541,7 +541,7 @@ std::shared_ptr<void> ShmCommunicator::open_common(int maker, std::uint64_t numb
 }
 
 std::unique_ptr<CopyOnWriteMapping> ShmCommunicator::map_common(int maker, std::uint64_t number,
-                                               std::size_t bytes) {
+                                                                std::size_t bytes) {
   check_not_child();
   const int fd = family_->memory().descriptor(group_.world(maker));
   if (fd < 0)

@@ -52,7 +52,8 @@ class ShmCommunicator final : public Communicator {
   void check_peers() const override;
   std::uint64_t make_common(std::size_t bytes) override;
   std::shared_ptr<void> open_common(int maker, std::uint64_t number) override;
-  std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number, std::size_t bytes) override;
+  std::unique_ptr<CopyOnWriteMapping> map_common(int maker, std::uint64_t number,
+                                                 std::size_t bytes) override;
   void abort(std::string_view traceback) noexcept override;
   void give_up(ErrorKind kind, std::string_view why, std::span<const int> ranks) noexcept override;
   void close() noexcept override;
