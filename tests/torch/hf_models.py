@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 Case = tuple[Any, dict[str, Any]]
-MODELS: dict[str, Callable[[], Case]] = {}
+MODELS: dict[str, Callable[..., Case]] = {}
 """A function per architecture that makes the model and its arguments."""
 
 TEXT = {
@@ -58,7 +58,7 @@ def image(name: str, model: str, config: str, **options: Any) -> None:
     MODELS[name] = make
 
 
-def other(function: Callable[[], Case]) -> Callable[[], Case]:
+def other(function: Callable[..., Case]) -> Callable[..., Case]:
     """Add a model with other arguments."""
     MODELS[function.__name__] = function
     return function
@@ -302,8 +302,8 @@ def whisper() -> Case:
 
 
 @other
-def wav2vec2() -> Case:
-    """Return a classifier of sound."""
+def wav2vec2(layerdrop: float = 0.0) -> Case:
+    """Return a classifier of sound, which branches on random numbers if it drops layers."""
     config = hf.Wav2Vec2Config(
         vocab_size=32,
         hidden_size=32,
@@ -320,7 +320,7 @@ def wav2vec2() -> Case:
         feat_proj_dropout=0,
         final_dropout=0,
         activation_dropout=0,
-        layerdrop=0.0,  # else the model branches on a random number
+        layerdrop=layerdrop,
         apply_spec_augment=False,
         classifier_proj_size=16,
     )

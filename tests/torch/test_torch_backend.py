@@ -178,20 +178,12 @@ def test_evaluation_reads_the_running_statistics(programs: list[Any]) -> None:
     assert not programs[1].residuals
 
 
-def text_model(transformers: Any) -> Any:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=99,
-        n_embd=16,
-        n_layer=2,
-        n_head=2,
-        n_positions=32,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-        use_cache=False,
-    )
-    return transformers.GPT2LMHeadModel(config)
+def models_of_hugging_face() -> Any:
+    """Return the models of hf_models.py, or skip the test if they cannot be imported."""
+    reason = "transformers is not installed, or its torchvision does not fit"
+    return pytest.importorskip(
+        "hf_models", exc_type=(ImportError, RuntimeError), reason=reason
+    ).MODELS
 
 
 def loss_of_text(model: Any, ids: Any) -> Any:
@@ -200,36 +192,15 @@ def loss_of_text(model: Any, ids: Any) -> Any:
 
 
 def test_gpt2_equals_eager(programs: list[Any]) -> None:
-    model = text_model(pytest.importorskip("transformers")).double()
+    model = models_of_hugging_face()["gpt2"]()[0].double()
     ids = torch.randint(3, 90, (2, 9))
     expect_equal_training(model, (ids,), (ids + 1,), loss=loss_of_text)
     assert len(programs) == 1
 
 
 def test_wav2vec2_equals_eager_with_its_graph_breaks(programs: list[Any]) -> None:
-    transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.Wav2Vec2Config(
-        vocab_size=32,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=24,
-        conv_dim=(8, 8),
-        conv_stride=(5, 2),
-        conv_kernel=(10, 3),
-        num_conv_pos_embeddings=16,
-        num_conv_pos_embedding_groups=2,
-        hidden_dropout=0,
-        attention_dropout=0,
-        feat_proj_dropout=0,
-        final_dropout=0,
-        activation_dropout=0,
-        layerdrop=0.1,
-        apply_spec_augment=False,
-        classifier_proj_size=8,
-    )
-    model = transformers.Wav2Vec2ForSequenceClassification(config).double()
+    model = models_of_hugging_face()["wav2vec2"](layerdrop=0.1)[0].double()
     batch = images(2, 400), torch.tensor([0, 1])
 
     def loss(m: Any, x: Any, labels: Any) -> Any:
@@ -461,19 +432,6 @@ def warnings_of(model: Any, x: Any) -> list[str]:
     return [str(each.message) for each in found if each.category is FallbackWarning]
 
 
-def hidden_write(m: Any, x: Any) -> Any:
-    y = x @ m.w
-    with torch.no_grad():
-        y.mul_(2)
-    return (y * m.v).sum()
-
-
-def hidden_write_through_data(m: Any, x: Any) -> Any:
-    y = x @ m.w
-    y.data.mul_(2)
-    return (y * m.v).sum()
-
-
 LINE = r"\(called at .*\.py:\d+"
 
 FALLBACKS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -486,8 +444,10 @@ FALLBACKS: dict[str, tuple[Callable[..., Any], str]] = {
         lambda m, x: torch.fft.fft(x @ m.w).abs().sum(),
         rf"aten\._fft_r2c\.default, which has no rule {LINE}",
     ),
-    "no_grad-write": (hidden_write, rf"a write without gradient .* {LINE}"),
-    "data-write": (hidden_write_through_data, rf"a write without gradient .* {LINE}"),
+    **{
+        name: (trap_models.HIDDEN_WRITES[name], rf"a write without gradient .* {LINE}")
+        for name in ("write_in_region", "write_to_detached", "write_to_data")
+    },
     "overlap": (
         lambda m, x: sum(map(torch.sum, overlapping(m, x))),
         "outputs that are overlapping views",

@@ -267,3 +267,14 @@ def test_complex_batches_are_refused() -> None:
     model = make_model()
     with pytest.raises(CompileError, match="batch: expected tensors that ngd supports"):
         compile_step(model, loss_of, sgd(model))(torch.zeros(2, 5, dtype=torch.complex64))
+
+
+def test_many_programs_after_a_divided_cohort_are_reported() -> None:
+    model = nn.Sequential(*(nn.Linear(5, 5).double() for _ in range(9)))
+    step = compile_step(model, lambda m, x: m(x).sum(), sgd(model))
+    x = batch_of(0)[0]
+    for layer in model[:7]:
+        step(x)
+        layer.requires_grad_(False)  # divides the parameters, so older programs are dropped
+    with pytest.warns(RetraceWarning, match=r"compiled 8 programs.* signature of the model"):
+        step(x)

@@ -88,7 +88,7 @@ class Sharing:
         return part.reshape(typed.shape)
 
     def map_privately(self, memory: _core.CommonMemory) -> None:
-        """Map the host's copy a second time, copy on write."""
+        """Map the memory that the ranks of the host share once more, copy on write."""
         host = self.places.here
         assert isinstance(host, Group)
         host.communicator.map_privately(memory)

@@ -2,8 +2,9 @@
 """Arrays that show the values of variables, and to which a program may write between steps.
 
 If the ranks of a host share a variable, its array is a copy-on-write view of their memory: a write
-copies the page for this process, and the other ranks do not see it. `written` finds the variables
-that such a write has changed. `assign` then gives their values to all ranks, which compare them.
+copies the page for this process, and the other ranks do not see it. `find_written` returns the
+variables that such a write has changed. `assign_written` compares their values between the ranks,
+and gives them to the variables.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class VariableView:
         return self.array.tobytes() != self._storage.view().tobytes()
 
 
-def written(views: Iterable[VariableView]) -> list[VariableView]:
+def find_written(views: Iterable[VariableView]) -> list[VariableView]:
     """Return the views of variables with values on all ranks to which this process has written."""
     copied: dict[int, list[tuple[int, int]]] = {}
     found = []

@@ -239,8 +239,8 @@ class Scan(Control):
         """A loop the other way; each round is computed again from the carried values it found.
 
         What its heavy ops have made it reads. The adjoints of the carried values are carried, and
-        so are the sums of the adjoints of what all rounds read; those of slices are stacked. The
-        gradient of a matrix that the rounds only multiply is one product after the loop.
+        so are the sums of the adjoints of values that all rounds read. Those of slices are stacked.
+        The gradient of a matrix that the rounds only multiply is one product after the loop.
         """
         return Backward(node, dy, wanted).adjoints()
 

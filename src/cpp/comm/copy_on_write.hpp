@@ -25,7 +25,7 @@ class CopyOnWriteMapping {
     std::size_t end;
   };
   // The ranges of copied pages, in ascending order. Other bytes of such a page may be equal to the
-  // file's. Throws Unsupported if the kernel does not tell.
+  // file's. Throws Unsupported without /proc/self/pagemap.
   std::vector<Range> copied() const;
   // Drops the copies.
   void discard() noexcept;

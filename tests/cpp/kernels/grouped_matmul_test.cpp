@@ -39,7 +39,7 @@ Tensor stored(const Tensor& weight, bool transpose) {
   return result;
 }
 
-// What rounding may change of a sum whose terms have that magnitude.
+// The largest rounding error of a sum of terms of that magnitude.
 double tolerance(DType dtype, double sum, double magnitude) {
   const double unit = dtype == DType::F16    ? 0x1p-11
                       : dtype == DType::BF16 ? 0x1p-8

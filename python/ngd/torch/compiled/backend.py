@@ -166,7 +166,7 @@ def _nothing_saved() -> AbstractContextManager[None]:
 
 
 def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether two tensors lie in the same memory."""
+    """Return True if two tensors share memory."""
     return len({memory_of(each) for each in tensors}) < len(tensors)
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from ...collectives import Group
 from .guards import StepGuard
 from .memory import as_tensor
+from .programs import Form
 from .rules.registry import as_array
 
 
@@ -48,25 +50,30 @@ class EagerStep:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.clip_norm, self.group, self.guard = clip_norm, group, guard
 
-    def train(self, batch: tuple[Any, ...], weight: float, total: float | None) -> Any:
-        """Run one step.
+    def run(self, batch: tuple[Any, ...], form: Form, weight: float, total: float) -> Any:
+        """Run one step, or evaluate.
 
         Parameters
         ----------
         batch : tuple
             The arguments of the loss function.
+        form : Form
+            The kind of step.
         weight : float
             The weight of this rank's loss.
-        total : float or None
-            The sum of the weights since the last update; None for a micro-batch without update.
+        total : float
+            The sum of the weights since the last update.
         """
+        if not form.trains and not form.accumulates:
+            with torch.no_grad():
+                return self.loss(self.model, *batch)
         results = self.loss(self.model, *batch)
         loss = results[0] if isinstance(results, (tuple, list)) else results
         if weight != 0:
             (loss * weight).backward()
-        if total is not None:
+        if form.trains:
             self._update(total)
-        return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, results)
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, results)
 
     def _update(self, total: float) -> None:
         parameters = [p for p in self.model.parameters() if p.requires_grad]

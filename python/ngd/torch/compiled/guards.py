@@ -88,7 +88,7 @@ class PoisonGuard:
             optimizer.register_state_dict_pre_hook(self._refuse_optimizer),
         ]
 
-    def expect_no_poison(self, use: str) -> None:
+    def refuse(self, use: str) -> None:
         """Raise a PoisonedVariableError."""
         raise PoisonedVariableError(
             f"{use}: expected a model with valid values; got one whose last step failed while it "
@@ -98,13 +98,13 @@ class PoisonGuard:
 
     def _refuse_forward(self, module: nn.Module, *args: Any) -> None:
         if not torch.compiler.is_compiling():
-            self.expect_no_poison(f"{type(module).__name__}.forward")
+            self.refuse(f"{type(module).__name__}.forward")
 
     def _refuse_state(self, module: nn.Module, *args: Any) -> None:
-        self.expect_no_poison(f"{type(module).__name__}.state_dict")
+        self.refuse(f"{type(module).__name__}.state_dict")
 
     def _refuse_optimizer(self, optimizer: Optimizer) -> None:
-        self.expect_no_poison(f"{type(optimizer).__name__}.state_dict")
+        self.refuse(f"{type(optimizer).__name__}.state_dict")
 
     def _after_load(self, module: nn.Module, incompatible: Any) -> None:
         if not incompatible.missing_keys:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ... import _core
 from ...collectives import Group
-from ...devices.variable_views import VariableView, assign_written, expect_equal, written
+from ...devices.variable_views import VariableView, assign_written, expect_equal, find_written
 from ...dtype import bfloat16
 from ...errors import DTypeError, ShapeError
 from ...ir import Array, Node
@@ -131,7 +131,7 @@ class ModelMemory:
                 each.view.variable.assign(value)
                 each.show()
         views = [each.view for each in self._shared.values()]
-        assign_written(where, written(views), self.group)
+        assign_written(where, find_written(views), self.group)
 
     def assign_all(self) -> None:
         """Assign the values of all tensors to their variables, which may be poisoned."""

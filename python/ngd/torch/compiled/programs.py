@@ -59,20 +59,20 @@ class Program(NamedTuple):
         The structure of the results of the loss function.
     variables : frozenset of Node
         All variables of the step.
-    written : list of Tensor
+    updated_tensors : list of Tensor
         The parameters and buffers that the step replaces.
-    trained : frozenset of Variable
+    trained_variables : frozenset of Variable
         The parameters that the step trains.
-    draws : bool
+    has_draws : bool
         True if the step draws random numbers.
     """
 
     executable: Executable
     results: pytree.TreeSpec
     variables: frozenset[Node]
-    written: list[torch.Tensor]
-    trained: frozenset[Variable]
-    draws: bool
+    updated_tensors: list[torch.Tensor]
+    trained_variables: frozenset[Variable]
+    has_draws: bool
 
 
 class ProgramBuilder:

@@ -66,6 +66,7 @@ class CompiledStep:
         self._programs: OrderedDict[Any, Program] = OrderedDict()
         self._generation = 0
         self._num_compiled = 0
+        self._last_key: Any = None
         self._coverage = Coverage({}, {}, {})
         self._guard = StepGuard(optimizer)
         self._poison: PoisonGuard | None = None
@@ -110,10 +111,7 @@ class CompiledStep:
         form = Form(not accumulate, accumulate, has_sums and not accumulate, has_weight)
         amount = 1.0 if weight is None else _weight(weight)
         total = self._total + amount
-        if self._eager is None:
-            results = self._run(batch, form, amount, total)
-        else:
-            results = self._eager.train(batch, amount, None if accumulate else total)
+        results = self._run(batch, form, amount, total)
         self._total = total if accumulate else 0.0
         self._num_micro_batches = self._num_micro_batches + 1 if accumulate else 0
         pytree.tree_leaves(results)[0].backward = refuse_backward
@@ -130,10 +128,7 @@ class CompiledStep:
         modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
-            if self._eager is None:
-                return self._run(batch, Form(trains=False), 1.0, 1.0)
-            with torch.no_grad():
-                return self.loss(self.model, *batch)
+            return self._run(batch, Form(trains=False), 1.0, 1.0)
         finally:
             for module, is_training in modes:
                 module.training = is_training
@@ -146,8 +141,10 @@ class CompiledStep:
         return self._coverage
 
     def _run(self, batch: tuple[Any, ...], form: Form, weight: float, total: float) -> Any:
+        if self._eager is not None:
+            return self._eager.run(batch, form, weight, total)
         if self._poison is not None:
-            self._poison.expect_no_poison(WHERE)
+            self._poison.refuse(WHERE)
         self._memory.read_written(WHERE)
         self._state.read_state()
         self._builder.random.read()
@@ -157,7 +154,8 @@ class CompiledStep:
         except CompileError as error:
             if self._fallback == "error":
                 raise
-            return self._fall_back(error, batch, form, weight, total)
+            self._eager = self._fall_back(error)
+            return self._eager.run(batch, form, weight, total)
         arrays: list[Any] = [as_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if form.has_weight:
             arrays.append(np.float64(weight))
@@ -167,12 +165,12 @@ class CompiledStep:
             self._state.read_rates()
         self._memory.show(program.variables)
         results = self._execute(program, arrays)
-        self._memory.count_writes(program.written)
-        if program.draws:
+        self._memory.count_writes(program.updated_tensors)
+        if program.has_draws:
             self._builder.random.count()
         if form.trains:
             self._state.show_state()
-            self._state.count(program.trained)
+            self._state.count(program.trained_variables)
         tensors = [as_tensor(np.asarray(result)) for result in results]
         return pytree.tree_unflatten(tensors, program.results)
 
@@ -215,9 +213,9 @@ class CompiledStep:
 
     def _warn_of_many(self, key: Any) -> None:
         self._num_compiled += 1
+        previous, self._last_key = self._last_key, key
         if self._num_compiled != MANY_PROGRAMS:
             return
-        *_, previous, _ = self._programs
         changed = [
             name
             for name, new, old in zip(("batch", "model", "optimizer"), key, previous, strict=False)
@@ -231,23 +229,17 @@ class CompiledStep:
             stacklevel=5,
         )
 
-    def _fall_back(
-        self, error: CompileError, batch: tuple[Any, ...], form: Form, weight: float, total: float
-    ) -> Any:
-        """Run this step and all later ones in eager PyTorch."""
+    def _fall_back(self, error: CompileError) -> EagerStep:
+        """Warn, and return the step that runs this batch and all later ones in eager PyTorch."""
         warnings.warn(
             f"{WHERE}: fallback='torch': the model runs in eager PyTorch, with ngd's collectives: "
             f"{error}",
             FallbackWarning,
             stacklevel=4,
         )
-        self._eager = EagerStep(
+        return EagerStep(
             self.model, self.loss, self.optimizer, self._clip_norm, self._group, self._guard
         )
-        if not form.trains and not form.accumulates:
-            with torch.no_grad():
-                return self.loss(self.model, *batch)
-        return self._eager.train(batch, weight, total if form.trains else None)
 
 
 def _weight(weight: Any) -> float:

@@ -14,7 +14,7 @@ namespace {
 template <class T>
 class Wide {
  public:
-  // most: so many elements are computed with at once.
+  // most: the largest number of elements of one product.
   Wide(DType dtype, std::int64_t most)
       : item_bytes_(static_cast<std::int64_t>(size_of(dtype))),
         widen_(cast_in(dtype)),

@@ -53,7 +53,7 @@ class RowGroups {
   std::int64_t count_, rows_;
 };
 
-// What both kernels have.
+// The common part of both kernels.
 template <class Products>
 class Grouped : public Kernel {
  public:
