@@ -58,7 +58,7 @@ def gpt2() -> Case:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(8192, n_positions=128, n_embd=384, n_layer=6, n_head=6)
+    config = GPT2Config(vocab_size=8192, n_positions=128, n_embd=384, n_layer=6, n_head=6)
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
     tokens = torch.randint(0, 8192, (4, 128))
     return GPT2LMHeadModel(config), lambda m, x: m(x, labels=x).loss, (tokens,)

@@ -206,6 +206,10 @@ Changes = dict[tuple[str, str], Any]
 """New values of Python attributes by the path of the module and the name."""
 
 
+OWN_ASSIGNMENT: Final = r"The tensor attributes? (self\.\S*_flat_weights\[\d+\](, )?)+ w"
+"""The warning of torch.export about nn.LSTM and its kin, which list their parameters twice."""
+
+
 def _export(
     where: str, module: nn.Module, examples: tuple[Any, ...], changed: Changes | None = None
 ) -> ExportedProgram:
@@ -215,6 +219,7 @@ def _export(
     """
     with watched(where), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch, about its own modules
+        warnings.filterwarnings("ignore", OWN_ASSIGNMENT, UserWarning)
         try:
             program = export(module, examples, strict=False)
         except Exception as error:  # of many classes, most of them private

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Trainer of Hugging Face with compiled steps.
+
+    from ngd.torch.transformers import Trainer     # instead of: from transformers import Trainer
+
+docs/torch_models.md describes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MethodType
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from .compiled import CompiledStep, compile_step
+
+__all__ = ["Trainer"]
+
+
+class Trainer(transformers.Trainer):
+    """A transformers.Trainer whose training steps are ngd programs.
+
+    The arguments are those of transformers.Trainer. `max_grad_norm`, `bf16`, gradient accumulation,
+    schedulers, callbacks, checkpoints and evaluation work as usual. The ranks are those of
+    torch.distributed, which accelerate initializes. Evaluation runs in PyTorch.
+
+    Raises
+    ------
+    CompileError
+        The model cannot be translated. The message names the line.
+    TypeError
+        The optimizer is not one that ngd.torch.compile_step can translate.
+    """
+
+    _compiled: CompiledStep | None = None
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the accelerator. It does not wrap the model: the program has the all-reduce."""
+        super().create_accelerator_and_postprocess()
+        self.accelerator.prepare_model = _unwrapped
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> Any:
+        """Make the scheduler. The optimizer's step does nothing: the program updates."""
+        self.optimizer.step = MethodType(_no_step, self.optimizer)  # schedulers wrap a method
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Run a compiled step, or accumulate a micro-batch.
+
+        Parameters
+        ----------
+        model : Module
+            The model.
+        inputs : dict
+            The arguments of the model.
+        num_items_in_batch : Tensor or int, optional
+            The number of labels of all micro-batches of an update. The loss is divided by it.
+
+        Returns
+        -------
+        Tensor
+            The part of the loss that is this micro-batch's, as transformers.Trainer returns it.
+        """
+        model.train()
+        step, batch = self._step(), self._prepare_inputs(inputs)
+        count = self.current_gradient_accumulation_steps
+        is_part = self._is_part_of_a_sum(num_items_in_batch)
+        items = None if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)
+        scale = torch.tensor(float(count if is_part else 1))  # the step takes the mean of its parts
+        loss = step(batch, items, scale, accumulate=not self.accelerator.sync_gradients)
+        return loss.detach() / count
+
+    def _step(self) -> CompiledStep:
+        optimizer = self.optimizer.optimizer  # that which accelerate has wrapped
+        if self._compiled is None or self._compiled.optimizer is not optimizer:
+            norm = self.args.max_grad_norm
+            self._compiled = compile_step(
+                self.model,
+                self._loss,
+                optimizer,
+                clip_norm=norm if norm and norm > 0 else None,
+                precision="bfloat16" if self.args.bf16 else "float32",
+            )
+        return self._compiled
+
+    def _loss(
+        self, model: nn.Module, batch: Mapping[str, Any], items: Any, scale: torch.Tensor
+    ) -> torch.Tensor:
+        return self.compute_loss(model, dict(batch), num_items_in_batch=items) * scale
+
+    def _is_part_of_a_sum(self, num_items_in_batch: Any) -> bool:
+        """Return True if the losses of micro-batches are added up, as transformers.Trainer does."""
+        given = getattr(self, "loss_is_scaled_for_ga", None)
+        if given is not None:
+            return bool(given)
+        has_count = self.model_accepts_loss_kwargs and num_items_in_batch is not None
+        return has_count or self.compute_loss_func is not None
+
+    def _clip_grad_norm(self, model: nn.Module) -> None:
+        """Do nothing: the program clips."""
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> None:
+        """Return None, so that no norm is logged: the gradients exist in the program only."""
+
+
+def _unwrapped(model: nn.Module, *args: Any, **options: Any) -> nn.Module:
+    return model
+
+
+def _no_step(*args: Any, **options: Any) -> None:
+    pass
