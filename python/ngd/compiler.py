@@ -40,10 +40,14 @@ SHARDS: Final = ("none", "host", "world")
 """What `shard` may say."""
 
 
-def lower(graph: Graph, group: Ranks, limit: int | None, target: Target) -> Lowered:
+def lower(
+    graph: Graph, group: Ranks, limit: int | None, arena: _core.Arena | None, target: Target
+) -> Lowered:
     """Compile a graph for what a target can do, in so many bytes."""
     plan = passes.run(graph, target, limit)
-    return Lowered(plan, *emit(plan, graph, group))
+    program, ordering = emit(plan, graph, group)
+    program.use_arena(arena)
+    return Lowered(plan, program, ordering)
 
 
 def emit(plan: Plan, graph: Graph, group: Ranks) -> tuple[_core.ProgramBuilder, Ordering]:
@@ -180,6 +184,30 @@ def compile(
     >>> step(np.ones((2, 3), np.float32))
     array([3., 3.], dtype=float32)
     """
+    options = {"device": device, "group": group, "precision": precision, "shard": shard}
+    return compile_in(None, inputs, outputs, updates, memory_limit=memory_limit, **options)
+
+
+def compile_in(
+    arena: _core.Arena | None,
+    inputs: Any,
+    outputs: Any,
+    updates: Any = None,
+    *,
+    device: str | None = None,
+    group: Group | None = None,
+    precision: Any = float32,
+    memory_limit: int | None = None,
+    shard: str = "none",
+) -> Executable:
+    """Compile a graph to a step whose values lie in an arena; see compile.
+
+    Parameters
+    ----------
+    arena : Arena or None
+        The memory of the values, which other steps may use, too. Only one of these runs at a time.
+        None: the step has memory of its own.
+    """
     name = config.device(device, "compile")
     placeholders, given = nodes_in("inputs", as_arguments(inputs))
     nodes, results = nodes_in("outputs", outputs)
@@ -192,11 +220,11 @@ def compile(
     WORLD.settle(graph)
     group = group_of(graph, group)
     limit = None if memory_limit is None else whole(memory_limit, "compile", "memory_limit", 64)
-    key = (signature(graph), name, group, graph.precision, limit, graph.shard)
+    key = (signature(graph), name, group, graph.precision, limit, graph.shard, arena)
     executable: Executable | None = _cache.get(key)
     if executable is None:
         warn_of_graph(graph)
-        executable = _cache[key] = build(name, graph, group, limit)
+        executable = _cache[key] = build(name, graph, group, limit, arena)
     if is_flat(given) and is_flat(results) and not num_prints:
         return executable
     return StructuredStep(executable, given, results, num_prints)
@@ -273,9 +301,11 @@ def without_collector() -> Iterator[None]:
 
 
 @without_collector()
-def build(device: str, graph: Graph, group: Group, limit: int | None) -> Executable:
+def build(
+    device: str, graph: Graph, group: Group, limit: int | None, arena: _core.Arena | None
+) -> Executable:
     """Make a graph executable on a device."""
-    step = DEVICES[device](graph, group, partial(lower, graph, group, limit))
+    step = DEVICES[device](graph, group, partial(lower, graph, group, limit, arena))
     made(step)
     return step
 

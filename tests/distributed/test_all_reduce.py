@@ -225,7 +225,9 @@ def check_equal_on_all(outcomes: list[harness.Outcome]) -> list[str]:
 
 @harness.needs_ranks
 @pytest.mark.skipif(not harness.HAS_OPEN_MPI, reason="needs Open MPI's mpirun and mpi4py")
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [2, 4, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 3))]
+)
 @pytest.mark.parametrize("communicator", harness.communicators())
 def test_random_arrays_beside_mpi4py(communicator: str, ranks: int) -> None:
     pytest.importorskip("mpi4py")

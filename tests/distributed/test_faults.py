@@ -197,7 +197,7 @@ def test_who_asks_again_and_again_hears_of_a_death() -> None:
 # Absence.
 
 
-@pytest.mark.parametrize("count", [10, 1_000_000])
+@pytest.mark.parametrize("count", [pytest.param(10, marks=pytest.mark.long), 1_000_000])
 def test_stopped_rank_is_named_at_the_deadline(count: int) -> None:
     """Rank 1 is stopped for longer than NGD_TIMEOUT; when it goes on, the others have gone."""
     arguments = {"device": "CPU", "count": count, "timeout": 2.5}
@@ -265,7 +265,7 @@ def one_is_late(eager: bool, timeout: float) -> dict[str, str]:
 
 
 @over
-@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_missing_rank_is_named_with_op_and_site(communicator: str, eager: bool) -> None:
     arguments = {"eager": eager, "timeout": 2}
     with Job(one_is_late, 3, **harness.over(communicator, arguments=arguments)) as job:
@@ -298,13 +298,15 @@ def elsewhere(instead: str) -> dict[str, str]:
     ("instead", "words"),
     [
         ("recv", r"rank 1 \(process \d+\) waits in recv of 3 float64 from rank 0 at "),
-        (
+        pytest.param(
             "a step",
             r"rank 1 \(process \d+\) is in no collective\. Its last call in this group was barrier",
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             "nothing",
             r"rank 1 \(process \d+\) is in no collective\. It has called none since ngd\.init",
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -559,7 +561,7 @@ def other_group(size: int) -> dict[str, str]:
 
 
 @over
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_another_group_ends_at_the_deadline(communicator: str, size: int) -> None:
     """Ranks that wait for one another in different groups: no sum, no hang."""
     arguments = {"size": size}

@@ -326,6 +326,7 @@ def test_init_waits_while_too_many_descriptors_are_under_way() -> None:
     assert outcomes[0].value["seconds"] > 1
 
 
+@pytest.mark.long
 def test_too_many_descriptors_under_way_are_an_error() -> None:
     for outcome in run(join_beside_others, 3, arguments={"seconds": 60}):
         assert outcome.value.get("error") == "InitError", outcome

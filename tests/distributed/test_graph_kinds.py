@@ -285,6 +285,8 @@ def gradients(second: bool) -> None:
 
 
 @pytest.mark.parametrize(("communicator", "ranks"), harness.worlds(2, 3))
-@pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "second", [False, pytest.param(True, marks=pytest.mark.long)], ids=["first", "second"]
+)
 def test_gradients_are_finite_differences(communicator: str, ranks: int, second: bool) -> None:
     run_in_world(gradients, communicator, ranks, second=second)

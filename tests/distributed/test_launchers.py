@@ -232,6 +232,7 @@ def test_launcher_ends_a_job_that_fails(
         assert job.launcher.returncode in codes, job.said
 
 
+@pytest.mark.long
 def test_the_first_to_leave_decides_though_another_ends_before() -> None:
     with Job(end_badly, 3, arguments={"how": "exit slowly"}, launcher="ngd run") as job:
         job.wait(20)
@@ -266,6 +267,7 @@ def count_to(limit: int, folder: str) -> list[int]:
     return [restarts, begin, int(count)]
 
 
+@pytest.mark.long
 def test_a_job_that_is_started_again_resumes(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "ngd.launch", "-n", "3", "--max-restarts", "4"]
     arguments = {"limit": 300, "folder": str(tmp_path)}
@@ -285,7 +287,9 @@ def sleep_on() -> None:
 
 
 @pytest.mark.parametrize("launcher", ["ngd run", pytest.param("mpirun", marks=needs_mpirun)])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_signal_to_the_launcher_ends_all(launcher: str, number: int) -> None:
     with Job(sleep_on, 3, launcher=launcher) as job:
         for rank in range(3):
@@ -305,6 +309,7 @@ def test_kill_of_ngd_run_ends_its_ranks() -> None:
         job.wait(5)
 
 
+@pytest.mark.long
 @needs_mpirun
 def test_example_under_mpirun_prints_one_report() -> None:
     """The command of the README, shortened."""

@@ -165,6 +165,7 @@ def test_nobody_who_knows_the_weights_ends_the_job(tmp_path: Path) -> None:
     assert ended.of("begins").keys() == {0}
 
 
+@pytest.mark.long
 def test_a_new_one_that_comes_too_late_is_sent_home(tmp_path: Path) -> None:
     program = rounds("die() if me == 0 and round == 1 else None", 3)
     late = program.replace("import numpy", "time.sleep(0 if me < 2 else 600)\nimport numpy", 1)
@@ -187,6 +188,7 @@ def test_who_is_stopped_is_killed_at_the_deadline(tmp_path: Path) -> None:
     assert "member 1 did not come in 3 s, and is killed" in ended.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("timeout", ["0", "inf"])
 def test_a_deadline_may_never_come(tmp_path: Path, timeout: str) -> None:
     ended = run(tmp_path, rounds("pass", 2), "-n", "2", "--min-ranks", "1", timeout=timeout)
@@ -219,6 +221,7 @@ if me == 1:
     assert "world 2 has the members 0, 2" in ended.err
 
 
+@pytest.mark.long
 def test_a_job_inside_a_member_is_of_its_own(tmp_path: Path) -> None:
     program = (
         BEGIN
@@ -236,6 +239,7 @@ tell(said=said.stdout)
     assert [t["said"] for t in ended.told] == ["2 None\n" * 2], ended.all
 
 
+@pytest.mark.long
 def test_members_that_disagree_are_told_and_do_not_try_for_ever(tmp_path: Path) -> None:
     program = rounds("pass").replace("np.zeros((2, 3)", "np.zeros((2 + me, 3)")
     ended = run(tmp_path, program, "-n", "2", "--min-ranks", "1")
@@ -243,6 +247,7 @@ def test_members_that_disagree_are_told_and_do_not_try_for_ever(tmp_path: Path) 
     assert "CollectiveMismatchError" in ended.err
 
 
+@pytest.mark.long
 def test_a_child_of_a_member_is_no_member(tmp_path: Path) -> None:
     program = (
         BEGIN

@@ -178,6 +178,7 @@ def test_the_others_are_served_when_a_rank_is_killed(who: str) -> None:
         assert soon(lambda: ranks_on(port) == left), job.everything
 
 
+@pytest.mark.long
 @harness.needs_ranks
 def test_a_rank_that_is_stopped_is_left_out_until_it_goes_on() -> None:
     port = free_port()
@@ -280,6 +281,7 @@ def falls_once(port: int) -> None:
     say(f"{restarts}: {sorted(found)}")
 
 
+@pytest.mark.long
 @harness.needs_ranks
 def test_a_job_that_is_started_again_is_served_again() -> None:
     port = free_port()

@@ -599,7 +599,7 @@ def trains_until_a_death() -> str:
     return "whole"
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_rank_is_killed_at_any_time(ranks: int) -> None:
     for turn in range(4):
         with Job(trains_until_a_death, ranks) as job:

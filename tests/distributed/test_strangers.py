@@ -102,6 +102,7 @@ def test_who_takes_all_names_is_named(kind: str) -> None:
         assert f"uid {NOBODY} holds {NAMES} of the {NAMES} names" in outcome.value["message"]
 
 
+@pytest.mark.long
 @needs_root
 def test_a_squatter_is_named_where_rank_0_never_comes() -> None:
     key = f"test-{os.getpid()}-alone"

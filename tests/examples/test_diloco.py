@@ -26,6 +26,7 @@ def elastic(*options: Any) -> tuple[dict[str, Any], str]:
     return report_of(done), done.stderr
 
 
+@pytest.mark.long
 @needs_ranks
 def test_a_killed_worker_costs_nearly_nothing() -> None:
     quiet, _ = elastic()

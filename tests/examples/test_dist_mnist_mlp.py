@@ -55,6 +55,7 @@ def assert_close(a: Weights, b: Weights, tolerance: float) -> None:
         assert difference <= tolerance * np.max(np.abs(value), initial=0), name
 
 
+@pytest.mark.long
 def test_any_number_of_ranks_takes_the_same_steps(images: Path, tmp_path: Path) -> None:
     reports, losses, weights = {}, {}, {}
     for ranks in RANKS:
@@ -112,6 +113,7 @@ def test_the_steps_are_those_of_numpy(images: Path, tmp_path: Path, device: str)
     assert_close(weights, {name: found[name] for name in weights}, 1e-4)
 
 
+@pytest.mark.long
 def test_a_resumed_training_ends_with_the_same_bits(images: Path, tmp_path: Path) -> None:
     options = ["--data", images, "--batch", "64", "--resume"]
     whole = start(EXAMPLE, SOME, *options, "--epochs", "3", "--save", tmp_path / "whole")
@@ -143,10 +145,12 @@ def test_the_last_line_is_a_report(images: Path) -> None:
     assert report["images_per_s"] > 0
 
 
+@pytest.mark.long
 def test_the_digits_of_scikit_learn_are_the_default() -> None:
     assert report_of(start(EXAMPLE, SOME))["test_accuracy"] >= 0.93
 
 
+@pytest.mark.long
 @needs_ranks
 def test_a_batch_may_have_fewer_images_than_there_are_ranks(images: Path) -> None:
     options = ["--data", images, "--batch", "2", "--smoke"]
@@ -154,6 +158,7 @@ def test_a_batch_may_have_fewer_images_than_there_are_ranks(images: Path) -> Non
     assert three["loss"] == pytest.approx(one["loss"], rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_copy_runs_a_few_steps(tmp_path: Path) -> None:
     copy = shutil.copy(EXAMPLES / EXAMPLE, tmp_path)
     command = [sys.executable, "-m", "ngd.launch", "-n", str(SOME), "--no-prefix", "--"]
@@ -162,6 +167,7 @@ def test_a_copy_runs_a_few_steps(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [EXAMPLE]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(MPIRUN is None or ONE_RANK_ONLY, reason="no mpirun here, or mode OFF")
 def test_under_mpirun() -> None:
     assert MPIRUN is not None

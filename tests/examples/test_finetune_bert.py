@@ -141,6 +141,7 @@ def test_a_missing_weight_is_named(tmp_path: Path) -> None:
         finetune_bert.read(str(tmp_path), ["A good."])
 
 
+@pytest.mark.long
 @needs_ranks
 def test_a_random_model_learns_its_training_sentences() -> None:
     report = report_of(start(EXAMPLE, 2, "--smoke"))

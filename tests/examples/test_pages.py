@@ -100,6 +100,7 @@ def test_every_page_with_python_is_in_a_test() -> None:
         assert f"docs/{page}.md" in text or f'"{page}.md"' in text or f'"{page}"' in text, test
 
 
+@pytest.mark.long
 @pytest.mark.skipif(ngd.build_info()["mode"] == "OFF", reason="built without collectives")
 def test_the_tutorials_script_learns_the_same_on_four_ranks(tmp_path: Path) -> None:
     (script,) = [block for block in blocks("tutorial") if SCRIPT.match(block)]

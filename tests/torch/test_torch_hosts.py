@@ -19,15 +19,6 @@ import ngd  # noqa: E402
 
 pytestmark = harness.needs_mpi
 
-TWO_A_HOST = 'NGD_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"'
-"""A shell that tells the ranks of one machine to be two on each of several."""
-
-
-def on_hosts(ranks: int) -> dict[str, Any]:
-    """For Job and run."""
-    mpirun = harness.launcher_command("mpirun", ranks)
-    return {"launcher": [*mpirun, "sh", "-c", TWO_A_HOST, "sh"]}
-
 
 def sums_in_groups(rank: int) -> list[Any]:
     """Sums of powers of two, small and long, over the axes of a mesh and over odd groups."""
@@ -80,7 +71,7 @@ def work_together() -> dict[str, Any]:
 
 def test_groups_over_hosts() -> None:
     """A mesh, groups that overlap, fully_shard over hosts and with replicas on them."""
-    outcomes = torch_ranks.run(work_together, 4, **on_hosts(4))
+    outcomes = torch_ranks.run(work_together, 4, **torch_ranks.on_hosts(4))
     for rank, found in enumerate(outcomes):
         groups = [[rank % 2, rank % 2 + 2], [rank // 2 * 2, rank // 2 * 2 + 1]]
         groups += [ranks for ranks in ([0, 1, 3], [1, 2, 3]) if rank in ranks]
@@ -100,7 +91,7 @@ def fail_together() -> dict[str, str]:
 
 
 def test_errors_over_hosts_name_global_ranks() -> None:
-    with torch_ranks.job(fail_together, 3, **on_hosts(3)) as job:
+    with torch_ranks.job(fail_together, 3, **torch_ranks.on_hosts(3)) as job:
         for outcome in job.wait(60)[1:]:
             assert outcome.value["error"] == "CollectiveMismatchError"
             message = outcome.value["message"]

@@ -22,7 +22,7 @@ from ngd.errors import CollectiveError, PoisonedVariableError  # noqa: E402
 from ngd.torch import compile_step  # noqa: E402
 
 pytestmark = harness.needs_ranks
-RANKS, STEPS, VICTIM = 3, 12, 1
+STEPS, VICTIM = 12, 1
 KILLS = int(os.environ.get("NGD_TORCH_KILLS", "3"))
 
 
@@ -94,20 +94,19 @@ def check_failed(model: Any, optimizer: Any, step: Any, x: Any) -> dict[str, Any
     }
 
 
-def test_a_killed_rank_is_named_and_no_weights_are_half_written() -> None:
-    (expected, *_) = (
-        outcome["digests"] for outcome in torch_ranks.run(train, RANKS, arguments={"seed": None})
-    )
+@pytest.mark.parametrize("has_hosts", [False, pytest.param(True, marks=harness.needs_mpi)])
+def test_a_killed_rank_is_named_and_no_weights_are_half_written(has_hosts: bool) -> None:
+    ranks = 4 if has_hosts else 3
+    survivors = [rank for rank in range(ranks) if rank != VICTIM]
+    how = torch_ranks.on_hosts(ranks) if has_hosts else {}
+    whole = torch_ranks.run(train, ranks, arguments={"seed": None}, **how)
+    expected = whole[0]["digests"]
     first = random.randrange(1 << 30)
     kinds = []
     for seed in range(first, first + KILLS):
-        with torch_ranks.job(train, RANKS, arguments={"seed": seed}) as job:
-            outcomes = job.wait(120)
-        for rank, outcome in enumerate(outcomes):
-            if rank == VICTIM:
-                continue
-            value = outcome.value
-            assert value is not None, (seed, str(outcome))
+        with torch_ranks.job(train, ranks, arguments={"seed": seed}, **how) as job:
+            values = job.values(survivors, 120)
+        for value in values:
             assert f"rank {VICTIM} " in value["error"], (seed, value)
             states = set(value["poisoned"].values())
             assert len(states) == 1, (seed, value)

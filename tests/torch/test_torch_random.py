@@ -136,3 +136,33 @@ def test_pytorch_loads_the_state() -> None:
     model(torch.ones(32, 4)).square().mean().backward()
     plain.step()
     assert plain.state_dict()["state"][0]["step"].item() == 2
+
+
+def periodic_tokens(step: int) -> Any:
+    """Return sequences that repeat three tokens, with a tenth of them replaced."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(0, 50, (8, 3), generator=generator).repeat(1, 8)
+    noise = torch.rand(tokens.shape, generator=generator) < 0.1
+    return torch.where(noise, torch.randint(0, 50, tokens.shape, generator=generator), tokens)
+
+
+def test_a_language_model_with_dropout_learns_as_in_eager() -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "n_positions": 24, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))  # drops a tenth
+    eager = copy.deepcopy(model)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=3e-3) for each in (model, eager)]
+    step = compile_step(model, lambda m, x: m(x, labels=x).loss, optimizers[0])
+    losses: list[list[float]] = [[], []]
+    for number in range(200):
+        tokens = periodic_tokens(number)
+        losses[0].append(step(tokens).item())
+        optimizers[1].zero_grad()
+        loss = eager(tokens, labels=tokens).loss
+        loss.backward()
+        optimizers[1].step()
+        losses[1].append(loss.item())
+    found, expected = (np.mean(each[-40:]) for each in losses)
+    assert expected < 0.8 * losses[1][0]
+    assert found == pytest.approx(expected, rel=0.02)

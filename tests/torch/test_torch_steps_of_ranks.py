@@ -17,7 +17,7 @@ import ngd  # noqa: E402
 from ngd.torch.compiled.step import compile_step  # noqa: E402
 
 pytestmark = harness.needs_ranks
-STEPS, BATCH = 6, 12
+STEPS, BATCH = 20, 12
 
 
 def make_model() -> Any:
@@ -76,9 +76,13 @@ def train_on_ranks() -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_take_the_steps_of_one_process(ranks: int) -> None:
-    outcomes = torch_ranks.run(train_on_ranks, ranks)
+@pytest.mark.parametrize(
+    ("ranks", "has_hosts"),
+    [(2, False), (4, False), pytest.param(4, True, marks=harness.needs_mpi)],
+)
+def test_ranks_take_the_steps_of_one_process(ranks: int, has_hosts: bool) -> None:
+    how = torch_ranks.on_hosts(ranks) if has_hosts else {}
+    outcomes = torch_ranks.run(train_on_ranks, ranks, **how)
     eager = make_model()
     optimizer, schedule = optimizer_of(eager)
     for number, (x, y) in enumerate(batches()):

@@ -23,6 +23,12 @@ ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 PLAIN = ("RANK", "WORLD_SIZE")
+_HOSTS = 'NGD_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"'
+
+
+def on_hosts(ranks: int) -> dict[str, Any]:
+    """For job and run: the ranks of this machine are two on each of several hosts."""
+    return {"launcher": [*harness.launcher_command("mpirun", ranks), "sh", "-c", _HOSTS, "sh"]}
 
 
 def job(program: Callable[..., Any], ranks: int, **how: Any) -> harness.Job:

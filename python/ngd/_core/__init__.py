@@ -15,7 +15,8 @@ if _short_spin:
 
 try:
     from ._core import (
-        ArrayType,
+        Arena,
+    ArrayType,
         Buffer,
         Cell,
         CommonMemory,
@@ -72,6 +73,7 @@ finally:
         del os.environ["GOMP_SPINCOUNT"]
 
 __all__ = [
+    "Arena",
     "ArrayType",
     "Buffer",
     "Cell",

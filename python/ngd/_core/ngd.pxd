@@ -308,10 +308,12 @@ cdef extern from "ngd.hpp" namespace "ngd::runtime" nogil:
         CppDevice& device() except +ngd_raise_python_error
         KernelTable table()
     const DeviceRow& device_named(string_view name) except +ngd_raise_python_error
+    cppclass CppArena "ngd::runtime::Arena":
+        CppArena() except +ngd_raise_python_error
     cppclass Executor:
         Executor(CppProgram program, CppDevice& device, KernelTable table,
                  vector[CppCommunicator*] communicators, vector[void*] variables,
-                 cbool (*interrupt)() noexcept nogil) \
+                 cbool (*interrupt)() noexcept nogil, shared_ptr[CppArena] arena) \
             except +ngd_raise_python_error
         void run(const void* const* inputs, void* const* outputs) \
             except +ngd_raise_python_error

@@ -11,10 +11,20 @@ def first_fit(list lives) -> list:
     return cpp_first_fit(blocks)
 
 
+cdef class Arena:
+    """Memory that several executables use in turn; a second call while one runs raises BusyError."""
+
+    cdef shared_ptr[CppArena] arena
+
+    def __cinit__(self):
+        self.arena.reset(new CppArena())
+
+
 cdef class ProgramBuilder:
     """Fills a Program; `str()` is its stable text form."""
 
     cdef CppProgram program
+    cdef Arena arena  # None: the executable has memory of its own
 
     def add_value(self, str dtype, tuple shape, str lane, size_t place, size_t offset) -> int:
         """Add a value and return its number."""
@@ -70,6 +80,10 @@ cdef class ProgramBuilder:
         """The sizes of the two arenas."""
         self.program.private_bytes = private_bytes
         self.program.shared_bytes = shared_bytes
+
+    def use_arena(self, Arena arena) -> None:
+        """Let the executable use the memory of an arena."""
+        self.arena = arena
 
     def add_group(self, str text, uint64_t hash, uint64_t computation) -> None:
         """Add a group with the sequence of its collectives, for the comparison between ranks."""
@@ -129,6 +143,9 @@ cdef class Executable:
     ):
         cdef vector[CppCommunicator*] groups
         cdef vector[void*] pointers
+        cdef shared_ptr[CppArena] arena
+        if builder.arena is not None:
+            arena = builder.arena.arena
         self.builder, self.given, self.made, self.checks = builder, given, made, checks
         # The garbage collector empties lists, and never tuples.
         self.communicators, self.variables = tuple(communicators), tuple(variables)
@@ -144,7 +161,7 @@ cdef class Executable:
         with nogil:
             self.executor.reset(new Executor(
                 builder.program, dereference(device.device), device.table, groups, pointers,
-                _signal_pending,
+                _signal_pending, arena,
             ))
 
     cdef int follow(self) except -1:

@@ -80,15 +80,16 @@ struct Executor::Step {
 
 Executor::Executor(Program program, device::Device& device, kernels::KernelTable table,
                    std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
-                   Interrupt interrupt)
+                   Interrupt interrupt, std::shared_ptr<Arena> arena)
     : program_(std::move(program)),
       device_(device),
       stages_arguments_(!device.addresses_host()),
       check_finite_(config::check_finite()),
       table_(table),
       variables_(std::move(variables)),
-      own_arena_(device, program_.private_bytes),
-      arena_(own_arena_.data()),
+      shared_arena_(std::move(arena)),
+      arena_(private_memory()),
+      running_(shared_arena_ ? shared_arena_->running() : own_running_),
       own_interrupts_(interrupt),
       interrupts_(own_interrupts_),
       own_queue_(device.make_queue()),
@@ -101,9 +102,9 @@ Executor::Executor(Program program, device::Device& device, kernels::KernelTable
     check(!communicators.empty(), "executor: a shared lane without a communicator");
     comm::Communicator& owner = *communicators[0];
     if (owner.lends_to(device_)) {
-      lent_shared_.owner = &owner;
-      lent_shared_.block = owner.allocate(program_.shared_bytes);
-      shared_ = lent_shared_.block.data;
+      lent_shared_ = shared_arena_ ? shared_arena_->lend(owner, program_.shared_bytes)
+                                   : std::make_shared<Lent>(owner, program_.shared_bytes);
+      shared_ = lent_shared_->data();
     } else {
       own_shared_ = device::Buffer(device_, program_.shared_bytes);
       shared_ = own_shared_.data();
@@ -132,6 +133,7 @@ Executor::Executor(Program program, const Surroundings& surroundings, void* aren
       table_(surroundings.table),
       arena_(arena),
       shared_(shared),
+      running_(own_running_),
       flights_(&surroundings.flights),
       own_interrupts_(nullptr),
       interrupts_(surroundings.interrupts),
@@ -141,6 +143,13 @@ Executor::Executor(Program program, const Surroundings& surroundings, void* aren
 }
 
 Executor::~Executor() = default;
+
+void* Executor::private_memory() {
+  if (shared_arena_ && device_.addresses_host() && device_.host_addressable())
+    if (void* memory = shared_arena_->reserve(program_.private_bytes)) return memory;
+  own_arena_ = device::Buffer(device_, program_.private_bytes);
+  return own_arena_.data();
+}
 
 void Executor::bind() {
   for (const auto& bytes : program_.constants)

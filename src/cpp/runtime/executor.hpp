@@ -18,6 +18,7 @@
 #include "comm/communicator.hpp"
 #include "device/device.hpp"
 #include "kernels/kernel.hpp"
+#include "runtime/arena.hpp"
 #include "runtime/finite.hpp"
 #include "runtime/flights.hpp"
 #include "runtime/interrupts.hpp"
@@ -40,10 +41,11 @@ class Executor {
   // `variables` are device pointers, numbered as in the program, that outlive the executor.
   // The communicators are those of the program's groups, of one family, and outlive it too.
   // `interrupt` is asked between two instructions, at most every 100 ms; where it returns true
-  // the run throws Interrupted.
+  // the run throws Interrupted. With an arena, the program uses its memory; of all programs with
+  // one arena, one runs at a time.
   Executor(Program program, device::Device& device, kernels::KernelTable table,
            std::vector<comm::Communicator*> communicators, std::vector<void*> variables,
-           Interrupt interrupt = nullptr);
+           Interrupt interrupt = nullptr, std::shared_ptr<Arena> arena = nullptr);
   // Of a program that another one runs (nested.hpp): its two arenas lie in memory of that.
   Executor(Program program, const Surroundings& surroundings, void* arena, void* shared);
   ~Executor();
@@ -75,18 +77,7 @@ class Executor {
  private:
   struct Step;
   class Watch;
-  // What a communicator lends.
-  struct Lent {
-    Lent() = default;
-    Lent(const Lent&) = delete;
-    Lent& operator=(const Lent&) = delete;
-    ~Lent() {
-      if (block.data != nullptr) owner->release(block);
-    }
-    comm::Communicator* owner = nullptr;
-    comm::SharedBlock block;
-  };
-
+  void* private_memory();
   void bind();
   void bind_step(const Instruction& instruction);
   kernels::KernelQuery query_of(const Instruction& instruction) const;
@@ -113,8 +104,9 @@ class Executor {
   std::vector<device::Buffer> constants_;
   std::vector<device::Buffer> staged_inputs_, staged_outputs_;  // on the device
   std::vector<std::byte> looked_at_;                            // on the host: a value to check
+  const std::shared_ptr<Arena> shared_arena_;
   device::Buffer own_shared_, own_arena_, scratch_;
-  Lent lent_shared_;
+  std::shared_ptr<Lent> lent_shared_;
   void* arena_;
   void* shared_ = nullptr;
   std::unordered_map<std::string, std::unique_ptr<kernels::Kernel>> kernels_;  // by query
@@ -123,7 +115,8 @@ class Executor {
   mutable std::mutex recorded_mutex_;  // of what follows; a run that is recorded holds it
   Record record_;
   std::uint64_t recorded_in_ = 0;  // which recording
-  std::atomic<bool> running_{false};
+  std::atomic<bool> own_running_{false};
+  std::atomic<bool>& running_;
   bool variables_touched_ = false;
   std::unique_ptr<Flights> own_flights_;
   Flights* flights_ = nullptr;

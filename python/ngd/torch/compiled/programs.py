@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from ... import ops, optim
-from ...compiler import compile
+from ... import _core, ops, optim
+from ...compiler import compile_in
 from ...devices.executable import Executable
 from ...differentiation import grad
 from ...dtype import is_float
@@ -104,6 +104,7 @@ class ProgramBuilder:
         self.clip_norm, self.options = clip_norm, options
         self.random = RandomCounter(optimizer.optimizer, memory.group)
         self._sums: dict[Variable, Variable] = {}
+        self._arena = _core.Arena()
 
     def build(self, captured: Capture, form: Form) -> Program:
         """Return the program of a captured model and loss.
@@ -129,7 +130,7 @@ class ProgramBuilder:
             trained = self._gradients(results[0], form, inputs, updates)
         if form.trains:
             updates |= self.optimizer.updates(trained)
-        executable = compile(inputs, results, updates, **self.options)
+        executable = compile_in(self._arena, inputs, results, updates, **self.options)
         written = [t for t, v in self.memory.variables.items() if v in updates]
         variables = frozenset(executable.graph.variables)
         return Program(

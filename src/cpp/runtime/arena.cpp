@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/arena.hpp"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+#include "base/error.hpp"
+
+namespace ngd::runtime {
+namespace {
+
+std::size_t page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
+
+std::size_t memory_of_machine() {
+  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * page_bytes();
+}
+
+bool is_address_space_limited() {
+  rlimit limit{};
+  return ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
+}
+
+}  // namespace
+
+Arena::~Arena() {
+  if (base_ != nullptr) ::munmap(base_, reserved_);
+}
+
+void* Arena::reserve(std::size_t bytes) {
+  const std::scoped_lock locked(mutex_);
+  if (!has_tried_) {
+    has_tried_ = true;
+    if (is_address_space_limited()) return nullptr;
+    const std::size_t wanted = memory_of_machine();
+    void* found = ::mmap(nullptr, wanted, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found == MAP_FAILED) return nullptr;
+    base_ = static_cast<std::byte*>(found);
+    reserved_ = wanted;
+  }
+  if (bytes > reserved_) return nullptr;
+  const std::size_t needed = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+  if (needed > usable_) {
+    if (::mprotect(base_ + usable_, needed - usable_, PROT_READ | PROT_WRITE) != 0)
+      fail(ErrorKind::OutOfMemory, "Executable: no memory for ", bytes, " bytes");
+    usable_ = needed;
+  }
+  return base_;
+}
+
+std::shared_ptr<Lent> Arena::lend(comm::Communicator& owner, std::size_t bytes) {
+  const std::scoped_lock locked(mutex_);
+  std::erase_if(lent_, [](const auto& each) { return each.expired(); });
+  for (const auto& each : lent_) {
+    std::shared_ptr<Lent> block = each.lock();
+    if (block && block->fits(owner, bytes)) return block;
+  }
+  auto made = std::make_shared<Lent>(owner, bytes);
+  lent_.push_back(made);
+  return made;
+}
+
+}  // namespace ngd::runtime
