@@ -200,7 +200,7 @@ def compile_in(
     memory_limit: int | None = None,
     shard: str = "none",
 ) -> Executable:
-    """Compile a graph to a step whose values lie in an arena; see compile.
+    """Compile a graph to a step whose values are in an arena; see compile.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ print(resident() - begin - arrays, steps[-1][0].memory()["private"])
 
 
 def make_step(arena: Any, rows: int) -> Any:
-    """Return a step with intermediate values, for a matrix of so many rows."""
+    """Return a step with intermediate values, for a matrix of `rows` rows."""
     x = ngd.placeholder("x", (rows, 5), "float64")
     y = ops.exp(x) @ ngd.constant(np.ones((5, 5)))
     return compile_in(arena, x, ops.sum(ops.cumsum(y, axis=0) * y))

@@ -16,7 +16,7 @@ if _short_spin:
 try:
     from ._core import (
         Arena,
-    ArrayType,
+        ArrayType,
         Buffer,
         Cell,
         CommonMemory,

@@ -12,7 +12,7 @@ def first_fit(list lives) -> list:
 
 
 cdef class Arena:
-    """Memory that several executables use in turn; a second call while one runs raises BusyError."""
+    """Memory that several executables use in turn. One of them runs at a time."""
 
     cdef shared_ptr[CppArena] arena
 

@@ -35,7 +35,8 @@ void* Arena::reserve(std::size_t bytes) {
     has_tried_ = true;
     if (is_address_space_limited()) return nullptr;
     const std::size_t wanted = memory_of_machine();
-    void* found = ::mmap(nullptr, wanted, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* found =
+        ::mmap(nullptr, wanted, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (found == MAP_FAILED) return nullptr;
     base_ = static_cast<std::byte*>(found);
     reserved_ = wanted;

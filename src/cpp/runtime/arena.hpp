@@ -3,8 +3,8 @@
 // them runs at a time, so together they need as much as the largest.
 //
 // Kernels hold pointers into the memory, so it must stay where it is when a larger program comes.
-// The arena therefore reserves addresses for all memory of the machine, and makes as many of them
-// usable as a program needs.
+// The arena therefore reserves addresses for all memory of the machine, and makes those usable that
+// the largest program needs.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,7 @@ class Arena {
   Arena& operator=(const Arena&) = delete;
   ~Arena();
 
-  // At least so many bytes of host memory, at one address in all calls. Null where the addresses
+  // Host memory of at least `bytes`, at one address in all calls. Null where the addresses
   // cannot be reserved: under a limit of the address space, or for more than the machine has.
   // Throws OutOfMemory.
   void* reserve(std::size_t bytes);
