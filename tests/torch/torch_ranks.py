@@ -27,8 +27,13 @@ _HOSTS = 'NGD_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"'
 
 
 def on_hosts(ranks: int) -> dict[str, Any]:
-    """For job and run: the ranks of this machine are two on each of several hosts."""
-    return {"launcher": [*harness.launcher_command("mpirun", ranks), "sh", "-c", _HOSTS, "sh"]}
+    """For job and run: the ranks of this machine are two on each of several hosts.
+
+    mpirun ends no rank when another one dies.
+    """
+    assert harness.MPIRUN is not None
+    mpirun = [harness.MPIRUN, "--oversubscribe", "--enable-recovery", "-np", str(ranks)]
+    return {"launcher": [*mpirun, "sh", "-c", _HOSTS, "sh"]}
 
 
 def job(program: Callable[..., Any], ranks: int, **how: Any) -> harness.Job:
