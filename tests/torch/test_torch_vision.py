@@ -22,6 +22,8 @@ from ngd.torch import compile_step  # noqa: E402
 COUNT = int(os.environ.get("NGD_TORCH_FAMILIES", "3"))
 LARGEST = 200_000_000
 """The number of parameters of the largest model."""
+CAST = frozenset({"efficientvit_b0"})
+"""Models that compute a part in float32."""
 RATES = ("p", "drop_prob", "drop_rate", "attn_drop", "proj_drop", "drop_path_rate", "dropout")
 
 
@@ -57,26 +59,41 @@ def loss_of(model: Any, x: Any, y: Any) -> Any:
     return cross_entropy(found, y)
 
 
-def expect_equal_step(model: Any, x: Any, y: Any) -> None:
-    """Compare a step with eager. A model has hundreds of MiB, so there are few copies of it."""
-    model = without_dropout(model).double().train()
+def gradients_in_eager(model: Any, x: Any, y: Any) -> tuple[float, list[Any], dict[str, Any]]:
+    """Return eager's loss, gradients and next buffers. The model stays as it is."""
     buffers = {key: value.clone() for key, value in model.named_buffers()}
-    expected = loss_of(model, x, y)
-    expected.backward()
-    wanted = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    loss = loss_of(model, x, y)
+    loss.backward()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     after = {key: value.clone() for key, value in model.named_buffers()}
     for key, value in model.named_buffers():
         value.copy_(buffers[key])
     model.zero_grad()
+    return loss.item(), gradients, after
+
+
+def relative_difference(found: Any, wanted: Any) -> float:
+    norms = [(a - b).norm() for a, b in zip(found, wanted, strict=True)]
+    return float(torch.stack(norms).norm() / torch.stack([g.norm() for g in wanted]).norm())
+
+
+def expect_equal_step(model: Any, x: Any, y: Any, *, is_cast: bool = False) -> None:
+    """Compare a step with eager. A model has hundreds of MiB, so there are few copies of it."""
+    model = without_dropout(model).double().train()
+    loss, wanted, buffers = gradients_in_eager(model, x, y)
+    of_loss, of_gradient = 1e-12, 1e-8
+    if is_cast:  # eager itself moves with the last bit of an input in float32
+        near = torch.nextafter(x.float(), torch.tensor(9.0)).double()
+        moved = gradients_in_eager(model, near, y)[1]
+        of_loss, of_gradient = 1e-6, max(1e-6, 10 * relative_difference(moved, wanted))
     before = [p.detach().clone() for p in model.parameters()]
     step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=1.0))
-    assert step(x, y).item() == pytest.approx(expected.item(), rel=1e-12)
+    assert step(x, y).item() == pytest.approx(loss, rel=of_loss)
     with torch.no_grad():
         found = [old.sub_(p) for old, p in zip(before, model.parameters(), strict=True)]
-        norms = [(a - b).norm() for a, b in zip(found, wanted, strict=True)]
-        assert torch.stack(norms).norm() <= 1e-8 * torch.stack([g.norm() for g in wanted]).norm()
-    for key, value in after.items():
-        torch.testing.assert_close(model.get_buffer(key), value, rtol=1e-12, atol=1e-12)
+    assert relative_difference(found, wanted) <= of_gradient
+    for key, value in buffers.items():
+        torch.testing.assert_close(model.get_buffer(key), value, rtol=of_loss, atol=of_loss)
 
 
 @pytest.mark.parametrize("name", smallest_models())
@@ -92,7 +109,7 @@ def test_a_step_of_timm_equals_eager(name: str) -> None:
     except Exception as error:  # the model does not train in eager PyTorch on this machine
         pytest.skip(f"eager: {type(error).__name__}: {str(error)[:100]}")
     model.zero_grad()
-    expect_equal_step(model, x, y)
+    expect_equal_step(model, x, y, is_cast=name in CAST)
 
 
 @pytest.mark.parametrize("name", classifiers())
