@@ -21,6 +21,7 @@ from witnesses import torch, witness
 import ngd
 from ngd import checkpoint, nn, ops, optim
 
+pytestmark = pytest.mark.long
 CLASSES, IMAGE, PLACES, TOKENS = 7, 32, 12, 40
 IMAGES = {"float64": (8, IMAGE), "float32": (4, 2 * IMAGE)}
 """How many, and how large: the kernels for float64 are slow."""
