@@ -18,7 +18,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def test_the_program_learns_alone_and_on_two_ranks(tmp_path: Path) -> None:
-    program, _ = BLOCK.findall((DOCS / "torch_models.md").read_text())
+    program, *_ = BLOCK.findall((DOCS / "torch_models.md").read_text())
     script = tmp_path / "train_step.py"
     script.write_text(program)
     for command in ([sys.executable], ["ngd", "run", "-n", "2"]):
@@ -29,7 +29,7 @@ def test_the_program_learns_alone_and_on_two_ranks(tmp_path: Path) -> None:
 
 
 def test_the_program_of_the_backend_runs(tmp_path: Path) -> None:
-    _, program = BLOCK.findall((DOCS / "torch_models.md").read_text())
+    _, program, *_ = BLOCK.findall((DOCS / "torch_models.md").read_text())
     script = tmp_path / "compiled.py"
     script.write_text(program + "\nprint(loss.item())\n")
     done = subprocess.run(
