@@ -153,7 +153,7 @@ def train_in_parts(folder: str, stop: int | None) -> Any:
 
 
 @harness.needs_ranks
-def test_a_resumed_training_has_the_losses_of_one_without_an_end(tmp_path: Path) -> None:
+def test_a_resumed_training_has_the_losses_of_an_uninterrupted_one(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("whole", "parts")]
     for folder in folders:
         folder.mkdir()
@@ -170,7 +170,8 @@ def test_a_resumed_training_has_the_losses_of_one_without_an_end(tmp_path: Path)
 
 def train_with_accelerate() -> Any:
     """Train in a loop of accelerate, which gives each rank its batches."""
-    accelerate = pytest.importorskip("accelerate")
+    import accelerate
+
     torch.set_num_threads(1)
     accelerator = accelerate.Accelerator(cpu=True)
     model = make_model()

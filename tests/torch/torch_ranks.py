@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 PLAIN = ("RANK", "WORLD_SIZE")
-_HOSTS = 'NGD_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"'
+_TWO_PER_HOST = 'NGD_HOST=host$((OMPI_COMM_WORLD_RANK / 2)) exec "$@"'
 
 
 def on_hosts(ranks: int) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def on_hosts(ranks: int) -> dict[str, Any]:
     """
     assert harness.MPIRUN is not None
     mpirun = [harness.MPIRUN, "--oversubscribe", "--enable-recovery", "-np", str(ranks)]
-    return {"launcher": [*mpirun, "sh", "-c", _HOSTS, "sh"]}
+    return {"launcher": [*mpirun, "sh", "-c", _TWO_PER_HOST, "sh"]}
 
 
 def job(program: Callable[..., Any], ranks: int, **how: Any) -> harness.Job:

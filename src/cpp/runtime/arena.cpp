@@ -5,8 +5,6 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include <cstdint>
-
 #include "base/error.hpp"
 
 namespace ngd::runtime {

@@ -17,7 +17,7 @@
 
 namespace ngd::runtime {
 
-// A block that a communicator lends, until this is destroyed.
+// Shared memory that a communicator lends. The destructor gives it back.
 class Lent {
  public:
   Lent(comm::Communicator& owner, std::size_t bytes)
