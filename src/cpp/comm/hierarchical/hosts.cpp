@@ -84,7 +84,7 @@ void fail_on_host(Communicator& local, const mpi::Failure& failure, const Roster
 void release_or_keep(std::unique_ptr<Communicator>& local) noexcept {
   if (!local || !mpi::left_to_mpi()) return;
   local->close();
-  static_cast<void>(local.release());
+  mpi::keep_for_good(local.release());
 }
 
 std::string host_name() {

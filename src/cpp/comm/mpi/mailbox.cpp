@@ -121,11 +121,11 @@ bool Mailbox::close() noexcept {
   bool all_left = outgoing_->empty();
   for (std::size_t peer = 0; peer < receives_.size(); ++peer) {
     all_left = all_left && receives_[peer] == library().no_request;
-    if (!give_up(receives_[peer])) static_cast<void>(peers_[peer].buffer.release());
+    if (!give_up(receives_[peer])) keep_for_good(peers_[peer].buffer.release());
     receives_[peer] = library().no_request;
   }
   // MPI cannot cancel a message that it has begun to send: those stay for good.
-  if (!outgoing_->empty()) static_cast<void>(outgoing_.release());
+  if (!outgoing_->empty()) keep_for_good(outgoing_.release());
   return all_left;
 }
 

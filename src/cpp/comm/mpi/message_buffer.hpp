@@ -22,7 +22,7 @@ class MessageBuffer {
       : local_(&local), shared_(local.allocate(bytes)) {}
   ~MessageBuffer() {
     if (left_to_mpi())
-      static_cast<void>(own_.release());
+      keep_for_good(own_.release());
     else if (local_ != nullptr)
       local_->release(shared_);
   }

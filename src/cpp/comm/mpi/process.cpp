@@ -5,7 +5,10 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <mutex>
+#include <new>
 #include <string>
+#include <vector>
 
 #include "base/error.hpp"
 #include "comm/communicator.hpp"
@@ -122,6 +125,17 @@ void owns_all_memory() {
   if (left_to_mpi())
     fail(ErrorKind::GroupClosed,
          "MPI still holds memory of a collective that failed: this process ", "can only exit");
+}
+
+void keep_for_good(const void* memory) noexcept {
+  static std::mutex& mutex = *new std::mutex;
+  static std::vector<const void*>& kept = *new std::vector<const void*>;
+  const std::lock_guard lock(mutex);
+  try {
+    kept.push_back(memory);  // a leak checker finds it here
+  } catch (const std::bad_alloc&) {
+    // Kept all the same; only a leak checker would complain.
+  }
 }
 
 bool in_forked_child() noexcept { return fork_guard().in_child(); }
