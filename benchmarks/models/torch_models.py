@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import json
 import os
 import statistics
@@ -21,7 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__)
 sys.path.insert(0, str(HERE.parents[1]))
@@ -128,31 +129,43 @@ MODELS: dict[str, Callable[[], Case]] = {
 }
 
 
-def make_step(way: str, case: Case) -> Step:
+class Training(NamedTuple):
+    """One way to train a copy of a model; `step` takes a batch, and returns the loss."""
+
+    model: Any
+    optimizer: Any
+    step: Callable[..., float]
+
+    def on(self, batch: Sequence[Any]) -> Step:
+        """Return a function that trains on this batch again and again."""
+        return functools.partial(self.step, *batch)
+
+
+def make_training(way: str, case: Case) -> Training:
     """Return one way to train a copy of a model."""
     import torch
 
-    model, loss, batch = copy.deepcopy(case[0]), case[1], case[2]
+    model, loss = copy.deepcopy(case[0]), case[1]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=way != "ngd" or None)
     if way == "ngd":
         import ngd.torch
 
-        step = ngd.torch.compile_step(model, loss, optimizer)
-        return lambda: step(*batch).item()
+        compiled = ngd.torch.compile_step(model, loss, optimizer)
+        return Training(model, optimizer, lambda *batch: compiled(*batch).item())
     trained: Any = model
     if way.startswith("ddp"):
         trained = torch.nn.parallel.DistributedDataParallel(model)
     if way in ("inductor", "ddp-compiled"):
         trained = torch.compile(trained)
 
-    def eager_step() -> Any:
+    def eager_step(*batch: Any) -> float:
         optimizer.zero_grad()
         found = loss(trained, *batch)
         found.backward()
         optimizer.step()
-        return found.item()
+        return float(found.item())
 
-    return eager_step
+    return Training(model, optimizer, eager_step)
 
 
 def seconds_of(step: Step, least: float) -> float:
@@ -174,7 +187,7 @@ def measure_alone(name: str, args: argparse.Namespace) -> dict[str, Any]:
     steps, first = {}, {}
     for way in args.ways:
         begin = time.perf_counter()
-        steps[way] = make_step(way, case)
+        steps[way] = make_training(way, case).on(case[2])
         steps[way]()
         first[way] = round(time.perf_counter() - begin, 2)
         seconds_of(steps[way], args.seconds)
@@ -205,7 +218,8 @@ def run_rank(args: argparse.Namespace) -> None:
     (way,), (name,) = args.ways, args.models
     if way != "ngd":
         torch.distributed.init_process_group("gloo")
-    step = make_step(way, MODELS[name]())
+    case = MODELS[name]()
+    step = make_training(way, case).on(case[2])
     for _ in range(5):
         step()
     count = args.steps

@@ -35,21 +35,26 @@ void gather_run(std::size_t item, void* destination, const void* source, std::in
   }
 }
 
-// What lies behind a tile is mostly the next one: it comes while this one is computed. Beyond the end
-// of memory nothing happens. A ResNet-50's elementwise kernels take 0.8 of their time so (Zen 5).
-void prefetch_behind(const std::byte* tile, std::int64_t bytes) {
-  constexpr std::int64_t kLine = 64;
-  constexpr int kRead = 0, kSecondLevel = 2;
-  for (std::int64_t i = bytes; i < 2 * bytes; i += kLine)
-    __builtin_prefetch(tile + i, kRead, kSecondLevel);
-}
-
 std::byte* at(const void* base, std::int64_t element, std::size_t item) {
   return static_cast<std::byte*>(const_cast<void*>(base)) +
          element * static_cast<std::int64_t>(item);
 }
 
 }  // namespace
+
+void NextTile::prefetch_part() {
+  constexpr int kRead = 0, kSecondLevel = 2;
+  for (std::int64_t left = part_; left > 0 && range_ < ranges_;) {
+    Range& range = of_[range_];
+    const std::int64_t lines = std::min(left, range.lines);
+    for (std::int64_t i = 0; i < lines; ++i)
+      __builtin_prefetch(range.next + i * kLine, kRead, kSecondLevel);
+    range.next += lines * kLine;
+    range.lines -= lines;
+    left -= lines;
+    if (range.lines == 0) ++range_;
+  }
+}
 
 TileWalk::TileWalk(const Plan& plan, const KernelArgs& args) : plan_(plan), args_(args) {
   for (std::size_t slot = 0; slot < plan.buffer_of_slot.size(); ++slot)
@@ -74,9 +79,14 @@ void TileWalk::compute(std::int64_t row, std::int64_t column, std::int64_t begin
                        std::int64_t count) {
   for (std::size_t k = 0; k < plan_.outputs.size(); ++k)
     slots_[plan_.outputs[k].slot] = at(args_.outputs[k], begin, plan_.outputs[k].item);
+  ahead_.clear();
   for (std::size_t i = 0; i < plan_.inputs.size(); ++i) place_input(i, row, column, begin, count);
-  for (const Step& step : plan_.steps)
+  const auto steps = static_cast<std::int64_t>(plan_.steps.size());
+  ahead_.split(steps);
+  for (const Step& step : plan_.steps) {
+    ahead_.prefetch_part();
     step.function(slots_[step.a], slots_[step.b], slots_[step.c], slots_[step.out], count);
+  }
 }
 
 void TileWalk::place_input(std::size_t i, std::int64_t row, std::int64_t column, std::int64_t begin,
@@ -86,7 +96,7 @@ void TileWalk::place_input(std::size_t i, std::int64_t row, std::int64_t column,
     case Reading::InPlace:
       slots_[input.slot] = at(args_.inputs[i], begin, input.item);
       if (plan_.given.empty())
-        prefetch_behind(slots_[input.slot], count * static_cast<std::int64_t>(input.item));
+        ahead_.add(slots_[input.slot], count * static_cast<std::int64_t>(input.item));
       break;
     case Reading::InRow:
       slots_[input.slot] = at(args_.inputs[i], row_offset(input, row) + column, input.item);

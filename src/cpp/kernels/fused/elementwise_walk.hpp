@@ -10,6 +10,37 @@
 
 namespace ngd::kernels::fused {
 
+// The inputs of the next tile, which mostly lie behind those of this one. Beyond the end of memory
+// nothing happens. ResNet-50's elementwise kernels take 0.8 of their time so (Zen 5).
+//
+// They are fetched in parts, between the steps of this tile: a core has few buffers for lines on
+// their way, and a long burst waits for them. AdamW's update of 3 or 12 million float32 values takes
+// 0.7 of the time that it takes with one burst per tile (Zen 4).
+class NextTile {
+ public:
+  void clear() {
+    ranges_ = range_ = 0;
+    lines_ = 0;
+  }
+  void add(const std::byte* tile, std::int64_t bytes) {
+    of_[ranges_++] = {tile + bytes, (bytes + kLine - 1) / kLine};
+    lines_ += of_[ranges_ - 1].lines;
+  }
+  // Into so many parts of equal length.
+  void split(std::int64_t parts) { part_ = (lines_ + parts - 1) / parts; }
+  void prefetch_part();
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+  struct Range {
+    const std::byte* next;
+    std::int64_t lines;
+  };
+  std::int64_t lines_ = 0, part_ = 0;
+  int ranges_ = 0, range_ = 0;
+  Range of_[kMaxSlots];
+};
+
 class TileWalk {
  public:
   TileWalk(const Plan& plan, const KernelArgs& args);
@@ -43,6 +74,7 @@ class TileWalk {
   const Plan& plan_;
   const KernelArgs& args_;
   std::int64_t current_row_ = -1;
+  NextTile ahead_;
   std::byte* slots_[kMaxSlots];
   alignas(64) std::byte buffers_[kMaxBuffers * kTileBytes];
 };
