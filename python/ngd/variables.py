@@ -269,7 +269,9 @@ class Variable(Node):
     def storage(self, device: str, make: Callable[[Variable, Array], Storage]) -> Storage:
         """Return the value on `device`; make it from the newest value at the first use."""
         if device not in self._storages:
-            made = make(self, self.numpy())
+            self.cell.check_readable()
+            initial = self._initial  # the device copies it
+            made = make(self, self.numpy() if initial is None else initial)
             self._storages.setdefault(device, made)  # another thread may have made it
             self.cell.latest = self.cell.latest or device
             self._initial = None  # the device has it
@@ -322,7 +324,16 @@ def variable(name: str, initial: Any, *, per_rank: bool = False) -> Variable:
     if not typed and array.dtype == np.float64:
         array = array.astype(np.float32)
     as_dtype(array.dtype, where)
-    return Variable(name, np.array(array, order="C", copy=True), bool(per_rank))
+    if is_one_number(array):  # optimizers begin with zeros, which then take no memory here
+        copied = np.broadcast_to(array.flat[0], array.shape)
+    else:
+        copied = np.array(array, order="C", copy=True)
+    return Variable(name, copied, bool(per_rank))
+
+
+def is_one_number(array: Array) -> bool:
+    """Return whether an array of several elements has only one in memory, as broadcast_to gives."""
+    return array.size > 1 and not any(array.strides)
 
 
 def placeholder(name: str, shape: Shape, dtype: Any = np.float32, *, uniform: bool = False) -> Node:

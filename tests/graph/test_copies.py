@@ -139,3 +139,19 @@ def test_what_is_bound_to_the_process_is_not_copied(copier: Copier) -> None:
         with pytest.raises(TypeError, match="cannot be copied"):
             copier(ops.all_reduce(x, op="sum", group=world))
     work.wait()
+
+
+@pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])
+@pytest.mark.parametrize("dtype", [np.float32, np.bool_, bfloat16])
+def test_a_broadcast_initial_value_is_one_value_per_element(device: str, dtype: Any) -> None:
+    number = np.array(1, dtype)
+    v = ngd.variable("v", np.broadcast_to(number, (2, 3)))
+    number[...] = 0
+    before = v.numpy()
+    before[0, 0] = 0
+    assert v.numpy().astype(np.float32).tolist() == [[1, 1, 1], [1, 1, 1]]
+    step = ngd.compile([], [v], device=device)
+    assert step()[0].astype(np.float32).tolist() == [[1, 1, 1], [1, 1, 1]]
+    value = np.arange(6).reshape(2, 3).astype(dtype)
+    v.assign(value)
+    np.testing.assert_array_equal(step()[0], value)

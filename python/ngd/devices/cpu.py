@@ -20,7 +20,7 @@ from ..passes.slices import Places
 from ..profiling import Report, report_of
 from ..profiling.recording import first_record
 from ..sites import call_site
-from ..variables import Variable, placeholder
+from ..variables import Variable, is_one_number, placeholder
 from .executable import CompiledStep, Lower
 from .explanation import Explanation
 from .native import native_attrs, spec
@@ -125,7 +125,10 @@ class CpuStorage:
     def __init__(self, variable: Variable, initial: Array) -> None:
         self.name, self.type, self.cell = variable.name, variable.type, variable.cell
         self.buffer = _core.Buffer(DEVICE, self.type.bytes)
-        self.buffer.write(initial)
+        if is_one_number(initial):
+            np.frombuffer(self.buffer.view(), initial.dtype)[:] = initial.flat[0]
+        else:
+            self.buffer.write(initial)
         self.varies = ""
         """Where a step was compiled that writes to it what is not equal on all ranks."""
         self.part: tuple[int, int] | None = None

@@ -227,7 +227,8 @@ class Optimizer:
         self, key: str, shape: tuple[int, ...], dtype: Any, initial: float = 0.0
     ) -> Variable:
         """Return a variable of the state. The first call makes it."""
-        return self.state.variable(f"{self.name}.{key}", lambda: np.full(shape, initial, dtype))
+        number = np.asarray(initial, dtype)
+        return self.state.variable(f"{self.name}.{key}", lambda: np.broadcast_to(number, shape))
 
     def minimize(
         self,
