@@ -82,7 +82,7 @@ def measure_alone(way: str, name: str) -> dict[str, Any]:
 
 
 def state_tensors(model: Any, optimizer: Any) -> Iterator[Any]:
-    """Yield the weights of a model, and what an optimizer keeps for each of them."""
+    """Yield the weights of a model, and the state tensors of its optimizer."""
     import torch
 
     for weight in model.parameters():

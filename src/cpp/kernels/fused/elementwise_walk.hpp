@@ -10,8 +10,9 @@
 
 namespace ngd::kernels::fused {
 
-// The inputs of the next tile, which mostly lie behind those of this one. Beyond the end of memory
-// nothing happens. ResNet-50's elementwise kernels take 0.8 of their time so (Zen 5).
+// The inputs of the next tile, which usually follow those of this one in memory. A prefetch past the
+// end of memory does nothing. With prefetches, ResNet-50's elementwise kernels take 0.8 of the time
+// that they take without (Zen 5).
 //
 // They are fetched in parts, between the steps of this tile: a core has few buffers for lines on
 // their way, and a long burst waits for them. AdamW's update of 3 or 12 million float32 values takes
@@ -26,7 +27,7 @@ class NextTile {
     of_[ranges_++] = {tile + bytes, (bytes + kLine - 1) / kLine};
     lines_ += of_[ranges_ - 1].lines;
   }
-  // Into so many parts of equal length.
+  // Divides the lines into this number of parts.
   void split(std::int64_t parts) { part_ = (lines_ + parts - 1) / parts; }
   void prefetch_part();
 
