@@ -190,8 +190,8 @@ def in_place(m: RandomModel, y: Any) -> Any:
     elif kind == 4:
         made.clamp_(-1, 1)
     else:
-        view = made.view(-1)
-        view[::2] = 0.0
+        made = made.contiguous()
+        made.view(-1)[::2] = 0.0
     return made
 
 
