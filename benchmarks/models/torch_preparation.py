@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparation and memory of training steps of PyTorch models: ngd.torch.compile_step beside PyTorch.
+"""Preparation and memory of training steps: ngd.torch.compile_step beside PyTorch.
 
     python benchmarks/models/torch_preparation.py                      # the first step, on one core
     python benchmarks/models/torch_preparation.py --ranks 4            # memory of ranks of a host
@@ -8,8 +8,8 @@
 Without ranks, each way runs in a process of its own: the seconds until the first step has ended,
 and the seconds of the first step of another batch size. Compilers begin without a cache.
 
-With ranks, each way is a job: the memory that the weights and the state of the optimizer take on the
-host, as a multiple of one copy. It is Pss: a page that several processes share counts once.
+With ranks, each way is a job: the memory that weights and the state of the optimizer take on the
+host, as a multiple of one copy. Memory that several processes share counts once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__)
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
@@ -92,31 +92,41 @@ def state_tensors(model: Any, optimizer: Any) -> Iterator[Any]:
                 yield value
 
 
-def mappings() -> list[tuple[int, int, float]]:
-    """Return the begin, the end and the ratio of Pss to Rss of this process's mappings."""
-    found: list[tuple[int, int, float]] = []
-    resident = 0
+class Mapping(NamedTuple):
+    """A range of addresses of this process; `file` is the inode, or 0."""
+
+    begin: int
+    end: int
+    file: int
+
+
+def mappings() -> tuple[list[Mapping], dict[int, int]]:
+    """Return this process's mappings, and by file the bytes that it has copies of."""
+    found: list[Mapping] = []
+    copied: dict[int, int] = {}
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        first, _, rest = line.partition(" ")
-        if "-" in first and not first.endswith(":"):
+        first, *rest = line.split()
+        if not first.endswith(":"):
             begin, end = (int(part, 16) for part in first.split("-"))
-        elif first == "Rss:":
-            resident = int(rest.split()[0])
-        elif first == "Pss:" and resident:
-            found.append((begin, end, int(rest.split()[0]) / resident))
-    return found
+            found.append(Mapping(begin, end, int(rest[3])))
+        elif first == "Anonymous:":
+            file = found[-1].file
+            copied[file] = copied.get(file, 0) + int(rest[0]) * 1024
+    return found, copied
 
 
-def memory_of(tensors: Sequence[Any]) -> tuple[float, int]:
-    """Return the Pss of tensors, and their size, in bytes."""
-    known = mappings()
-    total, size = 0.0, 0
+def memory_of(tensors: Sequence[Any]) -> tuple[int, dict[int, int]]:
+    """Return the bytes of tensors that this process has alone, and those in each shared file."""
+    known, copied = mappings()
+    alone, files = 0, dict[int, int]()
     for tensor in tensors:
         address = tensor.data_ptr()
-        ratio = next((r for begin, end, r in known if begin <= address < end), 1.0)
-        total += tensor.nbytes * ratio
-        size += tensor.nbytes
-    return total, size
+        file = next((m.file for m in known if m.begin <= address < m.end), 0)
+        if file:
+            files[file] = files.get(file, 0) + tensor.nbytes
+        else:
+            alone += tensor.nbytes
+    return alone + sum(copied[file] for file in files), files
 
 
 def run_rank(way: str, name: str) -> None:
@@ -130,11 +140,14 @@ def run_rank(way: str, name: str) -> None:
     for _ in range(2):
         training.step(*batch)
     torch.distributed.barrier()
-    of_rank, size = memory_of(list(state_tensors(training.model, training.optimizer)))
-    total = torch.tensor(of_rank, dtype=torch.float64)
-    torch.distributed.all_reduce(total)
+    tensors = list(state_tensors(training.model, training.optimizer))
+    everywhere: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everywhere, memory_of(tensors))
     if torch.distributed.get_rank() == 0:
-        result = {"one_copy_mib": round(size / 2**20, 1), "copies": round(float(total) / size, 3)}
+        shared = {file: size for _, files in everywhere for file, size in files.items()}
+        total = sum(alone for alone, _ in everywhere) + sum(shared.values())
+        size = sum(tensor.nbytes for tensor in tensors)
+        result = {"one_copy_mib": round(size / 2**20, 1), "copies": round(total / size, 3)}
         print(json.dumps(result), flush=True)
     torch.distributed.destroy_process_group()
 
