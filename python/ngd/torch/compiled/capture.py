@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from ...errors import CompileError, Error
+from .functional import make_functional
 from .hidden_writes import expect_no_hidden_writes
 from .refusals import changed_state, expect_no_hooks, python_state, refuse_state, watched
 from .rules import RULES
@@ -213,7 +214,7 @@ OWN_ASSIGNMENT: Final = r"The tensor attributes? (self\.\S*_flat_weights\[\d+\](
 def _export(
     where: str, module: nn.Module, examples: tuple[Any, ...], changed: Changes | None = None
 ) -> ExportedProgram:
-    """Export a module, and decompose the ops that have no rule.
+    """Export a module, and decompose the ops that have no rule, or that write in place.
 
     The export fills in `changed`, the Python values that the forward pass changes.
     """
@@ -228,6 +229,8 @@ def _export(
             _expect_same_graph(where, module, examples, program, dict(changed))
         parameters = program.graph_signature.inputs_to_parameters
         expect_no_hidden_writes(where, program.graph_module, parameters)
+        if make_functional(program):
+            return program
         _keep_regions_without_gradient(program.graph_module)
         return program.run_decompositions(_decompositions())
 

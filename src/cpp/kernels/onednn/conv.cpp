@@ -224,9 +224,24 @@ class Primitives {
   std::vector<Step> steps_;
 };
 
+// The number of threads for a convolution.
+//
+// With AVX-512, oneDNN computes weight gradients on no more threads than the batch has samples. Then
+// libgomp ends the other threads of the team, and the next kernel creates them again, which takes
+// about 50 us per thread. A small gradient takes less time on one thread.
+int threads_for(const ConvShape& s) {
+  constexpr std::int64_t kFlopPerMissingThread = 5'000'000;  // about 50 us of one core (Zen 4)
+  const int all = device::thread_count();
+  const std::int64_t missing = all - s.batch;
+  const bool is_limited = dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core;
+  if (s.which != Which::WeightGrad || missing <= 0 || !is_limited) return all;
+  const std::int64_t flop = 2 * s.weights.count() * (s.result.count() / s.weights.shape[0]);
+  return flop <= missing * kFlopPerMissingThread ? 1 : all;
+}
+
 class Conv final : public Kernel {
  public:
-  explicit Conv(const KernelQuery& query) : primitives_(query) {}
+  explicit Conv(const KernelQuery& query) : primitives_(query, threads_for(ConvShape(query))) {}
   void run(const KernelArgs& args) const override { primitives_.run(args); }
 
  private:
@@ -269,7 +284,7 @@ Verdict accept_conv(const KernelQuery& query) {
   if (is_half(shape.factors) && !is_trusted_in_two_bytes(shape))
     return Verdict::reject("not trusted in two bytes");
   try {
-    const ThreadScope scope(device::thread_count());
+    const ThreadScope scope(threads_for(shape));
     const Plan plan(shape);
     // The compiler would rather have the other order of axes than oneDNN's slow code for this one.
     if (shape.channels_last && plan.is_slow()) return Verdict::reject("slow in oneDNN");

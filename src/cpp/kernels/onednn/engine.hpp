@@ -34,7 +34,7 @@ class ThreadScope {
   bool dynamic_;
 };
 
-// A kernel's primitives, made for the threads that kernels have, and run on them. `Primitives` has
+// A kernel's primitives, made for a number of threads, and run on them. `Primitives` has
 // a constructor of a query and a number of threads, threads(), scratch_bytes(), and
 // run(args, scratch).
 //
@@ -44,8 +44,8 @@ class ThreadScope {
 template <class Primitives>
 class Threaded {
  public:
-  explicit Threaded(const KernelQuery& query)
-      : query_(query), primitives_(made_for(device::thread_count(), query)) {}
+  explicit Threaded(const KernelQuery& query, int threads = device::thread_count())
+      : query_(query), primitives_(made_for(threads, query)) {}
 
   void run(const KernelArgs& args) const {
     if (primitives_.threads() > 1 && device::thread_count() == 1)

@@ -392,6 +392,8 @@ def detach(call: Call, x: Any) -> Node:
 
 @rule(aten._to_copy.default, samples=[Sample(X, dtype=torch.float32), Sample(WHOLE, dtype=X.dtype)])
 @rule(aten.to.dtype, samples=[Sample(X, torch.float32)])
+@rule(aten.to.device, samples=[Sample(X, torch.device("cpu"), torch.float32)])
+@rule(aten.to.dtype_layout, samples=[Sample(X, dtype=torch.float32)])
 @rule(aten.type_as.default, aten.to.other, samples=[Sample(X, T((1,), torch.float32))])
 def convert(call: Call, x: Any, *how: Any, **options: Any) -> Node:
     if call.dtype == bool:

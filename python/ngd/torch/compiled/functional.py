@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make exported graphs functional, where that is simple, without PyTorch's decompositions.
+
+`run_decompositions` traces a graph once more, which takes as long as the export. Most models need
+little of it: each op has a rule, and ops in place write to results that have no views, or to
+buffers. Here these ops become functional ones. Other graphs are left to PyTorch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
+
+from .rules import rule_of
+
+aten: Final = torch.ops.aten
+
+RUNNING_STATISTICS: Final = slice(3, 5)
+"""The arguments of batch_norm that it writes in training. Its schema has them as read only."""
+IS_TRAINING, MOMENTUM = 5, 6
+"""Other arguments of batch_norm."""
+BATCH_NORM: Final = aten._native_batch_norm_legit_functional.default
+NEXT_STATISTICS: Final = (3, 4)
+"""The results of BATCH_NORM that are the next running statistics."""
+IN_PLACE: Final = frozenset(
+    {"add_", "sub_", "mul_", "div_", "neg_", "clamp_", "clamp_min_", "clamp_max_", "masked_fill_"}
+    | {"relu_", "leaky_relu_", "elu_", "silu_", "hardswish_", "hardsigmoid_", "hardtanh_"}
+    | {"sigmoid_", "tanh_", "exp_", "sqrt_"}
+)
+"""Ops in place whose functional counterparts have a result of the first argument's dtype."""
+MAKE_NEW: Final = frozenset(
+    {"linear", "matmul", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"}
+    | {"batch_norm", "layer_norm", "group_norm", "rms_norm", "softmax", "log_softmax"}
+    | {"max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"}
+    | {"adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
+    | {"cross_entropy_loss", "nll_loss", "nll_loss_nd", "l1_loss", "kl_div"}
+    | {"square", "multiply", "true_divide", "clip", "relu6", "selu", "log_sigmoid"}
+)
+"""Composite ops whose results are never views. Schemas of other composite ops do not say."""
+
+
+def make_functional(program: ExportedProgram) -> bool:
+    """Make a graph functional, and return True; or leave it as it is, and return False.
+
+    A functional graph has no op in place, and each op has a rule. Ops of constants need no rule:
+    the translation computes them by PyTorch.
+    """
+    plan = Plan(program)
+    if not plan.is_possible():
+        return False
+    plan.carry_out()
+    return True
+
+
+class Plan:
+    """The values that ops of a graph write to, and their replacement by functional ops."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program, self.graph = program, program.graph
+        kinds = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+        inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
+        constants = {n for n in inputs if kinds[n.name].kind is InputKind.CONSTANT_TENSOR}
+        self.buffers = {
+            node: str(kinds[node.name].target)
+            for node in inputs
+            if kinds[node.name].kind is InputKind.BUFFER
+        }
+        self.variables = set(inputs) - constants
+        self.written: dict[fx.Node, fx.Node] = {}
+        """The value that an op in place writes to, by the op."""
+        self.statistics: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        """The buffers that a batch normalization writes to."""
+
+    def is_possible(self) -> bool:
+        """Return whether the graph can become functional; find what is written to."""
+        for node in self.graph.nodes:
+            if node.op == "call_function":
+                rule = rule_of(node.target)
+                is_random = rule is not None and rule.is_random
+                if is_random or not self.variables.isdisjoint(node.all_input_nodes):
+                    self.variables.add(node)
+                    if not self._fits_variables(node):
+                        return False
+                elif not fits_constants(node):
+                    return False
+            elif node.op not in ("placeholder", "output"):
+                return False
+        values = {*self.written.values(), *chain.from_iterable(self.statistics.values())}
+        aliases = [node for node in self.graph.nodes if self._origin(node) in values]
+        return all(self._is_read_only(user) for node in aliases for user in node.users)
+
+    def carry_out(self) -> None:
+        """Replace ops in place, and let the graph return the next values of buffers."""
+        now: dict[fx.Node, fx.Node] = {}
+        for node in list(self.graph.nodes):
+            node.args = fx.map_arg(node.args, lambda n: now.get(self._origin(n), n))
+            node.kwargs = fx.map_arg(node.kwargs, lambda n: now.get(self._origin(n), n))
+            if node in self.written:
+                now[self.written[node]] = self._after(node, functional(node.target), node.args)
+            elif node in self.statistics:
+                made = self._after(node, BATCH_NORM, node.args[:8])
+                del made.meta["val"]  # of several results
+                now[node] = self._part(made, 0, node)
+                for place, number in zip(self.statistics[node], NEXT_STATISTICS, strict=True):
+                    now[place] = self._part(made, number, place)
+        self._return_buffers({place: now[place] for place in self.buffers if place in now})
+        for node in reversed(list(self.graph.nodes)):
+            if node.op == "call_function" and not node.users:
+                self.graph.erase_node(node)
+        self.program.graph_module.recompile()
+
+    def _origin(self, node: fx.Node) -> fx.Node:
+        """Return the value whose memory an op in place returns."""
+        while node in self.written:
+            node = self.written[node]
+        return node
+
+    def _fits_variables(self, node: fx.Node) -> bool:
+        if node.target is operator.getitem:
+            return True
+        target: Any = node.target
+        if not isinstance(target, OpOverload):
+            return False
+        if target is aten.batch_norm.default and writes_statistics(node):
+            self.statistics[node] = node.args[RUNNING_STATISTICS]
+            are_known = all(place in self.buffers for place in self.statistics[node])
+            return are_known and isinstance(node.args[MOMENTUM], float)
+        if target in (aten.instance_norm.default, aten.cudnn_batch_norm.default):
+            return False  # they may write running statistics, too
+        if not target._schema.is_mutable:
+            return rule_of(target) is not None
+        counterpart = functional(target)
+        if counterpart is None or rule_of(counterpart) is None or not keeps_type(node):
+            return False
+        origin = self._origin(node.args[0])
+        self.written[node] = origin
+        return origin in self.buffers or makes_new(origin)
+
+    def _is_read_only(self, user: fx.Node) -> bool:
+        """Return whether an op that reads a written value makes no view of it."""
+        return user.op == "output" or user in self.written or makes_new(user)
+
+    def _after(self, node: fx.Node, target: Any, args: Iterable[Any]) -> fx.Node:
+        with self.graph.inserting_after(node):
+            made = self.graph.call_function(target, tuple(args), dict(node.kwargs))
+        made.meta = dict(node.meta)
+        return made
+
+    def _part(self, made: fx.Node, number: int, like: fx.Node) -> fx.Node:
+        """Return one of several results, which has the type of another value."""
+        with self.graph.inserting_after(made):
+            part = self.graph.call_function(operator.getitem, (made, number))
+        part.meta = {**made.meta, "val": like.meta["val"]}
+        return part
+
+    def _return_buffers(self, nexts: dict[fx.Node, fx.Node]) -> None:
+        """Return the next values of buffers before the other outputs."""
+        output = self.graph.output_node()
+        output.args = ((*nexts.values(), *output.args[0]),)
+        self.program.graph_signature.output_specs[:0] = [
+            OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(value.name), self.buffers[place])
+            for place, value in nexts.items()
+        ]
+
+
+def fits_constants(node: fx.Node) -> bool:
+    """Return whether PyTorch can compute an op of constants, which must not change them."""
+    target: Any = node.target
+    if target is operator.getitem or target is aten.detach_.default:
+        return True
+    if not isinstance(target, OpOverload) or target._schema.is_mutable:
+        return False
+    return torch.Tag.nondeterministic_seeded not in target.tags
+
+
+def writes_statistics(node: fx.Node) -> bool:
+    """Return whether this is a batch normalization that updates its running statistics."""
+    return (
+        node.target is aten.batch_norm.default
+        and bool(node.args[IS_TRAINING])
+        and node.args[RUNNING_STATISTICS] != (None, None)
+    )
+
+
+def functional(target: OpOverload) -> OpOverload | None:
+    """Return the counterpart of an op in place, or None if it is not a simple one."""
+    name = name_of(target)
+    if name not in IN_PLACE:
+        return None
+    packet = getattr(aten, name.removesuffix("_"), None)
+    found = getattr(packet, target._overloadname, None)
+    return found if isinstance(found, OpOverload) else None
+
+
+def name_of(target: OpOverload) -> str:
+    """Return the name of an op without its namespace and overload."""
+    return str(target._schema.name).rpartition("::")[2]
+
+
+def keeps_type(node: fx.Node) -> bool:
+    """Return whether the functional op has the dtype of the first argument, as in place."""
+    dtype = dtype_of(node.args[0])
+    others: list[Any] = [*node.args[1:], *node.kwargs.values()]
+    allowed = (int, bool) if not dtype.is_floating_point else (int, bool, float)
+    return all(
+        dtype_of(other) in (dtype, torch.bool)
+        if isinstance(other, fx.Node)
+        else isinstance(other, allowed)
+        for other in others
+    )
+
+
+def dtype_of(node: Any) -> torch.dtype:
+    """Return the dtype of the tensor that a node makes."""
+    return node.meta["val"].dtype
+
+
+def makes_new(node: fx.Node) -> bool:
+    """Return whether an op makes tensors of their own memory, never views."""
+    target: Any = node.target
+    if not isinstance(target, OpOverload):
+        return False
+    has_views = any(result.alias_info for result in target._schema.returns)
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+        target.name(), "CompositeImplicitAutograd"
+    )
+    return not has_views and (not composite or name_of(target) in MAKE_NEW)
