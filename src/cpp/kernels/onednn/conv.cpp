@@ -226,17 +226,18 @@ class Primitives {
 
 // The number of threads for a convolution.
 //
-// With AVX-512, oneDNN computes weight gradients on no more threads than the batch has samples. Then
+// With AVX-512, oneDNN uses fewer threads than it is given where the work has fewer parts. Then
 // libgomp ends the other threads of the team, and the next kernel creates them again, which takes
-// about 50 us per thread. A small gradient takes less time on one thread.
+// about 50 us per thread. Small convolutions take less time on one thread. Weight gradients have as
+// many parts as the batch has samples if they have few channels.
 int threads_for(const ConvShape& s) {
-  constexpr std::int64_t kFlopPerMissingThread = 5'000'000;  // about 50 us of one core (Zen 4)
+  constexpr std::int64_t kSmall = 1'000'000;             // FLOP: 10 us of a core (Zen 4)
+  constexpr std::int64_t kPerMissingThread = 5'000'000;  // 50 us
   const int all = device::thread_count();
-  const std::int64_t missing = all - s.batch;
-  const bool is_limited = dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core;
-  if (s.which != Which::WeightGrad || missing <= 0 || !is_limited) return all;
+  if (dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core) return all;
   const std::int64_t flop = 2 * s.weights.count() * (s.result.count() / s.weights.shape[0]);
-  return flop <= missing * kFlopPerMissingThread ? 1 : all;
+  const std::int64_t missing = s.which == Which::WeightGrad ? all - s.batch : 0;
+  return flop <= std::max(kSmall, missing * kPerMissingThread) ? 1 : all;
 }
 
 class Conv final : public Kernel {
