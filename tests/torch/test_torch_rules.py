@@ -71,6 +71,8 @@ class OneOp(torch.nn.Module):
         args, kwargs = fill(self.sample, list(tensors))
         results = self.op(*args, **kwargs)
         results = results if isinstance(results, (tuple, list)) else (results,)
+        if self.op is torch.ops.aten.lstm.input and torch.__version__.startswith("2.9."):
+            results = results[:1]  # PyTorch 2.9 exports the last states with a wrong shape
         return tuple(each for each in results if isinstance(each, torch.Tensor))
 
 

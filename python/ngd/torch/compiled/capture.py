@@ -232,7 +232,10 @@ def _export(
         if make_functional(program):
             return program
         _keep_regions_without_gradient(program.graph_module)
-        return program.run_decompositions(_decompositions())
+        try:
+            return program.run_decompositions(_decompositions())
+        except Exception as error:
+            raise _as_compile_error(where, error) from error
 
 
 TORCH: Final = str(Path(torch.__file__).parent)
