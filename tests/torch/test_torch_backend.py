@@ -467,6 +467,8 @@ def overlapping(m: Any, x: Any) -> Any:
 
 @pytest.mark.parametrize("name", FALLBACKS)
 def test_what_ngd_cannot_run_is_run_by_pytorch_with_one_warning(name: str) -> None:
+    if name == "hook" and torch.__version__.startswith("2.9."):
+        pytest.skip("PyTorch 2.9 does not give such a graph to the backend")
     body, message = FALLBACKS[name]
     (found,) = warnings_of(Model(body), X)
     before, after = re.escape(backend.WHERE), r"PyTorch runs this graph without ngd\."
