@@ -53,7 +53,7 @@ def make_functional(program: ExportedProgram) -> bool:
     A functional graph has no op in place, and each op has a rule. Ops of constants need no rule:
     the translation computes them by PyTorch.
     """
-    if torch.is_autocast_enabled("cpu"):  # PyTorch 2.9 inserts casts when it decomposes
+    if torch.is_autocast_enabled("cpu"):  # its casts are inserted by decompositions
         return False
     plan = Plan(program)
     if not plan.is_possible():
