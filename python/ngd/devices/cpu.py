@@ -20,7 +20,7 @@ from ..passes.slices import Places
 from ..profiling import Report, report_of
 from ..profiling.recording import first_record
 from ..sites import call_site
-from ..variables import Variable, is_one_number, placeholder
+from ..variables import Variable, placeholder
 from .executable import CompiledStep, Lower
 from .explanation import Explanation
 from .native import native_attrs, spec
@@ -125,15 +125,13 @@ class CpuStorage:
     def __init__(self, variable: Variable, initial: Array) -> None:
         self.name, self.type, self.cell = variable.name, variable.type, variable.cell
         self.buffer = _core.Buffer(DEVICE, self.type.bytes)
-        if is_one_number(initial):
-            np.frombuffer(self.buffer.view(), initial.dtype)[:] = initial.flat[0]
-        else:
-            self.buffer.write(initial)
         self.varies = ""
         """Where a step was compiled that writes to it what is not equal on all ranks."""
         self.part: tuple[int, int] | None = None
         """Where the bytes that this rank keeps begin and end, where others keep the rest."""
         self._sharing: Sharing | None = None
+        if self.type.bytes:
+            self.view()[...] = initial
 
     @property
     def sharing(self) -> Sharing | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture a PyTorch model and its loss as a graph of aten ops. Only this file uses torch.export."""
+"""Capture a PyTorch model and its loss as a graph of aten ops, by torch.export."""
 
 from __future__ import annotations
 

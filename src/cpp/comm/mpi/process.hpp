@@ -32,7 +32,7 @@ void leave_to_mpi() noexcept;
 bool left_to_mpi() noexcept;
 void owns_all_memory();
 
-// Remembers memory that MPI may still use when its owner goes, so it is never freed.
+// Takes memory that MPI may still use when its owner ends. It is never freed.
 void keep_for_good(const void* memory) noexcept;
 
 // Whether this process is a forked child of the one that opened the first endpoint. A child has

@@ -81,8 +81,7 @@ void TileWalk::compute(std::int64_t row, std::int64_t column, std::int64_t begin
     slots_[plan_.outputs[k].slot] = at(args_.outputs[k], begin, plan_.outputs[k].item);
   ahead_.clear();
   for (std::size_t i = 0; i < plan_.inputs.size(); ++i) place_input(i, row, column, begin, count);
-  const auto steps = static_cast<std::int64_t>(plan_.steps.size());
-  ahead_.split(steps);
+  ahead_.split(static_cast<std::int64_t>(plan_.steps.size()));
   for (const Step& step : plan_.steps) {
     ahead_.prefetch_part();
     step.function(slots_[step.a], slots_[step.b], slots_[step.c], slots_[step.out], count);

@@ -28,7 +28,7 @@ class NextTile {
     lines_ += of_[ranges_ - 1].lines;
   }
   // Divides the lines into this number of parts.
-  void split(std::int64_t parts) { part_ = (lines_ + parts - 1) / parts; }
+  void split(std::int64_t parts) { part_ = parts > 0 ? (lines_ + parts - 1) / parts : 0; }
   void prefetch_part();
 
  private:

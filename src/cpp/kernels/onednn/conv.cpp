@@ -226,18 +226,20 @@ class Primitives {
 
 // The number of threads for a convolution.
 //
-// With AVX-512, oneDNN uses fewer threads than it is given where the work has fewer parts. Then
-// libgomp ends the other threads of the team, and the next kernel creates them again, which takes
-// about 50 us per thread. Small convolutions take less time on one thread. Weight gradients have as
-// many parts as the batch has samples if they have few channels.
+// With AVX-512, oneDNN uses fewer threads than it is given if the work has fewer parts. Then libgomp
+// ends the other threads of the team, and the next kernel creates them again. Ending and creating a
+// thread takes 37 us, in which a core computes 4 MFLOP (Zen 4). Small convolutions take less time on
+// one thread. A weight gradient has a part for each sample, and for each 16 channels of both sides.
 int threads_for(const ConvShape& s) {
-  constexpr std::int64_t kSmall = 1'000'000;             // FLOP: 10 us of a core (Zen 4)
-  constexpr std::int64_t kPerMissingThread = 5'000'000;  // 50 us
+  constexpr std::int64_t kSmall = 1'000'000, kPerThread = 4'000'000;  // FLOP
+  constexpr std::int64_t kChannels = 16;                              // of a part
   const int all = device::thread_count();
   if (dnnl::get_effective_cpu_isa() < dnnl::cpu_isa::avx512_core) return all;
+  const auto blocks = [](std::int64_t channels) { return (channels + kChannels - 1) / kChannels; };
+  const std::int64_t parts = s.batch * s.groups * blocks(s.in) * blocks(s.out);
+  const std::int64_t ended = s.which == Which::WeightGrad ? all - parts : 0;
   const std::int64_t flop = 2 * s.weights.count() * (s.result.count() / s.weights.shape[0]);
-  const std::int64_t missing = s.which == Which::WeightGrad ? all - s.batch : 0;
-  return flop <= std::max(kSmall, missing * kPerMissingThread) ? 1 : all;
+  return flop <= std::max(kSmall, ended * kPerThread) ? 1 : all;
 }
 
 class Conv final : public Kernel {

@@ -34,9 +34,8 @@ class ThreadScope {
   bool dynamic_;
 };
 
-// A kernel's primitives, made for a number of threads, and run on them. `Primitives` has
-// a constructor of a query and a number of threads, threads(), scratch_bytes(), and
-// run(args, scratch).
+// A kernel's primitives, made for a number of threads, and run on them. `Primitives` has a
+// constructor of a query and a number of threads, threads(), scratch_bytes(), and run(args, scratch).
 //
 // All of them are made inside of a ThreadScope, descriptors and primitives: oneDNN keeps primitives
 // in a cache, by their descriptors and by the threads that OpenMP has at that moment. Outside of
