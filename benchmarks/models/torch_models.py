@@ -4,6 +4,7 @@
     python benchmarks/models/torch_models.py                       # one process: eager and inductor
     python benchmarks/models/torch_models.py --ranks 2             # two ranks: DDP over gloo
     python benchmarks/models/torch_models.py --models mlp lstm --ways ngd eager --turns 15
+    python benchmarks/models/torch_models.py --ways backend eager  # torch.compile(backend="ngd")
 
 Without ranks, all ways run in one process, one after the other in each turn. With ranks, each turn
 starts a job per way. One JSON line per model has the median times, the seconds of the first step,
@@ -31,6 +32,8 @@ from timing import cpu_name, last_line  # noqa: E402
 ALONE = ("ngd", "eager", "inductor")
 OF_RANKS = ("ngd", "ddp", "ddp-compiled")
 """The ways to train: of one process, and of ranks. The first is compared with the others."""
+MORE_WAYS = ("backend",)
+"""Ways that are measured if they are named."""
 
 Step = Callable[[], Any]
 Case = tuple[Any, Callable[..., Any], tuple[Any, ...]]
@@ -157,6 +160,8 @@ def make_training(way: str, case: Case) -> Training:
         trained = torch.nn.parallel.DistributedDataParallel(model)
     if way in ("inductor", "ddp-compiled"):
         trained = torch.compile(trained)
+    if way == "backend":
+        trained = torch.compile(trained, backend="ngd")
 
     def eager_step(*batch: Any) -> float:
         optimizer.zero_grad()
@@ -252,7 +257,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, and print one JSON line per model, then the geometric means of the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--ways", nargs="+", choices=[*ALONE, *OF_RANKS[1:]])
+    parser.add_argument("--ways", nargs="+", choices=[*ALONE, *OF_RANKS[1:], *MORE_WAYS])
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1, help="threads per rank")
     parser.add_argument("--turns", type=int, default=11)

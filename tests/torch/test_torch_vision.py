@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step of image models of timm and torchvision equals eager, in float64, without dropout.
 
+The models train by compile_step, and by torch.compile(backend="ngd").
 NGD_TORCH_FAMILIES is the number of timm's families (one model of each) and of torchvision's models.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ torchvision = pytest.importorskip("torchvision", exc_type=RuntimeError, reason="
 
 from torch.nn.functional import cross_entropy  # noqa: E402
 
+from ngd.errors import FallbackWarning  # noqa: E402
 from ngd.torch import compile_step  # noqa: E402
 
 COUNT = int(os.environ.get("NGD_TORCH_FAMILIES", "3"))
@@ -77,27 +80,49 @@ def relative_difference(found: Any, wanted: Any) -> float:
     return float(torch.stack(norms).norm() / torch.stack([g.norm() for g in wanted]).norm())
 
 
-def expect_equal_step(model: Any, x: Any, y: Any, *, is_cast: bool = False) -> None:
+def gradients_of_step(model: Any, x: Any, y: Any) -> tuple[float, list[Any]]:
+    """Return the loss and the gradients of compile_step."""
+    before = [p.detach().clone() for p in model.parameters()]
+    step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=1.0))
+    loss = step(x, y).item()
+    with torch.no_grad():
+        return loss, [old.sub_(p) for old, p in zip(before, model.parameters(), strict=True)]
+
+
+def gradients_of_backend(model: Any, x: Any, y: Any) -> tuple[float, list[Any]]:
+    """Return the loss and the gradients of torch.compile, which may not fall back to eager."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        loss = loss_of(torch.compile(model, backend="ngd"), x, y)
+        loss.backward()
+    return loss.item(), [
+        torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()
+    ]
+
+
+WAYS = {"compile_step": gradients_of_step, "backend": gradients_of_backend}
+
+
+def expect_equal_training(way: str, model: Any, x: Any, y: Any, *, is_cast: bool = False) -> None:
     """Compare a step with eager. A model has hundreds of MiB, so there are few copies of it."""
     model = without_dropout(model).double().train()
-    loss, wanted, buffers = gradients_in_eager(model, x, y)
+    expected, wanted, buffers = gradients_in_eager(model, x, y)
     of_loss, of_gradient = 1e-12, 1e-8
     if is_cast:  # eager itself moves with the last bit of an input in float32
         near = torch.nextafter(x.float(), torch.tensor(9.0)).double()
         moved = gradients_in_eager(model, near, y)[1]
         of_loss, of_gradient = 1e-6, max(1e-6, 10 * relative_difference(moved, wanted))
-    before = [p.detach().clone() for p in model.parameters()]
-    step = compile_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=1.0))
-    assert step(x, y).item() == pytest.approx(loss, rel=of_loss)
-    with torch.no_grad():
-        found = [old.sub_(p) for old, p in zip(before, model.parameters(), strict=True)]
+    loss, found = WAYS[way](model, x, y)
+    assert loss == pytest.approx(expected, rel=of_loss)
     assert relative_difference(found, wanted) <= of_gradient
     for key, value in buffers.items():
         torch.testing.assert_close(model.get_buffer(key), value, rtol=of_loss, atol=of_loss)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", smallest_models())
-def test_a_step_of_timm_equals_eager(name: str) -> None:
+def test_a_step_of_timm_equals_eager(name: str, way: str) -> None:
     torch.manual_seed(0)
     try:
         model = timm.create_model(name, num_classes=10)
@@ -109,13 +134,14 @@ def test_a_step_of_timm_equals_eager(name: str) -> None:
     except Exception as error:  # the model does not train in eager PyTorch on this machine
         pytest.skip(f"eager: {type(error).__name__}: {str(error)[:100]}")
     model.zero_grad()
-    expect_equal_step(model, x, y, is_cast=name in CAST)
+    expect_equal_training(way, model, x, y, is_cast=name in CAST)
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", classifiers())
-def test_a_step_of_torchvision_equals_eager(name: str) -> None:
+def test_a_step_of_torchvision_equals_eager(name: str, way: str) -> None:
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, num_classes=10)
     size = 299 if "inception" in name else 96
     x = torch.randn(2, 3, size, size, dtype=torch.float64)
-    expect_equal_step(model, x, torch.tensor([1, 3]))
+    expect_equal_training(way, model, x, torch.tensor([1, 3]))
