@@ -20,6 +20,12 @@ from ngd.errors import FallbackWarning  # noqa: E402
 from ngd.torch import compile_step  # noqa: E402
 from ngd.torch.compiled import backend  # noqa: E402
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # of Dynamo
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to:UserWarning"),
+]
 HAS_FLOAT32 = 1e-6
 """The tolerance of models that compute a part in float32, whatever their dtype."""
 
@@ -76,7 +82,6 @@ def test_a_step_equals_eager(case: tuple[Any, Any]) -> None:
     expect_equal_buffers(model, eager)
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to:UserWarning")
 def test_the_backend_equals_eager(case: tuple[Any, Any]) -> None:
     model, batch = case
     eager = copy.deepcopy(model)

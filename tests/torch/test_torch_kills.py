@@ -94,6 +94,7 @@ def check_failed(model: Any, optimizer: Any, step: Any, x: Any) -> dict[str, Any
     }
 
 
+@pytest.mark.timeout(300 + 20 * KILLS)
 @pytest.mark.parametrize("has_hosts", [False, pytest.param(True, marks=harness.needs_mpi)])
 def test_a_killed_rank_is_named_and_no_weights_are_half_written(has_hosts: bool) -> None:
     ranks = 4 if has_hosts else 3

@@ -22,6 +22,12 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from ngd.errors import FallbackWarning  # noqa: E402
 from ngd.torch import compile_step  # noqa: E402
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # of Dynamo
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to:UserWarning"),
+]
 COUNT = int(os.environ.get("NGD_TORCH_FAMILIES", "3"))
 LARGEST = 200_000_000
 """The number of parameters of the largest model."""

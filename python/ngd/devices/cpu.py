@@ -36,6 +36,7 @@ from .sharing import (
     lost,
     refused,
     share,
+    share_frozen,
     shared_by,
 )
 
@@ -129,9 +130,13 @@ class CpuStorage:
         """Where a step was compiled that writes to it what is not equal on all ranks."""
         self.part: tuple[int, int] | None = None
         """Where the bytes that this rank keeps begin and end, where others keep the rest."""
+        self.differs = False
+        """True if it is only read, and was found to have other values on other ranks."""
         self._sharing: Sharing | None = None
+        self._readers: Sharing | None = None
+        """The ranks of the host whose memory it lies in, if all of them only read it."""
         if self.type.bytes:
-            self.view()[...] = initial
+            self.memory()[...] = initial
 
     @property
     def sharing(self) -> Sharing | None:
@@ -143,6 +148,11 @@ class CpuStorage:
         """Whether other ranks write a part of it."""
         mine = self.part is None and not self.buffer.is_common
         return not mine and self.sharing is not None
+
+    @property
+    def is_frozen(self) -> bool:
+        """True if it lies in memory of the host that nobody writes to."""
+        return self._sharing is None and self.buffer.is_common
 
     @property
     def kept_by(self) -> Group | None:
@@ -177,6 +187,12 @@ class CpuStorage:
 
     def view(self) -> Array:
         """Return the memory of the value as an array, which the ranks that share it write, too."""
+        if self.is_frozen:  # the caller may write to it
+            _core.while_held([self.cell], lambda: self.buffer.lie_in(None, 0))
+        return self.memory()
+
+    def memory(self) -> Array:
+        """Return the memory of the value as an array, to read."""
         self.expect_whole()
         memory: Array = np.frombuffer(self.buffer.view(), self.type.dtype)
         return memory.reshape(self.type.shape)
@@ -186,16 +202,22 @@ class CpuStorage:
         self.expect_whole()
         if self.buffer.common is None:
             return self.view()
-        assert self._sharing is not None
-        self._sharing.map_privately(self.buffer.common[0])
+        sharing = self._sharing or self._readers
+        assert sharing is not None
+        sharing.map_privately(self.buffer.common[0])
         memory: Array = np.frombuffer(self.buffer.private_view(), self.type.dtype)
         return memory.reshape(self.type.shape)
 
     def join(self, sharing: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
         """Be shared, and lie there, or be kept equal; for who holds the variable."""
-        if memory is not None:
+        if memory is not None or self.is_frozen:
             self.buffer.lie_in(memory, offset)
         self._sharing = sharing
+
+    def lie_frozen(self, readers: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
+        """Lie in memory of the host whose ranks only read it; for who holds the variable."""
+        self.buffer.lie_in(memory, offset)
+        self._readers = readers
 
     def room(self, begin: int, end: int) -> _core.Buffer:
         """Memory for a part of it."""
@@ -300,6 +322,8 @@ class CpuExecutable(CompiledStep):
         )
         if shares.variables:
             share(self.plan.shared, shares, storages, group, self.ordering.site)
+        if alike:
+            share_frozen(graph, shares.places, storages, group, self.ordering.site)
         self.apart = {v for v in self.plan.shared if storages[v].part is not None}
         self.storages = storages
 

@@ -17,6 +17,9 @@ the parts.
 Other variables that the new values are computed of stay where they are, but are kept equal: no step
 may write to them what is not, and all ranks assign alike.
 
+Variables that such a step only reads (frozen weights) move to memory of the host, too, if they are
+equal on its ranks. Nobody writes there: a write takes the variable to memory of this process again.
+
 The group keeps the ranks in step. When it is closed nobody writes any more: the next write takes
 the variable to memory of this process again. What a failure found half written is poisoned, and
 what other ranks had a part of is lost.
@@ -38,10 +41,17 @@ import numpy as np
 from .. import _core
 from ..collectives import Group
 from ..dtype import Type
-from ..errors import CompileError, GroupClosedError, VariableMismatchError
+from ..errors import (
+    BusyError,
+    CompileError,
+    GroupClosedError,
+    PoisonedVariableError,
+    VariableMismatchError,
+)
 from ..ir import Array, Graph, Node, aligned
 from ..passes.equal import Equal
-from ..passes.slices import Places, cuts, lengths, to_share
+from ..passes.slices import Places, cuts, is_cut, lengths, to_share
+from ..passes.uniform import is_per_rank
 from ..sites import call_site
 
 if TYPE_CHECKING:
@@ -295,20 +305,95 @@ def shared_now(
     made = len(parts) == len(apart) and (memory is not None or not once)
     if not group.all_gather(np.array([made]), site=site).all():
         return Agreement(has_memory=False)
-    offset, offsets = 0, []
-    for storage, value in once.items():
-        assert memory is not None
-        memory.write(offset, value, *sharing.span(storage.type))
-        offsets.append(offset)
-        offset += aligned(storage.type.bytes)
+    offsets = write_slices(memory, once, sharing)
     group.barrier(site=site)  # all is written: from here on nothing fails
-    for storage, offset in zip(once, offsets, strict=True):
+    for storage, offset in offsets.items():
         storage.join(sharing, memory, offset)
     for (storage, span), part in zip(apart.items(), parts, strict=True):
         storage.keep(sharing, span, part)
     for storage in staying:
         storage.join(sharing, None, 0)
     return Agreement()
+
+
+def write_slices(
+    memory: _core.CommonMemory | None, values: Mapping[CpuStorage, Array], sharing: Sharing
+) -> dict[CpuStorage, int]:
+    """Write this rank's slices of values to memory of the host. Return where each value begins."""
+    offset, offsets = 0, {}
+    for storage, value in values.items():
+        assert memory is not None
+        memory.write(offset, value, *sharing.span(storage.type))
+        offsets[storage] = offset
+        offset += aligned(storage.type.bytes)
+    return offsets
+
+
+def share_frozen(
+    graph: Graph,
+    places: Places,
+    storages: Mapping[Node, CpuStorage],
+    group: Group,
+    site: str,
+) -> None:
+    """Keep one copy per host of the variables that a step only reads, if the ranks' are equal.
+
+    All ranks call this for steps of equal types. Variables that a thread uses now stay where they
+    are, and those for which there is no memory.
+    """
+    host = places.here
+    updated = {variable for variable, _ in graph.updates}
+    frozen = [
+        storages[v]
+        for v in graph.variables
+        if v not in updated and not is_per_rank(v) and is_cut(v.type, places.parts)
+    ]
+    frozen = [each for each in frozen if each.sharing is None]
+    if host.size == 1 or not frozen:
+        return
+    begun = []
+
+    def compare() -> None:
+        begun.append(True)
+        share_equal(frozen, Sharing(group, places, site))
+
+    with group.under_way():
+        try:
+            _core.while_held([storage.cell for storage in frozen], compare)
+        except (BusyError, PoisonedVariableError):
+            if begun:
+                raise
+            group.all_gather(np.full((1, len(frozen)), UNABLE, np.int8), site=site)
+
+
+UNABLE: Final = -1
+"""In place of whether a variable lies in memory of the host: this rank cannot move it now."""
+
+
+def share_equal(frozen: Sequence[CpuStorage], sharing: Sharing) -> None:
+    """Move variables that are held, and equal on all ranks, to memory of the host."""
+    group, site = sharing.group, sharing.site
+    lies_there = np.array([[storage.buffer.is_common for storage in frozen]], np.int8)
+    everywhere = group.all_gather(lies_there, site=site)
+    if (everywhere == UNABLE).any():
+        return
+    pairs = zip(frozen, everywhere.all(axis=0), strict=True)
+    moving = [each for each, is_there in pairs if not is_there and not each.differs]
+    if not moving:
+        return
+    values = [storage.memory() for storage in moving]
+    digests = [digest_of(value) for value in values]
+    for storage, odd in zip(moving, differing_ranks(group, digests, site), strict=True):
+        storage.differs = bool(odd)
+    equal = {s: value for s, value in zip(moving, values, strict=True) if not s.differs}
+    size = sum(aligned(storage.type.bytes) for storage in equal)
+    memory = common_memory(sharing.places.here, size, site) if equal else None
+    if not group.all_gather(np.array([memory is not None]), site=site).all():
+        return
+    offsets = write_slices(memory, equal, sharing)
+    group.barrier(site=site)
+    for storage, offset in offsets.items():
+        storage.lie_frozen(sharing, memory, offset)
 
 
 class Agreement(NamedTuple):

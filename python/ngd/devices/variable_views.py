@@ -80,7 +80,7 @@ class VariableView:
         begin, end = common[1], common[1] + self.array.nbytes
         if not any(first < end and begin < last for first, last in copied):
             return False
-        return self.array.tobytes() != self._storage.view().tobytes()
+        return self.array.tobytes() != self._storage.memory().tobytes()
 
 
 def find_written(views: Iterable[VariableView]) -> list[VariableView]:
