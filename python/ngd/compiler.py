@@ -150,7 +150,8 @@ def compile(
         Sharded weight update. "host": the ranks of a host keep one copy of each variable that the
         step updates, and each rank updates its shard. "world": as "host", and optimizer state is
         also kept once over all hosts. All ranks must compile the step. A variable that is small, or
-        whose next value is not proved equal on all ranks, is not sharded. See docs/sharding.md.
+        whose next value is not proved equal on all ranks, is not sharded. A variable that the step
+        only reads has one copy per host, too, if it is equal on all ranks. See docs/sharding.md.
 
     Returns
     -------

@@ -156,7 +156,8 @@ class Variable(Node):
 
         Each step that replaces the value changes the array. Writing to the array changes the
         variable: do this between steps only. If the ranks of a host share the variable
-        (`shard="host"` of ngd.compile), they share this memory.
+        (`shard="host"` of ngd.compile), they share this memory. A variable that their steps only
+        read moves to memory of this process first.
 
         Returns
         -------

@@ -74,13 +74,13 @@ def loaded(model: Any, optimizer: Any) -> None:
 
 
 def changed_moments(model: Any, optimizer: Any) -> None:
-    for p in model.parameters():
-        optimizer.state[p]["exp_avg"].zero_()
+    for each in optimizer.state.values():
+        each["exp_avg"].zero_()
 
 
 def replaced_moments(model: Any, optimizer: Any) -> None:
-    for p in model.parameters():
-        optimizer.state[p]["exp_avg_sq"] = torch.ones_like(p)
+    for p, each in optimizer.state.items():
+        each["exp_avg_sq"] = torch.ones_like(p)
 
 
 def loaded_optimizer(model: Any, optimizer: Any) -> None:
@@ -125,8 +125,9 @@ def optimizer_of(model: Any) -> Any:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def train_eagerly(write: Callable[[Any, Any], None]) -> tuple[list[float], Any]:
+def train_eagerly(write: Callable[[Any, Any], None], is_frozen: bool) -> tuple[list[float], Any]:
     model = make_model()
+    model[0].requires_grad_(not is_frozen)
     optimizer = optimizer_of(model)
     losses = []
     for number, (x, y) in enumerate(batches()):
@@ -142,9 +143,11 @@ def train_eagerly(write: Callable[[Any, Any], None]) -> tuple[list[float], Any]:
     return losses, model
 
 
-def train_compiled(write: Callable[[Any, Any], None]) -> dict[str, Any]:
+def train_compiled(write: Callable[[Any, Any], None], is_frozen: bool) -> dict[str, Any]:
+    """Train with writes between steps. The first layer may be frozen in the first four steps."""
     world = ngd.init()
     model = make_model()
+    model[0].requires_grad_(not is_frozen)
     if world.rank:
         torch.nn.init.zeros_(model[0].weight)  # replaced by the values of rank 0
     optimizer = optimizer_of(model)
@@ -161,13 +164,13 @@ def train_compiled(write: Callable[[Any, Any], None]) -> dict[str, Any]:
     return {"losses": losses, "weights": [p.detach().numpy().tolist() for p in model.parameters()]}
 
 
-def train_with_all_writes() -> dict[str, Any]:
+def train_with_all_writes(is_frozen: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
-    return {name: train_compiled(write) for name, write in WRITES.items()}
+    return {name: train_compiled(write, is_frozen) for name, write in WRITES.items()}
 
 
-def expect_equal_to_eager(name: str, outcomes: list[dict[str, Any]]) -> None:
-    losses, model = train_eagerly(WRITES[name])
+def expect_equal_to_eager(name: str, is_frozen: bool, outcomes: list[dict[str, Any]]) -> None:
+    losses, model = train_eagerly(WRITES[name], is_frozen)
     found = np.mean([outcome["losses"] for outcome in outcomes], 0)
     np.testing.assert_allclose(found, losses, 1e-9, err_msg=name)
     for outcome in outcomes:
@@ -177,14 +180,15 @@ def expect_equal_to_eager(name: str, outcomes: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_is_part_of_the_training(name: str) -> None:
-    expect_equal_to_eager(name, [train_compiled(WRITES[name])])
+    expect_equal_to_eager(name, False, [train_compiled(WRITES[name], False)])
 
 
 @harness.needs_ranks
-def test_a_write_on_all_ranks_is_part_of_the_training() -> None:
-    outcomes = torch_ranks.run(train_with_all_writes, 4)
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_write_on_all_ranks_is_part_of_the_training(is_frozen: bool) -> None:
+    outcomes = torch_ranks.run(train_with_all_writes, 4, arguments={"is_frozen": is_frozen})
     for name in WRITES:
-        expect_equal_to_eager(name, [outcome[name] for outcome in outcomes])
+        expect_equal_to_eager(name, is_frozen, [outcome[name] for outcome in outcomes])
 
 
 def noise_per_rank(model: Any, rank: int) -> None:
@@ -194,6 +198,10 @@ def noise_per_rank(model: Any, rank: int) -> None:
 
 def bias_per_rank(model: Any, rank: int) -> None:
     model[0].bias.data.fill_(rank)
+
+
+def frozen_weight_per_rank(model: Any, rank: int) -> None:
+    model[0].weight.data.mul_(rank + 2)
 
 
 def memory_per_rank(model: Any, rank: int) -> None:
@@ -207,7 +215,13 @@ def write_on_rank_1(model: Any, rank: int) -> None:
 
 DIFFERING = {
     each.__name__: each
-    for each in (noise_per_rank, bias_per_rank, memory_per_rank, write_on_rank_1)
+    for each in (
+        noise_per_rank,
+        bias_per_rank,
+        frozen_weight_per_rank,
+        memory_per_rank,
+        write_on_rank_1,
+    )
 }
 
 
@@ -215,6 +229,7 @@ def write_differently(kind: str) -> str:
     torch.set_num_threads(1)
     world = ngd.init()
     model = make_model()
+    model[0].weight.requires_grad_(kind != "frozen_weight_per_rank")
     step = compile_step(model, loss_of, optimizer_of(model))
     x, y = next(batches())
     step(x, y)
@@ -229,7 +244,8 @@ def write_differently(kind: str) -> str:
 @harness.needs_ranks
 @pytest.mark.parametrize("kind", DIFFERING)
 def test_a_write_that_differs_between_ranks_is_refused(kind: str) -> None:
-    name = "0.bias" if kind == "bias_per_rank" else "2.weight"
+    names = {"bias_per_rank": "0.bias", "frozen_weight_per_rank": "0.weight"}
+    name = names.get(kind, "2.weight")
     for message in torch_ranks.run(write_differently, 2, arguments={"kind": kind}):
         if kind == "write_on_rank_1":
             assert "CollectiveMismatchError" in message

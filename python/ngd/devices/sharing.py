@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 NO_MEMORY = 2**64 - 1
 """The number of a block that could not be made."""
+UNABLE: Final = -1
+"""In place of whether a variable lies in memory of the host: this rank cannot move it now."""
 
 
 @dataclass(frozen=True)
@@ -364,10 +366,6 @@ def share_frozen(
             if begun:
                 raise
             group.all_gather(np.full((1, len(frozen)), UNABLE, np.int8), site=site)
-
-
-UNABLE: Final = -1
-"""In place of whether a variable lies in memory of the host: this rank cannot move it now."""
 
 
 def share_equal(frozen: Sequence[CpuStorage], sharing: Sharing) -> None:
