@@ -21,7 +21,7 @@ COUNT = 5000
 
 
 def is_common(variable: ngd.Variable) -> bool:
-    """Return True if a variable lies in memory that the ranks of the host map."""
+    """Return True if a variable is in memory that the ranks of the host map."""
     return VariableView(variable, ngd.init()).common is not None
 
 
@@ -58,7 +58,7 @@ def one_copy(has_hosts: bool) -> None:
     ]
     np.testing.assert_allclose(training.w.numpy(), np.arange(COUNT) * training.mean, rtol=1e-12)
     np.testing.assert_array_equal(training.table.numpy(), np.arange(COUNT))
-    if os.fork() == 0:  # nobody writes there: a child may read
+    if os.fork() == 0:  # no rank writes there: a child may read
         os._exit(int(not (training.table.numpy() == np.arange(COUNT)).all()))
     assert os.wait()[1] == 0
     ngd.shutdown()
@@ -72,7 +72,7 @@ def test_the_ranks_of_a_host_have_one_copy(has_hosts: bool) -> None:
 
 
 def own_writes() -> None:
-    """What one rank assigns, or writes to a view, the others do not see."""
+    """A rank assigns a value, or writes to a view. The other ranks keep the old value."""
     world = ngd.init()
     for write in ("assign", "view"):
         training = Training()

@@ -134,7 +134,7 @@ class CpuStorage:
         """True if it is only read, and was found to have other values on other ranks."""
         self._sharing: Sharing | None = None
         self._readers: Sharing | None = None
-        """The ranks of the host whose memory it lies in, if all of them only read it."""
+        """The ranks of the host that keep one copy of it, which all of them only read."""
         if self.type.bytes:
             self.memory()[...] = initial
 
@@ -151,7 +151,7 @@ class CpuStorage:
 
     @property
     def is_frozen(self) -> bool:
-        """True if it lies in memory of the host that nobody writes to."""
+        """True if it is in memory of the host that no rank writes to."""
         return self._sharing is None and self.buffer.is_common
 
     @property
@@ -214,8 +214,8 @@ class CpuStorage:
             self.buffer.lie_in(memory, offset)
         self._sharing = sharing
 
-    def lie_frozen(self, readers: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
-        """Lie in memory of the host whose ranks only read it; for who holds the variable."""
+    def keep_frozen(self, readers: Sharing, memory: _core.CommonMemory | None, offset: int) -> None:
+        """Be in memory of the host that its ranks only read. The caller holds the variable."""
         self.buffer.lie_in(memory, offset)
         self._readers = readers
 

@@ -18,7 +18,7 @@ Other variables that the new values are computed of stay where they are, but are
 may write to them what is not, and all ranks assign alike.
 
 Variables that such a step only reads (frozen weights) move to memory of the host, too, if they are
-equal on its ranks. Nobody writes there: a write takes the variable to memory of this process again.
+equal on all ranks. No rank writes there: a write first moves the variable to memory of this process.
 
 The group keeps the ranks in step. When it is closed nobody writes any more: the next write takes
 the variable to memory of this process again. What a failure found half written is poisoned, and
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 NO_MEMORY = 2**64 - 1
 """The number of a block that could not be made."""
 UNABLE: Final = -1
-"""In place of whether a variable lies in memory of the host: this rank cannot move it now."""
+"""In place of the flag of a variable in memory of the host: this rank cannot move it now."""
 
 
 @dataclass(frozen=True)
@@ -371,12 +371,12 @@ def share_frozen(
 def share_equal(frozen: Sequence[CpuStorage], sharing: Sharing) -> None:
     """Move variables that are held, and equal on all ranks, to memory of the host."""
     group, site = sharing.group, sharing.site
-    lies_there = np.array([[storage.buffer.is_common for storage in frozen]], np.int8)
-    everywhere = group.all_gather(lies_there, site=site)
+    is_there = np.array([[storage.buffer.is_common for storage in frozen]], np.int8)
+    everywhere = group.all_gather(is_there, site=site)
     if (everywhere == UNABLE).any():
         return
     pairs = zip(frozen, everywhere.all(axis=0), strict=True)
-    moving = [each for each, is_there in pairs if not is_there and not each.differs]
+    moving = [each for each, is_common in pairs if not is_common and not each.differs]
     if not moving:
         return
     values = [storage.memory() for storage in moving]
@@ -391,7 +391,7 @@ def share_equal(frozen: Sequence[CpuStorage], sharing: Sharing) -> None:
     offsets = write_slices(memory, equal, sharing)
     group.barrier(site=site)
     for storage, offset in offsets.items():
-        storage.lie_frozen(sharing, memory, offset)
+        storage.keep_frozen(sharing, memory, offset)
 
 
 class Agreement(NamedTuple):
