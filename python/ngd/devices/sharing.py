@@ -18,7 +18,7 @@ Other variables that the new values are computed of stay where they are, but are
 may write to them what is not, and all ranks assign alike.
 
 Variables that such a step only reads (frozen weights) move to memory of the host, too, if they are
-equal on all ranks. No rank writes there: a write first moves the variable to the memory of its rank.
+equal on all ranks. No rank writes there: a write first moves the variable to memory of its rank.
 
 The group keeps the ranks in step. When it is closed nobody writes any more: the next write takes
 the variable to memory of this process again. What a failure found half written is poisoned, and
