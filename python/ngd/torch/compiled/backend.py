@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import fx
 
 from ... import ops
-from ...compiler import compile
+from ...compiler import compile, without_collector
 from ...differentiation import pulled
 from ...errors import FallbackWarning
 from ...ir import Array, Node, topological
@@ -140,6 +140,7 @@ _programs: Final[WeakValueDictionary[Any, GraphProgram]] = WeakValueDictionary()
 """All programs by the text of their graph. Two graphs of Dynamo that compute the same share one."""
 
 
+@without_collector()
 def specialize(module: fx.GraphModule, arguments: tuple[Any, ...]) -> Specialized:
     """Return the program of a graph for the shapes of its arguments."""
     has_gradients = torch.is_grad_enabled()

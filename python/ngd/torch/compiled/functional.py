@@ -100,7 +100,10 @@ class Plan:
         return all(self._is_read_only(user) for node in aliases for user in node.users)
 
     def carry_out(self) -> None:
-        """Replace ops in place, and let the graph return the next values of buffers."""
+        """Replace ops in place, and let the graph return the next values of buffers.
+
+        The module keeps its old code: only the graph is read after this, and new code takes time.
+        """
         now: dict[fx.Node, fx.Node] = {}
         for node in list(self.graph.nodes):
             node.args = fx.map_arg(node.args, lambda n: now.get(self._origin(n), n))
@@ -117,7 +120,6 @@ class Plan:
         for node in reversed(list(self.graph.nodes)):
             if node.op == "call_function" and not node.users:
                 self.graph.erase_node(node)
-        self.program.graph_module.recompile()
 
     def _origin(self, node: fx.Node) -> fx.Node:
         """Return the value whose memory an op in place returns."""

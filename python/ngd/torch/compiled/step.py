@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ...collectives import Group
+from ...compiler import without_collector
 from ...distributed import chosen
 from ...errors import CompileError, FallbackWarning, RetraceWarning
 from .broadcasts import broadcast_model
@@ -197,9 +198,10 @@ class CompiledStep:
         if key in self._programs:
             self._programs.move_to_end(key)
             return self._programs[key]
-        captured = capture(WHERE, self.model, self.loss, batch)
-        self._coverage = coverage_of(captured)
-        program = self._builder.build(captured, form)
+        with without_collector():
+            captured = capture(WHERE, self.model, self.loss, batch)
+            self._coverage = coverage_of(captured)
+            program = self._builder.build(captured, form)
         if self._generation != self._state.generation:  # this program split a cohort
             self._programs.clear()
             self._generation = self._state.generation
