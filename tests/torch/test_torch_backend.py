@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
+import dynamo_warnings
 import harness
 import numpy as np
 import pytest
@@ -25,12 +26,7 @@ from trap_models import EQUAL, Model, X  # noqa: E402
 from ngd.errors import FallbackWarning  # noqa: E402
 from ngd.torch.compiled import backend  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # of Dynamo
-    pytest.mark.filterwarnings("ignore:Dynamo detected a call to:UserWarning"),
-]
+pytestmark = dynamo_warnings.IGNORED
 
 
 @pytest.fixture(autouse=True)

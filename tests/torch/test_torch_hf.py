@@ -10,6 +10,7 @@ import copy
 import warnings
 from typing import Any
 
+import dynamo_warnings
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -20,12 +21,7 @@ from ngd.errors import FallbackWarning  # noqa: E402
 from ngd.torch import compile_step  # noqa: E402
 from ngd.torch.compiled import backend  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # of Dynamo
-    pytest.mark.filterwarnings("ignore:Dynamo detected a call to:UserWarning"),
-]
+pytestmark = dynamo_warnings.IGNORED
 HAS_FLOAT32 = 1e-6
 """The tolerance of models that compute a part in float32, whatever their dtype."""
 

@@ -11,6 +11,7 @@ import os
 import warnings
 from typing import Any
 
+import dynamo_warnings
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -22,12 +23,7 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 from ngd.errors import FallbackWarning  # noqa: E402
 from ngd.torch import compile_step  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:torch"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),  # of Dynamo
-    pytest.mark.filterwarnings("ignore:Dynamo detected a call to:UserWarning"),
-]
+pytestmark = dynamo_warnings.IGNORED
 COUNT = int(os.environ.get("NGD_TORCH_FAMILIES", "3"))
 LARGEST = 200_000_000
 """The number of parameters of the largest model."""
@@ -68,12 +64,17 @@ def loss_of(model: Any, x: Any, y: Any) -> Any:
     return cross_entropy(found, y)
 
 
+def gradients_of(model: Any) -> list[Any]:
+    """Return the gradients; zeros for parameters without one."""
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+
+
 def gradients_in_eager(model: Any, x: Any, y: Any) -> tuple[float, list[Any], dict[str, Any]]:
     """Return eager's loss, gradients and next buffers. The model stays as it is."""
     buffers = {key: value.clone() for key, value in model.named_buffers()}
     loss = loss_of(model, x, y)
     loss.backward()
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    gradients = gradients_of(model)
     after = {key: value.clone() for key, value in model.named_buffers()}
     for key, value in model.named_buffers():
         value.copy_(buffers[key])
@@ -102,9 +103,7 @@ def gradients_of_backend(model: Any, x: Any, y: Any) -> tuple[float, list[Any]]:
         warnings.simplefilter("error", FallbackWarning)
         loss = loss_of(torch.compile(model, backend="ngd"), x, y)
         loss.backward()
-    return loss.item(), [
-        torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()
-    ]
+    return loss.item(), gradients_of(model)
 
 
 WAYS = {"compile_step": gradients_of_step, "backend": gradients_of_backend}

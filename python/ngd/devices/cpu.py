@@ -201,7 +201,7 @@ class CpuStorage:
         """Return the memory of the value as an array, copy on write if other ranks share it."""
         self.expect_whole()
         if self.buffer.common is None:
-            return self.view()
+            return self.memory()
         sharing = self._sharing or self._readers
         assert sharing is not None
         sharing.map_privately(self.buffer.common[0])

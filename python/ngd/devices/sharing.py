@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 NO_MEMORY = 2**64 - 1
 """The number of a block that could not be made."""
 UNABLE: Final = -1
-"""In place of the flag of a variable in memory of the host: this rank cannot move it now."""
+"""The value that a rank sends in place of flags if it cannot move variables now."""
 
 
 @dataclass(frozen=True)
@@ -338,10 +338,10 @@ def share_frozen(
     group: Group,
     site: str,
 ) -> None:
-    """Keep one copy per host of the variables that a step only reads, if the ranks' are equal.
+    """Keep one copy per host of the variables that a step only reads, if the ranks agree on them.
 
-    All ranks call this for steps of equal types. Variables that a thread uses now stay where they
-    are, and those for which there is no memory.
+    All ranks call this, if their steps have the same types. If a thread uses one of the variables,
+    or a rank has no memory for them, they stay where they are.
     """
     host = places.here
     updated = {variable for variable, _ in graph.updates}
@@ -384,8 +384,10 @@ def share_equal(frozen: Sequence[CpuStorage], sharing: Sharing) -> None:
     for storage, odd in zip(moving, differing_ranks(group, digests, site), strict=True):
         storage.differs = bool(odd)
     equal = {s: value for s, value in zip(moving, values, strict=True) if not s.differs}
+    if not equal:
+        return
     size = sum(aligned(storage.type.bytes) for storage in equal)
-    memory = common_memory(sharing.places.here, size, site) if equal else None
+    memory = common_memory(sharing.places.here, size, site)
     if not group.all_gather(np.array([memory is not None]), site=site).all():
         return
     offsets = write_slices(memory, equal, sharing)
