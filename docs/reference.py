@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ops_entries import EXAMPLES, PARAMETERS, TEXTS
 
 import ngd
-from ngd.dtype import ALL, FLOATS, INTEGERS, NUMBERS, SHORT_NAMES, Type, float32
+from ngd.dtypes import ALL, FLOATS, INTEGERS, NUMBERS, SHORT_NAMES, Type, float32
 from ngd.ir import PUBLIC, Op
 
 PAGE = Path(__file__).parent / "ops.md"

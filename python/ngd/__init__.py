@@ -5,7 +5,8 @@ from importlib import import_module as _import
 from typing import TYPE_CHECKING, Any
 
 from . import errors, logs, metrics, ops, trees
-from .calls import name_calls as _name_calls
+from ._util.signature_errors import name_calls as _name_calls
+from ._util.unknown_names import attribute_errors as _attribute_errors
 from .collectives import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
 from .compiler import compile
 from .devices.executable import Executable
@@ -18,7 +19,6 @@ from .distributed import (
     all_to_all_v,
     barrier,
     broadcast,
-    broadcast_variables,
     build_info,
     gather,
     init,
@@ -31,7 +31,7 @@ from .distributed import (
     send,
     shutdown,
 )
-from .dtype import (
+from .dtypes import (
     bfloat16,
     bool_,
     float16,
@@ -54,8 +54,7 @@ from .narrowing import full_precision
 from .profiling import Peaks, Recording, Report, Row, profile, timeline
 from .state import LiveState
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, vjp
-from .unknown_names import attribute_errors as _attribute_errors
-from .variables import Variable, constant, placeholder, variable
+from .variables import Variable, broadcast_variables, constant, placeholder, variable
 from .vectorization import vmap
 from .world import is_initialized, raise_together, rank, world_size
 

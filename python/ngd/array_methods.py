@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from .calls import not_a_number
-from .dtype import SHORT_NAMES
+from ._util.signature_errors import not_a_number
+from .dtypes import SHORT_NAMES
 
 if TYPE_CHECKING:
-    from .dtype import Type
+    from .dtypes import Type
     from .ir import Node
     from .ops.selection import At
 

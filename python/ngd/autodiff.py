@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from .calls import GRADIENT_CALL
-from .dtype import Shape, float32, is_float
+from ._util.callsite import at_site
+from ._util.signature_errors import GRADIENT_CALL
+from .dtypes import Shape, float32, is_float
 from .errors import Error, GradientError
 from .ir import Node, Op, constant_node, topological
 from .narrowing import WIDE, wide
@@ -20,7 +21,6 @@ from .ops.operands import HALVES
 from .ops.precision import expansion, is_narrow, widened
 from .ops.reductions import sum
 from .ops.shape import broadcast_to, reshape, zeros
-from .sites import at_site
 from .trees import flatten
 
 UNUSED: Final = ("error", "zero")

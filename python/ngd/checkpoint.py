@@ -49,8 +49,8 @@ from . import (
     uint32,
     uint64,
 )
-from .calls import name_calls
-from .unknown_names import attribute_errors
+from ._util.signature_errors import name_calls
+from ._util.unknown_names import attribute_errors
 
 INDEX: Final = "checkpoint.json"
 TENSORS: Final = "checkpoint-{}.safetensors"

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from . import doctor, examples, launch, profiler
+from ._util.links import page_url
 from .distributed import build_info
-from .links import page_url
 
 DESCRIPTION: Final = "Start, check and profile training jobs that run on CPU processes."
 EPILOG: Final = f"""\

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from . import notes
+from ._util.callsite import warn
 from .errors import EqualModelsWarning, PromotionWarning, UpdatesWarning
 from .ir import Graph
-from .sites import warn
 from .variable_names import scope_of
 
 MAX_LAYERS = 5

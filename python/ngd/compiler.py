@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from . import _core, config, distributed, environment, notes, passes
+from . import _core, distributed, environment, notes, passes
+from ._util import config
 from .collectives import Group
 from .compile_warnings import warn_of_graph
 from .devices import DEVICES
@@ -19,7 +20,7 @@ from .devices.members import Members
 from .devices.native import native_attrs, spec
 from .devices.ordering import Ordering
 from .devices.structured import StructuredStep, is_flat
-from .dtype import DType, Type, as_dtype, float32, whole
+from .dtypes import DType, Type, as_dtype, float32, whole
 from .errors import DTypeError
 from .ir import PLACEHOLDER, Graph, Node
 from .ops.collective import WORLD, Ranks, expect_member

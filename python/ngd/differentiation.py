@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar, overload
 import numpy as np
 
 from .autodiff import UNUSED, gradients, walk_back
-from .dtype import is_float
+from .dtypes import is_float
 from .errors import GradientError
 from .functions import Function, signature_of
 from .ir import Node, constant_node

@@ -18,15 +18,15 @@ from typing import Any, Final, Never, TypeVar
 
 import numpy as np
 
-from . import _core, collectives, config, environment, logs, members, metrics
-from .calls import REQUIRED, expect_op, with_signature
+from . import _core, collectives, environment, logs, members, metrics
+from ._util import config
+from ._util.callsite import call_site
+from ._util.signature_errors import REQUIRED, expect_op, with_signature
 from .collectives import Group, Mesh
 from .collectives.group import GROUPS, living
-from .dtype import Shape
+from .dtypes import Shape
 from .environment import Launch
 from .errors import InitError
-from .sites import call_site
-from .variables import Variable
 
 logger = logging.getLogger("ngd")
 logs.begin()
@@ -1033,40 +1033,6 @@ def join(
     ...     mean = ngd.all_reduce(batch, op="mean", weight=weight)
     """
     return collectives.join(batches, chosen(group), empty)
-
-
-def broadcast_variables(
-    variables: Iterable[Variable] | Sequence[Variable], root: int = 0, *, group: Group | None = None
-) -> None:
-    """Assign the values of rank `root` to the variables of all ranks.
-
-    Call it on all ranks before the first step if one rank loads weights or if values are random.
-    The variables are sent in the order of their names.
-
-    Parameters
-    ----------
-    variables : Variable or iterable of Variable
-        The variables, the same names on all ranks.
-    root : int, default 0
-        The rank whose values are sent.
-    group : Group, optional
-        The ranks. The default is the world.
-
-    Examples
-    --------
-    >>> ngd.broadcast_variables(model.variables().values())
-    """
-    site, ranks = call_site(), chosen(group)
-    listed = list(variables) if isinstance(variables, Iterable) else [variables]
-    if any(not isinstance(variable, Variable) for variable in listed):
-        raise TypeError(
-            f"broadcast_variables: expected variables; got {variables!r}. Pass model.variables()."
-        )
-    for variable in listed:
-        variable.cell.check_readable()
-    with ranks.under_way():
-        for variable in sorted(listed, key=lambda v: v.name):
-            variable.assign(ranks.broadcast(variable.numpy(), root=root, site=site))
 
 
 def build_info() -> dict[str, str | None]:

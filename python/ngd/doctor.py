@@ -28,11 +28,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from . import binding, config, environment, launch
+from . import binding, environment, launch
+from ._util import config
+from ._util.links import page_url
 from .collectives import Group
 from .distributed import available_cores, build_info, init, load_mpi, mpis, thread_count
 from .errors import Error, InitError
-from .links import page_url
 
 SUMMARY: Final = "check this installation and this machine, and suggest fixes"
 DESCRIPTION: Final = "Check this installation and this machine, and suggest a fix per problem."

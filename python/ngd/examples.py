@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from .links import page_url
+from ._util.links import page_url
 
 SUMMARY: Final = "list the example programs, or copy one"
 DESCRIPTION: Final = "List the example programs, or copy one of them into the current folder."

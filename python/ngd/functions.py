@@ -25,19 +25,19 @@ from typing import Any, ClassVar, Final, TypeAlias, overload
 import numpy as np
 
 from . import distributed
+from ._util.callsite import call_site
+from ._util.numpy_io import view
+from ._util.signature_errors import expect_fit
 from .arguments import is_python
-from .arrays import view
-from .calls import expect_fit
 from .collectives import Group
 from .compiler import as_precision, as_shard, compile, sorted_updates, together
 from .devices.executable import Executable
-from .dtype import Type, as_dtype, float32, float64
+from .dtypes import Type, as_dtype, float32, float64
 from .errors import CompileError, Error, RetraceWarning
 from .ir import PLACEHOLDER, Graph, Node
 from .narrowing import WIDE
 from .ops.operands import as_node
 from .passes.identity import Family, compiling
-from .sites import call_site
 from .trees import LEAF, Structure, flatten, leaves_of, split
 from .variables import TRACING, Variable, placeholder
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from . import _core, notes, world
-from .dtype import Type, as_dtype, int64, lengths, whole
-from .ir import Array, Node
+from .dtypes import Array, Type, as_dtype, int64, lengths, whole
+from .ir import Node
 from .ops.custom import after
 from .ops.host import HostFunction, invoke
 from .ops.host import call_host as _call_host

@@ -21,19 +21,16 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ._util.callsite import REWRITES, at_site, call_site
+from ._util.signature_errors import Given, Made, name_errors, name_method_errors
 from .array_methods import NUMPY, ArrayMethods
-from .calls import Given, Made, name_errors, name_method_errors
 from .cost import Cost
-from .dtype import NUMBERS, SHORT_NAMES, DType, Shape, Type, float32
+from .dtypes import NUMBERS, SHORT_NAMES, Array, DType, Shape, Type, float32
 from .errors import CompileError, GradientError
 from .listing import print_attrs, print_types
 from .narrowing import WIDE, wide
-from .sites import REWRITES, at_site, call_site
 from .variable_names import sort_key, unique_names
-
-Array: TypeAlias = NDArray[Any]
 
 ALIGNMENT: Final = 64
 """Of every value in memory, in bytes."""

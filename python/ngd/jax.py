@@ -33,13 +33,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from . import _core
+from ._util.callsite import call_site
 from .collectives import Group
 from .distributed import chosen
-from .dtype import ALL, as_dtype, is_float, lengths, whole
+from .dtypes import ALL, as_dtype, is_float, lengths, whole
 from .errors import DTypeError, GradientError, ShapeError
-from .kinds import KINDS, Kind
-from .ops.collective import REDUCTIONS
-from .sites import call_site
+from .kinds import KINDS, REDUCTIONS, Kind
 
 Tree: TypeAlias = Any
 """An array of JAX, or a tree of them."""

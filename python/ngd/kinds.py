@@ -10,6 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
+from .dtypes import ALL, FLOATS, NUMBERS, DType
+
+ALGORITHMS: Final = ("auto", "flat", "ring")
+REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
+    "sum": NUMBERS,
+    "mean": FLOATS,
+    "min": ALL,
+    "max": ALL,
+    "prod": ALL,
+}
+"""What each of them takes."""
+
 Part: TypeAlias = Literal["nothing", "whole", "block", "blocks"]
 """What stands in an array of one rank.
 

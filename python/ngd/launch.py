@@ -37,11 +37,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType
 from typing import IO, Any, Final, TextIO
 
-from . import binding, config, logs
+from . import binding, logs
+from ._util import config
+from ._util.links import page_url
 from .distributed import available_cores, build_info, timeout_seconds
 from .environment import address_of_launcher, label_of, surroundings
 from .errors import InitError
-from .links import page_url
 from .members import WAITS, Board, World
 
 SUMMARY: Final = "start N ranks of a program on this host"

@@ -20,7 +20,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from . import config, environment
+from . import environment
+from ._util import config
 from .errors import InitError
 
 logger = logging.getLogger("ngd")

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from . import environment
+from ._util.links import page_url
 from .errors import Error, InitError
 from .launch import check_module, check_script
-from .links import page_url
 from .profiling import Recording, Report, profile, timeline
 from .profiling.recording import leave_out_first_runs
 

@@ -10,10 +10,10 @@ from typing import Protocol
 
 import numpy as np
 
-from . import config
-from .dtype import FLOATS, Type
+from ._util import config
+from .dtypes import FLOATS, Array, Type
 from .errors import Error, NotFiniteError, OutOfRangeError
-from .ir import CONSTANT, Array, Graph, Leaf, Node, topological
+from .ir import CONSTANT, Graph, Leaf, Node, topological
 from .ops.control import WALKS, Control
 from .passes.collectives import in_order
 

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from .arrays import view
-from .dtype import Type
-from .ir import Array
+from ._util.numpy_io import view
+from .dtypes import Array, Type
 from .variables import Variable, variable
 
 MOST_NAMES: Final = 20

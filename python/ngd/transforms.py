@@ -18,7 +18,7 @@ from .differentiation import (
     value_and_grad,
     with_aux,
 )
-from .dtype import is_float
+from .dtypes import is_float
 from .errors import GradientError
 from .functions import Function, building, is_array
 from .ir import CONSTANT, Graph, Leaf, Node, newest, topological

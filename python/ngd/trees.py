@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .calls import name_calls
-from .unknown_names import attribute_errors
+from ._util.signature_errors import name_calls
+from ._util.unknown_names import attribute_errors
 
 
 @dataclass(frozen=True)

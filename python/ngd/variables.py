@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from . import _core, config, notes
-from .arrays import view
-from .dtype import DType, Shape, Type, as_dtype, lengths
+from . import _core, notes
+from ._util import config
+from ._util.callsite import at_site, call_site
+from ._util.numpy_io import view
+from .collectives import Group
+from .distributed import chosen
+from .dtypes import Array, DType, Shape, Type, as_dtype, lengths
 from .errors import ShapeError
-from .ir import PLACEHOLDER, VARIABLE, Array, Node, constant_node
-from .sites import at_site
+from .ir import PLACEHOLDER, VARIABLE, Node, constant_node
 from .variable_names import Scope
 
 TRACING: Final[ContextVar[bool]] = ContextVar("tracing", default=False)
@@ -417,3 +420,37 @@ def constant(value: Any, dtype: Any = None) -> Node:
 
 
 __all__ = ["Storage", "Variable", "constant", "placeholder", "variable"]
+
+
+def broadcast_variables(
+    variables: Iterable[Variable] | Sequence[Variable], root: int = 0, *, group: Group | None = None
+) -> None:
+    """Assign the values of rank `root` to the variables of all ranks.
+
+    Call it on all ranks before the first step if one rank loads weights or if values are random.
+    The variables are sent in the order of their names.
+
+    Parameters
+    ----------
+    variables : Variable or iterable of Variable
+        The variables, the same names on all ranks.
+    root : int, default 0
+        The rank whose values are sent.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Examples
+    --------
+    >>> ngd.broadcast_variables(model.variables().values())
+    """
+    site, ranks = call_site(), chosen(group)
+    listed = list(variables) if isinstance(variables, Iterable) else [variables]
+    if any(not isinstance(variable, Variable) for variable in listed):
+        raise TypeError(
+            f"broadcast_variables: expected variables; got {variables!r}. Pass model.variables()."
+        )
+    for variable in listed:
+        variable.cell.check_readable()
+    with ranks.under_way():
+        for variable in sorted(listed, key=lambda v: v.name):
+            variable.assign(ranks.broadcast(variable.numpy(), root=root, site=site))

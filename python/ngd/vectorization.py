@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from .differentiation import remembered, step_of
-from .dtype import Type
+from .dtypes import Type
 from .errors import ShapeError
 from .functions import Function, constant_of, is_array, signature_of
 from .ir import PLACEHOLDER, Node, newest

@@ -17,7 +17,7 @@ import pytest
 from harness import run
 
 import ngd
-from ngd import dtype as dtypes
+from ngd import dtypes
 
 Array = Any
 HALVES = (dtypes.float16, dtypes.bfloat16)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from standing import fail_in_world, run_in_world
 
 import ngd
-from ngd import dtype as dtypes
+from ngd import dtypes
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())

@@ -13,7 +13,7 @@ from harness import caught
 from standing import run_in_world
 
 import ngd
-from ngd import dtype as dtypes
+from ngd import dtypes
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())

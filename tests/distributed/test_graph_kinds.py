@@ -14,7 +14,7 @@ from standing import run_in_world
 
 import ngd
 from ngd import ops
-from ngd.dtype import ALL
+from ngd.dtypes import ALL
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 everywhere = pytest.mark.parametrize(("communicator", "ranks"), harness.worlds())

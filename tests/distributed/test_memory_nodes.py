@@ -12,8 +12,7 @@ from harness import run
 from test_all_reduce import COMBINE, Example, check_flat, contribution, expected
 
 import ngd
-from ngd import dtype as dtypes
-from ngd import ops
+from ngd import dtypes, ops
 
 COUNTS = (0, 1, 7, 2049, 33_333, 300_001)
 """Elements: none; beside the flag; in one chunk and in several of them, and in uneven parts."""

@@ -11,7 +11,7 @@ import pytest
 from ngd import _core
 from ngd.devices import cpu
 from ngd.devices.native import native_attrs
-from ngd.dtype import float16
+from ngd.dtypes import float16
 
 
 def crossed(**attrs: Any) -> str:

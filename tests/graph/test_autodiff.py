@@ -11,9 +11,9 @@ import numpy.testing as npt
 import pytest
 
 from ngd import grad, ops
-from ngd.dtype import Type, float32, float64, int64
+from ngd.dtypes import Array, Type, float32, float64, int64
 from ngd.errors import Error, GradientError
-from ngd.ir import PLACEHOLDER, REGISTRY, VARIABLE, Array, Graph, Node, Op, topological
+from ngd.ir import PLACEHOLDER, REGISTRY, VARIABLE, Graph, Node, Op, topological
 from ngd.reference import evaluate
 
 

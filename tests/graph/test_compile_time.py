@@ -16,7 +16,7 @@ import pytest
 import ngd
 from ngd import _core, ops
 from ngd.devices import cpu
-from ngd.dtype import Type
+from ngd.dtypes import Type
 from ngd.errors import CompileError
 from ngd.ir import Graph
 from ngd.passes.memory_planning import Plan, Storage

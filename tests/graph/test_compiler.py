@@ -13,7 +13,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.dtype import Type
+from ngd.dtypes import Type
 from ngd.errors import BusyError, CompileError, PoisonedVariableError, ShapeError
 from ngd.ir import Graph, Node, Op
 from ngd.passes import elementwise

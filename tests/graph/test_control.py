@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 import ngd
 from ngd import ops
-from ngd.dtype import bfloat16
+from ngd.dtypes import Array, bfloat16
 from ngd.errors import CompileError, DTypeError, ShapeError
-from ngd.ir import Array, Graph, Node, bodies_of
+from ngd.ir import Graph, Node, bodies_of
 from ngd.passes import computation
 
 DEVICES = ("CPU", "INTERPRETER")

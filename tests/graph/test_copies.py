@@ -14,7 +14,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.dtype import bfloat16
+from ngd.dtypes import bfloat16
 from ngd.errors import PoisonedVariableError
 from ngd.ir import topological
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ngd.dtype import (
+from ngd.dtypes import (
     ALL,
     FLOATS,
     INTEGERS,

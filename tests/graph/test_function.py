@@ -18,7 +18,7 @@ import pytest
 
 import ngd
 from ngd import nn, ops
-from ngd.dtype import bfloat16
+from ngd.dtypes import bfloat16
 from ngd.errors import CompileError, DTypeError, RetraceWarning
 from ngd.ir import Node
 

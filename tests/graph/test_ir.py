@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ngd import ops
-from ngd.dtype import Type, bool_, float32, float64, int64
+from ngd.dtypes import Type, bool_, float32, float64, int64
 from ngd.errors import CompileError, ShapeError
 from ngd.ir import (
     PLACEHOLDER,

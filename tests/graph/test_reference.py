@@ -13,9 +13,9 @@ import numpy.testing as npt
 import pytest
 
 from ngd import grad, ops
-from ngd.dtype import Type, bfloat16, float32, float64, int32
+from ngd.dtypes import Array, Type, bfloat16, float32, float64, int32
 from ngd.errors import Error
-from ngd.ir import PLACEHOLDER, VARIABLE, Array, Graph, Node, Op
+from ngd.ir import PLACEHOLDER, VARIABLE, Graph, Node, Op
 from ngd.reference import evaluate
 
 COMBINE: dict[str, Callable[..., Any]] = {

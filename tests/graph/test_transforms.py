@@ -13,8 +13,8 @@ import pytest
 
 import ngd
 from ngd import ops
+from ngd.dtypes import Array
 from ngd.errors import GradientError
-from ngd.ir import Array
 from ngd.trees import leaves_of
 
 RNG = np.random.default_rng(5)

@@ -16,8 +16,8 @@ import pytest
 
 import ngd
 from ngd import nn, ops
+from ngd.dtypes import Array
 from ngd.errors import CompileError, ShapeError
-from ngd.ir import Array
 
 RNG = np.random.default_rng(7)
 X, Y, W = RNG.normal(size=(4, 3)), RNG.normal(size=(4, 3)), RNG.normal(size=(3, 5))

@@ -14,7 +14,8 @@ import pytest
 
 import ngd
 from ngd import nn, ops
-from ngd.ir import Array, Node
+from ngd.dtypes import Array
+from ngd.ir import Node
 
 STRIDE = 2**40
 DEVICES = ("CPU", "INTERPRETER")

@@ -12,8 +12,19 @@ import numpy as np
 import numpy.testing as npt
 
 import ngd.ops  # noqa: F401  (fills the registry)
-from ngd.dtype import SHORT_NAMES, DType, Type, bfloat16, bool_, float16, float32, float64, is_float
-from ngd.ir import PLACEHOLDER, REGISTRY, Array, Graph, Leaf, Node, Op, Operand, Sample
+from ngd.dtypes import (
+    SHORT_NAMES,
+    Array,
+    DType,
+    Type,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+    is_float,
+)
+from ngd.ir import PLACEHOLDER, REGISTRY, Graph, Leaf, Node, Op, Operand, Sample
 from ngd.ops.collective import Collective
 from ngd.reference import evaluate
 

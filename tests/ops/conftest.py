@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.ops.cases import all_cases, computing_ops, takes_two
 
-from ngd.dtype import SHORT_NAMES, DType
-from ngd.ir import Array, Node
+from ngd.dtypes import SHORT_NAMES, Array, DType
+from ngd.ir import Node
 
 DEVICES = ("INTERPRETER", "CPU")
 ASPECTS = (*DEVICES, "gradient", "second gradient", "expansion")

@@ -14,8 +14,8 @@ from tests.ops.cases import placeholders, run_reference
 from tests.ops.conftest import Runner
 
 from ngd import grad, ops
-from ngd.dtype import DType, Type, float32, float64
-from ngd.ir import Array, Node
+from ngd.dtypes import Array, DType, Type, float32, float64
+from ngd.ir import Node
 
 Scalar = Callable[[float], float]
 

@@ -17,9 +17,9 @@ from tests.ops.witness import Shape, agrees, drawn
 
 import ngd
 from ngd import grad, ops
-from ngd.dtype import DType, Type, bfloat16, float16, float32, float64
+from ngd.dtypes import Array, DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, ShapeError
-from ngd.ir import Array, Node, op_named
+from ngd.ir import Node, op_named
 from ngd.ops.precision import expansion
 from ngd.passes.costs import cost_of
 

@@ -22,9 +22,9 @@ from tests.ops.cases import (
 from tests.ops.conftest import Coverage, Runner
 
 from ngd import grad
-from ngd.dtype import FLOATS, Type, bool_, float64, is_float
+from ngd.dtypes import FLOATS, Array, Type, bool_, float64, is_float
 from ngd.errors import DTypeError, GradientError
-from ngd.ir import Array, Graph, Node, Op
+from ngd.ir import Graph, Node, Op
 from ngd.ops import add, multiply, sum
 from ngd.ops.precision import expansion
 from ngd.reference import evaluate

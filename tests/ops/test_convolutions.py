@@ -16,9 +16,8 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees, torch_or_skip
 
 from ngd import ops
-from ngd.dtype import DType, Type, float32, float64
+from ngd.dtypes import Array, DType, Type, float32, float64
 from ngd.errors import ShapeError
-from ngd.ir import Array
 
 COMMON = settings(
     max_examples=12,

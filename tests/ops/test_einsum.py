@@ -11,7 +11,7 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees, drawn
 
 from ngd import ops
-from ngd.dtype import Type, bfloat16, float64
+from ngd.dtypes import Type, bfloat16, float64
 from ngd.errors import ShapeError
 from ngd.ir import Node
 

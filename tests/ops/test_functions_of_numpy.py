@@ -15,9 +15,9 @@ from tests.ops.conftest import Runner
 
 import ngd
 from ngd import grad, ops
-from ngd.dtype import Type, float32, float64, int32
+from ngd.dtypes import Array, Type, float32, float64, int32
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
-from ngd.ir import Array, Node
+from ngd.ir import Node
 
 pytestmark = pytest.mark.filterwarnings("ignore::ngd.errors.PromotionWarning")
 

@@ -15,9 +15,9 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import agrees, drawn
 
 from ngd import grad, ops
-from ngd.dtype import DType, Type, bfloat16, float16, float32, float64
+from ngd.dtypes import Array, DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
-from ngd.ir import Array, Node
+from ngd.ir import Node
 from ngd.ops import resizing
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)

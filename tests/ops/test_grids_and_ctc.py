@@ -17,9 +17,9 @@ from tests.ops.witness import agrees, drawn
 
 import ngd
 from ngd import grad, ops
-from ngd.dtype import Type, float32, float64
+from ngd.dtypes import Array, Type, float32, float64
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
-from ngd.ir import Array, Node
+from ngd.ir import Node
 
 GRIDS = [
     {"mode": mode, "padding_mode": padding, "align_corners": corners}

@@ -14,9 +14,9 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import agrees, drawn
 
 from ngd import grad, ops
-from ngd.dtype import DType, Type, float16, float32, float64
+from ngd.dtypes import Array, DType, Type, float16, float32, float64
 from ngd.errors import ShapeError
-from ngd.ir import Array, Node
+from ngd.ir import Node
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 Loss = tuple[Callable[..., Node], Callable[..., Any], Callable[[Array], Array]]

@@ -14,7 +14,7 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees, drawn, torch_or_skip
 
 from ngd import grad, ops
-from ngd.dtype import DType, Type, float16, float32, float64
+from ngd.dtypes import DType, Type, float16, float32, float64
 from ngd.errors import ShapeError
 
 DTYPES = pytest.mark.parametrize("dtype", [float32, float64], ids=str)

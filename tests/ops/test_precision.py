@@ -18,8 +18,18 @@ from tests.ops.cases import Case, all_cases, placeholders, run_reference
 from tests.ops.conftest import Runner
 
 from ngd import grad, ops
-from ngd.dtype import SHORT_NAMES, DType, Type, bfloat16, float16, float32, float64, is_float
-from ngd.ir import Array, Node
+from ngd.dtypes import (
+    SHORT_NAMES,
+    Array,
+    DType,
+    Type,
+    bfloat16,
+    float16,
+    float32,
+    float64,
+    is_float,
+)
+from ngd.ir import Node
 
 HALVES = (float16, bfloat16)
 DIGITS = {float16: 11, bfloat16: 8, float32: 24, float64: 53}

@@ -14,8 +14,19 @@ from tests.ops.cases import assert_close, placeholders
 from tests.ops.conftest import Runner
 
 from ngd import ops
-from ngd.dtype import FLOATS, INTEGERS, DType, Type, bfloat16, bool_, float16, float32, float64
-from ngd.ir import Array, Node
+from ngd.dtypes import (
+    FLOATS,
+    INTEGERS,
+    Array,
+    DType,
+    Type,
+    bfloat16,
+    bool_,
+    float16,
+    float32,
+    float64,
+)
+from ngd.ir import Node
 
 COMMON = settings(
     max_examples=60,

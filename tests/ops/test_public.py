@@ -15,9 +15,10 @@ import pytest
 from tests.ops.cases import placeholders, run_reference
 
 from ngd import grad, ops
-from ngd.dtype import (
+from ngd.dtypes import (
     FLOATS,
     INTEGERS,
+    Array,
     Type,
     bfloat16,
     bool_,
@@ -30,7 +31,7 @@ from ngd.dtype import (
     uint8,
 )
 from ngd.errors import DTypeError, ShapeError
-from ngd.ir import Array, Node, constant_node
+from ngd.ir import Node, constant_node
 from ngd.ops.random import philox_4x32_10, random_words
 
 NUMPY_DTYPES = (bool_, *INTEGERS, float16, float32, float64)

@@ -14,8 +14,7 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees
 
 from ngd import ops
-from ngd.dtype import DType, float32, float64
-from ngd.ir import Array
+from ngd.dtypes import Array, DType, float32, float64
 
 COMMON = settings(
     max_examples=8,

@@ -13,9 +13,9 @@ import pytest
 from tests.ops.conftest import Runner
 
 from ngd import ops
-from ngd.dtype import bool_, float16, float32, float64, int8, int32, int64, uint64
+from ngd.dtypes import Array, bool_, float16, float32, float64, int8, int32, int64, uint64
 from ngd.errors import DTypeError, ShapeError
-from ngd.ir import Array, Node
+from ngd.ir import Node
 
 N = 20_000
 

@@ -12,7 +12,7 @@ from tests.ops.conftest import Runner
 from tests.ops.witness import Shape, agrees, drawn
 
 from ngd import grad, ops
-from ngd.dtype import DType, Type, float32, float64
+from ngd.dtypes import DType, Type, float32, float64
 from ngd.errors import ShapeError
 from ngd.ir import Graph
 

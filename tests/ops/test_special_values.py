@@ -13,7 +13,7 @@ from tests.ops.cases import placeholders
 from tests.ops.conftest import Runner
 
 from ngd import grad, ops
-from ngd.dtype import Type, float32, float64
+from ngd.dtypes import Type, float32, float64
 
 INF, NAN = math.inf, math.nan
 LITERALS: dict[str, list[tuple[float, float]]] = {

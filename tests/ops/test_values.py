@@ -12,8 +12,19 @@ import pytest
 from tests.ops.cases import Case, all_cases, assert_close, draw, placeholders
 from tests.ops.conftest import Runner
 
-from ngd.dtype import ALL, FLOATS, SHORT_NAMES, DType, Type, bfloat16, bool_, float16, is_float
-from ngd.ir import REGISTRY, Array, Op
+from ngd.dtypes import (
+    ALL,
+    FLOATS,
+    SHORT_NAMES,
+    Array,
+    DType,
+    Type,
+    bfloat16,
+    bool_,
+    float16,
+    is_float,
+)
+from ngd.ir import REGISTRY, Op
 
 ELEMENTWISE = [op for op in REGISTRY.values() if op.elementwise]
 PAIRS = [(op, dtype) for op in ELEMENTWISE for dtype in op.dtypes]

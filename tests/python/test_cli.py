@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 import ngd
-from ngd import cli, examples, links
+from ngd import cli, examples
+from ngd._util import links
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.md"

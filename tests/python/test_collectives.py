@@ -22,10 +22,12 @@ import numpy as np
 import pytest
 
 import ngd
-from ngd import _core, calls
+from ngd import _core
+from ngd._util import signature_errors as calls
 from ngd.collectives import CallStats, CommStats, compare_ranks
 from ngd.distributed import alone
-from ngd.ir import REGISTRY, Array
+from ngd.dtypes import Array
+from ngd.ir import REGISTRY
 from ngd.kinds import KINDS, Kind
 from ngd.ops.collective import Collective
 
@@ -91,7 +93,7 @@ def test_pytorchs_tensors() -> None:
         ngd.all_reduce(torch.ones(3, requires_grad=True), op="sum", group=alone())
 
 
-@pytest.mark.parametrize("dtype", [d for d in ngd.dtype.ALL if d != ngd.bool_])
+@pytest.mark.parametrize("dtype", [d for d in ngd.dtypes.ALL if d != ngd.bool_])
 def test_every_dtype_takes_the_quick_way(dtype: Any) -> None:
     given, out = np.arange(6).astype(dtype), np.empty(6, dtype)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ngd
-from ngd import config
+from ngd._util import config
 from ngd.errors import EnvironmentVariableWarning, InitError
 
 INVALID = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ngd.links import SITE
+from ngd._util.links import SITE
 
 links = pytest.importorskip("links", reason="source distributions have no .ci/")
 

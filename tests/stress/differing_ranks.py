@@ -91,7 +91,7 @@ def go_ways(names: Sequence[str], seed: str, odd: int, device: str) -> list[dict
 def go_switch(seed: str) -> dict[str, Any]:
     """Train on a rank, and return the result; ranks differ in their environment."""
     try:
-        run = Run(ngd.init(), 1, ngd.config.device(None, "test"), random.Random(seed))
+        run = Run(ngd.init(), 1, ngd._util.config.device(None, "test"), random.Random(seed))
         v = ngd.variable("v", np.ones((16, 16), np.float32))
         x = ngd.placeholder("x", (16, 16))
         loss = ngd.ops.sum(ngd.ops.square(x @ v))

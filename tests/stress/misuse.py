@@ -267,7 +267,7 @@ def state_after(world: Any, threads: int, may_save: bool) -> str | None:
     """Return a description of leftovers of a call, or None."""
     import numpy as np
 
-    from ngd import sites
+    from ngd._util import callsite as sites
 
     if sites._shown.sites:
         sites._shown.sites.clear()

@@ -3,7 +3,7 @@
 
 import os
 
-from ..links import page_url
+from .._util.links import page_url
 
 # Threads at the end of a parallel region spin, by libgomp's default, for milliseconds, on cores
 # that others may want. A training step of 784-600-10 on two threads took 525 us with this count

@@ -37,7 +37,7 @@ from ml_dtypes import bfloat16 as _ml_bfloat16
 from numpy import dtype as _numpy_dtype
 
 from ngd import errors as _errors
-from ngd.sites import owner as _owner
+from ngd._util.callsite import owner as _owner
 
 import_array()
 ngd_set_error_module(_errors)

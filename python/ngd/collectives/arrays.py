@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import destination, view
-from ..dtype import SHORT_NAMES, Shape, as_dtype, whole
+from .._util.numpy_io import destination, view
+from ..dtypes import SHORT_NAMES, Array, Shape, as_dtype, whole
 from ..errors import ShapeError
-from ..ir import Array
 
 
 def operand(array: Any, where: str) -> Array:

@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 
 from .. import _core
-from ..dtype import float32, float64
-from ..ir import Array
+from ..dtypes import Array, float32, float64
 
 TOP_K: Final = ("sum", "mean")
 """The reductions that TopK supports."""

@@ -14,23 +14,15 @@ from typing import Any, ClassVar, Final, Never
 import numpy as np
 
 from .. import _core
-from ..arrays import destination, expect_rows
-from ..calls import REQUIRED, expect_op, with_signature
-from ..dtype import DType, Shape, as_dtype, lengths, whole
+from .._util.callsite import call_site
+from .._util.numpy_io import destination, expect_rows
+from .._util.process_local import BoundToProcess
+from .._util.signature_errors import REQUIRED, expect_op, with_signature
+from ..dtypes import Array, DType, Shape, as_dtype, lengths, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
-from ..ir import Array
 from ..kinds import KINDS, Kind
-from ..local import BoundToProcess
-from ..sites import call_site
 from . import reduction
-from .arrays import (
-    block_rows,
-    check_apart,
-    destinations,
-    is_list,
-    normal_axis,
-    operand,
-)
+from .arrays import block_rows, check_apart, destinations, is_list, normal_axis, operand
 from .work import Plan, Work
 
 GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()

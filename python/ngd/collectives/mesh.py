@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..dtype import whole
-from ..ir import Array
-from ..sites import call_site
+from .._util.callsite import call_site
+from ..dtypes import Array, whole
 from .group import Group
 
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import _core
-from ..dtype import bfloat16, float16, float32, is_float
-from ..ir import Array
-from ..ops.collective import ALGORITHMS, REDUCTIONS
+from ..dtypes import Array, bfloat16, float16, float32, is_float
+from ..kinds import ALGORITHMS, REDUCTIONS
 from .arrays import destinations, is_list, operand
 from .compression import TOP_K, TopK
 from .work import Plan

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..sites import call_site
+from .._util.callsite import call_site
 from .group import Group
 
 Batch = TypeVar("Batch")

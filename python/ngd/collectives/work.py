@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
+from .._util.process_local import BoundToProcess
 from ..errors import BusyError
-from ..local import BoundToProcess
 
 if TYPE_CHECKING:
     from .group import Group

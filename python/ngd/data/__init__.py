@@ -18,8 +18,8 @@ the same bit for bit with any number of ranks and workers.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from ..calls import name_calls as _name_calls
-from ..unknown_names import attribute_errors as _attribute_errors
+from .._util.signature_errors import name_calls as _name_calls
+from .._util.unknown_names import attribute_errors as _attribute_errors
 from .files import cifar, mnist, read_idx
 from .images import CenterCrop, Mixup, Normalize, RandomFlip, RandomResizedCrop, Resize
 from .loader import Batch, Loader

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..calls import check_constructor
+from .._util.signature_errors import check_constructor
 from .sources import pillow
 
 Array = NDArray[Any]

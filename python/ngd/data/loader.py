@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..calls import check_constructor, format_value
+from .._util.callsite import call_site, warn
+from .._util.signature_errors import check_constructor, format_value
 from ..errors import UnevenBatchWarning, WorkerError
-from ..sites import call_site, warn
 from . import messages
 from .images import Columns, Transforms, apply
 from .sampler import IndexArray, Sampler, Shard

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..calls import check_constructor
+from .._util.signature_errors import check_constructor
 
 if TYPE_CHECKING:
     from .. import Mesh

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from .. import config
+from .._util import config
 from ..collectives import Group
 from ..ir import Graph
 from .cpu import CpuExecutable

@@ -11,15 +11,15 @@ from typing import Any, Final
 import numpy as np
 
 from .. import _core
+from .._util.callsite import call_site
 from ..collectives import Group
 from ..cost import Cost
-from ..dtype import DType, Type, uint8
-from ..ir import Array, Graph, Node
+from ..dtypes import Array, DType, Type, uint8
+from ..ir import Graph, Node
 from ..passes import Verdict
 from ..passes.slices import Places
 from ..profiling import Report, report_of
 from ..profiling.recording import first_record
-from ..sites import call_site
 from ..variables import Variable, placeholder
 from .executable import CompiledStep, Lower
 from .explanation import Explanation

@@ -11,16 +11,17 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 
 from .. import _core, arguments, metrics
-from ..arrays import destination
+from .._util.callsite import call_site
+from .._util.numpy_io import destination
+from .._util.process_local import BoundToProcess
 from ..collectives import Group, compare_ranks
 from ..cost import Cost
+from ..dtypes import Array
 from ..errors import CompileError
-from ..ir import Array, Graph, Node
-from ..local import BoundToProcess
+from ..ir import Graph, Node
 from ..passes import Plan, Target, cost_of_graph
 from ..passes.uniform import next_values
 from ..profiling import Report
-from ..sites import call_site
 from ..variables import Variable
 from .first_call import FirstCall, warn_of_varying
 from .ordering import Ordering, opened

@@ -26,11 +26,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .. import _core, distributed
+from .._util.callsite import call_site
 from ..collectives import Group
+from ..dtypes import Array
 from ..errors import VariableMismatchError, VaryingVariableWarning
-from ..ir import Array, Node
+from ..ir import Node
 from ..passes.uniform import NextValue, source_of_variation, varying
-from ..sites import call_site
 
 if TYPE_CHECKING:
     from .executable import CompiledStep

@@ -11,8 +11,8 @@ import numpy as np
 
 from .. import _core, reference
 from ..collectives import Group
-from ..dtype import float32
-from ..ir import Array, Graph, Node, bodies_of
+from ..dtypes import Array, float32
+from ..ir import Graph, Node, bodies_of
 from ..ops.collective import Collective
 from ..passes import in_two_bytes
 from ..passes.collectives import check_root, in_order, is_message

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from typing import Any, TypeAlias
 
+from .._util.callsite import ExpansionSite
 from ..ir import REGISTRY
 from ..passes import Step
-from ..sites import ExpansionSite
 
 Member: TypeAlias = tuple[str, str, int]
 """The op that the user called, its call site, and a number of its application.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import SHORT_NAMES, Type
+from ..dtypes import SHORT_NAMES, Type
 
 NAMES: Final = {dtype: dtype.name for dtype in SHORT_NAMES}
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from ..collectives import Group
 from ..cost import Cost
+from ..dtypes import Array
 from ..errors import CompileError
-from ..ir import Array, Graph, Node
+from ..ir import Graph, Node
 from ..profiling import Report, report_of
 from .cpu import CpuTarget
 from .executable import CompiledStep, Lower

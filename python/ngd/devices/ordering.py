@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from .. import passes
+from .._util.callsite import call_site
 from ..collectives import Group
-from ..dtype import Type
+from ..dtypes import Type
 from ..ir import Graph
 from ..kinds import KINDS
 from ..ops.collective import Ranks
-from ..sites import call_site
 
 Item = TypeVar("Item")
 

@@ -39,8 +39,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .. import _core
+from .._util.callsite import call_site
 from ..collectives import Group
-from ..dtype import Type
+from ..dtypes import Array, Type
 from ..errors import (
     BusyError,
     CompileError,
@@ -48,11 +49,10 @@ from ..errors import (
     PoisonedVariableError,
     VariableMismatchError,
 )
-from ..ir import Array, Graph, Node, aligned
+from ..ir import Graph, Node, aligned
 from ..passes.equal import Equal
 from ..passes.slices import Places, cuts, is_cut, lengths, to_share
 from ..passes.uniform import is_per_rank
-from ..sites import call_site
 
 if TYPE_CHECKING:
     from .cpu import CpuStorage

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from .. import arguments
+from .._util.callsite import call_site
+from .._util.process_local import BoundToProcess
 from ..cost import Cost
 from ..ir import Node
-from ..local import BoundToProcess
 from ..profiling import Report
-from ..sites import call_site
 from ..trees import LEAF, Structure
 from .executable import CompiledStep, Executable
 

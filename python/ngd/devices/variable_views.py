@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 
 from .. import _core
+from .._util.callsite import call_site
 from ..collectives import Group
+from ..dtypes import Array
 from ..errors import VariableMismatchError
-from ..ir import Array
-from ..sites import call_site
 from ..variables import Variable
 from .sharing import differing_ranks, digest_of, ranks_text
 

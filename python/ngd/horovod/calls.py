@@ -16,14 +16,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..arrays import destination
+from .._util.callsite import call_site
+from .._util.numpy_io import destination
 from ..collectives import Group, Work
 from ..collectives.arrays import operand
-from ..dtype import ALL, DType, Shape, bfloat16, float16, is_float
+from ..dtypes import ALL, Array, DType, Shape, bfloat16, float16, is_float
 from ..errors import BusyError, CollectiveError, ShapeError
-from ..ir import Array
 from ..profiling.recording import clock, note
-from ..sites import call_site
 from .world import HorovodInternalError, ProcessSet, global_process_set
 
 Average: Final = 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Array
+from ..dtypes import Array
 from . import calls
 from .calls import (
     Adasum,

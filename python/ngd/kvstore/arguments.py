@@ -8,10 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..arrays import view
-from ..dtype import as_dtype
+from .._util.numpy_io import view
+from ..dtypes import Array, as_dtype
 from ..errors import DTypeError, ShapeError
-from ..ir import Array
 
 Key: TypeAlias = int | str
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from .. import Group
 from ..distributed import beside, members_of
+from ..dtypes import Array
 from ..errors import CollectiveTimeoutError
-from ..ir import Array
 from .arguments import Key, total
 from .service import Home, Kind, Service
 from .store import KVStore

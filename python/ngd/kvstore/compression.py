@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import DTypeError
-from ..ir import Array
 
 
 class TwoBits:

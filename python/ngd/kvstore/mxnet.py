@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import Group
-from ..ir import Array
+from ..dtypes import Array
 from . import create as create_on_arrays
 from .mxnet_optimizers import Updater, mx
 from .store import KVStore

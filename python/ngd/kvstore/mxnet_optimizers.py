@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import Array
+from ..dtypes import Array
 from .arguments import Key
 
 INSTALL = "pip install 'mxnet==1.9.1' 'numpy<2'"

@@ -22,8 +22,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import Group, Work
+from ..dtypes import Array
 from ..errors import BusyError, CollectiveError, CollectiveTimeoutError, GroupClosedError
-from ..ir import Array
 from .arguments import Key
 from .tables import InGraph, Plain
 

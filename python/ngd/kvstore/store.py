@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from .. import Group, optim
+from ..dtypes import Array
 from ..errors import ShapeError
-from ..ir import Array
 from .arguments import Key, by_key, expect_like, read, rows_of, target, total
 from .compression import TwoBits
 from .tables import InGraph, Plain, Updater, moved

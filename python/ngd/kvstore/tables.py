@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import Executable, Group, Variable, checkpoint, ops, placeholder, variable
 from .. import compile as compile_step
-from ..ir import Array
+from ..dtypes import Array
 from ..optim import Optimizer, clip_by_global_norm
 from .arguments import Key
 

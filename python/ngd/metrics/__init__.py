@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import config
-from ..calls import name_calls
-from ..dtype import whole
-from ..unknown_names import attribute_errors
+from .._util import config
+from .._util.signature_errors import name_calls
+from .._util.unknown_names import attribute_errors
+from ..dtypes import whole
 from .counting import Tally, by_hand, tally
 
 _begun = False

@@ -16,8 +16,8 @@ differs. MultiHeadAttention takes other arguments in its call.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from ..calls import name_calls as _name_calls
-from ..unknown_names import attribute_errors as _attribute_errors
+from .._util.signature_errors import name_calls as _name_calls
+from .._util.unknown_names import attribute_errors as _attribute_errors
 from . import initializers
 from .activations import (
     ELU,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from .. import Node
-from ..calls import format_value
+from .._util.signature_errors import format_value
 from ..errors import ShapeError
 
 SPATIAL: Final = {1: ", L", 2: ", H, W", 3: ", D, H, W"}

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import Variable, all_reduce, bfloat16, errors, float32, trees, variable
-from ..calls import expect_fit, without_self
+from .._util.signature_errors import expect_fit, without_self
 from ..variable_names import Scope
 from .initializers import Initializer, zeros
 from .modes import current

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..dtype import FLOATS, Type
-from ..ir import Array, Node, Op, Operand, Sample, register
+from ..dtypes import FLOATS, Array, Type
+from ..ir import Node, Op, Operand, Sample, register
 from .arithmetic import abs, maximum, minimum, square
 from .casting import cast
 from .compare import logical_and, where

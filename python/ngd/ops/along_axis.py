@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import ALL, NUMBERS, Shape, Type, int32, int64
+from ..dtypes import ALL, NUMBERS, Array, Shape, Type, int32, int64
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, register
+from ..ir import Node, Op, Operand, Sample, register
 from .operands import (
     INDICES,
     Value,

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import FLOATS, INTEGERS, DType, float64, is_float
+from ..dtypes import FLOATS, INTEGERS, DType, float64, is_float
 from ..ir import Node, Operand, Sample, constant_node, register
 from .casting import cast
 from .compare import equal, logical_and, where

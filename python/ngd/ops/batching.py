@@ -18,11 +18,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 import numpy as np
 
 from .. import notes
-from ..dtype import Shape, Type, int64, is_float
+from .._util.callsite import at_site
+from ..dtypes import Array, Shape, Type, int64, is_float
 from ..errors import CompileError
-from ..ir import Array, Body, Graph, Node, Op, bodies_of, communicates, topological
+from ..ir import Body, Graph, Node, Op, bodies_of, communicates, topological
 from ..narrowing import WIDE, wide
-from ..sites import at_site
 from .activation import Activation
 from .along_axis import AddAlongAxis, TakeAlongAxis
 from .arithmetic import multiply

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import ALL, INTEGERS, DType, Type, as_dtype, float32, float64, is_float
-from ..ir import Array, Node, Op, Operand, Sample, register
+from ..dtypes import ALL, INTEGERS, Array, DType, Type, as_dtype, float32, float64, is_float
+from ..ir import Node, Op, Operand, Sample, register
 from .operands import HALVES, Value, as_node, scalar, unchanged, weak_value, widen
 
 

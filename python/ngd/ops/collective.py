@@ -23,10 +23,11 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 
-from ..dtype import (
+from .._util.callsite import call_site
+from ..dtypes import (
     ALL,
-    FLOATS,
     NUMBERS,
+    Array,
     DType,
     Type,
     bfloat16,
@@ -38,9 +39,8 @@ from ..dtype import (
     whole,
 )
 from ..errors import CompileError, DTypeError, GradientError, NotMemberError, ShapeError
-from ..ir import Array, Graph, Node, Op, Operand, Sample, bodies_of, register
-from ..kinds import KINDS, Kind
-from ..sites import call_site
+from ..ir import Graph, Node, Op, Operand, Sample, bodies_of, register
+from ..kinds import ALGORITHMS, KINDS, REDUCTIONS, Kind
 from .arithmetic import abs, floor, maximum, minimum
 from .casting import cast
 from .compare import equal, where
@@ -48,15 +48,6 @@ from .operands import HALVES, Value, as_node, expect_dtype, scalar
 from .shape import stop_gradient
 from .transcendental import log, power
 
-ALGORITHMS: Final = ("auto", "flat", "ring")
-REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {
-    "sum": NUMBERS,
-    "mean": FLOATS,
-    "min": ALL,
-    "max": ALL,
-    "prod": ALL,
-}
-"""What each of them takes."""
 SUM: Final = "sum"
 MEAN: Final = "mean"
 COMBINED: Final = ("sum", "min", "max", "prod")

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..dtype import ALL, INTEGERS, DType, Type, bool_
+from ..dtypes import ALL, INTEGERS, Array, DType, Type, bool_
 from ..errors import DTypeError
-from ..ir import Array, Node, Operand, Sample, register
+from ..ir import Node, Operand, Sample, register
 from .casting import cast
 from .elementwise import Binary, Elementwise, Unary, align
 from .operands import Value, as_node, broadcast_shapes, expect_dtype, got

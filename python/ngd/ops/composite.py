@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
-from ..dtype import FLOATS, DType, float32
+from ..dtypes import FLOATS, DType, float32
 from ..ir import Node, Operand, Sample
 from .casting import cast
 from .elementwise import BINARY_SHAPES, UNARY_SHAPES, Binary, Unary, align

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from ..dtype import float32, float64, int32, int64
+from ..dtypes import float32, float64, int32, int64
 from ..errors import ShapeError
 from ..ir import Node, public
 from .arithmetic import abs

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..dtype import Shape, float32
+from ..dtypes import Shape, float32
 from ..errors import ShapeError
 from ..ir import Node, public
 from .casting import cast

@@ -19,13 +19,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from .. import notes, trees
+from .._util.callsite import at_site
 from ..cost import Cost
-from ..dtype import Type, bool_, float32, float64, is_float
+from ..dtypes import Array, Type, bool_, float32, float64, is_float
 from ..errors import CompileError, DTypeError, ShapeError
 from ..ir import (
     CONSTANT,
     PLACEHOLDER,
-    Array,
     Body,
     Graph,
     Leaf,
@@ -42,7 +42,6 @@ from ..ir import (
     topological,
 )
 from ..narrowing import wide
-from ..sites import at_site
 from .arithmetic import add
 from .collective import Collective
 from .compare import expect_choice

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ..cost import Cost
-from ..dtype import FLOATS, DType, Shape, Type
+from ..dtypes import FLOATS, Array, DType, Shape, Type
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, public, register
+from ..ir import Node, Op, Operand, Sample, public, register
 from .activation import POSTS, dy_before, reference_behind
 from .elementwise import align
 from .operands import Value, got, narrow, product_dtype, widen

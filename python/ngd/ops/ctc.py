@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from ..dtype import float32
+from ..dtypes import float32
 from ..errors import ShapeError
 from ..ir import Node, public
 from .along_axis import take_along_axis

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from ..dtype import ALL, Type, int64
-from ..ir import Array, Node, Op, Operand, Sample, register
+from ..dtypes import ALL, Array, Type, int64
+from ..ir import Node, Op, Operand, Sample, register
 from .operands import unchanged
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dtype import bool_, float64, is_float
+from ..dtypes import bool_, float64, is_float
 from ..errors import ShapeError
 from ..ir import Node, public
 from .casting import cast

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from .. import notes
-from ..dtype import FLOATS, DType, Type, float64, is_float, promote
+from ..dtypes import FLOATS, Array, DType, Type, float64, is_float, promote
 from ..errors import DTypeError
-from ..ir import CONSTANT, Array, Node, Op, Operand, Sample, constant_node
+from ..ir import CONSTANT, Node, Op, Operand, Sample, constant_node
 from .casting import Cast, cast
 from .operands import (
     Value,

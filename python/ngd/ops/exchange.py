@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import DType, Shape, Type, as_dtype, float32, float64, lengths, whole
+from ..dtypes import Array, DType, Shape, Type, as_dtype, float32, float64, lengths, whole
 from ..errors import ShapeError
-from ..ir import Array, Node, Operand, Sample, register
+from ..ir import Node, Operand, Sample, register
 from ..kinds import KINDS, Kind
 from .casting import cast
 from .collective import (

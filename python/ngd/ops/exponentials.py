@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from ..dtype import DType
+from ..dtypes import DType
 from ..ir import Node, public, register
 from .arithmetic import abs, maximum, minimum, round, square
 from .casting import cast

@@ -10,10 +10,10 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ..dtype import ALL, Type, float32, is_float
+from .._util.callsite import call_site
+from ..dtypes import ALL, Array, Type, float32, is_float
 from ..errors import GradientError
-from ..ir import Array, Node, Op, Operand, Sample, register
-from ..sites import call_site
+from ..ir import Node, Op, Operand, Sample, register
 from .shape import zeros
 
 _numbers: Final = count(1)

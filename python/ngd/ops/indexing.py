@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..dtype import INTEGERS, int64
+from ..dtypes import INTEGERS, int64
 from ..errors import DTypeError, ShapeError
 from ..ir import Node, public
 from .arithmetic import maximum, minimum

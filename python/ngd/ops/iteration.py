@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import trees
-from ..dtype import INTEGERS, int64
+from ..dtypes import INTEGERS, int64
 from ..errors import DTypeError, ShapeError
 from ..ir import Node, public
 from .arithmetic import clip

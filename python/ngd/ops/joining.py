@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..dtypes import Array
 from ..errors import ShapeError
-from ..ir import Array, Node, public
+from ..ir import Node, public
 from .operands import Value, as_axis, as_node, node_of_axes
 from .shape import broadcast_to, concat, expand_dims, expect_list, reshape, slice, split, take
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..dtype import bool_
+from ..dtypes import bool_
 from ..errors import ShapeError
 from ..ir import Node, public
 from .arithmetic import multiply

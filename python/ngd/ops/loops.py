@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from ..dtype import int64
+from ..dtypes import int64
 from ..ir import Node, constant_node, public, topological
 from .arithmetic import add, multiply
 from .creation import arange

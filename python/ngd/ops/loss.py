@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import FLOATS, DType, Type, float32, int32, int64, is_float
+from ..dtypes import FLOATS, Array, DType, Type, float32, int32, int64, is_float
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, public, register
+from ..ir import Node, Op, Operand, Sample, public, register
 from .activation import softplus
 from .arithmetic import abs, maximum, minimum, square
 from .casting import cast

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from ..dtype import float32
+from ..dtypes import float32
 from ..errors import ShapeError
 from ..ir import Node, public
 from .arithmetic import abs, maximum, minimum, square

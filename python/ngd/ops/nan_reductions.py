@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import DType, float64, int64, is_float
-from ..ir import Array, Node, public
+from ..dtypes import Array, DType, float64, int64, is_float
+from ..ir import Node, public
 from . import arithmetic, cumulative, reductions
 from .along_axis import take_along_axis
 from .casting import cast

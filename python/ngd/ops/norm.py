@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import FLOATS, DType, Shape, Type, float32
+from ..dtypes import FLOATS, Array, DType, Shape, Type, float32
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, public, register
+from ..ir import Node, Op, Operand, Sample, public, register
 from .arithmetic import square
 from .casting import cast
 from .operands import (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import ml_dtypes
 
-from ..dtype import bool_, float64, is_float
+from ..dtypes import bool_, float64, is_float
 from ..errors import ShapeError
 from ..ir import Node, public
 from .arithmetic import abs, ceil, floor, maximum, minimum, remainder

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import float64, is_float
+from ..dtypes import float64, is_float
 from ..errors import ShapeError
 from ..ir import Node
 from . import arithmetic, cumulative, joining, linear_algebra, rearrange, searching, shape

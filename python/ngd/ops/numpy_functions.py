@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from .._util.links import page_url
 from ..array_methods import NUMPY
-from ..dtype import float64, is_float
+from ..dtypes import float64, is_float
 from ..errors import ShapeError
 from ..ir import Node
-from ..links import page_url
 from . import (
     along_axis,
     arithmetic,

@@ -11,10 +11,11 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..arrays import view
-from ..dtype import (
+from .._util.numpy_io import view
+from ..dtypes import (
     FLOATS,
     NUMBERS,
+    Array,
     DType,
     Shape,
     Type,
@@ -30,7 +31,7 @@ from ..dtype import (
     uint64,
 )
 from ..errors import DTypeError, OutOfRangeError, ShapeError
-from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Array, Node, constant_node, public
+from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Node, constant_node, public
 
 Axis: TypeAlias = int | Sequence[int] | None
 """One axis, several, or all."""

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import NUMBERS, Type, bool_, int64, uint8
+from ..dtypes import NUMBERS, Array, Type, bool_, int64, uint8
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, public, register
+from ..ir import Node, Op, Operand, Sample, public, register
 from .along_axis import add_along_axis
 from .casting import cast
 from .operands import Value, as_axis, as_node, expect_dtype, narrow, widen

@@ -8,7 +8,7 @@ narrowed.
 
 from __future__ import annotations
 
-from ..dtype import float32
+from ..dtypes import float32
 from ..errors import CompileError
 from ..ir import Node
 from ..listing import print_types

@@ -17,9 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import (
+from ..dtypes import (
     FLOATS,
     INTEGERS,
+    Array,
     DType,
     Shape,
     Type,
@@ -32,7 +33,7 @@ from ..dtype import (
     uint32,
 )
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, constant_node, register
+from ..ir import Node, Op, Operand, Sample, constant_node, register
 from .casting import cast
 from .compare import where
 from .loops import per_iteration

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import FLOATS, INTEGERS, as_dtype, float32, float64, int64, uint64
+from ..dtypes import FLOATS, INTEGERS, as_dtype, float32, float64, int64, uint64
 from ..errors import DTypeError, ShapeError
 from ..ir import Node, public
 from .arithmetic import clip, maximum, remainder

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import bool_
+from ..dtypes import bool_
 from ..errors import ShapeError
 from ..ir import Node, public
 from .casting import cast
@@ -26,16 +26,7 @@ from .operands import (
     normalize_axes,
     scalar_value,
 )
-from .shape import (
-    broadcast_to,
-    concat,
-    expand_dims,
-    full,
-    pad_slice,
-    reshape,
-    take,
-    transpose,
-)
+from .shape import broadcast_to, concat, expand_dims, full, pad_slice, reshape, take, transpose
 
 PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 TORCH_MODES = {"replicate": "edge", "circular": "wrap"}

@@ -15,9 +15,21 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..dtype import FLOATS, NUMBERS, Shape, Type, bool_, float64, int64, is_float, uint8, uint64
+from ..dtypes import (
+    FLOATS,
+    NUMBERS,
+    Array,
+    Shape,
+    Type,
+    bool_,
+    float64,
+    int64,
+    is_float,
+    uint8,
+    uint64,
+)
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, public, register
+from ..ir import Node, Op, Operand, Sample, public, register
 from .arithmetic import abs, square
 from .casting import cast
 from .compare import equal, not_equal, where

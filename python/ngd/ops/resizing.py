@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import Shape, is_float
+from ..dtypes import Array, Shape, is_float
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, Node, public
+from ..ir import Node, public
 from .casting import cast
 from .composite import widened
 from .matrix_multiply import matmul

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import Shape, Type, int64
+from ..dtypes import Array, Shape, Type, int64
 from ..errors import ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, register
+from ..ir import Node, Op, Operand, Sample, register
 from .operands import INDICES, check_indices, expect_dtype, got
 
 

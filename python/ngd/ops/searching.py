@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtype import bool_, int64, is_float
+from ..dtypes import bool_, int64, is_float
 from ..errors import ShapeError
 from ..ir import Node, public
 from .arithmetic import clip

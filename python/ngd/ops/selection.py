@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import INTEGERS, Shape, Type, bool_, int64, is_float
+from ..dtypes import INTEGERS, Array, Shape, Type, bool_, int64, is_float
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, Node, public
+from ..ir import Node, public
 from .arithmetic import add, maximum, minimum, multiply
 from .casting import cast
 from .compare import equal, not_equal, where

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import (
+from ..dtypes import (
     ALL,
     INTEGERS,
     NUMBERS,
+    Array,
     Shape,
     Type,
     as_dtype,
@@ -25,7 +26,7 @@ from ..dtype import (
     lengths,
 )
 from ..errors import DTypeError, ShapeError
-from ..ir import Array, Node, Op, Operand, Sample, public, register
+from ..ir import Node, Op, Operand, Sample, public, register
 from .casting import cast
 from .elementwise import align
 from .operands import (

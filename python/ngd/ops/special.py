@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import float64
+from ..dtypes import float64
 from ..ir import Node, register
 from .arithmetic import abs, clip, floor, round, square
 from .casting import cast

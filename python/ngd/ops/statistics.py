@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..dtype import Shape, float64, int64, is_float
+from ..dtypes import Array, Shape, float64, int64, is_float
 from ..errors import ShapeError
-from ..ir import Array, Node, public
+from ..ir import Node, public
 from .arithmetic import clip
 from .casting import cast
 from .compare import equal, not_equal, where

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from ..dtype import FLOATS, is_float
-from ..ir import Array, Node, register
+from ..dtypes import FLOATS, Array, is_float
+from ..ir import Node, register
 from .arithmetic import square
 from .compare import equal, where
 from .elementwise import Binary, Unary

@@ -15,9 +15,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from ..dtype import Shape, Type
+from ..dtypes import Array, Shape, Type
 from ..errors import ShapeError
-from ..ir import Array
 
 PerAxis: TypeAlias = int | Sequence[int]
 """One number for all spatial axes, or one an axis."""

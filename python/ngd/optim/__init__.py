@@ -14,8 +14,8 @@ of updates, so one compiled step is enough for a whole training.
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from ..calls import name_calls as _name_calls
-from ..unknown_names import attribute_errors as _attribute_errors
+from .._util.signature_errors import name_calls as _name_calls
+from .._util.unknown_names import attribute_errors as _attribute_errors
 from .adaptive import Adagrad, Adam, AdamW, RMSprop
 from .averaging import ExponentialMovingAverage
 from .clipping import clip_by_global_norm, global_norm

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from .. import LiveState, Node, Variable, float32, float64, grad, ops, trees, variable
-from ..calls import GRADIENT_CALL
+from .._util.signature_errors import GRADIENT_CALL
 from ..variable_names import UniqueNames
 from .clipping import clip_by_global_norm
 from .loss_scale import LossScale

@@ -13,7 +13,7 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 import numpy as np
 
 from .. import Node, Variable
-from ..calls import nearest
+from .._util.signature_errors import nearest
 from ..variable_names import DuplicateNameError, UniqueNames
 
 P = ParamSpec("P")

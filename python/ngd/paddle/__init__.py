@@ -9,7 +9,7 @@
 docs/paddle.md tells what it does and what it does not.
 """
 
-from ..links import page_url as _page_url
+from .._util.links import page_url as _page_url
 
 try:
     import paddle as _paddle  # noqa: F401

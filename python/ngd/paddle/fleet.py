@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 from paddle.distributed.fleet import DistributedStrategy
 
-from ..sites import call_site
+from .._util.callsite import call_site
 from . import operations, world
 from .objects import gathered
 from .parallel import DataParallel

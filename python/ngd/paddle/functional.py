@@ -13,8 +13,8 @@ import paddle
 from paddle.autograd import PyLayer
 from paddle.distributed import ReduceOp
 
+from .._util.callsite import call_site
 from ..errors import GradientError, ShapeError
-from ..sites import call_site
 from .memory import NAMES, Tensor, elements, reduction
 from .world import Group, chosen
 

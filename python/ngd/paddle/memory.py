@@ -12,8 +12,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import paddle
 
-from ..dtype import bfloat16, is_float
-from ..ir import Array
+from ..dtypes import Array, bfloat16, is_float
 
 Tensor: TypeAlias = Any
 """A paddle.Tensor, dense and on the CPU."""

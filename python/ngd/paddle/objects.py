@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import collectives
-from ..ir import Array
-from ..sites import call_site
+from .._util.callsite import call_site
+from ..dtypes import Array
 from .memory import blocks
 from .world import Group, chosen, is_outside
 

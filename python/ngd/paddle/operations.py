@@ -16,10 +16,10 @@ from typing import Any, Final
 import paddle
 from paddle.distributed import ReduceOp
 
+from .._util.callsite import call_site
 from ..collectives import Work
+from ..dtypes import Array
 from ..errors import CollectiveError, NotMemberError
-from ..ir import Array
-from ..sites import call_site
 from .memory import (
     Finish,
     Tensor,

@@ -13,10 +13,10 @@ import numpy as np
 import paddle
 from paddle.base import core
 
+from .._util.callsite import call_site
 from ..collectives import Work
+from ..dtypes import Array
 from ..errors import CollectiveError
-from ..ir import Array
-from ..sites import call_site
 from .memory import Finish, Tensor, elements, nothing, place
 from .world import Group, chosen
 

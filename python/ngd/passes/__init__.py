@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from .. import config
+from .._util import config
 from ..errors import CompileError
 from ..ir import Graph
 from .collectives import order_collectives, split_collectives

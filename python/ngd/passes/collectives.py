@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..dtype import Type
+from ..dtypes import Type
 from ..errors import CompileError
 from ..ir import Graph, Node, Op, communicates, constant_node
 from ..ops.collective import Collective, Ranks

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..cost import Cost
-from ..dtype import Type
+from ..dtypes import Type
 from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op, bodies_of, offset_of, topological
 from ..ops.precision import expansion
 from .collectives import Start

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from .. import config
+from .._util import config
+from .._util.callsite import ExpansionSite, at_site
 from ..errors import CompileError
 from ..ir import Graph, Leaf, Node, offset_of, topological
 from ..ops.precision import expansion
-from ..sites import ExpansionSite, at_site
 from .target import Target, query_node
 
 

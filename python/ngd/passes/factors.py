@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..dtype import float32
+from ..dtypes import float32
 from ..ir import Graph, Node
 from ..ops import shape
 from ..ops.collective import MEAN, SUM

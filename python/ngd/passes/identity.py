@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..dtype import float32
+from ..dtypes import float32
 from ..ir import CONSTANT, Body, Graph, Node
 from .collectives import in_order
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Set
 from functools import cache
 from typing import Final, TypeAlias
 
-from ..dtype import Shape
+from ..dtypes import Shape
 from ..ir import REGISTRY, Graph, Node, Op
 from ..ops.shape import inverse, moved, reshape
 from .simplification import simplify

@@ -33,19 +33,9 @@ from heapq import heappop, heappush
 from typing import Any
 
 from ..cost import Cost
-from ..dtype import Type, uint8
+from ..dtypes import Array, Type, uint8
 from ..errors import CompileError
-from ..ir import (
-    CONSTANT,
-    PLACEHOLDER,
-    VARIABLE,
-    Array,
-    Graph,
-    Leaf,
-    Node,
-    aligned,
-    bodies_of,
-)
+from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, aligned, bodies_of
 from ..ops.collective import Ranks
 from .collectives import Start, Wait
 from .costs import cost_of

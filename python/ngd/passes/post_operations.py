@@ -16,11 +16,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from ..dtype import float32, float64
+from .._util.callsite import at_site
+from ..dtypes import float32, float64
 from ..ir import REGISTRY, Graph, Node
 from ..ops.activation import ADDED
 from ..ops.shape import reshape
-from ..sites import at_site
 from .patterns import Match, Pattern, Rule, apply_rules
 from .products import has_small_factors
 from .simplification import simplify

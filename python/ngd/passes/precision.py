@@ -22,11 +22,11 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-from ..dtype import SHORT_NAMES, DType, Shape, Type, float32
+from .._util.callsite import warn
+from ..dtypes import SHORT_NAMES, DType, Shape, Type, float32
 from ..errors import PrecisionWarning
 from ..ir import CONSTANT, REGISTRY, VARIABLE, Graph, Leaf, Node, offset_of
 from ..ops.casting import cast
-from ..sites import warn
 from .elementwise import FusedElementwise, dense_strides, fuse_elementwise
 from .reductions import FusedReduction
 from .scheduling import source_of

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..dtype import Type
+from ..dtypes import Type
 from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op
 from ..ops.arithmetic import add
 from .elementwise import FusedElementwise, dense_operands, fuse_elementwise

@@ -18,13 +18,13 @@ import math
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from .._util.callsite import at_site
 from ..cost import Cost
-from ..dtype import float32
+from ..dtypes import float32
 from ..errors import CompileError
 from ..ir import Graph, Leaf, Node
 from ..narrowing import wide
 from ..ops.custom import after
-from ..sites import at_site
 from .costs import cost_of_graph
 from .memory_planning import Plan
 from .precision import chooses

@@ -20,17 +20,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..dtype import SHORT_NAMES, Shape, Type, float32, float64
+from ..dtypes import SHORT_NAMES, Shape, Type, float32, float64
 from ..ir import Graph, Node, Op
 from ..ops.shape import reshape
-from .elementwise import (
-    FusedElementwise,
-    dense_operands,
-    depths,
-    in_turn,
-    needs,
-    see_through,
-)
+from .elementwise import FusedElementwise, dense_operands, depths, in_turn, needs, see_through
 from .target import Target
 
 EXACT: Final = (float32, float64)

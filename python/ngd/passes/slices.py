@@ -37,14 +37,14 @@ from itertools import pairwise
 from math import floor
 from typing import Any, Final
 
-from ..dtype import DType, Type
+from .._util.callsite import at_site
+from ..dtypes import DType, Type
 from ..ir import CONSTANT, VARIABLE, Graph, Node, constant_node, offset_of
 from ..narrowing import wide
 from ..ops import shape
 from ..ops.collective import COMBINED, Alone, Collective, Ranks, all_reduce, broadcast
 from ..ops.exchange import ReduceScatter, all_gather_v
 from ..ops.operands import HALVES
-from ..sites import at_site
 from .collectives import Ordered
 from .equal import Equal
 from .factors import factors_of, slice_of_sum

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..dtype import Type
+from ..dtypes import Type
 from ..ir import Node
 
 if TYPE_CHECKING:

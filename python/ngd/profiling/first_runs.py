@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from .. import _core
+from ..dtypes import Array
 from ..errors import BusyError
-from ..ir import Array
 
 Times: TypeAlias = tuple[int, int, int, int]
 """Calls, ns of all calls, ns of the shortest call; for a wait, ns since its start began."""

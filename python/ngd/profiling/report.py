@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
 from ..cost import Cost
-from ..dtype import DType, Type
+from ..dtypes import DType, Type
 from ..passes import Plan, Step
 from . import pages
 from .collectives import variables_of

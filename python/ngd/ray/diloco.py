@@ -36,15 +36,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from .. import LiveState, bfloat16, compile, float32, int8, ops, optim, placeholder, trees
 from ..errors import CollectiveError, WorkerError
-from ..train.local_sgd import (
-    WIRES,
-    encoded,
-    give,
-    is_state,
-    state_values,
-    value_of,
-    wide,
-)
+from ..train.local_sgd import WIRES, encoded, give, is_state, state_values, value_of, wide
 
 logger = logging.getLogger("ngd")
 

@@ -3,8 +3,8 @@
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from ..calls import name_calls as _name_calls
-from ..unknown_names import attribute_errors as _attribute_errors
+from .._util.signature_errors import name_calls as _name_calls
+from .._util.unknown_names import attribute_errors as _attribute_errors
 from .callbacks import Callback, EarlyStopping
 from .local_sgd import DiLoCo, LocalSGD
 from .trainer import LOG, StopSignals, Trainer, evaluate

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ..calls import check_constructor
+from .._util.signature_errors import check_constructor
 
 if TYPE_CHECKING:
     from .trainer import Trainer

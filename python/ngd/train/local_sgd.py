@@ -43,7 +43,7 @@ from .. import (
     shutdown,
     trees,
 )
-from ..calls import check_constructor
+from .._util.signature_errors import check_constructor
 from ..errors import CollectiveError, CollectiveMismatchError
 from ..optim.options import add_names
 from ..variable_names import UniqueNames

@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import LiveState, Variable, all_reduce, checkpoint, metrics
-from ..calls import check_constructor, format_value
+from .._util.signature_errors import check_constructor, format_value
 from ..errors import NotFiniteError
 from .callbacks import CALLBACKS, callback_states, check_callbacks, has_hook, load_callbacks
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The environment switches that the core reads, one line each. python/ngd/config.py has the rest.
+// The environment switches that the core reads, one line each. python/ngd/_util/config.py has the rest.
 #pragma once
 
 #include <algorithm>

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ...dtype import bfloat16
-from ...ir import Array
+from ...dtypes import Array, bfloat16
 from .. import calls
 from ..calls import Average, Handle, Sum, op_of, poll, synchronize
 from ..world import ProcessSet, global_process_set

@@ -15,12 +15,13 @@ import torch.distributed as dist
 from torch import fx
 
 from ... import ops
+from ..._util.callsite import warn
 from ...compiler import compile, without_collector
 from ...differentiation import pulled
+from ...dtypes import Array
 from ...errors import FallbackWarning
-from ...ir import Array, Node, topological
+from ...ir import Node, topological
 from ...passes.residuals import choose_residuals, read_residuals
-from ...sites import warn
 from ...variables import placeholder
 from .capture import GraphCapture, capture_graph
 from .dynamo import Fixed, Output, StaticGraph, View, make_static, memory_of

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..._util.callsite import call_site
 from ...collectives import Group
 from ...devices.sharing import differing_ranks, ranks_text
 from ...errors import VariableMismatchError
-from ...sites import call_site
 from .memory import as_tensor
 from .rules.registry import as_array
 

@@ -11,9 +11,9 @@ import torch
 from torch.optim import Optimizer
 
 from ... import ops
+from ..._util.callsite import call_site
 from ...collectives import Group
 from ...ir import Node
-from ...sites import call_site
 from ...variables import Variable, variable
 
 KEY: Final = "random_step"

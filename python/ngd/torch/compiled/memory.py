@@ -12,9 +12,9 @@ from torch import nn
 from ... import _core
 from ...collectives import Group
 from ...devices.variable_views import VariableView, assign_written, expect_equal, find_written
-from ...dtype import bfloat16
+from ...dtypes import Array, bfloat16
 from ...errors import DTypeError, ShapeError
-from ...ir import Array, Node
+from ...ir import Node
 from ...variables import Variable, variable
 from .rules.registry import as_array, as_numpy_dtype
 

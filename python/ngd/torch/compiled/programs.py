@@ -14,7 +14,7 @@ from ... import _core, ops, optim
 from ...compiler import compile_in
 from ...devices.executable import Executable
 from ...differentiation import grad
-from ...dtype import is_float
+from ...dtypes import is_float
 from ...errors import GradientError
 from ...ir import Node, topological
 from ...variables import Variable, placeholder, variable

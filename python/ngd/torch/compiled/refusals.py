@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 import torch
 from torch import nn
 
+from ..._util.callsite import call_site
 from ...errors import CompileError
-from ...sites import call_site
 
 ADVICE = (
     "Write it with ops that have a gradient, or train with loss.backward() over the backend "

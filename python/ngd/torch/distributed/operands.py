@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from ... import dtype as dtypes
+from ... import dtypes
 
 DTYPES: Final = {getattr(torch, dtype.name): dtype.name for dtype in dtypes.ALL}
 

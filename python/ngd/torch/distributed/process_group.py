@@ -14,9 +14,9 @@ from torch.autograd import profiler
 from torch.distributed import ReduceOp
 
 from ... import distributed
+from ..._util.callsite import call_site
 from ...collectives import Group
 from ...errors import CollectiveError
-from ...sites import call_site
 from . import works
 from .operands import (
     check,

@@ -13,7 +13,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from ... import config, distributed, environment
+from ... import distributed, environment
+from ..._util import config
 from ...collectives import Group
 from ...errors import InitError
 from .process_group import ProcessGroup

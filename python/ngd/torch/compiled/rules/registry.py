@@ -16,7 +16,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from .... import ops
-from ....dtype import ALL, DType, bfloat16
+from ....dtypes import ALL, DType, bfloat16
 from ....ir import Node
 from ....variables import constant
 

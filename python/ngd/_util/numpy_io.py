@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .dtype import DType, Shape, bfloat16
-from .errors import ShapeError
-from .ir import Array
+from ..dtypes import Array, DType, Shape, bfloat16
+from ..errors import ShapeError
 
 
 def view(array: Any, where: str) -> Array:

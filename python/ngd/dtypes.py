@@ -10,9 +10,11 @@ from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import DTypeError, ShapeError
 
+Array: TypeAlias = NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
 Shape: TypeAlias = tuple[int, ...]
 

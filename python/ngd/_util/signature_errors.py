@@ -11,8 +11,8 @@ from contextvars import ContextVar
 from difflib import get_close_matches
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from .errors import DTypeError, Error, ShapeError
-from .sites import Owner, owner
+from ..errors import DTypeError, Error, ShapeError
+from .callsite import Owner, owner
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")

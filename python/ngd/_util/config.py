@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Final
 
-from .errors import CompileError, EnvironmentVariableWarning, InitError
-from .sites import warn
+from ..errors import CompileError, EnvironmentVariableWarning, InitError
+from .callsite import warn
 
 LOOPBACK = "127.0.0.1"
 LOGS: Final = ("text", "json")

@@ -21,7 +21,7 @@ from enum import Enum
 from types import FrameType
 from typing import Any, Final
 
-from .errors import LAYER
+from ..errors import LAYER
 
 NGD: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 STANDARD_LIBRARY: Final = (os.path.dirname(os.__file__) + os.sep, "<frozen ")

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Apply the table of renamed modules and names to a tree: files move, and every mention follows.
+
+    python .ci/renames/rename.py ROOT [SECTION...]
+
+A line `a.b -> a.c` renames the module, the function or the class `a.b`. If it is a module whose
+file exists, the file moves. Import statements, dotted names and paths of files are rewritten in
+programs (also in those inside strings), documents and golden files. Sections of table.txt are
+applied in their order; a name that is in no line keeps its parent's new name.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+TABLE = Path(__file__).with_name("table.txt")
+IMPORT = re.compile(
+    r"\bfrom (?P<module>\.+[\w.]*|ngd[\w.]*) import "
+    r"(?P<names>\((?:[^()]|\n)*\)|\w+(?: as \w+)?(?:, ?\w+(?: as \w+)?)*)"
+)
+TEXTS = {".py", ".pyx", ".pxi", ".pyi", ".md", ".toml", ".txt", ".yml", ".hpp", ".cpp", ".sh", ""}
+WIDTH = 100
+DONE = "\0"
+"""Marks a name that is renamed already."""
+KEPT = {"ngd.launch"}
+"""Names that stay in texts: of `python -m ngd.launch`, which is public."""
+
+
+def sections() -> dict[str, dict[str, str]]:
+    """Return the table: the renamed names of each section."""
+    found: dict[str, dict[str, str]] = {}
+    for line in TABLE.read_text().splitlines():
+        if line.startswith("["):
+            current = found.setdefault(line.strip("[]"), {})
+        elif " -> " in line and not line.startswith("#"):
+            old, new = line.split(" -> ")
+            current[old] = new
+    return found
+
+
+def renamed(name: str, table: dict[str, str]) -> str:
+    """Return the new form of a dotted name: by the longest of its prefixes in the table."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if (new := table.get(".".join(parts[:end]))) is not None:
+            return ".".join([new, *parts[end:]])
+    return name
+
+
+class Tree:
+    """A tree of files whose package is python/ngd."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.package = root / "python"
+        self.modules = {self.name_of(file) for file in (self.package / "ngd").rglob("*.py")}
+
+    def name_of(self, file: Path) -> str:
+        """Return the dotted name of a module of the package."""
+        parts = file.relative_to(self.package).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    def files(self) -> Iterator[Path]:
+        """Yield the tracked text files that may mention a name."""
+        listed = subprocess.run(
+            ["git", "ls-files"], cwd=self.root, capture_output=True, text=True, check=True
+        )
+        for name in listed.stdout.splitlines():
+            file = self.root / name
+            skipped = name.startswith((".ci/renames/", "CHANGELOG")) or file.is_symlink()
+            if file.suffix in TEXTS and not skipped and file.exists():
+                yield file
+
+    def apply(self, table: dict[str, str]) -> None:
+        """Rewrite all files, then move those of renamed modules."""
+        for file in self.files():
+            try:
+                text = file.read_text()
+            except UnicodeDecodeError:
+                continue
+            changed = self.rewrite(file, text, table)
+            if changed != text:
+                file.write_text(changed)
+        self.move(table)
+
+    def move(self, table: dict[str, str]) -> None:
+        """Move the files of renamed modules, and make the packages that they need."""
+        moves = []
+        for old, new in table.items():
+            source = self.package.joinpath(*old.split("."))
+            target = self.package.joinpath(*new.split("."))
+            if source.is_dir() and (source / "__init__.py").exists():
+                moves.extend(
+                    (file, target / file.name)
+                    for file in source.glob("*.py")
+                    if file.name == "__init__.py" or self.name_of(file) not in table
+                )
+            elif source.with_suffix(".py").exists():
+                moves.append((source.with_suffix(".py"), target.with_suffix(".py")))
+        for source, _ in moves:
+            aside = source.with_suffix(".moving")
+            subprocess.run(["git", "mv", source, aside], cwd=self.root, check=True)
+        for source, target in moves:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            aside = source.with_suffix(".moving")
+            subprocess.run(["git", "mv", aside, target], cwd=self.root, check=True)
+
+    def rewrite(self, file: Path, text: str, table: dict[str, str]) -> str:
+        """Return a file's text with the new names."""
+        if file.suffix in (".py", ".pyx", ".pyi") or file.suffix == ".md":
+            inside = file.is_relative_to(self.package / "ngd")
+            module = self.name_of(file) if inside else ""
+            is_package = file.name == "__init__.py"
+            text = IMPORT.sub(lambda m: self.imports(m, text, module, is_package, table), text)
+        names = "|".join(re.escape(name) for name in sorted(table, key=len, reverse=True))
+        dotted = re.compile(rf"(?<![\w./\0-])(?:{names})(?![\w/-])(?!\.py\b)")
+        text = dotted.sub(lambda m: m[0] if m[0] in KEPT else table[m[0]], text).replace(DONE, "")
+        for old, new in table.items():
+            path, moved = old.replace(".", "/"), new.replace(".", "/")
+            text = re.sub(rf"(?<![\w]){path}\.py\b", f"{moved}.py", text)
+            short, new_short = path.removeprefix("ngd/"), moved.removeprefix("ngd/")
+            if "/" in short:
+                text = re.sub(rf"(?<![\w/]){short}\.py\b", f"{new_short}.py", text)
+        return text
+
+    def imports(
+        self, match: re.Match[str], text: str, module: str, is_package: bool, table: dict[str, str]
+    ) -> str:
+        """Return an import statement with the new names, one statement per module."""
+        written, names = match["module"], match["names"]
+        dots = len(written) - len(written.lstrip("."))
+        if dots and not module:
+            return match[0]
+        parts = module.split(".")
+        base = parts if is_package else parts[:-1]
+        above = base[: len(base) - dots + 1] if dots else []
+        source = ".".join([*above, *filter(None, written.lstrip(".").split("."))])
+        new_module = renamed(module, table) if module else ""
+        statements: dict[str, list[str]] = {}
+        comment = re.findall(r"#.*", names)
+        for item in re.sub(r"#.*", "", names).strip("()").replace("\n", " ").split(","):
+            if not item.strip():
+                continue
+            name, _, alias = item.strip().partition(" as ")
+            full = renamed(f"{source}.{name}", table)
+            if name == "*":
+                full = renamed(source, table) + ".*"
+            parent, _, leaf = full.rpartition(".")
+            shown = alias or name
+            where = self.relative(parent, new_module, is_package) if dots else parent
+            statements.setdefault(where, []).append(leaf if shown == leaf else f"{leaf} as {shown}")
+        start = text.rfind("\n", 0, match.start()) + 1
+        indent = text[start : match.start()]
+        indent = indent if not indent.strip() else ""
+        whole = "(" in names
+        lines = []
+        for where, leaves in statements.items():
+            where = DONE + where
+            line = f"from {where} import {', '.join(leaves)}"
+            if (whole and comment) or (len(indent + line) > WIDTH and indent.strip() == ""):
+                inner = "".join(f"{indent}    {leaf},\n" for leaf in leaves)
+                line = f"from {where} import (\n{inner}{indent})"
+            lines.append(line)
+        inline = text[start : match.start()].strip() != ""
+        return ("; " if inline else f"\n{indent}").join(lines)
+
+    def relative(self, target: str, module: str, is_package: bool) -> str:
+        """Return the relative form of a module's name, for an import in another module."""
+        here = module.split(".") if is_package else module.split(".")[:-1]
+        there = target.split(".")
+        common = 0
+        while common < min(len(here), len(there)) and here[common] == there[common]:
+            common += 1
+        return "." * (len(here) - common + 1) + ".".join(there[common:])
+
+
+def main() -> None:
+    """Apply the sections that the command line names, or all of them."""
+    root, *wanted = sys.argv[1:]
+    for name, table in sections().items():
+        if not wanted or name in wanted:
+            Tree(Path(root).resolve()).apply(table)
+
+
+if __name__ == "__main__":
+    main()
