@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 from . import errors, logs, metrics, ops, trees
 from ._util.signature_errors import name_calls as _name_calls
 from ._util.unknown_names import attribute_errors as _attribute_errors
-from .collectives import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
-from .compiler import compile
-from .devices.executable import Executable
-from .differentiation import grad, value_and_grad
-from .distributed import (
+from .comm import CallStats, CommStats, Group, Mesh, TopK, Work, comm_stats
+from .comm.facts import is_initialized, raise_together, rank, world_size
+from .comm.membership import newcomers
+from .comm.world import (
     all_gather,
     all_gather_v,
     all_reduce,
@@ -31,6 +30,9 @@ from .distributed import (
     send,
     shutdown,
 )
+from .compiler import compile
+from .devices.executable import Executable
+from .differentiation import grad, value_and_grad
 from .dtypes import (
     bfloat16,
     bool_,
@@ -49,14 +51,12 @@ from .dtypes import (
 from .functions import Function, function
 from .host_calls import call_host, print
 from .ir import Graph, Node
-from .members import newcomers
 from .narrowing import full_precision
 from .profiling import Peaks, Recording, Report, Row, profile, timeline
 from .state import LiveState
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, vjp
 from .variables import Variable, broadcast_variables, constant, placeholder, variable
 from .vectorization import vmap
-from .world import is_initialized, raise_together, rank, world_size
 
 if TYPE_CHECKING:
     from . import checkpoint, data, nn, optim, train

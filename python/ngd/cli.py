@@ -13,7 +13,7 @@ from typing import Final
 
 from . import doctor, examples, launch, profiler
 from ._util.links import page_url
-from .distributed import build_info
+from .comm.world import build_info
 
 DESCRIPTION: Final = "Start, check and profile training jobs that run on CPU processes."
 EPILOG: Final = f"""\

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from . import _core, distributed, environment, notes, passes
+from . import _core, notes, passes
 from ._util import config
-from .collectives import Group
+from .comm import Group
+from .comm import world as distributed
+from .comm.launchers import environment
 from .compile_warnings import warn_of_graph
 from .devices import DEVICES
 from .devices.executable import Executable, Lowered

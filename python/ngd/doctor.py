@@ -28,11 +28,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from . import binding, environment, launch
+from . import binding, launch
 from ._util import config
 from ._util.links import page_url
-from .collectives import Group
-from .distributed import available_cores, build_info, init, load_mpi, mpis, thread_count
+from .comm import Group
+from .comm.launchers import environment
+from .comm.world import available_cores, build_info, init, load_mpi, mpis, thread_count
 from .errors import Error, InitError
 
 SUMMARY: Final = "check this installation and this machine, and suggest fixes"

@@ -24,12 +24,12 @@ from typing import Any, ClassVar, Final, TypeAlias, overload
 
 import numpy as np
 
-from . import distributed
 from ._util.callsite import call_site
 from ._util.numpy_io import view
 from ._util.signature_errors import expect_fit
 from .arguments import is_python
-from .collectives import Group
+from .comm import Group
+from .comm import world as distributed
 from .compiler import as_precision, as_shard, compile, sorted_updates, together
 from .devices.executable import Executable
 from .dtypes import Type, as_dtype, float32, float64

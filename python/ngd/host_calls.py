@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from . import _core, notes, world
+from . import _core, notes
+from .comm import facts as world
 from .dtypes import Array, Type, as_dtype, int64, lengths, whole
 from .ir import Node
 from .ops.custom import after

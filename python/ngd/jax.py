@@ -34,11 +34,11 @@ from jax.interpreters import ad, batching, mlir
 
 from . import _core
 from ._util.callsite import call_site
-from .collectives import Group
-from .distributed import chosen
+from .comm import Group
+from .comm.kinds import KINDS, REDUCTIONS, Kind
+from .comm.world import chosen
 from .dtypes import ALL, as_dtype, is_float, lengths, whole
 from .errors import DTypeError, GradientError, ShapeError
-from .kinds import KINDS, REDUCTIONS, Kind
 
 Tree: TypeAlias = Any
 """An array of JAX, or a tree of them."""

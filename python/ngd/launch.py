@@ -6,7 +6,7 @@ SIGTERM and, after a grace, SIGKILL. Who was first is not always who ended first
 tells its peers, and they may be quicker at ending; so it tells the launcher before them.
 
 With --min-ranks the others go on, and ranks are members of a job that makes one world after the
-other (ngd.members).
+other (ngd.comm.membership).
 
 Every rank leads a process group of its own, so that whatever it has started goes with it. Should
 the launcher itself be killed, the kernel kills the ranks, and a guard, a process that does nothing
@@ -40,10 +40,10 @@ from typing import IO, Any, Final, TextIO
 from . import binding, logs
 from ._util import config
 from ._util.links import page_url
-from .distributed import available_cores, build_info, timeout_seconds
-from .environment import address_of_launcher, label_of, surroundings
+from .comm.launchers.environment import address_of_launcher, label_of, surroundings
+from .comm.membership import WAITS, Board, World
+from .comm.world import available_cores, build_info, timeout_seconds
 from .errors import InitError
-from .members import WAITS, Board, World
 
 SUMMARY: Final = "start N ranks of a program on this host"
 DESCRIPTION: Final = "Start N ranks of a Python script on this host, and wait for them."
@@ -280,7 +280,7 @@ def rank_environment(
     launcher: str = "",
     folder: str | None = None,
 ) -> dict[str, str]:
-    """The environment of a rank: see ngd.environment. The folder outlives restarts."""
+    """The environment of a rank: see ngd.comm.launchers.environment. The folder outlives restarts."""
     # A job that a member starts has ranks of its own.
     outside = {k: v for k, v in environ.items() if k not in ("NGD_MEMBER", "NGD_WORLD")}
     return {

@@ -20,8 +20,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from . import environment
 from ._util import config
+from .comm.launchers import environment
 from .errors import InitError
 
 logger = logging.getLogger("ngd")

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from . import environment
 from ._util.links import page_url
+from .comm.launchers import environment
 from .errors import Error, InitError
 from .launch import check_module, check_script
 from .profiling import Recording, Report, profile, timeline

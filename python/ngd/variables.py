@@ -14,8 +14,8 @@ from . import _core, notes
 from ._util import config
 from ._util.callsite import at_site, call_site
 from ._util.numpy_io import view
-from .collectives import Group
-from .distributed import chosen
+from .comm import Group
+from .comm.world import chosen
 from .dtypes import Array, DType, Shape, Type, as_dtype, lengths
 from .errors import ShapeError
 from .ir import PLACEHOLDER, VARIABLE, Node, constant_node

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import ngd
-from ngd import data, distributed
+from ngd import data
+from ngd.comm import world as distributed
 from ngd.errors import InitError
 
 

@@ -21,7 +21,8 @@ from attackers import NOBODY, names_of, needs_root
 from harness import Job, caught, run, say
 
 import ngd
-from ngd import distributed, ops
+from ngd import ops
+from ngd.comm import world as distributed
 
 pytestmark = harness.needs_ranks
 

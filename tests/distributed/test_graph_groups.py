@@ -14,7 +14,7 @@ from test_graph_kinds import differences, results
 
 import ngd
 from ngd import ops
-from ngd.distributed import alone
+from ngd.comm.world import alone
 from ngd.ops.collective import Alone
 
 over = pytest.mark.parametrize("communicator", harness.communicators())

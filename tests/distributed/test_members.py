@@ -19,7 +19,7 @@ import harness
 import pytest
 
 import ngd
-from ngd import members
+from ngd.comm import membership as members
 from ngd.errors import InitError
 
 pytestmark = harness.needs_ranks
@@ -208,7 +208,7 @@ def test_who_dies_before_the_first_world_is_not_waited_for(tmp_path: Path) -> No
 @pytest.mark.long
 def test_who_dies_between_the_answer_and_the_meeting_is_not_waited_for(tmp_path: Path) -> None:
     early = """
-from ngd import environment
+from ngd.comm.launchers import environment
 if me == 1:
     environment.say_to_launcher("+1", os.environ)
     time.sleep(1)
@@ -360,6 +360,6 @@ def test_who_is_late_is_told_once(tmp_path: Path) -> None:
 
 def test_a_launcher_that_does_not_hear_is_an_error(tmp_path: Path) -> None:
     environ = {"NGD_MEMBER": "1", "NGD_ELASTIC_DIR": str(tmp_path), "NGD_RESTART_COUNT": "0"}
-    environ["NGD_SURROUNDINGS"] = ngd.environment.surroundings(environ)
+    environ["NGD_SURROUNDINGS"] = ngd.comm.launchers.environment.surroundings(environ)
     with pytest.raises(InitError, match="expected an answer of `ngd run`"):
         members.take_place(environ, 1)

@@ -15,7 +15,7 @@ from standing import run_in_world
 
 import ngd
 from ngd import ops
-from ngd.distributed import alone
+from ngd.comm.world import alone
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 DEVICES = ("CPU", "INTERPRETER")

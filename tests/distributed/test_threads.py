@@ -119,7 +119,11 @@ def all_waits(closer: str) -> list[str]:
     wrong = []
     for kind in WAITS:
         first, seconds = shut_down_by(closer, kind)
-        want = ("GroupClosedError",) if ngd.environment.detect().rank == 0 else ("RankLostError",)
+        want = (
+            ("GroupClosedError",)
+            if ngd.comm.launchers.environment.detect().rank == 0
+            else ("RankLostError",)
+        )
         if first.get("error") not in want or seconds > PROMPT:
             wrong.append(f"{kind}: {first} after {seconds:.1f} s")
         ngd.shutdown()

@@ -15,7 +15,7 @@ from standing import fail_in_world, run_in_world
 
 import ngd
 from ngd import data, nn, ops, optim, train
-from ngd.collectives.statistics import stats_of
+from ngd.comm.statistics import stats_of
 from ngd.errors import CollectiveError, VariableMismatchError, VaryingVariableWarning
 from ngd.ops.collective import Alone
 from ngd.passes.uniform import next_values

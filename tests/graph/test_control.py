@@ -507,7 +507,7 @@ def test_a_branch_with_a_collective_is_chosen_by_what_is_equal_on_all_ranks(devi
         becomes_unequal(told, ops.logical_not(told)),
         ops.cond(mine, lambda: ops.cond(told, lambda: y, lambda: -y), lambda: y),
     ):
-        ngd.compile([y, told], [fine], device=device, group=ngd.distributed.alone())
+        ngd.compile([y, told], [fine], device=device, group=ngd.comm.world.alone())
 
 
 def test_the_gradient_of_a_loop_makes_what_is_asked_for_alone() -> None:

@@ -115,7 +115,7 @@ def test_refusals(kind: type[Exception], words: str, call: Any) -> None:
         ("expected one of local", {"name": "nccl"}),
         ("staleness", {"name": "dist_sync", "staleness": 1}),
         ("staleness", {"name": "dist_async", "staleness": -1}),
-        ("group", {"name": "local", "group": ngd.distributed.alone()}),
+        ("group", {"name": "local", "group": ngd.comm.world.alone()}),
     ],
 )
 def test_refused_stores(words: str, arguments: Any) -> None:

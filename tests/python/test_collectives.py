@@ -24,11 +24,11 @@ import pytest
 import ngd
 from ngd import _core
 from ngd._util import signature_errors as calls
-from ngd.collectives import CallStats, CommStats, compare_ranks
-from ngd.distributed import alone
+from ngd.comm import CallStats, CommStats, compare_ranks
+from ngd.comm.kinds import KINDS, Kind
+from ngd.comm.world import alone
 from ngd.dtypes import Array
 from ngd.ir import REGISTRY
-from ngd.kinds import KINDS, Kind
 from ngd.ops.collective import Collective
 
 PACKAGE = str(Path(ngd.__file__).parent)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import ngd.environment
-from ngd.environment import Launch, detect
+import ngd.comm.launchers.environment
+from ngd.comm.launchers.environment import Launch, detect
 from ngd.errors import InitError
 
 OPENMPI = {
@@ -194,12 +194,12 @@ import dataclasses, importlib.util, json, sys, types
 package = types.ModuleType("ngd")
 package.__path__ = [sys.argv[1]]
 sys.modules["ngd"] = package
-from ngd.environment import detect
+from ngd.comm.launchers.environment import detect
 line = json.dumps(dataclasses.asdict(detect())) + "\\n"
 sys.stdout.write(line)
 sys.stdout.flush()
 """
-PACKAGE = str(Path(ngd.environment.__file__).parent)
+PACKAGE = str(Path(ngd.comm.launchers.environment.__file__).parent)
 CLEAN = {k: os.environ[k] for k in ("PATH", "HOME", "LD_LIBRARY_PATH") if k in os.environ} | {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

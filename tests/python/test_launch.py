@@ -17,7 +17,7 @@ import pytest
 
 import ngd
 from ngd import binding, launch
-from ngd.distributed import available_cores
+from ngd.comm.world import available_cores
 from ngd.launch import rank_environment
 
 DEADLINE = 60.0

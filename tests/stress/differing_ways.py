@@ -283,7 +283,7 @@ def another_checkpoint(run: Run) -> None:
     model = model_of()
     with tempfile.TemporaryDirectory() as folder:
         saved = ngd.variable("weight", np.full((3, 2), run.choose(1.0, 2.0), np.float32))
-        ngd.checkpoint.save(folder, [saved], group=ngd.distributed.alone())
+        ngd.checkpoint.save(folder, [saved], group=ngd.comm.world.alone())
         ngd.checkpoint.load(folder, [model["weight"]])
     trained(run, optim.SGD(0.1), model)
 
@@ -293,7 +293,7 @@ def a_checkpoint_that_one_rank_lacks(run: Run) -> None:
     model = model_of()
     with tempfile.TemporaryDirectory() as folder:
         if not run.is_odd:
-            ngd.checkpoint.save(folder, [model["weight"]], group=ngd.distributed.alone())
+            ngd.checkpoint.save(folder, [model["weight"]], group=ngd.comm.world.alone())
         try:
             ngd.checkpoint.load(Path(folder), [model["weight"]])
         except FileNotFoundError as error:

@@ -15,8 +15,8 @@ from inject_steps import Step
 
 import ngd
 from ngd import _core, errors, ops
+from ngd.comm.world import alone
 from ngd.devices import cpu
-from ngd.distributed import alone
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

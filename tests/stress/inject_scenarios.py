@@ -56,7 +56,7 @@ def exiting(rank: int) -> list[Step]:
     return [
         Step("split", split),
         Step("barrier", ngd.barrier),
-        Step("leave", ngd.distributed.leave),
+        Step("leave", ngd.comm.world.leave),
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .._util import config
-from ..collectives import Group
+from ..comm import Group
 from ..ir import Graph
 from .cpu import CpuExecutable
 from .executable import Executable, Lower

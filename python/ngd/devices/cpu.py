@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import _core
 from .._util.callsite import call_site
-from ..collectives import Group
+from ..comm import Group
 from ..cost import Cost
 from ..dtypes import Array, DType, Type, uint8
 from ..ir import Graph, Node

@@ -14,7 +14,7 @@ from .. import _core, arguments, metrics
 from .._util.callsite import call_site
 from .._util.numpy_io import destination
 from .._util.process_local import BoundToProcess
-from ..collectives import Group, compare_ranks
+from ..comm import Group, compare_ranks
 from ..cost import Cost
 from ..dtypes import Array
 from ..errors import CompileError

@@ -25,9 +25,10 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .. import _core, distributed
+from .. import _core
 from .._util.callsite import call_site
-from ..collectives import Group
+from ..comm import Group
+from ..comm import world as distributed
 from ..dtypes import Array
 from ..errors import VariableMismatchError, VaryingVariableWarning
 from ..ir import Node

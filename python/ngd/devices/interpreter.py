@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core, reference
-from ..collectives import Group
+from ..comm import Group
 from ..dtypes import Array, float32
 from ..ir import Graph, Node, bodies_of
 from ..ops.collective import Collective

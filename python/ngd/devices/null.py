@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..collectives import Group
+from ..comm import Group
 from ..cost import Cost
 from ..dtypes import Array
 from ..errors import CompileError

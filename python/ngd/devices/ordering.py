@@ -9,10 +9,10 @@ from typing import Any, Final, TypeVar
 
 from .. import passes
 from .._util.callsite import call_site
-from ..collectives import Group
+from ..comm import Group
+from ..comm.kinds import KINDS
 from ..dtypes import Type
 from ..ir import Graph
-from ..kinds import KINDS
 from ..ops.collective import Ranks
 
 Item = TypeVar("Item")

@@ -40,7 +40,7 @@ import numpy as np
 
 from .. import _core
 from .._util.callsite import call_site
-from ..collectives import Group
+from ..comm import Group
 from ..dtypes import Array, Type
 from ..errors import (
     BusyError,

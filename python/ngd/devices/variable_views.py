@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import _core
 from .._util.callsite import call_site
-from ..collectives import Group
+from ..comm import Group
 from ..dtypes import Array
 from ..errors import VariableMismatchError
 from ..variables import Variable

@@ -18,8 +18,8 @@ import numpy as np
 
 from .._util.callsite import call_site
 from .._util.numpy_io import destination
-from ..collectives import Group, Work
-from ..collectives.arrays import operand
+from ..comm import Group, Work
+from ..comm.buffers import operand
 from ..dtypes import ALL, Array, DType, Shape, bfloat16, float16, is_float
 from ..errors import BusyError, CollectiveError, ShapeError
 from ..profiling.recording import clock, note

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import distributed
-from ..collectives import Group
+from ..comm import Group
+from ..comm import world as distributed
 from ..profiling import timeline
 
 NOT_BEGUN: Final = "Horovod has not been initialized; use hvd.init()."

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import Group
-from ..distributed import beside, members_of
+from ..comm.world import beside, members_of
 from ..dtypes import Array
 from ..errors import CollectiveTimeoutError
 from .arguments import Key, total

@@ -20,9 +20,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from .. import _core
-from ..collectives import CallStats, Group
-from ..collectives.group import GROUPS, living
-from ..collectives.statistics import stats_of
+from ..comm import CallStats, Group
+from ..comm.group import GROUPS, living
+from ..comm.statistics import stats_of
 from .counting import BOUNDS, by_hand, by_site
 
 CALL: Final = ("group", "op", "site")

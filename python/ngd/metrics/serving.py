@@ -27,8 +27,8 @@ from typing import Any, Final
 from prometheus_client import REGISTRY, Metric, generate_latest
 from prometheus_client.registry import Collector
 
-from .. import environment
-from ..environment import Launch
+from ..comm.launchers import environment
+from ..comm.launchers.environment import Launch
 from ..errors import InitError
 from .families import NgdCollector
 

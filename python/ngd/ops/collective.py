@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Final, Protocol
 import numpy as np
 
 from .._util.callsite import call_site
+from ..comm.kinds import ALGORITHMS, KINDS, REDUCTIONS, Kind
 from ..dtypes import (
     ALL,
     NUMBERS,
@@ -40,7 +41,6 @@ from ..dtypes import (
 )
 from ..errors import CompileError, DTypeError, GradientError, NotMemberError, ShapeError
 from ..ir import Graph, Node, Op, Operand, Sample, bodies_of, register
-from ..kinds import ALGORITHMS, KINDS, REDUCTIONS, Kind
 from .arithmetic import abs, floor, maximum, minimum
 from .casting import cast
 from .compare import equal, where

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import collectives
+from .. import comm as collectives
 from .._util.callsite import call_site
 from ..dtypes import Array
 from .memory import blocks

@@ -17,7 +17,7 @@ import paddle
 from paddle.distributed import ReduceOp
 
 from .._util.callsite import call_site
-from ..collectives import Work
+from ..comm import Work
 from ..dtypes import Array
 from ..errors import CollectiveError, NotMemberError
 from .memory import (

@@ -14,7 +14,7 @@ import paddle
 from paddle.base import core
 
 from .._util.callsite import call_site
-from ..collectives import Work
+from ..comm import Work
 from ..dtypes import Array
 from ..errors import CollectiveError
 from .memory import Finish, Tensor, elements, nothing, place

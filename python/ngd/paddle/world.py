@@ -10,7 +10,9 @@ from typing import Any, Final, NoReturn
 
 import paddle
 
-from .. import collectives, distributed, environment
+from .. import comm as collectives
+from ..comm import world as distributed
+from ..comm.launchers import environment
 from ..errors import InitError
 
 TOLD: Final = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM")

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..comm.kinds import Kind
 from ..ir import PLACEHOLDER, VARIABLE, Graph, Node, bodies_of, communicates
-from ..kinds import Kind
 from ..ops.collective import Collective
 from .identity import digest
 

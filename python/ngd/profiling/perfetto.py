@@ -19,9 +19,9 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from .. import _core
-from ..collectives import Group
-from ..distributed import living_world
-from ..environment import detect
+from ..comm import Group
+from ..comm.launchers.environment import detect
+from ..comm.world import living_world
 from ..errors import InitError
 from ..passes import Plan
 from .collectives import shown_names, variables_of

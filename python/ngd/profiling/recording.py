@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 from .. import _core
-from ..collectives import comm_stats
+from ..comm import comm_stats
 from ..passes import Plan
 from .first_runs import FirstRun, Record
 

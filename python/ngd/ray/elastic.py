@@ -33,9 +33,9 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ..distributed import build_info
+from ..comm.membership import AGAIN, HOSTS_WAIT
+from ..comm.world import build_info
 from ..errors import WorkerError
-from ..members import AGAIN, HOSTS_WAIT
 from . import daemon, guard
 
 logger = logging.getLogger("ngd")

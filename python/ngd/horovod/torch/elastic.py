@@ -24,8 +24,8 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import torch
 
+from ...comm.membership import end_for_hosts, hosts_wait, newcomers
 from ...errors import CollectiveError, CollectiveMismatchError
-from ...members import end_for_hosts, hosts_wait, newcomers
 from ..calls import Max
 from ..numpy import allgather, allgather_object, allreduce, barrier, broadcast_object
 from ..world import HorovodInternalError, init, is_initialized, local_rank, rank, shutdown, size

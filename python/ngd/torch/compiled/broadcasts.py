@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..._util.callsite import call_site
-from ...collectives import Group
+from ...comm import Group
 from ...devices.sharing import differing_ranks, ranks_text
 from ...errors import VariableMismatchError
 from .memory import as_tensor

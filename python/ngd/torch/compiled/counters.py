@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ... import ops
 from ..._util.callsite import call_site
-from ...collectives import Group
+from ...comm import Group
 from ...ir import Node
 from ...variables import Variable, variable
 

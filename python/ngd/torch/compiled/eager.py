@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from ...collectives import Group
+from ...comm import Group
 from .guards import StepGuard
 from .memory import as_tensor
 from .programs import Form

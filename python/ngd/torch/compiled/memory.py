@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ... import _core
-from ...collectives import Group
+from ...comm import Group
 from ...devices.variable_views import VariableView, assign_written, expect_equal, find_written
 from ...dtypes import Array, bfloat16
 from ...errors import DTypeError, ShapeError

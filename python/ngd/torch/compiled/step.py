@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from ...collectives import Group
+from ...comm import Group
+from ...comm.world import chosen
 from ...compiler import without_collector
-from ...distributed import chosen
 from ...errors import CompileError, FallbackWarning, RetraceWarning
 from .broadcasts import broadcast_model
 from .capture import capture

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd import profiler
 from torch.distributed import ReduceOp
 
-from ... import distributed
 from ..._util.callsite import call_site
-from ...collectives import Group
+from ...comm import Group
+from ...comm import world as distributed
 from ...errors import CollectiveError
 from . import works
 from .operands import (

@@ -13,9 +13,10 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from ... import distributed, environment
 from ..._util import config
-from ...collectives import Group
+from ...comm import Group
+from ...comm import world as distributed
+from ...comm.launchers import environment
 from ...errors import InitError
 from .process_group import ProcessGroup
 

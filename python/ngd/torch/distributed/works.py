@@ -39,7 +39,7 @@ from ...errors import BusyError, CollectiveTimeoutError, Error
 from .untraced import untraced
 
 if TYPE_CHECKING:
-    from ...collectives import Group
+    from ...comm import Group
     from .process_group import ProcessGroup
 
 SLICE_SECONDS: Final = 5e-3

@@ -18,15 +18,18 @@ from typing import Any, Final, Never, TypeVar
 
 import numpy as np
 
-from . import _core, collectives, environment, logs, members, metrics
-from ._util import config
-from ._util.callsite import call_site
-from ._util.signature_errors import REQUIRED, expect_op, with_signature
-from .collectives import Group, Mesh
-from .collectives.group import GROUPS, living
-from .dtypes import Shape
-from .environment import Launch
-from .errors import InitError
+from .. import _core, logs, metrics
+from .. import comm as collectives
+from .._util import config
+from .._util.callsite import call_site
+from .._util.signature_errors import REQUIRED, expect_op, with_signature
+from ..dtypes import Shape
+from ..errors import InitError
+from . import Group, Mesh
+from . import membership as members
+from .group import GROUPS, living
+from .launchers import environment
+from .launchers.environment import Launch
 
 logger = logging.getLogger("ngd")
 logs.begin()

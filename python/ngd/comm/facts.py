@@ -9,10 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from . import distributed, environment
-from ._util.callsite import call_site
-from .collectives import Group
-from .errors import CollectiveError, RemoteRankError
+from .._util.callsite import call_site
+from ..errors import CollectiveError, RemoteRankError
+from . import Group
+from . import world as distributed
+from .launchers import environment
 
 MOST_BYTES: Final = 4096
 """The bytes of an exception's text that the other ranks get."""

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from .environment import Environ, Launch, say_to_launcher, surroundings
-from .errors import InitError
+from ..errors import InitError
+from .launchers.environment import Environ, Launch, say_to_launcher, surroundings
 
 logger = logging.getLogger("ngd")
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from .. import _core
 from ..dtypes import Array, bfloat16, float16, float32, is_float
-from ..kinds import ALGORITHMS, REDUCTIONS
-from .arrays import destinations, is_list, operand
+from .buffers import destinations, is_list, operand
 from .compression import TOP_K, TopK
+from .kinds import ALGORITHMS, REDUCTIONS
 from .work import Plan
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from .errors import InitError
+from ...errors import InitError
 
 Environ: TypeAlias = Mapping[str, str]
 

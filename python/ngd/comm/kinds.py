@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from .dtypes import ALL, FLOATS, NUMBERS, DType
+from ..dtypes import ALL, FLOATS, NUMBERS, DType
 
 ALGORITHMS: Final = ("auto", "flat", "ring")
 REDUCTIONS: Final[dict[str, tuple[DType, ...]]] = {

@@ -20,9 +20,9 @@ from .._util.process_local import BoundToProcess
 from .._util.signature_errors import REQUIRED, expect_op, with_signature
 from ..dtypes import Array, DType, Shape, as_dtype, lengths, whole
 from ..errors import GroupClosedError, NotMemberError, ShapeError
-from ..kinds import KINDS, Kind
 from . import reduction
-from .arrays import block_rows, check_apart, destinations, is_list, normal_axis, operand
+from .buffers import block_rows, check_apart, destinations, is_list, normal_axis, operand
+from .kinds import KINDS, Kind
 from .work import Plan, Work
 
 GROUPS: weakref.WeakSet[Group] = weakref.WeakSet()
