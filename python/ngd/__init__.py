@@ -49,13 +49,13 @@ from .dtypes import (
     uint64,
 )
 from .functions import Function, function
+from .graph.ir import Graph, Node
+from .graph.live_state import LiveState
+from .graph.precision_marks import full_precision
+from .graph.variable import Variable, broadcast_variables, constant, placeholder, variable
 from .host_calls import call_host, print
-from .ir import Graph, Node
-from .narrowing import full_precision
 from .profiling import Peaks, Recording, Report, Row, profile, timeline
-from .state import LiveState
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, vjp
-from .variables import Variable, broadcast_variables, constant, placeholder, variable
 from .vectorization import vmap
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from ._util.callsite import at_site
 from ._util.signature_errors import GRADIENT_CALL
 from .dtypes import Shape, float32, is_float
 from .errors import Error, GradientError
-from .ir import Node, Op, constant_node, topological
-from .narrowing import WIDE, wide
+from .graph.ir import Node, Op, constant_node, topological
+from .graph.precision_marks import WIDE, wide
 from .ops.arithmetic import add
 from .ops.casting import cast
 from .ops.control import WALKS

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from . import _core, notes, passes
+from . import _core, passes
 from ._util import config
 from .comm import Group
 from .comm import world as distributed
@@ -24,7 +24,10 @@ from .devices.ordering import Ordering
 from .devices.structured import StructuredStep, is_flat
 from .dtypes import DType, Type, as_dtype, float32, whole
 from .errors import DTypeError
-from .ir import PLACEHOLDER, Graph, Node
+from .graph import notes
+from .graph.ir import PLACEHOLDER, Graph, Node
+from .graph.variable import Variable
+from .graph.variable_names import sort_key
 from .ops.collective import WORLD, Ranks, expect_member
 from .ops.control import expect_agreement
 from .ops.host import call_host
@@ -33,8 +36,6 @@ from .passes import Plan, Target
 from .passes.collectives import talks
 from .profiling.recording import made
 from .trees import LEAF, Structure, flatten
-from .variable_names import sort_key
-from .variables import Variable
 
 WORLD.join, WORLD.living = distributed.init, distributed.living_world
 WORLD.launched = environment.launched_rank_and_size

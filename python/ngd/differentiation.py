@@ -21,13 +21,13 @@ from .autodiff import UNUSED, gradients, walk_back
 from .dtypes import is_float
 from .errors import GradientError
 from .functions import Function, signature_of
-from .ir import Node, constant_node
+from .graph.ir import Node, constant_node
+from .graph.variable import constant
 from .ops.arithmetic import add
 from .ops.custom import after
 from .ops.operands import as_node
 from .ops.shape import zeros
 from .trees import Structure, flatten
-from .variables import constant
 
 KEPT: Final = 512
 """The number of derived functions that are kept, with their compiled steps."""

@@ -34,12 +34,12 @@ from .compiler import as_precision, as_shard, compile, sorted_updates, together
 from .devices.executable import Executable
 from .dtypes import Type, as_dtype, float32, float64
 from .errors import CompileError, Error, RetraceWarning
-from .ir import PLACEHOLDER, Graph, Node
-from .narrowing import WIDE
+from .graph.ir import PLACEHOLDER, Graph, Node
+from .graph.precision_marks import WIDE
+from .graph.variable import TRACING, Variable, placeholder
 from .ops.operands import as_node
 from .passes.identity import Family, compiling
 from .trees import LEAF, Structure, flatten, leaves_of, split
-from .variables import TRACING, Variable, placeholder
 
 Key: TypeAlias = tuple[Any, ...]
 """What one trace is for: a Form, then for each leaf of the arguments what is fixed of it."""

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from . import _core, notes
+from . import _core
 from .comm import facts as world
 from .dtypes import Array, Type, as_dtype, int64, lengths, whole
-from .ir import Node
+from .graph import notes
+from .graph.ir import Node
 from .ops.custom import after
 from .ops.host import HostFunction, invoke
 from .ops.host import call_host as _call_host

@@ -13,7 +13,7 @@ import numpy as np
 from ._util import config
 from .dtypes import FLOATS, Array, Type
 from .errors import Error, NotFiniteError, OutOfRangeError
-from .ir import CONSTANT, Graph, Leaf, Node, topological
+from .graph.ir import CONSTANT, Graph, Leaf, Node, topological
 from .ops.control import WALKS, Control
 from .passes.collectives import in_order
 

@@ -21,7 +21,8 @@ from .differentiation import (
 from .dtypes import is_float
 from .errors import GradientError
 from .functions import Function, building, is_array
-from .ir import CONSTANT, Graph, Leaf, Node, newest, topological
+from .graph.ir import CONSTANT, Graph, Leaf, Node, newest, topological
+from .graph.variable import constant
 from .ops.casting import cast
 from .ops.creation import arange, one_hot
 from .ops.custom import after, with_gradient
@@ -30,7 +31,6 @@ from .ops.loops import loops, tracing
 from .ops.operands import as_node
 from .ops.shape import reshape, stop_gradient, zeros
 from .trees import LEAF, Structure, flatten
-from .variables import constant
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:

@@ -19,12 +19,12 @@ from .differentiation import remembered, step_of
 from .dtypes import Type
 from .errors import ShapeError
 from .functions import Function, constant_of, is_array, signature_of
-from .ir import PLACEHOLDER, Node, newest
+from .graph.ir import PLACEHOLDER, Node, newest
+from .graph.variable import Variable
 from .ops.batching import Batched, Batching
 from .ops.operands import as_node
 from .ops.rearrange import moveaxis
 from .trees import Structure, flatten, split
-from .variables import Variable
 
 Axes: TypeAlias = Any
 """An int, None, or a tree of these."""

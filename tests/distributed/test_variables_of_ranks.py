@@ -317,7 +317,7 @@ def test_next_values_that_are_proved_equal() -> None:
     given = ngd.placeholder("given", (4,), uniform=True)
 
     def found(value: Any) -> tuple[set[Any], bool] | None:
-        graph = ngd.ir.Graph((), (ops.all_reduce(x, op="sum"),), ((v, value),))
+        graph = ngd.graph.ir.Graph((), (ops.all_reduce(x, op="sum"),), ((v, value),))
         values = next_values(graph, two)
         return (set(values[0].groups), values[0].varies) if values else None
 

@@ -13,7 +13,7 @@ import pytest
 import ngd
 from ngd import passes
 from ngd.devices import sharing
-from ngd.ir import Graph
+from ngd.graph.ir import Graph
 from ngd.passes.slices import Places
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()

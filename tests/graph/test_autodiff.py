@@ -13,7 +13,7 @@ import pytest
 from ngd import grad, ops
 from ngd.dtypes import Array, Type, float32, float64, int64
 from ngd.errors import Error, GradientError
-from ngd.ir import PLACEHOLDER, REGISTRY, VARIABLE, Graph, Node, Op, topological
+from ngd.graph.ir import PLACEHOLDER, REGISTRY, VARIABLE, Graph, Node, Op, topological
 from ngd.reference import evaluate
 
 

@@ -18,7 +18,7 @@ from ngd import _core, ops
 from ngd.devices import cpu
 from ngd.dtypes import Type
 from ngd.errors import CompileError
-from ngd.ir import Graph
+from ngd.graph.ir import Graph
 from ngd.passes.memory_planning import Plan, Storage
 
 DOUBLE = 2.2

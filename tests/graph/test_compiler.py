@@ -15,7 +15,7 @@ import ngd
 from ngd import ops
 from ngd.dtypes import Type
 from ngd.errors import BusyError, CompileError, PoisonedVariableError, ShapeError
-from ngd.ir import Graph, Node, Op
+from ngd.graph.ir import Graph, Node, Op
 from ngd.passes import elementwise
 from ngd.passes.memory_planning import Plan, Step, Storage
 from ngd.passes.simplification import simplify

@@ -18,7 +18,7 @@ import ngd
 from ngd import ops
 from ngd.dtypes import Array, bfloat16
 from ngd.errors import CompileError, DTypeError, ShapeError
-from ngd.ir import Graph, Node, bodies_of
+from ngd.graph.ir import Graph, Node, bodies_of
 from ngd.passes import computation
 
 DEVICES = ("CPU", "INTERPRETER")

@@ -12,8 +12,8 @@ from tests.ops.cases import all_cases, takes_two
 
 import ngd
 from ngd import ops
-from ngd.cost import Cost
-from ngd.ir import PLACEHOLDER, REGISTRY, Node
+from ngd.graph.cost import Cost
+from ngd.graph.ir import PLACEHOLDER, REGISTRY, Node
 from ngd.passes.costs import cost_of
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.ir import Graph, Node
+from ngd.graph.ir import Graph, Node
 from ngd.passes import elementwise
 from ngd.passes.elementwise import MAX_INPUTS, MAX_INSTRUCTIONS, FusedElementwise, fuse_elementwise
 from ngd.passes.simplification import simplify

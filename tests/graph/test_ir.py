@@ -14,7 +14,7 @@ import pytest
 from ngd import ops
 from ngd.dtypes import Type, bool_, float32, float64, int64
 from ngd.errors import CompileError, ShapeError
-from ngd.ir import (
+from ngd.graph.ir import (
     PLACEHOLDER,
     REGISTRY,
     VARIABLE,

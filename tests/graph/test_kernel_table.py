@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ngd import ops  # noqa: F401  (the ops fill the registry)
 from ngd.devices import cpu
-from ngd.ir import REGISTRY, Leaf
+from ngd.graph.ir import REGISTRY, Leaf
 
 MADE_BY_PASSES = {"elementwise", "elementwise_reduce", "elementwise_product", "reduce", "copy"}
 OPCODES = Path(__file__).parents[2] / "src/cpp/kernels/fused/elementwise.inc"

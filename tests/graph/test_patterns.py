@@ -15,7 +15,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.ir import Node
+from ngd.graph.ir import Node
 from ngd.passes.patterns import Pattern
 
 RNG = np.random.default_rng(5)

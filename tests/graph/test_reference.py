@@ -15,7 +15,7 @@ import pytest
 from ngd import grad, ops
 from ngd.dtypes import Array, Type, bfloat16, float32, float64, int32
 from ngd.errors import Error
-from ngd.ir import PLACEHOLDER, VARIABLE, Graph, Node, Op
+from ngd.graph.ir import PLACEHOLDER, VARIABLE, Graph, Node, Op
 from ngd.reference import evaluate
 
 COMBINE: dict[str, Callable[..., Any]] = {

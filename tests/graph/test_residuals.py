@@ -12,7 +12,7 @@ import pytest
 import ngd
 from ngd import ops
 from ngd.differentiation import pulled
-from ngd.ir import Node
+from ngd.graph.ir import Node
 from ngd.passes.residuals import choose_residuals, read_residuals
 
 N, K = 6, 4

@@ -17,7 +17,7 @@ import ngd
 from ngd import ops
 from ngd.dtypes import Array, Type, float32, float64, int64
 from ngd.errors import CompileError, Error
-from ngd.ir import Graph, Node, Op, Result, topological
+from ngd.graph.ir import Graph, Node, Op, Result, topological
 from ngd.ops.precision import expansion
 from ngd.passes import computation
 from ngd.passes.simplification import simplify

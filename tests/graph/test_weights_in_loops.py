@@ -12,7 +12,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.ir import Graph, Node
+from ngd.graph.ir import Graph, Node
 
 LENGTH = 4
 Body = Callable[[Any, Any, Any], Any]

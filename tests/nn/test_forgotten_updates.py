@@ -13,9 +13,10 @@ import numpy.testing as npt
 import pytest
 
 import ngd
-from ngd import nn, notes, ops
+from ngd import nn, ops
 from ngd.errors import UpdatesWarning
-from ngd.ir import Node
+from ngd.graph import notes
+from ngd.graph.ir import Node
 
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
 

@@ -24,7 +24,7 @@ from ngd.dtypes import (
     float64,
     is_float,
 )
-from ngd.ir import PLACEHOLDER, REGISTRY, Graph, Leaf, Node, Op, Operand, Sample
+from ngd.graph.ir import PLACEHOLDER, REGISTRY, Graph, Leaf, Node, Op, Operand, Sample
 from ngd.ops.collective import Collective
 from ngd.reference import evaluate
 

@@ -19,7 +19,7 @@ import ngd
 from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, ShapeError
-from ngd.ir import Node, op_named
+from ngd.graph.ir import Node, op_named
 from ngd.ops.precision import expansion
 from ngd.passes.costs import cost_of
 

@@ -24,7 +24,7 @@ from tests.ops.conftest import Coverage, Runner
 from ngd import grad
 from ngd.dtypes import FLOATS, Array, Type, bool_, float64, is_float
 from ngd.errors import DTypeError, GradientError
-from ngd.ir import Graph, Node, Op
+from ngd.graph.ir import Graph, Node, Op
 from ngd.ops import add, multiply, sum
 from ngd.ops.precision import expansion
 from ngd.reference import evaluate

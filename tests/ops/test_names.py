@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ngd import ops
-from ngd.ir import PUBLIC, REGISTRY, Leaf, Op, public, register
+from ngd.graph.ir import PUBLIC, REGISTRY, Leaf, Op, public, register
 
 
 def test_every_public_op_stands_in_ngd_ops() -> None:

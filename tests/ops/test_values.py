@@ -24,7 +24,7 @@ from ngd.dtypes import (
     float16,
     is_float,
 )
-from ngd.ir import REGISTRY, Op
+from ngd.graph.ir import REGISTRY, Op
 
 ELEMENTWISE = [op for op in REGISTRY.values() if op.elementwise]
 PAIRS = [(op, dtype) for op in ELEMENTWISE for dtype in op.dtypes]

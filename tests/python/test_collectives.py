@@ -28,7 +28,7 @@ from ngd.comm import CallStats, CommStats, compare_ranks
 from ngd.comm.kinds import KINDS, Kind
 from ngd.comm.world import alone
 from ngd.dtypes import Array
-from ngd.ir import REGISTRY
+from ngd.graph.ir import REGISTRY
 from ngd.ops.collective import Collective
 
 PACKAGE = str(Path(ngd.__file__).parent)

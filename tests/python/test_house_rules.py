@@ -13,7 +13,7 @@ import pytest
 
 import ngd
 import ngd.ops
-from ngd.ir import REGISTRY, Leaf
+from ngd.graph.ir import REGISTRY, Leaf
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "ngd"
@@ -79,7 +79,7 @@ WAYS = {"shm": {"shm"}, "mpi": {"mpi"}, "hierarchical": {"hierarchical", "mpi"}}
 """Of the folders of comm: which of these each includes. All of them include what is above them."""
 
 KNOW_NO_OP = {"autodiff", "compiler", "devices", "passes", "reference"}
-"""What these must know of an op, its block declares (ngd.ir.Op); its name is nothing to them."""
+"""What these must know of an op, its block declares (ngd.graph.ir.Op); its name is nothing to them."""
 
 USERS_OF_THE_PUBLIC_API = {"checkpoint", "data", "nn", "optim", "train"}
 """They import public names only, and one another, and MESSAGES."""
@@ -381,13 +381,13 @@ def test_the_rules_find_what_breaks_them() -> None:
     assert private_imports(sgd, "from .. import Node, ops\nfrom .optimizer import x") == []
     assert private_imports(sgd, "import numpy, ngd\nfrom ..errors import Error") == []
     assert private_imports(sgd, "from ..ir import Node\nfrom .. import _core") == [
-        *("ngd.ir.Node", "ngd._core")
+        *("ngd.graph.ir.Node", "ngd._core")
     ]
     ops, cast = PACKAGE / "ops" / "__init__.py", PACKAGE / "ops" / "casting.py"
     assert imported_files(cast, "from ..ir import Node\nfrom . import reductions, abs") == {
         *(PACKAGE / "ir.py", PACKAGE / "ops" / "reductions.py", ops)
     }
-    assert imported_files(ops, "from .casting import cast\nimport ngd.ir") == {
+    assert imported_files(ops, "from .casting import cast\nimport ngd.graph.ir") == {
         *(cast, PACKAGE / "ir.py")
     }
     assert circle({ops: {cast}, cast: {ops}}) == [name_of(ops), name_of(cast)]

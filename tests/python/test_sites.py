@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 import ngd
-from ngd import ir, ops
+from ngd import ops
 from ngd._util import callsite as sites
 from ngd._util.callsite import Owner
+from ngd.graph import ir
 
 STANDARD_LIBRARY = Path(json.__file__).parents[1]
 PASS_ON = "def call(function, *args):\n    return function(*args)\n"

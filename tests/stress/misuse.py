@@ -239,7 +239,7 @@ def compared(result: Any) -> str:
     import numpy as np
 
     import ngd
-    from ngd.ir import PLACEHOLDER, topological
+    from ngd.graph.ir import PLACEHOLDER, topological
 
     leaves, _ = ngd.trees.flatten(result)
     nodes = [leaf for leaf in leaves if isinstance(leaf, ngd.Node)]

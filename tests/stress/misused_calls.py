@@ -11,7 +11,7 @@ import numpy as np
 
 import ngd
 from ngd import checkpoint, data, metrics, nn, optim, train, trees
-from ngd.ir import PUBLIC, Op
+from ngd.graph.ir import PUBLIC, Op
 from ngd.nn import initializers
 
 MODULES: Final = {
@@ -97,7 +97,7 @@ def two_placeholders() -> None:
 
 
 TWINS: Final[dict[str, Callable[[], Any]]] = {
-    "ngd.variables": lambda: two_arrays(len),
+    "ngd.graph.variable": lambda: two_arrays(len),
     "ngd.placeholder": two_placeholders,
     "ngd.compile": lambda: two_arrays(lambda both: ngd.compile([], both)()),
     "ngd.broadcast_variables": lambda: two_arrays(ngd.broadcast_variables),

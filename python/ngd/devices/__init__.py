@@ -8,7 +8,7 @@ from typing import Final
 
 from .._util import config
 from ..comm import Group
-from ..ir import Graph
+from ..graph.ir import Graph
 from .cpu import CpuExecutable
 from .executable import Executable, Lower
 from .interpreter import InterpreterExecutable

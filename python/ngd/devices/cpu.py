@@ -13,14 +13,14 @@ import numpy as np
 from .. import _core
 from .._util.callsite import call_site
 from ..comm import Group
-from ..cost import Cost
 from ..dtypes import Array, DType, Type, uint8
-from ..ir import Graph, Node
+from ..graph.cost import Cost
+from ..graph.ir import Graph, Node
+from ..graph.variable import Variable, placeholder
 from ..passes import Verdict
 from ..passes.slices import Places
 from ..profiling import Report, report_of
 from ..profiling.recording import first_record
-from ..variables import Variable, placeholder
 from .executable import CompiledStep, Lower
 from .explanation import Explanation
 from .native import native_attrs, spec

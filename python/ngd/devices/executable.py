@@ -15,14 +15,14 @@ from .._util.callsite import call_site
 from .._util.numpy_io import destination
 from .._util.process_local import BoundToProcess
 from ..comm import Group, compare_ranks
-from ..cost import Cost
 from ..dtypes import Array
 from ..errors import CompileError
-from ..ir import Graph, Node
+from ..graph.cost import Cost
+from ..graph.ir import Graph, Node
+from ..graph.variable import Variable
 from ..passes import Plan, Target, cost_of_graph
 from ..passes.uniform import next_values
 from ..profiling import Report
-from ..variables import Variable
 from .first_call import FirstCall, warn_of_varying
 from .ordering import Ordering, opened
 

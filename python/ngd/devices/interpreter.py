@@ -12,11 +12,11 @@ import numpy as np
 from .. import _core, reference
 from ..comm import Group
 from ..dtypes import Array, float32
-from ..ir import Graph, Node, bodies_of
+from ..graph.ir import Graph, Node, bodies_of
+from ..graph.variable import Variable
 from ..ops.collective import Collective
 from ..passes import in_two_bytes
 from ..passes.collectives import check_root, in_order, is_message
-from ..variables import Variable
 from .executable import CompiledStep, Lower
 from .explanation import explain_reference
 from .ordering import Ordering, opened

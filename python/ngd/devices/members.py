@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 from typing import Any, TypeAlias
 
 from .._util.callsite import ExpansionSite
-from ..ir import REGISTRY
+from ..graph.ir import REGISTRY
 from ..passes import Step
 
 Member: TypeAlias = tuple[str, str, int]

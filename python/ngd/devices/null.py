@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..comm import Group
-from ..cost import Cost
 from ..dtypes import Array
 from ..errors import CompileError
-from ..ir import Graph, Node
+from ..graph.cost import Cost
+from ..graph.ir import Graph, Node
 from ..profiling import Report, report_of
 from .cpu import CpuTarget
 from .executable import CompiledStep, Lower

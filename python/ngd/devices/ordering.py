@@ -12,7 +12,7 @@ from .._util.callsite import call_site
 from ..comm import Group
 from ..comm.kinds import KINDS
 from ..dtypes import Type
-from ..ir import Graph
+from ..graph.ir import Graph
 from ..ops.collective import Ranks
 
 Item = TypeVar("Item")

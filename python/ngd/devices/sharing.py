@@ -49,7 +49,7 @@ from ..errors import (
     PoisonedVariableError,
     VariableMismatchError,
 )
-from ..ir import Graph, Node, aligned
+from ..graph.ir import Graph, Node, aligned
 from ..passes.equal import Equal
 from ..passes.slices import Places, cuts, is_cut, lengths, to_share
 from ..passes.uniform import is_per_rank

@@ -11,8 +11,8 @@ import numpy as np
 from .. import arguments
 from .._util.callsite import call_site
 from .._util.process_local import BoundToProcess
-from ..cost import Cost
-from ..ir import Node
+from ..graph.cost import Cost
+from ..graph.ir import Node
 from ..profiling import Report
 from ..trees import LEAF, Structure
 from .executable import CompiledStep, Executable

@@ -19,7 +19,7 @@ from .._util.callsite import call_site
 from ..comm import Group
 from ..dtypes import Array
 from ..errors import VariableMismatchError
-from ..variables import Variable
+from ..graph.variable import Variable
 from .sharing import differing_ranks, digest_of, ranks_text
 
 if TYPE_CHECKING:

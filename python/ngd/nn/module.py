@@ -20,7 +20,7 @@ import numpy as np
 
 from .. import Variable, all_reduce, bfloat16, errors, float32, trees, variable
 from .._util.signature_errors import expect_fit, without_self
-from ..variable_names import Scope
+from ..graph.variable_names import Scope
 from .initializers import Initializer, zeros
 from .modes import current
 from .plain import CONTAINERS, Held, find_in, refusal

@@ -11,7 +11,7 @@ from pkgutil import iter_modules as _files
 from typing import TYPE_CHECKING
 
 from .._util.unknown_names import attribute_errors as _attribute_errors
-from ..ir import PUBLIC as _PUBLIC
+from ..graph.ir import PUBLIC as _PUBLIC
 from .other_names import OTHER_NAMES as _OTHER_NAMES
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ..dtypes import FLOATS, Array, Type
-from ..ir import Node, Op, Operand, Sample, register
+from ..graph.ir import Node, Op, Operand, Sample, register
 from .arithmetic import abs, maximum, minimum, square
 from .casting import cast
 from .compare import logical_and, where

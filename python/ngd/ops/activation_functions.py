@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .activation import sigmoid, softplus
 from .arithmetic import clip, minimum
 from .casting import cast

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import ALL, NUMBERS, Array, Shape, Type, int32, int64
 from ..errors import ShapeError
-from ..ir import Node, Op, Operand, Sample, register
+from ..graph.ir import Node, Op, Operand, Sample, register
 from .operands import (
     INDICES,
     Value,

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ..dtypes import FLOATS, INTEGERS, DType, float64, is_float
-from ..ir import Node, Operand, Sample, constant_node, register
+from ..graph.ir import Node, Operand, Sample, constant_node, register
 from .casting import cast
 from .compare import equal, logical_and, where
 from .elementwise import Binary, Unary, align, zero_like

@@ -17,12 +17,12 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 
-from .. import notes
 from .._util.callsite import at_site
 from ..dtypes import Array, Shape, Type, int64, is_float
 from ..errors import CompileError
-from ..ir import Body, Graph, Node, Op, bodies_of, communicates, topological
-from ..narrowing import WIDE, wide
+from ..graph import notes
+from ..graph.ir import Body, Graph, Node, Op, bodies_of, communicates, topological
+from ..graph.precision_marks import WIDE, wide
 from .activation import Activation
 from .along_axis import AddAlongAxis, TakeAlongAxis
 from .arithmetic import multiply

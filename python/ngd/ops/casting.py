@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..dtypes import ALL, INTEGERS, Array, DType, Type, as_dtype, float32, float64, is_float
-from ..ir import Node, Op, Operand, Sample, register
+from ..graph.ir import Node, Op, Operand, Sample, register
 from .operands import HALVES, Value, as_node, scalar, unchanged, weak_value, widen
 
 

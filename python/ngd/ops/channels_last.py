@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..cost import Cost
 from ..dtypes import FLOATS, Array, Type
-from ..ir import Node, Op, Operand, Sample, register
+from ..graph.cost import Cost
+from ..graph.ir import Node, Op, Operand, Sample, register
 from .convolution import biased, conv, conv_data_grad, conv_weight_grad
 from .operands import expect_dtype
 from .shape import moved, transpose

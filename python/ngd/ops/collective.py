@@ -40,7 +40,7 @@ from ..dtypes import (
     whole,
 )
 from ..errors import CompileError, DTypeError, GradientError, NotMemberError, ShapeError
-from ..ir import Graph, Node, Op, Operand, Sample, bodies_of, register
+from ..graph.ir import Graph, Node, Op, Operand, Sample, bodies_of, register
 from .arithmetic import abs, floor, maximum, minimum
 from .casting import cast
 from .compare import equal, where

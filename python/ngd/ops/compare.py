@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import ALL, INTEGERS, Array, DType, Type, bool_
 from ..errors import DTypeError
-from ..ir import Node, Operand, Sample, register
+from ..graph.ir import Node, Operand, Sample, register
 from .casting import cast
 from .elementwise import Binary, Elementwise, Unary, align
 from .operands import Value, as_node, broadcast_shapes, expect_dtype, got

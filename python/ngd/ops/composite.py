@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar, Final
 
 from ..dtypes import FLOATS, DType, float32
-from ..ir import Node, Operand, Sample
+from ..graph.ir import Node, Operand, Sample
 from .casting import cast
 from .elementwise import BINARY_SHAPES, UNARY_SHAPES, Binary, Unary, align
 from .operands import HALVES, Value, as_node, float_of

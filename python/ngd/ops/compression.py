@@ -7,7 +7,7 @@ import math
 
 from ..dtypes import float32, float64, int32, int64
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .arithmetic import abs
 from .casting import cast
 from .collective import Ranks, ranks_of

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..dtypes import Shape, float32
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .casting import cast
 from .elementwise import align
 from .matrix_multiply import matmul

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control flow: a loop with carried values, and a choice between two branches.
 
-Their bodies are graphs inside the graph (`ngd.ir.Body`). A body is traced once, so the size of a
+Their bodies are graphs inside the graph (`ngd.graph.ir.Body`). A body is traced once, so the size of a
 program does not depend on the number of iterations. Nodes that a body reads from outside become
 operands. A node that depends on no carried value and on no slice is computed once, outside the
 loop.
@@ -18,12 +18,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .. import notes, trees
+from .. import trees
 from .._util.callsite import at_site
-from ..cost import Cost
 from ..dtypes import Array, Type, bool_, float32, float64, is_float
 from ..errors import CompileError, DTypeError, ShapeError
-from ..ir import (
+from ..graph import notes
+from ..graph.cost import Cost
+from ..graph.ir import (
     CONSTANT,
     PLACEHOLDER,
     Body,
@@ -41,7 +42,7 @@ from ..ir import (
     register,
     topological,
 )
-from ..narrowing import wide
+from ..graph.precision_marks import wide
 from .arithmetic import add
 from .collective import Collective
 from .compare import expect_choice

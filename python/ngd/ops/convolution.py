@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from ..cost import Cost
 from ..dtypes import FLOATS, Array, DType, Shape, Type
 from ..errors import ShapeError
-from ..ir import Node, Op, Operand, Sample, public, register
+from ..graph.cost import Cost
+from ..graph.ir import Node, Op, Operand, Sample, public, register
 from .activation import POSTS, dy_before, reference_behind
 from .elementwise import align
 from .operands import Value, got, narrow, product_dtype, widen

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..dtypes import NUMBERS, Array, DType, Type, as_dtype, bool_, float32, float64, int32, int64
 from ..errors import ShapeError
-from ..ir import Node, Op, Operand, Sample, constant_node, public, register
+from ..graph.ir import Node, Op, Operand, Sample, constant_node, public, register
 from .arithmetic import add, multiply
 from .casting import cast
 from .compare import equal, where

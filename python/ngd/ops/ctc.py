@@ -15,7 +15,7 @@ from typing import Final
 
 from ..dtypes import float32
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .along_axis import take_along_axis
 from .arithmetic import clip, maximum
 from .casting import cast

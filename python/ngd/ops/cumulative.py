@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ..dtypes import FLOATS, Array, Type, float32, float64, int64, uint64
-from ..ir import Node, Op, Operand, Sample, public, register
+from ..graph.ir import Node, Op, Operand, Sample, public, register
 from .arithmetic import ends_of, maximum, minimum, multiply
 from .casting import cast
 from .composite import widened

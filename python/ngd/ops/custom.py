@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from ..dtypes import ALL, Array, Type, int64
-from ..ir import Node, Op, Operand, Sample, register
+from ..graph.ir import Node, Op, Operand, Sample, register
 from .operands import unchanged
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..dtypes import bool_, float64, is_float
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .casting import cast
 from .compare import not_equal
 from .convolution import conv

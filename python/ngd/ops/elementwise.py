@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from .. import notes
 from ..dtypes import FLOATS, Array, DType, Type, float64, is_float, promote
 from ..errors import DTypeError
-from ..ir import CONSTANT, Node, Op, Operand, Sample, constant_node
+from ..graph import notes
+from ..graph.ir import CONSTANT, Node, Op, Operand, Sample, constant_node
 from .casting import Cast, cast
 from .operands import (
     Value,

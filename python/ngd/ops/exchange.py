@@ -15,7 +15,7 @@ import numpy as np
 from ..comm.kinds import KINDS, Kind
 from ..dtypes import Array, DType, Shape, Type, as_dtype, float32, float64, lengths, whole
 from ..errors import ShapeError
-from ..ir import Node, Operand, Sample, register
+from ..graph.ir import Node, Operand, Sample, register
 from .casting import cast
 from .collective import (
     Alone,

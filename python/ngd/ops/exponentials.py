@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from ..dtypes import DType
-from ..ir import Node, public, register
+from ..graph.ir import Node, public, register
 from .arithmetic import abs, maximum, minimum, round, square
 from .casting import cast
 from .compare import equal, logical_or, where

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..cost import Cost
 from ..dtypes import FLOATS, Array, Type, int32, int64
 from ..errors import OutOfRangeError, ShapeError
-from ..ir import Node, Op, Operand, Sample, register
+from ..graph.cost import Cost
+from ..graph.ir import Node, Op, Operand, Sample, register
 from .elementwise import align
 from .matrix_multiply import swaps_last_two
 from .operands import INDICES, Value, expect_dtype, got, narrow, widen

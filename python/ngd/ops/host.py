@@ -13,7 +13,7 @@ import numpy as np
 from .._util.callsite import call_site
 from ..dtypes import ALL, Array, Type, float32, is_float
 from ..errors import GradientError
-from ..ir import Node, Op, Operand, Sample, register
+from ..graph.ir import Node, Op, Operand, Sample, register
 from .shape import zeros
 
 _numbers: Final = count(1)

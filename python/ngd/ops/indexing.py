@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..dtypes import INTEGERS, int64
 from ..errors import DTypeError, ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .arithmetic import maximum, minimum
 from .casting import cast
 from .compare import equal, where

@@ -11,7 +11,7 @@ import numpy as np
 from .. import trees
 from ..dtypes import INTEGERS, int64
 from ..errors import DTypeError, ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .arithmetic import clip
 from .casting import cast
 from .control import Loop, cond

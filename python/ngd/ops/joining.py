@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtypes import Array
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .operands import Value, as_axis, as_node, node_of_axes
 from .shape import broadcast_to, concat, expand_dims, expect_list, reshape, slice, split, take
 

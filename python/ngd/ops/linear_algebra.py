@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtypes import bool_
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .arithmetic import multiply
 from .compare import where
 from .creation import eye

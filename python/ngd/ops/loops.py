@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from ..dtypes import int64
-from ..ir import Node, constant_node, public, topological
+from ..graph.ir import Node, constant_node, public, topological
 from .arithmetic import add, multiply
 from .creation import arange
 from .shape import expand_dims

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import FLOATS, Array, DType, Type, float32, int32, int64, is_float
 from ..errors import ShapeError
-from ..ir import Node, Op, Operand, Sample, public, register
+from ..graph.ir import Node, Op, Operand, Sample, public, register
 from .activation import softplus
 from .arithmetic import abs, maximum, minimum, square
 from .casting import cast

@@ -7,7 +7,7 @@ import math
 
 from ..dtypes import float32
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .arithmetic import abs, maximum, minimum, square
 from .casting import cast
 from .compare import not_equal, where

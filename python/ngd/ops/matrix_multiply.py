@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..cost import Cost
 from ..dtypes import FLOATS, NUMBERS, Array, DType, Shape, Type, is_float
 from ..errors import ShapeError
-from ..ir import Node, Op, Operand, Sample, register
+from ..graph.cost import Cost
+from ..graph.ir import Node, Op, Operand, Sample, register
 from .activation import ADDED, POSTS, dy_before, reference_behind, split_added
 from .elementwise import align
 from .operands import Value, broadcast_shapes, got, narrow, product_dtype, widen

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import Array, DType, float64, int64, is_float
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from . import arithmetic, cumulative, reductions
 from .along_axis import take_along_axis
 from .casting import cast

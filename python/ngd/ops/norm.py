@@ -16,7 +16,7 @@ import numpy as np
 
 from ..dtypes import FLOATS, Array, DType, Shape, Type, float32
 from ..errors import ShapeError
-from ..ir import Node, Op, Operand, Sample, public, register
+from ..graph.ir import Node, Op, Operand, Sample, public, register
 from .arithmetic import square
 from .casting import cast
 from .operands import (

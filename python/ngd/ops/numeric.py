@@ -10,7 +10,7 @@ import ml_dtypes
 
 from ..dtypes import bool_, float64, is_float
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .arithmetic import abs, ceil, floor, maximum, minimum, remainder
 from .casting import cast
 from .compare import equal, less, not_equal, where

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..dtypes import float64, is_float
 from ..errors import ShapeError
-from ..ir import Node
+from ..graph.ir import Node
 from . import arithmetic, cumulative, joining, linear_algebra, rearrange, searching, shape
 from .casting import cast
 from .operands import as_axis, as_node, broadcast_shapes, node_of_axes

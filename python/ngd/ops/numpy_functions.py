@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from .._util.links import page_url
-from ..array_methods import NUMPY
 from ..dtypes import float64, is_float
 from ..errors import ShapeError
-from ..ir import Node
+from ..graph.array_methods import NUMPY
+from ..graph.ir import Node
 from . import (
     along_axis,
     arithmetic,

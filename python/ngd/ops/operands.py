@@ -31,7 +31,7 @@ from ..dtypes import (
     uint64,
 )
 from ..errors import DTypeError, OutOfRangeError, ShapeError
-from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Node, constant_node, public
+from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Node, constant_node, public
 
 Axis: TypeAlias = int | Sequence[int] | None
 """One axis, several, or all."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import NUMBERS, Array, Type, bool_, int64, uint8
 from ..errors import ShapeError
-from ..ir import Node, Op, Operand, Sample, public, register
+from ..graph.ir import Node, Op, Operand, Sample, public, register
 from .along_axis import add_along_axis
 from .casting import cast
 from .operands import Value, as_axis, as_node, expect_dtype, narrow, widen

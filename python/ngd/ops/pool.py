@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..cost import Cost
 from ..dtypes import FLOATS, Array, Shape, Type, int64
 from ..errors import ShapeError
-from ..ir import Node, Op, Operand, Sample, public, register
+from ..graph.cost import Cost
+from ..graph.ir import Node, Op, Operand, Sample, public, register
 from .along_axis import add_along_axis
 from .casting import cast
 from .matrix_multiply import matmul

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from ..dtypes import float32
 from ..errors import CompileError
-from ..ir import Node
-from ..listing import print_types
+from ..graph.ir import Node
+from ..graph.text import print_types
 from .casting import cast
 from .operands import HALVES
 

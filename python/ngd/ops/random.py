@@ -33,7 +33,7 @@ from ..dtypes import (
     uint32,
 )
 from ..errors import DTypeError, ShapeError
-from ..ir import Node, Op, Operand, Sample, constant_node, register
+from ..graph.ir import Node, Op, Operand, Sample, constant_node, register
 from .casting import cast
 from .compare import where
 from .loops import per_iteration

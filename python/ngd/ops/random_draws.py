@@ -14,7 +14,7 @@ import numpy as np
 
 from ..dtypes import FLOATS, INTEGERS, as_dtype, float32, float64, int64, uint64
 from ..errors import DTypeError, ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .arithmetic import clip, maximum, remainder
 from .casting import cast
 from .creation import arange

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..errors import DTypeError, ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .activation import sigmoid
 from .elementwise import align
 from .iteration import scan

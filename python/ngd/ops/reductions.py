@@ -29,7 +29,7 @@ from ..dtypes import (
     uint64,
 )
 from ..errors import ShapeError
-from ..ir import Node, Op, Operand, Sample, public, register
+from ..graph.ir import Node, Op, Operand, Sample, public, register
 from .arithmetic import abs, square
 from .casting import cast
 from .compare import equal, not_equal, where

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..dtypes import Array, Shape, is_float
 from ..errors import DTypeError, ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .casting import cast
 from .composite import widened
 from .matrix_multiply import matmul

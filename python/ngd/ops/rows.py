@@ -10,7 +10,7 @@ import numpy as np
 
 from ..dtypes import Array, Shape, Type, int64
 from ..errors import ShapeError
-from ..ir import Node, Op, Operand, Sample, register
+from ..graph.ir import Node, Op, Operand, Sample, register
 from .operands import INDICES, check_indices, expect_dtype, got
 
 

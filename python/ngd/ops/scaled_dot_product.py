@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..cost import Cost
 from ..dtypes import Array, DType, Shape, Type, bool_, float32, float64, is_float
 from ..errors import DTypeError, ShapeError
-from ..ir import Node, Op, Operand, Sample, public, register
+from ..graph.cost import Cost
+from ..graph.ir import Node, Op, Operand, Sample, public, register
 from .casting import cast
 from .compare import logical_and, not_equal, where
 from .elementwise import align

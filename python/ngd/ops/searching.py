@@ -9,7 +9,7 @@ import numpy as np
 
 from ..dtypes import bool_, int64, is_float
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .arithmetic import clip
 from .casting import cast
 from .compare import equal, logical_and, logical_not, logical_or, where

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..dtypes import INTEGERS, Array, Shape, Type, bool_, int64, is_float
 from ..errors import DTypeError, ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .arithmetic import add, maximum, minimum, multiply
 from .casting import cast
 from .compare import equal, not_equal, where

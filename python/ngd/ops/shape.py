@@ -26,7 +26,7 @@ from ..dtypes import (
     lengths,
 )
 from ..errors import DTypeError, ShapeError
-from ..ir import Node, Op, Operand, Sample, public, register
+from ..graph.ir import Node, Op, Operand, Sample, public, register
 from .casting import cast
 from .elementwise import align
 from .operands import (

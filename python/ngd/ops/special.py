@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from ..dtypes import float64
-from ..ir import Node, register
+from ..graph.ir import Node, register
 from .arithmetic import abs, clip, floor, round, square
 from .casting import cast
 from .compare import equal, where

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtypes import Array, Shape, float64, int64, is_float
 from ..errors import ShapeError
-from ..ir import Node, public
+from ..graph.ir import Node, public
 from .arithmetic import clip
 from .casting import cast
 from .compare import equal, not_equal, where

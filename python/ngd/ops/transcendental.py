@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from ..dtypes import FLOATS, Array, is_float
-from ..ir import Node, register
+from ..graph.ir import Node, register
 from .arithmetic import square
 from .compare import equal, where
 from .elementwise import Binary, Unary

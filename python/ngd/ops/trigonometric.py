@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from ..ir import Node, public, register
+from ..graph.ir import Node, public, register
 from .arithmetic import abs, maximum, minimum, sign, square
 from .casting import cast
 from .compare import equal, where

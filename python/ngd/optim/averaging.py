@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .. import LiveState, Node, Variable, float64, ops, trees
-from ..variable_names import UniqueNames
+from ..graph.variable_names import UniqueNames
 from .options import add_names, flag, fraction
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import LiveState, Node, Variable, float32, float64, grad, ops, trees, variable
 from .._util.signature_errors import GRADIENT_CALL
-from ..variable_names import UniqueNames
+from ..graph.variable_names import UniqueNames
 from .clipping import clip_by_global_norm
 from .loss_scale import LossScale
 from .options import (

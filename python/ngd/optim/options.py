@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import Node, Variable
 from .._util.signature_errors import nearest
-from ..variable_names import DuplicateNameError, UniqueNames
+from ..graph.variable_names import DuplicateNameError, UniqueNames
 
 P = ParamSpec("P")
 T = TypeVar("T")

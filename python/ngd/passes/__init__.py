@@ -9,7 +9,7 @@ from typing import Final
 
 from .._util import config
 from ..errors import CompileError
-from ..ir import Graph
+from ..graph.ir import Graph
 from .collectives import order_collectives, split_collectives
 from .costs import cost_of_graph
 from .elementwise import fuse_elementwise

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..dtypes import Type
 from ..errors import CompileError
-from ..ir import Graph, Node, Op, communicates, constant_node
+from ..graph.ir import Graph, Node, Op, communicates, constant_node
 from ..ops.collective import Collective, Ranks
 from ..ops.control import Control
 from .target import Target

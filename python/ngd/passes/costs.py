@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..cost import Cost
 from ..dtypes import Type
-from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op, bodies_of, offset_of, topological
+from ..graph.cost import Cost
+from ..graph.ir import PLACEHOLDER, Graph, Leaf, Node, Op, bodies_of, offset_of, topological
 from ..ops.precision import expansion
 from .collectives import Start
 from .elementwise import FusedElementwise

@@ -38,7 +38,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from ..dtypes import SHORT_NAMES, Shape, Type
-from ..ir import Graph, Node, Op
+from ..graph.ir import Graph, Node, Op
 from ..ops.operands import scalar_value
 from .target import Target
 

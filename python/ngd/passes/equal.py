@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Body, Graph, Node, communicates
+from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Body, Graph, Node, communicates
 from ..ops.collective import WORLD, Collective
 from .uniform import is_per_rank
 

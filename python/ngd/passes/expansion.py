@@ -6,7 +6,7 @@ from __future__ import annotations
 from .._util import config
 from .._util.callsite import ExpansionSite, at_site
 from ..errors import CompileError
-from ..ir import Graph, Leaf, Node, offset_of, topological
+from ..graph.ir import Graph, Leaf, Node, offset_of, topological
 from ..ops.precision import expansion
 from .target import Target, query_node
 

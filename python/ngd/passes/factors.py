@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..dtypes import float32
-from ..ir import Graph, Node
+from ..graph.ir import Graph, Node
 from ..ops import shape
 from ..ops.collective import MEAN, SUM
 from ..ops.exchange import all_gather, all_to_all, blocks_of

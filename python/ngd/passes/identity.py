@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..dtypes import float32
-from ..ir import CONSTANT, Body, Graph, Node
+from ..graph.ir import CONSTANT, Body, Graph, Node
 from .collectives import in_order
 
 EXTENTS: Final = frozenset({"shape", "extents", "length", "size", "sizes", "spatial"})

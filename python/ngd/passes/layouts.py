@@ -16,7 +16,7 @@ from functools import cache
 from typing import Final, TypeAlias
 
 from ..dtypes import Shape
-from ..ir import REGISTRY, Graph, Node, Op
+from ..graph.ir import REGISTRY, Graph, Node, Op
 from ..ops.shape import inverse, moved, reshape
 from .simplification import simplify
 from .target import Target, query_node

@@ -32,10 +32,10 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from ..cost import Cost
 from ..dtypes import Array, Type, uint8
 from ..errors import CompileError
-from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, aligned, bodies_of
+from ..graph.cost import Cost
+from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, aligned, bodies_of
 from ..ops.collective import Ranks
 from .collectives import Start, Wait
 from .costs import cost_of

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..ir import Graph, Node
+from ..graph.ir import Graph, Node
 from .costs import cost_of
 
 LEAST: Final = 4_000_000

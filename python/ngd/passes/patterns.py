@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from ..ir import Graph, Node, Op
+from ..graph.ir import Graph, Node, Op
 from .scheduling import source_of
 from .target import Target, query_node
 

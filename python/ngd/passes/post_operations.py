@@ -18,7 +18,7 @@ from typing import Final
 
 from .._util.callsite import at_site
 from ..dtypes import float32, float64
-from ..ir import REGISTRY, Graph, Node
+from ..graph.ir import REGISTRY, Graph, Node
 from ..ops.activation import ADDED
 from ..ops.shape import reshape
 from .patterns import Match, Pattern, Rule, apply_rules

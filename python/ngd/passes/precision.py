@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from .._util.callsite import warn
 from ..dtypes import SHORT_NAMES, DType, Shape, Type, float32
 from ..errors import PrecisionWarning
-from ..ir import CONSTANT, REGISTRY, VARIABLE, Graph, Leaf, Node, offset_of
+from ..graph.ir import CONSTANT, REGISTRY, VARIABLE, Graph, Leaf, Node, offset_of
 from ..ops.casting import cast
 from .elementwise import FusedElementwise, dense_strides, fuse_elementwise
 from .reductions import FusedReduction

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ..dtypes import Type
-from ..ir import PLACEHOLDER, Graph, Leaf, Node, Op
+from ..graph.ir import PLACEHOLDER, Graph, Leaf, Node, Op
 from ..ops.arithmetic import add
 from .elementwise import FusedElementwise, dense_operands, fuse_elementwise
 from .patterns import uses

@@ -19,11 +19,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from .._util.callsite import at_site
-from ..cost import Cost
 from ..dtypes import float32
 from ..errors import CompileError
-from ..ir import Graph, Leaf, Node
-from ..narrowing import wide
+from ..graph.cost import Cost
+from ..graph.ir import Graph, Leaf, Node
+from ..graph.precision_marks import wide
 from ..ops.custom import after
 from .costs import cost_of_graph
 from .memory_planning import Plan

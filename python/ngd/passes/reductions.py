@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..dtypes import SHORT_NAMES, Shape, Type, float32, float64
-from ..ir import Graph, Node, Op
+from ..graph.ir import Graph, Node, Op
 from ..ops.shape import reshape
 from .elementwise import FusedElementwise, dense_operands, depths, in_turn, needs, see_through
 from .target import Target

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..ir import Graph, Leaf, Node, topological
+from ..graph.ir import Graph, Leaf, Node, topological
 from .recompute import is_cheap
 
 MAX_SOURCES: Final = 8

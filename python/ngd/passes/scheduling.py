@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ..errors import CompileError
-from ..ir import VARIABLE, Graph, Leaf, Node, offset_of, topological
+from ..graph.ir import VARIABLE, Graph, Leaf, Node, offset_of, topological
 from .collectives import Wait
 from .elementwise import depths
 from .target import Target, query_node

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, constant_node
+from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, constant_node
 from ..ops.precision import expect_types
 from .target import Target
 

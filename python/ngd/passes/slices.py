@@ -39,8 +39,8 @@ from typing import Any, Final
 
 from .._util.callsite import at_site
 from ..dtypes import DType, Type
-from ..ir import CONSTANT, VARIABLE, Graph, Node, constant_node, offset_of
-from ..narrowing import wide
+from ..graph.ir import CONSTANT, VARIABLE, Graph, Node, constant_node, offset_of
+from ..graph.precision_marks import wide
 from ..ops import shape
 from ..ops.collective import COMBINED, Alone, Collective, Ranks, all_reduce, broadcast
 from ..ops.exchange import ReduceScatter, all_gather_v

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..dtypes import Type
-from ..ir import Node
+from ..graph.ir import Node
 
 if TYPE_CHECKING:
     from .slices import Places

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..comm.kinds import Kind
-from ..ir import PLACEHOLDER, VARIABLE, Graph, Node, bodies_of, communicates
+from ..graph.ir import PLACEHOLDER, VARIABLE, Graph, Node, bodies_of, communicates
 from ..ops.collective import Collective
 from .identity import digest
 

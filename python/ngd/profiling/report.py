@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
-from ..cost import Cost
 from ..dtypes import DType, Type
+from ..graph.cost import Cost
 from ..passes import Plan, Step
 from . import pages
 from .collectives import variables_of

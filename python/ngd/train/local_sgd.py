@@ -45,8 +45,8 @@ from .. import (
 )
 from .._util.signature_errors import check_constructor
 from ..errors import CollectiveError, CollectiveMismatchError
+from ..graph.variable_names import UniqueNames
 from ..optim.options import add_names
-from ..variable_names import UniqueNames
 
 logger = logging.getLogger("ngd")
 

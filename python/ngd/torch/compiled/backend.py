@@ -20,9 +20,9 @@ from ...compiler import compile, without_collector
 from ...differentiation import pulled
 from ...dtypes import Array
 from ...errors import FallbackWarning
-from ...ir import Node, topological
+from ...graph.ir import Node, topological
+from ...graph.variable import placeholder
 from ...passes.residuals import choose_residuals, read_residuals
-from ...variables import placeholder
 from .capture import GraphCapture, capture_graph
 from .dynamo import Fixed, Output, StaticGraph, View, make_static, memory_of
 from .memory import as_tensor

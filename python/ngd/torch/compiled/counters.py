@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from ... import ops
 from ..._util.callsite import call_site
 from ...comm import Group
-from ...ir import Node
-from ...variables import Variable, variable
+from ...graph.ir import Node
+from ...graph.variable import Variable, variable
 
 KEY: Final = "random_step"
 """The key of the counter in the first group of the optimizer. load_state_dict restores it."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...errors import PoisonedVariableError
-from ...variables import Variable
+from ...graph.variable import Variable
 
 TWO_WAYS: Final = (
     "Train with `loss = step(batch)`, which updates the parameters, or without compile_step: "

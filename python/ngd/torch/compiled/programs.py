@@ -16,8 +16,8 @@ from ...devices.executable import Executable
 from ...differentiation import grad
 from ...dtypes import is_float
 from ...errors import GradientError
-from ...ir import Node, topological
-from ...variables import Variable, placeholder, variable
+from ...graph.ir import Node, topological
+from ...graph.variable import Variable, placeholder, variable
 from .capture import Capture
 from .counters import RandomCounter
 from .memory import ModelMemory

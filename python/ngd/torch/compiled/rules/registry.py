@@ -17,8 +17,8 @@ from torch._ops import OpOverload
 
 from .... import ops
 from ....dtypes import ALL, DType, bfloat16
-from ....ir import Node
-from ....variables import constant
+from ....graph.ir import Node
+from ....graph.variable import constant
 
 NodeOrNodes = Any
 """The result of a rule: a node, or a tuple with None for outputs that nothing reads."""

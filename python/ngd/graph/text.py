@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .dtypes import SHORT_NAMES, Type
+from ..dtypes import SHORT_NAMES, Type
 
 UNPRINTED: Final = {"local"}
 """Attributes that change neither the value nor the program."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from .errors import CompileError
+from ..errors import CompileError
 
 _next_number: Final = itertools.count(1)
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from ._util.signature_errors import not_a_number
-from .dtypes import SHORT_NAMES
+from .._util.signature_errors import not_a_number
+from ..dtypes import SHORT_NAMES
 
 if TYPE_CHECKING:
-    from .dtypes import Type
+    from ..dtypes import Type
+    from ..ops.selection import At
     from .ir import Node
-    from .ops.selection import At
 
     Axis: TypeAlias = int | Sequence[int] | None
 

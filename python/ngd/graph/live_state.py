@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from ._util.numpy_io import view
-from .dtypes import Array, Type
-from .variables import Variable, variable
+from .._util.numpy_io import view
+from ..dtypes import Array, Type
+from .variable import Variable, variable
 
 MOST_NAMES: Final = 20
 """The number of names that a message lists."""

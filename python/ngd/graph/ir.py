@@ -22,14 +22,14 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 
-from ._util.callsite import REWRITES, at_site, call_site
-from ._util.signature_errors import Given, Made, name_errors, name_method_errors
+from .._util.callsite import REWRITES, at_site, call_site
+from .._util.signature_errors import Given, Made, name_errors, name_method_errors
+from ..dtypes import NUMBERS, SHORT_NAMES, Array, DType, Shape, Type, float32
+from ..errors import CompileError, GradientError
 from .array_methods import NUMPY, ArrayMethods
 from .cost import Cost
-from .dtypes import NUMBERS, SHORT_NAMES, Array, DType, Shape, Type, float32
-from .errors import CompileError, GradientError
-from .listing import print_attrs, print_types
-from .narrowing import WIDE, wide
+from .precision_marks import WIDE, wide
+from .text import print_attrs, print_types
 from .variable_names import sort_key, unique_names
 
 ALIGNMENT: Final = 64

@@ -10,14 +10,15 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from . import _core, notes
-from ._util import config
-from ._util.callsite import at_site, call_site
-from ._util.numpy_io import view
-from .comm import Group
-from .comm.world import chosen
-from .dtypes import Array, DType, Shape, Type, as_dtype, lengths
-from .errors import ShapeError
+from .. import _core
+from .._util import config
+from .._util.callsite import at_site, call_site
+from .._util.numpy_io import view
+from ..comm import Group
+from ..comm.world import chosen
+from ..dtypes import Array, DType, Shape, Type, as_dtype, lengths
+from ..errors import ShapeError
+from . import notes
 from .ir import PLACEHOLDER, VARIABLE, Node, constant_node
 from .variable_names import Scope
 
