@@ -53,7 +53,7 @@ from .graph.ir import Graph, Node
 from .graph.live_state import LiveState
 from .graph.precision_marks import full_precision
 from .graph.variable import Variable, broadcast_variables, constant, placeholder, variable
-from .host_calls import call_host, print
+from .ops._host_calls import call_host, print
 from .profiling import Peaks, Recording, Report, Row, profile, timeline
 from .transforms import custom_gradient, hessian, jacobian, jvp, remat, vjp
 from .vectorization import vmap

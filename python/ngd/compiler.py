@@ -28,10 +28,10 @@ from .graph import notes
 from .graph.ir import PLACEHOLDER, Graph, Node
 from .graph.variable import Variable
 from .graph.variable_names import sort_key
-from .ops.collective import WORLD, Ranks, expect_member
-from .ops.control import expect_agreement
-from .ops.host import call_host
-from .ops.operands import HALVES
+from .ops._host import call_host
+from .ops._operands import HALVES
+from .ops.collectives.reductions import WORLD, Ranks, expect_member
+from .ops.control.bodies import expect_agreement
 from .passes import Plan, Target
 from .passes.collectives import talks
 from .profiling.recording import made

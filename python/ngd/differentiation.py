@@ -17,16 +17,16 @@ from typing import Any, Final, NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from .autodiff import UNUSED, gradients, walk_back
 from .dtypes import is_float
 from .errors import GradientError
 from .functions import Function, signature_of
 from .graph.ir import Node, constant_node
 from .graph.variable import constant
-from .ops.arithmetic import add
-from .ops.custom import after
-from .ops.operands import as_node
-from .ops.shape import zeros
+from .ops._adjoints import UNUSED, gradients, walk_back
+from .ops._arithmetic import add
+from .ops._custom import after
+from .ops._operands import as_node
+from .ops._shape import zeros
 from .trees import Structure, flatten
 
 KEPT: Final = 512

@@ -37,7 +37,7 @@ from .errors import CompileError, Error, RetraceWarning
 from .graph.ir import PLACEHOLDER, Graph, Node
 from .graph.precision_marks import WIDE
 from .graph.variable import TRACING, Variable, placeholder
-from .ops.operands import as_node
+from .ops._operands import as_node
 from .passes.identity import Family, compiling
 from .trees import LEAF, Structure, flatten, leaves_of, split
 

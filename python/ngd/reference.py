@@ -14,7 +14,7 @@ from ._util import config
 from .dtypes import FLOATS, Array, Type
 from .errors import Error, NotFiniteError, OutOfRangeError
 from .graph.ir import CONSTANT, Graph, Leaf, Node, topological
-from .ops.control import WALKS, Control
+from .ops.control.bodies import WALKS, Control
 from .passes.collectives import in_order
 
 

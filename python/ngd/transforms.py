@@ -23,13 +23,13 @@ from .errors import GradientError
 from .functions import Function, building, is_array
 from .graph.ir import CONSTANT, Graph, Leaf, Node, newest, topological
 from .graph.variable import constant
-from .ops.casting import cast
-from .ops.creation import arange, one_hot
-from .ops.custom import after, with_gradient
-from .ops.iteration import scan
-from .ops.loops import loops, tracing
-from .ops.operands import as_node
-from .ops.shape import reshape, stop_gradient, zeros
+from .ops._casting import cast
+from .ops._creation import arange, one_hot
+from .ops._custom import after, with_gradient
+from .ops._operands import as_node
+from .ops._shape import reshape, stop_gradient, zeros
+from .ops.control.iteration import scan
+from .ops.control.tracing import loops, tracing
 from .trees import LEAF, Structure, flatten
 
 
@@ -501,7 +501,7 @@ class ComputedAgain:
     """
 
     follows_graph = True
-    """The rule reads only the nodes that it is called with (ops/batching.py)."""
+    """The rule reads only the nodes that it is called with (ops/_batching.py)."""
 
     def __init__(self, name: str) -> None:
         self.name = name

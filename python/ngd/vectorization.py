@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that are mapped over an axis of their arguments: ngd.vmap.
 
-The function is traced once, on nodes without the mapped axis. `ngd.ops.batching` then rewrites the
+The function is traced once, on nodes without the mapped axis. `ngd.ops._batching` then rewrites the
 traced graph to nodes that have it.
 """
 
@@ -21,9 +21,9 @@ from .errors import ShapeError
 from .functions import Function, constant_of, is_array, signature_of
 from .graph.ir import PLACEHOLDER, Node, newest
 from .graph.variable import Variable
-from .ops.batching import Batched, Batching
-from .ops.operands import as_node
-from .ops.rearrange import moveaxis
+from .ops._batching import Batched, Batching
+from .ops._operands import as_node
+from .ops._rearrangement import moveaxis
 from .trees import Structure, flatten, split
 
 Axes: TypeAlias = Any

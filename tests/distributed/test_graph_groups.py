@@ -15,7 +15,7 @@ from test_graph_kinds import differences, results
 import ngd
 from ngd import ops
 from ngd.comm.world import alone
-from ngd.ops.collective import Alone
+from ngd.ops.collectives.reductions import Alone
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 devices = pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])

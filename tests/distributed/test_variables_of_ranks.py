@@ -17,7 +17,7 @@ import ngd
 from ngd import data, nn, ops, optim, train
 from ngd.comm.statistics import stats_of
 from ngd.errors import CollectiveError, VariableMismatchError, VaryingVariableWarning
-from ngd.ops.collective import Alone
+from ngd.ops.collectives.reductions import Alone
 from ngd.passes.uniform import next_values
 
 over = pytest.mark.parametrize("communicator", harness.communicators())

@@ -25,7 +25,7 @@ from ngd.graph.ir import (
     register,
     topological,
 )
-from ngd.ops.operands import broadcast_shapes
+from ngd.ops._operands import broadcast_shapes
 
 
 def placeholder(

@@ -18,7 +18,7 @@ from ngd import ops
 from ngd.dtypes import Array, Type, float32, float64, int64
 from ngd.errors import CompileError, Error
 from ngd.graph.ir import Graph, Node, Op, Result, topological
-from ngd.ops.precision import expansion
+from ngd.ops._precision import expansion
 from ngd.passes import computation
 from ngd.passes.simplification import simplify
 from ngd.reference import evaluate

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import ngd
 from ngd import ops
 from ngd.graph.ir import Graph, Node
-from ngd.ops.collective import Alone
+from ngd.ops.collectives.reductions import Alone
 from ngd.passes import owners
 from ngd.passes.collectives import order_collectives
 from ngd.passes.equal import Equal

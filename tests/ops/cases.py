@@ -25,7 +25,7 @@ from ngd.dtypes import (
     is_float,
 )
 from ngd.graph.ir import PLACEHOLDER, REGISTRY, Graph, Leaf, Node, Op, Operand, Sample
-from ngd.ops.collective import Collective
+from ngd.ops.collectives.reductions import Collective
 from ngd.reference import evaluate
 
 TOLERANCES = {

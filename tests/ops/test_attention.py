@@ -20,7 +20,7 @@ from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, ShapeError
 from ngd.graph.ir import Node, op_named
-from ngd.ops.precision import expansion
+from ngd.ops._precision import expansion
 from ngd.passes.costs import cost_of
 
 CPU = pytest.mark.parametrize("device", ["CPU"])

@@ -26,7 +26,7 @@ from ngd.dtypes import FLOATS, Array, Type, bool_, float64, is_float
 from ngd.errors import DTypeError, GradientError
 from ngd.graph.ir import Graph, Node, Op
 from ngd.ops import add, multiply, sum
-from ngd.ops.precision import expansion
+from ngd.ops._precision import expansion
 from ngd.reference import evaluate
 
 CASES = all_cases()

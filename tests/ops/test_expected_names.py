@@ -11,7 +11,7 @@ import pytest
 
 import ngd
 from ngd import nn, ops
-from ngd.ops.other_names import OTHER_NAMES
+from ngd.ops._other_names import OTHER_NAMES
 
 LIMITATIONS = Path(__file__).parents[2] / "docs" / "limitations.md"
 

@@ -18,7 +18,7 @@ from ngd import grad, ops
 from ngd.dtypes import Array, DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, OutOfRangeError, ShapeError
 from ngd.graph.ir import Node
-from ngd.ops import resizing
+from ngd.ops import _resizing as resizing
 
 BOTH = pytest.mark.parametrize("dtype", [float32, float64], ids=str)
 CPU = pytest.mark.parametrize("device", ["CPU"])

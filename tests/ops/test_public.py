@@ -32,7 +32,7 @@ from ngd.dtypes import (
 )
 from ngd.errors import DTypeError, ShapeError
 from ngd.graph.ir import Node, constant_node
-from ngd.ops.random import philox_4x32_10, random_words
+from ngd.ops._random import philox_4x32_10, random_words
 
 NUMPY_DTYPES = (bool_, *INTEGERS, float16, float32, float64)
 

@@ -15,7 +15,7 @@ import ngd
 from ngd import ops
 from ngd.dtypes import Array, Type, float32, is_float
 from ngd.graph.ir import Node
-from ngd.ops.collective import Collective
+from ngd.ops.collectives.reductions import Collective
 
 SIZE = 3
 

@@ -29,7 +29,7 @@ from ngd.comm.kinds import KINDS, Kind
 from ngd.comm.world import alone
 from ngd.dtypes import Array
 from ngd.graph.ir import REGISTRY
-from ngd.ops.collective import Collective
+from ngd.ops.collectives.reductions import Collective
 
 PACKAGE = str(Path(ngd.__file__).parent)
 

@@ -31,7 +31,7 @@ EXEMPT: Final = {
     "launch.py": "messages of the command line, which begin with the option",
     "local.py": "the class that cannot be copied, and what to do instead",
     "metrics/serving.py": "an error between ranks, which they handle",
-    "ops/elementwise.py": "a message of NumPy after the call",
+    "ops/_elementwise.py": "a message of NumPy after the call",
     "passes/__init__.py": "an internal error, which names the node and its line",
     "passes/memory_planning.py": "internal errors, which name the node and its line",
     "passes/scheduling.py": "an internal error",

@@ -14,7 +14,7 @@ from ..comm import Group
 from ..dtypes import Array, float32
 from ..graph.ir import Graph, Node, bodies_of
 from ..graph.variable import Variable
-from ..ops.collective import Collective
+from ..ops.collectives.reductions import Collective
 from ..passes import in_two_bytes
 from ..passes.collectives import check_root, in_order, is_message
 from .executable import CompiledStep, Lower

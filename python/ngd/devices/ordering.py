@@ -13,7 +13,7 @@ from ..comm import Group
 from ..comm.kinds import KINDS
 from ..dtypes import Type
 from ..graph.ir import Graph
-from ..ops.collective import Ranks
+from ..ops.collectives.reductions import Ranks
 
 Item = TypeVar("Item")
 

@@ -13,14 +13,14 @@ from ..dtypes import SHORT_NAMES
 
 if TYPE_CHECKING:
     from ..dtypes import Type
-    from ..ops.selection import At
+    from ..ops._selection import At
     from .ir import Node
 
     Axis: TypeAlias = int | Sequence[int] | None
 
 
 class NumPy:
-    """The ops that NumPy's functions mean on nodes; set by ops/numpy_functions.py."""
+    """The ops that NumPy's functions mean on nodes; set by ops/_numpy_functions.py."""
 
     ufuncs: Mapping[str, str]
     methods: Mapping[str, Callable[..., Any]]

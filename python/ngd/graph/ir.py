@@ -586,7 +586,7 @@ VARIABLE: Final[VariableLeaf] = register(VariableLeaf())
 def constant_node(value: Any, dtype: DType | None = None, *, weak: float | None = None) -> Node:
     """A constant of exactly this array's dtype and shape, or of this dtype.
 
-    `weak` is the Python float that it is made of, and counts as (ops/operands.py).
+    `weak` is the Python float that it is made of, and counts as (ops/_operands.py).
     """
     array = np.array(value, dtype, order="C", copy=True)
     array.flags.writeable = False

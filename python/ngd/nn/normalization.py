@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import Node, int64, ops
-from ..ops.operands import local_number
+from ..ops._operands import local_number
 from .initializers import ones, zeros
 from .inputs import expect_channels, expect_last_axes, expect_number_of_axes, refusal
 from .modes import Training, current

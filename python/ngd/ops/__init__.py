@@ -7,64 +7,64 @@ families are named once more.
 """
 
 from importlib import import_module as _import
-from pkgutil import iter_modules as _files
+from pkgutil import walk_packages as _files
 from typing import TYPE_CHECKING
 
 from .._util.unknown_names import attribute_errors as _attribute_errors
 from ..graph.ir import PUBLIC as _PUBLIC
-from .other_names import OTHER_NAMES as _OTHER_NAMES
+from ._other_names import OTHER_NAMES as _OTHER_NAMES
 
 if TYPE_CHECKING:
-    from .activation import *
-    from .activation_functions import *
-    from .along_axis import *
-    from .arithmetic import *
-    from .casting import *
-    from .collective import *
-    from .compare import *
-    from .compression import *
-    from .contraction import *
-    from .control import *
-    from .convolution import *
-    from .creation import *
-    from .ctc import *
-    from .cumulative import *
-    from .differences import *
-    from .exchange import *
-    from .exponentials import *
-    from .grids import *
-    from .grouped_rows import *
-    from .indexing import *
-    from .iteration import *
-    from .joining import *
-    from .linear_algebra import *
-    from .loops import *
-    from .loss import *
-    from .losses import *
-    from .matrix_multiply import *
-    from .nan_reductions import *
-    from .norm import *
-    from .numeric import *
-    from .operands import *
-    from .ordering import *
-    from .pool import *
-    from .random import *
-    from .random_draws import *
-    from .rearrange import *
-    from .recurrent import *
-    from .reductions import *
-    from .resizing import *
-    from .scaled_dot_product import *
-    from .searching import *
-    from .selection import *
-    from .shape import *
-    from .special import *
-    from .statistics import *
-    from .transcendental import *
-    from .trigonometric import *
+    from ._activation import *
+    from ._activation_functions import *
+    from ._along_axis import *
+    from ._arithmetic import *
+    from ._casting import *
+    from .collectives.reductions import *
+    from ._compare import *
+    from .collectives.compression import *
+    from ._contraction import *
+    from .control.bodies import *
+    from ._convolution import *
+    from ._creation import *
+    from ._ctc import *
+    from ._cumulative import *
+    from ._differences import *
+    from .collectives.exchanges import *
+    from ._exponentials import *
+    from ._grids import *
+    from ._grouped_rows import *
+    from ._indexing import *
+    from .control.iteration import *
+    from ._joining import *
+    from ._linear_algebra import *
+    from .control.tracing import *
+    from ._softmax import *
+    from ._losses import *
+    from ._matmul import *
+    from ._nan_reductions import *
+    from ._normalization import *
+    from ._numeric import *
+    from ._operands import *
+    from ._sorting import *
+    from ._pooling import *
+    from ._random import *
+    from ._random_draws import *
+    from ._rearrangement import *
+    from ._recurrent import *
+    from ._reductions import *
+    from ._resizing import *
+    from ._attention import *
+    from ._searching import *
+    from ._selection import *
+    from ._shape import *
+    from ._special import *
+    from ._statistics import *
+    from ._transcendental import *
+    from ._trigonometric import *
 
-for _file in _files(__path__):
-    _import(f"{__name__}.{_file.name}")
+for _file in _files(__path__, f"{__name__}."):
+    _import(_file.name)
 
 globals().update(_PUBLIC)
 __all__ = sorted(_PUBLIC)

@@ -9,8 +9,8 @@ from typing import Any, Final
 from ..dtypes import Type
 from ..errors import CompileError
 from ..graph.ir import Graph, Node, Op, communicates, constant_node
-from ..ops.collective import Collective, Ranks
-from ..ops.control import Control
+from ..ops.collectives.reductions import Collective, Ranks
+from ..ops.control.bodies import Control
 from .target import Target
 
 

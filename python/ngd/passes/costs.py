@@ -16,7 +16,7 @@ from typing import Any
 from ..dtypes import Type
 from ..graph.cost import Cost
 from ..graph.ir import PLACEHOLDER, Graph, Leaf, Node, Op, bodies_of, offset_of, topological
-from ..ops.precision import expansion
+from ..ops._precision import expansion
 from .collectives import Start
 from .elementwise import FusedElementwise
 from .products import FusedProduct

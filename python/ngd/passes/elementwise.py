@@ -39,7 +39,7 @@ import numpy as np
 
 from ..dtypes import SHORT_NAMES, Shape, Type
 from ..graph.ir import Graph, Node, Op
-from ..ops.operands import scalar_value
+from ..ops._operands import scalar_value
 from .target import Target
 
 MAX_INSTRUCTIONS: Final = 24

@@ -7,7 +7,7 @@ from .._util import config
 from .._util.callsite import ExpansionSite, at_site
 from ..errors import CompileError
 from ..graph.ir import Graph, Leaf, Node, offset_of, topological
-from ..ops.precision import expansion
+from ..ops._precision import expansion
 from .target import Target, query_node
 
 

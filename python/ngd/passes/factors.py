@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 from ..dtypes import float32
 from ..graph.ir import Graph, Node
-from ..ops import shape
-from ..ops.collective import MEAN, SUM
-from ..ops.exchange import all_gather, all_to_all, blocks_of
+from ..ops import _shape as shape
+from ..ops.collectives.exchanges import all_gather, all_to_all, blocks_of
+from ..ops.collectives.reductions import MEAN, SUM
 from .collectives import Ordered
 from .products import MOST_PRODUCTS, accepts_sum, added
 from .target import Target

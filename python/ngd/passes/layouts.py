@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 
 from ..dtypes import Shape
 from ..graph.ir import REGISTRY, Graph, Node, Op
-from ..ops.shape import inverse, moved, reshape
+from ..ops._shape import inverse, moved, reshape
 from .simplification import simplify
 from .target import Target, query_node
 

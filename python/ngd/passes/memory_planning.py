@@ -36,7 +36,7 @@ from ..dtypes import Array, Type, uint8
 from ..errors import CompileError
 from ..graph.cost import Cost
 from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, aligned, bodies_of
-from ..ops.collective import Ranks
+from ..ops.collectives.reductions import Ranks
 from .collectives import Start, Wait
 from .costs import cost_of
 from .scheduling import Schedule, is_view, parts_written, source_of, span_of

@@ -19,8 +19,8 @@ from typing import Final
 from .._util.callsite import at_site
 from ..dtypes import float32, float64
 from ..graph.ir import REGISTRY, Graph, Node
-from ..ops.activation import ADDED
-from ..ops.shape import reshape
+from ..ops._activation import ADDED
+from ..ops._shape import reshape
 from .patterns import Match, Pattern, Rule, apply_rules
 from .products import has_small_factors
 from .simplification import simplify

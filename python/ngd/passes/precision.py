@@ -26,7 +26,7 @@ from .._util.callsite import warn
 from ..dtypes import SHORT_NAMES, DType, Shape, Type, float32
 from ..errors import PrecisionWarning
 from ..graph.ir import CONSTANT, REGISTRY, VARIABLE, Graph, Leaf, Node, offset_of
-from ..ops.casting import cast
+from ..ops._casting import cast
 from .elementwise import FusedElementwise, dense_strides, fuse_elementwise
 from .reductions import FusedReduction
 from .scheduling import source_of

@@ -19,7 +19,7 @@ from typing import Final
 
 from ..dtypes import Type
 from ..graph.ir import PLACEHOLDER, Graph, Leaf, Node, Op
-from ..ops.arithmetic import add
+from ..ops._arithmetic import add
 from .elementwise import FusedElementwise, dense_operands, fuse_elementwise
 from .patterns import uses
 from .scheduling import source_of

@@ -24,7 +24,7 @@ from ..errors import CompileError
 from ..graph.cost import Cost
 from ..graph.ir import Graph, Leaf, Node
 from ..graph.precision_marks import wide
-from ..ops.custom import after
+from ..ops._custom import after
 from .costs import cost_of_graph
 from .memory_planning import Plan
 from .precision import chooses

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..dtypes import SHORT_NAMES, Shape, Type, float32, float64
 from ..graph.ir import Graph, Node, Op
-from ..ops.shape import reshape
+from ..ops._shape import reshape
 from .elementwise import FusedElementwise, dense_operands, depths, in_turn, needs, see_through
 from .target import Target
 

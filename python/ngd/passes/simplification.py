@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, constant_node
-from ..ops.precision import expect_types
+from ..ops._precision import expect_types
 from .target import Target
 
 FOLD_LIMIT: Final = 64

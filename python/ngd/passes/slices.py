@@ -41,10 +41,10 @@ from .._util.callsite import at_site
 from ..dtypes import DType, Type
 from ..graph.ir import CONSTANT, VARIABLE, Graph, Node, constant_node, offset_of
 from ..graph.precision_marks import wide
-from ..ops import shape
-from ..ops.collective import COMBINED, Alone, Collective, Ranks, all_reduce, broadcast
-from ..ops.exchange import ReduceScatter, all_gather_v
-from ..ops.operands import HALVES
+from ..ops import _shape as shape
+from ..ops._operands import HALVES
+from ..ops.collectives.exchanges import ReduceScatter, all_gather_v
+from ..ops.collectives.reductions import COMBINED, Alone, Collective, Ranks, all_reduce, broadcast
 from .collectives import Ordered
 from .equal import Equal
 from .factors import factors_of, slice_of_sum

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..comm.kinds import Kind
 from ..graph.ir import PLACEHOLDER, VARIABLE, Graph, Node, bodies_of, communicates
-from ..ops.collective import Collective
+from ..ops.collectives.reductions import Collective
 from .identity import digest
 
 NO_GROUPS: frozenset[Any] = frozenset()

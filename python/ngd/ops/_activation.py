@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise activations of neural networks.
+
+Those that other ops make up are written so that neither the value nor the gradient overflows or
+cancels: an exponential is taken of what is not positive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from ..dtypes import FLOATS, Array, Type
+from ..graph.ir import Node, Op, Operand, Sample, register
+from ._arithmetic import abs, maximum, minimum, square
+from ._casting import cast
+from ._compare import logical_and, where
+from ._elementwise import UNARY_SHAPES, Unary
+from ._operands import Value, as_node, expect_dtype, float_of, narrow, widen
+from ._transcendental import erf, exp, expm1, log1p, tanh
+
+
+class Relu(Unary):
+    """max(x, 0); NaN propagates. Its gradient at 0 is 0."""
+
+    name = "relu"
+    gradient_rounds = False
+    compute = staticmethod(lambda x: np.maximum(x, x.dtype.type(0)))
+    kink_at_zero = True
+    smooth = False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (where(node > 0, dy, 0),)  # of the result: the operand need not be kept
+
+
+relu: Final[Relu] = register(Relu())
+
+
+def _sigmoid(x: Array) -> Array:
+    small = np.exp(-np.abs(x))  # never overflows
+    return np.where(x >= 0, 1 / (1 + small), small / (1 + small))
+
+
+class Sigmoid(Unary):
+    """1 / (1 + exp(-x))."""
+
+    name = "sigmoid"
+    dtypes = FLOATS
+    compute = staticmethod(_sigmoid)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy * node * (1 - node),)
+
+
+sigmoid: Final[Sigmoid] = register(Sigmoid())
+
+
+class Activation(Op):
+    """An elementwise function of floats that is made of other ops; integers become floats first."""
+
+    dtypes = FLOATS
+    gradient_rounds = True
+    domains: ClassVar[tuple[tuple[float, float], ...]] = ((-2, 2), (-6, -4), (4, 6))
+    """From where samples draw."""
+    kink_at_zero: ClassVar[bool] = False
+
+    def __call__(self, x: Value) -> Node:
+        return self.of(x, {})
+
+    def of(self, x: Value, attrs: dict[str, Any]) -> Node:
+        """Apply the op to what the user gave."""
+        x = as_node(x, where=self.name)
+        return self.node((cast(x, float_of(x.dtype)),), attrs)
+
+    def infer(self, *inputs: Type, **attrs: Any) -> Type:
+        expect_dtype(self.name, inputs, self.dtypes)
+        return inputs[0]
+
+    def compute(self, x: Array, **attrs: Any) -> Array:
+        """The function in NumPy, in the operand's dtype."""
+        raise NotImplementedError(self.name)
+
+    def reference(self, x: Array, **attrs: Any) -> Array:
+        return narrow(self.compute(widen(x), **attrs), x.dtype)
+
+    def attributes(self) -> Iterable[dict[str, Any]]:
+        """The attributes of the samples."""
+        return ({},)
+
+    def samples(self) -> Iterable[Sample]:
+        for attrs in self.attributes():
+            for shape in UNARY_SHAPES:
+                operand = Operand(shape, *self.domains[0], away_from_zero=self.kink_at_zero)
+                yield Sample((operand,), attrs)
+            for low, high in self.domains[1:]:
+                yield Sample((Operand((3, 4), low, high),), attrs)
+
+
+class Softplus(Activation):
+    """log(1 + exp(x)), as max(x, 0) + log1p(exp(-|x|)).
+
+    Dugas et al., "Incorporating second-order functional knowledge" (NIPS 2000), equation 3.
+    """
+
+    name = "softplus"
+
+    def compute(self, x: Array, **attrs: Any) -> Array:
+        result: Array = np.logaddexp(x, x.dtype.type(0))
+        return result
+
+    def expand(self, x: Node) -> Node:
+        return maximum(x, 0) + log1p(exp(-abs(x)))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy * sigmoid(node.inputs[0]),)
+
+
+softplus: Final[Softplus] = register(Softplus())
+
+
+class Silu(Activation):
+    """x * sigmoid(x), also called swish.
+
+    Elfwing, Uchibe and Doya 2018 (arXiv:1702.03118), equation 3.
+    """
+
+    name = "silu"
+
+    def compute(self, x: Array, **attrs: Any) -> Array:
+        return x * _sigmoid(x)
+
+    def expand(self, x: Node) -> Node:
+        return x * sigmoid(x)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        s = sigmoid(x)
+        return (dy * (s * (1 + x * (1 - s))),)
+
+
+silu: Final[Silu] = register(Silu())
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+TANH_SATURATES: Final = 16.0
+"""At no smaller magnitude of its operand has gelu's tanh a slope, in any dtype: it is 1 or -1."""
+
+
+def _tanh_operand(x: Any) -> Any:
+    return math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
+
+
+class Gelu(Activation):
+    """gelu(x, approximate="none"): x times the normal distribution function of x.
+
+    With approximate="tanh", 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))). Both are of
+    Hendrycks and Gimpel 2016 (arXiv:1606.08415), section 2. Attrs: approximate.
+    """
+
+    name = "gelu"
+    APPROXIMATIONS: ClassVar[tuple[str, ...]] = ("none", "tanh")
+
+    def __call__(self, x: Value, approximate: str = "none") -> Node:
+        if approximate not in self.APPROXIMATIONS:
+            known = ", ".join(self.APPROXIMATIONS)
+            raise ValueError(f"gelu: expected approximate among {known}; got {approximate!r}")
+        return self.of(x, {"approximate": approximate})
+
+    def compute(self, x: Array, **attrs: Any) -> Array:
+        if attrs["approximate"] == "tanh":
+            factor = np.tanh(_tanh_operand(x))
+        else:
+            factor = _erf(x / math.sqrt(2))
+        result: Array = 0.5 * x * (1 + factor)
+        return result
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return {"none": "gelu", "tanh": "gelu_tanh"}[attrs["approximate"]], {}
+
+    def expand(self, x: Node, *, approximate: str) -> Node:
+        if approximate == "tanh":
+            return 0.5 * x * (1 + tanh(_tanh_operand(x)))
+        return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        if node.attrs["approximate"] == "tanh":
+            # The slope of tanh is 0 beyond, where the square of x might overflow.
+            near = clipped(x, TANH_SATURATES)
+            t = tanh(_tanh_operand(near))
+            slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * square(near))
+            return (dy * (0.5 * (1 + t) + 0.5 * near * ((1 - t * t) * slope)),)
+        density = exp(-0.5 * square(x)) * (1 / math.sqrt(2 * math.pi))
+        return (dy * (0.5 * (1 + erf(x * math.sqrt(0.5))) + x * density),)
+
+    def attributes(self) -> Iterable[dict[str, Any]]:
+        return ({"approximate": a} for a in self.APPROXIMATIONS)
+
+
+gelu: Final[Gelu] = register(Gelu())
+
+POSTS: Final[Mapping[str, tuple[Op, Mapping[str, Any]]]] = {
+    op.lower(**attrs)[0]: (op, attrs)
+    for op, attrs in ((relu, {}), (silu, {}), *((gelu, a) for a in gelu.attributes()))
+}
+"""What a heavy op may apply to its result, by the name that its kernel knows: op and attributes."""
+
+
+ADDED: Final = "add"
+"""Among what a heavy op applies: its last operand, of the result's type, is added."""
+
+
+def split_added(operands: Sequence[Any], posts: Sequence[str]) -> tuple[Sequence[Any], Any]:
+    """A heavy op's own operands, and what it adds behind, or None."""
+    return (operands[:-1], operands[-1]) if ADDED in posts else (operands, None)
+
+
+def dy_before(node: Node, dy: Node) -> tuple[Node, list[Node]]:
+    """The adjoint of a heavy op's result before its `post`, and that of what is added, if any.
+
+    What stands between is computed again.
+    """
+    posts: tuple[str, ...] = node.attrs.get("post", ())
+    if not posts:
+        return dy, []
+    inputs, added = split_added(node.inputs, posts)
+    values = [node.op.node(inputs, {**node.attrs, "post": ()})]
+    for name in posts:
+        op, attrs = POSTS.get(name, (None, {}))
+        values.append(op.node((values[-1],), attrs) if op else values[-1] + added)
+    of_added: list[Node] = []
+    for name, value in zip(posts[::-1], values[:0:-1], strict=True):
+        if name == ADDED:
+            of_added = [dy]
+            continue
+        (slope,) = value.op.grad(value, dy)
+        assert slope is not None
+        dy = slope
+    return dy, of_added
+
+
+def reference_behind(x: Array, posts: Sequence[str], added: Array | None = None) -> Array:
+    """What these make of a value in turn."""
+    for name in posts:
+        op, attrs = POSTS.get(name, (None, {}))
+        x = np.asarray(op.reference(x, **attrs) if op else x + added)
+    return x
+
+
+def clipped(x: Node, bound: float) -> Node:
+    """Between -bound and bound."""
+    return minimum(maximum(x, -bound), bound)
+
+
+class LeakyRelu(Activation):
+    """leaky_relu(x, negative_slope=0.01): x where it is positive, else negative_slope * x.
+
+    Maas, Hannun and Ng, "Rectifier nonlinearities improve neural network acoustic models" (2013),
+    equation 2. Its gradient at 0 is negative_slope. Attrs: negative_slope.
+    """
+
+    name = "leaky_relu"
+    kink_at_zero = True
+    smooth = False
+
+    def __call__(self, x: Value, negative_slope: float = 0.01) -> Node:
+        return self.of(x, {"negative_slope": float(negative_slope)})
+
+    def compute(self, x: Array, **attrs: Any) -> Array:
+        return np.where(x > 0, x, x.dtype.type(attrs["negative_slope"]) * x)
+
+    def expand(self, x: Node, *, negative_slope: float) -> Node:
+        return where(x > 0, x, x * negative_slope)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (where(node.inputs[0] > 0, dy, dy * node.attrs["negative_slope"]),)
+
+    def attributes(self) -> Iterable[dict[str, Any]]:
+        return ({"negative_slope": slope} for slope in (0.01, -1.5))
+
+
+leaky_relu: Final[LeakyRelu] = register(LeakyRelu())
+
+
+class Elu(Activation):
+    """elu(x, alpha=1.0): x where it is positive, else alpha * (exp(x) - 1); attrs: alpha.
+
+    Clevert, Unterthiner and Hochreiter 2016 (arXiv:1511.07289), equation 14.
+    """
+
+    name = "elu"
+    kink_at_zero = True
+
+    def __call__(self, x: Value, alpha: float = 1.0) -> Node:
+        return self.of(x, {"alpha": float(alpha)})
+
+    def compute(self, x: Array, **attrs: Any) -> Array:
+        return np.where(x > 0, x, x.dtype.type(attrs["alpha"]) * np.expm1(np.minimum(x, 0)))
+
+    def expand(self, x: Node, *, alpha: float) -> Node:
+        return where(x > 0, x, alpha * expm1(minimum(x, 0)))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        return (where(x > 0, dy, dy * (node.attrs["alpha"] * exp(minimum(x, 0)))),)
+
+    def attributes(self) -> Iterable[dict[str, Any]]:
+        return ({"alpha": alpha} for alpha in (1.0, 0.25))
+
+
+elu: Final[Elu] = register(Elu())
+
+
+def _inside(x: Node) -> Node:
+    return logical_and(x > -3, x < 3)
+
+
+class Hardsigmoid(Activation):
+    """min(max(x + 3, 0), 6) / 6: the gate of hardswish. Its gradient at -3 and at 3 is 0."""
+
+    name = "hardsigmoid"
+    smooth = False
+
+    def compute(self, x: Array, **attrs: Any) -> Array:
+        result: Array = np.minimum(np.maximum(x + 3, 0), 6) / 6
+        return result
+
+    def expand(self, x: Node) -> Node:
+        return minimum(maximum(x + 3, 0), 6) / 6
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (where(_inside(node.inputs[0]), dy / 6, 0),)
+
+
+hardsigmoid: Final[Hardsigmoid] = register(Hardsigmoid())
+
+
+class Hardswish(Activation):
+    """x * min(max(x + 3, 0), 6) / 6.
+
+    Howard et al. 2019 (arXiv:1905.02244), section 5.2. Its gradient at -3 is 0, at 3 it is 1.
+    """
+
+    name = "hardswish"
+    smooth = False
+
+    def compute(self, x: Array, **attrs: Any) -> Array:
+        return x * hardsigmoid.compute(x)
+
+    def expand(self, x: Node) -> Node:
+        return x * hardsigmoid(x)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        return (where(_inside(x), dy * (x / 3 + 0.5), where(x > 0, dy, 0)),)
+
+
+hardswish: Final[Hardswish] = register(Hardswish())

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reverse-mode differentiation: one walk back through the graph, which adds nodes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from .._util.callsite import at_site
+from .._util.signature_errors import GRADIENT_CALL
+from ..dtypes import Shape, float32, is_float
+from ..errors import Error, GradientError
+from ..graph.ir import Node, Op, constant_node, topological
+from ..graph.precision_marks import WIDE, wide
+from ..trees import flatten
+from ._arithmetic import add
+from ._casting import cast
+from ._operands import HALVES
+from ._precision import expansion, is_narrow, widened
+from ._reductions import sum
+from ._shape import broadcast_to, reshape, zeros
+from .control.bodies import WALKS
+
+UNUSED: Final = ("error", "zero")
+
+
+def gradients(loss: Node, wrt: Any, *, unused: str = "error") -> Any:
+    """Differentiate a node. See ngd.grad in differentiation.py."""
+    call, root = GRADIENT_CALL.get()
+    targets, structure = flatten(wrt)
+    if not isinstance(loss, Node):
+        raise TypeError(f"grad: loss: expected a node or a function; got {loss!r}")
+    for node, path in zip(targets, structure.paths("wrt"), strict=True):
+        if not isinstance(node, Node):
+            raise TypeError(f"grad: {path}: expected a node or a structure of nodes; got {node!r}")
+    if unused not in UNUSED:
+        raise ValueError(f'grad: expected unused "error" or "zero"; got {unused!r}')
+    if loss.shape or not is_float(loss.dtype):
+        raise GradientError(
+            f"{call}: expected a floating scalar to differentiate; got {loss.type} "
+            f"(made at {loss.site}). Reduce it first, by ngd.ops.mean or ngd.ops.sum."
+        )
+    for target in targets:
+        if not is_float(target.dtype):
+            raise GradientError(
+                f"grad: expected floats to differentiate by; got {_name(target)}. Leave it "
+                "out of wrt."
+            )
+    with at_site(loss.site):
+        seed = constant_node(np.ones((), loss.dtype))
+    adjoints = walk_back({loss: seed}, targets)
+    results: list[Node] = []
+    for target in targets:
+        adjoint = adjoints.get(target)
+        if adjoint is None:
+            if unused == "error":
+                path = structure.paths(root)[len(results)] if root else ""
+                raise GradientError(without_gradient(loss, target, adjoints, path))
+            adjoint = zeros(target.shape, target.dtype)
+        results.append(adjoint)
+    return structure.rebuild(results)
+
+
+def _name(node: Node) -> str:
+    name = node.attrs.get("name")
+    return f"{node.op.name}{f' {name!r}' if name else ''} {node.type} (made at {node.site})"
+
+
+def without_gradient(loss: Node, target: Node, adjoints: Mapping[Node, Node], path: str) -> str:
+    """Return the message for a target that gets no gradient: the op that ends the path, if any.
+
+    `path` is where the argument of GRADIENT_CALL has the target; empty for ngd.grad.
+    """
+    call, argument = GRADIENT_CALL.get()
+    end = end_of_path(loss, target, adjoints)
+    through = "" if end is None else f" through differentiable ops: the path ends at {_name(end)}"
+    fix = 'Leave it out, or call ngd.grad(..., unused="zero"), which returns zeros for it.'
+    if path:
+        fix = f"Use it in the loss, or leave it out of {argument}."
+    return (
+        f"{call}: expected a loss that depends on {path and f'{path}, '}{_name(target)}; got one "
+        f"(made at {loss.site}) that does not{through}. {fix}"
+    )
+
+
+def end_of_path(loss: Node, target: Node, adjoints: Mapping[Node, Node]) -> Node | None:
+    """Return the first op between a target and the loss that gives the target no gradient."""
+    dependent, active = {target}, {target}
+    for node in topological((loss,)):
+        given = [i for i in node.inputs if i in dependent]
+        if not given:
+            continue
+        dependent.update(node.results)
+        reached = any(i in active for i in given)
+        floats = [r for r in node.results if is_float(r.dtype)]
+        has_adjoint = any(r in adjoints for r in node.results)
+        if reached and (not floats or (has_adjoint and not any(i in adjoints for i in given))):
+            return node
+        if reached:
+            active.update(floats)
+    return None
+
+
+def walk_back(
+    seeds: Mapping[Node, Node], targets: Iterable[Node], beyond: bool = True
+) -> Mapping[Node, Node]:
+    """Carry the adjoints of roots to all that lies between them and the targets.
+
+    A value is active when floats lead from a target to it; each op with an active result, after all
+    the users of its results, hands their adjoints to its active inputs. Without `beyond` the walk
+    ends at each target, even where that depends on another one.
+    """
+    ends = () if beyond else tuple(targets)
+    order = topological(seeds, stop=ends)
+    active = set(targets)
+    for node in order:
+        if not any(i in active for i in node.inputs):
+            continue
+        if node.several:
+            active.update(r for r in node.results if is_float(r.dtype))
+        elif is_float(node.dtype):
+            active.add(node)
+    adjoints = {root: seed for root, seed in seeds.items() if root in active}
+    for node in reversed(order):
+        dy: Any = adjoints.get(node)
+        if node.several:
+            dy = tuple(adjoints.get(result) for result in node.results)
+            dy = dy if any(part is not None for part in dy) else None
+        if dy is None or not any(i in active for i in node.inputs):
+            continue
+        with at_site(node.site), wide(node.wide or WIDE.get()):
+            wanted = [operand in active for operand in node.inputs]
+            for operand, part in zip(node.inputs, _input_adjoints(node, dy, wanted), strict=True):
+                if part is None or operand not in active:
+                    continue
+                part = _unbroadcast(part, operand.shape)
+                if operand.dtype in HALVES and part.dtype == float32:
+                    part = cast(part, operand.dtype)
+                if part.type != operand.type:
+                    raise Error(
+                        f"internal error: {node.op.name} made a gradient {part.type} "
+                        f"for an operand {operand.type}"
+                    )
+                sofar = adjoints.get(operand)
+                adjoints[operand] = part if sofar is None else add(sofar, part)
+    return adjoints
+
+
+WALKS.adjoints = walk_back
+
+
+def _input_adjoints(node: Node, dy: Any, wanted: Sequence[bool]) -> Sequence[Node | None]:
+    """Ask the op's rule, or, of an op that only has an expansion, differentiate that."""
+    op = node.op
+    if op.gradient_rounds and is_narrow(node):
+        node, dy = widened(node), _widened_adjoints(dy)
+    if type(op).grad is not Op.grad or not op.expands:
+        return op.grad_of(node, dy, wanted)
+    seeds: dict[Node, Node] = {}
+    for root, part in zip(expansion(node), dy if node.several else (dy,), strict=True):
+        if part is not None:  # two results may be one node of the expansion
+            seeds[root] = add(seeds[root], part) if root in seeds else part
+    adjoints = walk_back(seeds, node.inputs, beyond=False)
+    first = {operand: place for place, operand in reversed(list(enumerate(node.inputs)))}
+    return [adjoints.get(x) if first[x] == i else None for i, x in enumerate(node.inputs)]
+
+
+def _widened_adjoints(dy: Any) -> Any:
+    """In float32: the adjoint of a result, or those of several."""
+    if isinstance(dy, tuple):
+        return tuple(None if part is None else cast(part, float32) for part in dy)
+    return cast(dy, float32)
+
+
+def _unbroadcast(part: Node, shape: Shape) -> Node:
+    """Sum over the axes along which an operand of this shape was broadcast.
+
+    A rule may also hand out a scalar for all elements.
+    """
+    if part.shape == shape or not part.shape:
+        return broadcast_to(part, shape)
+    added = part.ndim - len(shape)
+    repeated = (i for i, n in enumerate(shape) if n == 1 and part.shape[added + i] != 1)
+    axes = (*range(added), *(added + i for i in repeated))
+    return reshape(sum(part, axes), shape)

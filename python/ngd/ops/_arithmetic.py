@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise arithmetic and roundings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from ..dtypes import FLOATS, INTEGERS, DType, float64, is_float
+from ..graph.ir import Node, Operand, Sample, constant_node, register
+from ._casting import cast
+from ._compare import equal, logical_and, where
+from ._elementwise import Binary, Unary, align, zero_like
+from ._operands import Value, as_node, is_one
+
+
+class Rounding(Unary):
+    """A step function: its gradient is zero. Integers are their own result."""
+
+    dtypes = FLOATS
+    gradient_rounds = False
+    smooth = False
+
+    def __call__(self, x: Value) -> Node:
+        x = as_node(x, where=self.name)
+        return x if x.dtype in INTEGERS else self.node((x,))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (zero_like(dy),)
+
+
+class Add(Binary):
+    """a + b."""
+
+    name = "add"
+    adds = True
+    gradient_rounds = False
+    compute = np.add
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return dy, dy
+
+
+add: Final[Add] = register(Add())
+
+
+class Subtract(Binary):
+    """a - b."""
+
+    name = "subtract"
+    gradient_rounds = False
+    compute = np.subtract
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return dy, -dy
+
+
+subtract: Final[Subtract] = register(Subtract())
+
+
+class Multiply(Binary):
+    """a * b."""
+
+    name = "multiply"
+    multiplies = True
+    compute = np.multiply
+
+    def simplify(self, node: Node) -> Node | None:
+        a, b = node.inputs
+        if is_one(b) and node.type == a.type:
+            return a
+        return b if is_one(a) and node.type == b.type else None
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        a, b = node.inputs
+        return dy * b, dy * a
+
+
+multiply: Final[Multiply] = register(Multiply())
+
+
+class Divide(Binary):
+    """a / b in floats: integers become float64 first."""
+
+    name = "divide"
+    dtypes = FLOATS
+    compute = np.divide
+    kink_at_zero = True
+
+    def __call__(self, a: Value, b: Value) -> Node:
+        operands = align(self.name, a, b)
+        if not is_float(operands[0].dtype):
+            operands = [cast(x, float64) for x in operands]
+        return self.node(operands)
+
+    def simplify(self, node: Node) -> Node | None:
+        a, b = node.inputs
+        return a if is_one(b) and node.type == a.type else None
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        _, b = node.inputs
+        return dy / b, -(dy * node / b)
+
+
+divide: Final[Divide] = register(Divide())
+
+
+class FloorDivide(Binary):
+    """The floor of a / b, as NumPy: an integer divided by zero is 0. Its gradient is zero."""
+
+    name = "floor_divide"
+    compute = np.floor_divide
+    kink_at_zero = True
+    smooth = False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return zero_like(dy), zero_like(dy)
+
+
+floor_divide: Final[FloorDivide] = register(FloorDivide())
+
+
+class Remainder(Binary):
+    """a - floor_divide(a, b) * b, with the sign of b, as NumPy: an integer modulo zero is 0."""
+
+    name = "remainder"
+    compute = np.remainder
+    kink_at_zero = True
+    smooth = False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        a, b = node.inputs
+        return dy, -(dy * floor_divide(a, b))
+
+
+remainder: Final[Remainder] = register(Remainder())
+
+
+class Maximum(Binary):
+    """The larger of a and b; NaN propagates. Equal operands get half of the gradient each."""
+
+    name = "maximum"
+    compute = np.maximum
+    smooth = False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        a, b = node.inputs
+        to_a = where(a > b, dy, where(equal(a, b), dy * 0.5, 0))
+        return to_a, dy - to_a
+
+
+maximum: Final[Maximum] = register(Maximum())
+
+
+class Minimum(Binary):
+    """The smaller of a and b; NaN propagates. Equal operands get half of the gradient each."""
+
+    name = "minimum"
+    compute = np.minimum
+    smooth = False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        a, b = node.inputs
+        to_a = where(a < b, dy, where(equal(a, b), dy * 0.5, 0))
+        return to_a, dy - to_a
+
+
+minimum: Final[Minimum] = register(Minimum())
+
+
+def ends_of(dtype: DType) -> tuple[float, float]:
+    """The values of a dtype that nothing is below and above."""
+    if is_float(dtype):
+        return -math.inf, math.inf
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+class Clip(Binary):
+    """clip(x, min=None, max=None): minimum(maximum(x, min), max), where a bound may be left out.
+
+    A bound takes the gradient where it is the result and x is not; x takes it on its bounds.
+    """
+
+    name = "clip"
+    elementwise = False
+    gradient_rounds = False
+    smooth = False
+    compute = staticmethod(lambda x, low, high: np.minimum(np.maximum(x, low), high))
+
+    def __call__(self, x: Value, min: Value | None = None, max: Value | None = None) -> Node:
+        given = [bound for bound in (min, max) if bound is not None]
+        node, *bounds = align(self.name, as_node(x, where=self.name), *given)
+        lowest, largest = (constant_node(end, node.dtype) for end in ends_of(node.dtype))
+        low = lowest if min is None else bounds[0]
+        return self.node((node, low, largest if max is None else bounds[-1]))
+
+    def expand(self, x: Node, low: Node, high: Node) -> Node:
+        return minimum(maximum(x, low), high)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        x, low, high = node.inputs
+        inside = logical_and(x >= low, x <= high)
+        below = logical_and(x < low, low <= high)
+        return where(inside, dy, 0), where(below, dy, 0), where(maximum(x, low) > high, dy, 0)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, bound in (((), ()), ((2, 3), ()), ((4, 5), (5,)), ((0, 3), (3,))):
+            yield Sample((Operand(shape), Operand(bound, -1.5, -0.5), Operand(bound, 0.5, 1.5)))
+        yield Sample((Operand((7,)), Operand((), 2, 3), Operand((), 0, 1)))  # max is below min
+
+
+clip: Final[Clip] = register(Clip())
+
+
+class Negative(Unary):
+    """-x."""
+
+    name = "negative"
+    gradient_rounds = False
+    compute = np.negative
+
+    def simplify(self, node: Node) -> Node | None:
+        (x,) = node.inputs
+        return x.inputs[0] if x.op is self else None
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (-dy,)
+
+
+negative: Final[Negative] = register(Negative())
+
+
+class Abs(Unary):
+    """|x|; its gradient at 0 is 0."""
+
+    name = "abs"
+    gradient_rounds = False
+    compute = np.abs
+    kink_at_zero = True
+    smooth = False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy * sign(node.inputs[0]),)
+
+
+abs: Final[Abs] = register(Abs())
+
+
+class Sign(Unary):
+    """-1, 0 or 1; NaN stays. Its gradient is zero."""
+
+    name = "sign"
+    gradient_rounds = False
+    compute = np.sign
+    kink_at_zero = True
+    smooth = False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (zero_like(dy),)
+
+
+sign: Final[Sign] = register(Sign())
+
+
+class Square(Unary):
+    """x * x."""
+
+    name = "square"
+    compute = np.square
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy * 2 * node.inputs[0],)
+
+
+square: Final[Square] = register(Square())
+
+
+class Reciprocal(Unary):
+    """1 / x."""
+
+    name = "reciprocal"
+    dtypes = FLOATS
+    compute = np.reciprocal
+    kink_at_zero = True
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (-(dy * node * node),)
+
+
+reciprocal: Final[Reciprocal] = register(Reciprocal())
+
+
+class Floor(Rounding):
+    """The largest whole number <= x."""
+
+    name = "floor"
+    compute = np.floor
+
+
+floor: Final[Floor] = register(Floor())
+
+
+class Ceil(Rounding):
+    """The smallest whole number >= x."""
+
+    name = "ceil"
+    compute = np.ceil
+
+
+ceil: Final[Ceil] = register(Ceil())
+
+
+class Round(Rounding):
+    """The nearest whole number, halves to the even one."""
+
+    name = "round"
+    compute = np.rint
+
+
+round: Final[Round] = register(Round())

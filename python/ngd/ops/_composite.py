@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bases of elementwise functions that are made of other ops and have a gradient of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Final
+
+from ..dtypes import FLOATS, DType, float32
+from ..graph.ir import Node, Operand, Sample
+from ._casting import cast
+from ._elementwise import BINARY_SHAPES, UNARY_SHAPES, Binary, Unary, align
+from ._operands import HALVES, Value, as_node, float_of
+
+Ranges = tuple[tuple[float, float], ...]
+"""An interval for each operand, from which samples are drawn."""
+
+FEW: Final = (3, 4)
+"""The shape of samples of further ranges."""
+
+
+class CompositeUnary(Unary):
+    """A function of one operand; integers become floats. The fused kernel computes its parts."""
+
+    elementwise = False
+    dtypes = FLOATS
+    further: ClassVar[tuple[tuple[float, float], ...]] = ()
+    """Other intervals that samples are drawn from, so that they reach all branches."""
+
+    def samples(self) -> Iterable[Sample]:
+        for shape in UNARY_SHAPES:
+            low, high = self.domain[0]
+            yield Sample((Operand(shape, low, high, away_from_zero=self.kink_at_zero),))
+        for low, high in self.further:
+            yield Sample((Operand(FEW, low, high),))
+
+
+class CompositeBinary(Binary):
+    """A function of two operands that broadcast; integers become floats."""
+
+    elementwise = False
+    dtypes = FLOATS
+    further: ClassVar[tuple[Ranges, ...]] = ()
+
+    def __call__(self, a: Value, b: Value) -> Node:
+        operands = align(self.name, a, b)
+        return self.node([cast(x, float_of(x.dtype)) for x in operands])
+
+    def samples(self) -> Iterable[Sample]:
+        for shapes in BINARY_SHAPES:
+            yield Sample(tuple(self._drawn(shape, i) for i, shape in enumerate(shapes)))
+        for ranges in self.further:
+            yield Sample(tuple(Operand(FEW, low, high) for low, high in ranges))
+
+    def _drawn(self, shape: tuple[int, ...], operand: int) -> Operand:
+        low, high = self.domain[operand]
+        return Operand(shape, low, high, away_from_zero=self.kink_at_zero)
+
+
+def polynomial(x: Node, coefficients: Sequence[float]) -> Node:
+    """Return the sum of coefficients[k] * x ** k, by Horner's rule."""
+    *rest, first, second = coefficients
+    result = x * second + first
+    for coefficient in reversed(rest):
+        result = result * x + coefficient
+    return result
+
+
+def widened(where: str, x: Value) -> tuple[Node, DType]:
+    """Return floats to compute in, and the dtype of the result: 16-bit floats become float32."""
+    node = as_node(x, where=where)
+    dtype = float_of(node.dtype)
+    return cast(node, float32 if dtype in HALVES else dtype), dtype

@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolutions, and what their gradients are made of.
+
+A convolution y = conv(x, w) is linear in the data x and in the weights w. The adjoints of the two
+are ops of their own, conv_data_grad(dy, w) and conv_weight_grad(x, dy), which are linear in both
+operands too; the gradients of each of the three are the other two. Data is [N, C, spatial...],
+weights are [O, C / groups, kernel...], of 1 to 3 spatial axes. Two-byte floats are accumulated in
+float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from ..dtypes import FLOATS, Array, DType, Shape, Type
+from ..errors import ShapeError
+from ..graph.cost import Cost
+from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ._activation import POSTS, dy_before, reference_behind
+from ._elementwise import align
+from ._operands import Value, got, narrow, product_dtype, widen
+from ._reductions import sum
+from ._shape import reshape
+from ._windows import (
+    Padding,
+    PerAxis,
+    at,
+    offsets,
+    padded,
+    paddings,
+    per_axis,
+    reach,
+    sides,
+    spatial_axes,
+    under,
+    window_counts,
+)
+
+
+def _expect(where: str, x: Type, w: Type, groups: int) -> None:
+    axes = spatial_axes(where, x)
+    if not _parts(w, axes, groups) or w.shape[1] * groups != x.shape[1]:
+        raise ShapeError(
+            f"{where}: expected data [N, C, {axes} axes] and weights [O, C / {groups}, {axes} "
+            f"axes], O a multiple of groups={groups}; got {got(x, w)}. Transpose the weights, or "
+            "change groups."
+        )
+
+
+def _parts(w: Type, axes: int, groups: int) -> bool:
+    """Whether these are weights of so many spatial axes, whose first axis parts into the groups."""
+    whole = isinstance(groups, (int, np.integer)) and groups > 0
+    return whole and len(w.shape) == axes + 2 and w.shape[0] % groups == 0 and 0 not in w.shape[2:]
+
+
+def _apart(x: Array, groups: int, axis: int) -> Array:
+    """Part the channels along an axis: [..., groups, channels / groups, all behind as one]."""
+    before, channels = x.shape[:axis], x.shape[axis]
+    return x.reshape(*before, groups, channels // groups, int(np.prod(x.shape[axis + 1 :])))
+
+
+def _with_bias(where: str, y: Node, bias: Sequence[Node]) -> Node:
+    """Add a bias a channel, if there is one."""
+    for addend in bias:
+        if addend.shape != y.shape[1:2]:
+            raise ShapeError(
+                f"{where}: expected a bias of shape {y.shape[1:2]}; got {addend.type}. Reshape the "
+                "bias."
+            )
+        y = y + reshape(addend, (*addend.shape, *(1,) * (y.ndim - 2)))
+    return y
+
+
+class Linear(Op):
+    """One of the three ops of a convolution; attrs: strides, padding, dilations, groups.
+
+    Passes may ask for the float32 result of two-byte operands by dtype.
+    """
+
+    dtypes = FLOATS
+    accumulates = True
+    result, weights = -1, 1
+    """Where among its operands, its result behind them, the convolution's own and weights are."""
+    shape_attr: ClassVar[str] = ""
+    """The attribute that holds the result's spatial extents, where the operands do not say them."""
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return self.name, {k: v for k, v in attrs.items() if k not in (self.shape_attr, "dtype")}
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """Each element of the convolution's result meets all weights of its channel."""
+        types = (*operands, *results)
+        met = math.prod(types[self.weights].shape[1:])
+        behind = results[0].count * (len(operands) - 2 + len(attrs.get("post", ())))
+        return Cost.touching(2 * types[self.result].count * met + behind, types)
+
+    def samples(self) -> Iterable[Sample]:
+        """Data, weights, what convolves them: each op takes two of data, weights and result."""
+        for x, w, strides, padding, dilations, groups in (
+            ((2, 3, 5), (4, 3, 3), (1,), (1, 1), (1,), 1),
+            ((1, 4, 9), (2, 2, 2), (3,), (0, 2), (2,), 2),
+            ((2, 3, 5, 4), (2, 3, 3, 2), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+            ((1, 4, 7, 6), (6, 2, 3, 3), (2, 2), (1, 1, 0, 1), (1, 1), 2),
+            ((2, 3, 5, 5), (3, 1, 3, 3), (1, 2), (2, 2, 1, 1), (2, 1), 3),
+            ((2, 5, 3, 3), (4, 5, 1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 1),
+            ((1, 2, 3, 4, 5), (2, 2, 2, 1, 3), (1, 2, 1), (1, 0, 0, 0, 1, 1), (1, 1, 2), 1),
+            ((0, 2, 4, 4), (3, 2, 3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1),
+        ):
+            attrs: dict[str, Any] = {"strides": strides, "padding": padding}
+            attrs |= {"dilations": dilations, "groups": groups}
+            result = conv.infer(Type(FLOATS[0], x), Type(FLOATS[0], w), **attrs)
+            yield self.sample(x, w, result.shape, attrs)
+
+    def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
+        """The case of this op, of the shapes of data, weights and result."""
+        raise NotImplementedError(self.name)
+
+
+class Conv(Linear):
+    """conv(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1).
+
+    As torch.nn.functional.conv1d, conv2d and conv3d: x is [N, C, spatial...], weight is
+    [O, C / groups, kernel...], the bias [O]. The padding may also be pairs (before, after), an axis
+    each, or "same", which here makes ceil(n / stride) windows for any stride.
+
+    Passes may add a third operand, the bias, and post, a tuple of what is applied in the end.
+    """
+
+    name = "conv"
+    # Not relu: no kernel has it without another pass over the result, and elementwise ops have one.
+    posts = tuple(name for name in POSTS if name != "relu")
+
+    def __call__(
+        self,
+        x: Value,
+        weight: Value,
+        bias: Value | None = None,
+        stride: PerAxis = 1,
+        padding: Padding = 0,
+        dilation: PerAxis = 1,
+        groups: int = 1,
+    ) -> Node:
+        x, weight, *rest = align(self.name, x, weight, *([] if bias is None else [bias]))
+        _expect(self.name, x.type, weight.type, groups)
+        axes, kernel = x.ndim - 2, weight.shape[2:]
+        strides = per_axis(self.name, "stride", stride, axes, 1)
+        dilations = per_axis(self.name, "dilation", dilation, axes, 1)
+        zeros = paddings(self.name, padding, x.shape[2:], kernel, strides, dilations)
+        attrs = {
+            "strides": strides,
+            "padding": zeros,
+            "dilations": dilations,
+            "groups": int(groups),
+        }
+        return _with_bias(self.name, self.node((x, weight), attrs), rest)
+
+    def infer(
+        self,
+        x: Type,
+        w: Type,
+        *bias: Type,
+        strides: Shape,
+        padding: Shape,
+        dilations: Shape,
+        groups: int,
+        post: tuple[str, ...] = (),
+        dtype: DType | None = None,
+    ) -> Type:
+        dtype = product_dtype(self.name, (x, w), bias, self.dtypes, dtype)
+        _expect(self.name, x, w, groups)
+        if bias and bias[0].shape != w.shape[:1]:
+            raise ShapeError(
+                f"conv: expected a bias of shape {w.shape[:1]}; got {bias[0]}. Reshape the bias."
+            )
+        counts = window_counts(self.name, x, w.shape[2:], strides, padding, dilations)
+        return Type(dtype, (x.shape[0], w.shape[0], *counts))
+
+    def with_bias(self, node: Node, bias: Node) -> Node | None:
+        return biased(node, bias, 1)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        x, w, *bias = node.inputs
+        dy, _ = dy_before(node, dy)
+        return (
+            conv_data_grad(dy, w, x, node.attrs),
+            conv_weight_grad(x, dy, w, node.attrs),
+            *(sum(dy, (0, *range(2, dy.ndim))) for _ in bias),
+        )
+
+    def reference(
+        self,
+        x: Array,
+        w: Array,
+        *bias: Array,
+        strides: Shape,
+        padding: Shape,
+        dilations: Shape,
+        groups: int,
+        post: tuple[str, ...] = (),
+        dtype: DType | None = None,
+    ) -> Array:
+        attrs: dict[str, Any] = {"strides": strides, "padding": padding, "dilations": dilations}
+        type_x, type_w = Type(x.dtype, x.shape), Type(w.dtype, w.shape)
+        shape = self.infer(type_x, type_w, groups=groups, **attrs).shape
+        data, weights = padded(widen(x), padding), widen(w)
+        total = np.zeros(shape, data.dtype)
+        for offset in offsets(w.shape[2:]):
+            read = data[under(offset, shape[2:], strides, dilations)]
+            taps = weights[at(offset)]
+            product = np.matmul(_apart(taps, groups, 0), _apart(read, groups, 1))
+            total += product.reshape(shape)
+        for addend in bias:
+            total += widen(addend).reshape(-1, *(1,) * (len(shape) - 2))
+        return narrow(reference_behind(total, post), dtype or x.dtype)
+
+    def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
+        return Sample((Operand(x, -1, 1), Operand(w, -1, 1)), attrs)
+
+
+conv: Final[Conv] = register(Conv())
+
+
+def biased(node: Node, bias: Node, channels: int) -> Node | None:
+    """The convolution with a bias that has an element a channel, of this axis of the result."""
+    whole = (*(1,) * (node.ndim - bias.ndim), *bias.shape)
+    alone = all(n == 1 for axis, n in enumerate(whole) if axis != channels % node.ndim)
+    if len(node.inputs) > 2 or node.attrs.get("post") or not alone:
+        return None
+    if whole[channels] != node.shape[channels]:
+        return None
+    return node.op.node((*node.inputs, reshape(bias, (whole[channels],))), node.attrs)
+
+
+class ConvDataGrad(Linear):
+    """The adjoint of a convolution's data, of this spatial shape: conv_transpose, too.
+
+    Attrs: spatial, and the convolution's.
+    """
+
+    name = "conv_data_grad"
+    result = 0
+    public = False
+    shape_attr = "spatial"
+
+    def __call__(self, dy: Node, w: Node, x: Node, attrs: dict[str, Any]) -> Node:
+        return self.node((dy, w), {**_own(attrs), "spatial": x.shape[2:]})
+
+    def infer(
+        self,
+        dy: Type,
+        w: Type,
+        *,
+        spatial: Shape,
+        groups: int,
+        dtype: DType | None = None,
+        **attrs: Any,
+    ) -> Type:
+        dtype = product_dtype(self.name, (dy, w), (), self.dtypes, dtype)
+        channels = w.shape[1] * groups if len(w.shape) > 1 else 0
+        x = Type(dtype, (*dy.shape[:1], channels, *spatial))
+        if conv.infer(Type(dy.dtype, x.shape), w, groups=groups, **attrs) != dy:
+            raise ShapeError(
+                f"{self.name}: expected what weights make of data {x}; got {got(dy, w)}, {attrs}"
+            )
+        return x
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        g, w = node.inputs
+        return conv.node((dy, w), _own(node.attrs)), conv_weight_grad(dy, g, w, node.attrs)
+
+    def reference(self, dy: Array, w: Array, **attrs: Any) -> Array:
+        types = Type(dy.dtype, dy.shape), Type(w.dtype, w.shape)
+        shape = self.infer(*types, **attrs).shape
+        strides, dilations, groups = attrs["strides"], attrs["dilations"], attrs["groups"]
+        margins = sides(attrs["padding"])
+        whole = [n + before + after for n, (before, after) in zip(shape[2:], margins, strict=True)]
+        given, weights = widen(dy), widen(w)
+        total = np.zeros((*shape[:2], *whole), given.dtype)
+        for offset in offsets(w.shape[2:]):
+            taps = _apart(weights[at(offset)], groups, 0)
+            product = np.matmul(np.swapaxes(taps, 1, 2), _apart(given, groups, 1))
+            read = under(offset, dy.shape[2:], strides, dilations)
+            total[read] += product.reshape(*shape[:2], *dy.shape[2:])
+        inside = [slice(b, b + n) for n, (b, _) in zip(shape[2:], margins, strict=True)]
+        return narrow(total[at(inside)], attrs.get("dtype") or dy.dtype)
+
+    def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
+        return Sample((Operand(y, -1, 1), Operand(w, -1, 1)), {**attrs, "spatial": x[2:]})
+
+
+conv_data_grad: Final[ConvDataGrad] = register(ConvDataGrad())
+
+
+class ConvWeightGrad(Linear):
+    """The adjoint of a convolution's weights, of this kernel; attrs: kernel, the convolution's."""
+
+    name = "conv_weight_grad"
+    result, weights = 1, 2
+    public = False
+    shape_attr = "kernel"
+
+    def __call__(self, x: Node, dy: Node, w: Node, attrs: dict[str, Any]) -> Node:
+        return self.node((x, dy), {**_own(attrs), "kernel": w.shape[2:]})
+
+    def infer(
+        self,
+        x: Type,
+        dy: Type,
+        *,
+        kernel: Shape,
+        groups: int,
+        dtype: DType | None = None,
+        **attrs: Any,
+    ) -> Type:
+        dtype = product_dtype(self.name, (x, dy), (), self.dtypes, dtype)
+        spatial_axes(self.name, x)
+        w = Type(dtype, (*dy.shape[1:2], x.shape[1] // max(groups, 1), *kernel))
+        if conv.infer(x, Type(x.dtype, w.shape), groups=groups, **attrs) != dy:
+            raise ShapeError(
+                f"{self.name}: expected what weights {w} make of data; got {got(x, dy)}, {attrs}"
+            )
+        return w
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        x, g = node.inputs
+        return conv_data_grad(g, dy, x, node.attrs), conv.node((x, dy), _own(node.attrs))
+
+    def reference(self, x: Array, dy: Array, **attrs: Any) -> Array:
+        shape = self.infer(Type(x.dtype, x.shape), Type(dy.dtype, dy.shape), **attrs).shape
+        strides, dilations, groups = attrs["strides"], attrs["dilations"], attrs["groups"]
+        data, given = padded(widen(x), attrs["padding"]), _apart(widen(dy), groups, 1)
+        total = np.zeros(shape, data.dtype)
+        for offset in offsets(shape[2:]):
+            read = _apart(data[under(offset, dy.shape[2:], strides, dilations)], groups, 1)
+            product = np.sum(np.matmul(given, np.swapaxes(read, 2, 3)), axis=0)
+            total[at(offset)] = product.reshape(shape[:2])
+        return narrow(total, attrs.get("dtype") or x.dtype)
+
+    def sample(self, x: Shape, w: Shape, y: Shape, attrs: dict[str, Any]) -> Sample:
+        return Sample((Operand(x, -1, 1), Operand(y, -1, 1)), {**attrs, "kernel": w[2:]})
+
+
+conv_weight_grad: Final[ConvWeightGrad] = register(ConvWeightGrad())
+
+
+def _own(attrs: dict[str, Any]) -> dict[str, Any]:
+    """Take the attributes that the three ops have in common."""
+    return {name: attrs[name] for name in ("strides", "padding", "dilations", "groups")}
+
+
+@public
+def conv_transpose(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    stride: PerAxis = 1,
+    padding: Padding = 0,
+    output_padding: PerAxis = 0,
+    groups: int = 1,
+    dilation: PerAxis = 1,
+) -> Node:
+    """Transposed convolution, as torch.nn.functional.conv_transpose1d, 2d and 3d.
+
+    x is [N, C, spatial...], weight is [C, O / groups, kernel...], the bias [O]. It is the adjoint
+    of the data of a convolution with these weights. output_padding must be less than the stride.
+    """
+    where = "conv_transpose"
+    x, weight, *rest = align(where, x, weight, *([] if bias is None else [bias]))
+    axes, kernel = spatial_axes(where, x.type), weight.shape[2:]
+    if not _parts(weight.type, axes, groups) or weight.shape[0] != x.shape[1]:
+        raise ShapeError(
+            f"{where}: expected data [N, C, {axes} axes] and weights [C, O / {groups}, {axes} "
+            f"axes], C a multiple of groups={groups}; got {got(x.type, weight.type)}. Transpose "
+            "the weights, or change groups."
+        )
+    if padding == "same":
+        raise ValueError(
+            f'{where}: expected numbers for padding; got "same". Give the padding of each axis.'
+        )
+    strides = per_axis(where, "stride", stride, axes, 1)
+    dilations = per_axis(where, "dilation", dilation, axes, 1)
+    more = per_axis(where, "output_padding", output_padding, axes, 0)
+    if any(m >= s for m, s in zip(more, strides, strict=True)):
+        raise ShapeError(f"{where}: expected output_padding below the stride {strides}; got {more}")
+    zeros = paddings(where, padding, x.shape[2:], kernel, strides, dilations)
+    spatial = tuple(
+        (n - 1) * stride - before - after + reach(k, dilation) + m
+        for n, stride, (before, after), k, dilation, m in zip(
+            x.shape[2:], strides, sides(zeros), kernel, dilations, more, strict=True
+        )
+    )
+    if any(n < 1 for n in (*x.shape[2:], *spatial)):
+        raise ShapeError(
+            f"{where}: expected a result of some places; got {spatial} of {x.type}. Use less "
+            "padding, or a larger kernel."
+        )
+    attrs = {"strides": strides, "padding": zeros, "dilations": dilations, "groups": int(groups)}
+    return _with_bias(where, conv_data_grad.node((x, weight), {**attrs, "spatial": spatial}), rest)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connectionist temporal classification.
+
+The *path* of a target of S labels has L = 2 S + 1 positions: the labels, with blanks before them,
+between them and after them. In each step an alignment stays at its position, goes to the next one,
+or skips a blank between two different labels. alpha[s] is the logarithm of the probability of all
+alignments that are at position s. A scan over the steps computes it (Graves et al. 2006, section
+4.1).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from ..dtypes import float32
+from ..errors import ShapeError
+from ..graph.ir import Node, public
+from ._along_axis import take_along_axis
+from ._arithmetic import clip, maximum
+from ._casting import cast
+from ._compare import logical_and, not_equal, where
+from ._creation import arange
+from ._exponentials import logaddexp
+from ._operands import HALVES, Value, as_node, float_of, got
+from ._shape import as_indices, broadcast_to, concat, full, reshape, stack
+from ._softmax import LOSS_REDUCTIONS, check_reduction, class_weights, reduced
+from .control.iteration import scan
+
+IMPOSSIBLE: Final = -1e30
+"""The logarithm of the probability 0, finite so that gradients are."""
+
+
+def path_of(labels: Node, lengths: Node, blank: int) -> Node:
+    """Return the labels of the positions [N, L]; labels after the end of a target are blanks."""
+    n, count = labels.shape
+    within = arange(count) < reshape(lengths, (n, 1))
+    blanks = full((n, count), blank, labels.dtype)
+    pairs = reshape(stack([blanks, where(within, labels, blank)], 2), (n, 2 * count))
+    return concat([pairs, full((n, 1), blank, labels.dtype)], 1)
+
+
+def shifted(alpha: Node, by: int) -> Node:
+    """Return alpha of the position that is `by` before each position."""
+    n, count = alpha.shape
+    before = full((n, min(by, count)), IMPOSSIBLE, alpha.dtype)
+    return concat([before, alpha[:, : max(count - by, 0)]], 1)
+
+
+def last_alpha(scores: Node, path: Node, lengths: Node, blank: int) -> Node:
+    """Return alpha [N, L] after the last step of each sequence; `scores` are [T, N, L]."""
+    steps, n, count = scores.shape
+    skips = concat([full((n, min(2, count)), False, bool), not_equal(path[:, 2:], path[:, :-2])], 1)
+    skips = logical_and(skips, not_equal(path, blank))
+    alpha = where(arange(count) < 2, scores[0], IMPOSSIBLE)
+
+    def step(alpha: Node, given: tuple[Node, Node]) -> tuple[Node, None]:
+        score, number = given
+        two_before = where(skips, shifted(alpha, 2), IMPOSSIBLE)
+        new = logaddexp(logaddexp(alpha, shifted(alpha, 1)), two_before) + score
+        return where(number < reshape(lengths, (n, 1)), new, alpha), None
+
+    last, _ = scan(step, alpha, (scores[1:], arange(1, steps)))
+    return last  # type: ignore[no-any-return]
+
+
+@public
+def ctc_loss(
+    log_probabilities: Value,
+    targets: Value,
+    input_lengths: Value,
+    target_lengths: Value,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Node:  # long because each argument is described
+    """Return the CTC loss, as torch.nn.functional.ctc_loss.
+
+    Parameters
+    ----------
+    log_probabilities
+        [T, N, C]: the result of ops.log_softmax for T steps of N sequences.
+    targets
+        [N, S]: labels in [0, C). Those after the end of a target are not read.
+    input_lengths, target_lengths
+        [N]: the number of steps and of labels of each sequence.
+    blank
+        The class of the blank.
+    reduction
+        "none", "sum", or "mean", which divides the loss of a sequence by its number of labels.
+    zero_infinity
+        Count 0 for sequences that have too few steps for their target. By default their loss is
+        infinite. Their gradient is 0.
+
+    Raises
+    ------
+    OutOfRangeError
+        A label is outside of [0, C), when the step runs.
+    ShapeError
+        The shapes do not fit.
+
+    Examples
+    --------
+    ::
+
+        >>> def f(x):
+        ...     return ops.ctc_loss(ops.log_softmax(x), [[1]], [2], [1])
+        >>> round(float(ngd.function(f)(np.zeros((2, 1, 2)))), 4)
+        0.2877
+    """
+    check_reduction("ctc_loss", reduction, LOSS_REDUCTIONS)
+    x = as_node(log_probabilities, where="ctc_loss")
+    labels, steps, counts = (
+        as_indices(v, "ctc_loss") for v in (targets, input_lengths, target_lengths)
+    )
+    n = x.shape[1] if x.ndim == 3 else -1
+    if labels.ndim != 2 or labels.shape[0] != n or not steps.shape == counts.shape == (n,):
+        types = got(x.type, labels.type, steps.type, counts.type)
+        raise ShapeError(
+            "ctc_loss: expected log probabilities [T, N, C], targets [N, S], and lengths [N] and "
+            f"[N]; got {types}. Transpose or reshape them."
+        )
+    if not 0 <= blank < x.shape[2] or not x.shape[0]:
+        raise ValueError(f"ctc_loss: expected a step and blank in [0, C); got {x.type} and {blank}")
+    dtype = float_of(x.dtype)
+    wide = cast(x, float32 if dtype in HALVES else dtype)
+    path = path_of(labels, counts, blank)
+    index = broadcast_to(clip(path, 0, x.shape[2] - 1), (x.shape[0], *path.shape))
+    ones = class_weights("ctc_loss", None, wide, path)  # refuses labels outside of [0, C)
+    alpha = last_alpha(take_along_axis(wide, index, 2) * ones, path, steps, blank)
+    ends = [
+        take_along_axis(alpha, reshape(maximum(e, 0), (n, 1)), 1)
+        for e in (2 * counts, 2 * counts - 1)
+    ]
+    total = reshape(where(reshape(counts, (n, 1)) > 0, logaddexp(*ends), ends[0]), (n,))
+    is_possible = total > IMPOSSIBLE / 2
+    loss = where(is_possible, -total, 0.0 if zero_infinity else math.inf)
+    if reduction == "mean":
+        loss = loss / cast(maximum(counts, 1), loss.dtype)
+    return reduced(loss, reduction, dtype)

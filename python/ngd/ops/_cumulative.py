@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums, products and extrema of all elements up to each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from ..dtypes import FLOATS, Array, Type, float32, float64, int64, uint64
+from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ._arithmetic import ends_of, maximum, minimum, multiply
+from ._casting import cast
+from ._composite import widened
+from ._exponentials import logaddexp
+from ._operands import HALVES, Value, accumulator, as_axis, as_node, expect_dtype, narrow, widen
+from ._shape import concat, full, reshape
+
+
+class CumSum(Op):
+    """cumsum(x, axis=None, reverse=False): the sum of each element and all before it.
+
+    In reverse, the sum of each element and all after it. axis=None sums along the flattened
+    tensor. Bools and small integers become int64 or uint64. float32 is summed in float64, float16
+    and bfloat16 in float32; each sum is rounded once. Attrs: axis, reverse.
+    """
+
+    name = "cumsum"
+    dtypes = (int64, uint64, *FLOATS)
+
+    def __call__(self, x: Value, axis: int | None = None, reverse: bool = False) -> Node:
+        x = as_node(x, where=self.name)
+        x = cast(x, accumulator(x.dtype))
+        line = reshape(x, -1) if axis is None else x
+        along = as_axis(self.name, 0 if axis is None else axis, line.ndim, x.type)
+        return self.node((line,), {"axis": along, "reverse": bool(reverse)})
+
+    def infer(self, x: Type, *, axis: int, reverse: bool) -> Type:
+        expect_dtype(self.name, (x,), self.dtypes)
+        return x
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (self.node((dy,), {**node.attrs, "reverse": not node.attrs["reverse"]}),)
+
+    def reference(self, x: Array, *, axis: int, reverse: bool) -> Array:
+        wide = x.astype(float64) if x.dtype == float32 else widen(x)
+        order = np.flip(wide, axis) if reverse else wide
+        sums = np.cumsum(order, axis, dtype=wide.dtype)
+        return narrow(np.flip(sums, axis) if reverse else sums, x.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, axis in (((7,), 0), ((2, 5, 3), 1), ((3, 70), 0), ((2, 0), 1), ((0, 3), 1)):
+            for reverse in (False, True):
+                yield Sample((Operand(shape),), {"axis": axis, "reverse": reverse})
+
+
+cumsum: Final[CumSum] = register(CumSum())
+
+
+def _shifted(x: Node, distance: int, axis: int, fill: float) -> Node:
+    """Return x moved by a distance along an axis, and filled with a value."""
+    before = (slice(None),) * axis
+    filling = full((*x.shape[:axis], distance, *x.shape[axis + 1 :]), fill, x.dtype)
+    return concat([filling, x[(*before, slice(x.shape[axis] - distance))]], axis)
+
+
+def _accumulated(
+    where_: str, x: Node, axis: int | None, combine: Callable[[Node, Node], Node], identity: float
+) -> Node:
+    """Combine each element with all before it, in log2(n) rounds.
+
+    After round k an element stands for the 2 ** k elements up to it (Hillis and Steele, "Data
+    parallel algorithms", CACM 29, 1986).
+    """
+    line = reshape(x, -1) if axis is None else x
+    along = as_axis(where_, 0 if axis is None else axis, line.ndim, x.type)
+    distance = 1
+    while distance < line.shape[along]:
+        line = combine(line, _shifted(line, distance, along, identity))
+        distance *= 2
+    return line
+
+
+@public
+def cumprod(x: Value, axis: int | None = None) -> Node:
+    """Return the product of each element and all before it, as numpy.cumprod.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. Bools and small integers become int64 or uint64.
+    axis
+        An axis; None: the flattened tensor.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.cumprod)(np.array([1.0, 2.0, 3.0]))
+        array([1., 2., 6.])
+    """
+    node = as_node(x, where="cumprod")
+    dtype = accumulator(node.dtype)
+    wide = cast(node, float32 if dtype in HALVES else dtype)
+    return cast(_accumulated("cumprod", wide, axis, multiply, 1), dtype)
+
+
+@public
+def cummax(x: Value, axis: int | None = None) -> Node:
+    """Return the largest of each element and all before it, as numpy.maximum.accumulate.
+
+    torch.cummax returns the indices too. NaN propagates.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape.
+    axis
+        An axis; None: the flattened tensor.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.cummax)(np.array([1, 3, 2, 5]))
+        array([1, 3, 3, 5])
+    """
+    node = as_node(x, where="cummax")
+    return _accumulated("cummax", node, axis, maximum, ends_of(node.dtype)[0])
+
+
+@public
+def cummin(x: Value, axis: int | None = None) -> Node:
+    """Return the least of each element and all before it, as numpy.minimum.accumulate.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape.
+    axis
+        An axis; None: the flattened tensor.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.cummin)(np.array([4, 3, 5, 1]))
+        array([4, 3, 3, 1])
+    """
+    node = as_node(x, where="cummin")
+    return _accumulated("cummin", node, axis, minimum, ends_of(node.dtype)[1])
+
+
+@public
+def logcumsumexp(x: Value, axis: int | None = None) -> Node:
+    """Return the logarithm of the sum of exp of each element and all before it, without overflow.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+    axis
+        An axis; None: the flattened tensor.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.logcumsumexp)(np.array([0.0, 0.0, 1000.0]))
+        array([   0.    ,    0.6931, 1000.    ])
+    """
+    wide, dtype = widened("logcumsumexp", x)
+    return cast(_accumulated("logcumsumexp", wide, axis, logaddexp, -math.inf), dtype)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exponentials and logarithms of other bases, and functions that are made of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+import numpy as np
+
+from ..dtypes import DType
+from ..graph.ir import Node, public, register
+from ._arithmetic import abs, maximum, minimum, round, square
+from ._casting import cast
+from ._compare import equal, logical_or, where
+from ._composite import CompositeBinary, CompositeUnary, widened
+from ._elementwise import align
+from ._operands import Value
+from ._transcendental import exp, log, log1p, power, sqrt
+
+
+class LogTo(CompositeUnary):
+    """A logarithm that is exact for whole powers of its base."""
+
+    base: ClassVar[float]
+    domain = ((0.2, 3),)
+    further = ((5, 200),)
+
+    def expand(self, x: Node) -> Node:
+        found = log(x) * (1 / math.log(self.base))
+        whole = round(found)
+        return where(equal(power(self.base, whole), x), whole, found)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy / (node.inputs[0] * math.log(self.base)),)
+
+
+class Log2(LogTo):
+    """log2(x): the logarithm to base 2, exact for powers of 2.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.log2)(np.array([0.5, 1.0, 8.0]))
+        array([-1.,  0.,  3.])
+    """
+
+    name = "log2"
+    base = 2.0
+    compute = np.log2
+
+
+log2: Final[Log2] = register(Log2())
+
+
+class Log10(LogTo):
+    """log10(x): the logarithm to base 10.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.log10)(np.array([0.1, 1.0, 1000.0]))
+        array([-1.,  0.,  3.])
+    """
+
+    name = "log10"
+    base = 10.0
+    compute = np.log10
+
+
+log10: Final[Log10] = register(Log10())
+
+
+class Exp2(CompositeUnary):
+    """exp2(x): 2 to the power x.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.exp2)(np.array([-1.0, 0.5, 3.0]))
+        array([0.5   , 1.4142, 8.    ])
+    """
+
+    name = "exp2"
+    compute = np.exp2
+    further = ((-9, 9),)
+
+    def expand(self, x: Node) -> Node:
+        return power(2.0, x)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy * node * math.log(2),)
+
+
+exp2: Final[Exp2] = register(Exp2())
+
+
+class Hypot(CompositeBinary):
+    """hypot(a, b): sqrt(a ** 2 + b ** 2), without overflow. Its gradient is 0 where both are 0.
+
+    Parameters
+    ----------
+    a, b
+        Floats that broadcast. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.hypot)(np.array([3.0, 5.0]), np.array([4.0, 12.0]))
+        array([ 5., 13.])
+    """
+
+    name = "hypot"
+    compute = np.hypot
+    kink_at_zero = True
+    further = (((5, 9), (-1, 1)),)
+
+    def expand(self, a: Node, b: Node) -> Node:
+        first, second = abs(a), abs(b)
+        largest, least = maximum(first, second), minimum(first, second)
+        ratio = least / where(equal(largest, 0), 1, largest)
+        found = largest * sqrt(1 + square(ratio))
+        infinite = logical_or(first >= math.inf, second >= math.inf)
+        return where(infinite, math.inf, found)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        a, b = node.inputs
+        length = where(equal(node, 0), 1, node)
+        return dy * (a / length), dy * (b / length)
+
+
+hypot: Final[Hypot] = register(Hypot())
+
+
+class Cbrt(CompositeUnary):
+    """cbrt(x): the cube root, of negative numbers too.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.cbrt)(np.array([-8.0, 0.0, 27.0]))
+        array([-2.,  0.,  3.])
+    """
+
+    name = "cbrt"
+    compute = np.cbrt
+    kink_at_zero = True
+    further = ((-9, -4), (1e3, 6e4))
+
+    def expand(self, x: Node) -> Node:
+        size = abs(x)
+        root = power(size, 1 / 3)
+        safe = where(equal(root, 0), 1, root)
+        better = root - (root - size / square(safe)) / 3  # a step of Newton's
+        found = where(size < math.inf, better, size)
+        return where(x < 0, -found, found)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy / (3 * square(node)),)
+
+
+cbrt: Final[Cbrt] = register(Cbrt())
+
+
+@public
+def logaddexp(a: Value, b: Value) -> Node:
+    """Return log(exp(a) + exp(b)) without overflow, as numpy.logaddexp.
+
+    Parameters
+    ----------
+    a, b
+        Floats that broadcast. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.logaddexp)(np.array([0.0, 1000.0]), np.array([0.0, 1000.0]))
+        array([   0.6931, 1000.6931])
+    """
+    larger, distance, dtype = _larger_and_distance("logaddexp", a, b)
+    return cast(larger + log1p(exp(-distance)), dtype)
+
+
+def _larger_and_distance(where_: str, a: Value, b: Value) -> tuple[Node, Node, DType]:
+    operands = align(where_, a, b)
+    (first, dtype), (second, _) = (widened(where_, x) for x in operands)
+    same = equal(first, second)  # inf - inf is NaN
+    distance = abs(where(same, 0, first) - where(same, 0, second))
+    return maximum(first, second), distance, dtype
+
+
+@public
+def logaddexp2(a: Value, b: Value) -> Node:
+    """Return log2(2**a + 2**b) without overflow, as numpy.logaddexp2.
+
+    Parameters
+    ----------
+    a, b
+        Floats that broadcast. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.logaddexp2)(np.array([0.0, 1000.0]), np.array([0.0, 1000.0]))
+        array([   1., 1001.])
+    """
+    larger, distance, dtype = _larger_and_distance("logaddexp2", a, b)
+    return cast(larger + log1p(exp2(-distance)) / math.log(2), dtype)

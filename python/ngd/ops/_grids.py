@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampling of images at given positions, as torch.nn.functional has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..dtypes import float32
+from ..errors import ShapeError
+from ..graph.ir import Node, public
+from ._along_axis import take_along_axis
+from ._arithmetic import abs, clip, floor, round
+from ._casting import cast
+from ._compare import equal, logical_and, where
+from ._numeric import fmod
+from ._operands import HALVES, Value, as_node, float_of, got
+from ._shape import broadcast_to, reshape
+
+GRID_MODES: Final = ("bilinear", "nearest")
+PADDING_MODES: Final = ("zeros", "border", "reflection")
+
+
+def expect_one_of(name: str, given: str, known: Sequence[str]) -> None:
+    """Raise a ValueError for an option that is not among the known ones."""
+    if given not in known:
+        listed = ", ".join(f'"{each}"' for each in known)
+        raise ValueError(f"grid_sample: {name}: expected one of {listed}; got {given!r}")
+
+
+def pixel_position(coordinate: Node, size: int, align_corners: bool) -> Node:
+    """Convert a coordinate in [-1, 1] to a position in pixels."""
+    if align_corners:
+        return (coordinate + 1) * ((size - 1) / 2)
+    return ((coordinate + 1) * size - 1) / 2
+
+
+def reflected(position: Node, size: int, align_corners: bool) -> Node:
+    """Reflect a position at the borders of the image until it is inside."""
+    low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+    span = high - low
+    if span == 0:
+        return position * 0
+    distance = abs(position - low)
+    rest, flips = fmod(distance, span), floor(distance / span)
+    return where(equal(fmod(flips, 2.0), 0), rest + low, span - rest + low)
+
+
+def padded(position: Node, size: int, padding_mode: str, align_corners: bool) -> Node:
+    """Move a position into the image, except for zeros outside of it."""
+    if padding_mode == "zeros":
+        return position
+    if padding_mode == "reflection":
+        position = reflected(position, size, align_corners)
+    return clip(position, 0, size - 1)
+
+
+def pixels_at(x: Node, row: Node, column: Node) -> Node:
+    """Return the pixels [N, C, h, w] at whole positions [N, h, w]; 0 outside of the image."""
+    (n, channels, height, width), places = x.shape, row.shape
+    inside = logical_and(
+        logical_and(row >= 0, row <= height - 1), logical_and(column >= 0, column <= width - 1)
+    )
+    index = clip(row, 0, height - 1) * width + clip(column, 0, width - 1)
+    flat = reshape(cast(index, "int64"), (n, 1, -1))
+    found = take_along_axis(
+        reshape(x, (n, channels, -1)), broadcast_to(flat, (n, channels, flat.shape[2])), 2
+    )
+    found = reshape(found, (n, channels, *places[1:]))
+    return where(reshape(inside, (n, 1, *places[1:])), found, 0)
+
+
+@public
+def grid_sample(
+    x: Value,
+    grid: Value,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool = False,
+) -> Node:  # long because each argument is described
+    """Return the pixels of images at given positions, as torch.nn.functional.grid_sample.
+
+    Parameters
+    ----------
+    x
+        Images [N, C, H, W].
+    grid
+        [N, h, w, 2]: for each pixel of the result, a column and a row in the image. -1 is the left
+        or upper border, and 1 the right or lower one.
+    mode
+        "bilinear" interpolates between four pixels, and "nearest" takes the nearest one.
+    padding_mode
+        The value outside of the image: "zeros", the "border" pixel, or the "reflection" at the
+        border.
+    align_corners
+        If True, -1 and 1 are the centers of the pixels at the corners. If False, they are the
+        outer edges of these pixels.
+
+    Returns
+    -------
+    Node
+        [N, C, h, w].
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+
+    Examples
+    --------
+    ::
+
+        >>> image = np.array([[[[1.0, 2.0], [3.0, 4.0]]]])
+        >>> ngd.function(ops.grid_sample)(image, np.zeros((1, 1, 1, 2)))
+        array([[[[2.5]]]])
+    """
+    expect_one_of("mode", mode, GRID_MODES)
+    expect_one_of("padding_mode", padding_mode, PADDING_MODES)
+    images, points = as_node(x, where="grid_sample"), as_node(grid, where="grid_sample")
+    fits = images.ndim == points.ndim == 4 and points.shape[3] == 2
+    if not fits or images.shape[0] != points.shape[0] or 0 in images.shape[2:]:
+        raise ShapeError(
+            "grid_sample: expected images [N, C, H, W] and a grid [N, h, w, 2]; got "
+            f"{got(images.type, points.type)}. Transpose or reshape them."
+        )
+    dtype = float_of(images.dtype)
+    wide = float32 if dtype in HALVES else dtype
+    images, points = cast(images, wide), cast(points, wide)
+    column, row = (
+        padded(
+            pixel_position(points[..., axis], size, align_corners),
+            size,
+            padding_mode,
+            align_corners,
+        )
+        for axis, size in ((0, images.shape[3]), (1, images.shape[2]))
+    )
+    if mode == "nearest":
+        return cast(pixels_at(images, round(row), round(column)), dtype)
+    return cast(bilinear(images, row, column), dtype)
+
+
+def bilinear(x: Node, row: Node, column: Node) -> Node:
+    """Interpolate between the four pixels around each position."""
+    top, left = floor(row), floor(column)
+    total: Node | None = None
+    for down in (0, 1):
+        for right in (0, 1):
+            vertical = row - top if down else 1 - (row - top)
+            horizontal = column - left if right else 1 - (column - left)
+            weight = reshape(vertical * horizontal, (x.shape[0], 1, *row.shape[1:]))
+            part = pixels_at(x, top + down, left + right) * weight
+            total = part if total is None else total + part
+    assert total is not None
+    return total

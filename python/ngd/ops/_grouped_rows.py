@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products of groups of rows, for mixtures of experts.
+
+Group g is the rows from `offsets[g - 1]`, or 0, up to `offsets[g]`. The offsets are values that a
+step computes, so a program serves every distribution of the rows. Rows after the last offset belong
+to no group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import FLOATS, Array, Type, int32, int64
+from ..errors import OutOfRangeError, ShapeError
+from ..graph.cost import Cost
+from ..graph.ir import Node, Op, Operand, Sample, register
+from ._elementwise import align
+from ._matmul import swaps_last_two
+from ._operands import INDICES, Value, expect_dtype, got, narrow, widen
+from ._shape import as_indices
+
+
+class GroupedOp(Op):
+    """An op on groups of rows; the third operand has the offsets. It computes in its own dtype.
+
+    In a step of a 16-bit precision it stays float32.
+    """
+
+    dtypes = FLOATS
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """Return the cost if each row has a group: a multiplication and an addition per term."""
+        weight = (*operands, *results)[self.weight]
+        rows, terms = operands[0].shape[0], weight.count // max(weight.shape[0], 1)
+        return Cost.touching(2 * rows * terms, (*operands, *results))
+
+    weight: int
+    """The position of the weights among the operands and the result."""
+
+
+class GroupedMatMul(GroupedOp):
+    """Multiply each row by the matrix of its group, as the experts of a mixture do.
+
+    Parameters
+    ----------
+    x
+        Rows [rows, k], sorted by group.
+    w
+        A matrix per group, [groups, k, n].
+    offsets
+        Integers [groups]: the end of each group in the rows, which is a cumulative count.
+
+    Returns
+    -------
+    Node
+        [rows, n]. Rows after the last offset are zero, and get a gradient of zero.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    OutOfRangeError
+        An offset is less than the one before, or exceeds the rows, when the step runs.
+
+    Examples
+    --------
+    ::
+
+        >>> step = ngd.function(ops.grouped_matmul)
+        >>> step(np.ones((3, 1)), np.array([[[1.0, 2.0]], [[3.0, 4.0]]]), np.array([1, 3]))
+        array([[1., 2.],
+               [3., 4.],
+               [3., 4.]])
+    """
+
+    # A node has the attribute transpose_b, which reads the last two axes of w in reverse.
+    name = "grouped_matmul"
+    weight = 1
+
+    def __call__(self, x: Value, w: Value, offsets: Value) -> Node:
+        x, w = align(self.name, x, w)
+        ends = as_indices(offsets, self.name, "offsets")
+        node = self.node((x, w, ends), {"transpose_b": False})
+        while (simpler := self.simplify(node)) is not None:  # its gradient has the layout of w
+            node = simpler
+        return node
+
+    def infer(self, x: Type, w: Type, offsets: Type, *, transpose_b: bool = False) -> Type:
+        dtype = expect_dtype(self.name, (x, w), self.dtypes)
+        expect_dtype(self.name, (offsets,), INDICES)
+        fits = (len(x.shape), len(w.shape), len(offsets.shape)) == (2, 3, 1)
+        if (
+            not fits
+            or x.shape[1] != w.shape[2 if transpose_b else 1]
+            or offsets.shape != w.shape[:1]
+        ):
+            read = " (read transposed)" if transpose_b else ""
+            raise ShapeError(
+                f"{self.name}: expected x [rows, k], w [groups, k, n] and offsets [groups]; got "
+                f"{got(x, w, offsets)}{read}. Reshape them, or transpose w by ops.swapaxes."
+            )
+        return Type(dtype, (x.shape[0], w.shape[1 if transpose_b else 2]))
+
+    def simplify(self, node: Node) -> Node | None:
+        """Read a transposed weight in place."""
+        x, w, offsets = node.inputs
+        if not swaps_last_two(w):
+            return None
+        attrs = {"transpose_b": not node.attrs["transpose_b"]}
+        return self.node((x, w.inputs[0], offsets), attrs)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        x, w, offsets = node.inputs
+        is_transposed = node.attrs["transpose_b"]
+        dx = self.node((dy, w, offsets), {"transpose_b": not is_transposed})
+        rows = (dy, x) if is_transposed else (x, dy)  # the gradient has the layout of w
+        return dx, grouped_weight_grad.node((*rows, offsets)), None
+
+    def reference(self, x: Array, w: Array, offsets: Array, *, transpose_b: bool = False) -> Array:
+        weight = widen(w).swapaxes(1, 2) if transpose_b else widen(w)
+        result = np.zeros((len(x), weight.shape[2]), weight.dtype)
+        for group, rows in enumerate(rows_of_groups(offsets, len(x))):
+            result[rows] = widen(x)[rows] @ weight[group]
+        return narrow(result, x.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for rows, groups, k, n, most in ((7, 3, 4, 5, 7), (6, 5, 3, 2, 4), (40, 2, 33, 17, 40)):
+            for is_transposed in (False, True):
+                weight = (groups, n, k) if is_transposed else (groups, k, n)
+                operands = Operand((rows, k)), Operand(weight), offsets_of(groups, most)
+                yield Sample(operands, {"transpose_b": is_transposed})
+        ends = Operand((2,), 0, 0, dtype=int32)
+        yield Sample((Operand((0, 3)), Operand((2, 3, 4)), ends), {"transpose_b": False})
+        yield Sample((Operand((3, 0)), Operand((2, 0, 4)), ends), {"transpose_b": False})
+
+
+class GroupedWeightGrad(GroupedOp):
+    """grouped_weight_grad(a, b, offsets): aᵀ b of the rows of each group.
+
+    This is the adjoint of the weights of grouped_matmul. Zeros for a group without rows.
+    """
+
+    name = "grouped_weight_grad"
+    public = False
+    weight = 3
+
+    def infer(self, a: Type, b: Type, offsets: Type) -> Type:
+        dtype = expect_dtype(self.name, (a, b), self.dtypes)
+        expect_dtype(self.name, (offsets,), INDICES)
+        fits = (len(a.shape), len(b.shape), len(offsets.shape)) == (2, 2, 1)
+        if not fits or a.shape[0] != b.shape[0]:
+            raise ShapeError(
+                f"{self.name}: expected a [rows, m], b [rows, n] and offsets [groups]; got "
+                f"{got(a, b, offsets)}. Reshape them."
+            )
+        return Type(dtype, (offsets.shape[0], a.shape[1], b.shape[1]))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        a, b, offsets = node.inputs
+        da = grouped_matmul.node((b, dy, offsets), {"transpose_b": True})
+        return da, grouped_matmul.node((a, dy, offsets), {"transpose_b": False}), None
+
+    def reference(self, a: Array, b: Array, offsets: Array) -> Array:
+        rows_of = rows_of_groups(offsets, len(a))
+        products = [widen(a)[rows].T @ widen(b)[rows] for rows in rows_of]
+        shape = (len(products), a.shape[1], b.shape[1])
+        return narrow(np.asarray(products, widen(a).dtype).reshape(shape), a.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for rows, groups, m, n, most in ((7, 3, 4, 5, 7), (6, 5, 3, 2, 4), (40, 2, 33, 17, 40)):
+            yield Sample((Operand((rows, m)), Operand((rows, n)), offsets_of(groups, most)))
+        ends = Operand((2,), 0, 0, dtype=int32)
+        yield Sample((Operand((0, 3)), Operand((0, 4)), ends))
+
+
+def offsets_of(groups: int, most: int) -> Operand:
+    """Return random offsets of a sample."""
+    return Operand((groups,), 0, most, dtype=int64, ascending=True)
+
+
+def rows_of_groups(offsets: Array, rows: int) -> list[slice]:
+    """Return the rows of each group, or raise an OutOfRangeError for an offset that cannot be.
+
+    The message is that of src/cpp/kernels/portable/grouped_matmul.cpp.
+    """
+    found, before = [], 0
+    for group, offset in enumerate(offsets.tolist()):
+        if not before <= offset <= rows:
+            raise OutOfRangeError(
+                f"grouped_matmul: expected offsets from 0 to {rows} that do not decrease; got "
+                f"{offset} after {before} at [{group}] of the offsets"
+            )
+        found.append(slice(before, offset))
+        before = offset
+    return found
+
+
+grouped_weight_grad: Final[GroupedWeightGrad] = register(GroupedWeightGrad())
+grouped_matmul: Final[GroupedMatMul] = register(GroupedMatMul())

@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors side by side, and their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import Array
+from ..errors import ShapeError
+from ..graph.ir import Node, public
+from ._operands import Value, as_axis, as_node, node_of_axes
+from ._shape import broadcast_to, concat, expand_dims, expect_list, reshape, slice, split, take
+
+
+def _at_least(where_: str, ndim: int, values: Sequence[Value]) -> Any:
+    nodes = [as_node(x, where=where_) for x in values]
+    found = []
+    for node in nodes:
+        if ndim == 3 and node.ndim < 3:  # [n] to [1, n, 1], [m, n] to [m, n, 1]
+            shape = (*((1,) * (2 - node.ndim)), *node.shape, 1)
+        else:
+            shape = (*((1,) * (ndim - node.ndim)), *node.shape)
+        found.append(reshape(node, shape))
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+@public
+def atleast_1d(*x: Value) -> Any:
+    """Return tensors of at least one axis: scalars become [1].
+
+    Parameters
+    ----------
+    x
+        One tensor or several.
+
+    Returns
+    -------
+    Node, or a tuple of Node if several are given
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.atleast_1d(3))()
+        array([3])
+    """
+    return _at_least("atleast_1d", 1, x)
+
+
+@public
+def atleast_2d(*x: Value) -> Any:
+    """Return tensors of at least two axes: [n] becomes [1, n].
+
+    Parameters
+    ----------
+    x
+        One tensor or several.
+
+    Returns
+    -------
+    Node, or a tuple of Node if several are given
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.atleast_2d([1, 2]))()
+        array([[1, 2]])
+    """
+    return _at_least("atleast_2d", 2, x)
+
+
+@public
+def atleast_3d(*x: Value) -> Any:
+    """Return tensors of at least three axes: [n] becomes [1, n, 1], [m, n] becomes [m, n, 1].
+
+    Parameters
+    ----------
+    x
+        One tensor or several.
+
+    Returns
+    -------
+    Node, or a tuple of Node if several are given
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.atleast_3d([1, 2]))().shape
+        (1, 2, 1)
+    """
+    return _at_least("atleast_3d", 3, x)
+
+
+@public
+def vstack(values: Sequence[Value]) -> Node:
+    """Join tensors along the first axis, as numpy.vstack; [n] counts as [1, n].
+
+    Parameters
+    ----------
+    values
+        A list of tensors.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.vstack([[1, 2], [3, 4]]))()
+        array([[1, 2],
+               [3, 4]])
+    """
+    return concat([_at_least("vstack", 2, [x]) for x in expect_list("vstack", values)], 0)
+
+
+@public
+def hstack(values: Sequence[Value]) -> Node:
+    """Join tensors along the second axis, or the first if they have one, as numpy.hstack.
+
+    Parameters
+    ----------
+    values
+        A list of tensors.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.hstack([[1, 2], [3]]))()
+        array([1, 2, 3])
+    """
+    nodes = [_at_least("hstack", 1, [x]) for x in expect_list("hstack", values)]
+    if not nodes:
+        raise ShapeError("hstack: expected at least one tensor; got none")
+    return concat(nodes, 0 if nodes[0].ndim == 1 else 1)
+
+
+@public
+def dstack(values: Sequence[Value]) -> Node:
+    """Join tensors along the third axis, as numpy.dstack; [m, n] counts as [m, n, 1].
+
+    Parameters
+    ----------
+    values
+        A list of tensors.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.dstack([[1, 2], [3, 4]]))()
+        array([[[1, 3],
+                [2, 4]]])
+    """
+    return concat([_at_least("dstack", 3, [x]) for x in expect_list("dstack", values)], 2)
+
+
+@public
+def column_stack(values: Sequence[Value]) -> Node:
+    """Join tensors of one axis as columns, and matrices along the second axis.
+
+    Parameters
+    ----------
+    values
+        A list of tensors.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.column_stack([[1, 2], [3, 4]]))()
+        array([[1, 3],
+               [2, 4]])
+    """
+    nodes = [as_node(x, where="column_stack") for x in expect_list("column_stack", values)]
+    return concat([x if x.ndim > 1 else reshape(x, (-1, 1)) for x in nodes], 1)
+
+
+@public
+def append(x: Value, values: Value, axis: int | None = None) -> Node:
+    """Join a tensor and further values, as numpy.append.
+
+    Parameters
+    ----------
+    x
+        A tensor.
+    values
+        A tensor of the shape of x except for the axis; for None, of any shape.
+    axis
+        The axis along which they are joined; None joins the flattened tensors.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.append([1, 2], [[3], [4]]))()
+        array([1, 2, 3, 4])
+    """
+    nodes = [as_node(each, where="append") for each in (x, values)]
+    if axis is None:
+        return concat([reshape(node, -1) for node in nodes], 0)
+    return concat(nodes, axis)
+
+
+MOST_PARTS: Final = 2**16
+"""More parts would take minutes to build and compile."""
+
+
+def expect_parts(where_: str, count: int) -> None:
+    """Refuse a number of parts that is not positive, or that no graph can hold."""
+    if not 1 <= count <= MOST_PARTS:
+        raise ShapeError(f"{where_}: expected at least one part, at most {MOST_PARTS}; got {count}")
+
+
+@public
+def array_split(x: Value, sections: int | Sequence[int], axis: int = 0) -> tuple[Node, ...]:
+    """Cut a tensor into parts that need not be equal, as numpy.array_split.
+
+    Parameters
+    ----------
+    x
+        A tensor.
+    sections
+        The number of parts, or the indices where the tensor is cut. If the extent is not a
+        multiple of the number, the first parts are larger by one.
+    axis
+        The axis along which it is cut.
+
+    Returns
+    -------
+    tuple of Node
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.array_split([1, 2, 3], 2))()
+        (array([1, 2]), array([3]))
+    """
+    node = as_node(x, where="array_split")
+    along = as_axis("array_split", axis, node.ndim, node.type)
+    n = node.shape[along]
+    if isinstance(sections, (int, np.integer)):
+        expect_parts("array_split", int(sections))
+        part, more = divmod(n, int(sections))
+        sizes = [part + (i < more) for i in range(int(sections))]
+        cuts = [0, *np.cumsum(sizes).tolist()]
+    else:
+        cuts = [0, *(int(cut) for cut in sections), n]
+    before = (np.s_[:],) * along
+    return tuple(slice(node, (*before, np.s_[begin:end])) for begin, end in pairwise(cuts))
+
+
+@public
+def hsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
+    """Cut a tensor along the second axis, or the first if it has one, as numpy.hsplit.
+
+    Parameters
+    ----------
+    x
+        A tensor of at least one axis.
+    sections
+        The number of equal parts, or the indices where the tensor is cut.
+
+    Returns
+    -------
+    tuple of Node
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.hsplit([[1, 2], [3, 4]], 2))()
+        (array([[1],
+               [3]]), array([[2],
+               [4]]))
+    """
+    node = node_of_axes("hsplit", x, 1)
+    return split(node, sections, 0 if node.ndim == 1 else 1)
+
+
+@public
+def vsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
+    """Cut a tensor along the first axis, as numpy.vsplit.
+
+    Parameters
+    ----------
+    x
+        A tensor of at least two axes.
+    sections
+        The number of equal parts, or the indices where the tensor is cut.
+
+    Returns
+    -------
+    tuple of Node
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.vsplit([[1, 2], [3, 4]], 2))()
+        (array([[1, 2]]), array([[3, 4]]))
+    """
+    return split(node_of_axes("vsplit", x, 2), sections, 0)
+
+
+@public
+def dsplit(x: Value, sections: int | Sequence[int]) -> tuple[Node, ...]:
+    """Cut a tensor along the third axis, as numpy.dsplit.
+
+    Parameters
+    ----------
+    x
+        A tensor of at least three axes.
+    sections
+        The number of equal parts, or the indices where the tensor is cut.
+
+    Returns
+    -------
+    tuple of Node
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.dsplit([[[1, 2, 3]]], [1]))()
+        (array([[[1]]]), array([[[2, 3]]]))
+    """
+    return split(node_of_axes("dsplit", x, 3), sections, 2)
+
+
+@public
+def chunk(x: Value, chunks: int, axis: int = 0) -> tuple[Node, ...]:
+    """Cut a tensor into at most this many parts of equal size, as torch.chunk.
+
+    Parameters
+    ----------
+    x
+        A tensor.
+    chunks
+        The number of parts, at least 1. Each has ceil(n / chunks) elements along the axis; the last
+        one may have fewer, and there may be fewer parts.
+    axis
+        The axis along which it is cut.
+
+    Returns
+    -------
+    tuple of Node
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.chunk([1, 2, 3, 4, 5], 3))()
+        (array([1, 2]), array([3, 4]), array([5]))
+    """
+    node = as_node(x, where="chunk")
+    along = as_axis("chunk", axis, node.ndim, node.type)
+    expect_parts("chunk", chunks)
+    n = node.shape[along]
+    if n == 0:
+        return (node,) * chunks
+    return array_split(node, range(-(-n // chunks), n, -(-n // chunks)), along)
+
+
+@public
+def unbind(x: Value, axis: int = 0) -> tuple[Node, ...]:
+    """Return the slices along an axis, without that axis, as torch.unbind.
+
+    Parameters
+    ----------
+    x
+        A tensor of at least one axis.
+    axis
+        The axis that is left out.
+
+    Returns
+    -------
+    tuple of Node
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.unbind([[1, 2], [3, 4]], 1))()
+        (array([1, 3]), array([2, 4]))
+    """
+    node = as_node(x, where="unbind")
+    along = as_axis("unbind", axis, node.ndim, node.type)
+    before = (np.s_[:],) * along
+    return tuple(slice(node, (*before, i)) for i in range(node.shape[along]))
+
+
+@public
+def repeat(x: Value, repeats: int | Sequence[int] | Array, axis: int | None = None) -> Node:
+    """Repeat each element, as numpy.repeat; ops.tile repeats the whole tensor.
+
+    Parameters
+    ----------
+    x
+        A tensor.
+    repeats
+        How often: a number for all elements, or one per index of the axis. They are known when the
+        graph is built, since the shape depends on them.
+    axis
+        An axis; None: the flattened tensor.
+
+    Raises
+    ------
+    ShapeError
+        A number is negative, or their count does not fit the axis.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.repeat([1, 2, 3], [2, 0, 1]))()
+        array([1, 1, 3])
+    """
+    node = as_node(x, where="repeat")
+    if isinstance(repeats, Node):
+        raise ShapeError(
+            f"repeat: expected numbers that are known when the graph is built; got {repeats.type}. "
+            "Give Python numbers, or use ops.take."
+        )
+    node = reshape(node, -1) if axis is None else node
+    along = as_axis("repeat", 0 if axis is None else axis, node.ndim, node.type)
+    counts = np.asarray(repeats)
+    n = node.shape[along]
+    if counts.dtype.kind not in "iu" or (counts < 0).any() or counts.shape not in ((), (1,), (n,)):
+        raise ShapeError(
+            f"repeat: expected a number >= 0, or {n} for axis {along} of {node.type}; got {repeats}"
+        )
+    if counts.size == 1:
+        count = int(counts.reshape(()))
+        apart = expand_dims(node, along + 1)
+        shape = (*node.shape[: along + 1], count, *node.shape[along + 1 :])
+        merged = (*node.shape[:along], n * count, *node.shape[along + 1 :])
+        return reshape(broadcast_to(apart, shape), merged)
+    return take(node, np.repeat(np.arange(n), counts), along)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Further losses and similarities, made of other ops, as torch.nn.functional has them."""
+
+from __future__ import annotations
+
+import math
+
+from ..dtypes import float32
+from ..errors import ShapeError
+from ..graph.ir import Node, public
+from ._arithmetic import abs, maximum, minimum, square
+from ._casting import cast
+from ._compare import not_equal, where
+from ._creation import one_hot
+from ._elementwise import align
+from ._operands import HALVES, Value, as_node, float_of, got
+from ._reductions import sum, vector_norm
+from ._shape import stop_gradient, transpose
+from ._softmax import (
+    LOSS_REDUCTIONS,
+    check_reduction,
+    class_weights,
+    expect_labels,
+    pair,
+    reduced,
+    reduced_by,
+)
+from ._transcendental import log
+
+
+@public
+def nll_loss(
+    log_probabilities: Value,
+    labels: Value,
+    weight: Value | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Node:
+    """Return -log_probabilities[label], as torch.nn.functional.nll_loss.
+
+    Parameters
+    ----------
+    log_probabilities
+        [C], [N, C] or [N, C, d1, ...]: the result of ops.log_softmax.
+    labels
+        Integers in [0, C), of that shape without C.
+    weight
+        [C]: a factor for each class. The mean divides by the sum of the weights.
+    ignore_index
+        A label that counts for nothing.
+    reduction
+        "mean", "sum" or "none".
+
+    Raises
+    ------
+    OutOfRangeError
+        A label is outside of [0, C), when the step runs.
+    ShapeError
+        The shapes do not fit.
+
+    Examples
+    --------
+    ::
+
+        >>> def f(x):
+        ...     return ops.nll_loss(ops.log_softmax(x), [0, 1])
+        >>> ngd.function(f)(np.zeros((2, 4)))
+        array(1.3863)
+    """
+    check_reduction("nll_loss", reduction, LOSS_REDUCTIONS)
+    x, target = (as_node(v, where="nll_loss") for v in (log_probabilities, labels))
+    chosen = expect_labels("nll_loss", "log probabilities", x, target)
+    dtype = float_of(x.dtype)
+    wide = cast(x, float32 if dtype in HALVES else dtype)
+    if wide.ndim > 2:
+        wide = transpose(wide, (0, *range(2, wide.ndim), 1))
+    counts = not_equal(chosen, ignore_index)
+    safe = where(counts, chosen, 0)
+    picked = sum(where(one_hot(safe, wide.shape[-1], bool), wide, 0), -1)
+    factors = class_weights("nll_loss", weight, wide, safe)
+    loss = where(counts, -picked * factors, 0)
+    return reduced_by(loss, where(counts, factors, 0), reduction, dtype)
+
+
+@public
+def smooth_l1_loss(
+    prediction: Value, target: Value, beta: float = 1.0, reduction: str = "mean"
+) -> Node:
+    """Return d ** 2 / (2 * beta) where d = abs(prediction - target) < beta, else d - beta / 2.
+
+    torch.nn.functional.smooth_l1_loss. Girshick 2015 (arXiv:1504.08083), equation 3.
+
+    Parameters
+    ----------
+    prediction, target
+        Numbers of one shape.
+    beta
+        Where the square begins, >= 0; 0 is the l1 loss.
+    reduction
+        "mean", "sum" or "none".
+
+    Raises
+    ------
+    ValueError
+        beta is negative.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.smooth_l1_loss(x, [0.0, 0.0]))(np.array([0.5, 3.0]))
+        array(1.3125)
+    """
+    check_reduction("smooth_l1_loss", reduction, LOSS_REDUCTIONS)
+    if not beta >= 0:
+        raise ValueError(f"smooth_l1_loss: expected beta >= 0; got {beta}")
+    dtype, x, y = pair("smooth_l1_loss", prediction, target)
+    distance = abs(x - y)
+    if beta == 0:
+        return reduced(distance, reduction, dtype)
+    near = minimum(distance, beta)
+    return reduced(near * (distance - 0.5 * near) / beta, reduction, dtype)
+
+
+@public
+def gaussian_nll_loss(
+    prediction: Value,
+    target: Value,
+    var: Value,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Node:
+    """Return (log(var) + (prediction - target) ** 2 / var) / 2, var being at least eps.
+
+    torch.nn.functional.gaussian_nll_loss. Nix and Weigend 1994 (ICNN), equation 3. The gradient of
+    var passes where var is below eps.
+
+    Parameters
+    ----------
+    prediction, target
+        Numbers of one shape.
+    var
+        The variances, which broadcast to that shape.
+    full
+        If True, log(2 * pi) / 2 is added.
+    eps
+        The least variance.
+    reduction
+        "mean", "sum" or "none".
+
+    Raises
+    ------
+    ShapeError
+        The shapes differ, or var does not broadcast.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.gaussian_nll_loss(x, [0.0], [1.0]))(np.array([2.0]))
+        array(2.)
+    """
+    check_reduction("gaussian_nll_loss", reduction, LOSS_REDUCTIONS)
+    dtype, x, y = pair("gaussian_nll_loss", prediction, target)
+    variance = cast(as_node(var, like=x, where="gaussian_nll_loss"), x.dtype)
+    below = eps + (variance - stop_gradient(variance))  # the gradient passes, as PyTorch's
+    bounded = where(variance < eps, below, variance)
+    loss = 0.5 * (log(bounded) + square(x - y) / bounded)
+    if loss.shape != x.shape:
+        raise ShapeError(
+            f"gaussian_nll_loss: expected var that broadcasts to {x.type}; got {variance.type}. "
+            "Reshape var."
+        )
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    return reduced(loss, reduction, dtype)
+
+
+@public
+def cosine_similarity(a: Value, b: Value, axis: int = 1, eps: float = 1e-8) -> Node:
+    """Return the cosine of the angle between vectors, sum(a * b) / (norm(a) * norm(b)).
+
+    torch.nn.functional.cosine_similarity.
+
+    Parameters
+    ----------
+    a, b
+        Floats that broadcast.
+    axis
+        The axis of the vectors.
+    eps
+        Norms below eps count as eps.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda a, b: ops.cosine_similarity(a, b, 0))(np.ones(3), np.ones(3))
+        array(1.)
+    """
+    first, second = align("cosine_similarity", a, b)
+    dtype = float_of(first.dtype)
+    wide = float32 if dtype in HALVES else dtype
+    x, y = cast(first, wide), cast(second, wide)
+    lengths = [maximum(vector_norm(v, axis, keepdims=True), eps) for v in (x, y)]
+    return cast(sum((x / lengths[0]) * (y / lengths[1]), axis), dtype)
+
+
+@public
+def triplet_margin_loss(
+    anchor: Value,
+    positive: Value,
+    negative: Value,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Node:
+    """Return max(distance(anchor, positive) - distance(anchor, negative) + margin, 0).
+
+    torch.nn.functional.triplet_margin_loss. Balntas et al. 2016 (BMVC), section 3. The distance is
+    the norm of order p over the last axis of a - b + eps.
+
+    Parameters
+    ----------
+    anchor, positive, negative
+        Floats [N, D], or [D].
+    margin, p, eps
+        As above.
+    swap
+        If True, the distance of positive and negative counts, where it is smaller than that of
+        anchor and negative.
+    reduction
+        "mean", "sum" or "none".
+
+    Examples
+    --------
+    ::
+
+        >>> def f(a):
+        ...     return ops.triplet_margin_loss(a, np.ones((1, 2)), np.zeros((1, 2)))
+        >>> ngd.function(f)(np.ones((1, 2)))
+        array(0.)
+    """
+    check_reduction("triplet_margin_loss", reduction, LOSS_REDUCTIONS)
+    a, pos, neg = align("triplet_margin_loss", anchor, positive, negative)
+    if not a.shape == pos.shape == neg.shape or not a.ndim:
+        types = got(a.type, pos.type, neg.type)
+        raise ShapeError(
+            f"triplet_margin_loss: expected three tensors of one shape; got {types}. Reshape them."
+        )
+    dtype = float_of(a.dtype)
+    wide = float32 if dtype in HALVES else dtype
+    a, pos, neg = (cast(v, wide) for v in (a, pos, neg))
+    near, far = (vector_norm(a - v + eps, -1, ord=p) for v in (pos, neg))
+    if swap:
+        far = minimum(far, vector_norm(pos - neg + eps, -1, ord=p))
+    return reduced(maximum(near - far + margin, 0), reduction, dtype)

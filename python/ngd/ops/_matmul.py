@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import FLOATS, NUMBERS, Array, DType, Shape, Type, is_float
+from ..errors import ShapeError
+from ..graph.cost import Cost
+from ..graph.ir import Node, Op, Operand, Sample, register
+from ._activation import ADDED, POSTS, dy_before, reference_behind, split_added
+from ._elementwise import align
+from ._operands import Value, broadcast_shapes, got, narrow, product_dtype, widen
+from ._shape import reshape, transpose
+
+
+def _read(x: Shape, transposed: bool) -> Shape:
+    return (*x[:-2], x[-1], x[-2]) if transposed else x
+
+
+def swaps_last_two(node: Node) -> bool:
+    """Whether this is a transpose of the last two axes alone."""
+    if node.op is not transpose or node.ndim < 2:
+        return False
+    n = node.ndim
+    return tuple(node.attrs["axes"]) == (*range(n - 2), n - 1, n - 2)
+
+
+class MatMul(Op):
+    """matmul(a, b): numpy.matmul, 1-D operands and broadcast batches included.
+
+    A node has operands of two axes or more. Attrs: transpose_a, transpose_b read the last two axes
+    of that operand in reverse. Passes may add a third operand, a bias of the result's last axis,
+    and post, a tuple of what is applied in the end (`posts`, to floats), of which "add" adds one
+    more operand. Two-byte floats are accumulated in float32 and rounded once; `dtype` may ask for
+    the float32 itself, and the bias and what is added may be float32 then or else.
+    """
+
+    name = "matmul"
+    accumulates = True
+    dtypes = NUMBERS
+    posts = (*POSTS, ADDED)
+
+    def __call__(self, a: Value, b: Value) -> Node:
+        a, b = align(self.name, a, b)
+        if not a.ndim or not b.ndim:
+            raise ShapeError(
+                f"matmul: expected tensors, not scalars; got {got(a.type, b.type)}. Use "
+                "ops.multiply for a scalar."
+            )
+        row = reshape(a, (1, *a.shape)) if a.ndim == 1 else a
+        column = reshape(b, (*b.shape, 1)) if b.ndim == 1 else b
+        product = self._product(row, column)
+        shape = list(product.shape)
+        if b.ndim == 1:
+            del shape[-1]
+        if a.ndim == 1:
+            del shape[-1 if b.ndim == 1 else -2]
+        return reshape(product, shape)
+
+    def _product(self, a: Node, b: Node) -> Node:
+        attrs = {"transpose_a": False, "transpose_b": False}
+        if a.ndim > 2 and b.ndim == 2:  # one large product, and so is the gradient of b
+            rows = reshape(a, (math.prod(a.shape[:-1]), a.shape[-1]))
+            return reshape(self._product(rows, b), (*a.shape[:-1], b.shape[-1]))
+        node = self.node((a, b), attrs)
+        while (simpler := self.simplify(node)) is not None:  # its gradient has the layout of b
+            node = simpler
+        return node
+
+    def infer(
+        self,
+        *inputs: Type,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        post: tuple[str, ...] = (),
+        dtype: DType | None = None,
+    ) -> Type:
+        dtype = product_dtype(self.name, inputs[:2], inputs[2:], self.dtypes, dtype)
+        a, b = (_read(x.shape, t) for x, t in zip(inputs, (transpose_a, transpose_b), strict=False))
+        if a[-1] != b[-2]:
+            read = " (read transposed)" if transpose_a or transpose_b else ""
+            raise ShapeError(
+                f"matmul: expected the last axis of a to equal the second to last of b; "
+                f"got {got(*inputs)}{read}. Transpose one by ops.swapaxes, or reshape it."
+            )
+        if post and not (is_float(dtype) and set(post) <= set(self.posts)):
+            raise ValueError(f"matmul: expected post among {self.posts}, of floats; got {post}")
+        result = Type(dtype, (*broadcast_shapes(self.name, a[:-2], b[:-2]), a[-2], b[-1]))
+        (_, _, *bias), added = split_added(inputs, post)
+        if bias and bias[0].shape != b[-1:]:
+            raise ShapeError(f"matmul: expected a bias of shape {b[-1:]}; got {bias[0]}")
+        if added is not None and added.shape != result.shape:
+            raise ShapeError(f"matmul: expected {result} to add to the product; got {added}")
+        return result
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """A multiplication and an addition for each term; bias and `post` one an element."""
+        depth = _read(operands[0].shape, attrs["transpose_a"])[-1]
+        own, _ = split_added(operands, attrs.get("post", ()))
+        behind = len(own) - 2 + len(attrs.get("post", ()))
+        return Cost.touching(results[0].count * (2 * depth + behind), (*operands, *results))
+
+    def simplify(self, node: Node) -> Node | None:
+        """Read a transposed operand in place."""
+        for i, attr in ((0, "transpose_a"), (1, "transpose_b")):
+            if swaps_last_two(node.inputs[i]):
+                inputs = list(node.inputs)
+                inputs[i] = node.inputs[i].inputs[0]
+                return self.node(inputs, {**node.attrs, attr: not node.attrs[attr]})
+        return None
+
+    def with_bias(self, node: Node, bias: Node) -> Node | None:
+        if len(node.inputs) > 2 or node.attrs.get("post") or bias.shape != node.shape[-1:]:
+            return None
+        return self.node((*node.inputs, bias), node.attrs)
+
+    def factors(self, node: Node) -> tuple[Node, Node] | None:
+        attrs = node.attrs
+        plain = node.ndim == len(node.inputs) == 2 and not attrs.get("post")
+        if not plain or not attrs["transpose_a"] or attrs["transpose_b"]:
+            return None
+        a, b = node.inputs
+        return a, b
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (a, b, *bias), _ = split_added(node.inputs, node.attrs.get("post", ()))
+        ta, tb = node.attrs["transpose_a"], node.attrs["transpose_b"]
+        dy, of_added = dy_before(node, dy)
+
+        def product(x: Node, y: Node, transpose_x: bool, transpose_y: bool) -> Node:
+            return self.node((x, y), {"transpose_a": transpose_x, "transpose_b": transpose_y})
+
+        # With A and B as they are read, dA = dy Bᵀ and dB = Aᵀ dy; each is made in its own layout.
+        da = product(b, dy, tb, True) if ta else product(dy, b, False, not tb)
+        db = product(dy, a, True, ta) if tb else product(a, dy, not ta, False)
+        return (da, db, *(dy for _ in bias), *of_added)
+
+    def reference(
+        self,
+        *inputs: Array,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+        post: tuple[str, ...] = (),
+        dtype: DType | None = None,
+    ) -> Array:
+        (a, b, *bias), added = split_added([widen(x) for x in inputs], post)
+        result = np.matmul(
+            a.swapaxes(-1, -2) if transpose_a else a, b.swapaxes(-1, -2) if transpose_b else b
+        )
+        for addend in bias:
+            result = result + addend
+        return narrow(reference_behind(result, post, added), dtype or inputs[0].dtype)
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return self.name, {k: v for k, v in attrs.items() if k != "dtype"}
+
+    def samples(self) -> Iterable[Sample]:
+        for ta in (False, True):
+            for tb in (False, True):
+                for a, b, n in (((2, 3), (3, 4), 4), ((17, 33), (33, 9), 9)):
+                    attrs = {"transpose_a": ta, "transpose_b": tb}
+                    left, right = Operand(_read(a, ta)), Operand(_read(b, tb))
+                    yield Sample((left, right), attrs)
+                    yield Sample((left, right, Operand((n,))), attrs | {"post": ()})
+        plain = {"transpose_a": False, "transpose_b": False}
+        batches: tuple[tuple[Shape, Shape], ...] = (
+            ((5, 2, 3), (5, 3, 4)),
+            ((2, 3), (5, 3, 4)),
+            ((2, 1, 2, 3), (5, 3, 1)),
+            ((0, 3), (3, 4)),
+            ((2, 0), (0, 4)),
+        )
+        for left_shape, right_shape in batches:
+            yield Sample((Operand(left_shape), Operand(right_shape)), plain)
+        relu = {"transpose_a": False, "transpose_b": True, "post": ("relu",)}
+        for dtype in FLOATS:
+            left, right = Operand((4, 2), dtype=dtype), Operand((3, 2), dtype=dtype)
+            yield Sample((left, right), relu)
+            yield Sample((left, right, Operand((3,), dtype=dtype)), relu)
+
+
+matmul: Final[MatMul] = register(MatMul())

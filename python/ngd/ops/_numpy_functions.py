@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPy's functions on nodes: those that an op means, and what to write for some others."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from .._util.links import page_url
+from ..dtypes import float64, is_float
+from ..errors import ShapeError
+from ..graph.array_methods import NUMPY
+from ..graph.ir import Node
+from . import (
+    _along_axis as along_axis,
+)
+from . import (
+    _arithmetic as arithmetic,
+)
+from . import (
+    _compare as compare,
+)
+from . import (
+    _contraction as contraction,
+)
+from . import (
+    _creation as creation,
+)
+from . import (
+    _cumulative as cumulative,
+)
+from . import (
+    _differences as differences,
+)
+from . import (
+    _joining as joining,
+)
+from . import (
+    _linear_algebra as linear_algebra,
+)
+from . import (
+    _nan_reductions as nan_reductions,
+)
+from . import (
+    _numeric as numeric,
+)
+from . import (
+    _numpy_compositions as numpy_compositions,
+)
+from . import (
+    _rearrangement as rearrange,
+)
+from . import (
+    _reductions as reductions,
+)
+from . import (
+    _searching as searching,
+)
+from . import (
+    _shape as shape,
+)
+from . import (
+    _sorting as ordering,
+)
+from . import (
+    _statistics as statistics,
+)
+from . import (
+    _trigonometric as trigonometric,
+)
+from ._casting import cast
+from ._operands import Axis, as_node, got, normalize_axes
+
+
+def numpy_take(a: Any, indices: Any, axis: int | None = None) -> Node:
+    """numpy.take: along an axis, or of all elements in a row."""
+    x = as_node(a, where="numpy.take")
+    return shape.take(shape.reshape(x, -1) if axis is None else x, indices, axis or 0)
+
+
+def dot(a: Any, b: Any) -> Node:
+    """numpy.dot, of tensors of at most two axes: of more it is not what `@` is."""
+    x, y = as_node(a, where="numpy.dot"), as_node(b, where="numpy.dot")
+    if not x.ndim or not y.ndim:
+        return arithmetic.multiply(a, b)
+    if x.ndim > 2 or y.ndim > 2:
+        types = got(x.type, y.type)
+        raise ShapeError(f"numpy.dot: expected at most 2 axes; got {types}: see x @ y")
+    return x @ y
+
+
+def norm(x: Any, ord: float | None = None, axis: Axis = None, keepdims: bool = False) -> Node:
+    """numpy.linalg.norm, where that is no norm of a matrix but Frobenius's."""
+    where = "numpy.linalg.norm"
+    x = as_node(x, where=where)
+    axes = normalize_axes(where, axis, x.type)
+    if not isinstance(ord, (int, float, type(None))) or (ord is not None and len(axes) != 1):
+        raise ShapeError(f"{where}: expected ord=None, or a number and one axis; got ord={ord!r}")
+    if axis is not None and len(axes) not in (1, 2):
+        raise ShapeError(f"{where}: expected one axis or two; got {axis}")
+    x = x if is_float(x.dtype) else cast(x, float64)
+    return reductions.vector_norm(x, axes, keepdims, 2 if ord is None else ord)
+
+
+def full_like(a: Any, fill_value: Any, dtype: Any = None) -> Node:
+    """numpy.full_like."""
+    x = as_node(a, where="numpy.full_like")
+    return shape.full(x.shape, fill_value, x.dtype if dtype is None else dtype)
+
+
+def nan_to_num(
+    x: Any,
+    copy: bool = True,
+    nan: float = 0.0,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Node:
+    """numpy.nan_to_num; a node is never changed in place."""
+    return numeric.nan_to_num(x, nan, posinf, neginf)
+
+
+def zeros_like(a: Any, dtype: Any = None) -> Node:
+    """numpy.zeros_like."""
+    return full_like(a, 0, dtype)
+
+
+def ones_like(a: Any, dtype: Any = None) -> Node:
+    """numpy.ones_like."""
+    return full_like(a, 1, dtype)
+
+
+FUNCTIONS: Final[dict[Any, Callable[..., Any]]] = {
+    np.sum: reductions.sum,
+    np.mean: reductions.mean,
+    np.prod: reductions.prod,
+    np.max: reductions.max,
+    np.min: reductions.min,
+    np.var: reductions.var,
+    np.any: reductions.any,
+    np.all: reductions.all,
+    np.cumsum: cumulative.cumsum,
+    np.sort: ordering.sort,
+    np.argsort: ordering.argsort,
+    np.argmax: reductions.argmax,
+    np.argmin: reductions.argmin,
+    np.where: compare.where,
+    np.std: statistics.std,
+    np.median: statistics.median,
+    np.quantile: statistics.quantile,
+    np.percentile: statistics.percentile,
+    np.ptp: statistics.ptp,
+    np.count_nonzero: statistics.count_nonzero,
+    np.average: statistics.average,
+    np.nansum: nan_reductions.nansum,
+    np.nanmean: nan_reductions.nanmean,
+    np.nanprod: nan_reductions.nanprod,
+    np.nanvar: nan_reductions.nanvar,
+    np.nanstd: nan_reductions.nanstd,
+    np.nanargmax: nan_reductions.nanargmax,
+    np.nanargmin: nan_reductions.nanargmin,
+    np.nanmedian: nan_reductions.nanmedian,
+    np.nanquantile: nan_reductions.nanquantile,
+    np.nanpercentile: nan_reductions.nanpercentile,
+    np.nancumsum: nan_reductions.nancumsum,
+    np.nancumprod: nan_reductions.nancumprod,
+    np.cov: statistics.cov,
+    np.corrcoef: statistics.corrcoef,
+    np.cumprod: cumulative.cumprod,
+    np.diagonal: linear_algebra.diagonal,
+    np.diag: linear_algebra.diag,
+    np.trace: linear_algebra.trace,
+    np.outer: linear_algebra.outer,
+    np.inner: linear_algebra.inner,
+    np.vdot: linear_algebra.vdot,
+    np.kron: linear_algebra.kron,
+    np.cross: linear_algebra.cross,
+    np.tensordot: linear_algebra.tensordot,
+    np.linspace: creation.linspace,
+    np.meshgrid: creation.meshgrid,
+    np.nan_to_num: nan_to_num,
+    np.select: numeric.select,
+    np.sinc: trigonometric.sinc,
+    np.repeat: joining.repeat,
+    np.vstack: joining.vstack,
+    np.hstack: joining.hstack,
+    np.array_split: joining.array_split,
+    np.hsplit: joining.hsplit,
+    np.vsplit: joining.vsplit,
+    np.dsplit: joining.dsplit,
+    np.append: joining.append,
+    np.atleast_1d: joining.atleast_1d,
+    np.atleast_2d: joining.atleast_2d,
+    np.atleast_3d: joining.atleast_3d,
+    np.diff: differences.diff,
+    np.ediff1d: differences.ediff1d,
+    np.correlate: differences.correlate,
+    np.gradient: differences.gradient,
+    np.trapezoid: differences.trapezoid,
+    np.convolve: differences.convolve,
+    np.rot90: rearrange.rot90,
+    np.searchsorted: searching.searchsorted,
+    np.digitize: searching.digitize,
+    np.histogram: searching.histogram,
+    np.interp: searching.interp,
+    np.partition: searching.partition,
+    np.argpartition: searching.argpartition,
+    np.round: numpy_compositions.round_to,
+    np.around: numpy_compositions.round_to,
+    np.amax: reductions.max,
+    np.amin: reductions.min,
+    np.nanmax: nan_reductions.nanmax,
+    np.nanmin: nan_reductions.nanmin,
+    np.isclose: numeric.isclose,
+    np.isin: numpy_compositions.isin,
+    np.flipud: rearrange.flipud,
+    np.fliplr: rearrange.fliplr,
+    np.matrix_transpose: numpy_compositions.matrix_transpose,
+    np.linalg.matrix_transpose: numpy_compositions.matrix_transpose,
+    np.column_stack: joining.column_stack,
+    np.dstack: joining.dstack,
+    np.block: numpy_compositions.block,
+    np.delete: numpy_compositions.delete,
+    np.rollaxis: numpy_compositions.rollaxis,
+    np.diagflat: numpy_compositions.diagflat,
+    np.polyval: numpy_compositions.polyval,
+    np.fix: numeric.trunc,
+    np.copy: numpy_compositions.copy,
+    np.broadcast_arrays: numpy_compositions.broadcast_arrays,
+    np.clip: arithmetic.clip,
+    np.concatenate: shape.concat,
+    np.stack: shape.stack,
+    np.split: shape.split,
+    np.reshape: shape.reshape,
+    np.transpose: shape.transpose,
+    np.broadcast_to: shape.broadcast_to,
+    np.expand_dims: shape.expand_dims,
+    np.squeeze: shape.squeeze,
+    np.moveaxis: rearrange.moveaxis,
+    np.swapaxes: rearrange.swapaxes,
+    np.flip: rearrange.flip,
+    np.roll: rearrange.roll,
+    np.tile: rearrange.tile,
+    np.tril: rearrange.tril,
+    np.triu: rearrange.triu,
+    np.pad: rearrange.pad,
+    np.take: numpy_take,
+    np.dot: dot,
+    np.linalg.norm: norm,
+    np.ravel: lambda a: shape.reshape(a, -1),
+    np.full_like: full_like,
+    np.zeros_like: zeros_like,
+    np.empty_like: zeros_like,
+    np.ones_like: ones_like,
+    np.take_along_axis: along_axis.take_along_axis,
+    np.einsum: contraction.einsum,
+    np.shape: lambda a: a.shape,
+    np.ndim: lambda a: a.ndim,
+    np.size: lambda a: a.type.count,
+}
+
+SINCE_2_1: Final[dict[str, Callable[..., Any]]] = {
+    "unstack": numpy_compositions.unstack,
+    "cumulative_sum": numpy_compositions.cumulative_sum,
+    "cumulative_prod": numpy_compositions.cumulative_prod,
+}
+"""Functions that NumPy 2.0 does not have."""
+
+FUNCTIONS.update((getattr(np, name), op) for name, op in SINCE_2_1.items() if hasattr(np, name))
+
+SHAPES: Final = (
+    "its shape would depend on values, and shapes are known when the graph is built; "
+    "ngd.ops.where(mask, x, y) or x.at[mask].set(y) choose by a mask"
+)
+DECOMPOSITIONS: Final = (
+    f"ngd has no decompositions of matrices. Use ngd.call_host. See {page_url('limitations')}"
+)
+
+INSTEAD: Final[dict[Any, str]] = {
+    np.nonzero: SHAPES,
+    np.argwhere: SHAPES,
+    np.flatnonzero: SHAPES,
+    np.unique: SHAPES,
+    np.linalg.inv: DECOMPOSITIONS,
+    np.linalg.solve: DECOMPOSITIONS,
+    np.linalg.svd: DECOMPOSITIONS,
+    np.linalg.qr: DECOMPOSITIONS,
+    np.linalg.det: DECOMPOSITIONS,
+    np.linalg.eigh: DECOMPOSITIONS,
+    np.linalg.cholesky: DECOMPOSITIONS,
+    np.array_equal: "x == y, elementwise",
+    np.allclose: "np.isclose(x, y).all()",
+}
+
+UFUNCS: Final[dict[str, str]] = {
+    "absolute": "abs",
+    "fabs": "abs",
+    "rint": "round",
+    "invert": "bitwise_not",
+    "positive": "as_node",
+    "conjugate": "as_node",
+    "degrees": "rad2deg",
+    "radians": "deg2rad",
+    "arctan": "atan",
+    "arcsin": "asin",
+    "arccos": "acos",
+    "arctan2": "atan2",
+    "arcsinh": "asinh",
+    "arccosh": "acosh",
+    "arctanh": "atanh",
+}
+"""Functions whose ops are called otherwise."""
+
+
+METHODS: Final[dict[str, Callable[..., Any]]] = {
+    "add.reduce": reductions.sum,
+    "add.accumulate": cumulative.cumsum,
+    "multiply.reduce": reductions.prod,
+    "multiply.accumulate": cumulative.cumprod,
+    "multiply.outer": lambda a, b: linear_algebra.tensordot(a, b, 0),
+    "maximum.reduce": reductions.max,
+    "maximum.accumulate": cumulative.cummax,
+    "minimum.reduce": reductions.min,
+    "minimum.accumulate": cumulative.cummin,
+    "logaddexp.reduce": reductions.logsumexp,
+    "logaddexp.accumulate": cumulative.logcumsumexp,
+    "logical_and.reduce": reductions.all,
+    "logical_or.reduce": reductions.any,
+}
+"""Methods of NumPy's functions."""
+
+
+def call(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Apply the op that a function of NumPy's means; TypeError where there is none."""
+    name = f"{function.__module__}.{function.__name__}"
+    op = FUNCTIONS.get(function)
+    if op is None:
+        instead = INSTEAD.get(function, "use the functions of ngd.ops, or ngd.call_host")
+        raise TypeError(f"{name}: expected arrays; got a Node, for which it has no op: {instead}")
+    return _apply(name, op, args, kwargs)
+
+
+def call_method(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Apply the op that a method such as numpy.maximum.accumulate means."""
+    axis = {} if name.endswith(".outer") else {"axis": 0}
+    return _apply(f"numpy.{name}", METHODS[name], args, {**axis, **kwargs})
+
+
+def _apply(
+    name: str, op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    signature = inspect.signature(op)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        shown = ", ".join(signature.parameters)
+        raise TypeError(
+            f"{name}: expected ({shown}) on a Node; got other arguments: {error}"
+        ) from None
+    return op(*args, **kwargs)
+
+
+NUMPY.ufuncs, NUMPY.methods = UFUNCS, METHODS
+NUMPY.call, NUMPY.call_method = call, call_method

@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pools: the largest or the mean of each window over the spatial axes of [N, C, spatial...].
+
+Where windows stand, windows.py says. Two-byte floats are summed in float32 and rounded once.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, reduce
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import FLOATS, Array, Shape, Type, int64
+from ..errors import ShapeError
+from ..graph.cost import Cost
+from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ._along_axis import add_along_axis
+from ._casting import cast
+from ._matmul import matmul
+from ._operands import Value, as_node, expect_dtype, float_of, got, narrow, widen
+from ._rearrangement import moveaxis
+from ._reductions import max, mean
+from ._shape import concat, moved, reshape
+from ._windows import (
+    Padding,
+    PerAxis,
+    at,
+    first,
+    last,
+    offsets,
+    ordered,
+    padded,
+    paddings,
+    per_axis,
+    reach,
+    sides,
+    spatial_axes,
+    under,
+    window_counts,
+)
+
+
+@lru_cache(maxsize=4096)
+def _sizes(
+    n: int, count: int, kernel: int, stride: int, before: int, after: int, dilation: int
+) -> tuple[Shape, Shape]:
+    """Count the places of each window along one axis: in the tensor, and with its padding."""
+    inside, whole = [], []
+    for window in range(count):
+        first = window * stride - before
+        places = range(first, first + reach(kernel, dilation), dilation)
+        inside.append(sum(0 <= place < n for place in places))
+        whole.append(sum(place < n + after for place in places))
+    return tuple(inside), tuple(whole)
+
+
+class Pool(Op):
+    """Windows over [N, C, spatial...]; attrs: kernel, strides, padding, dilations, ceil."""
+
+    dtypes = FLOATS
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """Each window has one operation for each place."""
+        windows = results[0].count
+        return Cost.touching(windows * math.prod(attrs["kernel"]), (*operands, *results))
+
+    def attributes(
+        self,
+        x: Type,
+        kernel: PerAxis,
+        stride: PerAxis | None,
+        padding: Padding,
+        dilation: PerAxis,
+        ceil_mode: bool,
+    ) -> dict[str, Any]:
+        """Normalize what the user gave."""
+        axes = spatial_axes(self.name, x)
+        extents = per_axis(self.name, "kernel", kernel, axes, 1)
+        steps = extents if stride is None else per_axis(self.name, "stride", stride, axes, 1)
+        dilations = per_axis(self.name, "dilation", dilation, axes, 1)
+        zeros = paddings(self.name, padding, x.shape[2:], extents, steps, dilations)
+        attrs: dict[str, Any] = {"kernel": extents, "strides": steps, "padding": zeros}
+        return {**attrs, "dilations": dilations, "ceil": bool(ceil_mode)}
+
+    def pooled(
+        self,
+        x: Type,
+        *,
+        kernel: Shape,
+        strides: Shape,
+        padding: Shape,
+        dilations: Shape,
+        ceil: bool,
+    ) -> Type:
+        """Infer the type of one value a window; each window must hold an element."""
+        dtype = expect_dtype(self.name, (x,), self.dtypes)
+        if len(kernel) != spatial_axes(self.name, x):
+            raise ShapeError(f"{self.name}: expected a kernel over {x}; got {kernel}")
+        counts = window_counts(self.name, x, kernel, strides, padding, dilations, ceil)
+        for n, *axis in zip(
+            x.shape[2:],
+            counts,
+            kernel,
+            strides,
+            padding[::2],
+            padding[1::2],
+            dilations,
+            strict=True,
+        ):
+            if 0 in _sizes(n, *axis)[0]:
+                raise ShapeError(
+                    f"{self.name}: expected no window in the padding alone; got {x}, kernel "
+                    f"{kernel}, strides {strides}, padding {padding}, dilations {dilations}"
+                )
+        return Type(dtype, (*x.shape[:2], *counts))
+
+    def attribute_samples(self) -> Iterable[tuple[Shape, dict[str, Any]]]:
+        """Shapes and attributes."""
+        for shape, kernel, strides, padding, ceil in (
+            ((2, 3, 6), (2,), (2,), (0, 0), False),
+            ((1, 2, 7), (3,), (2,), (1, 1), True),
+            ((2, 2, 5, 6), (3, 2), (2, 2), (1, 1, 0, 1), False),
+            ((1, 2, 5, 5), (2, 3), (1, 2), (0, 0, 1, 1), True),
+            ((1, 2, 3, 4, 3), (2, 2, 3), (1, 2, 1), (0, 0, 1, 0, 1, 1), False),
+            ((0, 2, 4, 4), (2, 2), (2, 2), (0, 0, 0, 0), False),
+        ):
+            attrs: dict[str, Any] = {"kernel": kernel, "strides": strides, "padding": padding}
+            yield shape, {**attrs, "dilations": (1,) * len(kernel), "ceil": ceil}
+
+
+def _reaching(x: Array, counts: Shape, value: Any, attrs: dict[str, Any]) -> Array:
+    """Pad an array so far that all windows lie in it."""
+    margins: list[int] = []
+    for n, count, kernel, stride, (before, after), dilation in zip(
+        x.shape[2:],
+        counts,
+        attrs["kernel"],
+        attrs["strides"],
+        sides(attrs["padding"]),
+        attrs["dilations"],
+        strict=True,
+    ):
+        end = (count - 1) * stride + reach(kernel, dilation)
+        margins += (before, builtins.max(after, end - n - before))
+    return padded(x, tuple(margins), value)
+
+
+class MaxPool(Pool):
+    """max_pool(x, kernel, stride=kernel, padding=0, dilation=1, ceil_mode=False).
+
+    As torch.nn.functional.max_pool1d, max_pool2d and max_pool3d. With return_indices the place of
+    each largest element comes too: int64, counted row by row over the spatial axes. It is the first
+    of equals, or the first NaN. The gradient goes to that place. With the attribute channels_last,
+    which the compiler sets, data and results are [N, spatial..., C].
+    """
+
+    name = "max_pool"
+    carries = True
+
+    def __call__(
+        self,
+        x: Value,
+        kernel: PerAxis,
+        stride: PerAxis | None = None,
+        padding: Padding = 0,
+        dilation: PerAxis = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
+        x = as_node(x, where=self.name)
+        attrs = self.attributes(x.type, kernel, stride, padding, dilation, ceil_mode)
+        values, places = self.node((x,), attrs).results
+        return (values, places) if return_indices else values
+
+    def infer(self, x: Type, *, channels_last: bool = False, **attrs: Any) -> tuple[Type, ...]:
+        if channels_last:
+            plain = Type(x.dtype, ordered(x.shape, first(len(x.shape))))
+            values = self.pooled(plain, **attrs)
+            values = Type(x.dtype, ordered(values.shape, last(len(x.shape))))
+        else:
+            values = self.pooled(x, **attrs)
+        return values, Type(int64, values.shape)
+
+    def ahead(self, node: Node, axes: Shape) -> tuple[Node, ...] | None:
+        (x,) = node.inputs
+        if axes != first(x.ndim) or "channels_last" in node.attrs:
+            return None
+        made = self.node(x.inputs, {**node.attrs, "channels_last": True})
+        return tuple(moved(result, axes) for result in made.results)
+
+    def grad(self, node: Node, dy: tuple[Node | None, Node | None]) -> Sequence[Node | None]:
+        (x,), (_, places), (d_values, _) = node.inputs, node.results, dy
+        if d_values is None:
+            return (None,)
+        axis = 1 if "channels_last" in node.attrs else 2
+        spatial = slice(axis, axis + x.ndim - 2)
+        flat = (*x.shape[:axis], int(np.prod(places.shape[spatial])), *x.shape[axis + x.ndim - 2 :])
+        size = int(np.prod(x.shape[spatial]))
+        slopes = add_along_axis(reshape(d_values, flat), reshape(places, flat), axis, size)
+        return (reshape(slopes, x.shape),)
+
+    def reference(
+        self, x: Array, *, channels_last: bool = False, **attrs: Any
+    ) -> tuple[Array, ...]:
+        if channels_last:
+            found = self.reference(np.transpose(x, first(x.ndim)), **attrs)
+            return tuple(np.transpose(result, last(x.ndim)) for result in found)
+        shape = self.infer(Type(x.dtype, x.shape), **attrs)[0].shape
+        numbers = np.broadcast_to(np.arange(np.prod(x.shape[2:])).reshape(x.shape[2:]), x.shape)
+        data = _reaching(widen(x), shape[2:], 0, attrs)
+        place_of = _reaching(numbers, shape[2:], -1, attrs)
+        values, places = np.zeros(shape, data.dtype), np.full(shape, -1)
+        for offset in offsets(attrs["kernel"]):
+            read = under(offset, shape[2:], attrs["strides"], attrs["dilations"])
+            value, place = data[read], place_of[read]
+            larger = (value > values) | (np.isnan(value) & ~np.isnan(values))
+            better = (place >= 0) & ((places < 0) | larger)
+            values, places = np.where(better, value, values), np.where(better, place, places)
+        return narrow(values, x.dtype), narrow(places, int64)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, attrs in self.attribute_samples():
+            yield Sample((Operand(shape, distinct=True),), attrs)
+            behind = Operand(ordered(shape, last(len(shape))), distinct=True)
+            yield Sample((behind,), {**attrs, "channels_last": True})
+        attrs = {"kernel": (2, 3), "strides": (2, 1), "padding": (1, 0, 2, 2), "dilations": (2, 2)}
+        yield Sample((Operand((1, 2, 6, 5), distinct=True),), {**attrs, "ceil": False})
+
+
+max_pool: Final[MaxPool] = register(MaxPool())
+
+
+class AvgPool(Pool):
+    """avg_pool(x, kernel, stride=kernel, padding=0, ceil_mode=False, count_include_pad=True).
+
+    As torch.nn.functional.avg_pool1d, avg_pool2d and avg_pool3d: the zeros of the padding count as
+    elements, unless count_include_pad is False.
+    """
+
+    name = "avg_pool"
+    carries = True
+
+    def __call__(
+        self,
+        x: Value,
+        kernel: PerAxis,
+        stride: PerAxis | None = None,
+        padding: Padding = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> Node:
+        x = as_node(x, where=self.name)
+        x = cast(x, float_of(x.dtype))
+        attrs = self.attributes(x.type, kernel, stride, padding, 1, ceil_mode)
+        return self.node((x,), {**attrs, "include_pad": bool(count_include_pad)})
+
+    def infer(self, x: Type, *, include_pad: bool, **attrs: Any) -> Type:
+        return self.pooled(x, **attrs)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (avg_pool_grad(dy, node.inputs[0].shape[2:], node.attrs),)
+
+    def reference(self, x: Array, **attrs: Any) -> Array:
+        shape = self.infer(Type(x.dtype, x.shape), **attrs).shape
+        data = _reaching(widen(x), shape[2:], 0, attrs)
+        total = np.zeros(shape, data.dtype)
+        for offset in offsets(attrs["kernel"]):
+            total += data[under(offset, shape[2:], attrs["strides"], attrs["dilations"])]
+        return narrow(total / divisors(x.shape[2:], shape[2:], attrs, total.dtype), x.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for number, (shape, attrs) in enumerate(self.attribute_samples()):
+            yield Sample((Operand(shape),), {**attrs, "include_pad": number % 2 == 0})
+            yield Sample((Operand(shape),), {**attrs, "include_pad": number % 2 == 1})
+
+
+def divisors(spatial: Shape, counts: Shape, attrs: dict[str, Any], dtype: Any) -> Array:
+    """Count the elements of each window."""
+    lines = [
+        _sizes(n, *axis)[attrs["include_pad"]]
+        for n, *axis in zip(
+            spatial,
+            counts,
+            attrs["kernel"],
+            attrs["strides"],
+            attrs["padding"][::2],
+            attrs["padding"][1::2],
+            attrs["dilations"],
+            strict=True,
+        )
+    ]
+    return np.asarray(reduce(np.multiply.outer, [np.asarray(line, dtype) for line in lines]))
+
+
+avg_pool: Final[AvgPool] = register(AvgPool())
+
+
+class AvgPoolGrad(Op):
+    """The adjoint of avg_pool: each element of dy in equal parts where its window reads.
+
+    Attrs: spatial, and avg_pool's.
+    """
+
+    name = "avg_pool_grad"
+    carries = True
+    public = False
+    dtypes = FLOATS
+
+    def __call__(self, dy: Node, spatial: Shape, attrs: dict[str, Any]) -> Node:
+        return self.node((dy,), {**attrs, "spatial": spatial})
+
+    def infer(self, dy: Type, *, spatial: Shape, **attrs: Any) -> Type:
+        expect_dtype(self.name, (dy,), self.dtypes)
+        x = Type(dy.dtype, (*dy.shape[:2], *spatial))
+        if avg_pool.infer(x, **attrs) != dy:
+            raise ShapeError(f"{self.name}: expected what avg_pool makes of {x}; got {got(dy)}")
+        return x
+
+    def lower(self, **attrs: Any) -> tuple[str, dict[str, Any]]:
+        return self.name, {k: v for k, v in attrs.items() if k != "spatial"}
+
+    def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
+        """As avg_pool's."""
+        return avg_pool.cost(results, operands, **attrs)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (avg_pool.node((dy,), {k: v for k, v in node.attrs.items() if k != "spatial"}),)
+
+    def reference(self, dy: Array, *, spatial: Shape, **attrs: Any) -> Array:
+        counts = dy.shape[2:]
+        part = widen(dy) / divisors(spatial, counts, attrs, widen(dy).dtype)
+        x = np.zeros((*dy.shape[:2], *spatial), part.dtype)
+        total = _reaching(x, counts, 0, attrs)
+        for offset in offsets(attrs["kernel"]):
+            total[under(offset, counts, attrs["strides"], attrs["dilations"])] += part
+        before = attrs["padding"][::2]
+        inside = at(slice(b, b + n) for n, b in zip(spatial, before, strict=True))
+        return narrow(total[inside], dy.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for sample in avg_pool.samples():
+            x = Type(FLOATS[0], sample.operands[0].shape)
+            dy = avg_pool.infer(x, **sample.attrs)
+            yield Sample((Operand(dy.shape),), {**sample.attrs, "spatial": x.shape[2:]})
+
+
+avg_pool_grad: Final[AvgPoolGrad] = register(AvgPoolGrad())
+
+
+def _adaptive(where: str, x: Value, size: PerAxis | Sequence[int | None]) -> tuple[Node, Shape]:
+    """Resolve how many windows there are to be along each axis; None: as many as elements."""
+    node = as_node(x, where=where)
+    axes = spatial_axes(where, node.type)
+    given = (size,) * axes if isinstance(size, (int, np.integer)) else tuple(size)
+    if len(given) == axes:
+        given = tuple(n if g is None else g for n, g in zip(node.shape[2:], given, strict=True))
+    counts = per_axis(where, "an output size", given, axes, 1)
+    if 0 in node.shape[2:]:
+        raise ShapeError(
+            f"{where}: expected elements along each axis; got {node.type}. Leave empty batches out."
+        )
+    return node, counts
+
+
+def _bounds(n: int, count: int) -> list[tuple[int, int]]:
+    """Cut n elements into windows, as equal as can be; they overlap where count does not divide."""
+    return [(i * n // count, -(-(i + 1) * n // count)) for i in range(count)]
+
+
+@public
+def adaptive_avg_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> Node:
+    """Mean over as many windows as asked for, as torch.nn.functional.adaptive_avg_pool1d, 2d, 3d.
+
+    Window number i of `count` over n elements is [floor(i n / count), ceil((i + 1) n / count)).
+    """
+    node, counts = _adaptive("adaptive_avg_pool", x, output_size)
+    node = cast(node, float_of(node.dtype))
+    if all(count == 1 for count in counts):
+        return mean(node, tuple(range(2, node.ndim)), keepdims=True)
+    if all(n % count == 0 for n, count in zip(node.shape[2:], counts, strict=True)):
+        kernel = [n // count for n, count in zip(node.shape[2:], counts, strict=True)]
+        return avg_pool(node, kernel)
+    made = node
+    if made.dtype.itemsize == 2:  # several products, rounded once
+        made = cast(made, np.dtype(np.float32))
+    for axis, count in enumerate(counts, 2):
+        n = made.shape[axis]
+        shares = np.zeros((n, count), made.dtype)
+        for i, (begin, end) in enumerate(_bounds(n, count)):
+            shares[begin:end, i] = 1 / (end - begin)
+        made = moveaxis(matmul(moveaxis(made, axis, -1), shares), -1, axis)
+    return cast(made, node.dtype)
+
+
+@public
+def adaptive_max_pool(x: Value, output_size: PerAxis | Sequence[int | None]) -> Node:
+    """Largest of as many windows as asked for, as torch.nn.functional.adaptive_max_pool1d, 2d, 3d.
+
+    The windows are those of adaptive_avg_pool.
+    """
+    node, counts = _adaptive("adaptive_max_pool", x, output_size)
+    if all(n % count == 0 for n, count in zip(node.shape[2:], counts, strict=True)):
+        kernel = [n // count for n, count in zip(node.shape[2:], counts, strict=True)]
+        values: Node = max_pool(node, kernel)
+        return values
+    for axis, count in enumerate(counts, 2):
+        ahead = (slice(None),) * axis
+        parts = [node[(*ahead, slice(a, b))] for a, b in _bounds(node.shape[axis], count)]
+        node = concat([max(part, axis, keepdims=True) for part in parts], axis)
+    return node

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random draws of further distributions, made of the counter-based ones of random.py.
+
+They take a seed and an offset as these do: equal ones give equal numbers on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import FLOATS, INTEGERS, as_dtype, float32, float64, int64, uint64
+from ..errors import DTypeError, ShapeError
+from ..graph.ir import Node, public
+from ._arithmetic import clip, maximum, remainder
+from ._casting import cast
+from ._creation import arange
+from ._operands import Value, as_axis, as_node, as_shape, scalar
+from ._random import random_bits, random_uniform
+from ._rearrangement import moveaxis
+from ._reductions import argmax
+from ._shape import expand_dims, take
+from ._sorting import argsort, top_k
+from ._special import erfinv
+from ._transcendental import log
+
+LEAST: Final = 2.0**-54
+"""Half of the least step of float64's uniforms, in place of 0 whose logarithm is -inf."""
+
+
+def _expect_float(where_: str, dtype: Any) -> Any:
+    kind = as_dtype(dtype, where_)
+    if kind not in FLOATS:
+        raise DTypeError(
+            f"{where_}: expected a floating dtype; got {kind}. Cast the result instead."
+        )
+    return kind
+
+
+@public
+def randint(
+    shape: int | Sequence[int],
+    low: int,
+    high: int,
+    dtype: Any = int64,
+    *,
+    seed: int | Node,
+    offset: int | Node = 0,
+) -> Node:
+    """Draw integers in [low, high), each with the same probability (up to 2 ** -32).
+
+    Parameters
+    ----------
+    shape
+        The shape of the result.
+    low, high
+        Ints that are known when the graph is built.
+    dtype
+        An integer dtype that holds them.
+    seed, offset
+        As in ops.random_bits.
+
+    Raises
+    ------
+    ValueError
+        low is not below high, or a bound does not fit the dtype.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.randint(5, 0, 10, seed=1))()
+        array([8, 9, 6, 7, 3])
+    """
+    kind = as_dtype(dtype, "randint")
+    if kind not in INTEGERS:
+        raise DTypeError(
+            f"randint: expected an integer dtype; got {kind}. Cast the result instead."
+        )
+    limits = np.iinfo(kind)
+    if not limits.min <= low < high <= int(limits.max) + 1:
+        raise ValueError(
+            f"randint: expected low < high within [{limits.min}, {limits.max}]; got {low}, {high}. "
+            "Change the bounds, or use a wider dtype."
+        )
+    count = high - low
+    extents = as_shape(shape)
+    words = cast(random_bits((*extents, 2), seed=seed, offset=offset), uint64)
+    bits = words[..., 0] * scalar(2**32, uint64, "randint") + words[..., 1]
+    if count < 2**64:
+        bits = remainder(bits, scalar(count, uint64, "randint"))
+    if low < 0:  # both wrap modulo 2 ** 64
+        return cast(cast(bits, int64) + low, kind)
+    return cast(bits + scalar(low, uint64, "randint"), kind)
+
+
+@public
+def bernoulli(
+    p: Value,
+    shape: int | Sequence[int] | None = None,
+    *,
+    seed: int | Node,
+    offset: int | Node = 0,
+) -> Node:
+    """Draw bools that are True with probability p.
+
+    Parameters
+    ----------
+    p
+        Probabilities: a number, or a tensor that broadcasts to the shape.
+    shape
+        The shape of the result. The default is the shape of p.
+    seed, offset
+        As in ops.random_uniform.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.bernoulli(0.5, 4, seed=1))()
+        array([False, False, False, False])
+    """
+    chance = cast(as_node(p, where="bernoulli"), float64)
+    extents = chance.shape if shape is None else as_shape(shape)
+    drawn = random_uniform(extents, float64, seed=seed, offset=offset) < chance
+    if drawn.shape != extents:
+        raise ShapeError(
+            f"bernoulli: expected p that broadcasts to {extents}; got {chance.type}. Reshape p."
+        )
+    return drawn
+
+
+@public
+def permutation(x: int | Value, axis: int = 0, *, seed: int | Node, offset: int | Node = 0) -> Node:
+    """Return the slices of x along an axis in random order, or of the ints 0 to x - 1.
+
+    Parameters
+    ----------
+    x
+        A tensor, or an int n for a permutation of arange(n).
+    axis
+        The axis to permute.
+    seed, offset
+        As in ops.random_uniform.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.permutation(5, seed=1))()
+        array([4, 3, 1, 2, 0])
+    """
+    if isinstance(x, (int, np.integer)) and not isinstance(x, bool):
+        x = arange(int(x))
+    node = as_node(x, where="permutation")
+    along = as_axis("permutation", axis, node.ndim, node.type)
+    keys = random_uniform(node.shape[along], float64, seed=seed, offset=offset)
+    return take(node, argsort(keys), along)
+
+
+@public
+def gumbel(
+    shape: int | Sequence[int],
+    dtype: Any = float32,
+    *,
+    seed: int | Node,
+    offset: int | Node = 0,
+) -> Node:
+    """Draw from the standard Gumbel distribution: -log(-log(u)) for uniform u.
+
+    Parameters
+    ----------
+    shape
+        The shape of the result.
+    dtype
+        A floating dtype. The numbers are drawn in float64 and rounded once.
+    seed, offset
+        As in ops.random_uniform.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.gumbel(3, seed=1))().shape
+        (3,)
+    """
+    kind = _expect_float("gumbel", dtype)
+    u = random_uniform(as_shape(shape), float64, seed=seed, offset=offset)
+    return cast(-log(-log(maximum(u, LEAST))), kind)
+
+
+@public
+def categorical(
+    logits: Value,
+    axis: int = -1,
+    shape: int | Sequence[int] | None = None,
+    *,
+    seed: int | Node,
+    offset: int | Node = 0,
+) -> Node:
+    """Draw indices with the probabilities softmax(logits), as jax.random.categorical.
+
+    The draws are independent of each other. ops.multinomial draws different indices.
+
+    The largest of logits plus Gumbel noise: Gumbel 1954, see Maddison et al. 2014
+    (arXiv:1411.0030), section 2.
+
+    Parameters
+    ----------
+    logits
+        Unnormalized logarithms of probabilities; ops.log(p) for probabilities p.
+    axis
+        The axis of the classes.
+    shape
+        The shape of the result, to which that of the logits without the axis broadcasts; by
+        default it is that one.
+    seed, offset
+        As in ops.random_uniform.
+
+    Returns
+    -------
+    Node
+        int64.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.categorical([0.0, 9.0], shape=3, seed=1))()
+        array([1, 1, 1])
+    """
+    node = cast(as_node(logits, where="categorical"), float64)
+    along = as_axis("categorical", axis, node.ndim, node.type)
+    node = moveaxis(node, along, -1)
+    extents = node.shape[:-1] if shape is None else as_shape(shape)
+    noise = gumbel((*extents, node.shape[-1]), float64, seed=seed, offset=offset)
+    total = node + noise
+    if total.shape != noise.shape:
+        raise ShapeError(
+            f"categorical: expected logits that broadcast to {extents}; got {node.type}. Reshape "
+            "the logits, or change shape."
+        )
+    return argmax(total, -1)
+
+
+@public
+def multinomial(
+    p: Value,
+    num_samples: int,
+    replacement: bool = False,
+    *,
+    seed: int | Node,
+    offset: int | Node = 0,
+) -> Node:
+    """Draw several indices with given probabilities, as torch.multinomial.
+
+    Without replacement they are different, and each one is drawn from the remaining ones: the
+    largest of log(p) plus Gumbel noise, see Kool et al. 2019 (arXiv:1903.06059), section 2.2.
+
+    Parameters
+    ----------
+    p
+        The weights of the classes along the last axis: numbers >= 0, which are divided by their
+        sum.
+    num_samples
+        The number of draws, at least 1. Without replacement, it is at most the number of classes.
+    replacement
+        If True, draws are independent, and an index may occur several times.
+    seed, offset
+        As in ops.random_uniform.
+
+    Returns
+    -------
+    Node
+        int64, the shape of p with num_samples in place of the classes.
+
+    Raises
+    ------
+    ShapeError
+        p has no class, or num_samples does not fit.
+    ValueError
+        An array p has a weight that is negative or not finite, or fewer positive weights than
+        different classes are drawn. In a p that a step computes they are not checked; a class of
+        weight 0 then follows after all others.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.multinomial([0.2, 0.0, 0.8], 2, seed=1))()
+        array([2, 0])
+    """
+    node = cast(as_node(p, where="multinomial"), float64)
+    least = 1 if replacement else num_samples
+    if not node.ndim or node.shape[-1] < least or num_samples < 1:
+        raise ShapeError(
+            f"multinomial: expected weights of {max(least, 1)} or more classes, and num_samples >= "
+            f"1; got {node.type}, num_samples={num_samples}"
+        )
+    if not isinstance(p, Node):
+        _expect_weights(np.asarray(p, np.float64), least)
+    logits = log(node)
+    if replacement:
+        shape = (*node.shape[:-1], num_samples)
+        return categorical(expand_dims(logits, -2), shape=shape, seed=seed, offset=offset)
+    return top_k(logits + gumbel(node.shape, float64, seed=seed, offset=offset), num_samples)[1]
+
+
+def _expect_weights(weights: Any, least: int) -> None:
+    is_weight = (weights >= 0) & (weights < np.inf)
+    if not is_weight.all():
+        raise ValueError(
+            f"multinomial: expected weights in [0, inf); got {weights[~is_weight][0]}. Pass "
+            "probabilities; for logits, pass ops.softmax(logits)."
+        )
+    positive = (weights > 0).sum(-1)
+    if (positive < least).any():
+        raise ValueError(
+            f"multinomial: expected at least {least} positive weights; got {positive.min()}. Draw "
+            "fewer samples, or set replacement=True."
+        )
+
+
+@public
+def truncated_normal(
+    shape: int | Sequence[int],
+    low: float = -2.0,
+    high: float = 2.0,
+    dtype: Any = float32,
+    *,
+    seed: int | Node,
+    offset: int | Node = 0,
+) -> Node:
+    """Draw from the standard normal distribution between two bounds, by its inverse.
+
+    sqrt(2) * erfinv(u) for u uniform between erf(low / sqrt(2)) and erf(high / sqrt(2)).
+
+    Parameters
+    ----------
+    shape
+        The shape of the result.
+    low, high
+        Numbers that are known when the graph is built.
+    dtype
+        A floating dtype.
+    seed, offset
+        As in ops.random_uniform.
+
+    Raises
+    ------
+    ValueError
+        low is not below high.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda: ops.truncated_normal(3, seed=1))().shape
+        (3,)
+    """
+    kind = _expect_float("truncated_normal", dtype)
+    if not low < high:
+        raise ValueError(
+            f"truncated_normal: expected low < high; got {low}, {high}. Swap the bounds."
+        )
+    first, last = (math.erf(bound / math.sqrt(2)) for bound in (low, high))
+    u = random_uniform(as_shape(shape), float64, seed=seed, offset=offset)
+    drawn = erfinv(first + u * (last - first)) * math.sqrt(2)
+    return cast(clip(drawn, float(low), float(high)), kind)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The row of an element, by one index for each of several axes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import Array, Shape, Type, int64
+from ..errors import ShapeError
+from ..graph.ir import Node, Op, Operand, Sample, register
+from ._operands import INDICES, check_indices, expect_dtype, got
+
+
+class RowNumber(Op):
+    """row_number(*indices): numpy.ravel_multi_index; negative indices count from the end.
+
+    Attrs: extents, the lengths of the axes; axes and caller, what an error names. `x.at[...]` and
+    `x[...]` are made of it, so that their errors give the caller's index and not a row.
+    """
+
+    name = "row_number"
+    public = False
+    dtypes = INDICES
+
+    def infer(self, *indices: Type, extents: Shape, axes: Shape, caller: str | None = None) -> Type:
+        for each in indices:
+            expect_dtype(self.name, (each,), INDICES)
+        if any(each.shape != indices[0].shape for each in indices) or len(extents) != len(indices):
+            raise ShapeError(f"{self.name}: expected indices of one shape; got {got(*indices)}")
+        return Type(int64, indices[0].shape)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return [None] * len(node.inputs)
+
+    def reference(
+        self, *indices: Array, extents: Shape, axes: Shape, caller: str | None = None
+    ) -> Array:
+        rows: Any = np.zeros(indices[0].shape, np.int64)
+        for array, extent, axis in zip(indices, extents, axes, strict=True):
+            check_indices(caller or self.name, array, extent, axis=axis)
+            rows = rows * extent + np.where(array < 0, array + extent, array)
+        return np.asarray(rows, np.int64)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, extents in (((), (3,)), ((5,), (4, 3)), ((2, 3), (2, 5, 3)), ((0,), (3,))):
+            operands = tuple(Operand(shape, -n, n - 1) for n in extents)
+            yield Sample(operands, {"extents": extents, "axes": tuple(range(len(extents)))})
+
+
+row_number: Final[RowNumber] = register(RowNumber())

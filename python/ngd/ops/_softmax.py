@@ -1,0 +1,473 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Softmax and the losses made of it. Two-byte floats are computed in float32 and rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from ..dtypes import FLOATS, Array, DType, Type, float32, int32, int64, is_float
+from ..errors import ShapeError
+from ..graph.ir import Node, Op, Operand, Sample, public, register
+from ._activation import softplus
+from ._arithmetic import abs, maximum, minimum, square
+from ._casting import cast
+from ._compare import not_equal, where
+from ._creation import arange, one_hot
+from ._elementwise import align
+from ._operands import (
+    HALVES,
+    INDICES,
+    Value,
+    as_axis,
+    as_node,
+    check_indices,
+    expect_dtype,
+    float_of,
+    got,
+    local_number,
+    narrow,
+    widen,
+)
+from ._reductions import max, mean, sum
+from ._shape import as_indices, expand_dims, ones, stop_gradient, take, transpose
+from ._transcendental import exp, log
+
+LOSS_REDUCTIONS: Final = ("mean", "sum", "none")
+
+
+def _log_softmax(x: Array, axis: int) -> Array:
+    shifted: Array = x - np.max(x, axis=axis, keepdims=True)
+    result: Array = shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+    return result
+
+
+class AlongAxis(Op):
+    """A normalization along one axis, of at least one element; attrs: axis."""
+
+    dtypes = FLOATS
+    gradient_rounds = True
+
+    def __call__(self, x: Value, axis: int = -1) -> Node:
+        x = as_node(x, where=self.name)
+        x = cast(x, float_of(x.dtype))
+        return self.node((x,), {"axis": as_axis(self.name, axis, x.ndim, x.type)})
+
+    def infer(self, x: Type, *, axis: int) -> Type:
+        expect_dtype(self.name, (x,), self.dtypes)
+        if x.shape[axis] == 0:
+            raise ShapeError(f"{self.name}: expected at least one element along {axis}; got {x}")
+        return x
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, axis in (((5,), 0), ((3, 4), 1), ((3, 4), 0), ((2, 3, 37), 2), ((0, 3), 1)):
+            yield Sample((Operand(shape, -4, 4),), {"axis": axis})
+
+
+class Softmax(AlongAxis):
+    """softmax(x, axis=-1): exp(x) divided by its sum along the axis, without overflow."""
+
+    name = "softmax"
+
+    def expand(self, x: Node, *, axis: int) -> Node:
+        powers = exp(x - stop_gradient(max(x, axis, keepdims=True)))
+        return powers / sum(powers, axis, keepdims=True)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        inner = sum(dy * node, node.attrs["axis"], keepdims=True)
+        return (node * (dy - inner),)
+
+    def reference(self, x: Array, *, axis: int) -> Array:
+        return narrow(np.exp(_log_softmax(widen(x), axis)), x.dtype)
+
+
+softmax: Final[Softmax] = register(Softmax())
+
+
+class LogSoftmax(AlongAxis):
+    """log_softmax(x, axis=-1): the logarithm of softmax, without overflow or log(0)."""
+
+    name = "log_softmax"
+
+    def expand(self, x: Node, *, axis: int) -> Node:
+        shifted = x - stop_gradient(max(x, axis, keepdims=True))
+        return shifted - log(sum(exp(shifted), axis, keepdims=True))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy - exp(node) * sum(dy, node.attrs["axis"], keepdims=True),)
+
+    def reference(self, x: Array, *, axis: int) -> Array:
+        return narrow(_log_softmax(widen(x), axis), x.dtype)
+
+
+log_softmax: Final[LogSoftmax] = register(LogSoftmax())
+
+
+def _infer_loss(name: str, logits: Type, labels: Type) -> Type:
+    expect_dtype(name, (logits,), FLOATS)
+    expect_dtype(name, (labels,), INDICES)
+    if not logits.shape or not logits.shape[-1] or logits.shape[:-1] != labels.shape:
+        raise ShapeError(
+            f"{name}: expected logits [..., classes] and labels [...]; got {got(logits, labels)}. "
+            f"Give labels of shape {logits.shape[:-1]}."
+        )
+    return Type(logits.dtype, labels.shape)
+
+
+class SoftmaxCrossEntropy(Op):
+    """softmax_cross_entropy(logits, labels): -log_softmax(logits)[label], a loss a row.
+
+    The last axis of the logits is the classes; the labels are integers of the shape of the others.
+    A label outside [0, classes) is an OutOfRangeError, an IndexError and a ValueError, when the
+    step runs. Another public call that is made of this op sets `caller`, its name.
+    """
+
+    name = "softmax_cross_entropy"
+    dtypes = FLOATS
+
+    def __call__(self, logits: Value, labels: Value) -> Node:
+        logits, labels = as_node(logits, where=self.name), as_node(labels, where=self.name)
+        if labels.shape == logits.shape and labels.ndim:
+            raise ShapeError(
+                f"{self.name}: expected logits [..., classes] and integer labels [...]; got "
+                f"{got(logits.type, labels.type)}; if the labels are one-hot, give "
+                "ngd.ops.argmax(labels, -1)"
+            )
+        chosen = as_indices(labels, self.name, "labels")
+        return self.node((cast(logits, float_of(logits.dtype)), chosen))
+
+    def infer(self, logits: Type, labels: Type, **checked: str) -> Type:
+        return _infer_loss(self.name, logits, labels)
+
+    def expand(self, logits: Node, labels: Node, **checked: str) -> Node:
+        at_label = one_hot(labels, logits.shape[-1], bool)
+        return -sum(where(at_label, log_softmax(logits), 0), -1)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        logits, labels = node.inputs
+        return softmax_cross_entropy_grad.node((logits, labels, dy), node.attrs), None
+
+    def reference(self, logits: Array, labels: Array, *, caller: str | None = None) -> Array:
+        check_indices(caller or self.name, labels, logits.shape[-1], negative=False)
+        chosen = np.take_along_axis(_log_softmax(widen(logits), -1), labels[..., None], -1)
+        return narrow(-chosen[..., 0], logits.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape, dtype in (((5,), int64), ((3, 4), int64), ((2, 3, 37), int32), ((0, 3), int64)):
+            labels = Operand(shape[:-1], 0, shape[-1] - 1, dtype=dtype)
+            yield Sample((Operand(shape, -4, 4), labels))
+
+
+softmax_cross_entropy: Final[SoftmaxCrossEntropy] = register(SoftmaxCrossEntropy())
+
+
+class SoftmaxCrossEntropyGrad(Op):
+    """(softmax(logits) - one_hot(labels)) * dy: the adjoint of softmax_cross_entropy's logits."""
+
+    name = "softmax_cross_entropy_grad"
+    public = False
+    dtypes = FLOATS
+
+    def __call__(self, logits: Node, labels: Node, dy: Node) -> Node:
+        return self.node((logits, labels, dy))
+
+    def infer(self, logits: Type, labels: Type, dy: Type, **checked: str) -> Type:
+        if _infer_loss(self.name, logits, labels) != dy:
+            raise ShapeError(f"{self.name}: expected dy as the loss; got {got(logits, labels, dy)}")
+        return logits
+
+    def expand(self, logits: Node, labels: Node, dy: Node, **checked: str) -> Node:
+        hot = one_hot(labels, logits.shape[-1], logits.dtype)
+        return (softmax(logits) - hot) * expand_dims(dy, -1)
+
+    def reference(
+        self, logits: Array, labels: Array, dy: Array, *, caller: str | None = None
+    ) -> Array:
+        check_indices(caller or self.name, labels, logits.shape[-1], negative=False)
+        hot = labels[..., None] == np.arange(logits.shape[-1])
+        odds = np.exp(_log_softmax(widen(logits), -1))
+        return narrow((odds - hot.astype(odds.dtype)) * widen(dy)[..., None], logits.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        for sample in softmax_cross_entropy.samples():
+            yield Sample((*sample.operands, Operand(sample.operands[1].shape)))
+
+
+softmax_cross_entropy_grad: Final[SoftmaxCrossEntropyGrad] = register(SoftmaxCrossEntropyGrad())
+
+
+def expect_labels(where_: str, name: str, x: Node, labels: Node) -> Node:
+    """Return integer labels; refuse those that have not the shape of x without the classes."""
+    chosen = as_indices(labels, where_, "labels")
+    if not x.ndim or chosen.shape != (*x.shape[: x.ndim > 1], *x.shape[2:]):
+        types = got(x.type, chosen.type)
+        raise ShapeError(
+            f"{where_}: expected {name} [N, C, ...] and labels [N, ...]; got {types}. Move the "
+            "classes to axis 1, and drop the other axes of the labels."
+        )
+    return chosen
+
+
+def class_weights(where_: str, weight: Value | None, wide: Node, labels: Node) -> Node:
+    """Return the weight of each label's class; the lookup refuses labels outside of [0, C)."""
+    count = wide.shape[-1]
+    if weight is None:
+        factors = ones((count,), wide.dtype)
+    else:
+        factors = cast(as_node(weight, where=where_), wide.dtype)
+    if factors.shape != (count,):
+        raise ShapeError(
+            f"{where_}: expected a weight for {count} classes; got {factors.type}. Give one number "
+            "per class."
+        )
+    found: Node = take.node((factors, labels), {"axis": 0, "caller": where_, "negative": False})
+    return found
+
+
+@public
+def cross_entropy(
+    logits: Value,
+    labels: Value,
+    weight: Value | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Node:
+    """Return -log_softmax(logits)[label], as torch.nn.functional.cross_entropy.
+
+    Parameters
+    ----------
+    logits
+        [C], [N, C] or [N, C, d1, ...].
+    labels
+        Integers in [0, C), of that shape without C, or floats of the shape of the logits: the
+        probabilities of the classes.
+    weight
+        [C]: a factor for each class.
+    ignore_index
+        An integer label that counts for nothing. If no other label occurs, the mean is NaN.
+    label_smoothing
+        In [0, 1]: this part of each label is shared by all classes (Szegedy et al. 2016,
+        arXiv:1512.00567, section 7).
+    reduction
+        "mean", "sum" or "none". The mean divides by the sum of the weights of the labels; for
+        probabilities, by the number of labels.
+
+    Raises
+    ------
+    ShapeError
+        The shapes do not fit.
+    OutOfRangeError
+        A label is outside of [0, C), when the step runs.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.cross_entropy(x, [0, 1]))(np.array([[2.0, 0.0], [1.0, 1.0]]))
+        array(0.41)
+    """
+    where_ = "cross_entropy"
+    check_reduction(where_, reduction, LOSS_REDUCTIONS)
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"{where_}: expected smoothing in [0, 1]; got {label_smoothing}")
+    x, target = as_node(logits, where=where_), as_node(labels, where=where_)
+    soft = is_float(target.dtype) and target.shape == x.shape
+    chosen = target if soft else expect_labels(where_, "logits", x, target)
+    dtype = float_of(x.dtype)
+    wide = _classes_last(cast(x, float32 if dtype in HALVES else dtype))
+    if soft:
+        chances = _classes_last(cast(chosen, wide.dtype))
+        return reduced(_soft_loss(wide, chances, weight, label_smoothing), reduction, dtype)
+    loss, factors = _hard_loss(wide, chosen, weight, ignore_index, label_smoothing)
+    return reduced_by(loss, factors, reduction, dtype)
+
+
+def reduced_by(loss: Node, factors: Node, reduction: str, dtype: DType) -> Node:
+    """Return a reduction of a loss; the mean divides by the sum of the factors."""
+    if reduction == "mean":
+        loss = sum(loss) / sum(factors)
+    return cast(sum(loss) if reduction == "sum" else loss, dtype)
+
+
+def _soft_loss(logits: Node, chances: Node, weight: Value | None, smoothing: float) -> Node:
+    """Return the cross entropy with probabilities; the classes are the last axis."""
+    part = chances * (1 - smoothing) + smoothing / logits.shape[-1]
+    if weight is not None:
+        part = part * _weights_of(weight, logits)
+    return -sum(part * log_softmax(logits), -1)
+
+
+def _hard_loss(
+    logits: Node, labels: Node, weight: Value | None, ignore_index: int, smoothing: float
+) -> tuple[Node, Node]:
+    """Return the cross entropy with integer labels, and the weight of each in the mean."""
+    counts = not_equal(labels, ignore_index)
+    safe = where(counts, labels, 0)
+    loss = softmax_cross_entropy.node((logits, safe), {"caller": "cross_entropy"})
+    factors = cast(counts, logits.dtype)
+    if weight is not None:
+        own = class_weights("cross_entropy", weight, logits, safe)
+        loss, factors = loss * own, where(counts, own, 0)
+    if smoothing:
+        logs = log_softmax(logits)
+        logs = logs if weight is None else logs * _weights_of(weight, logits)
+        loss = (1 - smoothing) * loss - smoothing * mean(logs, -1)
+    return where(counts, loss, 0), factors
+
+
+def _classes_last(x: Node) -> Node:
+    return transpose(x, (0, *range(2, x.ndim), 1)) if x.ndim > 2 else x
+
+
+def _weights_of(weight: Value, logits: Node) -> Node:
+    return class_weights("cross_entropy", weight, logits, arange(logits.shape[-1]))
+
+
+def pair(where: str, prediction: Value, target: Value) -> tuple[DType, Node, Node]:
+    """Give the dtype of the loss, and what is compared, of one shape, in what computes it."""
+    x, y = align(where, prediction, target)
+    if x.shape != y.shape:
+        raise ShapeError(
+            f"{where}: expected two tensors of one shape; got {got(x.type, y.type)}. Reshape one."
+        )
+    dtype = float_of(x.dtype)
+    wide = float32 if dtype in HALVES else dtype
+    return dtype, cast(x, wide), cast(y, wide)
+
+
+def check_reduction(where: str, reduction: str, known: Sequence[str]) -> None:
+    """Refuse a reduction that is not among the known ones."""
+    if reduction not in known:
+        listed = ", ".join(f'"{name}"' for name in known)
+        raise ValueError(f"{where}: expected a reduction among {listed}; got {reduction!r}")
+
+
+def reduced(loss: Node, reduction: str, dtype: DType) -> Node:
+    """Return the mean or the sum of a loss, or the loss itself, in a dtype."""
+    if reduction != "none":
+        loss = (mean if reduction == "mean" else sum)(loss)
+    return cast(loss, dtype)
+
+
+@public
+def mse_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
+    """(prediction - target) ** 2, as torch.nn.functional.mse_loss; both of one shape.
+
+    The reduction, of this and of the other losses, is "mean", "sum" or "none".
+    """
+    check_reduction("mse_loss", reduction, LOSS_REDUCTIONS)
+    dtype, x, y = pair("mse_loss", prediction, target)
+    return reduced(square(x - y), reduction, dtype)
+
+
+@public
+def l1_loss(prediction: Value, target: Value, reduction: str = "mean") -> Node:
+    """abs(prediction - target), as torch.nn.functional.l1_loss."""
+    check_reduction("l1_loss", reduction, LOSS_REDUCTIONS)
+    dtype, x, y = pair("l1_loss", prediction, target)
+    return reduced(abs(x - y), reduction, dtype)
+
+
+@public
+def huber_loss(
+    prediction: Value, target: Value, delta: float = 1.0, reduction: str = "mean"
+) -> Node:
+    """Half the squared distance up to delta, a line behind, as torch.nn.functional.huber_loss.
+
+    Of d = abs(prediction - target): d ** 2 / 2 where d <= delta, else delta * (d - delta / 2).
+    Huber 1964 (Ann. Math. Stat. 35), section 1.
+    """
+    check_reduction("huber_loss", reduction, LOSS_REDUCTIONS)
+    if not delta > 0:
+        raise ValueError(f"huber_loss: expected delta > 0; got {delta}")
+    dtype, x, y = pair("huber_loss", prediction, target)
+    distance = abs(x - y)
+    near = minimum(distance, delta)  # so that no square overflows, nor its gradient
+    return reduced(near * (distance - 0.5 * near), reduction, dtype)
+
+
+@public
+def kl_div(
+    log_prediction: Value, target: Value, log_target: bool = False, reduction: str = "mean"
+) -> Node:
+    """Target * (log(target) - log_prediction), as torch.nn.functional.kl_div.
+
+    With log_target the target is given by its logarithm. A target of 0 counts for nothing. The
+    reduction may also be "batchmean": the sum divided by the extent of the first axis, which is
+    the divergence's mean over a batch; "mean" divides by all elements.
+    Kullback and Leibler 1951 (Ann. Math. Stat. 22), equation 2.4.
+    """
+    check_reduction("kl_div", reduction, (*LOSS_REDUCTIONS, "batchmean"))
+    dtype, x, y = pair("kl_div", log_prediction, target)
+    if log_target:
+        loss = exp(y) * (y - x)
+    else:
+        some = y > 0
+        loss = where(some, y * (log(where(some, y, 1)) - x), 0)
+    if reduction == "batchmean":
+        if not loss.ndim:
+            raise ShapeError(
+                "kl_div: expected an axis for \"batchmean\"; got a scalar. Use reduction='sum'."
+            )
+        return cast(sum(loss) / local_number(loss.shape[0], loss), dtype)
+    return reduced(loss, reduction, dtype)
+
+
+@public
+def binary_cross_entropy(
+    probabilities: Value,
+    target: Value,
+    weight: Value | None = None,
+    reduction: str = "mean",
+) -> Node:
+    """-(t log(p) + (1 - t) log(1 - p)), as torch.nn.functional.binary_cross_entropy.
+
+    No logarithm is below -100, as there; beyond, the gradient is 0. The weight broadcasts.
+    binary_cross_entropy_with_logits keeps more digits.
+    """
+    check_reduction("binary_cross_entropy", reduction, LOSS_REDUCTIONS)
+    dtype, p, t = pair("binary_cross_entropy", probabilities, target)
+
+    def bounded_log(x: Node) -> Node:
+        some = x > 0
+        return where(some, maximum(log(where(some, x, 1)), -100), -100)
+
+    loss = -(t * bounded_log(p) + (1 - t) * bounded_log(1 - p))
+    return reduced(_weighted("binary_cross_entropy", loss, weight), reduction, dtype)
+
+
+@public
+def binary_cross_entropy_with_logits(
+    logits: Value,
+    target: Value,
+    weight: Value | None = None,
+    pos_weight: Value | None = None,
+    reduction: str = "mean",
+) -> Node:
+    """binary_cross_entropy of sigmoid(logits), without overflow, as PyTorch's function of the name.
+
+    The weight broadcasts, and so does pos_weight, that of the positive part alone.
+    """
+    where_ = "binary_cross_entropy_with_logits"
+    check_reduction(where_, reduction, LOSS_REDUCTIONS)
+    dtype, x, t = pair(where_, logits, target)
+    # log(sigmoid(x)) = -softplus(-x), log(1 - sigmoid(x)) = -x - softplus(-x)
+    positive = t if pos_weight is None else _weighted(where_, t, pos_weight)
+    loss = (1 - t) * x + (1 - t + positive) * softplus(-x)
+    return reduced(_weighted(where_, loss, weight), reduction, dtype)
+
+
+def _weighted(where: str, loss: Node, weight: Value | None) -> Node:
+    if weight is None:
+        return loss
+    factor = cast(as_node(weight, like=loss, where=where), loss.dtype)
+    product = loss * factor
+    if product.shape != loss.shape:
+        raise ShapeError(
+            f"{where}: expected a weight that broadcasts to {loss.type}; got {factor.type}. "
+            "Reshape the weight."
+        )
+    return product

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics along axes: spread, quantiles, and means with weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..dtypes import Array, Shape, float64, int64, is_float
+from ..errors import ShapeError
+from ..graph.ir import Node, public
+from ._arithmetic import clip
+from ._casting import cast
+from ._compare import equal, not_equal, where
+from ._composite import widened
+from ._linear_algebra import diagonal
+from ._matmul import matmul
+from ._operands import Axis, Value, as_axis, as_node, got, local_number, normalize_axes
+from ._reductions import centered, extent, l2_norm, max, mean, min, reduced_shape, sum
+from ._shape import broadcast_to, expand_dims, reshape, take, transpose
+from ._sorting import sort
+from ._transcendental import sqrt
+
+METHODS: Final = ("linear", "lower", "higher", "nearest", "midpoint")
+
+
+@public
+def std(x: Value, axis: Axis = None, keepdims: bool = False, ddof: int = 0) -> Node:
+    """Return the standard deviation, the square root of ops.var; its gradient is 0 where it is 0.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. Integers become float64.
+    axis
+        One axis, several, or None for all.
+    keepdims
+        If True, the reduced axes stay with extent 1.
+    ddof
+        The sum of squares is divided by the number of elements minus ddof. torch.std has ddof=1.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.std)(np.array([1.0, 2.0, 3.0, 4.0]))
+        array(1.118)
+    """
+    node = as_node(x, where="std")
+    node = node if is_float(node.dtype) else cast(node, float64)
+    wide, dtype = widened("std", node)
+    axes = normalize_axes("std", axis, wide.type)
+    count = extent(wide.shape, axes)
+    divisor = count - ddof
+    factor = 1 / math.sqrt(divisor) if divisor > 0 else math.nan
+    root = l2_norm(centered(wide, axes), axes, keepdims)
+    return cast(root * local_number(factor, root), dtype)
+
+
+def lines_of(where_: str, x: Value, axis: Axis) -> tuple[Node, Shape]:
+    """Return x with the axes as one last axis, and these axes."""
+    node = as_node(x, where=where_)
+    axes = normalize_axes(where_, axis, node.type)
+    kept = [a for a in range(node.ndim) if a not in axes]
+    lines = transpose(node, [*kept, *axes])
+    shape = (*(node.shape[a] for a in kept), extent(node.shape, axes))
+    return reshape(lines, shape), axes
+
+
+@public
+def quantile(
+    x: Value,
+    q: float | Sequence[float] | Array,
+    axis: Axis = None,
+    keepdims: bool = False,
+    method: str = "linear",
+) -> Node:
+    """Return quantiles, as numpy.quantile; NaN where there is a NaN among the elements.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. Integers become floats.
+    q
+        A number in [0, 1], or several, which are known when the graph is built.
+    axis
+        One axis, several, or None for all.
+    keepdims
+        If True, the reduced axes stay with extent 1.
+    method
+        Between two elements: "linear" interpolates, "midpoint" takes their mean, and "lower",
+        "higher" and "nearest" take one of them (of two equally near ones, the one with the even
+        index).
+
+    Returns
+    -------
+    Node
+        The axes of q first, then those of x that are left.
+
+    Raises
+    ------
+    ValueError
+        A q is outside of [0, 1], or the method is unknown.
+    ShapeError
+        There is no element along the axes.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.quantile(x, [0.25, 0.5]))(np.arange(9.0))
+        array([2., 4.])
+    """
+    return _quantile("quantile", x, np.asarray(q, np.float64), axis, keepdims, method)
+
+
+@public
+def percentile(
+    x: Value,
+    q: float | Sequence[float] | Array,
+    axis: Axis = None,
+    keepdims: bool = False,
+    method: str = "linear",
+) -> Node:
+    """Return ops.quantile for q / 100, as numpy.percentile.
+
+    Parameters
+    ----------
+    x, axis, keepdims, method
+        As in ops.quantile.
+    q
+        A number in [0, 100], or several.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.percentile(x, 90))(np.arange(11.0))
+        array(9.)
+    """
+    return _quantile("percentile", x, np.asarray(q, np.float64) / 100, axis, keepdims, method)
+
+
+@public
+def median(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
+    """Return the median, as numpy.median: of an even number, the mean of the middle two.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. Integers become floats.
+    axis
+        One axis, several, or None for all.
+    keepdims
+        If True, the reduced axes stay with extent 1.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.median)(np.array([3.0, 1.0, 4.0, 2.0]))
+        array(2.5)
+    """
+    return _quantile("median", x, np.float64(0.5), axis, keepdims, "midpoint")
+
+
+def _quantile(where_: str, x: Value, q: Any, axis: Axis, keepdims: bool, method: str) -> Node:
+    expect_quantiles(where_, q, method)
+    node, dtype = widened(where_, x)
+    ordered, axes = sorted_lines(where_, node, axis)
+    n = ordered.shape[-1]
+    place = q * (n - 1)
+    low, high = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
+    if method in ("lower", "nearest", "higher"):
+        chosen = {"lower": low, "nearest": np.rint(place).astype(np.int64), "higher": high}[method]
+        found = take(ordered, chosen, ordered.ndim - 1)
+    else:
+        part = np.where(high > low, 0.5, 0) if method == "midpoint" else place - low
+        below = take(ordered, low, ordered.ndim - 1)
+        above = take(ordered, high, ordered.ndim - 1)
+        weight = as_node(np.asarray(part, ordered.dtype))
+        found = where(weight > 0, below + (above - below) * weight, below)
+    last = ordered[(..., n - 1, *(None for _ in range(q.ndim)))]  # NaN is sorted last
+    found = where(equal(last, last), found, last)
+    shape = (*q.shape, *reduced_shape(node.shape, axes, keepdims))
+    return cast(quantiles_first(found, ordered.ndim - 1, shape), dtype)
+
+
+def expect_quantiles(where_: str, q: Any, method: str) -> None:
+    """Refuse an unknown method, and numbers outside of [0, 1]."""
+    if method not in METHODS:
+        raise ValueError(f"{where_}: expected a method among {', '.join(METHODS)}; got {method!r}")
+    if not ((q >= 0) & (q <= 1)).all():
+        raise ValueError(
+            f"{where_}: expected q in [0, 1], or percentages in [0, 100]; got the quantile {q}. "
+            "Give numbers in this range."
+        )
+
+
+def sorted_lines(where_: str, x: Node, axis: Axis) -> tuple[Node, Shape]:
+    """Return x with the axes as one last axis, sorted along it with NaN last, and these axes."""
+    lines, axes = lines_of(where_, x, axis)
+    if lines.shape[-1] == 0:
+        raise ShapeError(f"{where_}: expected at least one element along {axes}; got {x.type}")
+    return sort(lines), axes
+
+
+def quantiles_first(found: Node, kept: int, shape: Shape) -> Node:
+    """Move the axes of the quantiles before the kept axes, and return this shape."""
+    return reshape(transpose(found, [*range(kept, found.ndim), *range(kept)]), shape)
+
+
+@public
+def ptp(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
+    """Return the largest element minus the least one, as numpy.ptp.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape, at least one element along the axes.
+    axis
+        One axis, several, or None for all.
+    keepdims
+        If True, the reduced axes stay with extent 1.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.ptp)(np.array([3, 1, 4]))
+        array(3)
+    """
+    x = as_node(x, where="ptp")
+    return max(x, axis, keepdims) - min(x, axis, keepdims)
+
+
+@public
+def count_nonzero(x: Value, axis: Axis = None, keepdims: bool = False) -> Node:
+    """Return how many elements are not 0, int64; NaN counts.
+
+    Parameters
+    ----------
+    x
+        Values of any shape and dtype.
+    axis
+        One axis, several, or None for all.
+    keepdims
+        If True, the reduced axes stay with extent 1.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.count_nonzero)(np.array([3, 0, 4]))
+        array(2)
+    """
+    x = as_node(x, where="count_nonzero")
+    return sum(cast(not_equal(x, 0), int64), axis, keepdims)
+
+
+@public
+def average(
+    x: Value, axis: Axis = None, weights: Value | None = None, keepdims: bool = False
+) -> Node:
+    """Return the mean with weights, sum(x * weights) / sum(weights), as numpy.average.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape.
+    axis
+        One axis, several, or None for all.
+    weights
+        The weight of each element: a tensor of the shape of x or, for one axis, of the length of
+        this axis. By default all weights are 1.
+    keepdims
+        If True, the reduced axes stay with extent 1.
+
+    Raises
+    ------
+    ShapeError
+        The weights have another shape.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(lambda x: ops.average(x, weights=[1.0, 3.0]))(np.array([2.0, 4.0]))
+        array(3.5)
+    """
+    x = as_node(x, where="average")
+    if weights is None:
+        return mean(x, axis, keepdims)
+    factors = as_node(weights, like=x, where="average")
+    if factors.shape != x.shape:
+        if axis is None or not isinstance(axis, (int, np.integer)) or factors.ndim != 1:
+            raise ShapeError(
+                f"average: expected weights of the shape of x, or of the length of one axis; got "
+                f"{got(x.type, factors.type)}"
+            )
+        along = as_axis("average", axis, x.ndim, x.type)
+        if factors.shape[0] != x.shape[along]:
+            raise ShapeError(
+                f"average: expected {x.shape[along]} weights for axis {axis}; got {factors.type}. "
+                "Give one per element of the axis."
+            )
+        factors = reshape(factors, [-1 if a == along else 1 for a in range(x.ndim)])
+        factors = broadcast_to(factors, x.shape)
+    product = x * factors
+    wide, dtype = widened("average", product)
+    if not is_float(product.dtype):
+        wide, dtype = cast(wide, float64), float64
+    total = sum(cast(factors, wide.dtype), axis, keepdims)
+    return cast(sum(wide, axis, keepdims) / total, dtype)
+
+
+@public
+def cov(x: Value, rowvar: bool = True, ddof: int = 1) -> Node:
+    """Return the covariance matrix of variables, as numpy.cov.
+
+    Parameters
+    ----------
+    x
+        A matrix of one row per variable and one column per observation, or one variable.
+    rowvar
+        If False, a column is a variable and a row an observation.
+    ddof
+        Products are summed and divided by the number of observations minus ddof.
+
+    Raises
+    ------
+    ShapeError
+        x has more than two axes.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.cov)(np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
+        array([[ 1., -1.],
+               [-1.,  1.]])
+    """
+    node = as_node(x, where="cov")
+    if node.ndim not in (1, 2):
+        raise ShapeError(f"cov: expected one axis or two; got {node.type}")
+    node = node if is_float(node.dtype) else cast(node, float64)
+    wide, dtype = widened("cov", node)
+    alone = node.ndim == 1
+    rows = expand_dims(wide, 0) if alone else wide if rowvar else transpose(wide)
+    distances = centered(rows, (1,))
+    divisor = rows.shape[1] - ddof
+    factor = local_number(1 / divisor if divisor > 0 else math.nan, wide)
+    product = matmul(distances, transpose(distances)) * factor
+    return cast(reshape(product, ()) if product.shape == (1, 1) else product, dtype)
+
+
+@public
+def corrcoef(x: Value, rowvar: bool = True) -> Node:
+    """Return the matrix of correlation coefficients, in [-1, 1], as numpy.corrcoef.
+
+    Parameters
+    ----------
+    x, rowvar
+        As in ops.cov.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.corrcoef)(np.array([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]]))
+        array([[ 1., -1.],
+               [-1.,  1.]])
+    """
+    node, dtype = widened("corrcoef", as_node(x, where="corrcoef"))
+    products = cov(node, rowvar)
+    if not products.ndim:
+        return cast(products / products, dtype)
+    deviation = sqrt(diagonal(products))
+    return cast(clip(products / expand_dims(deviation, 1) / deviation, -1.0, 1.0), dtype)

@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trigonometric and hyperbolic functions, and their inverses.
+
+They are made of sin, cos, exp and log, within a few units in the last place of NumPy's results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from ..graph.ir import Node, public, register
+from ._arithmetic import abs, maximum, minimum, sign, square
+from ._casting import cast
+from ._compare import equal, where
+from ._composite import CompositeBinary, CompositeUnary, polynomial, widened
+from ._numeric import signbit
+from ._operands import Value, as_node
+from ._transcendental import cos, exp, expm1, log, log1p, sin, sqrt
+
+ATAN: Final = (
+    -0.3333333333333333,
+    0.199999999999998,
+    -0.14285714285658824,
+    0.1111111110505757,
+    -0.09090908748635232,
+    0.07692296234491514,
+    -0.06666422364033206,
+    0.05878900032342983,
+    -0.052302411507894,
+    0.045506220391755364,
+    -0.034545610104858494,
+    0.016258132064979208,
+)
+"""(atan(t) / t - 1) / z as a polynomial in z = t * t, for abs(t) <= tan(pi / 8).
+
+It interpolates at 12 Chebyshev nodes; the relative error of atan is below 2e-19.
+"""
+EIGHTH: Final = math.tan(math.pi / 8)
+THREE_EIGHTHS: Final = math.tan(3 * math.pi / 8)
+QUARTER_PI_LOW: Final = 3.061616997868383e-17
+"""pi / 4 minus its float64."""
+
+
+class Tan(CompositeUnary):
+    """tan(x): the tangent of x radians, sin(x) / cos(x).
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.tan)(np.array([0.0, 0.5]))
+        array([0.    , 0.5463])
+    """
+
+    name = "tan"
+    compute = np.tan
+    domain = ((-1.4, 1.4),)
+    further = ((1.7, 4.5),)
+
+    def expand(self, x: Node) -> Node:
+        return sin(x) / cos(x)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy * (1 + square(node)),)
+
+
+tan: Final[Tan] = register(Tan())
+
+
+class Atan(CompositeUnary):
+    """atan(x): the angle in (-pi / 2, pi / 2) whose tangent is x.
+
+    NumPy's arctan. abs(x) is reduced to at most tan(pi / 8), where a polynomial is evaluated:
+    Cody and Waite, "Software Manual for the Elementary Functions" (1980), chapter 11.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.atan)(np.array([-1.0, 0.0, 1e9]))
+        array([-0.7854,  0.    ,  1.5708])
+    """
+
+    name = "atan"
+    compute = np.arctan
+    domain = ((-1, 1),)
+    further = ((-9, 9), (0, 1e4))
+
+    def expand(self, x: Node) -> Node:
+        size = abs(x)
+        large, middle = size > THREE_EIGHTHS, size > EIGHTH
+        t = where(large, -1 / size, where(middle, (size - 1) / (size + 1), size))
+        one = as_node(1.0, x)
+        turns = where(large, 2 * one, where(middle, one, 0))
+        z = square(t)
+        found = t + (t * z * polynomial(z, ATAN) + turns * QUARTER_PI_LOW)
+        angle = turns * (math.pi / 4) + found
+        return where(x < 0, -angle, angle)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy / (1 + square(node.inputs[0])),)
+
+
+atan: Final[Atan] = register(Atan())
+
+
+class Asin(CompositeUnary):
+    """asin(x): the angle in [-pi / 2, pi / 2] whose sine is x; NaN outside of [-1, 1].
+
+    NumPy's arcsin.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.asin)(np.array([-1.0, 0.0, 0.5]))
+        array([-1.5708,  0.    ,  0.5236])
+    """
+
+    name = "asin"
+    compute = np.arcsin
+    domain = ((-0.9, 0.9),)
+
+    def expand(self, x: Node) -> Node:
+        return atan(x / sqrt((1 - x) * (1 + x)))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        return (dy / sqrt((1 - x) * (1 + x)),)
+
+
+asin: Final[Asin] = register(Asin())
+
+
+class Acos(CompositeUnary):
+    """acos(x): the angle in [0, pi] whose cosine is x; NaN outside of [-1, 1].
+
+    NumPy's arccos.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.acos)(np.array([-1.0, 0.0, 1.0]))
+        array([3.1416, 1.5708, 0.    ])
+    """
+
+    name = "acos"
+    compute = np.arccos
+    domain = ((-0.9, 0.9),)
+
+    def expand(self, x: Node) -> Node:
+        return 2 * atan(sqrt((1 - x) / (1 + x)))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        return (-(dy / sqrt((1 - x) * (1 + x))),)
+
+
+acos: Final[Acos] = register(Acos())
+
+
+class Atan2(CompositeBinary):
+    """atan2(a, b): the angle in [-pi, pi] of the point (b, a), counted from the positive b axis.
+
+    NumPy's arctan2. The gradient is (b, -a) / (a ** 2 + b ** 2), and 0 where a and b are 0.
+
+    Parameters
+    ----------
+    a, b
+        Floats that broadcast. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.atan2)(np.array([1.0, -1.0]), np.array([-1.0, 0.0]))
+        array([ 2.3562, -1.5708])
+    """
+
+    name = "atan2"
+    compute = np.arctan2
+    kink_at_zero = True
+    further = (((-9, 9), (-0.1, 0.1)), ((-0.1, 0.1), (1, 9)))
+
+    def expand(self, a: Node, b: Node) -> Node:
+        up, right = abs(a), abs(b)
+        equals = where(equal(up, 0), up, 1)
+        angle = atan(where(equal(up, right), equals, up / right))
+        angle = where(signbit(b), math.pi - angle, angle)
+        return where(signbit(a), -angle, angle)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        a, b = node.inputs
+        largest = maximum(abs(a), abs(b))
+        scale = where(equal(largest, 0), 1, largest)
+        y, x = a / scale, b / scale
+        length = square(x) + square(y)
+        unit = dy / (where(equal(length, 0), 1, length) * scale)
+        return x * unit, -(y * unit)
+
+
+atan2: Final[Atan2] = register(Atan2())
+
+
+HALF_RANGE: Final = 1.0
+"""Up to this magnitude sinh is computed by expm1, which does not cancel."""
+
+
+class Sinh(CompositeUnary):
+    """sinh(x): the hyperbolic sine, (exp(x) - exp(-x)) / 2.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.sinh)(np.array([-1.0, 0.0, 2.0]))
+        array([-1.1752,  0.    ,  3.6269])
+    """
+
+    name = "sinh"
+    compute = np.sinh
+    domain = ((-3, 3),)
+    further = ((10, 11), (-1e-3, 1e-3))
+
+    def expand(self, x: Node) -> Node:
+        size = abs(x)
+        less_one = expm1(size)
+        near = 0.5 * (less_one + less_one / (less_one + 1))
+        root = exp(0.5 * size)  # exp(size) may overflow where sinh does not
+        far = (0.5 * root) * root - (0.5 / root) / root
+        found = where(size > HALF_RANGE, far, near)
+        return where(x < 0, -found, found)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy * cosh(node.inputs[0]),)
+
+
+sinh: Final[Sinh] = register(Sinh())
+
+
+class Cosh(CompositeUnary):
+    """cosh(x): the hyperbolic cosine, (exp(x) + exp(-x)) / 2.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.cosh)(np.array([-1.0, 0.0, 2.0]))
+        array([1.5431, 1.    , 3.7622])
+    """
+
+    name = "cosh"
+    compute = np.cosh
+    domain = ((-3, 3),)
+    further = ((10, 11),)
+
+    def expand(self, x: Node) -> Node:
+        root = exp(0.5 * abs(x))
+        return (0.5 * root) * root + (0.5 / root) / root
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (dy * sinh(node.inputs[0]),)
+
+
+cosh: Final[Cosh] = register(Cosh())
+
+LARGE: Final = 1e8
+"""From this magnitude on, sqrt(x ** 2 + 1) is abs(x) in float64, and x ** 2 may overflow."""
+
+
+class Asinh(CompositeUnary):
+    """asinh(x): the number whose hyperbolic sine is x; NumPy's arcsinh.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.asinh)(np.array([-1.0, 0.0, 2.0]))
+        array([-0.8814,  0.    ,  1.4436])
+    """
+
+    name = "asinh"
+    compute = np.arcsinh
+    domain = ((-3, 3),)
+    further = ((100, 200), (1e4, 6e4))
+
+    def expand(self, x: Node) -> Node:
+        size = abs(x)
+        near = minimum(size, LARGE)
+        found = log1p(near + square(near) / (1 + sqrt(1 + square(near))))
+        found = where(size > LARGE, log(size) + math.log(2), found)
+        return where(x < 0, -found, found)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        size = abs(node.inputs[0])
+        near = minimum(size, LARGE)
+        return (dy / where(size > LARGE, size, sqrt(1 + square(near))),)
+
+
+asinh: Final[Asinh] = register(Asinh())
+
+
+class Acosh(CompositeUnary):
+    """acosh(x): the number >= 0 whose hyperbolic cosine is x; NaN below 1. NumPy's arccosh.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.acosh)(np.array([1.0, 2.0]))
+        array([0.   , 1.317])
+    """
+
+    name = "acosh"
+    compute = np.arccosh
+    domain = ((1.2, 4),)
+    further = ((1e4, 6e4),)
+
+    def expand(self, x: Node) -> Node:
+        above = minimum(x, LARGE) - 1
+        found = log1p(above + sqrt(above * (above + 2)))
+        return where(x > LARGE, log(x) + math.log(2), where(x < 1, math.nan, found))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        return (dy / (sqrt(x - 1) * sqrt(x + 1)),)
+
+
+acosh: Final[Acosh] = register(Acosh())
+
+
+class Atanh(CompositeUnary):
+    """atanh(x): the number whose hyperbolic tangent is x; NaN outside of [-1, 1].
+
+    NumPy's arctanh.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.atanh)(np.array([-0.5, 0.0, 0.9]))
+        array([-0.5493,  0.    ,  1.4722])
+    """
+
+    name = "atanh"
+    compute = np.arctanh
+    domain = ((-0.9, 0.9),)
+
+    def expand(self, x: Node) -> Node:
+        size = abs(x)
+        return sign(x) * (0.5 * log1p(2 * size / (1 - size)))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        (x,) = node.inputs
+        return (dy / ((1 - x) * (1 + x)),)
+
+
+atanh: Final[Atanh] = register(Atanh())
+
+
+class Sinc(CompositeUnary):
+    """sinc(x): sin(pi * x) / (pi * x), and 1 at 0; numpy.sinc.
+
+    Parameters
+    ----------
+    x
+        Floats of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.sinc)(np.array([0.0, 0.5, 1.5]))
+        array([ 1.    ,  0.6366, -0.2122])
+    """
+
+    name = "sinc"
+    compute = np.sinc
+    further = ((-0.05, 0.05), (4, 5))
+    SERIES = (-1 / 3, 1 / 30, -1 / 840, 1 / 45360, -1 / 3991680)
+    """The derivative of sin(t) / t is t times this polynomial in t ** 2."""
+
+    def expand(self, x: Node) -> Node:
+        angle = x * math.pi
+        zero = equal(angle, 0)
+        return where(zero, 1, sin(angle) / where(zero, 1, angle))
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        angle = node.inputs[0] * math.pi
+        near = abs(angle) < 0.25  # the difference below would cancel there
+        safe = where(near, 1, angle)
+        small = where(near, angle, 0)
+        far = (cos(safe) - sin(safe) / safe) / safe
+        slope = where(near, small * polynomial(square(small), self.SERIES), far)
+        return (dy * (math.pi * slope),)
+
+
+sinc: Final[Sinc] = register(Sinc())
+
+
+@public
+def deg2rad(x: Value) -> Node:
+    """Convert degrees to radians, as numpy.deg2rad.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.deg2rad)(np.array([0.0, 180.0]))
+        array([0.    , 3.1416])
+    """
+    node, dtype = widened("deg2rad", x)
+    return cast(node * (math.pi / 180), dtype)
+
+
+@public
+def rad2deg(x: Value) -> Node:
+    """Convert radians to degrees, as numpy.rad2deg.
+
+    Parameters
+    ----------
+    x
+        Numbers of any shape. Integers become floats.
+
+    Examples
+    --------
+    ::
+
+        >>> ngd.function(ops.rad2deg)(np.array([0.0, np.pi]))
+        array([  0., 180.])
+    """
+    node, dtype = widened("rad2deg", x)
+    return cast(node * (180 / math.pi), dtype)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sparse all-reduce with error feedback, in other ops."""
+
+from __future__ import annotations
+
+import math
+
+from ...dtypes import float32, float64, int32, int64
+from ...errors import ShapeError
+from ...graph.ir import Node, public
+from .._arithmetic import abs
+from .._casting import cast
+from .._compare import where
+from .._operands import Value, as_node, expect_dtype
+from .._shape import reshape, scatter_add, take
+from .._sorting import top_k
+from .exchanges import all_gather
+from .reductions import Ranks, ranks_of
+
+
+@public
+def sparse_all_reduce(
+    x: Value, residual: Value, *, ratio: float, op: str, group: Ranks | None = None
+) -> tuple[Node, Node]:
+    """Reduce only the elements of the largest magnitude over all ranks.
+
+    The elements that a rank does not send are the next residual, which the next call adds to its x
+    (error feedback). So no element is lost over many steps. See Stich, Cordonnier and Jaggi,
+    "Sparsified SGD with Memory" (NeurIPS 2018), Algorithm 1. ngd.TopK does the same for arrays.
+
+    Parameters
+    ----------
+    x, residual : node or array
+        float32 or float64, of one shape.
+    ratio : float
+        The fraction of the elements that a rank sends, in (0, 1]; at least one is sent. An element
+        costs the bytes of its value, and 4 bytes for its index. In tensors of 2**31 elements and
+        more, an index has 8 bytes.
+    op : str
+        "sum" or "mean". The elements are added in the order of ranks.
+    group : Group, optional
+        The ranks. The default is the world.
+
+    Returns
+    -------
+    tuple of two nodes
+        The reduced array, and the next residual. Both have the shape of x.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        The operands have different shapes, or other dtypes.
+    ValueError
+        The ratio is not in (0, 1], or the op is another one.
+
+    Examples
+    --------
+    A variable with `per_rank=True` stores the residual of each rank::
+
+        left = ngd.variable("left", np.zeros(w.shape, "float32"), per_rank=True)
+        mean, rest = ops.sparse_all_reduce(gradient, left, ratio=0.01, op="mean")
+        step = ngd.compile(inputs, [loss], updates={w: w - 0.1 * mean, left: rest})
+    """
+    x, residual = (as_node(v, where="sparse_all_reduce") for v in (x, residual))
+    _check(x, residual, ratio, op)
+    ranks, size = ranks_of("sparse_all_reduce", group), x.type.count
+    held = reshape(x + residual, (size,))
+    _, largest = top_k(abs(held), min(size, max(1, math.ceil(ratio * size))))
+    places = cast(largest, int32 if size < 2**31 else int64)
+    values = take(held, places)
+    sent = scatter_add(cast(places * 0 + 1, int32), places, 0, size) > 0
+    total = scatter_add(all_gather(values, group=ranks), all_gather(places, group=ranks), 0, size)
+    result = total / ranks.size if op == "mean" else total
+    return reshape(result, x.shape), reshape(where(sent, 0, held), x.shape)
+
+
+def _check(x: Node, residual: Node, ratio: float, op: str) -> None:
+    """Raise an error if the arguments of sparse_all_reduce do not fit."""
+    expect_dtype("sparse_all_reduce", (x.type, residual.type), (float32, float64))
+    if x.shape != residual.shape:
+        raise ShapeError(
+            f"sparse_all_reduce: expected x and residual of one shape; got {x.type} and "
+            f"{residual.type}. Make the residual by ops.zeros(x.shape)."
+        )
+    if not 0 < ratio <= 1:
+        raise ValueError(
+            f"sparse_all_reduce: expected a ratio in (0, 1]; got {ratio}. Write 0.01 for 1 % of "
+            "the elements."
+        )
+    if op not in ("sum", "mean"):
+        raise ValueError(f"sparse_all_reduce: expected op among sum, mean; got {op!r}")

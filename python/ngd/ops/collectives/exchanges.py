@@ -1,0 +1,563 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives that move blocks of rows between the ranks, and what two ranks tell each other.
+
+A row is what one index of axis 0 selects. Another axis is brought to the front before, or put in
+its place behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ...comm.kinds import KINDS, Kind
+from ...dtypes import Array, DType, Shape, Type, as_dtype, float32, float64, lengths, whole
+from ...errors import ShapeError
+from ...graph.ir import Node, Operand, Sample, register
+from .._casting import cast
+from .._operands import Value, as_axis, as_node, scalar
+from .._shape import reshape, transpose
+from .reductions import (
+    Alone,
+    Collective,
+    Ranks,
+    expect_reduction,
+    expect_root,
+    no_gradient,
+    ranks_of,
+    reductions_to_test,
+    with_group,
+)
+
+
+def row_elements(x: Type) -> int:
+    """How many elements a row has."""
+    return Type(x.dtype, x.shape[1:]).count
+
+
+def with_rows(x: Type, rows: int) -> Type:
+    """The type of that many rows."""
+    return Type(x.dtype, (rows, *x.shape[1:]))
+
+
+def moved_axis(x: Node, source: int, destination: int) -> Node:
+    """One axis in another place, the others in their order."""
+    order = [a for a in range(x.ndim) if a != source]
+    order.insert(destination, source)
+    return transpose(x, order)
+
+
+def blocks_of(where: str, x: Node, axis: int, size: int) -> Node:
+    """The equal parts of an axis along a new first axis: (size, ..., n / size, ...)."""
+    n = x.shape[axis]
+    if n % size:
+        raise ShapeError(
+            f"{where}: expected axis {axis} in {size} equal blocks; got {x.type}. Pad it."
+        )
+    parts = reshape(x, (*x.shape[:axis], size, n // size, *x.shape[axis + 1 :]))
+    return moved_axis(parts, axis, 0)
+
+
+def joined(parts: Node, axis: int) -> Node:
+    """The parts along the first axis one behind the other along `axis` of the rest."""
+    size, *rest = parts.shape
+    merged = (*rest[:axis], size * rest[axis], *rest[axis + 1 :])
+    return reshape(moved_axis(parts, 0, axis), merged)
+
+
+def expect_rows(where: str, x: Type) -> None:
+    """Refuse scalars."""
+    if not x.shape:
+        raise ShapeError(f"{where}: expected at least one axis; got {x}")
+
+
+def of_equal_blocks(kind: Kind, x: Type, size: int) -> Type:
+    """The type of the result, where all blocks have one length."""
+    expect_rows(kind.name, x)
+    if kind.gives == "blocks" and x.shape[0] % size:
+        raise ShapeError(f"{kind.name}: expected rows for {size} equal blocks; got {x}. Pad x.")
+    return with_rows(x, kind.rows(x.shape[0], size))
+
+
+def expect_counts(where: str, counts: Sequence[int], size: int, rows: int, what: str) -> None:
+    """Refuse numbers of rows that do not fit the ranks or the operand."""
+    given = tuple(counts)
+    if len(given) != size or any(n < 0 for n in given) or rows < 0:
+        raise ShapeError(f"{where}: expected a number of rows >= 0 a rank of {size}; got {given}")
+    expected = sum(given) if what == "all" else given[int(what)]
+    if rows != expected:
+        raise ShapeError(f"{where}: expected {expected} rows by the counts {given}; got {rows}")
+
+
+def as_counts(counts: Sequence[int]) -> tuple[int, ...]:
+    """Counts as an attribute."""
+    return tuple(whole(n, "counts", f"number {i}", 64) for i, n in enumerate(counts))
+
+
+class ReduceScatter(Collective):
+    """reduce_scatter(x, op=, axis=0, counts=None, group=None): my block of the combined x.
+
+    The axis is cut in as many equal blocks as there are ranks, or in blocks of counts[r], equal on
+    all ranks; rank r gets block r, reduced. op as in all_reduce. Attrs: reduce_op, group, counts.
+    The adjoint of sum is all_gather, that of mean its share; the others have no gradient.
+    """
+
+    kind = KINDS["reduce_scatter"]
+
+    def __call__(
+        self,
+        x: Value,
+        *,
+        op: str,
+        axis: int = 0,
+        counts: Sequence[int] | None = None,
+        group: Ranks | None = None,
+    ) -> Node:
+        x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
+        along = as_axis(self.name, axis, x.ndim, x.type)
+        attrs: dict[str, Any] = {"reduce_op": op, "group": ranks}
+        if counts is not None:
+            mine = self.node((moved_axis(x, along, 0),), {**attrs, "counts": as_counts(counts)})
+            return moved_axis(mine, 0, along)
+        if along == 0:
+            return self.node((x,), attrs)
+        mine = self.node((blocks_of(self.name, x, along, ranks.size),), attrs)
+        return reshape(mine, mine.shape[1:])
+
+    def infer(
+        self, x: Type, *, reduce_op: str, group: Ranks, counts: tuple[int, ...] | None = None
+    ) -> Type:
+        expect_reduction(self.name, reduce_op, x)
+        if counts is None:
+            return of_equal_blocks(self.kind, x, group.size)
+        expect_rows(self.name, x)
+        expect_counts(self.name, counts, group.size, x.shape[0], "all")
+        return with_rows(x, counts[group.rank])
+
+    def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
+        return {"reduce_op": attrs["reduce_op"], **block_counts(x, attrs)}
+
+    def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
+        rank, counts = int(attrs["group"].rank), attrs.get("counts")
+        if counts is None:
+            return rank * (x.count // int(attrs["group"].size))
+        return int(sum(counts[:rank])) * row_elements(x)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        kind, group = node.attrs["reduce_op"], node.attrs["group"]
+        if kind not in ("sum", "mean"):
+            raise no_gradient(node)
+        counts = node.attrs.get("counts")
+        dx = (
+            all_gather(dy, group=group)
+            if counts is None
+            else all_gather_v(dy, counts=counts, group=group)
+        )
+        return (dx / group.size if kind == "mean" else dx,)
+
+    def samples(self) -> Iterable[Sample]:
+        for attrs, dtype in reductions_to_test():
+            yield Sample((Operand((2, 3), dtype=dtype),), {**attrs, "group": Alone()})
+        attrs = {"reduce_op": "sum", "group": Alone(), "counts": (2,)}
+        yield Sample((Operand((2, 3)),), attrs)
+
+
+def block_counts(x: Type, attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """The blocks of an operand that has one for each rank, in elements."""
+    if attrs.get("counts") is None:
+        return {"count": x.count // attrs["group"].size}
+    return {"counts": tuple(n * row_elements(x) for n in attrs["counts"])}
+
+
+reduce_scatter: Final[ReduceScatter] = register(ReduceScatter())
+
+
+class AllGather(Collective):
+    """all_gather(x, axis=0, group=None): all ranks' x, in their order along the axis; attrs: group.
+
+    x has one shape on all ranks. The adjoint is reduce_scatter(op="sum").
+    """
+
+    kind = KINDS["all_gather"]
+
+    def __call__(self, x: Value, *, axis: int = 0, group: Ranks | None = None) -> Node:
+        x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
+        along = as_axis(self.name, axis, x.ndim, x.type)
+        if along == 0:
+            return self.node((x,), {"group": ranks})
+        return joined(self.node((reshape(x, (1, *x.shape)),), {"group": ranks}), along)
+
+    def infer(self, x: Type, *, group: Ranks) -> Type:
+        return of_equal_blocks(self.kind, x, group.size)
+
+    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+        return int(attrs["group"].rank) * x.count
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (reduce_scatter(dy, op="sum", group=node.attrs["group"]),)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape in ((2, 3), (0, 2)):
+            yield Sample((Operand(shape),), {"group": Alone()})
+
+
+all_gather: Final[AllGather] = register(AllGather())
+
+
+class AllGatherV(Collective):
+    """all_gather_v(x, counts=, axis=0, group=None): all ranks' x of counts[r] rows each.
+
+    Along `axis` rank r's x has counts[r]; all else is one shape on all ranks, and so are the
+    counts. Attrs: counts, group. The adjoint is reduce_scatter(op="sum", counts=counts).
+    """
+
+    kind = KINDS["all_gather_v"]
+
+    def __call__(
+        self, x: Value, *, counts: Sequence[int], axis: int = 0, group: Ranks | None = None
+    ) -> Node:
+        x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
+        along = as_axis(self.name, axis, x.ndim, x.type)
+        attrs = {"counts": as_counts(counts), "group": ranks}
+        return moved_axis(self.node((moved_axis(x, along, 0),), attrs), 0, along)
+
+    def infer(self, x: Type, *, counts: tuple[int, ...], group: Ranks) -> Type:
+        expect_rows(self.name, x)
+        expect_counts(self.name, counts, group.size, x.shape[0], str(group.rank))
+        return with_rows(x, sum(counts))
+
+    def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
+        return block_counts(x, attrs)
+
+    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+        return int(sum(attrs["counts"][: attrs["group"].rank])) * row_elements(x)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (reduce_scatter(dy, op="sum", **node.attrs),)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((Operand((2, 3)),), {"counts": (2,), "group": Alone()})
+
+
+all_gather_v: Final[AllGatherV] = register(AllGatherV())
+
+
+class AllToAll(Collective):
+    """all_to_all(x, split_axis=0, concat_axis=0, group=None): block s of my x goes to rank s.
+
+    split_axis is cut in as many equal blocks as there are ranks; what comes from rank r stands at
+    place r along concat_axis. x has one shape on all ranks. Attrs: group. The adjoint sends
+    everything back: the same with the axes exchanged.
+    """
+
+    kind = KINDS["all_to_all"]
+
+    def __call__(
+        self,
+        x: Value,
+        *,
+        split_axis: int = 0,
+        concat_axis: int = 0,
+        group: Ranks | None = None,
+    ) -> Node:
+        x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
+        apart = as_axis(self.name, split_axis, x.ndim, x.type)
+        together = as_axis(self.name, concat_axis, x.ndim, x.type)
+        if apart == together == 0:
+            return self.node((x,), {"group": ranks})
+        blocks = blocks_of(self.name, x, apart, ranks.size)
+        return joined(self.node((blocks,), {"group": ranks}), together)
+
+    def infer(self, x: Type, *, group: Ranks) -> Type:
+        return of_equal_blocks(self.kind, x, group.size)
+
+    def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
+        return block_counts(x, attrs)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (self.node((dy,), node.attrs),)
+
+    def samples(self) -> Iterable[Sample]:
+        for shape in ((2, 3), (0, 2)):
+            yield Sample((Operand(shape),), {"group": Alone()})
+
+
+all_to_all: Final[AllToAll] = register(AllToAll())
+
+
+class AllToAllV(Collective):
+    """all_to_all_v(x, send_counts, receive_counts, group=None): send_counts[s] rows go to rank s.
+
+    The rows of x are in the order of the ranks. receive_counts[r] rows come from rank r, which is
+    rank r's send count for this rank. Attrs: counts, receive_counts, group. The adjoint is the same
+    with the counts exchanged.
+    """
+
+    kind = KINDS["all_to_all_v"]
+
+    def __call__(
+        self,
+        x: Value,
+        send_counts: Sequence[int],
+        receive_counts: Sequence[int],
+        *,
+        group: Ranks | None = None,
+    ) -> Node:
+        attrs = {
+            "counts": as_counts(send_counts),
+            "receive_counts": as_counts(receive_counts),
+            "group": ranks_of(self.name, group),
+        }
+        return self.node((as_node(x, where=self.name),), attrs)
+
+    def infer(
+        self,
+        x: Type,
+        *,
+        counts: tuple[int, ...],
+        receive_counts: tuple[int, ...],
+        group: Ranks,
+    ) -> Type:
+        expect_rows(self.name, x)
+        expect_counts(self.name, counts, group.size, x.shape[0], "all")
+        received = sum(receive_counts)
+        expect_counts(self.name, receive_counts, group.size, received, "all")
+        if counts[group.rank] != receive_counts[group.rank]:
+            raise ShapeError(
+                f"all_to_all_v: expected one number of rows from rank {group.rank} to itself; got "
+                f"counts {counts[group.rank]} and receive_counts {receive_counts[group.rank]}. "
+                "Give one number in both."
+            )
+        return with_rows(x, received)
+
+    def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
+        received = tuple(n * row_elements(x) for n in attrs["receive_counts"])
+        return {**block_counts(x, attrs), "receive_counts": received}
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        attrs = dict(node.attrs)
+        attrs["counts"], attrs["receive_counts"] = attrs["receive_counts"], attrs["counts"]
+        return (self.node((dy,), attrs),)
+
+    def samples(self) -> Iterable[Sample]:
+        attrs = {"counts": (2,), "receive_counts": (2,), "group": Alone()}
+        yield Sample((Operand((2, 3)),), attrs)
+
+
+all_to_all_v: Final[AllToAllV] = register(AllToAllV())
+
+
+class Gather(Collective):
+    """gather(x, root=0, axis=0, group=None): all ranks' x along the axis on the root.
+
+    Elsewhere the result is zero. x has one shape on all ranks. `ops.take` takes elements by index.
+    Attrs: root, group. The adjoint is scatter.
+    """
+
+    kind = KINDS["gather"]
+
+    def __call__(
+        self, x: Value, root: int = 0, *, axis: int = 0, group: Ranks | None = None
+    ) -> Node:
+        if not isinstance(root, (int, np.integer)):
+            raise TypeError(
+                f"gather: expected the rank that receives as root; got {root!r}. "
+                "Use ops.take(x, indices, axis) to take elements by index."
+            )
+        x, attrs = (
+            as_node(x, where=self.name),
+            {"root": whole(root, self.name, "root"), "group": ranks_of(self.name, group)},
+        )
+        along = as_axis(self.name, axis, x.ndim, x.type)
+        if along == 0:
+            return self.node((x,), attrs)
+        return joined(self.node((reshape(x, (1, *x.shape)),), attrs), along)
+
+    def infer(self, x: Type, *, root: int, group: Ranks) -> Type:
+        return of_equal_blocks(self.kind, expect_root(self.name, root, group, x), group.size)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (scatter.node((dy,), node.attrs),)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((Operand((2, 3)),), {"root": 0, "group": Alone()})
+
+
+gather: Final[Gather] = register(Gather())
+
+
+class Scatter(Collective):
+    """scatter(x, root=0, axis=0, group=None): block r of the root's x on rank r.
+
+    The axis is cut in as many equal blocks as there are ranks. x has one shape on all ranks; what
+    it holds elsewhere than on the root is not looked at. Attrs: root, group. The adjoint is
+    gather.
+    """
+
+    kind = KINDS["scatter"]
+
+    def __call__(
+        self, x: Value, root: int = 0, *, axis: int = 0, group: Ranks | None = None
+    ) -> Node:
+        x, ranks = as_node(x, where=self.name), ranks_of(self.name, group)
+        along = as_axis(self.name, axis, x.ndim, x.type)
+        attrs = {"root": whole(root, self.name, "root"), "group": ranks}
+        if along == 0:
+            return self.node((x,), attrs)
+        mine = self.node((blocks_of(self.name, x, along, ranks.size),), attrs)
+        return reshape(mine, mine.shape[1:])
+
+    def infer(self, x: Type, *, root: int, group: Ranks) -> Type:
+        return of_equal_blocks(self.kind, expect_root(self.name, root, group, x), group.size)
+
+    def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
+        return {"root": attrs["root"], **block_counts(x, attrs)}
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (gather.node((dy,), node.attrs),)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((Operand((2, 3)),), {"root": 0, "group": Alone()})
+
+
+scatter: Final[Scatter] = register(Scatter())
+
+
+class Send(Collective):
+    """send(x, to, tag=0, group=None): give x to another rank, whose recv takes it.
+
+    The result is a token: a scalar 0 of x's dtype that is there when x has been taken. Nothing is
+    sent unless the token is wanted: make it an output of the step, or add it to something that is.
+    Attrs: root (the other rank), tag, group.
+
+    What one rank sends to another is received in the order in which it was made: both scripts make
+    their sends and receives in one order, as with MPI. A tag is compared, to notice if they do not.
+    The adjoint receives from `to` what its recv's adjoint sends, with the same tag, so a loss that
+    holds the token is differentiated through the other rank; see recv.
+    """
+
+    kind = KINDS["send"]
+
+    def __call__(self, x: Value, to: int, tag: int = 0, *, group: Ranks | None = None) -> Node:
+        attrs = with_group(
+            self.name,
+            {"root": whole(to, self.name, "to"), "tag": whole(tag, self.name, "tag")},
+            group,
+        )
+        return self.node((as_node(x, where=self.name),), attrs)
+
+    def infer(self, x: Type, *, root: int, tag: int, group: Ranks | None = None) -> Type:
+        expect_other(self.name, root, group, x)
+        return Type(x.dtype, ())
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        x = node.inputs[0].type
+        attrs = {**node.attrs, "shape": x.shape, "dtype": x.dtype}
+        return (recv.node((dy + node,), attrs),)  # what comes back rests on what was sent
+
+    def reference(self, x: Array, **attrs: Any) -> Array:
+        return np.zeros((), x.dtype)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((Operand((2, 3)),), {"root": 1, "tag": 0})
+
+
+def expect_other(where: str, other: int, group: Ranks | None, x: Type) -> Type:
+    """Refuse a rank that is this one, or nobody; return the operand's type."""
+    expect_root(where, other, group, x)
+    if group is not None and other == group.rank:
+        raise ValueError(
+            f"{where}: expected another rank; got {other}, this one. Send to a rank other than "
+            "this one."
+        )
+    return x
+
+
+send: Final[Send] = register(Send())
+
+
+class Recv(Collective):
+    """recv(source, tag=0, shape=, dtype=, after=None, group=None): what another rank sends.
+
+    `after` is a scalar that is computed before, such as the token of a send; its value is not read.
+    Its adjoint is the token of the send that returns the adjoint of the received array to `source`.
+    So a rank whose loss depends on the received array differentiates by `after` too, and makes that
+    token an output. Otherwise the other rank waits.
+
+    ::
+
+        # rank 0
+        token = ops.send(ops.tanh(x @ w), 1)
+        gw = ngd.grad(token, w)
+        step = ngd.compile([x], [token, gw])
+
+        # rank 1
+        start = ngd.constant(0.0)
+        h = ops.recv(0, shape=(8, 4), dtype="float32", after=start)
+        loss = ops.mean(ops.square(h @ v - y))
+        gv, back = ngd.grad(loss, [v, start])
+        step = ngd.compile([y], [loss, gv, back])
+
+    gw is the gradient of the sum of the ranks' losses, the token's value being 0. Attrs: shape,
+    dtype, root (the other rank), tag, group.
+    """
+
+    kind = KINDS["recv"]
+
+    def __call__(
+        self,
+        source: int,
+        tag: int = 0,
+        *,
+        shape: int | Sequence[int],
+        dtype: Any,
+        after: Value | None = None,
+        group: Ranks | None = None,
+    ) -> Node:
+        wanted = as_dtype(dtype, self.name)
+        token = scalar(0, wanted, self.name) if after is None else as_node(after, where=self.name)
+        attrs = {
+            "shape": lengths(shape, self.name, wanted.itemsize),
+            "dtype": wanted,
+            "root": whole(source, self.name, "source"),
+            "tag": whole(tag, self.name, "tag"),
+        }
+        return self.node((token,), with_group(self.name, attrs, group))
+
+    def infer(
+        self,
+        after: Type,
+        *,
+        shape: Shape,
+        dtype: DType,
+        root: int,
+        tag: int,
+        group: Ranks | None = None,
+    ) -> Type:
+        if after.shape:
+            raise ShapeError(
+                f"recv: expected a scalar to come after; got {after}. Reduce it, for example by "
+                "ops.sum."
+            )
+        return expect_other(self.name, root, group, Type(dtype, shape))
+
+    def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
+        count = Type(attrs["dtype"], attrs["shape"]).count
+        return {"root": attrs["root"], "tag": attrs["tag"], "count": count}
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        attrs = {k: v for k, v in node.attrs.items() if k not in ("shape", "dtype")}
+        return (cast(send.node((dy,), attrs), node.inputs[0].dtype),)
+
+    def reference(self, x: Array, **attrs: Any) -> Array:
+        return np.zeros(attrs["shape"], attrs["dtype"])
+
+    def samples(self) -> Iterable[Sample]:
+        for dtype in (float32, float64):
+            attrs = {"shape": (2, 3), "dtype": dtype, "root": 1, "tag": 0}
+            yield Sample((Operand((), dtype=dtype),), attrs)
+
+
+recv: Final[Recv] = register(Recv())

@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives in the graph; those that move blocks of rows, and send and recv, in exchange.py.
+
+Each takes `group=`, an ngd.Group. Without it all_reduce, broadcast, reduce, send and recv run
+over the ranks of the executable (ngd.compile's group=, by default the world). The others need the
+number of ranks for the shape of their result. They mean the world. If it is not joined when the
+graph is built, they take the launcher's numbers, and ngd.compile joins the world.
+
+A rank that gets no result has zeros instead, as all ranks except the root of `reduce`. So each
+collective is a linear map of all ranks' operands to all ranks' results. Its gradient is the
+transpose, which is a collective too (docs/adr/0003-gradient-of-all-reduce.md).
+
+The references are those of one rank; an evaluator with a group calls the group instead.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
+
+import numpy as np
+
+from ..._util.callsite import call_site
+from ...comm.kinds import ALGORITHMS, KINDS, REDUCTIONS, Kind
+from ...dtypes import (
+    ALL,
+    NUMBERS,
+    Array,
+    DType,
+    Type,
+    bfloat16,
+    bool_,
+    float32,
+    float64,
+    int64,
+    is_float,
+    whole,
+)
+from ...errors import CompileError, DTypeError, GradientError, NotMemberError, ShapeError
+from ...graph.ir import Graph, Node, Op, Operand, Sample, bodies_of, register
+from .._arithmetic import abs, floor, maximum, minimum
+from .._casting import cast
+from .._compare import equal, where
+from .._operands import HALVES, Value, as_node, expect_dtype, scalar
+from .._shape import stop_gradient
+from .._transcendental import log, power
+
+SUM: Final = "sum"
+MEAN: Final = "mean"
+COMBINED: Final = ("sum", "min", "max", "prod")
+"""Those by which results of parts are reduced to that of the whole, too."""
+
+
+class Ranks(Protocol):
+    """A group as far as the graph looks at it; ngd.Group is one. Compared and hashed."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many ranks there are."""
+        ...
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The group of one rank."""
+
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class LaunchedWorld:
+    """The world before it is joined: the launcher's numbers."""
+
+    rank: int
+    size: int
+
+
+class World:
+    """The group of collectives whose shape needs one and that are given none.
+
+    The layer that communicates with other processes sets the three functions.
+    """
+
+    def __init__(self) -> None:
+        self.join: Callable[[], Ranks] = Alone
+        """Joins the world if it is not joined, and returns it."""
+        self.living: Callable[[], Ranks | None] = Alone
+        """Returns the world if it is joined."""
+        self.launched: Callable[[], tuple[int, int]] = lambda: (0, 1)
+        """Returns the launcher's rank and size."""
+        self._joined: weakref.ref[Ranks] | None = None
+
+    @property
+    def joined(self) -> Ranks | None:
+        """The group that was joined last, while the program holds it."""
+        return self._joined() if self._joined is not None else None
+
+    def ranks(self) -> Ranks:
+        """Return the world, or the launcher's numbers if it is not joined."""
+        group = self.living()
+        if group is None:
+            return LaunchedWorld(*self.launched())
+        self._joined = weakref.ref(group)
+        return group
+
+    def settle(self, graph: Graph) -> None:
+        """Give the collectives of a graph the world where they have the launcher's numbers.
+
+        Joins the world if there is such a collective.
+        """
+        nodes = [node for node in all_nodes(graph) if is_launched(node.attrs.get("group"))]
+        if not nodes:
+            return
+        group = self.join()
+        self._joined = weakref.ref(group)
+        for node in nodes:
+            launched = node.attrs["group"]
+            if (launched.rank, launched.size) != (group.rank, group.size):
+                raise CompileError(
+                    f"compile: expected {node.op.name} (made at {node.site}) in a world of "
+                    f"{launched.size} ranks as rank {launched.rank}, as the launcher said; got a "
+                    f"world of {group.size} ranks as rank {group.rank}. Build the graph after "
+                    "ngd.init()."
+                )
+            node.attrs["group"] = group  # in place: other nodes refer to this one
+
+
+def is_launched(group: Any) -> bool:
+    """Return True for the world before it is joined."""
+    return isinstance(group, LaunchedWorld)
+
+
+def all_nodes(graph: Graph) -> Iterator[Node]:
+    """Return the nodes of a graph and of the graphs that its ops run."""
+    for node in graph.nodes:
+        yield node
+        for body in bodies_of(node):
+            yield from all_nodes(body)
+
+
+WORLD: Final = World()
+
+
+class Collective(Op):
+    """What the blocks here share; attrs: group (a Ranks), left out where it is the executable's."""
+
+    collective = True
+    kind: ClassVar[Kind]
+    """Its row in the table of kinds, which says its name and what it takes."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.name = cls.kind.name
+        cls.dtypes = NUMBERS if cls.kind.reduces else ALL
+        if cls.kind.gives == "nothing":
+            cls.dtypes = ()
+
+    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+        return self.kind.equal_results and everywhere_equal(inputs, attrs)
+
+    def submission(self, x: Type, **attrs: Any) -> dict[str, Any]:
+        """What the communicator is told, as far as the operand does not say it.
+
+        root, reduce_op, algorithm, tag; counts in elements. See src/cpp/comm/collective.hpp.
+        """
+        return {k: v for k, v in attrs.items() if k != "group"}
+
+    def place_in_result(self, x: Type, **attrs: Any) -> int | None:
+        """The element of the result where this rank's operand may already lie; None: nowhere."""
+        return None
+
+    def place_in_operand(self, x: Type, **attrs: Any) -> int | None:
+        """The element of the operand where this rank's result may lie; None: nowhere."""
+        return None
+
+    def reference(self, x: Array, **attrs: Any) -> Array:
+        return x
+
+
+def expect_member(where: str, group: Ranks) -> Ranks:
+    """Refuse a group that this rank is no member of (Group.is_member); return any other one."""
+    if group.rank < 0:
+        raise NotMemberError(
+            f"{where}: group: expected a group that includes this rank; got {group!r}, of which "
+            "this "
+            f"rank is not a member (used at {call_site()}). Ask group.is_member before."
+        )
+    return group
+
+
+def ranks_of(where: str, group: Ranks | None) -> Ranks:
+    """Return the group that is named, or the world."""
+    return WORLD.ranks() if group is None else expect_member(where, group)
+
+
+def with_group(where: str, attrs: Mapping[str, Any], group: Ranks | None) -> dict[str, Any]:
+    """Attributes with the group, where there is one."""
+    return dict(attrs) if group is None else {**attrs, "group": expect_member(where, group)}
+
+
+def everywhere_equal(inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+    """Whether what is equal in the group is equal on all ranks."""
+    group = attrs.get("group")
+    of_world = group is None or is_launched(group) or group is WORLD.joined
+    return of_world or all(x.uniform for x in inputs)
+
+
+def expect_reduction(where: str, op: str, x: Type) -> None:
+    """Refuse a reduction that does not exist, or not of this dtype."""
+    if op not in REDUCTIONS:
+        raise ValueError(f"{where}: expected op among {', '.join(REDUCTIONS)}; got {op!r}")
+    expect_dtype(f'{where}(op="{op}")', (x,), REDUCTIONS[op])
+
+
+def no_gradient(node: Node) -> GradientError:
+    """The error of a reduction that is not linear."""
+    kind = node.attrs["reduce_op"]
+    return GradientError(f'{node.op.name}(op="{kind}") has no gradient (used at {node.site})')
+
+
+_TOTALS: Final[weakref.WeakValueDictionary[Any, Node]] = weakref.WeakValueDictionary()
+"""By weight, algorithm and group: the sum of the ranks' weights, in a common unit."""
+
+
+class AllReduce(Collective):
+    """all_reduce(x, op=, weight=None, algorithm="auto", compression=None, group=None).
+
+    x combined over the ranks.
+
+    op is "sum", "mean", "min", "max" or "prod"; there is no default. "mean" takes floats; sums of
+    bools do not exist. Attrs: reduce_op, algorithm ("auto", "flat" or "ring"), group.
+
+    weight, a scalar, is for op="mean": the mean over ranks of x, each with the weight of its rank,
+    so that uneven shards give what one process would. A rank of weight 0 contributes nothing, also
+    if its x is NaN; if all weights are 0, so is the result. Weights are not checked for their sign.
+
+    compression="bf16": a float32 x travels as bfloat16, is added up in float32 and rounded once; so
+    does its gradient. sparse_all_reduce sends the largest elements alone.
+
+    ngd.grad differentiates the sum of all ranks' losses: sum is its own adjoint, and so is mean.
+    The others have no gradient.
+    """
+
+    kind = KINDS["all_reduce"]
+
+    def __call__(
+        self,
+        x: Value,
+        *,
+        op: str,
+        weight: Value | None = None,
+        algorithm: str = "auto",
+        compression: str | None = None,
+        group: Ranks | None = None,
+    ) -> Node:
+        x = as_node(x, where=self.name)
+        attrs = with_group(self.name, {"reduce_op": op, "algorithm": algorithm}, group)
+        if compression is not None:
+            return self._rounded(x, weight, compression, attrs)
+        if weight is None:
+            return self.node((x,), attrs)
+        if op != "mean":
+            raise ValueError(
+                f'all_reduce: expected op="mean" with weight; got op={op!r}. '
+                "Write op='mean', or leave weight out."
+            )
+        return self._weighted_mean(x, as_node(weight, where=self.name), attrs)
+
+    def _rounded(
+        self, x: Node, weight: Value | None, compression: str, attrs: Mapping[str, Any]
+    ) -> Node:
+        if compression != "bf16":
+            raise ValueError(
+                f"all_reduce: compression: expected 'bf16' or None; got {compression!r}"
+            )
+        if weight is not None:
+            raise ValueError(
+                "all_reduce: expected weight or compression; got both. Scale x instead of weight."
+            )
+        if x.dtype != float32:
+            raise DTypeError(
+                f"all_reduce: expected float32 for compression='bf16'; got {x.type}. Cast x, or "
+                "leave compression out."
+            )
+        return cast(self.node((cast(x, bfloat16),), attrs), float32)
+
+    def _weighted_mean(self, x: Node, weight: Node, attrs: Mapping[str, Any]) -> Node:
+        if weight.shape or not is_float(x.dtype):
+            raise ShapeError(
+                f"all_reduce: expected floats and a scalar weight; got {x.type} and {weight.type}. "
+                "Cast x, and give one number."
+            )
+        # Weights count by their ratios alone. In a unit that is a power of two their sum is in
+        # [1/4, 1/2): none is beyond the dtype, no sum of weighted x overflows, and no bit changes.
+        # A mean is no larger than the largest x: only rounding can make it so.
+        # Arrays are weighted likewise: collectives/reduction.py.
+        dtype = float32 if x.dtype in HALVES else x.dtype  # the sums of a two-byte mean
+        sums, largest = ({**attrs, "reduce_op": op} for op in ("sum", "max"))
+        key = (weight.id, attrs["algorithm"], attrs.get("group"))
+        total = _TOTALS.get(key)  # all that have one weight are told it once
+        if total is None:
+            wide = cast(weight, float64)
+            unit = stop_gradient(power_of_two(self.node((abs(wide),), largest)))
+            total = _TOTALS[key] = self.node((wide / unit,), sums)
+        (mine,) = total.inputs
+        unit = 4.0 * power_of_two(maximum(stop_gradient(abs(total)), 1.0))
+        share, whole = cast(mine / unit, dtype), cast(total / unit, dtype)
+        weighted = self.node((where(equal(mine, 0), 0, cast(x, dtype) * share),), sums)
+        nothing = equal(whole, 0)
+        mean, most = weighted / where(nothing, 1, whole), float(np.finfo(dtype).max)
+        mean = where(abs(weighted) <= most, minimum(maximum(mean, -most), most), mean)
+        return cast(where(nothing, 0, mean), x.dtype)
+
+    def infer(self, x: Type, *, reduce_op: str, algorithm: str, group: Ranks | None = None) -> Type:
+        expect_reduction(self.name, reduce_op, x)
+        if algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"all_reduce: expected algorithm among {', '.join(ALGORITHMS)}; got {algorithm!r}"
+            )
+        return x
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        if node.attrs["reduce_op"] not in ("sum", "mean"):
+            raise no_gradient(node)
+        return (self.node((dy,), node.attrs),)
+
+    def samples(self) -> Iterable[Sample]:
+        for attrs, dtype in reductions_to_test():
+            yield Sample((Operand((2, 3), dtype=dtype),), {**attrs, "algorithm": "auto"})
+        yield Sample((Operand((0,)),), {"reduce_op": "sum", "algorithm": "ring"})
+
+
+def power_of_two(x: Node) -> Node:
+    """The greatest that is no more than x, or next to it; x is a float64 >= 0. Of 0 it is 1."""
+    exponent = floor(log(where(equal(x, 0), 1, x)) / math.log(2))
+    return power(scalar(2.0, float64, "power_of_two"), minimum(exponent, 1023.0))
+
+
+def reductions_to_test() -> list[tuple[dict[str, Any], DType | None]]:
+    """Each reduction, with a dtype where it does not take all numbers."""
+    free: list[tuple[str, DType | None]] = [(op, None) for op in ("sum", "min", "max", "prod")]
+    fixed: list[tuple[str, DType | None]] = [("mean", float32), ("mean", float64), ("max", bool_)]
+    return [({"reduce_op": op}, dtype) for op, dtype in free + fixed]
+
+
+all_reduce: Final[AllReduce] = register(AllReduce())
+
+
+class Broadcast(Collective):
+    """broadcast(x, root=0, group=None): the root's x on every rank; attrs: root, group.
+
+    The adjoint is the sum over ranks on the root, and zero elsewhere: reduce.
+    """
+
+    kind = KINDS["broadcast"]
+
+    def __call__(self, x: Value, root: int = 0, *, group: Ranks | None = None) -> Node:
+        return self.node(
+            (as_node(x, where=self.name),),
+            with_group(self.name, {"root": whole(root, self.name, "root")}, group),
+        )
+
+    def infer(self, x: Type, *, root: int, group: Ranks | None = None) -> Type:
+        return expect_root(self.name, root, group, x)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return (reduce.node((dy,), {**node.attrs, "reduce_op": "sum"}),)
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((Operand((2, 3)),), {"root": 0})
+        yield Sample((Operand((0,)),), {"root": 0})
+
+
+def expect_root(where: str, root: int, group: Ranks | None, x: Type) -> Type:
+    """Refuse a root that no group has, or not this one; return the operand's type."""
+    if root < 0 or (group is not None and root >= group.size):
+        wanted = ">= 0" if group is None else f"in [0, {group.size})"
+        raise ValueError(
+            f"{where}: expected a root {wanted}; got {root}. Give the number of a rank of the "
+            "group."
+        )
+    return x
+
+
+broadcast: Final[Broadcast] = register(Broadcast())
+
+
+class Reduce(Collective):
+    """reduce(x, root=0, op=, group=None): x reduced over the ranks on the root, zero elsewhere.
+
+    op as in all_reduce; attrs: reduce_op, root, group. The adjoint of sum is broadcast, that of
+    mean a broadcast of the root's share; the others have no gradient.
+    """
+
+    kind = KINDS["reduce"]
+
+    def __call__(self, x: Value, root: int = 0, *, op: str, group: Ranks | None = None) -> Node:
+        attrs = with_group(
+            self.name, {"reduce_op": op, "root": whole(root, self.name, "root")}, group
+        )
+        return self.node((as_node(x, where=self.name),), attrs)
+
+    def infer(self, x: Type, *, reduce_op: str, root: int, group: Ranks | None = None) -> Type:
+        expect_reduction(self.name, reduce_op, x)
+        return expect_root(self.name, root, group, x)
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        attrs = dict(node.attrs)
+        kind = attrs.pop("reduce_op")
+        if kind == "sum":
+            return (broadcast.node((dy,), attrs),)
+        if kind == "mean":  # the mean over ranks of what the root has, and the others have not
+            group = attrs.get("group")
+            mine = where(equal(own_rank(group=group), attrs["root"]), dy, 0)
+            return (all_reduce(mine, op="mean", group=group),)
+        raise no_gradient(node)
+
+    def samples(self) -> Iterable[Sample]:
+        for attrs, dtype in reductions_to_test():
+            yield Sample((Operand((2, 3), dtype=dtype),), {**attrs, "root": 0})
+
+
+reduce: Final[Reduce] = register(Reduce())
+
+
+class OwnRank(Op):
+    """own_rank(group=None): the number of this rank, int64; attrs: group.
+
+    By default in the ranks of the executable, as for collectives. The compiler knows it, and puts a
+    constant. The reference is that of rank 0 of 1.
+    """
+
+    name = "own_rank"
+    dtypes = ()
+    settled_by = "group"
+
+    def __call__(self, *, group: Ranks | None = None) -> Node:
+        return self.node((), with_group(self.name, {}, group))
+
+    def infer(self, *, group: Ranks | None = None) -> Type:
+        return Type(int64, ())
+
+    def uniform(self, inputs: Sequence[Node], attrs: Mapping[str, Any]) -> bool:
+        return False
+
+    def grad(self, node: Node, dy: Node) -> Sequence[Node | None]:
+        return ()
+
+    def settle(self, ranks: Any, **attrs: Any) -> Array:
+        return np.array(ranks.rank, int64)
+
+    def reference(self, *, group: Ranks | None = None) -> Array:
+        return self.settle(Alone())
+
+    def samples(self) -> Iterable[Sample]:
+        yield Sample((), {})
+
+
+own_rank: Final[OwnRank] = register(OwnRank())

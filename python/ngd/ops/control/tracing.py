@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops whose bodies are being traced, and the seeds of the random draws in these bodies.
+
+A body is traced once, so a draw in it has one seed and one offset for all iterations. Here the
+number of the iteration is added to the offset, in steps of STRIDE. The seeds of all iterations are
+computed before the loop, which reads them slice by slice. The gradient of the loop reads the same
+slices, so it draws the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from math import prod
+from typing import Final, Protocol
+
+import numpy as np
+
+from ...dtypes import int64
+from ...graph.ir import Node, constant_node, public, topological
+from .._arithmetic import add, multiply
+from .._creation import arange
+from .._shape import expand_dims
+
+STRIDE: Final = 2**40
+"""The distance of the offsets of two iterations."""
+MAX_ITERATIONS: Final = 2**63 // STRIDE
+"""With more iterations than this, offsets would leave int64."""
+
+
+class Loop(Protocol):
+    """A scan that is being traced."""
+
+    length: int
+
+    @property
+    def inputs(self) -> Sequence[Node]:
+        """The inputs of the body that change from iteration to iteration."""
+        ...
+
+    def slice(self, tensor: Node) -> Node:
+        """Add a tensor that is read slice by slice; return the input of the body."""
+        ...
+
+
+_loops: ContextVar[tuple[Loop, ...]] = ContextVar("loops", default=())
+
+
+def loops() -> tuple[Loop, ...]:
+    """Return the loops whose bodies are being traced, the innermost last."""
+    return _loops.get()
+
+
+@contextmanager
+def tracing(loops: tuple[Loop, ...]) -> Iterator[None]:
+    """Take what is traced in this block as the body of these loops."""
+    token = _loops.set(loops)
+    try:
+        yield
+    finally:
+        _loops.reset(token)
+
+
+@public
+def iterations() -> int:
+    """Return how often the code that is being traced runs per step.
+
+    This is the product of the lengths of all ops.scan loops whose bodies are being traced, and 1
+    outside of loops. A program that numbers its random draws itself, by offsets in steps of 2^40,
+    reserves this many numbers for one draw: `ops.scan` adds t * 2^40 to the offset in iteration t.
+    """
+    return prod(loop.length for loop in loops())
+
+
+def per_iteration(seed: Node) -> Node:
+    """Return a seed tensor that is another one in each iteration of the loops around it.
+
+    A seed that depends on what a loop carries or reads slice by slice is the caller's choice: the
+    numbers of that loop, and of the loops around it, are not added.
+    """
+    around = loops()
+    if not around:
+        return seed
+    read = set(topological([seed]))
+    depth = max(
+        (i + 1 for i, loop in enumerate(around) if not read.isdisjoint(loop.inputs)), default=0
+    )
+    lengths = [loop.length for loop in around[depth:]]
+    if prod(lengths) > MAX_ITERATIONS:
+        raise ValueError(
+            f"scan: expected at most {MAX_ITERATIONS} iterations in a loop with random draws; "
+            f"got {prod(lengths)}. Give the draw an offset that depends on the slice."
+        )
+    for i, loop in enumerate(around[depth:]):
+        stride = np.array([0, STRIDE * prod(lengths[i + 1 :])], int64)
+        numbers = expand_dims(arange(loop.length), 1)
+        seed = loop.slice(add(seed, multiply(numbers, constant_node(stride))))
+    return seed
