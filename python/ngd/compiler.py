@@ -33,7 +33,7 @@ from .ops._operands import HALVES
 from .ops.collectives.reductions import WORLD, Ranks, expect_member
 from .ops.control.bodies import expect_agreement
 from .passes import Plan, Target
-from .passes.collectives import talks
+from .passes.collective_order import talks
 from .profiling.recording import made
 from .trees import LEAF, Structure, flatten
 

@@ -38,7 +38,7 @@ from .graph.ir import PLACEHOLDER, Graph, Node
 from .graph.precision_marks import WIDE
 from .graph.variable import TRACING, Variable, placeholder
 from .ops._operands import as_node
-from .passes.identity import Family, compiling
+from .passes.fingerprint import Family, compiling
 from .trees import LEAF, Structure, flatten, leaves_of, split
 
 Key: TypeAlias = tuple[Any, ...]

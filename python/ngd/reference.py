@@ -15,7 +15,7 @@ from .dtypes import FLOATS, Array, Type
 from .errors import Error, NotFiniteError, OutOfRangeError
 from .graph.ir import CONSTANT, Graph, Leaf, Node, topological
 from .ops.control.bodies import WALKS, Control
-from .passes.collectives import in_order
+from .passes.collective_order import in_order
 
 
 class Group(Protocol):

@@ -18,7 +18,7 @@ from standing import run_in_world
 
 import ngd
 from ngd import ops, optim
-from ngd.passes.slices import SMALL, UNIT, cuts, is_cut
+from ngd.passes.sharding.updates import SMALL, UNIT, cuts, is_cut
 
 pytestmark = harness.needs_ranks
 several = pytest.mark.parametrize("ranks", [2, 3, 4])

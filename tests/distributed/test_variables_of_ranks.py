@@ -18,7 +18,7 @@ from ngd import data, nn, ops, optim, train
 from ngd.comm.statistics import stats_of
 from ngd.errors import CollectiveError, VariableMismatchError, VaryingVariableWarning
 from ngd.ops.collectives.reductions import Alone
-from ngd.passes.uniform import next_values
+from ngd.passes.sharding.uniform import next_values
 
 over = pytest.mark.parametrize("communicator", harness.communicators())
 devices = pytest.mark.parametrize("device", ["CPU", "INTERPRETER"])

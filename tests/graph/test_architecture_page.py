@@ -14,7 +14,7 @@ import ngd
 from ngd import passes
 from ngd.devices import sharing
 from ngd.graph.ir import Graph
-from ngd.passes.slices import Places
+from ngd.passes.sharding.updates import Places
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 LINE = re.compile(r"^  (?:%|\d+: )")

@@ -16,8 +16,8 @@ from ngd import ops
 from ngd.dtypes import Type
 from ngd.errors import BusyError, CompileError, PoisonedVariableError, ShapeError
 from ngd.graph.ir import Graph, Node, Op
-from ngd.passes import elementwise
-from ngd.passes.memory_planning import Plan, Step, Storage
+from ngd.passes.fusion import elementwise
+from ngd.passes.memory.planner import Plan, Step, Storage
 from ngd.passes.simplification import simplify
 
 DEVICES = ("CPU", "INTERPRETER")

@@ -14,7 +14,7 @@ import ngd
 from ngd import ops
 from ngd.graph.cost import Cost
 from ngd.graph.ir import PLACEHOLDER, REGISTRY, Node
-from ngd.passes.costs import cost_of
+from ngd.passes.op_costs import cost_of
 
 
 def cost(inputs: list[Node], outputs: list[Node], device: str = "NULL", **more: Any) -> Cost:

@@ -15,8 +15,13 @@ import pytest
 import ngd
 from ngd import ops
 from ngd.graph.ir import Graph, Node
-from ngd.passes import elementwise
-from ngd.passes.elementwise import MAX_INPUTS, MAX_INSTRUCTIONS, FusedElementwise, fuse_elementwise
+from ngd.passes.fusion import elementwise
+from ngd.passes.fusion.elementwise import (
+    MAX_INPUTS,
+    MAX_INSTRUCTIONS,
+    FusedElementwise,
+    fuse_elementwise,
+)
 from ngd.passes.simplification import simplify
 
 NO_TARGET: Any = None

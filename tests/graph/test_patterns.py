@@ -16,7 +16,7 @@ import pytest
 import ngd
 from ngd import ops
 from ngd.graph.ir import Node
-from ngd.passes.patterns import Pattern
+from ngd.passes.fusion.patterns import Pattern
 
 RNG = np.random.default_rng(5)
 

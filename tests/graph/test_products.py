@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import ngd
 from ngd import ops, optim, passes
-from ngd.passes.products import added, fuse_products
+from ngd.passes.fusion.matmuls import added, fuse_products
 
 RNG = np.random.default_rng(0)
 

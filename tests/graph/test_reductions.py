@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import ngd
 from ngd import ops, passes
-from ngd.passes.reductions import fuse_reductions, share_sums
+from ngd.passes.fusion.reductions import fuse_reductions, share_sums
 
 Graph = Callable[[Any], list[Any]]
 

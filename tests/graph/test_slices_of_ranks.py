@@ -20,11 +20,11 @@ import ngd
 from ngd import ops
 from ngd.graph.ir import Graph, Node
 from ngd.ops.collectives.reductions import Alone
-from ngd.passes import owners
-from ngd.passes.collectives import order_collectives
-from ngd.passes.equal import Equal
+from ngd.passes.collective_order import order_collectives
+from ngd.passes.sharding import matmul_owners as owners
+from ngd.passes.sharding.equal_values import Equal
+from ngd.passes.sharding.updates import Places, to_share, update_in_slices
 from ngd.passes.simplification import simplify
-from ngd.passes.slices import Places, to_share, update_in_slices
 
 N = 32
 """Rows and columns of all matrices."""

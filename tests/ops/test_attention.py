@@ -21,7 +21,7 @@ from ngd.dtypes import Array, DType, Type, bfloat16, float16, float32, float64
 from ngd.errors import DTypeError, ShapeError
 from ngd.graph.ir import Node, op_named
 from ngd.ops._precision import expansion
-from ngd.passes.costs import cost_of
+from ngd.passes.op_costs import cost_of
 
 CPU = pytest.mark.parametrize("device", ["CPU"])
 DTYPES = pytest.mark.parametrize("dtype", [float32, float64], ids=str)

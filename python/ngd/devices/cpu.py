@@ -18,7 +18,7 @@ from ..graph.cost import Cost
 from ..graph.ir import Graph, Node
 from ..graph.variable import Variable, placeholder
 from ..passes import Verdict
-from ..passes.slices import Places
+from ..passes.sharding.updates import Places
 from ..profiling import Report, report_of
 from ..profiling.recording import first_record
 from .executable import CompiledStep, Lower

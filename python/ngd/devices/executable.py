@@ -21,7 +21,7 @@ from ..graph.cost import Cost
 from ..graph.ir import Graph, Node
 from ..graph.variable import Variable
 from ..passes import Plan, Target, cost_of_graph
-from ..passes.uniform import next_values
+from ..passes.sharding.uniform import next_values
 from ..profiling import Report
 from .first_call import FirstCall, warn_of_varying
 from .ordering import Ordering, opened

@@ -32,7 +32,7 @@ from ..comm import world as distributed
 from ..dtypes import Array
 from ..errors import VariableMismatchError, VaryingVariableWarning
 from ..graph.ir import Node
-from ..passes.uniform import NextValue, source_of_variation, varying
+from ..passes.sharding.uniform import NextValue, source_of_variation, varying
 
 if TYPE_CHECKING:
     from .executable import CompiledStep

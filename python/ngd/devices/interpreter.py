@@ -16,7 +16,7 @@ from ..graph.ir import Graph, Node, bodies_of
 from ..graph.variable import Variable
 from ..ops.collectives.reductions import Collective
 from ..passes import in_two_bytes
-from ..passes.collectives import check_root, in_order, is_message
+from ..passes.collective_order import check_root, in_order, is_message
 from .executable import CompiledStep, Lower
 from .explanation import explain_reference
 from .ordering import Ordering, opened

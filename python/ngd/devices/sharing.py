@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables of which the ranks of a host keep one copy, or those of all hosts.
 
-A step that updates variables in slices (passes/slices.py) shares them when it is made: the ranks
+A step that updates variables in slices (passes/sharding/updates.py) shares them when it is made: the ranks
 compare what they hold and how they compute it, and move to memory that all of them map. From then
 on every read of such a variable, by whatever step, is one of that memory, and every write is one
 that all ranks make:
@@ -50,9 +50,9 @@ from ..errors import (
     VariableMismatchError,
 )
 from ..graph.ir import Graph, Node, aligned
-from ..passes.equal import Equal
-from ..passes.slices import Places, cuts, is_cut, lengths, to_share
-from ..passes.uniform import is_per_rank
+from ..passes.sharding.equal_values import Equal
+from ..passes.sharding.uniform import is_per_rank
+from ..passes.sharding.updates import Places, cuts, is_cut, lengths, to_share
 
 if TYPE_CHECKING:
     from .cpu import CpuStorage

@@ -191,7 +191,7 @@ class Op:
         return None
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """What a heavy op takes; passes/costs.py knows of others. `bodies`: of graphs it runs."""
+        """What a heavy op takes; passes/op_costs.py knows of others. `bodies`: of graphs it runs."""
         raise NotImplementedError(self.name)
 
     def spare_bytes(self, **attrs: Any) -> int:
@@ -638,7 +638,7 @@ class Graph:
     outputs: tuple[Node, ...]
     updates: tuple[tuple[Node, Node], ...] = ()
     precision: DType = float32  # as which the step may store others (passes/precision.py)
-    shard: str = "none"  # "host": one copy of the variables a host (passes/slices.py)
+    shard: str = "none"  # "host": one copy of the variables a host (passes/sharding/updates.py)
 
     @property
     def roots(self) -> tuple[Node, ...]:

@@ -19,34 +19,27 @@ if TYPE_CHECKING:
     from ._activation_functions import *
     from ._along_axis import *
     from ._arithmetic import *
+    from ._attention import *
     from ._casting import *
-    from .collectives.reductions import *
     from ._compare import *
-    from .collectives.compression import *
     from ._contraction import *
-    from .control.bodies import *
     from ._convolution import *
     from ._creation import *
     from ._ctc import *
     from ._cumulative import *
     from ._differences import *
-    from .collectives.exchanges import *
     from ._exponentials import *
     from ._grids import *
     from ._grouped_rows import *
     from ._indexing import *
-    from .control.iteration import *
     from ._joining import *
     from ._linear_algebra import *
-    from .control.tracing import *
-    from ._softmax import *
     from ._losses import *
     from ._matmul import *
     from ._nan_reductions import *
     from ._normalization import *
     from ._numeric import *
     from ._operands import *
-    from ._sorting import *
     from ._pooling import *
     from ._random import *
     from ._random_draws import *
@@ -54,14 +47,21 @@ if TYPE_CHECKING:
     from ._recurrent import *
     from ._reductions import *
     from ._resizing import *
-    from ._attention import *
     from ._searching import *
     from ._selection import *
     from ._shape import *
+    from ._softmax import *
+    from ._sorting import *
     from ._special import *
     from ._statistics import *
     from ._transcendental import *
     from ._trigonometric import *
+    from .collectives.compression import *
+    from .collectives.exchanges import *
+    from .collectives.reductions import *
+    from .control.bodies import *
+    from .control.iteration import *
+    from .control.tracing import *
 
 for _file in _files(__path__, f"{__name__}."):
     _import(_file.name)

@@ -14,27 +14,13 @@ import numpy as np
 from ..dtypes import float64, is_float
 from ..errors import ShapeError
 from ..graph.ir import Node
-from . import (
-    _arithmetic as arithmetic,
-)
-from . import (
-    _cumulative as cumulative,
-)
-from . import (
-    _joining as joining,
-)
-from . import (
-    _linear_algebra as linear_algebra,
-)
-from . import (
-    _rearrangement as rearrange,
-)
-from . import (
-    _searching as searching,
-)
-from . import (
-    _shape as shape,
-)
+from . import _arithmetic as arithmetic
+from . import _cumulative as cumulative
+from . import _joining as joining
+from . import _linear_algebra as linear_algebra
+from . import _rearrangement as rearrange
+from . import _searching as searching
+from . import _shape as shape
 from ._casting import cast
 from ._operands import as_axis, as_node, broadcast_shapes, node_of_axes
 

@@ -14,63 +14,25 @@ from ..dtypes import float64, is_float
 from ..errors import ShapeError
 from ..graph.array_methods import NUMPY
 from ..graph.ir import Node
-from . import (
-    _along_axis as along_axis,
-)
-from . import (
-    _arithmetic as arithmetic,
-)
-from . import (
-    _compare as compare,
-)
-from . import (
-    _contraction as contraction,
-)
-from . import (
-    _creation as creation,
-)
-from . import (
-    _cumulative as cumulative,
-)
-from . import (
-    _differences as differences,
-)
-from . import (
-    _joining as joining,
-)
-from . import (
-    _linear_algebra as linear_algebra,
-)
-from . import (
-    _nan_reductions as nan_reductions,
-)
-from . import (
-    _numeric as numeric,
-)
-from . import (
-    _numpy_compositions as numpy_compositions,
-)
-from . import (
-    _rearrangement as rearrange,
-)
-from . import (
-    _reductions as reductions,
-)
-from . import (
-    _searching as searching,
-)
-from . import (
-    _shape as shape,
-)
-from . import (
-    _sorting as ordering,
-)
-from . import (
-    _statistics as statistics,
-)
-from . import (
-    _trigonometric as trigonometric,
-)
+from . import _along_axis as along_axis
+from . import _arithmetic as arithmetic
+from . import _compare as compare
+from . import _contraction as contraction
+from . import _creation as creation
+from . import _cumulative as cumulative
+from . import _differences as differences
+from . import _joining as joining
+from . import _linear_algebra as linear_algebra
+from . import _nan_reductions as nan_reductions
+from . import _numeric as numeric
+from . import _numpy_compositions as numpy_compositions
+from . import _rearrangement as rearrange
+from . import _reductions as reductions
+from . import _searching as searching
+from . import _shape as shape
+from . import _sorting as ordering
+from . import _statistics as statistics
+from . import _trigonometric as trigonometric
 from ._casting import cast
 from ._operands import Axis, as_node, got, normalize_axes
 

@@ -209,7 +209,7 @@ def local_number(value: float, like: Node) -> Node:
     """Make a scalar that follows from local shapes, such as a number of rows.
 
     Ranks with shards of different lengths have different values of it, in steps that belong
-    together (passes/identity.py).
+    together (passes/fingerprint.py).
     """
     made = scalar(value, like.dtype, "local_number")
     return Node(CONSTANT, (), {**made.attrs, "local": True}, made.type)

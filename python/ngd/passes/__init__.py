@@ -10,21 +10,21 @@ from typing import Final
 from .._util import config
 from ..errors import CompileError
 from ..graph.ir import Graph
-from .collectives import order_collectives, split_collectives
-from .costs import cost_of_graph
-from .elementwise import fuse_elementwise
+from .collective_order import order_collectives, split_collectives
 from .expansion import expand
-from .identity import computation
+from .fingerprint import computation
+from .fusion.elementwise import fuse_elementwise
+from .fusion.matmuls import fuse_products
+from .fusion.post_operations import fuse_composites, fuse_post_operations
+from .fusion.reductions import fuse_reductions, share_sums
 from .layouts import assign_layouts
-from .memory_planning import Plan, Step, plan_memory
-from .post_operations import fuse_composites, fuse_post_operations
+from .memory.planner import Plan, Step, plan_memory
+from .op_costs import cost_of_graph
 from .precision import in_two_bytes, lower_precision
-from .products import fuse_products
 from .recompute import within
-from .reductions import fuse_reductions, share_sums
 from .scheduling import Schedule, schedule
+from .sharding.updates import update_in_slices
 from .simplification import simplify
-from .slices import update_in_slices
 from .target import Target, Verdict
 
 PIPELINE: Final[tuple[Callable[[Graph, Target], Graph], ...]] = (

@@ -27,8 +27,8 @@ from ..dtypes import SHORT_NAMES, DType, Shape, Type, float32
 from ..errors import PrecisionWarning
 from ..graph.ir import CONSTANT, REGISTRY, VARIABLE, Graph, Leaf, Node, offset_of
 from ..ops._casting import cast
-from .elementwise import FusedElementwise, dense_strides, fuse_elementwise
-from .reductions import FusedReduction
+from .fusion.elementwise import FusedElementwise, dense_strides, fuse_elementwise
+from .fusion.reductions import FusedReduction
 from .scheduling import source_of
 from .target import Target
 

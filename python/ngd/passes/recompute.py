@@ -25,8 +25,8 @@ from ..graph.cost import Cost
 from ..graph.ir import Graph, Leaf, Node
 from ..graph.precision_marks import wide
 from ..ops._custom import after
-from .costs import cost_of_graph
-from .memory_planning import Plan
+from .memory.planner import Plan
+from .op_costs import cost_of_graph
 from .precision import chooses
 from .scheduling import is_view, schedule, source_of
 from .target import Target

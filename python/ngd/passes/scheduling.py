@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from ..errors import CompileError
 from ..graph.ir import VARIABLE, Graph, Leaf, Node, offset_of, topological
-from .collectives import Wait
-from .elementwise import depths
+from .collective_order import Wait
+from .fusion.elementwise import depths
 from .target import Target, query_node
 
 

@@ -11,7 +11,7 @@ from ..dtypes import Type
 from ..graph.ir import Node
 
 if TYPE_CHECKING:
-    from .slices import Places
+    from .sharding.updates import Places
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ namespace ngd::kernels::fused {
 namespace {
 
 // Of more, oneDNN multiplies faster, which outweighs what is saved; and all of B is packed at once.
-// passes/products.py has the same number.
+// passes/fusion/matmuls.py has the same number.
 constexpr std::int64_t kMostDepth = 256;
 constexpr std::size_t kMostProducts = 4;
 

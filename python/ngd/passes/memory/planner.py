@@ -32,15 +32,15 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from ..dtypes import Array, Type, uint8
-from ..errors import CompileError
-from ..graph.cost import Cost
-from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, aligned, bodies_of
-from ..ops.collectives.reductions import Ranks
-from .collectives import Start, Wait
-from .costs import cost_of
-from .scheduling import Schedule, is_view, parts_written, source_of, span_of
-from .target import Target, query_node
+from ...dtypes import Array, Type, uint8
+from ...errors import CompileError
+from ...graph.cost import Cost
+from ...graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Graph, Leaf, Node, aligned, bodies_of
+from ...ops.collectives.reductions import Ranks
+from ..collective_order import Start, Wait
+from ..op_costs import cost_of
+from ..scheduling import Schedule, is_view, parts_written, source_of, span_of
+from ..target import Target, query_node
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Body, Graph, Node, communicates
-from ..ops.collectives.reductions import WORLD, Collective
+from ...graph.ir import CONSTANT, PLACEHOLDER, VARIABLE, Body, Graph, Node, communicates
+from ...ops.collectives.reductions import WORLD, Collective
 from .uniform import is_per_rank
 
 

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..dtypes import Type
-from ..graph.ir import PLACEHOLDER, Graph, Leaf, Node, Op
-from ..ops._arithmetic import add
+from ...dtypes import Type
+from ...graph.ir import PLACEHOLDER, Graph, Leaf, Node, Op
+from ...ops._arithmetic import add
+from ..scheduling import source_of
+from ..target import Target, query_node
 from .elementwise import FusedElementwise, dense_operands, fuse_elementwise
 from .patterns import uses
-from .scheduling import source_of
-from .target import Target, query_node
 
 MOST_PRODUCTS: Final = 4
 MOST_DEPTH: Final = 256

@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..dtypes import SHORT_NAMES, Shape, Type, float32, float64
-from ..graph.ir import Graph, Node, Op
-from ..ops._shape import reshape
+from ...dtypes import SHORT_NAMES, Shape, Type, float32, float64
+from ...graph.ir import Graph, Node, Op
+from ...ops._shape import reshape
+from ..target import Target
 from .elementwise import FusedElementwise, dense_operands, depths, in_turn, needs, see_through
-from .target import Target
 
 EXACT: Final = (float32, float64)
 """In two bytes a sum may be too large where what it is multiplied with keeps it small."""

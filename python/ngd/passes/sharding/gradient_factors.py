@@ -20,14 +20,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..dtypes import float32
-from ..graph.ir import Graph, Node
-from ..ops import _shape as shape
-from ..ops.collectives.exchanges import all_gather, all_to_all, blocks_of
-from ..ops.collectives.reductions import MEAN, SUM
-from .collectives import Ordered
-from .products import MOST_PRODUCTS, accepts_sum, added
-from .target import Target
+from ...dtypes import float32
+from ...graph.ir import Graph, Node
+from ...ops import _shape as shape
+from ...ops.collectives.exchanges import all_gather, all_to_all, blocks_of
+from ...ops.collectives.reductions import MEAN, SUM
+from ..collective_order import Ordered
+from ..fusion.matmuls import MOST_PRODUCTS, accepts_sum, added
+from ..target import Target
 
 
 class Factors(NamedTuple):

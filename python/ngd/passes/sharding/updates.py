@@ -37,20 +37,20 @@ from itertools import pairwise
 from math import floor
 from typing import Any, Final
 
-from .._util.callsite import at_site
-from ..dtypes import DType, Type
-from ..graph.ir import CONSTANT, VARIABLE, Graph, Node, constant_node, offset_of
-from ..graph.precision_marks import wide
-from ..ops import _shape as shape
-from ..ops._operands import HALVES
-from ..ops.collectives.exchanges import ReduceScatter, all_gather_v
-from ..ops.collectives.reductions import COMBINED, Alone, Collective, Ranks, all_reduce, broadcast
-from .collectives import Ordered
-from .equal import Equal
-from .factors import factors_of, slice_of_sum
-from .owners import Ends, chains, owned
-from .patterns import uses
-from .target import Target
+from ..._util.callsite import at_site
+from ...dtypes import DType, Type
+from ...graph.ir import CONSTANT, VARIABLE, Graph, Node, constant_node, offset_of
+from ...graph.precision_marks import wide
+from ...ops import _shape as shape
+from ...ops._operands import HALVES
+from ...ops.collectives.exchanges import ReduceScatter, all_gather_v
+from ...ops.collectives.reductions import COMBINED, Alone, Collective, Ranks, all_reduce, broadcast
+from ..collective_order import Ordered
+from ..fusion.patterns import uses
+from ..target import Target
+from .equal_values import Equal
+from .gradient_factors import factors_of, slice_of_sum
+from .matmul_owners import Ends, chains, owned
 from .uniform import is_per_rank
 
 SMALL: Final = 2048

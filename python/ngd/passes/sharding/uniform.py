@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..comm.kinds import Kind
-from ..graph.ir import PLACEHOLDER, VARIABLE, Graph, Node, bodies_of, communicates
-from ..ops.collectives.reductions import Collective
-from .identity import digest
+from ...comm.kinds import Kind
+from ...graph.ir import PLACEHOLDER, VARIABLE, Graph, Node, bodies_of, communicates
+from ...ops.collectives.reductions import Collective
+from ..fingerprint import digest
 
 NO_GROUPS: frozenset[Any] = frozenset()
 

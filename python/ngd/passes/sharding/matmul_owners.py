@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..graph.ir import Graph, Node
-from .costs import cost_of
+from ...graph.ir import Graph, Node
+from ..op_costs import cost_of
 
 LEAST: Final = 4_000_000
 """Operations of a chain that are worth a broadcast, about 40 us."""

@@ -17,10 +17,10 @@ from ..dtypes import Type
 from ..graph.cost import Cost
 from ..graph.ir import PLACEHOLDER, Graph, Leaf, Node, Op, bodies_of, offset_of, topological
 from ..ops._precision import expansion
-from .collectives import Start
-from .elementwise import FusedElementwise
-from .products import FusedProduct
-from .reductions import FusedReduction
+from .collective_order import Start
+from .fusion.elementwise import FusedElementwise
+from .fusion.matmuls import FusedProduct
+from .fusion.reductions import FusedReduction
 
 
 def cost_of_graph(graph: Graph) -> Cost:

@@ -16,15 +16,15 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from .._util.callsite import at_site
-from ..dtypes import float32, float64
-from ..graph.ir import REGISTRY, Graph, Node
-from ..ops._activation import ADDED
-from ..ops._shape import reshape
+from ..._util.callsite import at_site
+from ...dtypes import float32, float64
+from ...graph.ir import REGISTRY, Graph, Node
+from ...ops._activation import ADDED
+from ...ops._shape import reshape
+from ..simplification import simplify
+from ..target import Target
+from .matmuls import has_small_factors
 from .patterns import Match, Pattern, Rule, apply_rules
-from .products import has_small_factors
-from .simplification import simplify
-from .target import Target
 
 HEAVY: Final = Pattern("heavy", trait=lambda op: op.heavy, read_once=True)
 RESHAPED: Final = Pattern("view", lambda op: op.view, (HEAVY,), read_once=True)

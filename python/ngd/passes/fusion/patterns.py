@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from ..graph.ir import Graph, Node, Op
-from .scheduling import source_of
-from .target import Target, query_node
+from ...graph.ir import Graph, Node, Op
+from ..scheduling import source_of
+from ..target import Target, query_node
 
 Match: TypeAlias = Mapping[str, Node]
 """What a pattern has found, by the names that it gives."""

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from ..dtypes import float32
 from ..graph.ir import CONSTANT, Body, Graph, Node
-from .collectives import in_order
+from .collective_order import in_order
 
 EXTENTS: Final = frozenset({"shape", "extents", "length", "size", "sizes", "spatial"})
 LOCAL: Final = EXTENTS | {"counts", "receive_counts", "group", "algorithm"}

@@ -37,10 +37,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from ..dtypes import SHORT_NAMES, Shape, Type
-from ..graph.ir import Graph, Node, Op
-from ..ops._operands import scalar_value
-from .target import Target
+from ...dtypes import SHORT_NAMES, Shape, Type
+from ...graph.ir import Graph, Node, Op
+from ...ops._operands import scalar_value
+from ..target import Target
 
 MAX_INSTRUCTIONS: Final = 24
 MAX_INPUTS: Final = 12
