@@ -17,10 +17,10 @@ from .comm import world as distributed
 from .comm.launchers import environment
 from .compile_warnings import warn_of_graph
 from .devices import DEVICES
+from .devices.collective_sequence import Ordering
 from .devices.executable import Executable, Lowered
-from .devices.members import Members
 from .devices.native import native_attrs, spec
-from .devices.ordering import Ordering
+from .devices.statement_ops import Members
 from .devices.structured import StructuredStep, is_flat
 from .dtypes import DType, Type, as_dtype, float32, whole
 from .errors import DTypeError

@@ -27,10 +27,10 @@ import numpy as np
 from ._util.callsite import call_site
 from ._util.numpy_io import view
 from ._util.signature_errors import expect_fit
-from .arguments import is_python
 from .comm import Group
 from .comm import world as distributed
 from .compiler import as_precision, as_shard, compile, sorted_updates, together
+from .devices.arguments import is_python
 from .devices.executable import Executable
 from .dtypes import Type, as_dtype, float32, float64
 from .errors import CompileError, Error, RetraceWarning

@@ -14,7 +14,7 @@ from standing import run_in_world
 
 import ngd
 from ngd import ops
-from ngd.devices.variable_views import VariableView, assign_written, find_written
+from ngd.devices.cpu.variable_views import VariableView, assign_written, find_written
 
 pytestmark = harness.needs_ranks
 COUNT = 5000

@@ -9,7 +9,7 @@ import harness
 import numpy as np
 
 import ngd
-from ngd.devices.variable_views import VariableView, assign_written, find_written
+from ngd.devices.cpu.variable_views import VariableView, assign_written, find_written
 
 pytestmark = harness.needs_ranks
 

@@ -12,7 +12,7 @@ import pytest
 
 import ngd
 from ngd import passes
-from ngd.devices import sharing
+from ngd.devices.cpu import sharing
 from ngd.graph.ir import Graph
 from ngd.passes.sharding.updates import Places
 

@@ -11,10 +11,10 @@ import numpy.testing as npt
 import pytest
 
 from ngd import grad, ops
+from ngd.devices.interpreter.evaluate import evaluate
 from ngd.dtypes import Array, Type, float32, float64, int64
 from ngd.errors import Error, GradientError
 from ngd.graph.ir import PLACEHOLDER, REGISTRY, VARIABLE, Graph, Node, Op, topological
-from ngd.reference import evaluate
 
 
 def placeholder(name: str, *shape: int, dtype: np.dtype[Any] = float64) -> Node:

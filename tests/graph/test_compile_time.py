@@ -15,7 +15,7 @@ import pytest
 
 import ngd
 from ngd import _core, ops
-from ngd.devices import cpu
+from ngd.devices.cpu import executable as cpu
 from ngd.dtypes import Type
 from ngd.errors import CompileError
 from ngd.graph.ir import Graph

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from ngd import ops  # noqa: F401  (the ops fill the registry)
-from ngd.devices import cpu
+from ngd.devices.cpu import executable as cpu
 from ngd.graph.ir import REGISTRY, Leaf
 
 MADE_BY_PASSES = {"elementwise", "elementwise_reduce", "elementwise_product", "reduce", "copy"}

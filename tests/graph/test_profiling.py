@@ -15,7 +15,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.devices import cpu
+from ngd.devices.cpu import executable as cpu
 from ngd.errors import BusyError, CompileError
 
 HERE = Path(__file__).name

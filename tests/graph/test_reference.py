@@ -13,10 +13,10 @@ import numpy.testing as npt
 import pytest
 
 from ngd import grad, ops
+from ngd.devices.interpreter.evaluate import evaluate
 from ngd.dtypes import Array, Type, bfloat16, float32, float64, int32
 from ngd.errors import Error
 from ngd.graph.ir import PLACEHOLDER, VARIABLE, Graph, Node, Op
-from ngd.reference import evaluate
 
 COMBINE: dict[str, Callable[..., Any]] = {
     "sum": lambda a: np.sum(a, axis=0),

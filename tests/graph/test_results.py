@@ -15,13 +15,13 @@ import pytest
 
 import ngd
 from ngd import ops
+from ngd.devices.interpreter.evaluate import evaluate
 from ngd.dtypes import Array, Type, float32, float64, int64
 from ngd.errors import CompileError, Error
 from ngd.graph.ir import Graph, Node, Op, Result, topological
 from ngd.ops._precision import expansion
 from ngd.passes import computation
 from ngd.passes.simplification import simplify
-from ngd.reference import evaluate
 
 DEVICES = ("CPU", "INTERPRETER")
 A = np.array([[3.0, 1.0, 2.0], [5.0, 9.0, 7.0]], np.float32)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.testing as npt
 
 import ngd.ops  # noqa: F401  (fills the registry)
+from ngd.devices.interpreter.evaluate import evaluate
 from ngd.dtypes import (
     SHORT_NAMES,
     Array,
@@ -26,7 +27,6 @@ from ngd.dtypes import (
 )
 from ngd.graph.ir import PLACEHOLDER, REGISTRY, Graph, Leaf, Node, Op, Operand, Sample
 from ngd.ops.collectives.reductions import Collective
-from ngd.reference import evaluate
 
 TOLERANCES = {
     float64: (1e-12, 1e-13),

@@ -22,12 +22,12 @@ from tests.ops.cases import (
 from tests.ops.conftest import Coverage, Runner
 
 from ngd import grad
+from ngd.devices.interpreter.evaluate import evaluate
 from ngd.dtypes import FLOATS, Array, Type, bool_, float64, is_float
 from ngd.errors import DTypeError, GradientError
 from ngd.graph.ir import Graph, Node, Op
 from ngd.ops import add, multiply, sum
 from ngd.ops._precision import expansion
-from ngd.reference import evaluate
 
 CASES = all_cases()
 NO_GRADIENT = {

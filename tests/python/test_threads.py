@@ -18,7 +18,7 @@ import pytest
 
 import ngd
 from ngd import _core, ops
-from ngd.devices import cpu
+from ngd.devices.cpu import executable as cpu
 
 PRODUCT = """
 import numpy as np, ngd

@@ -15,7 +15,7 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.devices.interpreter import HostStorage
+from ngd.devices.interpreter.device import HostStorage
 from ngd.errors import BusyError, PoisonedVariableError
 
 DEVICES = ("CPU", "INTERPRETER")

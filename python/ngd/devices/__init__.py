@@ -9,9 +9,9 @@ from typing import Final
 from .._util import config
 from ..comm import Group
 from ..graph.ir import Graph
-from .cpu import CpuExecutable
+from .cpu.executable import CpuExecutable
 from .executable import Executable, Lower
-from .interpreter import InterpreterExecutable
+from .interpreter.device import InterpreterExecutable
 from .null import NullExecutable
 
 DEVICES: Final[dict[str, Callable[[Graph, Group, Lower], Executable]]] = {

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
-from .. import _core, arguments, metrics
+from .. import _core, metrics
 from .._util.callsite import call_site
 from .._util.numpy_io import destination
 from .._util.process_local import BoundToProcess
@@ -23,8 +23,9 @@ from ..graph.variable import Variable
 from ..passes import Plan, Target, cost_of_graph
 from ..passes.sharding.uniform import next_values
 from ..profiling import Report
+from . import arguments
+from .collective_sequence import Ordering, opened
 from .first_call import FirstCall, warn_of_varying
-from .ordering import Ordering, opened
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from ..errors import CompileError
 from ..graph.cost import Cost
 from ..graph.ir import Graph, Node
 from ..profiling import Report, report_of
-from .cpu import CpuTarget
+from .cpu.executable import CpuTarget
+from .cpu.sharing import shared_by
 from .executable import CompiledStep, Lower
 from .explanation import Explanation
-from .sharing import shared_by
 
 
 class NullExecutable(CompiledStep):

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import arguments
 from .._util.callsite import call_site
 from .._util.process_local import BoundToProcess
 from ..graph.cost import Cost
 from ..graph.ir import Node
 from ..profiling import Report
 from ..trees import LEAF, Structure
+from . import arguments
 from .executable import CompiledStep, Executable
 
 

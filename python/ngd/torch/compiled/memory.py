@@ -11,7 +11,7 @@ from torch import nn
 
 from ... import _core
 from ...comm import Group
-from ...devices.variable_views import VariableView, assign_written, expect_equal, find_written
+from ...devices.cpu.variable_views import VariableView, assign_written, expect_equal, find_written
 from ...dtypes import Array, bfloat16
 from ...errors import DTypeError, ShapeError
 from ...graph.ir import Node

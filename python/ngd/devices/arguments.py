@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from ._util.numpy_io import view
-from .dtypes import Array, DType, Type, bfloat16, is_float
-from .errors import ShapeError
-from .graph.ir import Node
+from .._util.numpy_io import view
+from ..dtypes import Array, DType, Type, bfloat16, is_float
+from ..errors import ShapeError
+from ..graph.ir import Node
 
 STATIC: Final = (
     "Shapes are static: compile another step for this shape, or use @ngd.function, which compiles "

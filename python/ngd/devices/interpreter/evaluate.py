@@ -10,12 +10,12 @@ from typing import Protocol
 
 import numpy as np
 
-from ._util import config
-from .dtypes import FLOATS, Array, Type
-from .errors import Error, NotFiniteError, OutOfRangeError
-from .graph.ir import CONSTANT, Graph, Leaf, Node, topological
-from .ops.control.bodies import WALKS, Control
-from .passes.collective_order import in_order
+from ..._util import config
+from ...dtypes import FLOATS, Array, Type
+from ...errors import Error, NotFiniteError, OutOfRangeError
+from ...graph.ir import CONSTANT, Graph, Leaf, Node, topological
+from ...ops.control.bodies import WALKS, Control
+from ...passes.collective_order import in_order
 
 
 class Group(Protocol):

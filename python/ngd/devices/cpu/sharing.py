@@ -38,24 +38,24 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from .. import _core
-from .._util.callsite import call_site
-from ..comm import Group
-from ..dtypes import Array, Type
-from ..errors import (
+from ... import _core
+from ..._util.callsite import call_site
+from ...comm import Group
+from ...dtypes import Array, Type
+from ...errors import (
     BusyError,
     CompileError,
     GroupClosedError,
     PoisonedVariableError,
     VariableMismatchError,
 )
-from ..graph.ir import Graph, Node, aligned
-from ..passes.sharding.equal_values import Equal
-from ..passes.sharding.uniform import is_per_rank
-from ..passes.sharding.updates import Places, cuts, is_cut, lengths, to_share
+from ...graph.ir import Graph, Node, aligned
+from ...passes.sharding.equal_values import Equal
+from ...passes.sharding.uniform import is_per_rank
+from ...passes.sharding.updates import Places, cuts, is_cut, lengths, to_share
 
 if TYPE_CHECKING:
-    from .cpu import CpuStorage
+    from .executable import CpuStorage
 
 NO_MEMORY = 2**64 - 1
 """The number of a block that could not be made."""

@@ -10,21 +10,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from .. import _core
-from .._util.callsite import call_site
-from ..comm import Group
-from ..dtypes import Array, DType, Type, uint8
-from ..graph.cost import Cost
-from ..graph.ir import Graph, Node
-from ..graph.variable import Variable, placeholder
-from ..passes import Verdict
-from ..passes.sharding.updates import Places
-from ..profiling import Report, report_of
-from ..profiling.recording import first_record
-from .executable import CompiledStep, Lower
-from .explanation import Explanation
-from .native import native_attrs, spec
-from .ordering import opened
+from ... import _core
+from ..._util.callsite import call_site
+from ...comm import Group
+from ...dtypes import Array, DType, Type, uint8
+from ...graph.cost import Cost
+from ...graph.ir import Graph, Node
+from ...graph.variable import Variable, placeholder
+from ...passes import Verdict
+from ...passes.sharding.updates import Places
+from ...profiling import Report, report_of
+from ...profiling.recording import first_record
+from ..collective_sequence import opened
+from ..executable import CompiledStep, Lower
+from ..explanation import Explanation
+from ..native import native_attrs, spec
 from .sharing import (
     Shares,
     Sharing,

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
-from .. import _core
-from .._util.callsite import call_site
-from ..comm import Group
-from ..dtypes import Array
-from ..errors import VariableMismatchError
-from ..graph.variable import Variable
+from ... import _core
+from ..._util.callsite import call_site
+from ...comm import Group
+from ...dtypes import Array
+from ...errors import VariableMismatchError
+from ...graph.variable import Variable
 from .sharing import differing_ranks, digest_of, ranks_text
 
 if TYPE_CHECKING:
-    from .cpu import CpuStorage
+    from .executable import CpuStorage
 
 MAX_CHECKED_BYTES: Final = 4096
 """Variables of which each rank keeps a copy are small, except with shard="none". Only small ones

@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from .. import _core, reference
-from ..comm import Group
-from ..dtypes import Array, float32
-from ..graph.ir import Graph, Node, bodies_of
-from ..graph.variable import Variable
-from ..ops.collectives.reductions import Collective
-from ..passes import in_two_bytes
-from ..passes.collective_order import check_root, in_order, is_message
-from .executable import CompiledStep, Lower
-from .explanation import explain_reference
-from .ordering import Ordering, opened
+from ... import _core
+from ...comm import Group
+from ...dtypes import Array, float32
+from ...graph.ir import Graph, Node, bodies_of
+from ...graph.variable import Variable
+from ...ops.collectives.reductions import Collective
+from ...passes import in_two_bytes
+from ...passes.collective_order import check_root, in_order, is_message
+from ..collective_sequence import Ordering, opened
+from ..executable import CompiledStep, Lower
+from ..explanation import explain_reference
+from . import evaluate as reference
 
 
 class HostStorage:
