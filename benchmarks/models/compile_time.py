@@ -137,7 +137,8 @@ BUILDERS: dict[str, Callable[[int, Clock], dict[str, Any]]] = {
 
 def watch_compiler(clock: Clock) -> None:
     """Let the clock hear of every phase of ngd.compile."""
-    from ngd import _core, compiler, passes
+    from ngd import _core, passes
+    from ngd.compiler import driver as compiler
     from ngd.graph import ir
 
     pipeline = tuple(clock.timed(step.__name__, step) for step in passes.PIPELINE)

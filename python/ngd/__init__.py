@@ -30,9 +30,9 @@ from .comm.world import (
     send,
     shutdown,
 )
-from .compiler import compile
+from .compiler.driver import compile
+from .compiler.functions import Function, function
 from .devices.executable import Executable
-from .differentiation import grad, value_and_grad
 from .dtypes import (
     bfloat16,
     bool_,
@@ -48,15 +48,15 @@ from .dtypes import (
     uint32,
     uint64,
 )
-from .functions import Function, function
 from .graph.ir import Graph, Node
 from .graph.live_state import LiveState
 from .graph.precision_marks import full_precision
 from .graph.variable import Variable, broadcast_variables, constant, placeholder, variable
 from .ops._host_calls import call_host, print
 from .profiling import Peaks, Recording, Report, Row, profile, timeline
-from .transforms import custom_gradient, hessian, jacobian, jvp, remat, vjp
-from .vectorization import vmap
+from .transforms.functional import custom_gradient, hessian, jacobian, jvp, remat, vjp
+from .transforms.gradient import grad, value_and_grad
+from .transforms.vectorization import vmap
 
 if TYPE_CHECKING:
     from . import checkpoint, data, nn, optim, train

@@ -12,7 +12,7 @@ import numpy as np
 
 import ngd
 from ngd import _core, ops
-from ngd.compiler import compile_in
+from ngd.compiler.driver import compile_in
 from ngd.errors import BusyError
 
 PROGRAM = """
@@ -21,7 +21,7 @@ import sys
 import numpy as np
 import ngd
 from ngd import _core, ops
-from ngd.compiler import compile_in
+from ngd.compiler.driver import compile_in
 
 def resident():
     pages = int(open("/proc/self/statm").read().split()[1])

@@ -11,9 +11,9 @@ import pytest
 
 import ngd
 from ngd import ops
-from ngd.differentiation import pulled
 from ngd.graph.ir import Node
 from ngd.passes.residuals import choose_residuals, read_residuals
+from ngd.transforms.gradient import pulled
 
 N, K = 6, 4
 

@@ -16,13 +16,13 @@ from torch import fx
 
 from ... import ops
 from ..._util.callsite import warn
-from ...compiler import compile, without_collector
-from ...differentiation import pulled
+from ...compiler.driver import compile, without_collector
 from ...dtypes import Array
 from ...errors import FallbackWarning
 from ...graph.ir import Node, topological
 from ...graph.variable import placeholder
 from ...passes.residuals import choose_residuals, read_residuals
+from ...transforms.gradient import pulled
 from .capture import GraphCapture, capture_graph
 from .dynamo import Fixed, Output, StaticGraph, View, make_static, memory_of
 from .memory import as_tensor

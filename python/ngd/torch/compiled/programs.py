@@ -11,13 +11,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ... import _core, ops, optim
-from ...compiler import compile_in
+from ...compiler.driver import compile_in
 from ...devices.executable import Executable
-from ...differentiation import grad
 from ...dtypes import is_float
 from ...errors import GradientError
 from ...graph.ir import Node, topological
 from ...graph.variable import Variable, placeholder, variable
+from ...transforms.gradient import grad
 from .capture import Capture
 from .counters import RandomCounter
 from .memory import ModelMemory

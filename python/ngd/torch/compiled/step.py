@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ...comm import Group
 from ...comm.world import chosen
-from ...compiler import without_collector
+from ...compiler.driver import without_collector
 from ...errors import CompileError, FallbackWarning, RetraceWarning
 from .broadcasts import broadcast_model
 from .capture import capture

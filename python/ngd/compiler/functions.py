@@ -24,22 +24,22 @@ from typing import Any, ClassVar, Final, TypeAlias, overload
 
 import numpy as np
 
-from ._util.callsite import call_site
-from ._util.numpy_io import view
-from ._util.signature_errors import expect_fit
-from .comm import Group
-from .comm import world as distributed
-from .compiler import as_precision, as_shard, compile, sorted_updates, together
-from .devices.arguments import is_python
-from .devices.executable import Executable
-from .dtypes import Type, as_dtype, float32, float64
-from .errors import CompileError, Error, RetraceWarning
-from .graph.ir import PLACEHOLDER, Graph, Node
-from .graph.precision_marks import WIDE
-from .graph.variable import TRACING, Variable, placeholder
-from .ops._operands import as_node
-from .passes.fingerprint import Family, compiling
-from .trees import LEAF, Structure, flatten, leaves_of, split
+from .._util.callsite import call_site
+from .._util.numpy_io import view
+from .._util.signature_errors import expect_fit
+from ..comm import Group
+from ..comm import world as distributed
+from ..devices.arguments import is_python
+from ..devices.executable import Executable
+from ..dtypes import Type, as_dtype, float32, float64
+from ..errors import CompileError, Error, RetraceWarning
+from ..graph.ir import PLACEHOLDER, Graph, Node
+from ..graph.precision_marks import WIDE
+from ..graph.variable import TRACING, Variable, placeholder
+from ..ops._operands import as_node
+from ..passes.fingerprint import Family, compiling
+from ..trees import LEAF, Structure, flatten, leaves_of, split
+from .driver import as_precision, as_shard, compile, sorted_updates, together
 
 Key: TypeAlias = tuple[Any, ...]
 """What one trace is for: a Form, then for each leaf of the arguments what is fixed of it."""

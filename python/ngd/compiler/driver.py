@@ -10,32 +10,32 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
-from . import _core, passes
-from ._util import config
-from .comm import Group
-from .comm import world as distributed
-from .comm.launchers import environment
-from .compile_warnings import warn_of_graph
-from .devices import DEVICES
-from .devices.collective_sequence import Ordering
-from .devices.executable import Executable, Lowered
-from .devices.native import native_attrs, spec
-from .devices.statement_ops import Members
-from .devices.structured import StructuredStep, is_flat
-from .dtypes import DType, Type, as_dtype, float32, whole
-from .errors import DTypeError
-from .graph import notes
-from .graph.ir import PLACEHOLDER, Graph, Node
-from .graph.variable import Variable
-from .graph.variable_names import sort_key
-from .ops._host import call_host
-from .ops._operands import HALVES
-from .ops.collectives.reductions import WORLD, Ranks, expect_member
-from .ops.control.bodies import expect_agreement
-from .passes import Plan, Target
-from .passes.collective_order import talks
-from .profiling.recording import made
-from .trees import LEAF, Structure, flatten
+from .. import _core, passes
+from .._util import config
+from ..comm import Group
+from ..comm import world as distributed
+from ..comm.launchers import environment
+from ..devices import DEVICES
+from ..devices.collective_sequence import Ordering
+from ..devices.executable import Executable, Lowered
+from ..devices.native import native_attrs, spec
+from ..devices.statement_ops import Members
+from ..devices.structured import StructuredStep, is_flat
+from ..dtypes import DType, Type, as_dtype, float32, whole
+from ..errors import DTypeError
+from ..graph import notes
+from ..graph.ir import PLACEHOLDER, Graph, Node
+from ..graph.variable import Variable
+from ..graph.variable_names import sort_key
+from ..ops._host import call_host
+from ..ops._operands import HALVES
+from ..ops.collectives.reductions import WORLD, Ranks, expect_member
+from ..ops.control.bodies import expect_agreement
+from ..passes import Plan, Target
+from ..passes.collective_order import talks
+from ..profiling.recording import made
+from ..trees import LEAF, Structure, flatten
+from .warnings import warn_of_graph
 
 WORLD.join, WORLD.living = distributed.init, distributed.living_world
 WORLD.launched = environment.launched_rank_and_size

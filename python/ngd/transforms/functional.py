@@ -8,7 +8,20 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-from .differentiation import (
+from ..compiler.functions import Function, building, is_array
+from ..dtypes import is_float
+from ..errors import GradientError
+from ..graph.ir import CONSTANT, Graph, Leaf, Node, newest, topological
+from ..graph.variable import constant
+from ..ops._casting import cast
+from ..ops._creation import arange, one_hot
+from ..ops._custom import after, with_gradient
+from ..ops._operands import as_node
+from ..ops._shape import reshape, stop_gradient, zeros
+from ..ops.control.iteration import scan
+from ..ops.control.tracing import loops, tracing
+from ..trees import LEAF, Structure, flatten
+from .gradient import (
     Primals,
     as_nodes,
     like,
@@ -18,19 +31,6 @@ from .differentiation import (
     value_and_grad,
     with_aux,
 )
-from .dtypes import is_float
-from .errors import GradientError
-from .functions import Function, building, is_array
-from .graph.ir import CONSTANT, Graph, Leaf, Node, newest, topological
-from .graph.variable import constant
-from .ops._casting import cast
-from .ops._creation import arange, one_hot
-from .ops._custom import after, with_gradient
-from .ops._operands import as_node
-from .ops._shape import reshape, stop_gradient, zeros
-from .ops.control.iteration import scan
-from .ops.control.tracing import loops, tracing
-from .trees import LEAF, Structure, flatten
 
 
 def vjp(f: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._util.callsite import warn
-from .errors import EqualModelsWarning, PromotionWarning, UpdatesWarning
-from .graph import notes
-from .graph.ir import Graph
-from .graph.variable_names import scope_of
+from .._util.callsite import warn
+from ..errors import EqualModelsWarning, PromotionWarning, UpdatesWarning
+from ..graph import notes
+from ..graph.ir import Graph
+from ..graph.variable_names import scope_of
 
 MAX_LAYERS = 5
 """A warning names this many layers."""

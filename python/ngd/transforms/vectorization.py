@@ -15,16 +15,16 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from .differentiation import remembered, step_of
-from .dtypes import Type
-from .errors import ShapeError
-from .functions import Function, constant_of, is_array, signature_of
-from .graph.ir import PLACEHOLDER, Node, newest
-from .graph.variable import Variable
-from .ops._batching import Batched, Batching
-from .ops._operands import as_node
-from .ops._rearrangement import moveaxis
-from .trees import Structure, flatten, split
+from ..compiler.functions import Function, constant_of, is_array, signature_of
+from ..dtypes import Type
+from ..errors import ShapeError
+from ..graph.ir import PLACEHOLDER, Node, newest
+from ..graph.variable import Variable
+from ..ops._batching import Batched, Batching
+from ..ops._operands import as_node
+from ..ops._rearrangement import moveaxis
+from ..trees import Structure, flatten, split
+from .gradient import remembered, step_of
 
 Axes: TypeAlias = Any
 """An int, None, or a tree of these."""

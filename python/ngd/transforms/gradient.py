@@ -17,17 +17,17 @@ from typing import Any, Final, NamedTuple, TypeVar, overload
 
 import numpy as np
 
-from .dtypes import is_float
-from .errors import GradientError
-from .functions import Function, signature_of
-from .graph.ir import Node, constant_node
-from .graph.variable import constant
-from .ops._adjoints import UNUSED, gradients, walk_back
-from .ops._arithmetic import add
-from .ops._custom import after
-from .ops._operands import as_node
-from .ops._shape import zeros
-from .trees import Structure, flatten
+from ..compiler.functions import Function, signature_of
+from ..dtypes import is_float
+from ..errors import GradientError
+from ..graph.ir import Node, constant_node
+from ..graph.variable import constant
+from ..ops._adjoints import UNUSED, gradients, walk_back
+from ..ops._arithmetic import add
+from ..ops._custom import after
+from ..ops._operands import as_node
+from ..ops._shape import zeros
+from ..trees import Structure, flatten
 
 KEPT: Final = 512
 """The number of derived functions that are kept, with their compiled steps."""
