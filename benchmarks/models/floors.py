@@ -92,7 +92,7 @@ def profiled(script: str, case: Sequence[str]) -> tuple[Counter[str], int]:
     """How often a step runs each primitive, and the bytes of the step's memory."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
-        profile = [sys.executable, "-m", "ngd.cli", "profile", "--json", str(file)]
+        profile = [sys.executable, "-m", "ngd", "profile", "--json", str(file)]
         run([*profile, script, *case, "--steps", "1", "--warm-up", "0"])
         (report,) = json.loads(file.read_text())
     found: Counter[str] = Counter()

@@ -7,7 +7,7 @@ import re
 
 from runs import EXAMPLES
 
-from ngd import examples
+from ngd.cli import examples
 
 PROGRAMS = set(examples.find_scripts(EXAMPLES))
 

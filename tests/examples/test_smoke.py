@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from runs import EXAMPLES, ONE_RANK_ONLY
 
-from ngd import examples
+from ngd.cli import examples
 
 PROGRAMS = sorted(examples.find_scripts(EXAMPLES))
 RANKS = 1 if ONE_RANK_ONLY else 2

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import ngd
-from ngd import cli, examples
+from ngd import cli
 from ngd._util import links
+from ngd.cli import examples
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cli.md"

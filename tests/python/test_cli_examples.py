@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ngd import examples
+from ngd.cli import examples
 
 ROOT = Path(__file__).parents[2]
 DEADLINE = 60.0

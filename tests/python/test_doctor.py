@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 import ngd
-from ngd import doctor
+from ngd.cli import doctor
 
 DEADLINE = 120.0
 MODE = ngd.build_info()["mode"]
 LAUNCHED = re.compile(r"(RANK|WORLD_SIZE|LOCAL_.*|(MASTER_|OMPI_COMM_|PMIX?_|PRTE_|SLURM_|NGD_).*)")
 MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-COMMAND = [sys.executable, "-m", "ngd.cli", "doctor"]
+COMMAND = [sys.executable, "-m", "ngd", "doctor"]
 
 needs_ranks = pytest.mark.skipif(MODE == "OFF", reason="built with NGD_DISTRIBUTED_ENABLE=OFF")
 

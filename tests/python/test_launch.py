@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 import ngd
-from ngd import binding, launch
+from ngd.cli import binding
+from ngd.cli import run as launch
+from ngd.cli.run import rank_environment
 from ngd.comm.world import available_cores
-from ngd.launch import rank_environment
 
 DEADLINE = 60.0
 
@@ -551,7 +552,7 @@ def test_a_module_that_does_not_exist(
 def test_modules_that_exist() -> None:
     for name in (
         "ngd",
-        "ngd.doctor",
+        "ngd.cli.doctor",
         "json.tool",
         "this",
         "pytest",

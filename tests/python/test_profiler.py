@@ -36,9 +36,9 @@ def profile(folder: Path, *options: str, ranks: int = 0, script: str = SCRIPT, *
     """What a run says, and its exit code behind it."""
     (folder / "train.py").write_text(script + how.get("end", ""))
     (folder / "beside.py").write_text("WHO = 'beside'\n")
-    command = [sys.executable, "-m", "ngd.cli"]
+    command = [sys.executable, "-m", "ngd"]
     if ranks:
-        command += ["run", "-n", str(ranks), "-m", "ngd.cli"]
+        command += ["run", "-n", str(ranks), "-m", "ngd"]
     command += ["profile", *options, how.get("what", str(folder / "train.py")), "--epochs", "3"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, cwd=how.get("cwd", folder)
@@ -109,7 +109,7 @@ def test_the_first_run_of_a_step_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_help_tells_where_the_reports_go() -> None:
-    command = [sys.executable, "-m", "ngd.cli", "profile", "--help"]
+    command = [sys.executable, "-m", "ngd", "profile", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     assert "The reports go to standard error." in " ".join(said.split())
     assert "first run of each step" in " ".join(said.split())

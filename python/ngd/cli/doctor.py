@@ -28,13 +28,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from . import binding, launch
-from ._util import config
-from ._util.links import page_url
-from .comm import Group
-from .comm.launchers import environment
-from .comm.world import available_cores, build_info, init, load_mpi, mpis, thread_count
-from .errors import Error, InitError
+from .._util import config
+from .._util.links import page_url
+from ..comm import Group
+from ..comm.launchers import environment
+from ..comm.world import available_cores, build_info, init, load_mpi, mpis, thread_count
+from ..errors import Error, InitError
+from . import binding
+from . import run as launch
 
 SUMMARY: Final = "check this installation and this machine, and suggest fixes"
 DESCRIPTION: Final = "Check this installation and this machine, and suggest a fix per problem."
@@ -401,7 +402,7 @@ def _judge_speed(measured: dict[str, float], ranks: int) -> tuple[str, str, str]
 def _self_test() -> Finding:
     """Two ranks of our own; whatever happens, they are gone when this returns."""
     job = secrets.token_hex(16)
-    command = [sys.executable, "-m", "ngd.doctor"]
+    command = [sys.executable, "-m", "ngd.cli.doctor"]
     ranks: list[subprocess.Popen[str]] = []
     fix = f"read {page_url('errors')}"
     try:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ._util.links import page_url
-from .comm.launchers import environment
-from .errors import Error, InitError
-from .launch import check_module, check_script
-from .profiling import Recording, Report, profile, timeline
-from .profiling.recording import leave_out_first_runs
+from .._util.links import page_url
+from ..comm.launchers import environment
+from ..errors import Error, InitError
+from ..profiling import Recording, Report, profile, timeline
+from ..profiling.recording import leave_out_first_runs
+from .run import check_module, check_script
 
 SUMMARY: Final = "run a script and report the time of its steps"
 DESCRIPTION: Final = "Run a Python script, then report the time of each instruction of its steps."

@@ -11,9 +11,11 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from . import doctor, examples, launch, profiler
-from ._util.links import page_url
-from .comm.world import build_info
+from .._util.links import page_url
+from ..comm.world import build_info
+from . import doctor, examples
+from . import profile as profiler
+from . import run as launch
 
 DESCRIPTION: Final = "Start, check and profile training jobs that run on CPU processes."
 EPILOG: Final = f"""\
@@ -97,7 +99,3 @@ def version_line() -> str:
     info = build_info()
     onednn = f"oneDNN {info['onednn']}" if info["onednn"] else "without oneDNN"
     return f"ngd {info['version']}, mode {info['mode']}, {onednn}"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

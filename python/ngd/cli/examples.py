@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from ._util.links import page_url
+from .._util.links import page_url
 
 SUMMARY: Final = "list the example programs, or copy one"
 DESCRIPTION: Final = "List the example programs, or copy one of them into the current folder."
@@ -60,7 +60,7 @@ def find_folder() -> Path | None:
     installed = Path(__file__).with_name("examples_data")
     if installed.is_dir():
         return installed
-    root = Path(__file__).resolve().parents[2]  # in a source tree, python/ngd/examples.py
+    root = Path(__file__).resolve().parents[2]  # in a source tree, python/ngd/cli/examples.py
     is_tree = (root / "pyproject.toml").exists() and (root / "examples").is_dir()
     return root / "examples" if is_tree else None
 
