@@ -32,13 +32,13 @@ from jax import ffi
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _core
-from ._util.callsite import call_site
-from .comm import Group
-from .comm.kinds import KINDS, REDUCTIONS, Kind
-from .comm.world import chosen
-from .dtypes import ALL, as_dtype, is_float, lengths, whole
-from .errors import DTypeError, GradientError, ShapeError
+from .. import _core
+from .._util.callsite import call_site
+from ..comm import Group
+from ..comm.kinds import KINDS, REDUCTIONS, Kind
+from ..comm.world import chosen
+from ..dtypes import ALL, as_dtype, is_float, lengths, whole
+from ..errors import DTypeError, GradientError, ShapeError
 
 Tree: TypeAlias = Any
 """An array of JAX, or a tree of them."""
