@@ -79,7 +79,7 @@ WAYS = {"shm": {"shm"}, "mpi": {"mpi"}, "hierarchical": {"hierarchical", "mpi"}}
 """Of the folders of comm: which of these each includes. All of them include what is above them."""
 
 KNOW_NO_OP = {"autodiff", "compiler", "devices", "passes", "reference"}
-"""What these must know of an op, its block declares (ngd.graph.ir.Op); its name is nothing to them."""
+"""They ask an op for its properties (ngd.graph.ir.Op), and do not know its name."""
 
 USERS_OF_THE_PUBLIC_API = {"checkpoint", "data", "nn", "optim", "train"}
 """They import public names only, and one another, and MESSAGES."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from ..errors import LAYER
 
-NGD: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
+NGD: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 STANDARD_LIBRARY: Final = (os.path.dirname(os.__file__) + os.sep, "<frozen ")
 COMMANDS: Final = os.path.join(sys.prefix, "bin", "")
 INSTALLED: Final = tuple(os.sep + each + os.sep for each in ("site-packages", "dist-packages"))

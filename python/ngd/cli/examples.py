@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
 
 def find_folder() -> Path | None:
     """Return the folder of the examples: that of the installation, or that of a source tree."""
-    installed = Path(__file__).with_name("examples_data")
+    installed = Path(__file__).parents[1] / "examples_data"
     if installed.is_dir():
         return installed
-    root = Path(__file__).resolve().parents[2]  # in a source tree, python/ngd/cli/examples.py
+    root = Path(__file__).resolve().parents[3]  # in a source tree, python/ngd/cli/examples.py
     is_tree = (root / "pyproject.toml").exists() and (root / "examples").is_dir()
     return root / "examples" if is_tree else None
 

@@ -281,7 +281,7 @@ def rank_environment(
     launcher: str = "",
     folder: str | None = None,
 ) -> dict[str, str]:
-    """The environment of a rank: see ngd.comm.launchers.environment. The folder outlives restarts."""
+    """Return the environment of a rank (see comm/launchers). The folder outlives restarts."""
     # A job that a member starts has ranks of its own.
     outside = {k: v for k, v in environ.items() if k not in ("NGD_MEMBER", "NGD_WORLD")}
     return {

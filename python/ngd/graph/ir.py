@@ -191,7 +191,7 @@ class Op:
         return None
 
     def cost(self, operands: Sequence[Type], results: Sequence[Type], **attrs: Any) -> Cost:
-        """What a heavy op takes; passes/op_costs.py knows of others. `bodies`: of graphs it runs."""
+        """Return the cost of a heavy op; passes/op_costs.py has the others. `bodies`: of its graphs."""
         raise NotImplementedError(self.name)
 
     def spare_bytes(self, **attrs: Any) -> int:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Variables of which the ranks of a host keep one copy, or those of all hosts.
 
-A step that updates variables in slices (passes/sharding/updates.py) shares them when it is made: the ranks
-compare what they hold and how they compute it, and move to memory that all of them map. From then
-on every read of such a variable, by whatever step, is one of that memory, and every write is one
-that all ranks make:
+A step with a sharded update (passes/sharding/updates.py) shares the variables when it is made. The
+ranks compare their values and how they compute them, and move to memory that all of them map. From
+then on, every step reads such a variable from that memory, and all ranks make every write:
 
 - A step writes between two meetings of the ranks. So nobody reads old and new values mixed, and
   between two calls of such a step a rank reads what all have written.

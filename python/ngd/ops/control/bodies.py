@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control flow: a loop with carried values, and a choice between two branches.
 
-Their bodies are graphs inside the graph (`ngd.graph.ir.Body`). A body is traced once, so the size of a
-program does not depend on the number of iterations. Nodes that a body reads from outside become
-operands. A node that depends on no carried value and on no slice is computed once, outside the
+Their bodies are graphs inside the graph (`Body` in ngd/graph). A body is traced once, so the size
+of a program does not depend on the number of iterations. Nodes that a body reads from outside
+become operands. A node that depends on no carried value and on no slice is computed once, outside the
 loop.
 
 A body may contain collectives. Then a loop must have the same number of iterations on all ranks,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Updates in slices: each rank of a host updates a part of every variable, for all of them.
 
-Automatic sharding of the weight update (Y. Xu et al. 2020, arXiv:2004.13336), where the ranks of a
-host keep one copy of a variable (devices/cpu/sharing.py). Where an update is proved equal on all ranks,
-this rank computes its own slice of the new value and writes that alone; elementwise ops compute
+Automatic sharding of the weight update (Y. Xu et al. 2020, arXiv:2004.13336), in which the ranks of
+a host keep one copy of a variable (devices/cpu/sharing.py). If an update is proved equal on all
+ranks, this rank computes its own slice of the new value and writes that alone; elementwise ops compute
 slices of slices, and a gradient that nobody else reads is not all-reduced: each rank reduces its
 own slice of it. No gather follows, since the others see what is written.
 
